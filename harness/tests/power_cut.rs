@@ -12,6 +12,7 @@ mod common;
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -22,12 +23,15 @@ use dma::{Buffer, SegmentList};
 use fuse_disk::{Disk, Fault, Random, SECTOR, What};
 use harness::served::Volumes;
 use harness::{Daemon, Guest};
+use rustix::process::{Pid, Signal, kill_process};
 use volume::{Completion, Io, Op, OpenQueue, Request, Volume};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 1024;
 /// Requests in flight.
 const DEPTH: usize = 16;
+/// After a cut, until nothing more is expected of a process that was killed before it.
+const SILENCE: Duration = Duration::from_secs(1);
 /// Only a hang takes so long.
 const BOUND: Duration = Duration::from_secs(60);
 
@@ -226,7 +230,7 @@ impl Load {
         self.flushes = [2, 10, 25, 50][self.random.below(4) as usize];
         self.durable = [0, 5, 20][self.random.below(3) as usize];
         let began = Instant::now();
-        let (mut arrived, mut failed) = (Vec::new(), false);
+        let (mut arrived, mut failed, mut cut_at) = (Vec::new(), false, None);
         while !(failed && self.asked.is_empty()) {
             ensure!(
                 began.elapsed() < BOUND,
@@ -247,7 +251,13 @@ impl Load {
                 ensure!(ok || cut(), "before the cut: {:?}", completion.result);
                 failed |= !ok;
             }
-            if failed && !to_the_end {
+            // Of a process that was killed, and finds no disk when it is started again, nothing
+            // comes any more.
+            if disk.wait_cut(Duration::ZERO).is_some() {
+                cut_at.get_or_insert_with(Instant::now);
+            }
+            let late = cut_at.is_some_and(|at| at.elapsed() > SILENCE);
+            if (failed || late) && !to_the_end {
                 return Ok(());
             }
         }
@@ -294,10 +304,46 @@ fn url(daemon: &Daemon) -> String {
     format!("vfio-user://{}/1", daemon.socket().display())
 }
 
-/// Serves, works, cuts the power, looks, again and again.
-fn cut_again_and_again(below: &Below, load: &mut Load, cuts: u64) -> Result<()> {
+/// Kills the process that serves a few times, until that or the disk's power is over. Answers how
+/// often.
+fn kill_meanwhile(daemon: &Daemon, disk: &Disk, random: &mut Random) -> Result<u64> {
+    let mut killed = 0;
+    // More in ten seconds, and the keeper has each wait for a second.
+    for _ in 0..1 + random.below(3) {
+        std::thread::sleep(Duration::from_millis(random.below(90)));
+        if disk.wait_cut(Duration::ZERO).is_some() {
+            break;
+        }
+        let serving = i32::try_from(daemon.serving())?;
+        if serving == i32::try_from(daemon.process().pid())? {
+            // The next one is about to be started.
+            continue;
+        }
+        kill_process(Pid::from_raw(serving).context("pid")?, Signal::KILL)?;
+        killed += 1;
+    }
+    Ok(killed)
+}
+
+/// Serves, works, cuts the power, looks, again and again; with the process killed in between, if
+/// that is to be. Answers how often it was.
+fn cut_again_and_again(below: &Below, load: &mut Load, cuts: u64, kills: bool) -> Result<u64> {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("manager");
+    let manager = UnixDatagram::bind(&path)?;
+    manager.set_read_timeout(Some(BOUND))?;
+    let mut killed = 0;
     for number in 0..cuts {
-        let daemon = Daemon::builder("power-cut").volume(below.path()).start()?;
+        let daemon = Daemon::builder("power-cut")
+            .env("NOTIFY_SOCKET", &path)
+            .volume(below.path())
+            .start()?;
+        // One that is killed before it serves is not followed.
+        let mut message = [0; 64];
+        while !message.starts_with(b"READY=1") {
+            message = [0; 64];
+            manager.recv(&mut message)?;
+        }
         let device = driver::open(&url(&daemon)).map_err(|error| anyhow::anyhow!("{error}"))?;
         let io = Io::new(Default::default());
         let mut queue = device.open(&io)?;
@@ -307,13 +353,23 @@ fn cut_again_and_again(below: &Below, load: &mut Load, cuts: u64) -> Result<()> 
         let seed = load.random.below(u64::MAX);
         below.disk.cut_after(after, Random::new(seed));
         // Sometimes the machine goes with its disk, sometimes the answers arrive yet.
-        let to_the_end = load.random.percent(50);
-        load.work(&io, &mut queue, &below.disk, to_the_end)?;
+        let to_the_end = !kills && load.random.percent(50);
+        let mut random = Random::new(load.random.below(u64::MAX));
+        killed += std::thread::scope(|scope| -> Result<u64> {
+            let killer =
+                kills.then(|| scope.spawn(|| kill_meanwhile(&daemon, &below.disk, &mut random)));
+            load.work(&io, &mut queue, &below.disk, to_the_end)?;
+            killer.map_or(Ok(0), |killer| killer.join().unwrap())
+        })?;
         let cut = below.disk.wait_cut(BOUND).context("no cut")?;
         load.tally.volatile += cut.volatile;
         load.tally.lost += cut.lost;
         load.tally.torn += cut.torn;
-        daemon.kill()?;
+        // A process that found no disk has ended, and its keeper with it.
+        match daemon.must_live() {
+            Err(_) if kills => {}
+            _ => daemon.kill()?,
+        }
         drop((queue, io, device));
         load.asked.clear();
         drop(daemon);
@@ -322,19 +378,20 @@ fn cut_again_and_again(below: &Below, load: &mut Load, cuts: u64) -> Result<()> 
         load.check(&bytes)
             .with_context(|| format!("after cut {number}, {:?}", load.tally))?;
     }
-    Ok(())
+    Ok(killed)
 }
 
-fn nothing_durable_is_lost(what: &str, block_device: bool) -> Result<()> {
+fn nothing_durable_is_lost(what: &str, block_device: bool, kills: bool) -> Result<()> {
     let disks = Disks::new()?;
     let Some(below) = Below::new(what, disks.dir(), BLOCKS * BLOCK, block_device) else {
         return Ok(());
     };
     let mut load = Load::new(if block_device { 11 } else { 7 });
     let cuts = cuts();
-    cut_again_and_again(&below, &mut load, cuts)?;
+    let killed = cut_again_and_again(&below, &mut load, cuts, kills)?;
     let tally = &load.tally;
-    eprintln!("power_cut: {what}: {cuts} cuts: {tally:?}");
+    eprintln!("power_cut: {what}: {cuts} cuts, {killed} kills: {tally:?}");
+    ensure!(!kills || killed >= cuts / 2, "killed {killed} times only");
     // Else it says nothing.
     ensure!(
         tally.flushes > cuts && tally.durable_writes > cuts,
@@ -346,12 +403,18 @@ fn nothing_durable_is_lost(what: &str, block_device: bool) -> Result<()> {
 
 #[test]
 fn nothing_that_was_acknowledged_is_lost_of_a_file_with_threads() -> Result<()> {
-    nothing_durable_is_lost("file", false)
+    nothing_durable_is_lost("file", false, false)
 }
 
 #[test]
 fn nothing_that_was_acknowledged_is_lost_of_a_block_device() -> Result<()> {
-    nothing_durable_is_lost("block_device", true)
+    nothing_durable_is_lost("block_device", true, false)
+}
+
+#[test]
+fn nothing_that_was_acknowledged_is_lost_with_kills_between_cuts() -> Result<()> {
+    nothing_durable_is_lost("file_and_kills", false, true)?;
+    nothing_durable_is_lost("block_device_and_kills", true, true)
 }
 
 /// The check itself can fail: a disk that answers flushes and does nothing loses what it promised.
@@ -365,8 +428,8 @@ fn a_disk_that_lies_is_found_out() -> Result<()> {
         .disk
         .fail(What::Sync, 0..u64::MAX, u64::MAX, Fault::Lie);
     let mut load = Load::new(5);
-    match cut_again_and_again(&below, &mut load, 20) {
-        Ok(()) => bail!("nobody noticed: {:?}", load.tally),
+    match cut_again_and_again(&below, &mut load, 20, false) {
+        Ok(_) => bail!("nobody noticed: {:?}", load.tally),
         Err(error) if format!("{error:#}").contains("acknowledged as durable") => Ok(()),
         Err(error) => Err(error),
     }
