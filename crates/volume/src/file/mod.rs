@@ -1,5 +1,6 @@
 //! A raw file or block device, by io_uring.
 
+mod description;
 mod device;
 mod exclusive;
 mod fence;
@@ -16,6 +17,7 @@ use crate::{
     Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op, OpenQueue, QueueState,
     Request, Volume, VolumeError, VolumeQueue,
 };
+pub(crate) use description::FileDescription;
 use dma::{Buffer, SegmentList, View};
 pub use fence::PreviousProcess;
 use open::Opened;
@@ -105,7 +107,7 @@ pub struct FileVolume {
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
-    fd: Arc<OwnedFd>,
+    fd: Arc<FileDescription>,
     /// Bytes; changes when the file is resized.
     size: AtomicU64,
     abilities: Arc<Abilities>,
@@ -191,7 +193,7 @@ impl FileVolume {
             );
         }
         let writable = !options.read_only;
-        let fd = Arc::new(opened.fd);
+        let fd = Arc::new(FileDescription::from(opened.fd));
         // Devices are always asked: where they cannot do it, the kernel writes zeroes for them.
         let endless = options.image && !opened.device;
         let abilities = Arc::new(Abilities::new(opened.punch, writable).endless(endless));

@@ -188,6 +188,11 @@ pub(super) fn unlock(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()
     set(fd, range(libc::F_UNLCK, offset, Some(len))?)
 }
 
+/// Gives up all of them.
+pub(super) fn unlock_all(fd: BorrowedFd<'_>) -> io::Result<()> {
+    set(fd, range(libc::F_UNLCK, 0, None)?)
+}
+
 fn set(fd: BorrowedFd<'_>, range: libc::flock) -> io::Result<()> {
     // SAFETY: the descriptor is open, and `range` is a `flock` that outlives the call.
     match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } {

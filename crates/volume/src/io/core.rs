@@ -813,6 +813,10 @@ impl RingCore {
                     std::mem::forget(slot.job.take());
                     std::mem::forget(std::mem::take(&mut slot.vectors));
                 }
+                // Nor may another process have the files: their locks stay.
+                for open in self.files.iter().flatten().filter(|open| open.busy > 0) {
+                    std::mem::forget(open.file.fd.clone());
+                }
                 std::mem::forget(self.zeroes.take());
             }
         }

@@ -6,6 +6,7 @@ use super::lane::LaneEnd;
 use super::setup::{self, Mode};
 use super::stream::{Incoming, Outgoing};
 use super::{IoCounters, IoStats};
+use crate::file::FileDescription;
 use crate::{Completion, IoOptions, Op, Request, VolumeError};
 use dma::{Memory, Segment, SegmentList};
 use io_uring::IoUring;
@@ -20,7 +21,7 @@ use std::sync::atomic::{Ordering, fence};
 #[derive(Debug)]
 pub(crate) struct RingFile {
     /// The open file, kept open while the ring uses it.
-    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) fd: Arc<FileDescription>,
     /// What direct I/O demands, or `None` for buffered I/O.
     pub(crate) direct: Option<Alignment>,
     /// What the file supports.

@@ -20,10 +20,10 @@ mod work;
 pub(super) use queue::ThreadsQueue;
 pub(super) use work::read;
 
+use crate::file::FileDescription;
 use crate::io::job::Abilities;
 use crate::{Inbox, IoError, IoErrorKind, Op};
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 use sync::Unpoisoned;
@@ -112,7 +112,7 @@ impl State {
 impl FileThreads {
     /// For an open file, which is accessed in multiples of `unit` bytes. No thread yet:
     /// [`FileThreads::begin`].
-    pub(super) fn new(fd: Arc<OwnedFd>, abilities: Arc<Abilities>, unit: u64) -> Self {
+    pub(super) fn new(fd: Arc<FileDescription>, abilities: Arc<Abilities>, unit: u64) -> Self {
         let file = WorkFile {
             fd,
             abilities,

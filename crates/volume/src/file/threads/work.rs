@@ -1,12 +1,13 @@
 //! What one thread does with the file at one time: plain system calls, any of which may hang.
 
+use crate::file::FileDescription;
 use crate::io::job::Abilities;
 use crate::{IoError, IoErrorKind, Op};
 use dma::Buffer;
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::{Errno, ReadWriteFlags, pread, pwritev2};
 use std::io::IoSlice;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// Longest write of zeroes in bytes, where the file knows no other way.
@@ -15,7 +16,7 @@ const ZEROES: u64 = 256 << 10;
 /// The file, as those who work on it need it.
 #[derive(Debug)]
 pub(super) struct WorkFile {
-    pub(super) fd: Arc<OwnedFd>,
+    pub(super) fd: Arc<FileDescription>,
     pub(super) abilities: Arc<Abilities>,
     /// Granularity of access in bytes.
     pub(super) unit: u64,

@@ -136,7 +136,7 @@ fn direct(directory: &tempfile::TempDir) -> io::Result<RingFile> {
     let file = options.custom_flags(libc::O_DIRECT).open(&path)?;
     file.sync_all()?;
     Ok(RingFile {
-        fd: Arc::new(OwnedFd::from(file)),
+        fd: Arc::new(OwnedFd::from(file).into()),
         direct: Some(Alignment {
             memory: 4096,
             block: 4096,

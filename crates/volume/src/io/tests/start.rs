@@ -217,7 +217,7 @@ fn stricter(directory: &tempfile::TempDir) -> Option<(File, RingFile)> {
         }
     };
     let file = RingFile {
-        fd: Arc::new(strict),
+        fd: Arc::new(strict.into()),
         direct: None,
         abilities: Arc::new(Abilities::new(true, true)),
         lane: None,

@@ -1,0 +1,69 @@
+//! An open file, and when its lock ends.
+
+use super::sys;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+/// A descriptor of a volume's file, with the locks of its open file description.
+///
+/// A queue has this until the last of its requests has been answered: so nothing is on its way to
+/// the file when it is dropped, and the next opening may have the file. The kernel
+/// may keep the description for longer: of a request that one of its threads carried out, it takes
+/// the last part away only when the ring's owner calls again, perhaps much later. So the locks are
+/// given up here, and do not wait for that. Of a process that is killed nothing is dropped, and the
+/// locks last as long as its requests ([`fence`](super::fence)).
+#[derive(Debug)]
+pub(crate) struct FileDescription(OwnedFd);
+
+impl From<OwnedFd> for FileDescription {
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl AsFd for FileDescription {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for FileDescription {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Drop for FileDescription {
+    fn drop(&mut self) {
+        // Where there are no locks there is nothing to be given up.
+        let _ = sys::unlock_all(self.as_fd());
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // A test fails by a panic.
+mod tests {
+    use crate::{FileOptions, FileVolume, PreviousProcess};
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    /// What else has the open file description, as the kernel does for a while after a request, has
+    /// no part in its lock.
+    #[test]
+    fn a_file_is_free_when_its_volume_is_closed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let options = FileOptions {
+            previous: PreviousProcess {
+                limit: Duration::ZERO,
+                ..PreviousProcess::default()
+            },
+            ..FileOptions::default()
+        };
+        let volume = FileVolume::open(file.path(), options).unwrap();
+        let kept = volume.shared.fd.as_fd().try_clone_to_owned().unwrap();
+        FileVolume::open(file.path(), options).expect_err("it is in use");
+        drop(volume);
+        FileVolume::open(file.path(), options).unwrap();
+        drop(kept);
+    }
+}
