@@ -40,7 +40,8 @@ struct Options {
     /// "warn,driver=trace"
     #[arg(long, env = "VNVME_LOG", default_value = "warn", value_name = "FILTER")]
     log: Targets,
-    /// The suite to run: limit, doorbell, file, scale, mediate, share, cost, or all of them
+    /// The suite to run: limit, doorbell, file, image, rbd, scale, mediate, share, processes, cost,
+    /// or all of them
     #[arg(
         long,
         value_enum,
@@ -59,9 +60,10 @@ struct Options {
     ramp: Duration,
     /// Of the suite file only these: randread, randwrite; tmpfs, disk; 1, 8, 32; bare, waiting,
     /// beside, plain, vnvme, pinned; of the suite image: filled, chain, empty, overlay; randread,
-    /// randwrite; 1, 8, 32; of the suite scale: load, crowd, tail; of the suite doorbell: polling,
-    /// batched, sleeping, "sleeping batched", interrupt. What no word is given for is done in full.
-    /// The results then hold nothing else of it
+    /// randwrite; 1, 8, 32; of the suite rbd: randread, randwrite; 1, 32; of the suite scale: load,
+    /// crowd, tail; of the suite doorbell: polling, batched, sleeping, "sleeping batched",
+    /// interrupt. What no word is given for is done in full. The results then hold nothing else of
+    /// it
     #[arg(long, value_delimiter = ',', requires = "suite", value_name = "LIST")]
     only: Vec<String>,
     /// Where a suite has the memory of queues and data
@@ -115,6 +117,18 @@ struct Options {
         allow_hyphen_values = true
     )]
     serve_arg: Vec<String>,
+    /// The qemu-storage-daemon of the suites image and rbd [default: the system's]
+    #[arg(long, requires = "suite", value_name = "PATH")]
+    qsd: Option<PathBuf>,
+    /// Two images of a Ceph cluster that were made alike, for the suite rbd: what is on them is
+    /// lost. The first is vnvme's, the second qemu-storage-daemon's (package qemu-block-extra)
+    #[arg(
+        long,
+        requires = "suite",
+        value_delimiter = ',',
+        value_name = "URL,URL"
+    )]
+    rbd: Vec<String>,
     /// The program to measure [default: vnvme, beside this one]
     #[arg(long, env = "VNVME_BIN", value_name = "PATH")]
     vnvme: Option<PathBuf>,
@@ -178,6 +192,8 @@ impl Options {
             let plan = suite::Plan {
                 vnvme: self.vnvme()?,
                 beside: self.beside()?,
+                qsd: self.qsd.clone(),
+                rbd: self.rbd.clone(),
                 only: self.only.clone(),
                 runtime: self.runtime.unwrap_or_default(),
                 ramp: self.ramp,

@@ -4,21 +4,19 @@
 //! Each side has an image of its own, made by the same commands, for neither lets the other write
 //! its image. They take turns, slice by slice, on the same CPU.
 
+use super::qsd::{QSD, Qsd, Start};
 use super::scratch::Scratch;
 use super::server::{Serve, Server};
 use super::{Cores, Outcome, Plan};
 use crate::results::Case;
 use crate::virtio::VirtioTarget;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use load::job::{Job, Rw};
 use load::stats::Measured;
-use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 const SUITE: &str = "image";
 const DEPTHS: [u16; 3] = [1, 8, 32];
@@ -27,9 +25,6 @@ const FULL: u64 = 512 << 20;
 /// Size of an image that is filled while it is measured.
 const EMPTY: &str = "32G";
 const SLICES: u32 = 10;
-/// How long a server may take to start or to end.
-const LIMIT: Duration = Duration::from_secs(20);
-const QSD: &str = "qemu-storage-daemon";
 
 /// An image, and what is done with it.
 struct Kind {
@@ -80,12 +75,13 @@ pub fn check_only(only: &[String]) -> Result<()> {
 pub fn run(plan: &Plan) -> Result<Outcome> {
     let cores = Cores::pair()?;
     let mut outcome = Outcome::default();
-    for program in [QSD, "qemu-img", "qemu-io"] {
+    let qsd = plan.qsd.as_deref().unwrap_or(Path::new(QSD));
+    for program in [qsd, Path::new("qemu-img"), Path::new("qemu-io")] {
         let found = Command::new(program).arg("--version").output();
         if let Err(error) = found {
             outcome.leave_out(
                 "the suite",
-                format!("{program}: {error} (package qemu-utils)"),
+                format!("{}: {error} (package qemu-utils)", program.display()),
             );
             return Ok(outcome);
         }
@@ -152,7 +148,18 @@ impl Sides {
         full(&raw)?;
         let vnvme = serve(volume)?;
         let raw = serve(raw.display().to_string())?;
-        let qsd = Qsd::start(&theirs, &root.join("qsd.sock"), cpus)?;
+        let file = format!(
+            "driver=file,node-name=f,filename={},cache.direct=on,aio=io_uring,discard=unmap",
+            theirs.display()
+        );
+        let image = "driver=qcow2,node-name=q,file=f,discard=unmap,cache.direct=on";
+        let qsd = Qsd::start(&Start {
+            program: plan.qsd.as_deref().unwrap_or(Path::new(QSD)),
+            blockdevs: &[file, image.to_owned()],
+            socket: &root.join("qsd.sock"),
+            // Its threads are where a worker would be.
+            cpus,
+        })?;
         Ok(Self {
             vnvme,
             raw,
@@ -295,67 +302,4 @@ fn make(kind: &Kind, dir: &Path) -> Result<PathBuf> {
     let path = dir.join(name);
     File::open(&path)?.sync_all()?;
     Ok(path)
-}
-
-/// A qemu-storage-daemon with one image as a vhost-user-blk export.
-struct Qsd {
-    child: Child,
-    socket: PathBuf,
-}
-
-impl Qsd {
-    fn start(image: &Path, socket: &Path, cpus: &[usize]) -> Result<Self> {
-        let file = format!(
-            "driver=file,node-name=f,filename={},cache.direct=on,aio=io_uring,discard=unmap",
-            image.display()
-        );
-        let export = format!(
-            "type=vhost-user-blk,id=e,node-name=q,addr.type=unix,addr.path={},writable=on,iothread=t",
-            socket.display()
-        );
-        let list: Vec<String> = cpus.iter().map(usize::to_string).collect();
-        // Its threads are where a worker would be.
-        let child = Command::new("taskset")
-            .args(["-c", &list.join(","), QSD])
-            .args(["--object", "iothread,id=t"])
-            .args(["--blockdev", &file])
-            .args([
-                "--blockdev",
-                "driver=qcow2,node-name=q,file=f,discard=unmap,cache.direct=on",
-            ])
-            .args(["--export", &export])
-            .stdin(Stdio::null())
-            .spawn()
-            .context(QSD)?;
-        let mut qsd = Self {
-            child,
-            socket: socket.to_owned(),
-        };
-        let began = Instant::now();
-        while UnixStream::connect(socket).is_err() {
-            if let Some(status) = qsd.child.try_wait()? {
-                bail!("{QSD} ended ({status})");
-            }
-            ensure!(began.elapsed() < LIMIT, "{QSD} does not listen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(qsd)
-    }
-}
-
-impl Drop for Qsd {
-    fn drop(&mut self) {
-        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
-            let _ = kill_process(pid, Signal::TERM);
-        }
-        let began = Instant::now();
-        while began.elapsed() < LIMIT {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

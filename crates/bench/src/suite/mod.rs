@@ -14,6 +14,8 @@ mod near;
 mod pingpong;
 mod pool;
 mod processes;
+mod qsd;
+mod rbd;
 mod scale;
 mod scratch;
 mod server;
@@ -43,6 +45,8 @@ pub enum Name {
     File,
     /// qcow2 images, beside qemu-storage-daemon
     Image,
+    /// Images of a Ceph cluster (--rbd), beside qemu-storage-daemon
+    Rbd,
     /// 1 to 16 controllers, 1 to 64 queues
     Scale,
     /// One device alone, and behind mediation, direct and generic
@@ -64,9 +68,10 @@ impl Name {
             _ if only.is_empty() => Ok(()),
             Name::File => file::check_only(only),
             Name::Image => image::check_only(only),
+            Name::Rbd => rbd::check_only(only),
             Name::Scale => scale::check_only(only),
             Name::Doorbell => doorbell::check_only(only),
-            _ => bail!("--only chooses from the suites file, image, scale and doorbell"),
+            _ => bail!("--only chooses from the suites file, image, rbd, scale and doorbell"),
         }
     }
 
@@ -76,6 +81,7 @@ impl Name {
             Name::Doorbell => "doorbell",
             Name::File => "file",
             Name::Image => "image",
+            Name::Rbd => "rbd",
             Name::Scale => "scale",
             Name::Mediate => "mediate",
             Name::Share => "share",
@@ -106,6 +112,10 @@ pub struct Plan {
     pub vnvme: Program,
     /// Another one that takes turns with it, slice by slice.
     pub beside: Option<Program>,
+    /// The qemu-storage-daemon that is compared with, where it is not the system's.
+    pub qsd: Option<PathBuf>,
+    /// Images of a Ceph cluster, for each side.
+    pub rbd: Vec<String>,
     /// Words that choose cases, see [`Plan::chosen`].
     pub only: Vec<String>,
     /// Of one run of one case.
@@ -221,6 +231,7 @@ pub fn run(name: Name, runtime: Option<Duration>, plan: &Plan) -> Result<()> {
             Name::Doorbell,
             Name::File,
             Name::Image,
+            Name::Rbd,
             Name::Scale,
             Name::Mediate,
             Name::Share,
@@ -252,6 +263,7 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
         Name::Doorbell => doorbell::run(plan),
         Name::File => file::run(plan),
         Name::Image => image::run(plan),
+        Name::Rbd => rbd::run(plan),
         Name::Scale => scale::run(plan),
         Name::Mediate => mediate::run(plan),
         Name::Share => share::run(plan),
@@ -302,6 +314,8 @@ mod tests {
         let plan = |only: &[&str]| Plan {
             vnvme: Program::default(),
             beside: None,
+            qsd: None,
+            rbd: Vec::new(),
             only: only.iter().map(|word| (*word).to_owned()).collect(),
             runtime: Duration::ZERO,
             ramp: Duration::ZERO,
