@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,8 +20,10 @@ use harness::{Daemon, Guest};
 use rustix::process::Signal;
 
 /// A daemon that finds the cluster's library.
-fn daemon(cluster: &Cluster, name: &str, url: String) -> DaemonBuilder {
-    let builder = Daemon::builder(name).volume(url);
+fn daemon(cluster: &Cluster, name: &str, url: impl Into<Option<String>>) -> DaemonBuilder {
+    // Signals go to the process that serves.
+    let builder = Daemon::builder(name).arg("--keeper").arg("off");
+    let builder = url.into().into_iter().fold(builder, DaemonBuilder::volume);
     let library = cluster.library();
     library
         .iter()
@@ -28,7 +31,11 @@ fn daemon(cluster: &Cluster, name: &str, url: String) -> DaemonBuilder {
 }
 
 fn bench(daemon: &Daemon, words: &[&str], seconds: u64) -> Result<Child> {
-    let target = format!("vfio-user://{}", daemon.socket().display());
+    bench_of(daemon.socket(), words, seconds)
+}
+
+fn bench_of(socket: &Path, words: &[&str], seconds: u64) -> Result<Child> {
+    let target = format!("vfio-user://{}", socket.display());
     let seconds = seconds.to_string();
     Ok(Command::new(program()?)
         .args([
@@ -45,6 +52,13 @@ fn bench(daemon: &Daemon, words: &[&str], seconds: u64) -> Result<Child> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?)
+}
+
+/// How the way to the cluster is.
+fn state(control: &Path) -> Result<String> {
+    let mut command = Command::new(program()?);
+    let output = command.args(["stats", "--control"]).arg(control).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Random reads and writes, verified.
@@ -87,12 +101,44 @@ fn images_of_a_cluster_are_served() -> Result<()> {
         "{}",
         refused.1
     );
-    let early = daemon(&cluster, "rbd-early", format!("{url}&wait=1s&size=32M")).start()?;
+    let dir = tempfile::tempdir()?;
+    let [control, config, image, memory] =
+        ["control", "config", "image", "memory"].map(|name| dir.path().join(name));
+    let controller = |socket: &Path, volume: &str| {
+        format!(
+            "[[controller]]\nsocket = {socket:?}\n[[controller.namespace]]\nvolume = {volume:?}\n"
+        )
+    };
+    let both = [
+        controller(&image, &format!("{url}&wait=1s&size=32M")),
+        controller(&memory, "mem://32M"),
+    ];
+    std::fs::write(&config, both.concat())?;
+    let early = daemon(&cluster, "rbd-early", None)
+        .config(&config, &memory)
+        .arg("--workers")
+        .arg("1")
+        .arg("--control")
+        .arg(&control)
+        .start()?;
     early.wait_log("did not answer in 1s", LIMIT)?;
+    ensure!(
+        state(&control)?.contains("connecting"),
+        "{}",
+        state(&control)?
+    );
+    // Its requests wait, and nobody else's, although all are one worker's.
+    let mut waits = bench_of(&image, &LOAD, 1)?;
+    let beside = bench_of(&memory, &LOAD, 2)?.wait_with_output()?;
+    fine(&beside, &early)?;
+    ensure!(waits.try_wait()?.is_none(), "it does not wait");
     cluster.create(64)?;
     early.wait_log("connected after", LIMIT)?;
     early.wait_log("has 67108864 bytes now", LIMIT)?;
-    verified(&early, 2)?;
+    // All of its time may have passed meanwhile.
+    waits.wait_with_output()?;
+    ensure!(state(&control)?.contains("at work"), "{}", state(&control)?);
+    fine(&bench_of(&image, &LOAD, 2)?.wait_with_output()?, &early)?;
     let log = early.log()?;
     ensure!(log.contains("sandbox: landlock"), "no sandbox:\n{log}");
     early.terminate()?;
@@ -183,7 +229,7 @@ fn a_guest_verifies() -> Result<()> {
     let Some(tree) = tree() else {
         return Ok(());
     };
-    let cluster = Cluster::start(tree, 256)?;
+    let mut cluster = Cluster::start(tree, 256)?;
     let daemon = daemon(&cluster, "rbd-guest", cluster.url("rbd/img")).start()?;
     let guest = Guest::builder("rbd").vfio_user(daemon.socket()).boot()?;
     let work = run_for(
@@ -217,6 +263,36 @@ fn a_guest_verifies() -> Result<()> {
     // What was discarded is the cluster's again, and what was written is not.
     let size = used["images"][0]["used_size"].as_u64().unwrap_or(0);
     ensure!((16 << 20..128 << 20).contains(&size), "{used}");
+    // Without an error: for the driver's time-out (30 s) both are short enough.
+    run_for(
+        &guest,
+        Duration::from_secs(60),
+        "d=$(wait_disk 1 1); rm -f /tmp/stop /tmp/status; dmesg -c >/dev/null
+         (while [ ! -e /tmp/stop ]; do
+              fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bs=4k \
+                  --size=16m --iodepth=16 --fsync=50 --verify=crc32c --verify_fatal=1 \
+                  --verify_state_save=0 >/tmp/fio.log 2>&1 || { echo failed >/tmp/status; exit; }
+          done
+          echo fine >/tmp/status) </dev/null >/dev/null 2>&1 &",
+    )?;
+    std::thread::sleep(Duration::from_secs(2));
+    cluster.osd()?.kill()?;
+    daemon.wait_log("no answer to", LIMIT)?;
+    cluster.start_osd()?;
+    daemon.wait_log("answers again", LIMIT)?;
+    std::thread::sleep(Duration::from_secs(2));
+    cluster.mon()?.signal(Signal::STOP)?;
+    std::thread::sleep(Duration::from_secs(20));
+    cluster.mon()?.signal(Signal::CONT)?;
+    let verified = run_for(
+        &guest,
+        Duration::from_secs(120),
+        "touch /tmp/stop
+         for try in $(seq 1000); do [ -s /tmp/status ] && break; sleep 0.1; done
+         [ \"$(cat /tmp/status)\" = fine ] || { cat /tmp/status; tail -20 /tmp/fio.log; exit 1; }
+         ! dmesg | grep -i -e 'i/o error' -e timeout -e abort || exit 1",
+    );
+    verified.with_context(|| daemon.log().unwrap_or_default())?;
     guest.poweroff()?;
     daemon.terminate()
 }

@@ -239,7 +239,7 @@ impl Cluster {
     }
 
     /// The command `ceph`, which is in Python.
-    fn ceph(&self, args: &[&str]) -> Result<String> {
+    pub fn ceph(&self, args: &[&str]) -> Result<String> {
         let python = fs::read_dir(self.tree.root().join("usr/bin"))?.flatten();
         let mut python = python.map(|entry| entry.file_name().to_string_lossy().into_owned());
         let python = python.find(|name| {
