@@ -106,6 +106,7 @@ impl Inflight {
     pub(crate) fn set_write_cache(&self, on: bool) {
         if let Some(trailer) = self.trailer() {
             trailer.store(TRAILER_MARK | u64::from(on), Ordering::Relaxed);
+            crash::point!("vhost-blk.write-cache.noted");
         }
     }
 }
@@ -170,6 +171,12 @@ impl Tracker {
         HEADER + usize::from(index) * ENTRY
     }
 
+    /// A request is not in flight any more. Its `next` stays: as long as the header has the used
+    /// index from before its batch, the whole batch is found by it.
+    fn retire(&self, at: usize) {
+        self.store(at, self.load(at) & !0xff);
+    }
+
     /// Begins to track a queue whose used index stands at `used_idx`. Answers the heads of the
     /// requests that an earlier back-end fetched and did not answer, oldest first.
     pub(crate) fn recover(&mut self, used_idx: u16) -> Vec<u16> {
@@ -177,6 +184,7 @@ impl Tracker {
         if head.version != VERSION || head.entries != self.size {
             for index in 0..self.size {
                 self.store(Self::entry(index), 0);
+                crash::point!("vhost-blk.recover.cleared");
             }
             self.store_head(used_idx);
             return Vec::new();
@@ -190,11 +198,12 @@ impl Tracker {
                 break;
             }
             let at = Self::entry(index);
-            let next = (self.load(at) >> 48) as u16;
-            self.store(at, 0);
-            index = next;
+            index = (self.load(at) >> 48) as u16;
+            self.retire(at);
+            crash::point!("vhost-blk.recover.retired");
         }
         self.store_head(used_idx);
+        crash::point!("vhost-blk.recover.settled");
         let mut found: Vec<(u64, u16)> = (0..self.size)
             .filter(|index| self.load(Self::entry(*index)) & 0xff == 1)
             .map(|index| (self.load(Self::entry(index) + 8), index))
@@ -210,15 +219,19 @@ impl Tracker {
         let at = Self::entry(head);
         self.store(at + 8, self.counter);
         self.counter = self.counter.wrapping_add(1);
+        crash::point!("vhost-blk.inflight.counted");
         self.store(at, 1);
+        crash::point!("vhost-blk.inflight.begun");
     }
 
     /// A request's used entry has been written, and will be published with the next used index.
     #[inline]
     pub(crate) fn answer(&mut self, head: u16, used_idx: u16) {
         self.store(Self::entry(head), 1 | u64::from(self.last_batch) << 48);
+        crash::point!("vhost-blk.inflight.chained");
         self.last_batch = head;
         self.store_head(used_idx);
+        crash::point!("vhost-blk.inflight.batched");
         self.batch.push(head);
     }
 
@@ -226,9 +239,11 @@ impl Tracker {
     #[inline]
     pub(crate) fn published(&mut self, used_idx: u16) {
         while let Some(head) = self.batch.pop() {
-            self.store(Self::entry(head), 0);
+            self.retire(Self::entry(head));
+            crash::point!("vhost-blk.inflight.retired");
         }
         self.store_head(used_idx);
+        crash::point!("vhost-blk.inflight.settled");
     }
 }
 

@@ -52,7 +52,9 @@ impl Session {
             size = header.size,
             fds = message.fds.len()
         );
+        crash::point!("vhost-blk.message.taken");
         let handled = self.request(message, disk);
+        crash::point!("vhost-blk.message.handled");
         if let Err(Refusal::NotShared) = handled {
             self.say_not_shared();
         }

@@ -115,6 +115,13 @@ impl Queue {
 
     pub(crate) fn set_call(&mut self, call: Option<Signal>) {
         self.call = call;
+        // Front-ends may name it only when the queue runs. What was answered meanwhile, or by a
+        // back-end before this one, is not to wait for the next interrupt.
+        if self.run.is_some()
+            && let Some(call) = &self.call
+        {
+            call.send();
+        }
     }
 
     pub(crate) fn set_err(&mut self, err: Option<Signal>) {
@@ -189,10 +196,12 @@ impl Queue {
             tracker,
         };
         self.run = Some(Run::new(options, ring, &self.stats));
+        crash::point!("vhost-blk.queue.recovered");
         // What the guest asked for while nobody was here may have ended without a word.
         if let Some(call) = &self.call {
             call.send();
         }
+        crash::point!("vhost-blk.queue.begun");
         Ok(())
     }
 

@@ -261,6 +261,7 @@ impl Run {
         if let Some(head) = self.again.pop_front() {
             return Some(head);
         }
+        crash::point!("vhost-blk.fetch.found");
         let head = self.ring.as_ref()?.available_head(self.next);
         if head >= self.size {
             let size = self.size;
@@ -371,7 +372,9 @@ impl Run {
                 len,
                 data: std::mem::take(&mut slot.data),
             };
+            crash::point!("vhost-blk.submit.before");
             let Some(completion) = disk.submit(request) else {
+                crash::point!("vhost-blk.submit.submitted");
                 return;
             };
             if !self.ended(index, completion, disk, map, stats) {
@@ -475,6 +478,7 @@ impl Run {
         // Its memory may have been taken away meanwhile, or all memory, as the front-end has
         // gone: nobody waits for it.
         let _ = map.write(status_at, &[status as u8]);
+        crash::point!("vhost-blk.status.written");
         self.post(head, written.saturating_add(1));
         if fetched_at != 0 {
             stats.io.timed(kind, cycles().saturating_sub(fetched_at));
@@ -497,6 +501,7 @@ impl Run {
             return;
         };
         ring.set_used(self.used, head, len);
+        crash::point!("vhost-blk.used.written");
         if let Some(tracker) = &mut self.tracker {
             tracker.answer(head, self.published);
         }
@@ -512,6 +517,7 @@ impl Run {
             return;
         }
         ring.publish_used(self.used);
+        crash::point!("vhost-blk.used.published");
         let old = std::mem::replace(&mut self.published, self.used);
         if let Some(tracker) = &mut self.tracker {
             tracker.published(self.used);
@@ -530,6 +536,7 @@ impl Run {
         if wanted {
             stats.notifications.add(1);
             call.send();
+            crash::point!("vhost-blk.call.sent");
         }
     }
 

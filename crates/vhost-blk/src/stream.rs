@@ -173,7 +173,9 @@ impl Stream {
         self.out.extend_from_slice(header.as_bytes());
         self.out.extend_from_slice(payload);
         self.out_fd = fd;
-        self.flush().map(|_| ())
+        self.flush()?;
+        crash::point!("vhost-blk.message.answered");
+        Ok(())
     }
 
     /// Sends what waits; `false` when the socket takes no more for now. Nothing is to be received

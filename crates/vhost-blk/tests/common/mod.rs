@@ -86,6 +86,17 @@ impl Served {
         idle_window: IdleWindow,
         io: IoOptions,
     ) -> Served {
+        Served::after(path, volume, disk, (idle_window, io), || ())
+    }
+
+    /// Its thread does something first.
+    pub fn after(
+        path: PathBuf,
+        volume: Arc<dyn Volume>,
+        disk: DiskOptions,
+        (idle_window, io): (IdleWindow, IoOptions),
+        first: impl FnOnce() + Send + 'static,
+    ) -> Served {
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -95,6 +106,7 @@ impl Served {
         let watched = resized.clone();
         let (tell, told) = mpsc::channel();
         let thread = std::thread::spawn(move || {
+            first();
             let export = Export {
                 volume,
                 disk,
@@ -130,6 +142,17 @@ impl Served {
     /// The volume has been resized.
     pub fn resized(&self) {
         rustix::io::write(&*self.resized, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Its thread has ended.
+    pub fn is_over(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// What its thread has panicked with.
+    pub fn panicked(mut self) -> Box<dyn std::any::Any + Send> {
+        let thread = self.thread.take().unwrap();
+        thread.join().expect_err("it has ended in order")
     }
 
     /// Ends it, which must go well.
