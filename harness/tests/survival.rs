@@ -292,6 +292,104 @@ fn a_guest_survives_its_disks_process() -> Result<()> {
     daemon.terminate()
 }
 
+/// When a line of the log was written, in seconds of the day.
+fn written_at(line: &str) -> Option<f64> {
+    let (_, time) = line.split_whitespace().next()?.split_once('T')?;
+    let mut parts = time.trim_end_matches('Z').split(':');
+    let mut next = || parts.next()?.parse::<f64>().ok();
+    Some(next()? * 3600.0 + next()? * 60.0 + next()?)
+}
+
+/// How long a virtio disk's front-end waited after each end of its back-end, in milliseconds: from
+/// when it was killed until its queues ran again, however many processes came and went meanwhile.
+fn front_end_pauses(log: &str) -> Vec<f64> {
+    let served: Vec<f64> = log
+        .lines()
+        .filter(|line| line.contains("front-end is served"))
+        .filter_map(written_at)
+        .collect();
+    // A process says how long ago the one before it had ended when it began to serve.
+    let ended = log.lines().filter_map(|line| {
+        let (_, rest) = line.split_once("pause_ms=")?;
+        let pause: f64 = rest.split_whitespace().next()?.parse().ok()?;
+        Some(written_at(line)? - pause / 1e3)
+    });
+    let mut pauses: Vec<f64> = ended
+        .filter_map(|end| {
+            let next = served.iter().find(|at| **at > end)?;
+            Some((next - end) * 1e3)
+        })
+        .collect();
+    pauses.sort_by(f64::total_cmp);
+    pauses
+}
+
+/// A guest with a disk of each kind: NVMe by vfio-user, whose client does not notice, and virtio by
+/// vhost-user, whose front-end connects again and says what was in flight.
+#[test]
+fn a_guest_with_disks_of_both_kinds_survives_their_process() -> Result<()> {
+    if Controller::chosen()? != Controller::Vnvme {
+        skip("survival::both", "the tests run against QEMU's controller");
+        return Ok(());
+    }
+    let (kills, upgrades) = (kills()?, upgrades()?);
+    let disks = Disks::new()?;
+    let file = disks.sparse("disk.raw", MIB)?;
+    let other = disks.sparse("virtio.raw", MIB)?;
+    let socket = disks.dir().join("v");
+    let daemon = Daemon::builder("survival-both")
+        .arg("--keeper")
+        .arg("process")
+        .volume(&file)
+        .arg("--vhost-user-blk")
+        .arg(&socket)
+        // Slow, so that there is always something in flight.
+        .arg(format!(
+            "{}?iops=1500&queues=2&serial=VBLK0",
+            other.display()
+        ))
+        .limit(Duration::from_secs(600) + LIMIT * (kills + upgrades) as u32)
+        .start()?;
+    let chardev = format!("socket,id=v0,path={},reconnect-ms=10", socket.display());
+    let guest = Guest::builder("survival-both")
+        .disk(harness::Disk::VfioUser {
+            socket: daemon.socket().to_path_buf(),
+        })
+        .qemu_args(["-chardev", &chardev])
+        .qemu_args(["-device", "vhost-user-blk-pci,chardev=v0"])
+        .boot()?;
+    let loads = r#"
+for s in /sys/block/vd*/serial; do [ "$(cat $s)" = VBLK0 ] && q=$(basename ${s%/serial}); done
+load /dev/$q virtio & other=$!
+load $(wait_disk 1 1) nvme
+wait $other"#;
+    let (killed, upgraded) = kill_under_load(&guest, &daemon, (kills, upgrades), loads)?;
+    let log = daemon.log()?;
+    let ended = killed + upgraded;
+    let least = ended.div_ceil(2);
+    for (what, pauses) in [
+        ("NVMe, beside virtio", pauses(&log)),
+        ("virtio", front_end_pauses(&log)),
+    ] {
+        ensure!(pauses.len() >= least, "{what}: {} pauses", pauses.len());
+        say(what, &pauses);
+    }
+    let again: u64 = log
+        .lines()
+        .filter(|line| line.contains("begun again"))
+        .filter_map(|line| line.split_once("requests=")?.1.split_whitespace().next())
+        .filter_map(|number| number.parse::<u64>().ok())
+        .sum();
+    eprintln!("survival: virtio: {again} requests were begun again");
+    ensure!(again > 0, "nothing was in flight");
+    // Who connects while nobody serves waits: no front-end was ever turned away.
+    ensure!(!log.contains("refused"), "{log}");
+    guest.poweroff()?;
+    daemon.terminate()?;
+    ensure!(!socket.exists(), "the socket is left behind");
+    Ok(())
+}
+
 /// A verified load of a daemon's disk, without a guest: as fast as this machine is.
 fn load(socket: &Path, seconds: u64) -> Result<Child> {
     let target = format!("vfio-user://{}", socket.display());

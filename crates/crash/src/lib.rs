@@ -6,14 +6,18 @@
 //! feature `points` a test chooses one of them, and how often it is passed before: then the thread
 //! stops there. In process that is a panic which the test catches (`Crashed`), and it goes on
 //! with what the memory holds; in a process of its own (the environment variable [`VARIABLE`]) it
-//! is SIGKILL.
+//! is a signal that nobody handles.
 //!
 //! Without the feature a point is no code at all. No program that is given away has it.
 #![forbid(unsafe_code)]
 
 /// The environment variable that chooses a point of a whole process: `name:count`, dies at the
-/// point's `count`th passing, from 1 on.
+/// point's `count`th passing, from 1 on, and says so on standard error. Or the path of a file with
+/// such lines: each process that [begins](begin) takes the first of them out.
 pub const VARIABLE: &str = "VNVME_CRASH";
+
+/// What stands on standard error before the name of the point at which the process dies.
+pub const SAID: &str = "crash point ";
 
 /// A point at which a test may let the process die. Its name is a string literal that no other
 /// point has, and begins with the crate's.
@@ -35,4 +39,8 @@ macro_rules! point {
 #[cfg(feature = "points")]
 mod points;
 #[cfg(feature = "points")]
-pub use points::{Crashed, arm, disarm, passed, reached, then};
+pub use points::{Crashed, arm, begin, disarm, passed, reached, then};
+
+/// The process begins: points that [`VARIABLE`] chooses count from now on.
+#[cfg(not(feature = "points"))]
+pub fn begin() {}

@@ -40,6 +40,8 @@ enum Way {
 struct Process {
     receiver: Receiver,
     max_leaving: usize,
+    /// See [`Intake::ending_with_process`].
+    ends: bool,
     door: Arc<Mutex<Door>>,
     channel: Option<Arc<OwnedFd>>,
     /// When to look for the receiver process again.
@@ -61,10 +63,22 @@ impl Intake {
                 0 => MAX_LEAVING_PLAIN,
                 _ => MAX_LEAVING,
             },
+            ends: false,
             door: Arc::new(Mutex::new(Door::new(wanted))),
             channel: None,
             retry: None,
         }))
+    }
+
+    /// Clients of this listening socket connect again when the process has ended: the receiver
+    /// process shuts their sockets down then, also where those of others are
+    /// [kept](crate::Receiver::keep).
+    #[must_use]
+    pub fn ending_with_process(mut self) -> Self {
+        if let Way::Receiver(process) = &mut self.0 {
+            process.ends = true;
+        }
+        self
     }
 
     /// Makes the receiver process hold a duplicate of the listening socket, and the sockets of the
@@ -85,7 +99,10 @@ impl Intake {
         }
         let mut door = process.door.lock().unpoisoned();
         process.retry = Some(Instant::now() + RETRY);
-        let channel = Arc::new(process.receiver.open_door(listener, door.wanted())?);
+        let opened = process
+            .receiver
+            .open_door(listener, door.wanted(), process.ends);
+        let channel = Arc::new(opened?);
         process.retry = None;
         process.channel = Some(channel.clone());
         door.open(channel);

@@ -78,6 +78,8 @@ impl Message {
 }
 
 const STREAMS: u32 = 1 << 8;
+/// Of a [`kind::DOOR`]: its clients' connections end with the server, also where others are kept.
+pub(crate) const ENDS: u32 = 1 << 9;
 
 impl Wanted {
     pub(crate) fn to_value(self) -> u32 {

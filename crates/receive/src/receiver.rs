@@ -136,12 +136,13 @@ impl Receiver {
         &self,
         listener: BorrowedFd<'_>,
         wanted: Wanted,
+        ends: bool,
     ) -> Result<OwnedFd, Errno> {
         let control = self.0.control.lock().unpoisoned().clone();
         let (ours, theirs) = message::pair()?;
         let message = Message {
             kind: message::kind::DOOR,
-            value: wanted.to_value(),
+            value: wanted.to_value() | if ends { message::ENDS } else { 0 },
             client: 0,
         };
         // In the end that process shuts the listening socket down. Another's stays: the service

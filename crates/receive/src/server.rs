@@ -47,6 +47,8 @@ struct Door {
     listener: OwnedFd,
     wanted: Wanted,
     clients: HashMap<u64, Arc<Session>>,
+    /// Nobody keeps its clients' sockets for the server that comes next.
+    ends: bool,
     /// It is closed because the server does not listen there any more.
     shut: bool,
 }
@@ -87,9 +89,7 @@ pub fn serve(
         .watch(control, CONTROL)
         .map_err(system("epoll_ctl"))?;
     let ended = server.run(control);
-    if !server.is_kept() {
-        server.shut_down();
-    }
+    server.shut_down(server.is_kept());
     // Dropping it could hang in a client's socket.
     std::mem::forget(server);
     ended
@@ -155,6 +155,7 @@ impl Server {
             listener,
             wanted: Wanted::of_value(incoming.message.value),
             clients: HashMap::new(),
+            ends: incoming.message.value & message::ENDS != 0,
             shut: false,
         };
         match self.watch(door.channel.as_fd(), number) {
@@ -176,9 +177,7 @@ impl Server {
                     let _ = epoll::delete(&self.epoll, &door.channel);
                     let kept = self.is_kept();
                     if let Some(door) = self.doors.remove(&number) {
-                        if !kept || door.shut {
-                            door.shut_down();
-                        }
+                        door.shut_down(kept && !door.shut);
                         let Door {
                             clients, listener, ..
                         } = door;
@@ -202,9 +201,10 @@ impl Server {
         })
     }
 
-    /// Nobody can connect any more, and every client sees the end of its connection.
-    fn shut_down(&self) {
-        self.doors.values().for_each(Door::shut_down);
+    /// Nobody can connect any more, and every client sees the end of its connection. Where sockets
+    /// are `kept`, only those clients do whose sockets are not.
+    fn shut_down(&self, kept: bool) {
+        self.doors.values().for_each(|door| door.shut_down(kept));
     }
 }
 
@@ -265,8 +265,12 @@ impl Door {
         let _ = message::send(self.channel.as_fd(), message, &[], &[], SendFlags::DONTWAIT);
     }
 
-    fn shut_down(&self) {
-        let _ = shutdown(&self.listener, Shutdown::Both);
+    fn shut_down(&self, kept: bool) {
+        if !kept {
+            let _ = shutdown(&self.listener, Shutdown::Both);
+        } else if !self.ends {
+            return;
+        }
         let sockets = self.clients.values().filter_map(|session| session.socket());
         for socket in sockets {
             let _ = shutdown(socket, Shutdown::Both);

@@ -105,7 +105,7 @@ fn system(call: &'static str) -> impl Fn(Errno) -> Error {
 /// Has a process receive the descriptors of an export's front-ends. It may be connected to the
 /// listening socket ([`Intake::connect`]) before the export is made.
 pub fn intake(receiver: &Receiver) -> Intake {
-    Intake::new(receiver, WANTED)
+    Intake::new(receiver, WANTED).ending_with_process()
 }
 
 impl Backend {

@@ -66,6 +66,8 @@ pub(crate) struct Session {
     faults: u64,
     /// The capacity that the front-end knows, in sectors.
     pub(crate) capacity: u64,
+    /// It was said that a queue of it runs.
+    is_said: bool,
 }
 
 impl Session {
@@ -90,6 +92,7 @@ impl Session {
             turn: 0,
             faults: dma::sigbus::faults(),
             capacity: disk.capacity(),
+            is_said: false,
         }
     }
 
@@ -313,10 +316,15 @@ impl Session {
             inflight: self.inflight.as_ref(),
             memory: &self.memory,
         };
-        match self.queues.get_mut(usize::from(index)) {
-            Some(queue) => queue.begin(&with),
-            None => Err(Refusal::Ring(index.into())),
+        let Some(queue) = self.queues.get_mut(usize::from(index)) else {
+            return Err(Refusal::Ring(index.into()));
+        };
+        queue.begin(&with)?;
+        if queue.run.is_some() && !std::mem::replace(&mut self.is_said, true) {
+            let log = &self.stats.log;
+            log.line(|left_out| tracing::info!(left_out, "front-end is served"));
         }
+        Ok(())
     }
 
     /// The memory has changed.

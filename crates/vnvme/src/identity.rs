@@ -3,6 +3,8 @@
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// 128 bits that depend on every part, the same on every machine and in every version.
 fn digest(purpose: &str, parts: &[&[u8]]) -> [u8; 16] {
@@ -34,6 +36,12 @@ pub fn memory(disk: &str, nsid: u32, nth: u32) -> String {
 /// What a keeper calls connections to a server, before their numbers.
 pub fn server(name: &str) -> String {
     let digest = digest("server", &[name.as_bytes()]);
+    digest.iter().take(8).map(|b| format!("{b:02x}")).collect()
+}
+
+/// What a keeper calls the listening socket of an export, before the inode of its file.
+pub fn export(socket: &Path) -> String {
+    let digest = digest("export", &[socket.as_os_str().as_bytes()]);
     digest.iter().take(8).map(|b| format!("{b:02x}")).collect()
 }
 

@@ -8,7 +8,7 @@ use crate::crew;
 use crate::ending::{self, NotDurable};
 use crate::front;
 use crate::inherited;
-use crate::keep::{self, First, Identity, Left, Survival};
+use crate::keep::{self, First, Identity, KeptSocket, Left, LeftSocket, Survival};
 use crate::manage::DiskSpec;
 use crate::open::{Opened, Opener};
 use crate::origin::Origin;
@@ -234,11 +234,23 @@ impl ReadyExport {
     /// Makes its socket, as that of a controller.
     pub fn listen(self, usual: &SocketAccess, receiver: &Receiver) -> Result<OpenExport> {
         let Self { spec, volume, span } = self;
-        let listener = bind(&spec.socket, &spec.access.or(usual), &spec.origin, None)?;
+        let left = keep::left_socket(&spec.socket);
+        let kept = left.as_ref().and_then(LeftSocket::listener);
+        let listener = bind(&spec.socket, &spec.access.or(usual), &spec.origin, kept)?;
+        let kept = KeptSocket::new(&listener, left);
+        if keep::is_kept() && fabrics::portals(&spec.volume).is_some() {
+            let volume = spec.volume.to_string();
+            tracing::warn!(
+                volume,
+                "should this process be killed, what it was sending may arrive later than what the \
+                 next one sends"
+            );
+        }
         let socket = listener.as_fd().try_clone_to_owned().context("socket")?;
         let mut intake = vhost_blk::intake(receiver);
         intake.connect(socket.as_fd()).context("receiver")?;
         Ok(OpenExport {
+            kept,
             listener,
             socket,
             intake,
@@ -253,6 +265,8 @@ impl ReadyExport {
 /// A vhost-user-blk export whose socket and volume are open.
 pub struct OpenExport {
     pub spec: VhostBlkSpec,
+    /// Its listening socket is kept as long as it is served.
+    pub kept: Option<KeptSocket>,
     /// Its file goes with this.
     pub listener: Listener,
     /// The same socket.
@@ -442,7 +456,7 @@ fn bind(
 /// Sees to it that a socket can be made, before volumes are opened for it: a process that serves it
 /// already has the volumes, too, and is the better explanation.
 pub fn make_room(socket: &Path, origin: &Origin) -> Result<()> {
-    if inherited::is_there(socket) || keep::listens_at(socket) {
+    if inherited::is_there(socket) || keep::listens_at(socket) || keep::export_listens_at(socket) {
         return Ok(());
     }
     let free = Listener::make_room(socket).map_err(Into::into);

@@ -1,6 +1,7 @@
 //! `vhost-user-blk` exports: a volume for a guest with a virtio driver.
 
 use crate::identity;
+use crate::keep::KeptSocket;
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::vhost_blk::{Attach, Backend, DiskOptions, Export};
 use crate::peers::{Assignment, Fixed};
@@ -30,6 +31,8 @@ pub struct FrontEnds {
 
 /// An export that a worker serves.
 pub struct VhostBlk {
+    /// Its socket is kept as long as it is served: this goes first.
+    kept_socket: Option<KeptSocket>,
     /// Its file goes when this goes. It is closed before the back-end's door to the receiver
     /// process is: the last to close it also closes what waits to be accepted.
     file: Listener,
@@ -52,6 +55,7 @@ impl VhostBlk {
     ) -> Result<Self> {
         let OpenExport {
             spec,
+            kept: kept_socket,
             listener,
             socket,
             intake,
@@ -98,6 +102,7 @@ impl VhostBlk {
             _entry: entry,
             kept: None,
             serial,
+            kept_socket,
             file: listener,
         })
     }
@@ -115,8 +120,8 @@ impl VhostBlk {
     }
 
     /// What of it need not be closed on its worker's thread, in this order.
-    pub fn into_remains(self) -> (Listener, (OwnedFd, Intake)) {
-        (self.file, self.backend.into_sockets())
+    pub fn into_remains(self) -> (Option<KeptSocket>, Listener, (OwnedFd, Intake)) {
+        (self.kept_socket, self.file, self.backend.into_sockets())
     }
 
     /// A front-end is connected.

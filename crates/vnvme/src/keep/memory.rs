@@ -123,3 +123,22 @@ impl Volume for KeptVolume {
         Some(&*self.inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that is replaced has the same name and number as the one that takes its place.
+    #[test]
+    fn volumes_that_are_there_together_have_different_names() {
+        let name = || MemoryName::new("memory-test", 1, |_| true).unwrap();
+        let (first, second) = (name(), name());
+        assert_ne!(first.0, second.0);
+        let free = first.0.clone();
+        drop(first);
+        // It is the first one's again, which a next process looks for first.
+        assert_eq!(name().0, free);
+        let none = MemoryName::new("memory-test", 1, |_| false);
+        assert!(none.is_none());
+    }
+}

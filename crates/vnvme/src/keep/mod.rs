@@ -13,6 +13,7 @@
 mod configuration;
 mod controller;
 mod disk;
+mod exports;
 mod life;
 mod memory;
 mod mode;
@@ -25,6 +26,7 @@ mod versions;
 pub use configuration::{Before, before, is_noted, note, note_first};
 pub use controller::Made;
 pub use disk::{First, Identity, Left, Survival, discard_rest, left_of, listens_at};
+pub use exports::{KeptSocket, LeftSocket, export_listens_at, left_socket};
 pub use life::{die_of_panics, last_pause, say_served, serves, tell_receiver};
 pub use memory::place as memory_place;
 pub use mode::KeeperMode;

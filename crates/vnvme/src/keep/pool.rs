@@ -115,6 +115,7 @@ pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
     // Nobody else is to get the keeper's socket.
     let null = open("/dev/null", OFlags::RDONLY, Mode::empty()).context("/dev/null")?;
     rustix::stdio::dup2_stdin(null).context("standard input")?;
+    crash::begin();
     let Arrival {
         link,
         kept,
@@ -140,7 +141,15 @@ fn is_ours(name: &str) -> bool {
     };
     let of_process = |name: &str| {
         let rest = name.strip_prefix("vnvme.")?;
-        let kinds = ["control.", "questions.", "metrics.", "life-", "m", "n"];
+        let kinds = [
+            "blk-",
+            "control.",
+            "questions.",
+            "metrics.",
+            "life-",
+            "m",
+            "n",
+        ];
         let rest = kinds.into_iter().find_map(|kind| rest.strip_prefix(kind))?;
         let is_code = |byte: u8| byte.is_ascii_hexdigit() || byte == b'.';
         Some(!rest.is_empty() && rest.bytes().all(is_code))
@@ -226,6 +235,7 @@ mod tests {
             "vnvme.life-7",
             "vnvme.m00ffa1",
             "vnvme.n00ffa1.12.3",
+            "vnvme.blk-00ffa1.12",
         ] {
             assert!(is_ours(name), "{name}");
         }
@@ -235,6 +245,7 @@ mod tests {
             "vnvme.metrics.socket",
             "vnvme.control",
             "vnvme.main",
+            "vnvme.blk-root",
             "d.s",
             "d1.x",
             "d1",

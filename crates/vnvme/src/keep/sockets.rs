@@ -20,6 +20,34 @@ pub enum Listens {
     Metrics,
 }
 
+/// What a previous process has left under a name that begins so: the name, the socket, and the
+/// inode of its file, which the name ends with.
+pub(super) fn take_socket(prefix: &str) -> Option<(String, OwnedFd, u64)> {
+    let kept = kept()?;
+    let file = |name: &str| name.strip_prefix(prefix)?.strip_prefix('.')?.parse().ok();
+    for name in kept.names() {
+        if let Some(file) = file(&name) {
+            let socket = kept.take(&name)?;
+            return Some((name, socket, file));
+        }
+    }
+    None
+}
+
+/// Has a socket kept. `false`: there is no keeper, or it does not.
+pub(super) fn keep_socket(name: &str, fd: BorrowedFd<'_>) -> bool {
+    let Some(kept) = kept() else {
+        return false;
+    };
+    let mut desk = Desk::new(kept.link());
+    let stored = desk.store(name, fd);
+    let stored = stored.and_then(|()| settled(&mut desk));
+    if let Err(error) = &stored {
+        tracing::error!(socket = name, %error, "a socket is not kept");
+    }
+    stored.is_ok()
+}
+
 impl Listens {
     fn prefix(self) -> &'static str {
         match self {
@@ -36,30 +64,12 @@ impl Listens {
 
     /// What a previous process has left, and the inode of its file.
     fn take(self) -> Option<(OwnedFd, u64)> {
-        let kept = kept()?;
-        let file = |name: &str| {
-            name.strip_prefix(self.prefix())?
-                .strip_prefix('.')?
-                .parse()
-                .ok()
-        };
-        for name in kept.names() {
-            if let Some(file) = file(&name) {
-                return Some((kept.take(&name)?, file));
-            }
-        }
-        None
+        let (_, socket, file) = take_socket(self.prefix())?;
+        Some((socket, file))
     }
 
     fn keep(self, file: u64, fd: BorrowedFd<'_>) {
-        let Some(kept) = kept() else {
-            return;
-        };
-        let mut desk = Desk::new(kept.link());
-        let stored = desk.store(&self.name(file), fd);
-        if let Err(error) = stored.and_then(|()| settled(&mut desk)) {
-            tracing::error!(socket = self.prefix(), %error, "a socket is not kept");
-        }
+        keep_socket(&self.name(file), fd);
     }
 
     /// The socket at `path` that the previous process has left.

@@ -159,7 +159,14 @@ fn an_old_write_is_waited_for() {
     assert!(host.read(1, 0, 4096) == pattern(2, 4096));
     assert!(disk.bytes(0..4096) == pattern(2, 4096));
     drop(host);
-    daemon.end();
+    let ended = daemon.end();
+    // By one process, which has waited: not by many, each of which found the disk in use.
+    let served = ended.log.iter().filter(|line| line.contains(GOES_ON));
+    let served: Vec<&String> = served.collect();
+    assert!(
+        served.len() == 1 && served[0].contains("restarts=1"),
+        "{ended:#?}"
+    );
 }
 
 #[test]
@@ -453,7 +460,7 @@ fn is_keeper(daemon: &Daemon) -> bool {
     comm.trim() == "vnvme-keeper"
 }
 
-/// Its front-ends connect again.
+/// Its front-ends connect again, to the socket that was there.
 #[test]
 fn an_export_beside_it_is_served_anew() {
     let place = Place::new();
@@ -470,20 +477,134 @@ fn an_export_beside_it_is_served_anew() {
     let daemon = start(&place, &["serve", "--config", &text(&config)]);
     let mut host = Host::up(&place.socket());
     host.write(1, 0, &pattern(1, 4096));
-    for _ in 0..3 {
+    let file = || fs::metadata(&export).unwrap().ino();
+    let first = file();
+    for round in 1..4 {
         let front = UnixStream::connect(&export).unwrap();
         front.set_read_timeout(Some(LIMIT)).unwrap();
         features_of(&front);
         kill_serving(&daemon);
+        // It does not serve yet: who connects waits, and is not turned away.
+        let again = UnixStream::connect(&export).unwrap();
+        again.set_read_timeout(Some(LIMIT)).unwrap();
+        features_of(&again);
         assert_eq!((&front).read(&mut [0; 1]).unwrap(), 0, "the end is seen");
         assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+        assert_eq!(file(), first, "round {round}");
     }
+    drop(host);
+    daemon.end();
+    assert!(!export.exists() && !place.socket().exists());
+}
+
+/// One that is removed leaves no socket with the keeper, which would be the last to close what
+/// waits there.
+#[test]
+fn an_export_that_is_removed_is_not_kept() {
+    let place = Place::new();
+    let config = place.path("vnvme.toml");
+    fs::write(&config, "").unwrap();
+    let (control, export) = (place.path("control"), place.path("export.sock"));
+    let allow = text(export.parent().unwrap());
+    let (config, control_socket) = (text(&config), text(&control));
+    let args = [
+        "daemon",
+        "--config",
+        &config,
+        "--control",
+        &control_socket,
+        "--allow",
+        &allow,
+        "--keeper",
+        "process",
+    ];
+    let daemon = start(&place, &args);
+    let client = Client::new(vec![control.clone()]).unwrap();
+    let add = || {
+        let table = json!({"socket": text(&export), "volume": "null://1M"});
+        let Value::Object(table) = table else {
+            unreachable!()
+        };
+        client.add(DiskKind::VhostUserBlk, table).unwrap();
+        features_of(&UnixStream::connect(&export).unwrap());
+    };
+    // Those of the file: a keeper that is asked has other descriptors for a moment.
+    let kept = || {
+        let table = fs::read_to_string("/proc/net/unix").unwrap();
+        let listens = |line: &&str| line.ends_with(&*text(&export)) && line.contains("00010000");
+        table.lines().filter(listens).count()
+    };
+    add();
+    kill_serving(&daemon);
+    features_of(&UnixStream::connect(&export).unwrap());
+    assert_eq!(kept(), 1);
+    client.remove("export", true).unwrap();
+    eventually("nobody has it", || kept() == 0);
+    // Another one at the same place is a new one.
+    add();
+    kill_serving(&daemon);
+    features_of(&UnixStream::connect(&export).unwrap());
+    daemon.end();
+    assert!(!export.exists());
+}
+
+/// What a front-end has sent may keep the receiver process of one that was killed from ending:
+/// another's connection ends all the same.
+#[test]
+fn a_front_end_sees_the_end_though_the_receiver_does_not_end() {
+    let place = Place::new();
+    let export = place.path("export.sock");
+    let socket = text(&export);
+    let daemon = serve(
+        &place,
+        &["mem://1M", "--vhost-user-blk", &socket, "mem://1M"],
+    );
     let front = UnixStream::connect(&export).unwrap();
     front.set_read_timeout(Some(LIMIT)).unwrap();
     features_of(&front);
-    drop((host, front));
+    let receivers = receivers(&daemon);
+    let pid = receivers[0];
+    // A duplicate of its sockets that lives as long as this test.
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+    let dups: Vec<_> = (3..64)
+        .filter_map(|fd| {
+            let flags = rustix::process::PidfdGetfdFlags::empty();
+            rustix::process::pidfd_getfd(&pidfd, fd, flags).ok()
+        })
+        .collect();
+    if dups.is_empty() {
+        let what = "vnvme::keeper::a_front_end_sees_the_end";
+        return testkit::skip(what, "a child's descriptors cannot be taken");
+    }
+    kill_serving(&daemon);
+    assert_eq!((&front).read(&mut [0; 1]).unwrap(), 0, "the end is seen");
+    drop(dups);
     daemon.end();
-    assert!(!export.exists() && !place.socket().exists());
+}
+
+/// The receiver process of the one that serves, and what has started it.
+fn receivers(daemon: &Daemon) -> Vec<Pid> {
+    let pid = serving(daemon.pid()).unwrap().as_raw_nonzero().get();
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let read = |process: i32, file: &str| {
+        let text = fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    let parent = |process: i32| {
+        let status = read(process, "status");
+        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+        line.and_then(|id| id.trim().parse::<i32>().ok())
+            .unwrap_or(0)
+    };
+    // Another process has started it, which this one has started.
+    let is_receiver = |process: &i32| {
+        let is_ours = [parent(*process), parent(parent(*process))].contains(&pid);
+        is_ours && read(*process, "cmdline").contains("receive-descriptors")
+    };
+    let receivers: Vec<Pid> = all.filter(is_receiver).filter_map(Pid::from_raw).collect();
+    assert!(!receivers.is_empty());
+    receivers
 }
 
 /// The receiver process of one that was killed ends when it comes to that, and does no harm.
@@ -494,26 +615,7 @@ fn a_receiver_that_ends_late_leaves_clients_alone() {
     let mut host = Host::up(&place.socket());
     host.write(1, 0, &pattern(1, 4096));
     for round in 1..4 {
-        let pid = serving(daemon.pid()).unwrap().as_raw_nonzero().get();
-        let all = fs::read_dir("/proc").unwrap().flatten();
-        let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        let read = |process: i32, file: &str| {
-            let text = fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
-            String::from_utf8_lossy(&text).into_owned()
-        };
-        let parent = |process: i32| {
-            let status = read(process, "status");
-            let line = status.lines().find_map(|line| line.strip_prefix("PPid:"));
-            line.and_then(|id| id.trim().parse::<i32>().ok())
-                .unwrap_or(0)
-        };
-        // Another process has started it, which this one has started.
-        let is_receiver = |process: &i32| {
-            let is_ours = [parent(*process), parent(parent(*process))].contains(&pid);
-            is_ours && read(*process, "cmdline").contains("receive-descriptors")
-        };
-        let receivers: Vec<Pid> = all.filter(is_receiver).filter_map(Pid::from_raw).collect();
-        assert!(!receivers.is_empty());
+        let receivers = receivers(&daemon);
         for receiver in &receivers {
             kill_process(*receiver, Signal::STOP).unwrap();
         }

@@ -6,10 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 /// A descriptor of a volume's file, with the locks of its open file description.
 ///
 /// A queue has this until the last of its requests has been answered: so nothing is on its way to
-/// the file when it is dropped, and the next opening may have the file. The kernel
-/// may keep the description for longer: of a request that one of its threads carried out, it takes
-/// the last part away only when the ring's owner calls again, perhaps much later. So the locks are
-/// given up here, and do not wait for that. Of a process that is killed nothing is dropped, and the
+/// the file when it is dropped, and the next opening may have the file. Somebody else may have the
+/// description for longer, as the kernel has those of a ring that has not ended yet. So the locks
+/// are given up here, and do not wait for that. Of a process that is killed nothing is dropped, and the
 /// locks last as long as its requests ([`fence`](super::fence)).
 #[derive(Debug)]
 pub(crate) struct FileDescription(OwnedFd);
