@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 /// A descriptor of a volume's file, with the locks of its open file description.
 ///
 /// A queue has this until the last of its requests has been answered: so nothing is on its way to
-/// the file when it is dropped, and the next opening may have the file. Somebody else may have the
-/// description for longer, as the kernel has those of a ring that has not ended yet. So the locks
-/// are given up here, and do not wait for that. Of a process that is killed nothing is dropped, and the
-/// locks last as long as its requests ([`fence`](super::fence)).
+/// the file when it is dropped, and the next opening may have the file. The description may last
+/// longer, for the kernel has those of a ring until that has ended. So the locks are given up
+/// here, and do not wait for it. Of a process that is killed nothing is dropped, and the locks
+/// last as long as its requests ([`fence`](super::fence)).
 #[derive(Debug)]
 pub(crate) struct FileDescription(OwnedFd);
 
