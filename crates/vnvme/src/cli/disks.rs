@@ -9,6 +9,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use control::api::{Disk, DiskKind, Namespace};
 use output::outln;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// Options of `vnvme list`.
@@ -104,6 +105,23 @@ pub fn print_namespaces(namespaces: &[Namespace]) -> Result<()> {
     Ok(table.print()?)
 }
 
+/// What `vnvme show` tells.
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    disk: Disk,
+    process: Processes,
+}
+
+/// The numbers of the processes that a disk has.
+#[derive(Serialize)]
+struct Processes {
+    /// Of the one that serves.
+    pid: u32,
+    /// Of the one that keeps what must not close, if one does.
+    keeper: Option<u32>,
+}
+
 /// Options of `vnvme show`.
 #[derive(Args)]
 pub struct ShowArgs {
@@ -114,10 +132,25 @@ pub struct ShowArgs {
 }
 
 impl ShowArgs {
-    /// Prints a disk.
+    /// Prints a disk, and who serves it.
     pub fn run(self) -> Result<()> {
-        let disk = self.target.client()?.disk(&self.disk.name)?;
-        self.target.print(&disk, print)
+        let client = self.target.client()?;
+        let disk = client.disk(&self.disk.name)?;
+        let process = client.stats()?.measured.process;
+        let shown = Shown {
+            disk,
+            process: Processes {
+                pid: process.pid,
+                keeper: process.keeper,
+            },
+        };
+        self.target.print(&shown, |shown| {
+            print(&shown.disk)?;
+            let keeper = shown.process.keeper;
+            let keeper = keeper.map_or(String::new(), |pid| format!(", its keeper {pid}"));
+            outln!("  served by process {}{keeper}", shown.process.pid);
+            Ok(())
+        })
     }
 }
 

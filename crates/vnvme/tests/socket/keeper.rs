@@ -408,6 +408,16 @@ fn the_command_upgrade_says_how_it_went() {
     let pid = serving(daemon.pid()).unwrap().as_raw_nonzero().get();
     assert_eq!(said["pid"], json!(pid), "{said}");
     assert!(said["pause_ns"].as_u64().is_some_and(|ns| ns > 0), "{said}");
+    let name = &Client::new(vec![(&control).into()])
+        .unwrap()
+        .disks()
+        .unwrap()[0]
+        .name;
+    let words = ["show", name, "--json", "--control", &control];
+    let shown = Command::new(own).args(words).output().unwrap();
+    let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    let wanted = json!({ "pid": pid, "keeper": daemon.pid() });
+    assert_eq!((&shown["process"], &shown["name"]), (&wanted, &json!(name)));
     put("/bin/false");
     let why = upgrade().unwrap_err();
     assert!(why.contains("the new program does not know how"), "{why}");
