@@ -336,6 +336,8 @@ fn cut_again_and_again(below: &Below, load: &mut Load, cuts: u64, kills: bool) -
     for number in 0..cuts {
         let daemon = Daemon::builder("power-cut")
             .env("NOTIFY_SOCKET", &path)
+            .arg("--keeper")
+            .arg(if kills { "process" } else { "off" })
             .volume(below.path())
             .start()?;
         // One that is killed before it serves is not followed.

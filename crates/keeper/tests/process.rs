@@ -424,8 +424,8 @@ fn an_upgrade_waits_for_the_process_that_follows() {
     kill_process(second, Signal::KILL).unwrap();
     kill_process(running.pid(), Signal::USR2).unwrap();
     kill_process(running.pid(), Signal::CONT).unwrap();
-    let (third, fourth) = (running.serving(), running.serving());
-    assert_ne!(third, fourth);
+    // The one in between may not come to say who it is.
+    assert_ne!(running.serving(), second);
     running.wait_said("upgraded");
     running.end();
 }

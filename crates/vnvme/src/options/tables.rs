@@ -438,7 +438,7 @@ impl Spec for ProcessSpec {
                  from 20 to 1000 as the load has it",
                 |p| &mut p.idle_window,
             )
-            .or("auto"),
+            .or("off"),
         ),
         both(
             Row::<Self>::new(
