@@ -769,6 +769,11 @@ impl Frontend for Association {
         self.controller.needs_polling() || self.has_news() || self.mail.has_news()
     }
 
+    /// The next command comes on the ring, without a wake-up while its worker polls.
+    fn keeps_window(&self) -> bool {
+        self.in_flight() > 0 || self.io.iter().any(|queue| queue.phase == Phase::Open)
+    }
+
     fn arm(&mut self) -> bool {
         self.controller.arm() || self.has_news() || self.mail.has_news()
     }

@@ -22,6 +22,7 @@ mod server;
 mod share;
 mod slices;
 mod tail;
+mod tcp;
 
 pub use near::{Choice, Place};
 
@@ -53,6 +54,8 @@ pub enum Name {
     Mediate,
     /// Slices of one device beside each other: shares under unequal load, weights, limits
     Share,
+    /// Our initiator against our front-end by NVMe/TCP, beside an echo of the same bytes
+    Tcp,
     /// The same disks in one process, and in a process each: memory, start, throughput, weights
     Processes,
     /// Instructions for each I/O, by callgrind
@@ -70,8 +73,9 @@ impl Name {
             Name::Image => image::check_only(only),
             Name::Rbd => rbd::check_only(only),
             Name::Scale => scale::check_only(only),
+            Name::Tcp => tcp::check_only(only),
             Name::Doorbell => doorbell::check_only(only),
-            _ => bail!("--only chooses from the suites file, image, rbd, scale and doorbell"),
+            _ => bail!("--only chooses from the suites file, image, rbd, scale, tcp and doorbell"),
         }
     }
 
@@ -86,6 +90,7 @@ impl Name {
             Name::Mediate => "mediate",
             Name::Share => "share",
             Name::Processes => "processes",
+            Name::Tcp => "tcp",
             Name::Cost => "cost",
             Name::All => "all",
         }
@@ -235,6 +240,7 @@ pub fn run(name: Name, runtime: Option<Duration>, plan: &Plan) -> Result<()> {
             Name::Scale,
             Name::Mediate,
             Name::Share,
+            Name::Tcp,
             Name::Processes,
         ] {
             if let Err(error) = one(name, plan) {
@@ -267,6 +273,7 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
         Name::Scale => scale::run(plan),
         Name::Mediate => mediate::run(plan),
         Name::Share => share::run(plan),
+        Name::Tcp => tcp::run(plan),
         Name::Processes => processes::run(plan),
         Name::Cost => cost::run(plan),
         Name::All => Ok(Outcome::default()),

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::Write as _;
 use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -40,6 +41,8 @@ pub struct Serve {
     pub volumes: Vec<String>,
     /// A volume for each vhost-user-blk export.
     pub exports: Vec<String>,
+    /// A volume for each subsystem that other hosts reach by NVMe/TCP, at a port of this host.
+    pub subsystems: Vec<String>,
     /// Doorbells in a mapped page instead of by message.
     pub mapped: bool,
     pub workers: usize,
@@ -58,6 +61,7 @@ impl Serve {
         Self {
             volumes: vec![volume.to_owned()],
             exports: Vec::new(),
+            subsystems: Vec::new(),
             mapped,
             workers: 1,
             cpus: cpus.to_vec(),
@@ -73,6 +77,8 @@ pub struct Server {
     child: Child,
     dir: Scratch,
     controllers: usize,
+    /// Where its subsystems are.
+    ports: Vec<u16>,
     started_in: Duration,
 }
 
@@ -132,6 +138,14 @@ impl Server {
                 "[[vhost-user-blk]]\nsocket = {socket:?}\nvolume = {volume:?}"
             )?;
         }
+        let ports = free_ports(serve.subsystems.len())?;
+        for ((i, volume), port) in serve.subsystems.iter().enumerate().zip(&ports) {
+            let subnqn = nqn(i);
+            writeln!(
+                config,
+                "[[nvme-tcp]]\nlisten = \"127.0.0.1:{port}\"\nsubnqn = \"{subnqn}\"\n[[nvme-tcp.namespace]]\nvolume = {volume:?}"
+            )?;
+        }
         let path = dir.path().join("config.toml");
         std::fs::write(&path, config)?;
         let log = File::create(dir.path().join("log"))?;
@@ -146,7 +160,7 @@ impl Server {
             // However this process ends, its servers do too.
             command.args([END_WITH_PARENT, &std::process::id().to_string()]);
         }
-        if !serve.volumes.is_empty() {
+        if !serve.volumes.is_empty() || !serve.subsystems.is_empty() {
             command.args(["--workers", &serve.workers.to_string()]);
         }
         if !serve.cpus.is_empty() {
@@ -172,6 +186,7 @@ impl Server {
             child,
             dir,
             controllers: serve.volumes.len(),
+            ports,
             started_in: Duration::ZERO,
         };
         loop {
@@ -212,6 +227,17 @@ impl Server {
     /// The socket of vhost-user-blk export `index`.
     pub fn export(&self, index: usize) -> PathBuf {
         export(&self.dir, index)
+    }
+
+    /// The address of subsystem `index`.
+    pub fn subsystem(&self, index: usize) -> SocketAddr {
+        let port = self.ports.get(index).copied().unwrap_or_default();
+        (Ipv4Addr::LOCALHOST, port).into()
+    }
+
+    /// Its name.
+    pub fn nqn(&self, index: usize) -> String {
+        nqn(index)
     }
 
     /// Stops the process where it is, or lets it go on: for servers that poll on the same CPU in
@@ -256,6 +282,19 @@ impl Server {
 
 fn socket(dir: &Scratch, index: usize) -> PathBuf {
     dir.path().join(format!("{index}.sock"))
+}
+
+fn nqn(index: usize) -> String {
+    format!("nqn.2014-08.org.vnvme:bench-{index}")
+}
+
+/// Ports that nobody listens at now.
+fn free_ports(count: usize) -> Result<Vec<u16>> {
+    // All at a time, so that they differ.
+    let listeners = (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
+    let listeners = listeners.collect::<Result<Vec<_>, _>>().context("a port")?;
+    let ports = listeners.iter().map(|l| Ok(l.local_addr()?.port()));
+    ports.collect()
 }
 
 fn export(dir: &Scratch, index: usize) -> PathBuf {

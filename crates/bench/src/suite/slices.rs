@@ -156,36 +156,54 @@ pub fn take(
         let first = round as usize % contenders.len().max(1);
         let (rest, start) = contenders.split_at(first);
         for contender in start.iter().chain(rest) {
-            let ours = pings.slice(&contender.load)?;
-            if let Some((ping, measured)) = &ours {
-                add(suite, contender, (id, *ping), measured, collector);
-            }
-            let Some(beside) = &contender.beside else {
-                continue;
-            };
-            let theirs = pings.slice(beside)?;
-            if let (Some((one, ours)), Some((other, theirs))) = (ours, theirs)
-                && agree(one.round_trip, other.round_trip)
-            {
-                let taken = Taken {
-                    round: id,
-                    round_trip: one.mean(other).round_trip,
-                };
-                let of = ours.iops() / theirs.iops().max(1e-9);
-                let case = contender.case(suite);
-                collector.add_at(case, "of_beside", "ratio", of, taken);
-                if contender.shows_gaps {
-                    let of = theirs.nanos_outside_gaps() / ours.nanos_outside_gaps().max(1e-9);
-                    collector.add_at(case, "running_of_beside", "ratio", of, taken);
-                }
-                // What the host takes from a CPU now and then is not in the medians.
-                let [ours, theirs] = [ours, theirs].map(|m| m.both().percentile(50.0) as f64);
-                let of = theirs / ours.max(1.0);
-                collector.add_at(case, "p50_of_beside", "ratio", of, taken);
-            }
+            one(suite, contender, id, pings, collector)?;
         }
     }
     Ok(())
+}
+
+/// Measures one contender, and what is beside it, as a part of a round: the ping-pong's distance,
+/// with I/Os in a second and their median time in nanoseconds, where the CPUs stayed where they
+/// were.
+pub fn one(
+    suite: &str,
+    contender: &Contender<'_>,
+    id: u32,
+    pings: &mut Pings,
+    collector: &mut Collector,
+) -> Result<Option<(Ping, f64, f64)>> {
+    let ours = pings.slice(&contender.load)?;
+    if let Some((ping, measured)) = &ours {
+        add(suite, contender, (id, *ping), measured, collector);
+    }
+    let result = ours.as_ref().map(|(ping, measured)| {
+        let p50 = measured.both().percentile(50.0) as f64;
+        (*ping, measured.iops(), p50)
+    });
+    let Some(beside) = &contender.beside else {
+        return Ok(result);
+    };
+    let theirs = pings.slice(beside)?;
+    if let (Some((one, ours)), Some((other, theirs))) = (ours, theirs)
+        && agree(one.round_trip, other.round_trip)
+    {
+        let taken = Taken {
+            round: id,
+            round_trip: one.mean(other).round_trip,
+        };
+        let of = ours.iops() / theirs.iops().max(1e-9);
+        let case = contender.case(suite);
+        collector.add_at(case, "of_beside", "ratio", of, taken);
+        if contender.shows_gaps {
+            let of = theirs.nanos_outside_gaps() / ours.nanos_outside_gaps().max(1e-9);
+            collector.add_at(case, "running_of_beside", "ratio", of, taken);
+        }
+        // What the host takes from a CPU now and then is not in the medians.
+        let [ours, theirs] = [ours, theirs].map(|m| m.both().percentile(50.0) as f64);
+        let of = theirs / ours.max(1.0);
+        collector.add_at(case, "p50_of_beside", "ratio", of, taken);
+    }
+    Ok(result)
 }
 
 fn add(
