@@ -1,0 +1,275 @@
+//! The controller's side of transactions, on one queue.
+
+use crate::group::Group;
+use crate::hash::Hash;
+use crate::host::{augmented, of_controller, of_host};
+use crate::message::{self, Challenge, Failure, Kind, Reply};
+use crate::random::Random;
+use crate::{Names, Secrets};
+use zeroize::Zeroizing;
+
+/// What becomes of a message from the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// It was taken; the host asks for the next one.
+    Next,
+    /// The host has proven who it is, and the transaction is over.
+    Authenticated,
+    /// The transaction has failed; the host may ask why, and the queue is of no use.
+    Failed(Failure),
+}
+
+/// What the controller says when it is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The message.
+    pub message: Vec<u8>,
+    /// The queue's state with it.
+    pub step: Step,
+}
+
+struct Negotiated {
+    transaction: u16,
+    hash: Hash,
+    group: Group,
+}
+
+/// Where a transaction is.
+enum State {
+    /// The host begins.
+    Waits,
+    /// The challenge is to be fetched.
+    Challenges(Negotiated),
+    /// The reply comes next.
+    Challenged(Negotiated),
+    /// The success is to be fetched; the host's own challenge has been answered by that response.
+    Succeeds {
+        transaction: u16,
+        hash: Hash,
+        response: Option<Zeroizing<Vec<u8>>>,
+    },
+    /// The host says whether it takes the response.
+    Asked { transaction: u16 },
+    /// It is over.
+    Authenticated,
+    /// It has failed; that is to be fetched.
+    Failed { transaction: u16, why: Failure },
+}
+
+impl State {
+    /// Until another one is known.
+    const FAILED: State = State::Failed {
+        transaction: 0,
+        why: Failure::ORDER,
+    };
+}
+
+/// The controller's side, on one queue.
+pub struct Controller {
+    names: Names,
+    secrets: Secrets,
+    random: Random,
+    groups: &'static [Group],
+    state: State,
+}
+
+impl std::fmt::Debug for Controller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Controller")
+            .field("names", &self.names)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Controller {
+    /// Of a new queue of a host, whose secret is known.
+    pub const fn new(names: Names, secrets: Secrets, random: Random) -> Self {
+        Self {
+            names,
+            secrets,
+            random,
+            groups: &Group::ALL,
+            state: State::Waits,
+        }
+    }
+
+    /// The same, with these groups only.
+    #[must_use]
+    pub const fn with_groups(mut self, groups: &'static [Group]) -> Self {
+        self.groups = groups;
+        self
+    }
+
+    /// The next message or question takes arithmetic for which a thread that serves others has no
+    /// time: that of Diffie-Hellman.
+    pub const fn is_slow(&self) -> bool {
+        match &self.state {
+            State::Challenges(negotiated) | State::Challenged(negotiated) => {
+                !negotiated.group.is_null()
+            }
+            _ => false,
+        }
+    }
+
+    /// The host has proven who it is.
+    pub const fn is_authenticated(&self) -> bool {
+        matches!(self.state, State::Authenticated)
+    }
+
+    /// A message from the host.
+    pub fn take(&mut self, message: &[u8]) -> Step {
+        let state = std::mem::replace(&mut self.state, State::FAILED);
+        let transaction = match &state {
+            State::Waits | State::Authenticated => {
+                message::head(message).map_or(0, |(_, transaction)| transaction)
+            }
+            State::Challenges(negotiated) | State::Challenged(negotiated) => negotiated.transaction,
+            State::Succeeds { transaction, .. }
+            | State::Asked { transaction }
+            | State::Failed { transaction, .. } => *transaction,
+        };
+        let next = match (message::failed(message, Kind::FAILURE2), state) {
+            (Some(why), _) => Err(why),
+            (None, State::Waits) => self.negotiated(message),
+            (None, State::Challenged(negotiated)) => self.replied(message, &negotiated),
+            (None, State::Asked { transaction }) => match message::head(message) {
+                Some((Kind::SUCCESS2, of)) if of == transaction && message.len() >= 16 => {
+                    Ok(State::Authenticated)
+                }
+                Some((Kind::SUCCESS2, _)) | None => Err(Failure::PAYLOAD),
+                Some(_) => Err(Failure::ORDER),
+            },
+            (None, State::Failed { why, .. }) => Err(why),
+            (None, _) => Err(Failure::ORDER),
+        };
+        match next {
+            Ok(state) => {
+                self.state = state;
+                match self.state {
+                    State::Authenticated => Step::Authenticated,
+                    _ => Step::Next,
+                }
+            }
+            Err(why) => {
+                self.state = State::Failed { transaction, why };
+                Step::Failed(why)
+            }
+        }
+    }
+
+    /// The message that the host asks for.
+    pub fn answer(&mut self) -> Answer {
+        let state = std::mem::replace(&mut self.state, State::FAILED);
+        let (message, state) = match state {
+            State::Challenges(negotiated) => {
+                let message = self.challenge(&negotiated);
+                (message, State::Challenged(negotiated))
+            }
+            State::Succeeds {
+                transaction,
+                hash,
+                response,
+            } => {
+                let found = response.as_ref().map(|response| response.as_slice());
+                let message = message::success1(transaction, hash, found);
+                let state = match response {
+                    Some(_) => State::Asked { transaction },
+                    None => State::Authenticated,
+                };
+                (message, state)
+            }
+            State::Failed { transaction, why } => {
+                let message = message::failure(Kind::FAILURE1, transaction, why);
+                (message, State::Failed { transaction, why })
+            }
+            // Nothing is to be said now.
+            _ => {
+                let (transaction, why) = (0, Failure::ORDER);
+                let message = message::failure(Kind::FAILURE1, transaction, why);
+                (message, State::Failed { transaction, why })
+            }
+        };
+        self.state = state;
+        let step = match self.state {
+            State::Authenticated => Step::Authenticated,
+            State::Failed { why, .. } => Step::Failed(why),
+            _ => Step::Next,
+        };
+        Answer { message, step }
+    }
+
+    fn negotiated(&self, message: &[u8]) -> Result<State, Failure> {
+        let (transaction, hash, group) = message::negotiated(message, &Hash::ALL, self.groups)?;
+        Ok(State::Challenges(Negotiated {
+            transaction,
+            hash,
+            group,
+        }))
+    }
+
+    fn challenge(&self, negotiated: &Negotiated) -> Vec<u8> {
+        let Negotiated {
+            transaction,
+            hash,
+            group,
+        } = *negotiated;
+        let public = group.public(&self.random.exponent);
+        let challenge = Challenge {
+            hash: hash.id(),
+            group: group.id(),
+            sequence: self.random.sequence,
+            challenge: self.random.challenge.get(..hash.len()).unwrap_or_default(),
+            public: &public,
+        };
+        challenge.message(transaction)
+    }
+
+    fn replied(&self, message: &[u8], negotiated: &Negotiated) -> Result<State, Failure> {
+        let Negotiated {
+            transaction,
+            hash,
+            group,
+        } = *negotiated;
+        let reply = Reply::parse(message, transaction, hash)?;
+        let session = match group {
+            Group::Null if reply.public.is_empty() => None,
+            Group::Null => return Err(Failure::PAYLOAD),
+            group => {
+                let shared = group.shared(reply.public, &self.random.exponent);
+                let shared = shared.ok_or(Failure::PAYLOAD)?;
+                Some(hash.digest(&Zeroizing::new(shared)))
+            }
+        };
+        let augment = |challenge: &[u8]| augmented(hash, session.as_deref(), challenge);
+        let number = transaction.to_le_bytes();
+        let own = augment(self.random.challenge.get(..hash.len()).unwrap_or_default());
+        let sequence = self.random.sequence.to_le_bytes();
+        let parts = of_host(&own, &sequence, &number, &self.names);
+        let key = self.secrets.host.key(&self.names.host);
+        if !hash.is_hmac(&key, &parts, reply.response) {
+            return Err(Failure::FAILED);
+        }
+        let response = match (reply.challenge, &self.secrets.controller) {
+            (None, _) => None,
+            // It is asked who it is, and cannot say.
+            (Some(_), None) => return Err(Failure::FAILED),
+            (Some(challenge), Some(secret)) => {
+                let own = self.random.challenge.get(..hash.len()).unwrap_or_default();
+                // What comes back to its sender proves nothing ("NVMe Base 2.1", 8.3.5.5.4).
+                if challenge == own || reply.sequence == 0 {
+                    return Err(Failure::PAYLOAD);
+                }
+                let challenge = augment(challenge);
+                let sequence = reply.sequence.to_le_bytes();
+                let parts = of_controller(&challenge, &sequence, &number, &self.names);
+                let key = secret.key(&self.names.subsystem);
+                Some(hash.hmac(&key, &parts))
+            }
+        };
+        Ok(State::Succeeds {
+            transaction,
+            hash,
+            response,
+        })
+    }
+}

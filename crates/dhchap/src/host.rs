@@ -1,0 +1,201 @@
+//! The host's side of a transaction.
+
+use crate::group::Group;
+use crate::hash::Hash;
+use crate::message::{self, Challenge, Failure, Kind, Reply};
+use crate::random::Random;
+use crate::{Names, Secrets};
+use zeroize::Zeroizing;
+
+/// Why the host does not go on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The controller has ended the transaction.
+    #[error("the controller says: {0}")]
+    ByController(Failure),
+    /// The controller has not proven who it is, or breaks the protocol.
+    #[error("{why}")]
+    ByHost {
+        /// What is wrong.
+        why: Failure,
+        /// What tells the controller so.
+        message: Vec<u8>,
+    },
+}
+
+/// What is known after the challenge.
+struct Replied {
+    hash: Hash,
+    /// The host's challenge as it is hashed: with the session key, if there is one.
+    challenge: Zeroizing<Vec<u8>>,
+}
+
+/// The host's side of one transaction.
+pub struct Host {
+    names: Names,
+    secrets: Secrets,
+    random: Random,
+    replied: Option<Replied>,
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host")
+            .field("names", &self.names)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    /// Of a queue whose Connect has been answered so that authentication is required. With a secret
+    /// of the controller's, that has to prove who it is.
+    pub const fn new(names: Names, secrets: Secrets, random: Random) -> Self {
+        Self {
+            names,
+            secrets,
+            random,
+            replied: None,
+        }
+    }
+
+    /// The first message.
+    pub fn negotiate(&self) -> Vec<u8> {
+        message::negotiate(self.random.transaction, &Hash::ALL, &Group::ALL)
+    }
+
+    /// The answer to the controller's challenge.
+    ///
+    /// # Errors
+    /// [`Refused`]: the connection is of no use then.
+    pub fn reply(&mut self, message: &[u8]) -> Result<Vec<u8>, Refused> {
+        let challenge = self.read(message, |message, transaction| {
+            Challenge::parse(message, transaction)
+        })?;
+        let hash = Hash::of(challenge.hash).ok_or_else(|| self.refuse(Failure::HASH))?;
+        let group = Group::of(challenge.group).ok_or_else(|| self.refuse(Failure::GROUP))?;
+        let (c1, s1) = (challenge.challenge, challenge.sequence);
+        if c1.len() != hash.len() || challenge.public.len() != group.len() {
+            return Err(self.refuse(Failure::PAYLOAD));
+        }
+        let public = group.public(&self.random.exponent);
+        let session = match group {
+            Group::Null => None,
+            group => {
+                let shared = group.shared(challenge.public, &self.random.exponent);
+                let shared = shared.ok_or_else(|| self.refuse(Failure::PAYLOAD))?;
+                Some(hash.digest(&Zeroizing::new(shared)))
+            }
+        };
+        let augment = |challenge: &[u8]| augmented(hash, session.as_deref(), challenge);
+        let transaction = self.random.transaction;
+        let c1 = augment(c1);
+        let key = self.secrets.host.key(&self.names.host);
+        let (s1, number) = (s1.to_le_bytes(), transaction.to_le_bytes());
+        let response = hash.hmac(&key, &of_host(&c1, &s1, &number, &self.names));
+        let own = self.random.challenge.get(..hash.len()).unwrap_or_default();
+        let asks = self.secrets.controller.is_some();
+        let reply = Reply {
+            response: &response,
+            challenge: asks.then_some(own),
+            sequence: if asks { self.random.sequence } else { 0 },
+            public: &public,
+        };
+        let message = reply.message(transaction);
+        let challenge = augment(own);
+        self.replied = Some(Replied { hash, challenge });
+        Ok(message)
+    }
+
+    /// The controller takes this host; what it is to be told then, if it is.
+    ///
+    /// # Errors
+    /// [`Refused`]: the connection is of no use then.
+    pub fn conclude(&mut self, message: &[u8]) -> Result<Option<Vec<u8>>, Refused> {
+        let Some(Replied { hash, challenge }) = self.replied.take() else {
+            return Err(self.refuse(Failure::ORDER));
+        };
+        let response = self.read(message, |message, transaction| {
+            message::response(message, transaction, hash)
+        })?;
+        let Some(secret) = &self.secrets.controller else {
+            return Ok(None);
+        };
+        let transaction = self.random.transaction.to_le_bytes();
+        let sequence = self.random.sequence.to_le_bytes();
+        let parts = of_controller(&challenge, &sequence, &transaction, &self.names);
+        let key = secret.key(&self.names.subsystem);
+        let proven = response.is_some_and(|found| hash.is_hmac(&key, &parts, found));
+        match proven {
+            true => Ok(Some(message::success2(self.random.transaction))),
+            false => Err(self.refuse(Failure::FAILED)),
+        }
+    }
+
+    fn read<'a, T>(
+        &self,
+        message: &'a [u8],
+        parse: impl FnOnce(&'a [u8], u16) -> Result<T, Failure>,
+    ) -> Result<T, Refused> {
+        if let Some(why) = message::failed(message, Kind::FAILURE1) {
+            return Err(Refused::ByController(why));
+        }
+        parse(message, self.random.transaction).map_err(|why| self.refuse(why))
+    }
+
+    fn refuse(&self, why: Failure) -> Refused {
+        let message = message::failure(Kind::FAILURE2, self.random.transaction, why);
+        Refused::ByHost { why, message }
+    }
+}
+
+/// A challenge as it is hashed: with the session key, if there is one.
+pub(crate) fn augmented(
+    hash: Hash,
+    session: Option<&Vec<u8>>,
+    challenge: &[u8],
+) -> Zeroizing<Vec<u8>> {
+    match session {
+        Some(session) => hash.hmac(session, &[challenge]),
+        None => Zeroizing::new(challenge.to_vec()),
+    }
+}
+
+/// What the host's response is the HMAC of: 0 stands for no secure channel.
+pub(crate) fn of_host<'a>(
+    challenge: &'a [u8],
+    sequence: &'a [u8; 4],
+    transaction: &'a [u8; 2],
+    names: &'a Names,
+) -> [&'a [u8]; 8] {
+    let (host, subsystem) = (names.host.as_bytes(), names.subsystem.as_bytes());
+    [
+        challenge,
+        sequence,
+        transaction,
+        &[0],
+        b"HostHost",
+        host,
+        &[0],
+        subsystem,
+    ]
+}
+
+/// What the controller's is.
+pub(crate) fn of_controller<'a>(
+    challenge: &'a [u8],
+    sequence: &'a [u8; 4],
+    transaction: &'a [u8; 2],
+    names: &'a Names,
+) -> [&'a [u8]; 8] {
+    let (host, subsystem) = (names.host.as_bytes(), names.subsystem.as_bytes());
+    [
+        challenge,
+        sequence,
+        transaction,
+        &[0],
+        b"Controller",
+        subsystem,
+        &[0],
+        host,
+    ]
+}

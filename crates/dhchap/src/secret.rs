@@ -1,0 +1,137 @@
+//! Secrets, and the form in which they are written down.
+
+use crate::hash::Hash;
+use base64ct::{Base64, Encoding};
+use zeroize::Zeroizing;
+
+/// What a transformed secret is mixed with ("NVMe Base 2.1", 8.3.5.5.7).
+const FABRICS: &[u8] = b"NVMe-over-Fabrics";
+
+/// A secret of a host or of a subsystem.
+#[derive(Clone)]
+pub struct Secret {
+    bytes: Zeroizing<Vec<u8>>,
+    /// How it is transformed before it is used.
+    transform: Option<Hash>,
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// Why a text is no secret. It says nothing of what stands there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SecretError {
+    /// It is in another form.
+    #[error("a secret has the form DHHC-1:HH:BASE64: (as `nvme gen-dhchap-key` prints it)")]
+    Form,
+    /// The hash function for its transformation is none.
+    #[error("the secret's hash function is none of 00, 01, 02 and 03")]
+    Hash,
+    /// Its base64 is none.
+    #[error("the secret's base64 is damaged")]
+    Base64,
+    /// It has another number of bytes.
+    #[error("the secret has neither 32, 48 nor 64 bytes")]
+    Length,
+    /// Its checksum is another one.
+    #[error("the secret's checksum does not match: it is damaged")]
+    Checksum,
+}
+
+impl Secret {
+    /// Reads `DHHC-1:HH:BASE64:`, where HH is how it is transformed, and the base64 is that of its
+    /// bytes and their CRC-32, little-endian ("NVMe Base 2.1", 8.3.5.5.7).
+    ///
+    /// # Errors
+    /// [`SecretError`].
+    pub fn parse(text: &str) -> Result<Self, SecretError> {
+        let rest = text.trim().strip_prefix("DHHC-1:");
+        let rest = rest.and_then(|rest| rest.strip_suffix(':'));
+        let (hash, base64) = rest
+            .and_then(|rest| rest.split_once(':'))
+            .ok_or(SecretError::Form)?;
+        let transform = match hash {
+            "00" => None,
+            "01" => Some(Hash::Sha256),
+            "02" => Some(Hash::Sha384),
+            "03" => Some(Hash::Sha512),
+            _ => return Err(SecretError::Hash),
+        };
+        let bytes = Base64::decode_vec(base64).map_err(|_| SecretError::Base64)?;
+        let mut bytes = Zeroizing::new(bytes);
+        let len = bytes.len().checked_sub(4).unwrap_or_default();
+        if !matches!(len, 32 | 48 | 64) {
+            return Err(SecretError::Length);
+        }
+        let (secret, sum) = bytes.split_at(len);
+        if crc32fast::hash(secret).to_le_bytes() != sum {
+            return Err(SecretError::Checksum);
+        }
+        bytes.truncate(len);
+        Ok(Self { bytes, transform })
+    }
+
+    /// The key that is used: mixed with the name of whose secret it is, where it says so.
+    pub(crate) fn key(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
+        match self.transform {
+            Some(hash) => hash.hmac(&self.bytes, &[nqn.as_bytes(), FABRICS]),
+            None => self.bytes.clone(),
+        }
+    }
+}
+
+/// Not in constant time: for secrets of one owner.
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        *self.bytes == *other.bytes && self.transform == other.transform
+    }
+}
+
+impl Eq for Secret {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The one that nvme-cli's documents show.
+    const TEXT: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+
+    #[test]
+    fn the_form_is_that_of_nvme_cli() {
+        let secret = Secret::parse(TEXT).unwrap();
+        assert_eq!(secret.bytes.len(), 32);
+        assert_eq!(secret.bytes[..4], [0x89, 0xae, 0xb3, 0x1a]);
+        assert_eq!(*secret.key("nqn.x"), *secret.bytes);
+        let other = Secret::parse(&TEXT.replace(":00:", ":01:")).unwrap();
+        assert_ne!(*other.key("nqn.x"), *other.bytes);
+        assert_ne!(*other.key("nqn.x"), *other.key("nqn.y"));
+        assert!(secret != other && secret == secret.clone());
+        assert!(Secret::parse(&format!("{TEXT}\n")).is_ok());
+    }
+
+    #[test]
+    fn other_forms_are_refused_and_not_shown() {
+        let base64 = "ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n";
+        for (text, error) in [
+            (String::new(), SecretError::Form),
+            (base64.into(), SecretError::Form),
+            (TEXT.replace("DHHC-1", "DHHC-2"), SecretError::Form),
+            (TEXT.trim_end_matches(':').into(), SecretError::Form),
+            (TEXT.replace(":00:", ":04:"), SecretError::Hash),
+            (TEXT.replace(":00:", ":0:"), SecretError::Hash),
+            (TEXT.replace("ia6z", "ia6*"), SecretError::Base64),
+            (TEXT.replace("ia6z", ""), SecretError::Length),
+            (TEXT.replace(base64, ""), SecretError::Length),
+            (TEXT.replace("ia6z", "ia6y"), SecretError::Checksum),
+        ] {
+            let found = Secret::parse(&text).unwrap_err();
+            assert_eq!(found, error, "{text}");
+            assert!(!found.to_string().contains("ia6"));
+        }
+        let shown = format!("{:?}", Secret::parse(TEXT).unwrap());
+        assert_eq!(shown, "Secret(..)");
+    }
+}
