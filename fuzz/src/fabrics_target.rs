@@ -14,8 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use controller::{ControllerConfig, NamespaceConfig};
-use fabrics_target::{Association, Door, NewAssociation, Target, TargetConfig, TargetLimits};
-use nvme::fabrics::{CNTLID_DYNAMIC, Cattr, Connect, ConnectData, DISCOVERY_NQN, Property};
+use dhchap::{Names, Random, Secret, Secrets};
+use fabrics_target::{
+    Association, Door, HostKey, NewAssociation, Target, TargetConfig, TargetLimits,
+};
+use nvme::fabrics::{
+    Authentication, CNTLID_DYNAMIC, Cattr, Connect, ConnectData, DISCOVERY_NQN, Property,
+};
 use nvme::identify::Nqn;
 use nvme::regs::{self, Cc};
 use nvme::sgl::SglDescriptor;
@@ -157,6 +162,18 @@ impl Link {
     }
 }
 
+/// A host that no input can be.
+fn key() -> HostKey {
+    let secret = "DHHC-1:01:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
+    HostKey {
+        nqn: "nqn.2014-08.org.vnvme:h".into(),
+        secrets: Secrets {
+            host: Secret::parse(secret).unwrap(),
+            controller: None,
+        },
+    }
+}
+
 struct Bench {
     worker: Worker<Front>,
     target: Arc<Target>,
@@ -165,7 +182,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(host: Host) -> Self {
+    /// With hosts that have to prove who they are, or not.
+    fn new(host: Host, proven: bool) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("vnvme-fuzz-target-{}-{count}", std::process::id());
@@ -198,6 +216,7 @@ impl Bench {
                 handshake: Duration::from_secs(60),
             },
             hosts: Vec::new(),
+            keys: proven.then(key).into_iter().collect(),
         });
         let handle = Handle::<Front>::new().unwrap();
         let io = Rc::new(Io::new(IoOptions::default()));
@@ -285,6 +304,22 @@ impl Bench {
     }
 }
 
+fn names() -> Names {
+    Names {
+        host: "nqn.2014-08.org.vnvme:h".into(),
+        subsystem: NQN.into(),
+    }
+}
+
+fn random() -> Random {
+    Random {
+        challenge: [7; 64],
+        exponent: [7; 56],
+        sequence: 7,
+        transaction: 0,
+    }
+}
+
 struct Script<'a>(&'a [u8]);
 
 impl Script<'_> {
@@ -334,6 +369,36 @@ impl Script<'_> {
         link.command(&command, &data);
     }
 
+    /// A message by which a host proves who it is, or the question for one.
+    fn message(&mut self, link: &Link) {
+        let (kind, len) = (self.byte(), self.byte());
+        let mut message = match kind & 3 {
+            0 => {
+                let room = u32::from(len) * 32;
+                let mut command = Authentication::nvme(room).receive(3);
+                command.set_sgl(SglDescriptor::transport(room));
+                return link.command(&command, &[]);
+            }
+            1 => dhchap::Host::new(names(), key().secrets, random()).negotiate(),
+            _ => self.bytes(len.into()),
+        };
+        if kind & 4 != 0 {
+            // What begins like one that its turn may be.
+            let head = [1, kind >> 3 & 7, 0, 0, 0, 0, 64];
+            message
+                .iter_mut()
+                .zip(head)
+                .for_each(|(byte, head)| *byte = head);
+        }
+        let said = match kind & 128 {
+            0 => message.len() as u32,
+            _ => self.word(),
+        };
+        let mut command = Authentication::nvme(said).send(3);
+        command.set_sgl(SglDescriptor::in_capsule(0, message.len() as u32));
+        link.command(&command, &message);
+    }
+
     fn data(&mut self, link: &Link) {
         let (cid, tag) = (self.byte().into(), self.byte().into());
         let (at, len) = (self.word().wrapping_mul(32), self.word().wrapping_mul(32));
@@ -343,15 +408,18 @@ impl Script<'_> {
     }
 }
 
-/// The first byte of the input chooses the digests, and whether the first host asks what there is.
+/// The first byte of the input chooses the digests, whether the first host asks what there is, and
+/// whether hosts have to prove who they are.
 pub fn fabrics_target(input: &[u8]) {
     let Some((&how, script)) = input.split_first() else {
         return;
     };
-    let mut bench = Bench::new(Host {
+    let host = Host {
         header_digest: how & 1 != 0,
         data_digest: how & 2 != 0,
-    });
+    };
+    let proven = how & 64 != 0;
+    let mut bench = Bench::new(host, proven);
     let mut script = Script(script);
     let mut links = vec![bench.enabled(how)];
     bench.turns(20);
@@ -369,6 +437,7 @@ pub fn fabrics_target(input: &[u8]) {
             }
             1 => script.command(&links[at]),
             2 => script.data(&links[at]),
+            3 if proven => script.message(&links[at]),
             3 => {
                 let offset = PROPERTIES[usize::from(script.byte()) % PROPERTIES.len()];
                 let mut set = Property::set(2, offset, script.word());

@@ -8,11 +8,12 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use common::nvmet::{NQN, Nvmet};
+use common::nvmet::{NQN, Nvmet, PROVEN_NQN};
 use common::{Checks, LONG, run_for};
 use harness::daemon::program;
 use harness::progress::{say, skip};
@@ -74,6 +75,7 @@ fn linux_is_a_target() -> Result<()> {
     checks.check("the cable of one of two is pulled", || cables(&target));
     checks.check("states of the namespace", || states(&target));
     checks.check("another size", || resized(&target));
+    checks.check("DH-HMAC-CHAP", || proven(&target));
     checks.check("fio in a guest", || in_a_guest(&target));
     checks.finish();
     Ok(())
@@ -222,6 +224,70 @@ fn resized(target: &Nvmet) -> Result<()> {
     target.resize(192)?;
     daemon.wait_log(&format!("has {} bytes now", 192 << 20), LIMIT)?;
     daemon.terminate()
+}
+
+/// Secrets of a host, and of a subsystem, as `nvme gen-dhchap-key` makes them.
+const SECRET: &str = "DHHC-1:01:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
+const OWN_SECRET: &str =
+    "DHHC-1:02:ZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXp7fH1+f4CBgoOEhYaHiImKi4yNjo+QkZKTvGwQfg==:";
+
+/// The target wants to know who its host is, and the host who its target is.
+fn proven(target: &Nvmet) -> Result<()> {
+    let host = "nqn.2014-08.org.vnvme:harness";
+    target.add_proven(host, SECRET, OWN_SECRET)?;
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str, secret: &str| -> Result<String> {
+        let path = folder.path().join(name);
+        std::fs::write(&path, secret)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        Ok(path.display().to_string())
+    };
+    let (mine, theirs) = (file("mine", SECRET)?, file("theirs", OWN_SECRET)?);
+    let url = |options: &str| {
+        let port = target.port();
+        format!("nvme+tcp://127.0.0.1:{port}/{PROVEN_NQN}/1?hostnqn={host}{options}")
+    };
+    let good = format!("&dhchap-secret-file={mine}");
+    let both = format!("{good}&dhchap-ctrl-secret-file={theirs}");
+    for (hash, group, options) in [
+        ("sha256", "null", &good),
+        ("sha384", "ffdhe2048", &both),
+        ("sha512", "ffdhe3072", &both),
+    ] {
+        target.set_proof(host, hash, group)?;
+        let daemon = Daemon::builder("nvmet-proven")
+            .volume(url(options))
+            .start()?;
+        verified(load(&daemon, 1, "4k")?, &daemon).with_context(|| format!("{hash} {group}"))?;
+        let log = daemon.log()?;
+        ensure!(!log.contains("AQIDBA"), "a secret:\n{log}");
+        daemon.terminate()?;
+        say(format!(
+            "nvme-tcp: DH-HMAC-CHAP with {hash}, {group}: proven"
+        ));
+    }
+    for (options, why) in [
+        (String::new(), "dhchap-secret-file"),
+        (
+            format!("&dhchap-secret-file={theirs}"),
+            "authentication failed",
+        ),
+        (
+            format!("{good}&dhchap-ctrl-secret-file={mine}"),
+            "authentication failed",
+        ),
+    ] {
+        let socket = folder.path().join("none.sock");
+        let output = Command::new(program()?)
+            .arg("serve")
+            .arg("--socket")
+            .arg(socket)
+            .arg(url(&options))
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(!output.status.success() && said.contains(why), "{said}");
+    }
+    Ok(())
 }
 
 /// A guest's own fio and file system, while the ports close.

@@ -70,6 +70,7 @@ fn linux_is_a_host() -> Result<()> {
     let mut checks = Checks::new("nvme-tcp-host");
     checks.check("discover and connect-all", || discovers(&guest));
     checks.check("reset and disconnect under load", || resets(&guest, long));
+    checks.check("DH-HMAC-CHAP", || proves(&guest));
     if long {
         checks.check("digests, queues, block sizes", || kinds_of_hosts(&guest));
         checks.check("the daemon is killed", || daemon_killed(&guest));
@@ -123,6 +124,40 @@ X
          end; cat /tmp/log",
     )?;
     ensure!(said.contains("sandbox: landlock"), "no sandbox:\n{said}");
+    Ok(())
+}
+
+/// The daemon wants to know who its hosts are, at an address that others reach; the host wants to
+/// know who the daemon is.
+fn proves(guest: &Guest) -> Result<()> {
+    let said = host(
+        guest,
+        "H=nqn.2014-08.org.vnvme:harness
+         K=DHHC-1:01:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:
+         C=DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:
+         echo \"$H $K $C\" >/tmp/keys; chmod 600 /tmp/keys
+         serve --nvme-tcp 0.0.0.0:4420 mem://64M --subnqn $N --host-keys /tmp/keys
+         fails() { ! timeout 60 nvme connect -t tcp -a $A -s 4420 -n $N --ctrl-loss-tmo=1 \"$@\" 2>/dev/null || { echo \"connected: $*\"; return 1; }; }
+         fails --hostnqn=$H
+         fails --hostnqn=$H --dhchap-secret=$C
+         fails --hostnqn=$H --dhchap-secret=$K --dhchap-ctrl-secret=$K
+         fails --hostnqn=$H-other --dhchap-secret=$K
+         [ -z \"$(ls /sys/class/nvme)\" ] || nvme disconnect-all
+         for words in '' --dhchap-ctrl-secret=$C; do
+             nvme connect -t tcp -a $A -s 4420 -n $N --hostnqn=$H --dhchap-secret=$K $words
+             d=$(disk_of $N); c=/dev/$(ls -d /sys/class/nvme/nvme* | head -n 1 | sed 's:.*/::')
+             verify $d 8m
+             nvme reset $c
+             verify $d 4m
+             nvme disconnect -n $N
+         done
+         end
+         grep -q 'has not proven who it is' /tmp/log
+         ! grep -E 'DHHC|AQIDBA|ia6zGo' /tmp/log
+         echo proven",
+    )?;
+    ensure!(said.contains("proven"), "{said}");
+    say("nvme-tcp: Linux's initiator proves who it is, both ways");
     Ok(())
 }
 

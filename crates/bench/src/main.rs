@@ -62,8 +62,8 @@ struct Options {
     /// beside, plain, vnvme, pinned; of the suite image: filled, chain, empty, overlay; randread,
     /// randwrite; 1, 8, 32; of the suite rbd: randread, randwrite; 1, 32; of the suite scale: load,
     /// crowd, tail; of the suite doorbell: polling, batched, sleeping, "sleeping batched",
-    /// interrupt; of the suite tcp: 1, 32, 128; plain, digests. What no word is given for is done in
-    /// full. The results then hold nothing else of it
+    /// interrupt; of the suite tcp: 1, 32, 128; plain, digests. What no word is given for is done
+    /// in full. The results then hold nothing else of it
     #[arg(long, value_delimiter = ',', requires = "suite", value_name = "LIST")]
     only: Vec<String>,
     /// Where a suite has the memory of queues and data

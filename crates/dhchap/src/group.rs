@@ -60,7 +60,7 @@ impl Group {
     }
 
     /// Bytes of a public value: 0 of [`Group::Null`].
-    pub const fn len(self) -> usize {
+    pub(crate) const fn len(self) -> usize {
         match self {
             Self::Null => 0,
             Self::Ffdhe2048 => 256,

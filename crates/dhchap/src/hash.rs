@@ -59,7 +59,7 @@ impl Hash {
     }
 
     /// Bytes of a hash.
-    pub const fn len(self) -> usize {
+    pub(crate) const fn len(self) -> usize {
         match self {
             Self::Sha256 => 32,
             Self::Sha384 => 48,

@@ -62,7 +62,7 @@ impl Secret {
         };
         let bytes = Base64::decode_vec(base64).map_err(|_| SecretError::Base64)?;
         let mut bytes = Zeroizing::new(bytes);
-        let len = bytes.len().checked_sub(4).unwrap_or_default();
+        let len = bytes.len().saturating_sub(4);
         if !matches!(len, 32 | 48 | 64) {
             return Err(SecretError::Length);
         }

@@ -9,13 +9,14 @@ use crate::decide::{Register, create, decide_io, delete};
 use crate::handshake::{Connected, invalid};
 use crate::link::{End, Link};
 use crate::memory::{BASE, PAGE, Pool};
+use crate::prove::Outcome;
 use crate::queue::{Phase, Queue, Surroundings};
 use crate::rings;
 use crate::slots::Step;
 use crate::target::{Letter, Reservation, Target};
 use controller::{Controller, ControllerConfig, ControllerStats, FabricsConfig};
 use dma::Prot;
-use nvme::fabrics::{SQHD_NO_FLOW_CONTROL, status};
+use nvme::fabrics::{self, SQHD_NO_FLOW_CONTROL, status};
 use nvme::regs::{self, Aqa, Cc, Csts};
 use nvme::{AdminOpcode, Command, Completion, Status};
 use nvme_tcp::ADMIN_IN_CAPSULE;
@@ -31,6 +32,7 @@ use worker::{Context, Descriptors, Frontend};
 const ADMIN_ENTRIES: u16 = 64;
 /// How long a host may leave a controller without enabling it.
 const ENABLING: Duration = Duration::from_secs(120);
+const NOT_PROVEN: &str = "its host has not proven who it is in time";
 /// Between two looks at a controller that ends.
 const ENDING_LOOK: Duration = Duration::from_millis(10);
 
@@ -49,6 +51,9 @@ pub enum AssociationError {
     /// A descriptor.
     #[error("a connection's descriptor: {0}")]
     Descriptor(rustix::io::Errno),
+    /// The kernel has no random numbers.
+    #[error("no random numbers: {0}")]
+    Random(std::io::Error),
     /// The worker's inbox.
     #[error("no event descriptor: {0}")]
     Event(std::io::Error),
@@ -181,7 +186,9 @@ impl Parts {
             .sqsize_z
             .saturating_add(1)
             .clamp(2, ADMIN_ENTRIES);
-        let admin = Queue::new(link, &connected.limits, 0, entries, ADMIN_IN_CAPSULE, true);
+        let mut admin = Queue::new(link, &connected.limits, 0, entries, ADMIN_IN_CAPSULE, true);
+        let proof = target.proof(&connected.hostnqn, Instant::now());
+        admin.proof = proof.map_err(AssociationError::Random)?;
         Ok(Self {
             controller,
             pool,
@@ -275,7 +282,10 @@ impl Association {
         target.stats().count_connection();
         let peer = rustix::net::getpeername(&connected.fd).ok().flatten();
         let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
-        admin.answer(connected.cid, Status::SUCCESS, cntlid.into());
+        let answer = fabrics::Connected::new()
+            .with_cntlid(cntlid)
+            .with_atr(!admin.proof.is_given());
+        admin.answer(connected.cid, Status::SUCCESS, answer.into_bits().into());
         target.log.connected.line(|left_out| {
             let from = peer.map(|peer| peer.to_string()).unwrap_or_default();
             tracing::info!(
@@ -342,12 +352,17 @@ impl Association {
             controller: &mut self.controller,
             pool: &mut self.pool,
             max_transfer,
+            prover: self.target.prover.as_ref(),
+            mail: &self.mail,
         };
         let resetting = self.resetting;
         let decide = |command: &Command, controller: &mut Controller| {
             register.decide(command, controller, resetting)
         };
         let worked = self.admin.read(&mut around, decide)?;
+        if let Some(why) = self.admin.refusal.take() {
+            self.target.not_proven(&self.hostnqn, self.peer, &why);
+        }
         if register.written {
             self.write_cc();
         }
@@ -412,7 +427,8 @@ impl Association {
             connected.refuse(why, dw0);
             self.target.stats().count_refusal();
         };
-        if self.life != Life::Open || !self.controller.is_ready() || self.flushing {
+        let is_open = self.life == Life::Open && self.admin.proof.is_given();
+        if !is_open || !self.controller.is_ready() || self.flushing {
             return refuse(Status::COMMAND_SEQUENCE_ERROR, 0);
         }
         if !(1..=limits.queues).contains(&qid) || taken {
@@ -438,7 +454,8 @@ impl Association {
             fd,
             connected.limits,
         );
-        let Ok(link) = link else {
+        let proof = self.target.proof(&self.hostnqn, self.now);
+        let (Ok(link), Ok(proof)) = (link, proof) else {
             return refuse(Status::NOT_ENOUGH_RESOURCES, 0);
         };
         let entries = entries_z + 1;
@@ -451,6 +468,7 @@ impl Association {
             limits.in_capsule,
             flow_control,
         );
+        queue.proof = proof;
         queue.phase = Phase::Making { cid: connected.cid };
         queue.rings.reset(self.pool.memory());
         let [cq, sq] = create(&queue.rings, qid);
@@ -471,8 +489,11 @@ impl Association {
             (Step::CreateSq, Phase::Making { cid }, true) => {
                 queue.phase = Phase::Open;
                 self.target.stats().count_connection();
+                let answer = fabrics::Connected::new()
+                    .with_cntlid(self.cntlid)
+                    .with_atr(!queue.proof.is_given());
                 let entry = Completion {
-                    dw0: u32::from(self.cntlid).into(),
+                    dw0: answer.into_bits().into(),
                     sqhd: if queue.has_flow_control() {
                         0
                     } else {
@@ -529,6 +550,9 @@ impl Association {
             controller,
             pool,
             io,
+            mail,
+            hostnqn,
+            peer,
             ..
         } = self;
         for queue in io.iter_mut().filter(|queue| queue.phase == Phase::Open) {
@@ -536,6 +560,8 @@ impl Association {
                 controller,
                 pool,
                 max_transfer,
+                prover: target.prover.as_ref(),
+                mail,
             };
             let state = target.ana.state();
             let decide = |command: &Command, _: &mut Controller| {
@@ -552,10 +578,15 @@ impl Association {
                     queue.close(&why, pool);
                 }
             }
+            if let Some(why) = queue.refusal.take() {
+                target.not_proven(hostnqn, *peer, &why);
+            }
             queue.feed(&mut Surroundings {
                 controller,
                 pool,
                 max_transfer,
+                prover: target.prover.as_ref(),
+                mail,
             });
             queue.rings.ring(controller);
         }
@@ -606,6 +637,8 @@ impl Association {
             controller: &mut self.controller,
             pool: &mut self.pool,
             max_transfer,
+            prover: self.target.prover.as_ref(),
+            mail: &self.mail,
         };
         let mut worked = false;
         for queue in &mut self.io {
@@ -668,6 +701,8 @@ impl Association {
         let since = |at: Instant| self.now.saturating_duration_since(at);
         if !self.kato.is_zero() && since(self.alive) >= self.kato {
             self.end(&End::Refused("no Keep Alive in time"));
+        } else if self.has_waited(&self.admin) {
+            self.end(&End::Refused(NOT_PROVEN));
         } else if !self.cc.en() && since(self.began) >= ENABLING && self.kato.is_zero() {
             self.end(&End::Refused("its controller was not enabled in time"));
         } else {
@@ -676,6 +711,44 @@ impl Association {
             if Csts::from_bits(u32::from_le_bytes(bytes)).cfs() && self.cc.en() {
                 self.end(&End::Refused("its controller has failed"));
             }
+        }
+        for place in 0..self.io.len() {
+            let late = self.io.get(place).is_some_and(|q| self.has_waited(q));
+            if late && let Some(queue) = self.io.get_mut(place) {
+                queue.close(&End::Refused(NOT_PROVEN), &mut self.pool);
+            }
+        }
+    }
+
+    /// The host of a queue has not proven who it is in time.
+    fn has_waited(&self, queue: &Queue) -> bool {
+        let limit = self.target.config.limits.handshake;
+        let since = queue.proof.since();
+        since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit)
+    }
+
+    /// Arithmetic of a host's proof has ended.
+    fn proven(&mut self, qid: u16, place: u16, outcome: Outcome) {
+        let max_transfer = self.max_transfer();
+        let Self {
+            target,
+            controller,
+            pool,
+            admin,
+            io,
+            mail,
+            ..
+        } = self;
+        let mut around = Surroundings {
+            controller,
+            pool,
+            max_transfer,
+            prover: target.prover.as_ref(),
+            mail,
+        };
+        let mut queues = std::iter::once(admin).chain(io);
+        if let Some(queue) = queues.find(|q| q.qid == qid && q.phase == Phase::Open) {
+            queue.proven(place, outcome, &mut around);
         }
     }
 
@@ -686,6 +759,11 @@ impl Association {
                     self.target.passed(self.cntlid);
                     self.arrive(*connected);
                 }
+                Letter::Proven {
+                    qid,
+                    place,
+                    outcome,
+                } => self.proven(qid, place, *outcome),
                 Letter::State => self.controller.ana_changed(),
                 Letter::Sizes => {
                     self.controller.check_sizes();
@@ -728,6 +806,8 @@ impl Frontend for Association {
             controller: &mut self.controller,
             pool: &mut self.pool,
             max_transfer,
+            prover: self.target.prover.as_ref(),
+            mail: &self.mail,
         });
         worked |= self.read_io();
         self.admin.rings.ring(&mut self.controller);
@@ -785,8 +865,11 @@ impl Frontend for Association {
             true if self.cc.en() => None,
             true => self.began.checked_add(ENABLING),
         };
+        let limit = self.target.config.limits.handshake;
+        let queues = std::iter::once(&self.admin).chain(&self.io);
+        let proof = queues.filter_map(|queue| queue.proof.since()?.checked_add(limit));
         let deadlines = [ending.flatten(), alive, self.controller.deadline()];
-        deadlines.into_iter().flatten().min()
+        deadlines.into_iter().flatten().chain(proof).min()
     }
 
     fn drain_messages(&mut self) -> bool {

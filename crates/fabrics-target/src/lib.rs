@@ -30,6 +30,7 @@ mod door;
 mod handshake;
 mod link;
 mod memory;
+mod prove;
 mod queue;
 mod rings;
 mod slots;
@@ -37,4 +38,5 @@ mod target;
 
 pub use association::{Association, AssociationError, NewAssociation};
 pub use door::{Door, DoorError, Launch};
+pub use prove::HostKey;
 pub use target::{Target, TargetConfig, TargetLimits, TargetStats};

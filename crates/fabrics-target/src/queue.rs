@@ -12,14 +12,18 @@
 
 use crate::link::{End, Link};
 use crate::memory::{Block, PAGE, Pool, point};
+use crate::prove::{Outcome, Proof, Prover, Stepped, is_of_proof};
 use crate::rings::Rings;
 use crate::slots::{Direction, Sender, Slot, Slots, Step};
+use crate::target::Letter;
 use controller::Controller;
 use dma::{DmaMap, SegmentList};
 use nvme::sgl::{SglDescriptor, SglSubtype, SglType};
 use nvme::{AdminOpcode, Command, Completion, Status, fabrics};
 use nvme_tcp::{Grants, Limits, Request, Requests, digest};
 use std::collections::VecDeque;
+use std::sync::Arc;
+use volume::Inbox;
 
 /// Data of which so many bytes are to come is received where it belongs, without a copy.
 const DIRECT: u32 = 16 << 10;
@@ -58,6 +62,9 @@ pub(crate) struct Surroundings<'a> {
     pub pool: &'a mut Pool,
     /// Largest transfer in bytes.
     pub max_transfer: u32,
+    /// Who does long arithmetic, and where its results come.
+    pub prover: Option<&'a Prover>,
+    pub mail: &'a Arc<Inbox<Letter>>,
 }
 
 /// What becomes of a command before the controller sees it.
@@ -77,6 +84,10 @@ pub(crate) struct Queue {
     pub phase: Phase,
     pub rings: Rings,
     pub slots: Slots,
+    /// Whether its host has proven who it is.
+    pub proof: Proof,
+    /// Why it could not, just now.
+    pub refusal: Option<dhchap::Failure>,
     requests: Requests,
     grants: Grants<u16>,
     /// Entries of the host's submission queue, and its head where there is flow control.
@@ -114,6 +125,8 @@ impl Queue {
             phase: Phase::Open,
             rings: Rings::new(qid, room),
             slots: Slots::new(room),
+            proof: Proof::Given,
+            refusal: None,
             requests: Requests::new(limits, in_capsule),
             grants: Grants::new(room),
             entries,
@@ -285,7 +298,14 @@ impl Queue {
             Ok(transfer) => transfer,
             Err(status) => return self.answer(cid, status.with_dnr(true), 0),
         };
-        let command = match decide(command, around.controller) {
+        let fate = match self.proof.is_given() {
+            true => decide(command, around.controller),
+            false => match self.proof.refuses(command, len) {
+                Some(status) => Fate::Answer(status.with_dnr(true), 0),
+                None => Fate::Pass,
+            },
+        };
+        let command = match fate {
             Fate::Pass => *command,
             Fate::PassAs(other) => other,
             Fate::Answer(status, result) => return self.answer(cid, status, result),
@@ -393,6 +413,9 @@ impl Queue {
         let Some(slot) = self.slots.get(place) else {
             return;
         };
+        if is_of_proof(slot) {
+            return self.prove(place, around);
+        }
         slot.started = true;
         let mut command = slot.command;
         command.cid = place.into();
@@ -405,6 +428,62 @@ impl Queue {
             Some(block) => command.set_sgl(SglDescriptor::data_block(block.iova(), slot.len)),
         }
         self.rings.put(pool.memory(), &command);
+    }
+
+    /// A command by which the host proves who it is, with its message.
+    fn prove(&mut self, place: u16, around: &mut Surroundings<'_>) {
+        let Some(slot) = self.slots.get(place).copied() else {
+            return;
+        };
+        let message = match (slot.direction, slot.block) {
+            (Direction::Out, Some(block)) => {
+                let mut message = Vec::new();
+                around.pool.read(block, 0, slot.len, |bytes| {
+                    message.extend_from_slice(bytes);
+                });
+                Some(message)
+            }
+            _ => None,
+        };
+        let of = (self.qid, place);
+        match self.proof.step(message, of, around.prover, around.mail) {
+            Some(Stepped::Done(outcome)) => self.proven(place, outcome, around),
+            Some(Stepped::Away) => {}
+            Some(Stepped::Full) => {
+                self.end(place, Status::NOT_ENOUGH_RESOURCES, 0, around.pool);
+            }
+            None => {
+                let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr(true);
+                self.end(place, status, 0, around.pool);
+            }
+        }
+    }
+
+    /// Such a command has been looked at.
+    pub(crate) fn proven(&mut self, place: u16, outcome: Outcome, around: &mut Surroundings<'_>) {
+        let Some((message, failed)) = self.proof.ended(outcome) else {
+            return;
+        };
+        self.refusal = self.refusal.or(failed);
+        let Some(slot) = self.slots.get(place).copied() else {
+            return;
+        };
+        let status = match (&message, slot.block) {
+            (None, _) => Status::SUCCESS,
+            (Some(message), Some(block)) if message.len() <= slot.len as usize => {
+                around.pool.clear(block);
+                around.pool.write(block, 0, message);
+                Status::SUCCESS
+            }
+            // There is too little room for it.
+            (Some(_), _) => Status::INVALID_FIELD.with_dnr(true),
+        };
+        let entry = Completion {
+            cid: place.into(),
+            status_phase: Completion::pack_status(status, false),
+            ..Completion::default()
+        };
+        self.respond(place, &slot, entry, around);
     }
 
     /// A command of this side's own.

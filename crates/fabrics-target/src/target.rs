@@ -1,7 +1,9 @@
 //! A subsystem: what is served under one name, and who uses it.
 
 use crate::handshake::Connected;
+use crate::prove::{HostKey, Outcome, Proof, Prover};
 use controller::{AnaGroup, ControllerConfig, NamespaceConfig};
+use dhchap::Names;
 use nvme::Status;
 use nvme::fabrics::status;
 use nvme::identify::{Ascii, Nqn};
@@ -15,7 +17,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use volume::Inbox;
 use zerocopy::IntoBytes;
@@ -71,6 +73,9 @@ pub struct TargetConfig {
     pub limits: TargetLimits,
     /// Names of hosts that may connect; all may where there is none.
     pub hosts: Vec<String>,
+    /// By which hosts have to prove who they are, and the only ones that may connect; where there
+    /// is none, nobody has to.
+    pub keys: Vec<HostKey>,
 }
 
 /// What an association is told by others.
@@ -78,6 +83,12 @@ pub struct TargetConfig {
 pub(crate) enum Letter {
     /// A connection for an I/O queue.
     Connected(Box<Connected>),
+    /// Arithmetic by which a host proves who it is has ended, of a queue and its command.
+    Proven {
+        qid: u16,
+        place: u16,
+        outcome: Box<Outcome>,
+    },
     /// The state of the namespaces has changed.
     State,
     /// A volume has another size.
@@ -155,6 +166,8 @@ pub struct Target {
     members: Mutex<Members>,
     stats: TargetStats,
     pub(crate) log: Log,
+    /// Where hosts have to prove who they are.
+    pub(crate) prover: Option<Prover>,
 }
 
 /// Hosts can cause these lines as often as they want.
@@ -162,6 +175,7 @@ pub struct Target {
 pub(crate) struct Log {
     pub connected: LogLimit,
     pub ended: LogLimit,
+    pub not_proven: LogLimit,
     pub refused: LogLimit,
 }
 
@@ -176,7 +190,12 @@ impl std::fmt::Debug for Target {
 impl Target {
     /// A subsystem of which nobody knows yet.
     pub fn new(config: TargetConfig) -> Arc<Self> {
+        let prover = match config.keys.is_empty() {
+            true => None,
+            false => Prover::start(),
+        };
         Arc::new(Self {
+            prover,
             config,
             ana: Arc::new(AnaGroup::new(AnaState::OPTIMIZED)),
             members: Mutex::default(),
@@ -227,8 +246,47 @@ impl Target {
 
     /// The host may connect.
     pub(crate) fn admits(&self, hostnqn: &str) -> bool {
-        let hosts = &self.config.hosts;
-        hosts.is_empty() || hosts.iter().any(|host| host == hostnqn)
+        let TargetConfig { hosts, keys, .. } = &self.config;
+        let listed = hosts.is_empty() || hosts.iter().any(|host| host == hostnqn);
+        listed && (keys.is_empty() || keys.iter().any(|key| key.nqn == hostnqn))
+    }
+
+    /// What the host of a new queue has to prove.
+    ///
+    /// # Errors
+    /// The kernel has no random numbers.
+    pub(crate) fn proof(&self, hostnqn: &str, now: Instant) -> std::io::Result<Proof> {
+        let keys = &self.config.keys;
+        if keys.is_empty() {
+            return Ok(Proof::Given);
+        }
+        let key = keys.iter().find(|key| key.nqn == hostnqn);
+        // Who has none was refused.
+        let key = key.ok_or(std::io::ErrorKind::PermissionDenied)?;
+        let names = Names {
+            host: hostnqn.into(),
+            subsystem: self.config.nqn.clone(),
+        };
+        Proof::wanted(names, key.secrets.clone(), self.prover.is_some(), now)
+    }
+
+    /// A host could not prove who it is.
+    pub(crate) fn not_proven(
+        &self,
+        hostnqn: &str,
+        peer: Option<SocketAddr>,
+        why: &dhchap::Failure,
+    ) {
+        self.stats.count_refusal();
+        self.log.not_proven.line(|left_out| {
+            let from = peer.map(|peer| peer.to_string()).unwrap_or_default();
+            tracing::warn!(
+                left_out,
+                host = hostnqn,
+                from,
+                "a host has not proven who it is: {why}"
+            );
+        });
     }
 
     /// A place for a new association: its controller's ID.

@@ -36,7 +36,7 @@ pub struct Discovered {
 /// # Errors
 /// [`ConnectError`], after ten seconds at the latest.
 pub fn discover(place: HostPort, identity: &HostIdentity) -> Result<Discovered, ConnectError> {
-    let portal = Portal::new(place, DISCOVERY_NQN, identity, Host::default())?;
+    let portal = Portal::new(place, DISCOVERY_NQN, identity, Host::default(), None)?;
     let now = Instant::now();
     let deadline = now.checked_add(LIMIT).unwrap_or(now);
     let (mut client, _) = connect_queue(&portal, Queue::admin(Duration::ZERO), deadline)?;

@@ -4,7 +4,9 @@ use crate::identity::HostIdentity;
 use crate::options::{FabricsOptions, Policy};
 use crate::subsystem::{self, Subsystem};
 use crate::volume::FabricsVolume;
+use dhchap::{Secret, Secrets};
 use remote::{HostPort, ReachWatch};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use volume::{
     OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole,
@@ -28,6 +30,8 @@ pub const NVME_TCP: Scheme = Scheme {
         TIMEOUT,
         RECONNECT_DELAY,
         HOSTNQN,
+        DHCHAP_SECRET,
+        DHCHAP_CTRL_SECRET,
     ],
 };
 
@@ -70,6 +74,17 @@ const HOSTNQN: UrlOption = UrlOption::new(
     "this host's name (that of /etc/nvme/hostnqn, or one made of the machine's ID)",
 );
 
+const DHCHAP_SECRET: UrlOption = UrlOption::new(
+    "dhchap-secret-file",
+    "PATH",
+    "a file with this host's secret (DHHC-1:...), for a target that wants it to authenticate itself",
+);
+const DHCHAP_CTRL_SECRET: UrlOption = UrlOption::new(
+    "dhchap-ctrl-secret-file",
+    "PATH",
+    "a file with the subsystem's secret: it has to authenticate itself, too",
+);
+
 /// The kind; `opened` is told of each volume that is opened.
 pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> VolumeKind<X> {
     VolumeKind::new(NVME_TCP, move |url: &mut VolumeUrl<'_>, options| {
@@ -85,6 +100,43 @@ pub fn portals(url: &str) -> Option<Vec<HostPort>> {
     let (scheme, rest) = url.split_once("://")?;
     let name = rest.split(['/', '?']).next()?;
     (scheme == NVME_TCP.name).then(|| subsystem::portals(name).ok())?
+}
+
+fn path(text: &str) -> Result<PathBuf, &'static str> {
+    match Path::new(text) {
+        path if path.is_absolute() => Ok(path.into()),
+        _ => Err("it is a whole path"),
+    }
+}
+
+/// The secrets in these files.
+fn secrets(
+    host: Option<PathBuf>,
+    controller: Option<PathBuf>,
+) -> Result<Option<Secrets>, OpenError> {
+    let other = |why: String| OpenError::Other(why.into());
+    let Some(host) = host else {
+        return match controller {
+            None => Ok(None),
+            Some(_) => Err(other(
+                "dhchap-ctrl-secret-file: there is no dhchap-secret-file, without which no target \
+                 is asked who it is"
+                    .into(),
+            )),
+        };
+    };
+    let read = |path: PathBuf| {
+        secret_file(&path).map_err(|why| other(format!("{}: {why}", path.display())))
+    };
+    Ok(Some(Secrets {
+        host: read(host)?,
+        controller: controller.map(read).transpose()?,
+    }))
+}
+
+fn secret_file(path: &Path) -> Result<Secret, String> {
+    let text = dhchap::read_private(path).map_err(|error| error.to_string())?;
+    Secret::parse(&text).map_err(|error| error.to_string())
 }
 
 fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<FabricsVolume, OpenError> {
@@ -131,6 +183,9 @@ fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<FabricsVolume, Ope
     if let Some(identity) = taken.take("hostnqn", HostIdentity::named)? {
         options.identity = identity;
     }
+    let host = taken.take("dhchap-secret-file", path)?;
+    let controller = taken.take("dhchap-ctrl-secret-file", path)?;
+    options.secrets = secrets(host, controller)?;
     options.read_only = taken.read_only(&open)?;
     options.block_size = open.block_size;
     FabricsVolume::open(subsystem, options).map_err(OpenError::Other)

@@ -1,6 +1,7 @@
 //! How a volume uses its subsystem.
 
 use crate::identity::HostIdentity;
+use dhchap::Secrets;
 use std::time::Duration;
 
 /// How paths are chosen among those that are as good as each other.
@@ -35,6 +36,9 @@ pub struct FabricsOptions {
     pub reconnect_delay: Duration,
     /// Who this host is.
     pub identity: HostIdentity,
+    /// By which this host proves who it is, where a controller demands that (DH-HMAC-CHAP); with a
+    /// secret of the subsystem's, its controllers have to prove who they are.
+    pub secrets: Option<Secrets>,
     /// Never write.
     pub read_only: bool,
     /// Smallest block that requests will use, if it is known. In bytes.
@@ -61,6 +65,7 @@ impl FabricsOptions {
             timeout: Duration::from_secs(30),
             reconnect_delay: Duration::from_secs(300),
             identity: crate::identity::local().clone(),
+            secrets: None,
             read_only: false,
             block_size: None,
         }

@@ -30,10 +30,16 @@ impl FabricsVolume {
             header_digest: options.header_digest,
             data_digest: options.data_digest,
         };
-        let portals = subsystem
-            .portals
-            .iter()
-            .map(|place| Portal::new(place.clone(), &subsystem.nqn, &options.identity, host));
+        let portals = subsystem.portals.iter().map(|place| {
+            let secrets = options.secrets.clone();
+            Portal::new(
+                place.clone(),
+                &subsystem.nqn,
+                &options.identity,
+                host,
+                secrets,
+            )
+        });
         let portals: Vec<Portal> = portals.collect::<Result<_, _>>()?;
         let (number, controller) = first(&subsystem, &options, &portals)?;
         check(&subsystem, &options, &controller.facts)?;

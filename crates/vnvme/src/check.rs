@@ -322,11 +322,11 @@ fn checked(checked: Result<(), ConfigError>, origin: &Origin) -> Result<()> {
 /// The same of a subsystem for other hosts.
 fn check_target(spec: &NvmeTcpSpec) -> Result<()> {
     let (listen, origin) = (spec.listen(), &spec.origin);
-    // Nothing says yet who a host is.
-    if !listen.ip().is_loopback() {
+    // Nothing says who a host is.
+    if !listen.ip().is_loopback() && spec.host_keys.is_none() {
         let why = format!(
-            "{listen}: hosts are not authenticated: only an address of this host's own \
-             (127.0.0.0/8, [::1]) can be listened at"
+            "{listen}: hosts are not authenticated without a file of their secrets (host-keys): \
+             only an address of this host's own (127.0.0.0/8, [::1]) can be listened at"
         );
         return Err(origin.error("listen", why));
     }

@@ -23,7 +23,7 @@ use crate::vhost_blk::{FrontEnds, VhostBlk};
 use anyhow::{Context, Result};
 use controller::{ControllerConfig, NamespaceConfig};
 use dma::MemoryCache;
-use fabrics_target::{Door, Target, TargetConfig, TargetLimits};
+use fabrics_target::{Door, HostKey, Target, TargetConfig, TargetLimits};
 use receive::Receiver;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -181,6 +181,7 @@ impl Crew {
     ) -> Result<Added> {
         let OpenTarget {
             spec,
+            keys,
             listener,
             volumes,
             resized,
@@ -192,7 +193,7 @@ impl Crew {
             name: spec.any_name(),
             address: address.clone(),
         };
-        let config = self.target_config(&spec, volumes, &resized);
+        let config = self.target_config(&spec, keys, volumes, &resized);
         let config = origin.place("", config)?;
         let serial = config.controller.serial.clone();
         let target = Target::new(config);
@@ -215,6 +216,7 @@ impl Crew {
     fn target_config(
         &self,
         spec: &NvmeTcpSpec,
+        keys: Vec<HostKey>,
         volumes: Vec<Prepared>,
         resized: &Arc<OwnedFd>,
     ) -> Result<TargetConfig> {
@@ -245,6 +247,7 @@ impl Crew {
                 ..limits
             },
             hosts: spec.hosts.clone().map_or_else(Vec::new, |hosts| hosts.0),
+            keys,
         })
     }
 

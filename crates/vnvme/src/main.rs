@@ -28,6 +28,7 @@ mod discovery;
 mod ending;
 mod front;
 mod heap;
+mod host_keys;
 mod identity;
 mod info;
 mod inherited;

@@ -7,6 +7,7 @@ use crate::access::SocketAccess;
 use crate::crew;
 use crate::ending::{self, NotDurable};
 use crate::front;
+use crate::host_keys;
 use crate::inherited;
 use crate::keep::{self, First, Identity, KeptSocket, Left, LeftSocket, Survival};
 use crate::manage::DiskSpec;
@@ -19,6 +20,7 @@ use crate::subsystems;
 use crate::ublk::OpenDisk;
 use anyhow::{Context, Result, anyhow};
 use controller::{ControllerConfig, DoorbellPage, Subsystem};
+use fabrics_target::HostKey;
 use keeper::Desk;
 use receive::{Intake, Receiver};
 use rustix::event::{EventfdFlags, eventfd};
@@ -291,12 +293,15 @@ impl OpenExport {
 /// A subsystem whose volumes are open.
 pub struct ReadyTarget {
     spec: NvmeTcpSpec,
+    keys: Vec<HostKey>,
     volumes: Vec<Prepared>,
 }
 
 impl ReadyTarget {
     /// Opens its volumes.
     pub fn new(spec: &NvmeTcpSpec, opener: &Opener) -> Result<Self> {
+        let keys = spec.host_keys.as_deref().map(host_keys::read).transpose();
+        let keys = keys.map(Option::unwrap_or_default);
         let volumes = spec.namespaces.iter().zip(1..).map(|(namespace, place)| {
             let of = (spec.any_name(), namespace.nsid.unwrap_or(place));
             let opened = Prepared::new(namespace.clone(), of, opener);
@@ -304,17 +309,23 @@ impl ReadyTarget {
         });
         Ok(Self {
             volumes: volumes.collect::<Result<_>>()?,
+            keys: spec.origin.place("host-keys", keys)?,
             spec: spec.clone(),
         })
     }
 
     /// Makes its socket.
     pub fn listen(self) -> Result<OpenTarget> {
-        let Self { spec, volumes } = self;
+        let Self {
+            spec,
+            keys,
+            volumes,
+        } = self;
         let listener = spec.origin.place("listen", listen_at(spec.listen()))?;
         Ok(OpenTarget {
             listener,
             resized: event()?,
+            keys,
             spec,
             volumes,
         })
@@ -324,6 +335,8 @@ impl ReadyTarget {
 /// A subsystem whose socket and volumes are open.
 pub struct OpenTarget {
     pub spec: NvmeTcpSpec,
+    /// By which hosts prove who they are.
+    pub keys: Vec<HostKey>,
     pub listener: TcpListener,
     /// One for each namespace.
     pub volumes: Vec<Prepared>,

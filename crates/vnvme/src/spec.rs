@@ -174,6 +174,8 @@ pub struct NvmeTcpSpec {
     pub listen: Option<SocketAddr>,
     /// Hosts that may, by their NQNs; all where nothing is said.
     pub hosts: Option<Names>,
+    /// File of the hosts that may, with the secrets by which they prove who they are.
+    pub host_keys: Option<PathBuf>,
     /// Model number.
     pub model: Option<String>,
     /// Serial number.

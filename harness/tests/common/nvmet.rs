@@ -8,6 +8,9 @@ use super::nbd::port;
 /// The subsystem's name.
 pub const NQN: &str = "nqn.2014-08.org.vnvme:nvmet";
 
+/// The name of one whose hosts have to prove who they are.
+pub const PROVEN_NQN: &str = "nqn.2014-08.org.vnvme:nvmet-auth";
+
 /// A guest that serves one namespace by two ports.
 pub struct Nvmet {
     guest: Guest,
@@ -103,6 +106,33 @@ impl Nvmet {
     pub fn resize(&self, mib: u32) -> Result<()> {
         let namespace = format!("/sys/kernel/config/nvmet/subsystems/{NQN}/namespaces/1");
         let script = format!("truncate -s {mib}M /tmp/disk; echo 1 >{namespace}/revalidate_size");
+        self.guest.run(&script).map(drop)
+    }
+
+    /// Another subsystem, by the first port, for a host that has to prove who it is by that secret,
+    /// and to which it proves who it is by the other one.
+    pub fn add_proven(&self, host: &str, secret: &str, own: &str) -> Result<()> {
+        self.guest
+            .run(&format!(
+                "set -e
+                 C=/sys/kernel/config/nvmet; S=$C/subsystems/{PROVEN_NQN}; H=$C/hosts/{host}
+                 mkdir $S; truncate -s 16M /tmp/proven
+                 mkdir $S/namespaces/1; echo /tmp/proven >$S/namespaces/1/device_path
+                 echo 1 >$S/namespaces/1/enable
+                 mkdir $H; echo '{secret}' >$H/dhchap_key; echo '{own}' >$H/dhchap_ctrl_key
+                 echo 0 >$S/attr_allow_any_host
+                 ln -s $H $S/allowed_hosts/{host}
+                 ln -s $S $C/ports/1/subsystems/proven"
+            ))
+            .map(drop)
+    }
+
+    /// By which hash and group that is done.
+    pub fn set_proof(&self, host: &str, hash: &str, group: &str) -> Result<()> {
+        let host = format!("/sys/kernel/config/nvmet/hosts/{host}");
+        let script = format!(
+            "set -e; echo 'hmac({hash})' >{host}/dhchap_hash; echo {group} >{host}/dhchap_dhgroup"
+        );
         self.guest.run(&script).map(drop)
     }
 

@@ -65,7 +65,7 @@ enum Way {
     /// controller: where CPUs share what they stand on, that alone has its price.
     Beside(UringTarget, Vec<usize>, Vec<usize>),
     /// Through a controller. The target goes before its server does.
-    Served(DeviceTarget, Server, Vec<usize>),
+    Served(DeviceTarget, Box<Server>, Vec<usize>),
 }
 
 impl Way {
@@ -276,7 +276,7 @@ fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str
                     },
                 )?;
                 let target = DeviceTarget::open(&server.url(0), &plan.job(1, &cores.client))?;
-                Way::Served(target, server, cores.client.clone())
+                Way::Served(target, Box::new(server), cores.client.clone())
             }
         };
         ways.push((word, way));

@@ -5,7 +5,9 @@
 #![allow(dead_code)]
 
 use controller::{ControllerConfig, NamespaceConfig};
-use fabrics_target::{Association, Door, NewAssociation, Target, TargetConfig, TargetLimits};
+use fabrics_target::{
+    Association, Door, HostKey, NewAssociation, Target, TargetConfig, TargetLimits,
+};
 use nvme::fabrics::{CNTLID_DYNAMIC, Cattr, Connect, ConnectData, Property};
 use nvme::identify::Nqn;
 use nvme::regs::{self, Cc, Csts};
@@ -120,6 +122,7 @@ pub struct Setup {
     pub namespaces: Vec<NamespaceConfig>,
     pub limits: TargetLimits,
     pub hosts: Vec<String>,
+    pub keys: Vec<HostKey>,
     pub controller: ControllerConfig,
 }
 
@@ -129,6 +132,7 @@ impl Setup {
             namespaces: vec![namespace(1, volume)],
             limits: TargetLimits::default(),
             hosts: Vec::new(),
+            keys: Vec::new(),
             controller: ControllerConfig {
                 serial: "SN1".into(),
                 ..ControllerConfig::default()
@@ -163,6 +167,7 @@ impl Served {
             address,
             limits: setup.limits,
             hosts: setup.hosts,
+            keys: setup.keys,
         });
         let handle = Handle::<Front>::new().unwrap();
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());

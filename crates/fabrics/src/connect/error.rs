@@ -34,6 +34,9 @@ pub enum Trouble {
     /// The controller did not become ready, or failed.
     #[error("the controller did not become ready (CSTS {0:#x})")]
     NotReady(u32),
+    /// One side has not proven to the other who it is (DH-HMAC-CHAP).
+    #[error("authentication (DH-HMAC-CHAP): {0}")]
+    Authentication(dhchap::Refused),
     /// No answer to a Keep Alive, or to another command, in time.
     #[error("the controller does not answer")]
     Silent,

@@ -1,6 +1,7 @@
 //! Connections: their making, step by step within a time limit, and the Admin queue as a
 //! conversation.
 
+mod authenticate;
 mod client;
 mod controller;
 mod error;

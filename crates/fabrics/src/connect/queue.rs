@@ -1,8 +1,10 @@
 //! A queue's connection: from the socket to Connect.
 
+use super::authenticate::authenticate;
 use super::client::{Client, Data};
 use super::error::{ConnectError, Trouble};
 use crate::identity::HostIdentity;
+use dhchap::Secrets;
 use nvme::fabrics::{CNTLID_DYNAMIC, Cattr, Connect, ConnectData, Connected, SQHD_NO_FLOW_CONTROL};
 use nvme::identify::Nqn;
 use nvme_tcp::Host;
@@ -20,6 +22,8 @@ pub(crate) struct Portal {
     pub subnqn: String,
     pub identity: HostIdentity,
     pub host: Host,
+    /// By which this host proves who it is.
+    pub secrets: Option<Secrets>,
 }
 
 /// Which queue.
@@ -52,6 +56,7 @@ impl Portal {
         subnqn: &str,
         identity: &HostIdentity,
         host: Host,
+        secrets: Option<Secrets>,
     ) -> Result<Self, ConnectError> {
         let addresses = place.resolve().map_err(|error| ConnectError::Name {
             portal: place.to_string(),
@@ -63,6 +68,7 @@ impl Portal {
             subnqn: subnqn.into(),
             identity: identity.clone(),
             host,
+            secrets,
         })
     }
 
@@ -118,10 +124,26 @@ fn connect(client: &mut Client, portal: &Portal, queue: Queue) -> Result<Connect
             "I/O queue connected"
         );
     }
-    if connected.atr() || connected.ascr() {
+    if connected.ascr() {
         return Err(Trouble::Unusable(
-            "it wants the host to authenticate itself (DH-HMAC-CHAP), for which there is no secret",
+            "it wants a secure channel (TLS), which is not to be had",
         ));
+    }
+    match (connected.atr(), &portal.secrets) {
+        (true, Some(secrets)) => authenticate(client, portal, secrets)?,
+        (true, None) => {
+            return Err(Trouble::Unusable(
+                "it wants the host to authenticate itself (DH-HMAC-CHAP), for which there is no \
+                 secret (dhchap-secret-file)",
+            ));
+        }
+        (false, Some(secrets)) if secrets.controller.is_some() => {
+            return Err(Trouble::Unusable(
+                "it does not prove who it is (DH-HMAC-CHAP), although there is a secret for that \
+                 (dhchap-ctrl-secret-file)",
+            ));
+        }
+        (false, _) => {}
     }
     Ok(connected)
 }

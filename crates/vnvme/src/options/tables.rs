@@ -335,6 +335,16 @@ impl Spec for NvmeTcpSpec {
         .required(),
         Row::<Self>::new("hosts", "NQNS", "hosts that may connect", |t| &mut t.hosts)
             .or("all that reach the address"),
+        Row::<Self>::new(
+            "host-keys",
+            "PATH",
+            "file of the hosts that may connect, with the secrets by which they have to prove who \
+             they are (DH-HMAC-CHAP): an NQN, its DHHC-1 secret, and the subsystem's if it is \
+             asked for that, in a line each. Without, only an address of this host itself can be \
+             listened at",
+            |t| &mut t.host_keys,
+        )
+        .serve(Flag::default("host-keys")),
         write_cache(|t| &mut t.write_cache),
         model(|t| &mut t.model),
         serial(|t| &mut t.serial),

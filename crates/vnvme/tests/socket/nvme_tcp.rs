@@ -2,6 +2,7 @@
 //! from there, both in their sandboxes.
 
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -154,6 +155,44 @@ fn hosts_that_are_not_listed_and_addresses_of_others_are_refused() {
             "{said}"
         );
     }
+    // With secrets it can be any; here it is one that the test reaches.
+    let own = "nqn.2014-08.org.vnvme:a";
+    let secret = "DHHC-1:01:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
+    let [keys, file] = ["keys", "secret"].map(|name| text(&place.path(name)));
+    std::fs::write(&keys, format!("{own} {secret}\n")).unwrap();
+    std::fs::write(&file, secret).unwrap();
+    let any = address.to_string().replace("127.0.0.1", "0.0.0.0");
+    let serve = [
+        "serve",
+        "--nvme-tcp",
+        &any,
+        "mem://16M",
+        "--subnqn",
+        NQN,
+        "--host-keys",
+        &keys,
+    ];
+    let output = vnvme(&serve);
+    let said = text_of(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("chmod 600"),
+        "{said}"
+    );
+    for path in [&keys, &file] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let target = Daemon::spawn(&serve);
+    target.wait_log(|line| line.contains("listening for NVMe over TCP"));
+    let near = Daemon::serve(
+        &place,
+        &[&format!("{}&dhchap-secret-file={file}", url("a"))],
+    );
+    verify(&socket, &["--bs", "4k", "--ios", "500"]);
+    near.end();
+    let refused = vnvme(&["serve", "--socket", &socket, &url("a")]);
+    let said = text_of(&refused.stderr);
+    assert!(said.contains("dhchap-secret-file"), "{said}");
+    target.end();
     let toml = toml.replace("\"nqn.2014-08.org.vnvme:a\"", "");
     std::fs::write(&config, toml).unwrap();
     let output = vnvme(&["serve", "--config", &text(&config)]);

@@ -7,7 +7,7 @@
 mod echo;
 mod initiator;
 
-use super::server::{Serve, Server};
+use super::server::{Program, Serve, Server};
 use super::slices::{self, Contender, Load, Pings};
 use super::{Cores, Outcome, Plan};
 use crate::distance::agree;
@@ -62,7 +62,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let mut pings = Pings::new(&cores, plan)?;
     let cpus = cores.server.get(..1).unwrap_or_default();
-    let serve = |program| {
+    let serve = |program: &Program| {
         let serve = Serve {
             volumes: Vec::new(),
             subsystems: vec![VOLUME.to_owned()],
@@ -71,7 +71,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         Server::start(program, &serve).map(Rc::new)
     };
     let server = serve(&plan.vnvme)?;
-    let other = plan.beside.as_deref().map(serve).transpose()?;
+    let other = plan.beside.as_ref().map(serve).transpose()?;
     let mut quotients = Vec::new();
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);

@@ -1,0 +1,321 @@
+//! A host proves who it is: DH-HMAC-CHAP on each of its queues ("NVMe Base 2.1", 8.3.5).
+//!
+//! Until it has, every other command on the queue is answered by Authentication Required.
+//! Arithmetic of Diffie-Hellman takes milliseconds, which a worker has not: a thread of the
+//! subsystem's does it, for one queue at a time, however many hosts want that.
+
+use crate::slots::Slot;
+use crate::target::Letter;
+use dhchap::{Controller, Failure, Group, Names, Random, Secrets, Step};
+use nvme::fabrics::{self, Authentication, Fctype, status};
+use nvme::{Command, Status};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::time::Instant;
+use volume::Inbox;
+
+/// Most bytes of a message, and of the room for one.
+const MOST: u32 = 4096;
+/// Fewest bytes of the room for a message: what tells of a failure.
+const LEAST: u32 = 16;
+/// Steps that wait for the thread; the hosts of others are told to try again.
+const WAITING: usize = 256;
+/// Groups by which hosts may prove who they are. Those of more bits are left out: a host can ask
+/// for them before it has proven anything.
+const GROUPS: &[Group] = &[
+    Group::Ffdhe2048,
+    Group::Ffdhe3072,
+    Group::Ffdhe4096,
+    Group::Null,
+];
+
+/// What a host may prove who it is by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostKey {
+    /// The host's name.
+    pub nqn: String,
+    /// Its secret, and the subsystem's for it, if there is one.
+    pub secrets: Secrets,
+}
+
+/// How far the host of a queue is.
+pub(crate) enum Proof {
+    /// It has proven who it is, or need not.
+    Given,
+    /// It is to, and has not.
+    Wanted {
+        side: Box<Controller>,
+        since: Instant,
+    },
+    /// The thread has it. The number tells it from that of a queue before, of the same identifier.
+    Away { since: Instant, number: u64 },
+    /// It could not, and may not try again on this queue.
+    Failed { since: Instant },
+}
+
+/// What a step has come to.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    number: u64,
+    side: Box<Controller>,
+    step: Step,
+    /// What the host has asked for.
+    pub message: Option<Vec<u8>>,
+}
+
+/// A step whose arithmetic takes long, and who waits for it.
+struct Job {
+    number: u64,
+    side: Box<Controller>,
+    /// `None`: the host asks for one.
+    message: Option<Vec<u8>>,
+    qid: u16,
+    place: u16,
+    mail: Arc<Inbox<Letter>>,
+}
+
+/// The thread.
+#[derive(Debug)]
+pub(crate) struct Prover(SyncSender<Job>);
+
+impl Prover {
+    /// Starts it; it ends when this is dropped. `None`: there can be none.
+    pub(crate) fn start() -> Option<Self> {
+        let (sender, jobs) = sync_channel::<Job>(WAITING);
+        let thread = std::thread::Builder::new().name("nvme-auth".into());
+        let run = move || {
+            for job in jobs {
+                let Job {
+                    number,
+                    side,
+                    message,
+                    qid,
+                    place,
+                    mail,
+                } = job;
+                let outcome = step(number, side, message.as_deref());
+                mail.put(Letter::Proven {
+                    qid,
+                    place,
+                    outcome: Box::new(outcome),
+                });
+            }
+        };
+        thread.spawn(run).ok().map(|_| Self(sender))
+    }
+}
+
+/// A message from the host, or its question for one.
+fn step(number: u64, mut side: Box<Controller>, message: Option<&[u8]>) -> Outcome {
+    match message {
+        Some(message) => {
+            let step = side.take(message);
+            Outcome {
+                number,
+                side,
+                step,
+                message: None,
+            }
+        }
+        None => {
+            let answer = side.answer();
+            Outcome {
+                number,
+                side,
+                step: answer.step,
+                message: Some(answer.message),
+            }
+        }
+    }
+}
+
+/// What becomes of a step.
+pub(crate) enum Stepped {
+    /// The command can be answered.
+    Done(Outcome),
+    /// Later.
+    Away,
+    /// The thread has no room.
+    Full,
+}
+
+impl Proof {
+    /// Of a new queue of a host with these secrets.
+    ///
+    /// # Errors
+    /// The kernel has no random numbers.
+    pub(crate) fn wanted(
+        names: Names,
+        secrets: Secrets,
+        prover: bool,
+        since: Instant,
+    ) -> std::io::Result<Self> {
+        let groups = if prover { GROUPS } else { &[Group::Null] };
+        let side = Controller::new(names, secrets, Random::new()?).with_groups(groups);
+        let side = Box::new(side);
+        Ok(Self::Wanted { side, since })
+    }
+
+    pub(crate) const fn is_given(&self) -> bool {
+        matches!(self, Self::Given)
+    }
+
+    /// Since when it is waited for.
+    pub(crate) const fn since(&self) -> Option<Instant> {
+        match self {
+            Self::Given => None,
+            Self::Wanted { since, .. } | Self::Away { since, .. } | Self::Failed { since } => {
+                Some(*since)
+            }
+        }
+    }
+
+    /// A command on a queue whose host has not proven who it is: how it is answered, if it is none
+    /// of those by which it does. `len` bytes are its data.
+    pub(crate) fn refuses(&self, command: &Command, len: u32) -> Option<Status> {
+        let is_receive = match fabrics::fctype(command) {
+            Some(Fctype::AUTHENTICATION_SEND) => false,
+            Some(Fctype::AUTHENTICATION_RECEIVE) => true,
+            _ => return Some(status::AUTHENTICATION_REQUIRED),
+        };
+        let asked = Authentication::from_command(command);
+        let least = if is_receive { LEAST } else { 1 };
+        if !asked.is_nvme() || asked.len != len || !(least..=MOST).contains(&len) {
+            return Some(Status::INVALID_FIELD);
+        }
+        match self {
+            Self::Away { .. } => Some(Status::COMMAND_SEQUENCE_ERROR),
+            Self::Failed { .. } => Some(status::AUTHENTICATION_REQUIRED),
+            Self::Wanted { .. } | Self::Given => None,
+        }
+    }
+
+    /// A message, or the question for one, in a command's place of the queue `qid`.
+    pub(crate) fn step(
+        &mut self,
+        message: Option<Vec<u8>>,
+        (qid, place): (u16, u16),
+        prover: Option<&Prover>,
+        mail: &Arc<Inbox<Letter>>,
+    ) -> Option<Stepped> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let Self::Wanted { since, .. } = self else {
+            return None;
+        };
+        let (since, number) = (*since, NUMBER.fetch_add(1, Ordering::Relaxed));
+        let Self::Wanted { side, .. } = std::mem::replace(self, Self::Away { since, number })
+        else {
+            return None;
+        };
+        let Some(prover) = prover.filter(|_| side.is_slow()) else {
+            return Some(Stepped::Done(step(number, side, message.as_deref())));
+        };
+        let job = Job {
+            number,
+            side,
+            message,
+            qid,
+            place,
+            mail: mail.clone(),
+        };
+        match prover.0.try_send(job) {
+            Ok(()) => Some(Stepped::Away),
+            Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) => {
+                let side = job.side;
+                *self = Self::Wanted { side, since };
+                Some(Stepped::Full)
+            }
+        }
+    }
+
+    /// A step has ended: what the host is told, and why it has failed by that, if it has. `None`:
+    /// it was a step of another queue.
+    pub(crate) fn ended(&mut self, outcome: Outcome) -> Option<(Option<Vec<u8>>, Option<Failure>)> {
+        let Outcome {
+            number,
+            side,
+            step,
+            message,
+        } = outcome;
+        let since = match self {
+            Self::Away { since, number: of } if *of == number => *since,
+            _ => return None,
+        };
+        let (state, failed) = match step {
+            Step::Authenticated => (Self::Given, None),
+            Step::Next => (Self::Wanted { side, since }, None),
+            // It may still ask why: what it is told is the end.
+            Step::Failed(why) if message.is_none() => (Self::Wanted { side, since }, Some(why)),
+            Step::Failed(_) => (Self::Failed { since }, None),
+        };
+        *self = state;
+        Some((message, failed))
+    }
+}
+
+/// The command of a slot is one of those by which a host proves who it is.
+pub(crate) fn is_of_proof(slot: &Slot) -> bool {
+    matches!(
+        fabrics::fctype(&slot.command),
+        Some(Fctype::AUTHENTICATION_SEND | Fctype::AUTHENTICATION_RECEIVE)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dhchap::{Host, Secret};
+
+    fn secrets() -> Secrets {
+        let text = "DHHC-1:01:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
+        Secrets {
+            host: Secret::parse(text).unwrap(),
+            controller: None,
+        }
+    }
+
+    fn names() -> Names {
+        Names {
+            host: "nqn.2014-08.org.vnvme:h".into(),
+            subsystem: "nqn.2014-08.org.vnvme:s".into(),
+        }
+    }
+
+    fn wanted() -> Proof {
+        Proof::wanted(names(), secrets(), false, Instant::now()).unwrap()
+    }
+
+    /// A step of a proof, without the thread.
+    fn step(proof: &mut Proof, message: Option<Vec<u8>>, mail: &Arc<Inbox<Letter>>) -> Outcome {
+        match proof.step(message, (0, 0), None, mail) {
+            Some(Stepped::Done(outcome)) => outcome,
+            _ => panic!("it was not done"),
+        }
+    }
+
+    /// The thread's answer comes when its queue has gone, and another one has the identifier.
+    #[test]
+    fn what_one_queue_has_proven_is_no_proof_of_the_next() {
+        let mail = Inbox::new(&volume::Io::new(volume::IoOptions::default())).unwrap();
+        let (mut first, mut next) = (wanted(), wanted());
+        let mut host = Host::new(names(), secrets(), Random::new().unwrap());
+        let outcome = step(&mut first, Some(host.negotiate()), &mail);
+        first.ended(outcome).unwrap();
+        let outcome = step(&mut first, None, &mail);
+        let (challenge, _) = first.ended(outcome).unwrap();
+        let reply = host.reply(&challenge.unwrap()).unwrap();
+        let outcome = step(&mut first, Some(reply), &mail);
+        first.ended(outcome).unwrap();
+        let proven = step(&mut first, None, &mail);
+        // Of the next one a step is under way, too.
+        let _away = step(&mut next, Some(host.negotiate()), &mail);
+        assert!(next.ended(proven).is_none() && !next.is_given());
+        let mut again = wanted();
+        assert!(again.refuses(&Command::new(6, 0, 0), 0).is_some());
+        let failed = step(&mut again, None, &mail);
+        assert!(again.ended(failed).is_some() && !again.is_given());
+        assert!(again.step(None, (0, 0), None, &mail).is_none(), "once only");
+        assert!(!again.is_given());
+    }
+}

@@ -1,0 +1,50 @@
+//! A queue's authentication, right after its Connect: DH-HMAC-CHAP ("NVMe Base 2.1", 8.3.5).
+
+use super::client::{Client, Data};
+use super::error::Trouble;
+use super::queue::Portal;
+use dhchap::{Host, Names, Random, Refused, Secrets};
+use nvme::fabrics::Authentication;
+
+/// Proves to the controller who this host is, and has it do so, where there is a secret of it.
+pub(super) fn authenticate(
+    client: &mut Client,
+    portal: &Portal,
+    secrets: &Secrets,
+) -> Result<(), Trouble> {
+    let names = Names {
+        host: portal.identity.nqn.clone(),
+        subsystem: portal.subnqn.clone(),
+    };
+    let mut host = Host::new(names, secrets.clone(), Random::new()?);
+    send(client, &host.negotiate())?;
+    let challenge = receive(client)?;
+    let reply = host.reply(&challenge).map_err(|why| end(client, why))?;
+    send(client, &reply)?;
+    let success = receive(client)?;
+    let last = host.conclude(&success).map_err(|why| end(client, why))?;
+    last.map_or(Ok(()), |last| send(client, &last))
+}
+
+/// Tells the controller that this host does not go on.
+fn end(client: &mut Client, why: Refused) -> Trouble {
+    if let Refused::ByHost { message, .. } = &why {
+        // The connection ends with or without its answer.
+        let _ = send(client, message);
+    }
+    Trouble::Authentication(why)
+}
+
+fn send(client: &mut Client, message: &[u8]) -> Result<(), Trouble> {
+    // No message is longer than a few KiB.
+    let command = Authentication::nvme(message.len() as u32).send(0);
+    client.execute("Authentication Send", command, Data::Out(message))?;
+    Ok(())
+}
+
+fn receive(client: &mut Client) -> Result<Vec<u8>, Trouble> {
+    let room = dhchap::LONGEST as u32;
+    let command = Authentication::nvme(room).receive(0);
+    let (_, message) = client.execute("Authentication Receive", command, Data::In(room))?;
+    Ok(message)
+}

@@ -1,0 +1,98 @@
+//! The file of hosts that may connect to a subsystem, with the secrets by which they prove who they
+//! are.
+
+use anyhow::{Context, Result, anyhow, bail};
+use dhchap::{Secret, Secrets};
+use fabrics_target::HostKey;
+use nvme::identify::Nqn;
+use std::path::Path;
+
+/// Reads it.
+///
+/// # Errors
+/// What is wrong with it, and where; nothing of what stands there.
+pub fn read(path: &Path) -> Result<Vec<HostKey>> {
+    let text = dhchap::read_private(path).with_context(|| path.display().to_string())?;
+    parse(&text).with_context(|| path.display().to_string())
+}
+
+/// A line for each host: its NQN, its secret, and, where it asks for it, the subsystem's.
+fn parse(text: &str) -> Result<Vec<HostKey>> {
+    let mut keys: Vec<HostKey> = Vec::new();
+    for (line, number) in text.lines().zip(1..) {
+        let mut words = line.split_ascii_whitespace();
+        let Some(nqn) = words.next().filter(|word| !word.starts_with('#')) else {
+            continue;
+        };
+        let at = || format!("line {number}");
+        let secret = |word: &str| Secret::parse(word).with_context(at);
+        if Nqn::new(nqn).is_none() || !nqn.starts_with("nqn.") {
+            bail!("{}: it does not begin with a host's NQN", at());
+        }
+        if keys.iter().any(|key| key.nqn == nqn) {
+            bail!("{}: {nqn} stands there twice", at());
+        }
+        let host = words.next().map(secret).transpose()?;
+        let host = host.ok_or_else(|| anyhow!("{}: {nqn} has no secret", at()))?;
+        let controller = words.next().map(secret).transpose()?;
+        if words.next().is_some() {
+            bail!("{}: there is something behind the secrets", at());
+        }
+        if controller.as_ref() == Some(&host) {
+            // What the host says could be said to it again ("NVMe Base 2.1", 8.3.5.5.7).
+            bail!("{}: both secrets are the same", at());
+        }
+        keys.push(HostKey {
+            nqn: nqn.into(),
+            secrets: Secrets { host, controller },
+        });
+    }
+    if keys.is_empty() {
+        // Not the same as no file, by which all may connect.
+        bail!("it lists no host: none could connect");
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str = "DHHC-1:01:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
+    const OTHER: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+
+    #[test]
+    fn a_line_is_a_host() {
+        let text = format!("# hosts\n\nnqn.2014-08.x:a {ONE}\n  nqn.2014-08.x:b\t{ONE} {OTHER}\n");
+        let keys = parse(&text).unwrap();
+        let names: Vec<&str> = keys.iter().map(|key| &*key.nqn).collect();
+        assert_eq!(names, ["nqn.2014-08.x:a", "nqn.2014-08.x:b"]);
+        assert!(keys[0].secrets.controller.is_none() && keys[1].secrets.controller.is_some());
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_by_its_line_and_not_shown() {
+        for (text, why) in [
+            ("# nobody\n".into(), "lists no host"),
+            (ONE.into(), "line 1: it does not begin with"),
+            (
+                "nqn.2014-08.x:a".into(),
+                "line 1: nqn.2014-08.x:a has no secret",
+            ),
+            (format!("\nnqn.2014-08.x:a {ONE}x"), "line 2"),
+            (
+                format!("nqn.2014-08.x:a {ONE} {OTHER} {ONE}"),
+                "behind the secrets",
+            ),
+            (format!("nqn.2014-08.x:a {ONE} {ONE}"), "are the same"),
+            (
+                format!("nqn.x:a {ONE}\nnqn.x:a {OTHER}"),
+                "line 2: nqn.x:a stands there twice",
+            ),
+        ] {
+            let said = format!("{:#}", parse(&text).unwrap_err());
+            assert!(said.contains(why), "{said}");
+            assert!(!said.contains("AQID") && !said.contains("ia6z"), "{said}");
+        }
+    }
+}
