@@ -8,17 +8,14 @@
 mod common;
 
 use std::path::PathBuf;
-use std::process::Command;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use common::nbd::{LIMIT, QEMU, qemu_nbd, tree};
+use common::rounds::{rounds, wait_requests};
 use common::{Disks, LONG};
-use harness::daemon::program;
 use harness::progress::skip;
 use harness::served::Controller;
 use harness::{Daemon, Guest};
-use serde_json::Value;
 
 /// Kills, where nothing else is said.
 const KILLS: usize = 4;
@@ -57,27 +54,9 @@ impl Export {
             .start()
     }
 
-    /// Requests of the guest that the daemon has carried out since its start.
-    fn requests(&self) -> Result<u64> {
-        let output = Command::new(program()?)
-            .args(["stats", "--json", "--control"])
-            .arg(self.dir.path().join("c"))
-            .output()?;
-        let stats: Value = serde_json::from_slice(&output.stdout)?;
-        let queues = stats["vhost_user_blk"][0]["queues"].as_array();
-        Ok(queues.map_or(0, |all| {
-            all.iter().filter_map(|q| q["requests"].as_u64()).sum()
-        }))
-    }
-
     /// Waits until the guest has made so many more.
     fn wait_requests(&self, more: u64) -> Result<()> {
-        let (began, before) = (Instant::now(), self.requests()?);
-        while self.requests()? < before + more {
-            ensure!(began.elapsed() < LIMIT, "the guest does not work");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        wait_requests(&self.dir.path().join("c"), more, LIMIT)
     }
 }
 
@@ -124,19 +103,7 @@ fn an_image_survives_a_daemon_that_is_killed_under_load() -> Result<()> {
         .qemu_args(["-chardev", &chardev])
         .qemu_args(["-device", "vhost-user-blk-pci,chardev=v0"])
         .boot()?;
-    run(
-        &guest,
-        "rm -f /tmp/stop /tmp/status
-         (rounds=0
-          while [ ! -e /tmp/stop ]; do
-              fio --name=r --filename=$d --ioengine=io_uring --direct=1 --rw=randrw \
-                  --bsrange=4k-64k --iodepth=32 --size=16m --offset=$((rounds % 4 * 16))m \
-                  --fsync=100 --verify=crc32c --verify_fatal=1 --verify_state_save=0 \
-                  >/tmp/fio.log 2>&1 || { echo failed >/tmp/status; exit; }
-              rounds=$((rounds + 1))
-          done
-          echo $rounds >/tmp/status) </dev/null >/dev/null 2>&1 &",
-    )?;
+    run(&guest, &rounds(":"))?;
     let works = || {
         let said = || run(&guest, "cat /tmp/status /tmp/fio.log; true").unwrap_or_default();
         export.wait_requests(100).with_context(said)

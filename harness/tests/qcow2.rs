@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use common::nbd::{LIMIT, QEMU, tree};
+use common::rounds::{rounds, wait_requests};
 use common::{Disks, LONG};
-use harness::daemon::program;
 use harness::progress::skip;
 use harness::served::Controller;
 use harness::tree::Tree;
@@ -58,27 +58,9 @@ impl Export {
             .start()
     }
 
-    /// Requests of the guest that the daemon has carried out since its start.
-    fn requests(&self) -> Result<u64> {
-        let output = Command::new(program()?)
-            .args(["stats", "--json", "--control"])
-            .arg(self.dir.path().join("c"))
-            .output()?;
-        let stats: Value = serde_json::from_slice(&output.stdout)?;
-        let queues = stats["vhost_user_blk"][0]["queues"].as_array();
-        Ok(queues.map_or(0, |all| {
-            all.iter().filter_map(|q| q["requests"].as_u64()).sum()
-        }))
-    }
-
     /// Waits until the guest has made so many more.
     fn wait_requests(&self, more: u64) -> Result<()> {
-        let (began, before) = (Instant::now(), self.requests()?);
-        while self.requests()? < before + more {
-            ensure!(began.elapsed() < LIMIT, "the guest does not work");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        wait_requests(&self.dir.path().join("c"), more, LIMIT)
     }
 }
 
@@ -163,21 +145,8 @@ fn an_image_survives_a_daemon_that_is_killed_under_load() -> Result<()> {
         .qemu_args(["-device", "vhost-user-blk-pci,chardev=v0"])
         .boot()?;
     // Each round has its part anew: written, verified, given to the host.
-    run(
-        &guest,
-        "rm -f /tmp/stop /tmp/status
-         (rounds=0
-          while [ ! -e /tmp/stop ]; do
-              part=$((rounds % 4 * 16))
-              fio --name=r --filename=$d --ioengine=io_uring --direct=1 --rw=randrw \
-                  --bsrange=4k-64k --iodepth=32 --size=16m --offset=${part}m \
-                  --fsync=100 --verify=crc32c --verify_fatal=1 --verify_state_save=0 \
-                  >/tmp/fio.log 2>&1 || { echo failed >/tmp/status; exit; }
-              [ $((rounds % 3)) = 0 ] && blkdiscard -o $((part << 20)) -l $((16 << 20)) $d
-              rounds=$((rounds + 1))
-          done
-          echo $rounds >/tmp/status) </dev/null >/dev/null 2>&1 &",
-    )?;
+    let discard = "[ $((rounds % 3)) = 0 ] && blkdiscard -o $((part << 20)) -l $((16 << 20)) $d";
+    run(&guest, &rounds(discard))?;
     let works = || {
         let said = || run(&guest, "cat /tmp/status /tmp/fio.log; true").unwrap_or_default();
         export.wait_requests(100).with_context(said)

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use common::LONG;
 use common::ceph::{Cluster, LIMIT, tree};
+use common::rounds::{rounds, wait_requests};
 use harness::daemon::{DaemonBuilder, program};
 use harness::progress::skip;
 use harness::served::Controller;
 use harness::{Daemon, Guest};
 use rustix::process::Signal;
-use serde_json::Value;
 
 /// Kills, where nothing else is said.
 const KILLS: usize = 4;
@@ -62,27 +62,9 @@ impl Export {
             .start()
     }
 
-    /// Requests of the guest that the daemon has carried out since its start.
-    fn requests(&self) -> Result<u64> {
-        let output = Command::new(program()?)
-            .args(["stats", "--json", "--control"])
-            .arg(self.dir.path().join("c"))
-            .output()?;
-        let stats: Value = serde_json::from_slice(&output.stdout)?;
-        let queues = stats["vhost_user_blk"][0]["queues"].as_array();
-        Ok(queues.map_or(0, |all| {
-            all.iter().filter_map(|q| q["requests"].as_u64()).sum()
-        }))
-    }
-
     /// Waits until the guest has made so many more.
     fn wait_requests(&self, more: u64) -> Result<()> {
-        let (began, before) = (Instant::now(), self.requests()?);
-        while self.requests()? < before + more {
-            ensure!(began.elapsed() < LIMIT, "the guest does not work");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        wait_requests(&self.dir.path().join("c"), more, LIMIT)
     }
 }
 
@@ -119,19 +101,7 @@ fn a_guest_goes_on_when_its_daemon_is_killed() -> Result<()> {
         .qemu_args(["-chardev", &chardev])
         .qemu_args(["-device", "vhost-user-blk-pci,chardev=v0"])
         .boot()?;
-    run(
-        &guest,
-        "rm -f /tmp/stop /tmp/status
-         (rounds=0
-          while [ ! -e /tmp/stop ]; do
-              fio --name=r --filename=$d --ioengine=io_uring --direct=1 --rw=randrw \
-                  --bsrange=4k-64k --iodepth=32 --size=16m --offset=$((rounds % 4 * 16))m \
-                  --fsync=100 --verify=crc32c --verify_fatal=1 --verify_state_save=0 \
-                  >/tmp/fio.log 2>&1 || { echo failed >/tmp/status; exit; }
-              rounds=$((rounds + 1))
-          done
-          echo $rounds >/tmp/status) </dev/null >/dev/null 2>&1 &",
-    )?;
+    run(&guest, &rounds(":"))?;
     let works = || {
         let said = || run(&guest, "cat /tmp/status /tmp/fio.log; true").unwrap_or_default();
         export.wait_requests(100).with_context(said)

@@ -160,24 +160,20 @@ pub(crate) fn augmented(
     }
 }
 
-/// What the host's response is the HMAC of: 0 stands for no secure channel.
+/// What the host's response is the HMAC of.
 pub(crate) fn of_host<'a>(
     challenge: &'a [u8],
     sequence: &'a [u8; 4],
     transaction: &'a [u8; 2],
     names: &'a Names,
 ) -> [&'a [u8]; 8] {
-    let (host, subsystem) = (names.host.as_bytes(), names.subsystem.as_bytes());
-    [
-        challenge,
-        sequence,
-        transaction,
-        &[0],
+    let numbers = (sequence, transaction);
+    proven(
         b"HostHost",
-        host,
-        &[0],
-        subsystem,
-    ]
+        challenge,
+        numbers,
+        [&names.host, &names.subsystem],
+    )
 }
 
 /// What the controller's is.
@@ -187,15 +183,32 @@ pub(crate) fn of_controller<'a>(
     transaction: &'a [u8; 2],
     names: &'a Names,
 ) -> [&'a [u8]; 8] {
-    let (host, subsystem) = (names.host.as_bytes(), names.subsystem.as_bytes());
+    let numbers = (sequence, transaction);
+    proven(
+        b"Controller",
+        challenge,
+        numbers,
+        [&names.subsystem, &names.host],
+    )
+}
+
+/// The parts of a response's HMAC, with the names of who answers and of the other side: the first 0
+/// stands for no secure channel.
+fn proven<'a>(
+    label: &'a [u8],
+    challenge: &'a [u8],
+    (sequence, transaction): (&'a [u8; 4], &'a [u8; 2]),
+    [own, other]: [&'a str; 2],
+) -> [&'a [u8]; 8] {
+    let (own, other) = (own.as_bytes(), other.as_bytes());
     [
         challenge,
         sequence,
         transaction,
         &[0],
-        b"Controller",
-        subsystem,
+        label,
+        own,
         &[0],
-        host,
+        other,
     ]
 }

@@ -7,6 +7,7 @@
 pub mod ceph;
 pub mod nbd;
 pub mod nvmet;
+pub mod rounds;
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
