@@ -8,7 +8,7 @@ use std::fmt;
 pub const VERSIONS: [&str; 2] = ["keep", "--versions"];
 
 /// How a process and its keeper talk: changed where one of them would not understand the other.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 /// Of what a process serves (`super::configuration`), and of what is noted of connections and
 /// disks.
 const GLUE: u32 = 1;
