@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, fchmod, statat, unlink};
@@ -13,7 +13,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
 };
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::access::{self, Access};
 use crate::path_lock::PathLock;
@@ -23,6 +23,8 @@ const BACKLOG: i32 = 16;
 /// How often, and how far apart, a socket is probed whose backlog is full.
 const PROBE_TRIES: u32 = 20;
 const PROBE_PAUSE: Duration = Duration::from_millis(10);
+/// How long a server that is listening is waited for: it may be ending.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// Why a socket could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +91,8 @@ impl Listener {
     ///
     /// A socket file that nobody listens on is replaced. Servers that start at the same time do not
     /// remove each other's sockets: each holds a lock file meanwhile (`.lock` after the socket's
-    /// name), which only its owner can open.
+    /// name), which only its owner can open. Another process that listens there may be ending: it
+    /// is waited for, a second at most.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self, ListenError> {
         Self::bind_for(path, &Access::OWNER_ONLY)
     }
@@ -287,7 +290,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError
         std::thread::sleep(PROBE_PAUSE);
         connected = connect(&probe, address);
     }
-    if connected == Ok(()) && has_ended(&probe) {
+    if connected == Ok(()) && ends(probe) {
         return remove(path).map_err(failed("remove the stale socket"));
     }
     match connected {
@@ -299,19 +302,30 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError
     }
 }
 
-/// The process that listens there is known (since listen(2), unix(7) SO_PEERCRED), and has ended.
-/// Another one may have its socket for a moment longer: the receiver process of a server that was
-/// killed.
-fn has_ended(probe: &OwnedFd) -> bool {
-    let Ok(peer) = socket_peercred(probe) else {
+/// The process that listens there is known (since listen(2), unix(7) SO_PEERCRED), and has ended,
+/// or does so soon: one whose keeper was killed is killed a moment later. Another one may have its
+/// socket for longer: the receiver process of a server that was killed.
+fn ends(probe: OwnedFd) -> bool {
+    let Ok(peer) = socket_peercred(&probe) else {
         return false;
     };
-    match pidfd_open(peer.pid, PidfdFlags::empty()) {
-        Err(errno) => errno == Errno::SRCH,
+    let pidfd = match pidfd_open(peer.pid, PidfdFlags::empty()) {
+        Ok(pidfd) => pidfd,
+        Err(errno) => return errno == Errno::SRCH,
+    };
+    // A server that lives has room for others meanwhile.
+    drop(probe);
+    let own = peer.pid == getpid();
+    let limit = if own { Duration::ZERO } else { ENDING };
+    let end = Instant::now() + limit;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).unwrap_or_default();
         // One that nobody has waited for yet is readable, too.
-        Ok(pidfd) => {
-            let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
-            poll(&mut fds, Some(&Timespec::default())) == Ok(1)
+        let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+        match poll(&mut fds, Some(&left)) {
+            Err(Errno::INTR) => {}
+            ended => return ended == Ok(1),
         }
     }
 }

@@ -3,8 +3,11 @@
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use vfio_user::{ListenError, Listener};
 
@@ -60,6 +63,71 @@ fn a_stale_socket_is_replaced() {
     let listener = Listener::bind(&path).unwrap();
     let _stream = UnixStream::connect(&path).unwrap();
     assert!(listener.accept().unwrap().is_some());
+}
+
+const ELSEWHERE: &str = "LISTENER_TEST_PATH";
+
+/// A process that listens at a path, and says so, and when a client has come.
+struct Elsewhere(Child, BufReader<ChildStdout>);
+
+impl Elsewhere {
+    fn listen(path: &Path) -> Elsewhere {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "listens_elsewhere", "--ignored", "--nocapture"]);
+        command.env(ELSEWHERE, path).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap());
+        let mut server = Elsewhere(child, said);
+        server.says("listening");
+        server
+    }
+
+    fn says(&mut self, word: &str) {
+        let mut lines = self.1.by_ref().lines();
+        assert!(lines.any(|line| line.unwrap() == word), "{word}");
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "it is a process that other tests start"]
+fn listens_elsewhere() {
+    let listener = UnixListener::bind(std::env::var_os(ELSEWHERE).unwrap()).unwrap();
+    println!("\nlistening");
+    for client in listener.incoming() {
+        println!("client");
+        drop(client.unwrap());
+    }
+}
+
+#[test]
+fn a_server_that_is_ending_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let mut server = Elsewhere::listen(&path);
+    let waits = {
+        let path = path.clone();
+        std::thread::spawn(move || Listener::bind(path))
+    };
+    server.says("client");
+    drop(server);
+    let listener = waits.join().unwrap().unwrap();
+    assert_eq!(listener.path(), path);
+}
+
+#[test]
+fn a_server_elsewhere_that_lives_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let _server = Elsewhere::listen(&path);
+    assert!(matches!(Listener::bind(&path), Err(ListenError::InUse(_))));
+    let _client = UnixStream::connect(&path).unwrap();
 }
 
 #[test]

@@ -61,6 +61,7 @@ mod sizes;
 mod spec;
 mod stderr;
 mod subsystems;
+mod tcp;
 mod top;
 mod ublk;
 mod usage;

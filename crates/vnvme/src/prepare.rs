@@ -17,6 +17,7 @@ use crate::parts::vhost_blk;
 use crate::signals::Stop;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, VhostBlkSpec};
 use crate::subsystems;
+use crate::tcp;
 use crate::ublk::OpenDisk;
 use anyhow::{Context, Result, anyhow};
 use controller::{ControllerConfig, DoorbellPage, Subsystem};
@@ -359,7 +360,7 @@ fn by_nsid(namespaces: &[NamespaceSpec], volumes: &[Prepared]) -> Vec<(u32, Weak
 }
 
 fn listen_at(address: SocketAddr) -> Result<TcpListener> {
-    let listener = TcpListener::bind(address).with_context(|| address.to_string())?;
+    let listener = tcp::listen(address).with_context(|| address.to_string())?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

@@ -7,6 +7,7 @@
 
 use crate::keep::Listens;
 use crate::registry::Registry;
+use crate::tcp;
 use anyhow::{Context, Result};
 use probes::LogLimit;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -61,7 +62,7 @@ impl MetricsListener {
         let socket = match Listens::Metrics.left_tcp(address) {
             Some(socket) => socket,
             None => {
-                let socket = TcpListener::bind(address);
+                let socket = tcp::listen(address);
                 let socket =
                     socket.with_context(|| format!("metrics: cannot listen on {address}"))?;
                 Listens::Metrics.keep_tcp(&socket);

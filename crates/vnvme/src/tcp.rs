@@ -1,0 +1,45 @@
+//! Addresses that this process listens at.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+/// How long another process that listens there is waited for: it may be ending, as one does whose
+/// keeper was killed.
+const ENDING: Duration = Duration::from_secs(1);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Listens at an address.
+///
+/// # Errors
+/// That of the last try.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let end = Instant::now() + ENDING;
+    loop {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < end => {
+                std::thread::sleep(PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_left_is_waited_for() {
+        let first = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = first.local_addr().unwrap();
+        assert_eq!(listen(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| listen(address));
+            std::thread::sleep(10 * PAUSE);
+            drop(first);
+            second.join().unwrap().unwrap();
+        });
+    }
+}
