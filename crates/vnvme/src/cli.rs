@@ -165,9 +165,9 @@ A daemon that is started again takes up the requests that the previous process h
 
 A VMM that goes away leaves the disk to the next one. SIGTERM, SIGINT or SIGQUIT makes everything durable and ends the
 process; the exit status is 0 then, 1 after an error, 2 for a command line that is wrong. One more, a second or longer after the
-first, ends it at once. SIGHUP and SIGUSR1 are logged and change nothing. With a keeper (--keeper auto) a process that is
-killed, or fails, is followed by another one, and guests notice a pause; SIGUSR2 (or \"vnvme upgrade\") has the program that is
-there by then take its place.";
+first, ends it at once. SIGHUP and SIGUSR1 are logged and change nothing. A process that is killed, or fails, is followed by
+another one, and guests with NVMe disks notice a pause; SIGUSR2 (or \"vnvme upgrade\") has the program that is there by then take
+its place (--keeper).";
 
 const DAEMON_HELP: &str = "\
 A daemon may start without disks; they come and go while it runs, by its control socket. SIGHUP has it read --config again: what

@@ -9,13 +9,13 @@ use serde::Deserialize;
 pub enum KeeperMode {
     /// systemd, where it keeps descriptors for this service, else a process of its own; nobody
     /// where that cannot be
+    #[default]
     Auto,
     /// A process of its own, which starts the one that serves
     Process,
     /// systemd, in the service's store of descriptors: it starts the process that serves again
     Systemd,
     /// Nobody: a killed process ends its guests' disks
-    #[default]
     Off,
 }
 

@@ -448,7 +448,7 @@ impl Spec for ProcessSpec {
                  from 20 to 1000 as the load has it",
                 |p| &mut p.idle_window,
             )
-            .or("off"),
+            .or("auto"),
         ),
         both(
             Row::<Self>::new(

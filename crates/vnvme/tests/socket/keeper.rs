@@ -435,16 +435,13 @@ fn is_ready(control: &str) -> bool {
         .is_ok_and(|stats| stats.measured.process.ready)
 }
 
-/// Which one nobody has to say; block devices of the host, and configurations that are read once,
-/// do without.
+/// Nobody has to ask for it; block devices of the host, and configurations that are read once, do
+/// without.
 #[test]
 fn there_is_a_keeper_where_there_can_be_one() {
     let place = Place::new();
     let socket = text(&place.socket());
-    let daemon = start(
-        &place,
-        &["serve", "--keeper", "auto", "--socket", &socket, "mem://1M"],
-    );
+    let daemon = start(&place, &["serve", "--socket", &socket, "mem://1M"]);
     let mut host = Host::up(&place.socket());
     host.write(1, 0, &pattern(1, 4096));
     kill_serving(&daemon);
@@ -461,10 +458,7 @@ fn there_is_a_keeper_where_there_can_be_one() {
     );
     let path = pipe.clone();
     let writer = std::thread::spawn(move || fs::write(path, table).unwrap());
-    let daemon = start(
-        &place,
-        &["serve", "--keeper", "auto", "--config", &text(&pipe)],
-    );
+    let daemon = start(&place, &["serve", "--config", &text(&pipe)]);
     writer.join().unwrap();
     assert_eq!(serving(daemon.pid()).filter(|_| is_keeper(&daemon)), None);
     assert_eq!(daemon.count("no keeper: "), 1, "{:?}", daemon.log());
