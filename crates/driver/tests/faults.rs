@@ -10,7 +10,7 @@ use common::*;
 use controller::ControllerConfig;
 use driver::transport::{DmaLimits, DoorbellCell, Mapping, Transport, TransportError};
 use driver::{CommandError, Device, Event, Look, Op, Options, QueueOptions, Request, Tap};
-use nvme::regs;
+use nvme::{Status, regs};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -75,6 +75,73 @@ fn lost_completions_are_found_by_time_and_the_commands_repeated() {
     );
     assert!(device.resets() >= 1);
     assert_eq!(counters.recreated, device.resets());
+}
+
+/// With another status in every tenth completion.
+fn failing(status: Status) -> Box<dyn Tap> {
+    each_new(move |n, entry| {
+        let mut entry = entry;
+        if n % 10 == 5 {
+            entry.set_status(status);
+        }
+        Look::Entry(entry)
+    })
+}
+
+fn flush() -> Request {
+    Request {
+        op: Op::Flush,
+        lba: 0,
+        blocks: 0,
+        buffer: None,
+        user_data: 0,
+    }
+}
+
+#[test]
+fn commands_whose_controller_does_not_say_no_are_repeated() {
+    for status in [Status::DATA_TRANSFER_ERROR, Status::WRITE_FAULT] {
+        let (counters, device) = under(failing(status), impatient(), 350);
+        assert!(counters.retried >= 30, "{counters:?}");
+        assert_eq!((counters.aborts, device.resets()), (0, 0));
+    }
+}
+
+#[test]
+fn commands_that_failed_for_good_are_not_repeated() {
+    let device = open(&disk(2 * MIB, 512), impatient());
+    for status in [
+        Status::DATA_TRANSFER_ERROR.with_dnr(true),
+        Status::COMPARE_FAILURE,
+        Status::RESERVATION_CONFLICT,
+        Status::CONTROLLER_PATHING_ERROR,
+    ] {
+        let mut queue = device.queue(1, QueueOptions::default()).unwrap();
+        queue.set_tap(Some(each_new(move |_, mut entry| {
+            entry.set_status(status);
+            Look::Entry(entry)
+        })));
+        queue.submit(flush()).unwrap();
+        let done = drain(&mut queue);
+        assert_eq!(done[0].result, Err(CommandError::Status(status)));
+        assert_eq!(queue.counters().retried, 0);
+    }
+}
+
+/// As often as is asked for, and no more.
+#[test]
+fn a_command_that_goes_on_failing_fails() {
+    let device = open(&disk(2 * MIB, 512), impatient());
+    let mut queue = device.queue(1, QueueOptions::default()).unwrap();
+    queue.set_tap(Some(each_new(|_, mut entry| {
+        entry.set_status(Status::INTERNAL_ERROR);
+        Look::Entry(entry)
+    })));
+    queue.submit(flush()).unwrap();
+    let done = drain(&mut queue);
+    let failed = Err(CommandError::Status(Status::INTERNAL_ERROR));
+    assert_eq!(done[0].result, failed);
+    assert_eq!(queue.counters().retried, u64::from(impatient().retries));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use nvme::Status;
+use nvme::status::StatusCodeType;
 
 use super::core::QueueCore;
 use super::request::{Look, Sink};
@@ -106,13 +107,14 @@ impl QueueCore {
         let Some(slot) = self.slots.get(index) else {
             return false;
         };
+        let aborted = slot.aborted && status.is(Status::ABORT_REQUESTED);
+        if (aborted || may_pass(status)) && slot.tries < self.shared.options.retries {
+            self.repeat(index);
+            return false;
+        }
         let result = if status.is_success() {
             Ok(())
-        } else if slot.aborted && status.is(Status::ABORT_REQUESTED) {
-            if slot.tries < self.shared.options.retries {
-                self.repeat(index);
-                return false;
-            }
+        } else if aborted {
             Err(CommandError::TimedOut)
         } else {
             Err(CommandError::Status(status))
@@ -132,4 +134,14 @@ impl QueueCore {
             None => false,
         }
     }
+}
+
+/// Whether a failed command may succeed when it is repeated at once, as its controller says (DNR,
+/// NVMe Base 2.1, 4.2.3): a transfer fails, for one, while the function is reset by another owner.
+/// Another path is not this queue pair's business, and what a comparison or a reservation has found
+/// is an answer.
+fn may_pass(status: Status) -> bool {
+    let is_answer = status.is(Status::COMPARE_FAILURE) || status.is(Status::RESERVATION_CONFLICT);
+    let kinds = [StatusCodeType::GENERIC, StatusCodeType::MEDIA];
+    !status.is_success() && !status.dnr() && !is_answer && kinds.contains(&status.sct())
 }
