@@ -144,13 +144,15 @@ const TURNS: &str = r#"
 export LD_LIBRARY_PATH=/tools/lib:/tmp
 # Whatever ends this early: what the server and the kernel say of it, and what memory is left.
 trap 'status=$?; [ $status = 0 ] || { tail -n 100 /tmp/log; dmesg | tail -n 40; free -m; df -m /tmp; }' EXIT
+# What the server has to say that matters.
+said() { grep -a -e WARN -e ERROR -e 'request failed' /tmp/log | tail -n 40; }
 wait_for() { for try in $(seq 1200); do eval "$1" && return 0; sleep 0.05; done; echo "never: $1" >&2; return 1; }
 # With each failed request in the log.
 VNVME_LOG=info,ublk=debug /tmp/vnvme serve --config /tmp/all.toml --workers 2 --control /tmp/ctl >/tmp/log 2>&1 & daemon=$!
 wait_for '[ -b /dev/ublkb3 ] && [ -S /tmp/virtio ] && [ -S /tmp/direct ] && [ -S /tmp/switching ] && [ -S /tmp/hostile ] || ! kill -0 $daemon'
 kill -0 $daemon || { cat /tmp/log; exit 1; }
 client() {
-    { /tmp/soak "$@" >/tmp/$name.out 2>&1; echo $? >/tmp/$name.status; } &
+    { s=0; /tmp/soak "$@" >/tmp/$name.out 2>&1 || s=$?; echo $s >/tmp/$name.status; } &
 }
 name=direct client nvme /tmp/direct $seconds /tmp/direct.image
 name=switching client nvme /tmp/switching $seconds /tmp/switching.image
@@ -168,6 +170,7 @@ until [ -e /tmp/direct.status ] && [ -e /tmp/switching.status ] && [ -e /tmp/vir
     kill -0 $daemon || { cat /tmp/log; exit 1; }
     # A client that does not end: what is there to be said of it, while there is time to say it.
     [ $turn -gt $((seconds + 120)) ] && {
+        said
         for name in direct switching virtio host hostile; do
             echo "--- $name: $(cat /tmp/$name.status 2>/dev/null || echo at work)"; cat /tmp/$name.out
         done
@@ -196,6 +199,7 @@ done
 [ -z "$first" ] || second_hostile
 wait_for '[ -e /tmp/hostile.status ]'
 for name in direct switching virtio host hostile; do
+    [ "$(cat /tmp/$name.status)" = 0 ] || said
     echo "--- $name: $(cat /tmp/$name.status)"; cat /tmp/$name.out
     [ "$(cat /tmp/$name.status)" = 0 ] || failed=1
 done
