@@ -58,7 +58,10 @@ pub fn begin(specs: &Specs, options: &ServeOptions) -> Result<()> {
     }
     let mode = match (options.keeper, obstacle(specs, options)) {
         (KeeperMode::Auto, Some(why)) => {
-            tracing::info!("no keeper: {why}");
+            // Nobody expects one where it would have nothing to keep.
+            if has_clients(specs) {
+                tracing::info!("no keeper: {why}");
+            }
             KeeperMode::Off
         }
         (KeeperMode::Auto, None) if room_of_systemd().is_some() => KeeperMode::Systemd,
@@ -79,12 +82,18 @@ pub fn begin(specs: &Specs, options: &ServeOptions) -> Result<()> {
     }
 }
 
+/// There are disks that a keeper is for, or there may be some.
+fn has_clients(specs: &Specs) -> bool {
+    let others = specs.controllers.len() + specs.vhost_user_blk.len() + specs.nvme_tcp.len();
+    others > 0 || specs.ublk.is_empty()
+}
+
 /// Why there can be no keeper, in words.
 fn obstacle(specs: &Specs, options: &ServeOptions) -> Option<String> {
     // The kernel has such a disk from one process until it is given to another: not tried yet.
     if !specs.ublk.is_empty() || allows_ublk(options) {
         return Some(
-            "not together with block devices of the host (ublk): serve those with another process"
+            "not together with ublk disks: serve those with another process"
                 .to_owned(),
         );
     }
