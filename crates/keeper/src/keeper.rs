@@ -27,6 +27,10 @@ use std::time::{Duration, Instant};
 /// Messages that are handled between two looks at everything else.
 const AT_ONCE: usize = 64;
 
+/// Between the beginnings of two upgrades: whoever asks again and again, a serving process that a
+/// client has taken over among them, has no more than this of the machine.
+const UPGRADE_REST: Duration = Duration::from_secs(1);
+
 /// Exit codes of a serving process that has ended because it was to. All others, and signals, are
 /// errors of its own, after which the next one takes its place.
 const MEANT: [i32; 3] = [0, 2, 3];
@@ -100,6 +104,8 @@ struct Running<'a> {
     has_served: bool,
     /// Somebody has asked for an upgrade, which begins when a process serves.
     upgrade_asked: bool,
+    /// And not before.
+    next_upgrade: Instant,
     /// It was the serving process, which is to be told if there is none.
     tells_refusal: bool,
     /// The first signal that asked for the end.
@@ -133,6 +139,7 @@ impl Keeper<'_> {
             next_start: Instant::now(),
             has_served: false,
             upgrade_asked: false,
+            next_upgrade: Instant::now(),
             tells_refusal: false,
             ordered: None,
             held: None,
@@ -215,6 +222,9 @@ impl Running<'_> {
         match &self.serving {
             Some(serving) => serving.watch(&mut fds),
             None => end = Some(end.map_or(self.next_start, |end| end.min(self.next_start))),
+        }
+        if self.may_upgrade() {
+            end = Some(end.map_or(self.next_upgrade, |end| end.min(self.next_upgrade)));
         }
         let timeout = end.map(|end| end.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
@@ -336,17 +346,23 @@ impl Running<'_> {
     /// Another program is to take the present one's place, if that was asked for: as soon as there
     /// is a process that serves, and no other upgrade.
     fn ask_new(&mut self) {
-        let may_begin = self.has_served_now() && !self.upgrade.is_under_way();
-        if !self.upgrade_asked || !may_begin && self.ordered.is_none() {
+        if self.upgrade_asked && self.ordered.is_some() {
+            self.upgrade_asked = false;
+            return self.refuse("the end was asked for");
+        }
+        if !self.may_upgrade() || Instant::now() < self.next_upgrade {
             return;
         }
         self.upgrade_asked = false;
-        if self.ordered.is_some() {
-            return self.refuse("the end was asked for");
-        }
+        self.next_upgrade = Instant::now() + UPGRADE_REST;
         if let Err(why) = self.upgrade.ask(self.keeper.programs) {
             self.refuse(&why);
         }
+    }
+
+    /// One was asked for, and nothing but time is in its way.
+    fn may_upgrade(&self) -> bool {
+        self.upgrade_asked && self.has_served_now() && !self.upgrade.is_under_way()
     }
 
     /// There is no upgrade: says so, and to who has asked.

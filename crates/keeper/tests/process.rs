@@ -430,6 +430,20 @@ fn an_upgrade_waits_for_the_process_that_follows() {
     running.end();
 }
 
+/// However often it is asked for: not more than one in a second.
+#[test]
+fn upgrades_have_a_rest_between_them() {
+    let began = Instant::now();
+    let (mut running, _) = upgrade("goes on, too");
+    running.serving();
+    running.wait_said("upgraded");
+    kill_process(running.pid(), Signal::USR2).unwrap();
+    running.serving();
+    running.wait_said("upgraded");
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    running.end();
+}
+
 #[test]
 fn a_new_program_that_does_not_serve_is_given_up() {
     for new in ["is missing", "never ready", "ends with 1"] {
