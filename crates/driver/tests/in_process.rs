@@ -367,11 +367,8 @@ fn errors_of_the_medium_come_through() {
     );
     let device = open(&transport, Options::default());
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
-    faults.add(Fault::nth(
-        OpKind::Read,
-        0,
-        Effect::Fail(IoErrorKind::MediaRead.into()),
-    ));
+    let fails = Effect::Fail(IoErrorKind::MediaRead.into());
+    faults.add(Fault::always(OpKind::Read, fails));
     let request = || Request {
         op: Op::Read,
         lba: 0,
@@ -384,6 +381,7 @@ fn errors_of_the_medium_come_through() {
         Err(CommandError::Status(status)) => assert!(status.is(Status::UNRECOVERED_READ_ERROR)),
         other => panic!("{other:?}"),
     }
+    faults.clear();
     assert!(queue.execute(request()).unwrap().result.is_ok());
 }
 
