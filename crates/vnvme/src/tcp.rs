@@ -34,7 +34,10 @@ mod tests {
     fn an_address_that_is_left_is_waited_for() {
         let first = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = first.local_addr().unwrap();
-        assert_eq!(listen(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(
+            listen(address).unwrap_err().kind(),
+            io::ErrorKind::AddrInUse
+        );
         std::thread::scope(|scope| {
             let second = scope.spawn(|| listen(address));
             std::thread::sleep(10 * PAUSE);

@@ -92,10 +92,7 @@ fn has_clients(specs: &Specs) -> bool {
 fn obstacle(specs: &Specs, options: &ServeOptions) -> Option<String> {
     // The kernel has such a disk from one process until it is given to another: not tried yet.
     if !specs.ublk.is_empty() || allows_ublk(options) {
-        return Some(
-            "not together with ublk disks: serve those with another process"
-                .to_owned(),
-        );
+        return Some("not together with ublk disks: serve those with another process".to_owned());
     }
     let path = options.read_from.iter().find(|path| !is_lasting(path))?;
     Some(format!(
