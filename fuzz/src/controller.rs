@@ -298,7 +298,7 @@ impl World {
             NvmOpcode::DATASET_MANAGEMENT,
             NvmOpcode::COMPARE,
             NvmOpcode::VERIFY,
-            NvmOpcode(0x55),
+            NvmOpcode::COPY,
         ];
         let [opcode, flags, nsid] = input.bytes();
         let chosen = if admin {

@@ -64,6 +64,7 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
     checks.check("smart counters move", || smart_counts(&guest));
     checks.check("discard", || discard(&guest, &first));
     checks.check("write zeroes", || write_zeroes(&guest, &first));
+    checks.check("copy", || copy(&guest));
     checks.check("read-only namespace", || read_only(&guest, &locked));
     checks.check("ext4 on 512-byte blocks", || {
         filesystem(&guest, 1, 1, "ext4")
@@ -408,6 +409,24 @@ fn write_zeroes(guest: &Guest, file: &Path) -> Result<()> {
         bytes.get(1024..5120) == Some(&[0; 4096][..]),
         "the zeroed blocks in the file"
     );
+    Ok(())
+}
+
+/// Two ranges to behind one another, and what cannot be.
+fn copy(guest: &Guest) -> Result<()> {
+    run(
+        guest,
+        "d=$(disk 1 1)
+         head -c 8192 /dev/urandom >/tmp/random
+         dd if=/tmp/random of=$d bs=4096 oflag=direct 2>/dev/null
+         nvme copy $d --sdlba=4096 --slbs=8,1 --blocks=7,2
+         dd if=$d bs=512 skip=4096 count=11 iflag=direct 2>/dev/null >/tmp/got
+         { tail -c 4096 /tmp/random; tail -c +513 /tmp/random | head -c 1536; } >/tmp/want
+         cmp /tmp/got /tmp/want
+         ! nvme copy $d --sdlba=0 --slbs=$(blockdev --getsz $d) --blocks=0 || exit 1
+         dd if=$d bs=4096 count=2 iflag=direct 2>/dev/null | cmp - /tmp/random
+         rm /tmp/random /tmp/got /tmp/want",
+    )?;
     Ok(())
 }
 

@@ -6,8 +6,10 @@
 mod common;
 
 use common::*;
+use nvme::cmd::io::CopyRange;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use volume::Budget;
+use zerocopy::IntoBytes;
 
 fn fetched(h: &Host) -> [u64; 4] {
     [1, 2, 3, 4].map(|qid| h.c.stats().queues[qid].commands.get())
@@ -86,10 +88,31 @@ fn many_ranges(h: &Host) -> Command {
     command
 }
 
+/// The same of ranges that are copied.
+fn many_copies(h: &Host) -> Command {
+    for i in 0..128u64 {
+        let range = CopyRange {
+            slba: (i * 2).into(),
+            nlb_z: 1.into(),
+            ..CopyRange::default()
+        };
+        h.write(DATA + i * 32, range.as_bytes());
+    }
+    let mut command = Command::new(NvmOpcode::COPY.0, 0, 1);
+    command.set_prps(DATA, 0);
+    command.set_slba(1024);
+    command.cdw12 = 127.into();
+    command
+}
+
+/// Makes a command of many pieces.
+type Make = fn(&Host) -> Command;
+const IN_PIECES: [Make; 2] = [many_ranges, many_copies];
+
 /// A controller in the middle of such a command.
-fn in_pieces() -> (Host, u16) {
+fn in_pieces(make: Make) -> (Host, u16) {
     let mut h = Host::ready_with(vec![ns(1, mem(1 << 20), 512)]);
-    let command = many_ranges(&h);
+    let command = make(&h);
     let cid = h.submit(1, command);
     for _ in 0..10 {
         assert!(poll(&mut h, 32));
@@ -101,7 +124,13 @@ fn in_pieces() -> (Host, u16) {
 
 #[test]
 fn a_command_of_many_pieces_lets_others_pass() {
-    let (mut h, cid) = in_pieces();
+    for make in IN_PIECES {
+        others_pass(make);
+    }
+}
+
+fn others_pass(make: Make) {
+    let (mut h, cid) = in_pieces(make);
     let read = h.rw(NvmOpcode::READ, 1, 0, 1, DATA + 8192);
     let other = h.submit(1, read);
     assert!(poll(&mut h, 64));
@@ -110,8 +139,8 @@ fn a_command_of_many_pieces_lets_others_pass() {
     let done = h.reap(1).unwrap();
     assert_eq!((done.cid.get(), done.status()), (cid, Status::SUCCESS));
     // Each in turn.
-    let first = h.submit(1, many_ranges(&h));
-    let second = h.submit(1, many_ranges(&h));
+    let first = h.submit(1, make(&h));
+    let second = h.submit(1, make(&h));
     h.run();
     let order: Vec<u16> = h.reap_all(1).iter().map(|done| done.cid.get()).collect();
     assert!(order == [first, second] || order == [second, first]);
@@ -119,7 +148,13 @@ fn a_command_of_many_pieces_lets_others_pass() {
 
 #[test]
 fn a_command_of_many_pieces_is_aborted_between_two() {
-    let (mut h, cid) = in_pieces();
+    for make in IN_PIECES {
+        aborted_between_two(make);
+    }
+}
+
+fn aborted_between_two(make: Make) {
+    let (mut h, cid) = in_pieces(make);
     let mut abort = Command::new(AdminOpcode::ABORT.0, 0, 0);
     abort.cdw10 = (u32::from(cid) << 16 | 1).into();
     h.submit(0, abort);
@@ -134,10 +169,12 @@ fn a_command_of_many_pieces_is_aborted_between_two() {
 
 #[test]
 fn a_reset_does_not_wait_for_the_rest_of_the_pieces() {
-    let (mut h, _) = in_pieces();
-    h.disable();
-    assert!(h.csts().rdy(), "it waits for the command");
-    poll(&mut h, 32);
-    assert!(!h.csts().rdy());
-    h.enable();
+    for make in IN_PIECES {
+        let (mut h, _) = in_pieces(make);
+        h.disable();
+        assert!(h.csts().rdy(), "it waits for the command");
+        poll(&mut h, 32);
+        assert!(!h.csts().rdy());
+        h.enable();
+    }
 }

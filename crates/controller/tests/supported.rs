@@ -107,7 +107,12 @@ fn every_io_opcode() {
         let invalid = plain(h.io(command)) == Status::INVALID_OPCODE;
         let says = log.iocs[usize::from(opcode)];
         assert_eq!(says.csupp(), !invalid, "{}", Op(opcode));
-        let writes = [Op::WRITE, Op::WRITE_ZEROES, Op::DATASET_MANAGEMENT];
+        let writes = [
+            Op::WRITE,
+            Op::WRITE_ZEROES,
+            Op::DATASET_MANAGEMENT,
+            Op::COPY,
+        ];
         assert_eq!(says.lbcc(), writes.contains(&Op(opcode)), "{}", Op(opcode));
         known[usize::from(opcode)] = !invalid;
     }

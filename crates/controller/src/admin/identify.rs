@@ -131,6 +131,8 @@ impl Controller {
         page.oncs = oncs
             .with_ssfs(true)
             .with_tss(features::is_supported(Fid::TIMESTAMP));
+        // Of Copy: format 0h.
+        page.cdfs = 1.into();
         page.vwc = Vwc::new().with_vwcp(volatile).with_fb(3);
         page.sgls = Sgls::new().with_sgls(1).with_sllldts(true);
         page.mnan = config.max_namespaces.into();
@@ -178,6 +180,10 @@ impl Controller {
         data.npdg_z = in_blocks_z(info.deallocate_granularity).into();
         data.npda_z = data.npdg_z;
         data.nows_z = data.npwg_z;
+        let copy = engine::copy::Limits::new(ns.shift);
+        data.mssrl = copy.range.into();
+        data.mcl = copy.command.into();
+        data.msrc_z = copy.ranges_z;
         let zeroes = info.deallocate && info.zeroes_after_deallocate;
         data.dlfeat = Dlfeat::new().with_drb(u8::from(zeroes)).with_wzds(zeroes);
         data.nmic = self.sharing_of(nsid).0;

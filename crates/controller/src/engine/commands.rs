@@ -89,6 +89,9 @@ static COMMANDS: &[IoCommand] = &[
     IoCommand::new(Op::VERIFY, Engine::verify, NOTHING)
         .reads()
         .oncs(Oncs::new().with_nvmvfys(true)),
+    IoCommand::new(Op::COPY, Engine::copy, CONTENT)
+        .writes()
+        .oncs(Oncs::new().with_nvmcpys(true)),
     IoCommand::reservation(Op::RESERVATION_REGISTER, NOTHING),
     IoCommand::reservation(Op::RESERVATION_REPORT, NOTHING),
     IoCommand::reservation(Op::RESERVATION_ACQUIRE, NOTHING),

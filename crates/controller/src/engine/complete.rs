@@ -69,7 +69,9 @@ impl Engine {
         if slot.orphan || matches!(slot.work, Work::Ranges(_)) {
             return Some(completion);
         }
+        let copying = slot.copying();
         let op = match (&slot.work, slot.kind) {
+            (Work::Copy(_), _) => copying.map_or(Op::Flush, |(op, ..)| op),
             (Work::FlushAll(_) | Work::OwnFlush, _) | (_, Kind::Flush) => Op::Flush,
             (_, Kind::Read | Kind::Verify) => Op::Read,
             (_, Kind::Write) => Op::Write { fua: false },
@@ -91,7 +93,11 @@ impl Engine {
         let request = Request {
             tag: completion.tag,
             op,
-            offset: if op == Op::Flush { 0 } else { slba << ns.shift },
+            offset: match copying {
+                Some((_, offset, _)) => offset,
+                None if op == Op::Flush => 0,
+                None => slba << ns.shift,
+            },
             len: match op.has_data() {
                 true => completion.data.len_bytes(),
                 false => zeroes,
@@ -153,6 +159,7 @@ impl Engine {
                 self.end(index);
             }
             Work::Reservation => self.broken("a reservation command is with a volume"),
+            Work::Copy(_) => self.complete_copy(index, completion, false),
             Work::FlushAll(_) => {
                 self.flush_done(index, completion.result);
                 self.flush_next(index);

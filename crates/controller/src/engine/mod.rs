@@ -18,6 +18,7 @@ mod attach;
 mod bus_master;
 pub(crate) mod commands;
 mod complete;
+pub(crate) mod copy;
 mod distance;
 mod doorbells;
 mod fetch;
@@ -194,7 +195,7 @@ pub(crate) struct Engine {
     /// Commands (by slot) that the volume does piece by piece within the call, and that have pieces
     /// left: they go on in the next round.
     parked: VecDeque<u16>,
-    /// Host memory of Compare and Verify.
+    /// Host memory of Compare, Verify and Copy.
     scratch: Budget,
     /// Namespaces whose flush on the controller's own account has not been started yet.
     flushes: VecDeque<usize>,

@@ -104,14 +104,20 @@ impl Engine {
             && let Some(index) = self.parked.pop_front()
         {
             budget.spend(RANGE_UNITS);
-            self.end_parked_early(index);
-            self.next_range(index);
+            self.end_early(index);
+            match self.slots.get(index).map(|slot| &slot.work) {
+                Some(Work::Copy(_)) => {
+                    budget.spend(self.units_of_copy(index));
+                    self.next_copy(index);
+                }
+                _ => self.next_range(index),
+            }
         }
     }
 
-    /// Nothing of a parked command is with the volume, so that there was nothing to be cancelled
-    /// there: what was asked of it meanwhile is done here.
-    fn end_parked_early(&mut self, index: u16) {
+    /// Nothing of the command is with the volume, so that there was nothing to be cancelled there:
+    /// what was asked of it meanwhile is done here.
+    pub(super) fn end_early(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
             return;
         };

@@ -1,4 +1,4 @@
-//! Host memory for commands that need some of their own (Compare, Verify): bounded over all
+//! Host memory for commands that need some of their own (Compare, Verify, Copy): bounded over all
 //! commands in flight.
 
 use super::Engine;
@@ -30,10 +30,16 @@ impl Budget {
 
     /// A buffer of `len` bytes; they are returned by [`Budget::release`].
     pub fn take(&mut self, len: u64) -> Result<Buffer, Status> {
-        let left = self.left.checked_sub(len);
         let bytes = usize::try_from(len).map_err(|_| Status::INTERNAL_ERROR)?;
-        self.left = left.ok_or(Status::COMMAND_INTERRUPTED)?;
+        self.reserve(len)?;
         Ok(Buffer::new(bytes))
+    }
+
+    /// The same for a buffer that is made later.
+    pub fn reserve(&mut self, len: u64) -> Result<(), Status> {
+        let left = self.left.checked_sub(len);
+        self.left = left.ok_or(Status::COMMAND_INTERRUPTED)?;
+        Ok(())
     }
 
     /// The buffer is gone.

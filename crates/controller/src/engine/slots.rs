@@ -1,5 +1,6 @@
 //! Commands in flight: a fixed number of slots, each with the memory that its command needs.
 
+use super::copy::Copying;
 use super::journal::Records;
 use dma::{Rows, SegmentList};
 use nvme::{Command, Status};
@@ -22,6 +23,8 @@ pub(super) enum Work {
     OwnFlush,
     /// A reservation command, which the control half executes.
     Reservation,
+    /// Copy, piece by piece.
+    Copy(Box<Copying>),
 }
 
 /// A command in flight.

@@ -1,7 +1,7 @@
 //! Command dwords of the NVM command set: NVM Command Set 1.1, 3.3.
 
 use bitfield_struct::bitfield;
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::macros::{open_values, wire_layout};
@@ -172,6 +172,88 @@ wire_layout!(DsmRange, 16, cattr @ 0, nlb @ 4, slba @ 8);
 /// Ranges that one Dataset Management command may carry.
 pub const DSM_MAX_RANGES: usize = 256;
 
+/// Dword 12 of Copy (NVM Command Set 1.1, 3.3.2).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct CopyCdw12 {
+    /// Number of Ranges, zero-based.
+    pub nr_z: u8,
+    /// Copy Descriptor Format.
+    #[bits(4)]
+    pub cdfe: u8,
+    /// Protection Information of what is read.
+    #[bits(4)]
+    pub prinfor: Prinfo,
+    #[bits(4)]
+    __: u8,
+    /// Directive Type.
+    #[bits(4)]
+    pub dtype: u8,
+    /// Storage Tag Check of what is read.
+    pub stcr: bool,
+    /// Storage Tag Check of what is written.
+    pub stcw: bool,
+    /// Protection Information of what is written.
+    #[bits(4)]
+    pub prinfow: Prinfo,
+    /// Force Unit Access, of what is written.
+    pub fua: bool,
+    /// Limited Retry.
+    pub lr: bool,
+}
+
+impl CopyCdw12 {
+    /// Number of source ranges, 1 to 256.
+    #[inline]
+    pub const fn nr(self) -> u16 {
+        self.nr_z() as u16 + 1
+    }
+}
+
+/// One source range of Copy in Copy Descriptor Format 0h, 32 bytes (NVM Command Set 1.1, 3.3.2).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct CopyRange {
+    /// Reserved.
+    pub reserved: [u8; 8],
+    /// Starting LBA.
+    pub slba: U64,
+    /// Number of Logical Blocks, zero-based.
+    pub nlb_z: U16,
+    /// Reserved.
+    pub reserved_18: [u8; 6],
+    /// Expected Initial Logical Block Reference Tag.
+    pub eilbrt: U32,
+    /// Expected Logical Block Application Tag.
+    pub elbat: U16,
+    /// Expected Logical Block Application Tag Mask.
+    pub elbatm: U16,
+}
+
+wire_layout!(
+    CopyRange,
+    32,
+    reserved @ 0,
+    slba @ 8,
+    nlb_z @ 16,
+    reserved_18 @ 18,
+    eilbrt @ 24,
+    elbat @ 28,
+    elbatm @ 30,
+);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,6 +282,13 @@ mod tests {
         assert_eq!(WriteZeroesCdw12::new().with_nsz(true).into_bits(), 1 << 23);
         assert_eq!(WriteZeroesCdw12::new().with_deac(true).into_bits(), 1 << 25);
         assert_eq!(WriteZeroesCdw12::new().with_fua(true).into_bits(), 1 << 30);
+    }
+
+    #[test]
+    fn copy() {
+        assert_eq!(CopyCdw12::from_bits(0xff).nr(), 256);
+        assert_eq!(CopyCdw12::new().with_cdfe(1).into_bits(), 1 << 8);
+        assert_eq!(CopyCdw12::new().with_fua(true).into_bits(), 1 << 30);
     }
 
     #[test]

@@ -1,0 +1,262 @@
+//! Copy ("NVM Command Set 1.1", 3.3.2), within a namespace, with descriptors of format 0h.
+//!
+//! What is copied goes through host memory a piece at a time, read and then written: a command has
+//! one request out at most. Where the volume is done with one within the call, the command is
+//! parked, as one of many ranges is. A process that dies in the middle is followed by one that
+//! begins anew: no source lies where something is copied to, so that the first half is done twice.
+
+use super::Engine;
+use super::complete::status_of;
+use super::slots::{Kind, Slot, Work};
+use dma::{Access, Buffer, SegmentList};
+use nvme::cmd::io::{CopyCdw12, CopyRange};
+use nvme::{Command, Status};
+use volume::{Budget, IoErrorKind, Op, Request};
+use zerocopy::FromBytes;
+
+/// Bytes that are on their way at one time.
+const PIECE: u64 = 256 << 10;
+/// Bytes of a command, and of a range, at most.
+const MOST: u64 = 64 << 20;
+/// Ranges of a command at most: their descriptors are a page.
+const RANGES: usize = 128;
+const DESCRIPTOR: usize = size_of::<CopyRange>();
+
+/// What Identify Namespace says of its sizes, in blocks.
+pub(crate) struct Limits {
+    /// MSSRL.
+    pub range: u16,
+    /// MCL.
+    pub command: u32,
+    /// MSRC, zero-based.
+    pub ranges_z: u8,
+}
+
+impl Limits {
+    /// Of a namespace with blocks of that size.
+    pub(crate) const fn new(shift: u32) -> Self {
+        let blocks = MOST >> shift;
+        Self {
+            range: if blocks < 0xffff {
+                blocks as u16
+            } else {
+                0xffff
+            },
+            command: blocks as u32,
+            ranges_z: (RANGES - 1) as u8,
+        }
+    }
+}
+
+/// How far a Copy command is.
+pub(super) struct Copying {
+    /// What has not been copied, the first range last: byte offset and length.
+    sources: Vec<(u64, u64)>,
+    /// Ranges of the command.
+    count: usize,
+    /// Byte offset of where the next piece goes.
+    to: u64,
+    fua: bool,
+    step: Step,
+}
+
+enum Step {
+    Read,
+    /// This has been read.
+    Write(SegmentList),
+}
+
+impl Copying {
+    /// The next request: what it does, where, and with so many bytes.
+    fn request(&self) -> Option<(Op, u64, u64)> {
+        let (from, left) = *self.sources.last()?;
+        let len = left.min(PIECE);
+        Some(match &self.step {
+            Step::Read => (Op::Read, from, len),
+            Step::Write(_) => (Op::Write { fua: self.fua }, self.to, len),
+        })
+    }
+
+    /// Its data, which goes with it.
+    fn data(&mut self, len: u64) -> SegmentList {
+        match &mut self.step {
+            Step::Read => SegmentList::owned(Buffer::new(len as usize)),
+            Step::Write(data) => std::mem::take(data),
+        }
+    }
+
+    /// A request is done.
+    fn advance(&mut self, data: SegmentList) {
+        if matches!(self.step, Step::Read) {
+            self.step = Step::Write(data);
+            return;
+        }
+        self.step = Step::Read;
+        let Some((from, left)) = self.sources.last_mut() else {
+            return;
+        };
+        let len = PIECE.min(*left);
+        self.to += len;
+        *from += len;
+        *left -= len;
+        if *left == 0 {
+            self.sources.pop();
+        }
+    }
+
+    /// Dword 0 of the completion of a command that failed: the first range that was not copied.
+    pub(super) fn result(&self) -> u32 {
+        (self.count - self.sources.len()) as u32
+    }
+}
+
+impl Slot {
+    /// What is with the volume, of a Copy command.
+    pub(super) fn copying(&self) -> Option<(Op, u64, u64)> {
+        match &self.work {
+            Work::Copy(copying) => copying.request(),
+            _ => None,
+        }
+    }
+}
+
+impl Engine {
+    pub(super) fn copy(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
+        let cdw12 = CopyCdw12::from_bits(command.cdw12.get());
+        let index = self.namespace_index(command.nsid.get())?;
+        let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
+        if ns.read_only {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
+        }
+        if cdw12.cdfe() != 0 {
+            return Err(Status::INVALID_FIELD.with_dnr(true));
+        }
+        let too_large = Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr(true);
+        let count = usize::from(cdw12.nr());
+        let mut bytes = [0u8; RANGES * DESCRIPTOR];
+        let bytes = bytes.get_mut(..count * DESCRIPTOR).ok_or(too_large)?;
+        let mut list = SegmentList::new();
+        self.walk(command, bytes.len() as u64, Access::Read, &mut list)?;
+        list.copy_to(0, bytes);
+        drop(list);
+        let (shift, limits) = (ns.shift, Limits::new(ns.shift));
+        let (mut sources, mut all) = (Vec::with_capacity(count), 0u64);
+        for raw in bytes.chunks_exact(DESCRIPTOR) {
+            let range = CopyRange::read_from_bytes(raw).map_err(|_| Status::INTERNAL_ERROR)?;
+            let (slba, blocks) = (range.slba.get(), u64::from(range.nlb_z.get()) + 1);
+            all += blocks;
+            if blocks > limits.range.into() || all > limits.command.into() {
+                return Err(too_large);
+            }
+            if !ns.covers(slba, blocks) {
+                return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
+            }
+            sources.push((slba << shift, blocks << shift));
+        }
+        let to = command.slba();
+        if !ns.covers(to, all) {
+            return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
+        }
+        let (start, end) = (to << shift, (to + all) << shift);
+        if sources
+            .iter()
+            .any(|(from, len)| *from < end && start < from + len)
+        {
+            return Err(Status::OVERLAPPING_IO_RANGE.with_dnr(true));
+        }
+        let largest = sources.iter().map(|(_, len)| *len).max();
+        let memory = largest.unwrap_or(0).min(PIECE);
+        let fua = cdw12.fua() || !self.write_cache;
+        let index = self.slot_for(sqid, command, index)?;
+        self.scratch.reserve(memory)?;
+        sources.reverse();
+        if let Some(slot) = self.slots.get(index) {
+            slot.scratch = memory;
+            slot.slba = to;
+            slot.kind = Kind::Other;
+            slot.work = Work::Copy(Box::new(Copying {
+                sources,
+                count,
+                to: start,
+                fua,
+                step: Step::Read,
+            }));
+        }
+        self.next_copy(index);
+        Ok(())
+    }
+
+    /// Gives the volume the next request.
+    pub(super) fn next_copy(&mut self, index: u16) {
+        let Some(slot) = self.slots.get(index) else {
+            return self.broken("Copy goes on without its slot");
+        };
+        let (ns, failed) = (slot.ns, !slot.status.is_success());
+        let Work::Copy(copying) = &mut slot.work else {
+            return self.broken("Copy goes on in another command's slot");
+        };
+        let result = if failed { copying.result() } else { 0 };
+        let request = copying.request().filter(|_| !failed);
+        let Some((op, offset, len)) = request else {
+            return self.end_with(index, result);
+        };
+        let data = copying.data(len);
+        let tag = self.slots.tag(index);
+        let Some(ns) = self.namespaces.get_mut(ns) else {
+            return self.broken("a slot's namespace is not there");
+        };
+        if let Some(completion) = ns.queue.submit(Request {
+            tag,
+            op,
+            offset,
+            len,
+            data,
+        }) {
+            self.complete_copy(index, completion, true);
+        }
+    }
+
+    /// A request is over. Where that was within the call that gave it to the volume, the next one
+    /// has its turn when the budget allows it.
+    pub(super) fn complete_copy(
+        &mut self,
+        index: u16,
+        completion: volume::Completion,
+        within: bool,
+    ) {
+        let Some(slot) = self.slots.get(index) else {
+            return self.broken("Copy goes on without its slot");
+        };
+        let Work::Copy(copying) = &mut slot.work else {
+            return self.broken("Copy goes on in another command's slot");
+        };
+        let writes = matches!(copying.step, Step::Write(_));
+        match completion.result {
+            Ok(()) => copying.advance(completion.data),
+            Err(error) => {
+                slot.status = match error.kind {
+                    // As of a plain command.
+                    IoErrorKind::Aborted if self.interrupting && !slot.abort => {
+                        Status::COMMAND_INTERRUPTED
+                    }
+                    _ => status_of(error, writes),
+                };
+            }
+        }
+        let goes_on = slot.status.is_success() && slot.copying().is_some();
+        if within && goes_on {
+            self.parked.push_front(index);
+            return;
+        }
+        if goes_on {
+            self.end_early(index);
+        }
+        self.next_copy(index);
+    }
+
+    /// What the next request counts in a round's budget, beside being one.
+    pub(super) fn units_of_copy(&mut self, index: u16) -> u32 {
+        let request = self.slots.get(index).and_then(|slot| slot.copying());
+        Budget::units_of(request.map_or(0, |(_, _, len)| len), 0)
+    }
+}
