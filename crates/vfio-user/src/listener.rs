@@ -91,8 +91,7 @@ impl Listener {
     ///
     /// A socket file that nobody listens on is replaced. Servers that start at the same time do not
     /// remove each other's sockets: each holds a lock file meanwhile (`.lock` after the socket's
-    /// name), which only its owner can open. Another process that listens there may be ending: it
-    /// is waited for, a second at most.
+    /// name), which only its owner can open.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self, ListenError> {
         Self::bind_for(path, &Access::OWNER_ONLY)
     }
@@ -115,7 +114,7 @@ impl Listener {
 
         let address = address(path)?;
         let _lock = PathLock::take(path)?;
-        remove_stale(path, &address)?;
+        remove_stale(path, &address, Duration::ZERO)?;
 
         let socket = new_socket().map_err(failed("create a socket"))?;
         // Linux gives the file the mode of the socket's own inode, less the umask: it is never
@@ -192,7 +191,8 @@ impl Listener {
     }
 
     /// Sees to it that [`Listener::bind`] can listen at `path`: removes a socket file that nobody
-    /// listens on.
+    /// listens on. Another process that listens there may be ending: it is waited for, a second at
+    /// most.
     ///
     /// # Errors
     /// As there, [`ListenError::InUse`] among them.
@@ -200,7 +200,7 @@ impl Listener {
         let path = path.as_ref();
         let address = address(path)?;
         let _lock = PathLock::take(path)?;
-        remove_stale(path, &address)
+        remove_stale(path, &address, ENDING)
     }
 
     /// The inode of its file, if that is this process's, which removes it in the end.
@@ -264,8 +264,8 @@ fn new_socket() -> Result<OwnedFd, Errno> {
     )
 }
 
-/// Removes a socket file that nobody listens on.
-fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError> {
+/// Removes a socket file that nobody listens on. A process that does may end for so long.
+fn remove_stale(path: &Path, address: &SocketAddrUnix, limit: Duration) -> Result<(), ListenError> {
     let failed = |action| {
         move |errno| ListenError::System {
             path: path.to_owned(),
@@ -290,7 +290,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError
         std::thread::sleep(PROBE_PAUSE);
         connected = connect(&probe, address);
     }
-    if connected == Ok(()) && ends(probe) {
+    if connected == Ok(()) && ends(probe, limit) {
         return remove(path).map_err(failed("remove the stale socket"));
     }
     match connected {
@@ -305,7 +305,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError
 /// The process that listens there is known (since listen(2), unix(7) SO_PEERCRED), and has ended,
 /// or does so soon: one whose keeper was killed is killed a moment later. Another one may have its
 /// socket for longer: the receiver process of a server that was killed.
-fn ends(probe: OwnedFd) -> bool {
+fn ends(probe: OwnedFd, limit: Duration) -> bool {
     let Ok(peer) = socket_peercred(&probe) else {
         return false;
     };
@@ -316,7 +316,7 @@ fn ends(probe: OwnedFd) -> bool {
     // A server that lives has room for others meanwhile.
     drop(probe);
     let own = peer.pid == getpid();
-    let limit = if own { Duration::ZERO } else { ENDING };
+    let limit = if own { Duration::ZERO } else { limit };
     let end = Instant::now() + limit;
     loop {
         let left = end.saturating_duration_since(Instant::now());

@@ -538,7 +538,6 @@ type IsKept<'a> = &'a (dyn Fn(&str) -> bool + Sync);
 fn open(specs: &Specs, opener: &Opener, is_kept: IsKept<'_>, all: &Mutex<Opening>) -> Result<()> {
     let disks = DiskSpec::all(specs).into_iter();
     let (kept, configured): (Vec<_>, Vec<_>) = disks.partition(|disk| is_kept(&disk.name()));
-    configured.iter().try_for_each(make_room_for)?;
     for disk in &configured {
         open_disk(disk, opener, all)?;
     }
@@ -550,6 +549,17 @@ fn open(specs: &Specs, opener: &Opener, is_kept: IsKept<'_>, all: &Mutex<Opening
         }
     }
     Ok(())
+}
+
+/// Sees to it that the sockets of the disks that the configuration describes can be made: before
+/// anything is opened, for a process that is ending and has the same sockets has the rest, too.
+///
+/// # Errors
+/// One that serves such a socket goes on.
+pub fn make_room_for_all(specs: &Specs, is_kept: IsKept<'_>) -> Result<()> {
+    let disks = DiskSpec::all(specs).into_iter();
+    let mut configured = disks.filter(|disk| !is_kept(&disk.name()));
+    configured.try_for_each(|disk| make_room_for(&disk))
 }
 
 fn make_room_for(disk: &DiskSpec) -> Result<()> {

@@ -15,7 +15,7 @@ use crate::manage::{DiskSpec, Manager, Running, Server, Source, Table};
 use crate::notify::ServiceManager;
 use crate::open::Opener;
 use crate::peers::Peers;
-use crate::prepare::{Load, Open, Unserved, open_all};
+use crate::prepare::{Load, Open, Unserved, make_room_for_all, open_all};
 use crate::receiver;
 use crate::registry::Registry;
 use crate::scrape::MetricsListener;
@@ -359,6 +359,8 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let confinement = Confinement::new(specs, &options);
     // All that has a path is opened before the sandbox is entered.
     let manager = ServiceManager::from_environment();
+    let is_kept = |name: &str| options.source(name) == Source::Runtime;
+    make_room_for_all(specs, &is_kept)?;
     let mut control = ControlSocket::listen(
         &place,
         options.control_group.as_ref(),
@@ -367,7 +369,6 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     )?;
     let metrics = options.metrics.map(MetricsListener::bind).transpose()?;
     let end = (stop, options.polling.stop_timeout);
-    let is_kept = |name: &str| options.source(name) == Source::Runtime;
     let clean_up = || drop(control.take());
     let open = open_all(specs, workers, &opener, &receiver, &is_kept, end, clean_up);
     let Open {

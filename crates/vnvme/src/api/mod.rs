@@ -65,7 +65,14 @@ impl ControlSocket {
         };
         let inherited = inherited::listener(path, &SocketAccess::default())?;
         let bound = inherited.or_else(|| Listens::Control.left(path));
-        let listener = match bound.map_or_else(|| Listener::bind(path), Ok) {
+        let bind = || {
+            // At the usual place another daemon may listen for as long as it lives.
+            if !place.is_default {
+                Listener::make_room(path)?;
+            }
+            Listener::bind(path)
+        };
+        let listener = match bound.map_or_else(bind, Ok) {
             Ok(listener) => listener,
             Err(error) if place.is_default && group.is_none() => {
                 tracing::info!(%error, "no control socket: --control PATH makes another one");

@@ -24,6 +24,7 @@ use crate::report::Report;
 
 const DEPTHS: [u32; 5] = [1, 2, 4, 8, 32];
 const SIZE: &str = "64G";
+const FILE_SIZE: usize = 256 << 20;
 /// How long the guest leaves its disks alone while the daemons' CPU time is measured.
 const IDLE: Duration = Duration::from_secs(30);
 
@@ -41,16 +42,32 @@ enum By {
         /// How long the worker polls after the last work, in microseconds; `None`: as it
         /// does when nothing is said.
         window: Option<u32>,
+        below: Below,
     },
     Qemu {
         dbcs: &'static str,
     },
 }
 
-const DISKS: [Disk; 5] = [
-    vnvme("vnvme shadow off", "vnvme-off", false, None),
-    vnvme("vnvme shadow on", "vnvme-on", true, None),
-    vnvme("vnvme shadow on sleeping", "vnvme-sleeping", true, Some(0)),
+/// What is below one of vnvme's.
+#[derive(Clone, Copy)]
+enum Below {
+    Null,
+    /// A file of [`FILE_SIZE`] that holds data.
+    File,
+}
+
+const DISKS: [Disk; 6] = [
+    vnvme("vnvme shadow off", "vnvme-off", false, None, Below::Null),
+    vnvme("vnvme shadow on", "vnvme-on", true, None, Below::Null),
+    vnvme(
+        "vnvme shadow on sleeping",
+        "vnvme-sleeping",
+        true,
+        Some(0),
+        Below::Null,
+    ),
+    vnvme("vnvme file", "vnvme-file", true, None, Below::File),
     qemu("qemu dbcs off", "qemu-off", "off"),
     qemu("qemu dbcs on", "qemu-on", "on"),
 ];
@@ -60,11 +77,16 @@ const fn vnvme(
     serial: &'static str,
     shadow: bool,
     window: Option<u32>,
+    below: Below,
 ) -> Disk {
     Disk {
         case,
         serial,
-        by: By::Vnvme { shadow, window },
+        by: By::Vnvme {
+            shadow,
+            window,
+            below,
+        },
     }
 }
 
@@ -86,7 +108,12 @@ struct Served {
 impl Served {
     /// Serves the disk, if it is one of vnvme's.
     fn start(disk: &Disk) -> Result<Option<Served>> {
-        let By::Vnvme { shadow, window } = disk.by else {
+        let By::Vnvme {
+            shadow,
+            window,
+            below,
+        } = disk.by
+        else {
             return Ok(None);
         };
         let dir = tempfile::Builder::new().prefix("vnvme-").tempdir()?;
@@ -102,8 +129,16 @@ impl Served {
         if let Some(micros) = window {
             daemon = daemon.arg("--idle-window").arg(micros.to_string());
         }
+        let volume = match below {
+            Below::Null => format!("null://{SIZE}"),
+            Below::File => {
+                let path = dir.path().join("disk.raw");
+                fs::write(&path, vec![0xa5; FILE_SIZE])?;
+                path.display().to_string()
+            }
+        };
         Ok(Some(Served {
-            daemon: daemon.volume(format!("null://{SIZE}")).start()?,
+            daemon: daemon.volume(volume).start()?,
             control,
             _dir: dir,
         }))
