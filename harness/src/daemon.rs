@@ -29,6 +29,7 @@ pub struct DaemonBuilder {
     limit: Duration,
     command: &'static str,
     config: Option<(PathBuf, PathBuf)>,
+    program: Option<PathBuf>,
 }
 
 /// A running one; dropping it kills it.
@@ -50,6 +51,7 @@ impl Daemon {
             limit: Duration::from_secs(1200),
             command: "serve",
             config: None,
+            program: None,
         }
     }
 
@@ -119,10 +121,19 @@ impl Daemon {
         Ok(())
     }
 
-    /// Kills it (SIGKILL), as a crash would.
+    /// Kills it (SIGKILL), as a crash would, and waits for the process that its keeper has started.
     pub fn kill(&self) -> Result<()> {
         self.must_live()?;
-        self.process.kill()
+        let serving = PathBuf::from(format!("/proc/{}", self.serving()));
+        self.process.kill()?;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while serving.exists() {
+            if Instant::now() >= deadline {
+                bail!("{} does not end", serving.display());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 }
 
@@ -158,6 +169,12 @@ impl DaemonBuilder {
             command,
             ..self.config(file, socket)
         }
+    }
+
+    /// Another program than [`program`].
+    pub fn program(mut self, program: PathBuf) -> Self {
+        self.program = Some(program);
+        self
     }
 
     /// Bounds its life.
@@ -196,7 +213,7 @@ impl DaemonBuilder {
 
     fn spawn(&self) -> Result<(Process, PathBuf, PathBuf, tempfile::TempDir)> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let program = program()?;
+        let program = self.program.clone().map_or_else(program, Ok)?;
         let cache = Cache::open()?;
         let log = cache.logs()?.join(format!(
             "{}-{}-{}.vnvme",
@@ -257,6 +274,11 @@ pub fn program() -> Result<PathBuf> {
 /// Builds a program of the workspace, with the same optimisation as the harness
 /// itself; answers where it is.
 pub fn build(name: &str, args: &[&str]) -> Result<PathBuf> {
+    build_in(name, args, None)
+}
+
+/// The same in a directory of its own, if one is given.
+pub fn build_in(name: &str, args: &[&str], target: Option<&Path>) -> Result<PathBuf> {
     say(format!("building {name}"));
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
@@ -268,6 +290,9 @@ pub fn build(name: &str, args: &[&str]) -> Result<PathBuf> {
         .stderr(Stdio::inherit());
     if !cfg!(debug_assertions) {
         command.arg("--release");
+    }
+    if let Some(target) = target {
+        command.arg("--target-dir").arg(target);
     }
     let out = command.output().context("running cargo build")?;
     if !out.status.success() {

@@ -465,6 +465,26 @@ fn there_is_a_keeper_where_there_can_be_one() {
     daemon.end();
 }
 
+/// What it had is free a moment later only, when the process that served has ended, too.
+#[test]
+fn a_killed_keeper_can_be_started_again_at_once() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 8 << 20);
+    let (control, socket) = (text(&place.path("control")), text(&place.socket()));
+    let args = ["serve", "--socket", &socket, "--control", &control, &disk];
+    for round in 1..6 {
+        let daemon = start(&place, &args);
+        fs::remove_file(place.path("ready")).unwrap();
+        let mut host = Host::up(&place.socket());
+        if round > 1 {
+            assert!(host.read(1, 0, 4096) == pattern(round - 1, 4096));
+        }
+        host.write(1, 0, &pattern(round, 4096));
+        assert!(is_ready(&control));
+        daemon.kill();
+    }
+}
+
 fn is_keeper(daemon: &Daemon) -> bool {
     let comm = fs::read_to_string(format!("/proc/{}/comm", daemon.pid())).unwrap();
     comm.trim() == "vnvme-keeper"
