@@ -676,7 +676,7 @@ fn a_guest_survives_under_systemd() -> Result<()> {
         eprintln!("survival: {}", resets.join().unwrap()?.trim());
         Ok(())
     })?;
-    run(&guest, NOTHING_FAILED)?;
+    run(&guest, NOTHING_FAILED).with_context(|| machine.journal(UNIT).unwrap_or_default())?;
     // What systemd does meanwhile is of no interest.
     for command in ["daemon-reload", "daemon-reexec"] {
         machine.run(&["systemctl", command])?;
