@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 /// Messages that are handled between two looks at everything else.
 const AT_ONCE: usize = 64;
 
-/// Between the beginnings of two upgrades: whoever asks again and again, a serving process that a
-/// client has taken over among them, has no more than this of the machine.
+/// Between the beginnings of two upgrades: a serving process that a client has taken over may ask
+/// again and again, and has no more of the machine by that.
 const UPGRADE_REST: Duration = Duration::from_secs(1);
 
 /// Exit codes of a serving process that has ended because it was to. All others, and signals, are

@@ -1,0 +1,454 @@
+//! The process that serves dies between any two of its stores, under a load that verifies what it
+//! reads: at each crash point of the program, one after the other, by a signal.
+//!
+//! Each of them is a test for before a release: `cargo test -p harness --test deaths -- --ignored
+//! --nocapture`. What the crates' own tests walk over, in one process, is in `controller` and
+//! `vhost-blk`.
+//!
+//! `VNVME_DEATHS` says how often at each, `VNVME_CRASH_BIN` which program has the points.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use common::{Disks, LONG, run, run_for};
+use harness::cache::checkout;
+use harness::daemon::{build_in, program};
+use harness::progress::skip;
+use harness::served::Controller;
+use harness::{Daemon, Guest};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Deaths at each point, where nothing else is said.
+const DEATHS: usize = 1;
+/// A process that has not come to its point by then never will.
+const NOT_PASSED: Duration = Duration::from_secs(5);
+/// Looks for a point that is passed now and then only.
+const TRIES: usize = 6;
+const SIZE: &str = "16m";
+/// For a process that follows one that has died.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Points that no load here passes, and where each is tested.
+const ELSEWHERE: [&str; 1] = [
+    // Where tracking begins, with a guest's first start: `vhost-blk/tests/deaths.rs`.
+    "vhost-blk.recover.cleared",
+];
+
+/// How often a point is passed before, at most: some are passed once in a process's life, others
+/// with each command.
+fn most(point: &str) -> u64 {
+    let often = [
+        ("controller.recover", 4),
+        ("controller.admin", 6),
+        ("controller.commit", 30),
+        ("controller.", 4000),
+        ("state-memory.control", 30),
+        ("state-memory.", 8),
+        ("vfio-user.journal", 1),
+        ("vfio-user.resume", 1),
+        ("vfio-user.arriving", 4),
+        ("vfio-user.connection", 1),
+        ("vfio-user.version", 1),
+        ("vfio-user.unmap", 1),
+        ("vfio-user.reply.head", 1),
+        ("vfio-user.", 40),
+        ("keeper.", 8),
+        ("vnvme.", 1),
+        ("vhost-blk.message", 20),
+        ("vhost-blk.recover", 1),
+        ("vhost-blk.queue", 2),
+        ("vhost-blk.write-cache", 1),
+        ("vhost-blk.", 300),
+    ];
+    let found = often.iter().find(|(prefix, _)| point.starts_with(prefix));
+    found.map_or(1, |(_, most)| *most)
+}
+
+/// Where the process before has to die for a point to be passed.
+fn before(point: &str) -> Option<&'static str> {
+    Some(match point {
+        "vfio-user.resume.received" => "vfio-user.take.moved",
+        "vfio-user.resume.drained" => "vfio-user.take.noted",
+        "vfio-user.resume.piped" => "vfio-user.reply.written",
+        "vfio-user.resume.heading" => "vfio-user.reply.headed",
+        "controller.recover.posted" => "controller.commit.after",
+        "controller.recover.replay" | "controller.recover.sq" | "controller.recover.cq" => {
+            "controller.record.written"
+        }
+        "vhost-blk.recover.retired" => "vhost-blk.used.published",
+        _ => return None,
+    })
+}
+
+/// The points in the sources of these crates; only those that `VNVME_POINTS` names, if it is set.
+fn points(is_wanted: impl Fn(&Path) -> bool) -> Result<Vec<String>> {
+    let crates = checkout().join("crates");
+    let mut directories = Vec::new();
+    for entry in fs::read_dir(crates)? {
+        let path = entry?.path();
+        // Its points are examples.
+        if !path.ends_with("crash") && is_wanted(&path) {
+            directories.push(path.join("src"));
+        }
+    }
+    let mut points = Vec::new();
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten() {
+            let path = entry?.path();
+            if path.is_dir() {
+                directories.push(path);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            let named = text.split("crash::point!(\"").skip(1);
+            points.extend(named.filter_map(|rest| Some(rest.split('"').next()?.to_owned())));
+        }
+    }
+    points.sort();
+    points.dedup();
+    ensure!(points.len() > 20, "{} points only", points.len());
+    if let Ok(only) = std::env::var("VNVME_POINTS") {
+        points.retain(|point| point.contains(&only));
+    }
+    Ok(points)
+}
+
+/// Numbers that differ from run to run, and are told.
+struct Chance(u64);
+
+impl Chance {
+    fn new() -> Self {
+        let seed = std::env::var("VNVME_SEED").ok();
+        let seed = seed.and_then(|text| text.parse().ok());
+        let time = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+        let seed = seed.unwrap_or(time.as_micros() as u64 | 1);
+        eprintln!("deaths: VNVME_SEED={seed}");
+        Self(seed)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// A daemon whose processes die where they are told to.
+struct Mortal {
+    daemon: Daemon,
+    /// What the next processes die at, a line for each.
+    plan: PathBuf,
+    chance: Chance,
+    /// Of the log that was read.
+    read: usize,
+    died: BTreeMap<String, usize>,
+    /// Ends at no point.
+    killed: usize,
+    /// The process that runs now serves.
+    serves: bool,
+}
+
+impl Mortal {
+    fn start(directory: &Path, serves: &[&str]) -> Result<Self> {
+        let plan = directory.join("plan");
+        fs::write(&plan, "")?;
+        let builder = Daemon::builder("deaths")
+            .program(mortal()?)
+            .env("VNVME_CRASH", &plan)
+            .arg("--keeper")
+            .arg("process")
+            .limit(Duration::from_secs(7200));
+        let daemon = serves
+            .iter()
+            .fold(builder, |builder, arg| builder.arg(*arg));
+        let daemon = daemon.start()?;
+        daemon.wait_log("listening", Duration::from_secs(30))?;
+        // One that ends before the keeper knows that it serves is not followed.
+        std::thread::sleep(Duration::from_secs(1));
+        Ok(Self {
+            daemon,
+            plan,
+            chance: Chance::new(),
+            read: 0,
+            died: BTreeMap::new(),
+            killed: 0,
+            serves: true,
+        })
+    }
+
+    /// The process that serves.
+    fn serving(&self) -> Option<Pid> {
+        let keeper = self.daemon.process().pid();
+        let children = format!("/proc/{keeper}/task/{keeper}/children");
+        let children = fs::read_to_string(children).ok()?;
+        Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
+    }
+
+    /// Counts the deaths that were said since the last look.
+    fn look(&mut self) -> Result<()> {
+        let log = self.daemon.log()?;
+        let (whole, _) = log.split_at(log.rfind('\n').map_or(0, |end| end + 1));
+        let new = whole.get(self.read..).unwrap_or_default();
+        for line in new.lines() {
+            if let Some(point) = line.strip_prefix("crash point ") {
+                *self.died.entry(point.to_owned()).or_default() += 1;
+                self.serves = false;
+            }
+            self.serves |= line.contains("this one goes on");
+        }
+        self.read = whole.len();
+        Ok(())
+    }
+
+    /// Ends the process that serves. One that does not yet is waited for: many in a row that never
+    /// came to it would be the end of the keeper.
+    fn kill(&mut self) -> Result<()> {
+        let began = Instant::now();
+        while !self.serves {
+            self.daemon.must_live()?;
+            ensure!(began.elapsed() < LIMIT, "no process serves");
+            std::thread::sleep(Duration::from_millis(2));
+            self.look()?;
+        }
+        if let Some(pid) = self.serving() {
+            self.killed += 1;
+            self.serves = false;
+            kill_process(pid, Signal::KILL)?;
+        }
+        Ok(())
+    }
+
+    /// Lets processes die at a point, so many times. `false`: it is not passed.
+    fn die_at(&mut self, point: &str, times: usize) -> Result<bool> {
+        let (mut done, mut failed) = (0, 0);
+        while done < times {
+            let count = self.chance.below(most(point)) + 1;
+            let mut lines = String::new();
+            if let Some(before) = before(point) {
+                let count = self.chance.below(most(before)) + 1;
+                lines.push_str(&format!("{before}:{count}\n"));
+            }
+            lines.push_str(&format!("{point}:{count}\n"));
+            let new = self.plan.with_extension("next");
+            fs::write(&new, lines)?;
+            fs::rename(new, &self.plan)?;
+            let wanted = self.died.get(point).copied().unwrap_or(0) + 1;
+            // The one that has no point makes place for one that has.
+            self.kill()?;
+            let began = Instant::now();
+            let limit = NOT_PASSED * if before(point).is_some() { 2 } else { 1 };
+            loop {
+                self.look()?;
+                if self.died.get(point).copied().unwrap_or(0) >= wanted {
+                    done += 1;
+                    break;
+                }
+                if began.elapsed() > limit {
+                    failed += 1;
+                    break;
+                }
+                self.daemon.must_live()?;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if failed == TRIES {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The program with crash points: it has a directory of its own, for it is not what others are to
+/// find as the program.
+fn mortal() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("VNVME_CRASH_BIN").filter(|path| !path.is_empty()) {
+        return Ok(path.into());
+    }
+    let args = ["-p", "vnvme", "--features", "crash-points"];
+    build_in(
+        "vnvme",
+        &args,
+        Some(&checkout().join("target/crash-points")),
+    )
+}
+
+/// Verified loads, one after the other, until the end: each connects anew, writes over what the one
+/// before has written with other bytes, and reads back all of it. Answers how many there were.
+fn loads(socket: &Path, end: &AtomicBool) -> Result<usize> {
+    let target = format!("vfio-user://{}", socket.display());
+    let mut loads = 0;
+    let mut turned_away = 0;
+    while !end.load(Ordering::Acquire) {
+        loads += 1;
+        let doorbells = ["shadow", "mmio"][loads % 2];
+        let seed = loads.to_string();
+        let output = Command::new(program()?)
+            .args(["bench", &target, "--rw", "randrw", "--bs", "4k"])
+            .args(["--iodepth", "16", "--size", SIZE, "--verify"])
+            .args(["--destroy-data", "--runtime", "1", "--seed", &seed])
+            .args(["--doorbells", doorbells, "--queues", "2"])
+            .args((loads % 3 == 0).then_some("--interrupt"))
+            .stdin(Stdio::null())
+            .output()?;
+        if output.status.success() {
+            continue;
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        // One that was accepted, and was not kept yet, has to connect again; and so has one during
+        // all of whose time processes came and went.
+        let idle = said.contains("takes no client now") || said.contains("not one I/O ended");
+        if idle && 2 * turned_away < loads {
+            turned_away += 1;
+            eprintln!("deaths: turned away: {}", said.trim());
+            continue;
+        }
+        bail!(
+            "load {loads}: {said}{}",
+            String::from_utf8_lossy(&output.stdout)
+        );
+    }
+    eprintln!("deaths: {turned_away} of {loads} loads had to connect again");
+    Ok(loads)
+}
+
+/// How often it dies at each point.
+fn deaths() -> Result<usize> {
+    match std::env::var("VNVME_DEATHS") {
+        Ok(text) => text.parse().context("VNVME_DEATHS is a number"),
+        Err(_) => Ok(DEATHS),
+    }
+}
+
+impl Mortal {
+    /// Walks over points until `end`. Those that were not passed must be tested elsewhere.
+    fn walk(&mut self, points: &[String], end: &AtomicBool) -> Result<()> {
+        let times = deaths()?;
+        let mut not_passed = Vec::new();
+        for point in points {
+            if end.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            if !self.die_at(point, times)? {
+                not_passed.push(&**point);
+            }
+        }
+        let deaths: usize = self.died.values().sum();
+        eprintln!(
+            "deaths: {deaths} at {} points, and {} kills",
+            self.died.len(),
+            self.killed
+        );
+        not_passed.retain(|point| !ELSEWHERE.contains(point));
+        ensure!(not_passed.is_empty(), "not passed: {not_passed:?}");
+        Ok(())
+    }
+
+    /// Nobody has died of anything else, and no client was disconnected.
+    fn end(self) -> Result<()> {
+        let log = self.daemon.log()?;
+        for wrong in [
+            "is disconnected",
+            "will not outlive",
+            "panicked",
+            "ended=\"exit",
+        ] {
+            ensure!(!log.contains(wrong), "{wrong}:\n{log}");
+        }
+        self.daemon.terminate()
+    }
+}
+
+#[test]
+#[ignore = "it builds the program anew, and takes long: cargo test -p harness --test deaths -- --ignored"]
+fn it_dies_at_every_point_of_the_program_and_nothing_is_lost() -> Result<()> {
+    let disks = Disks::new()?;
+    let file = disks.sparse("disk.raw", 16)?.display().to_string();
+    let points = points(|path| !path.ends_with("vhost-blk"))?;
+    let mut mortal = Mortal::start(disks.dir(), &[&file])?;
+    let socket = mortal.daemon.socket().to_path_buf();
+    let end = AtomicBool::new(false);
+    let (walked, loads) = std::thread::scope(|scope| {
+        let loads = scope.spawn(|| {
+            let loads = loads(&socket, &end);
+            end.store(true, Ordering::Release);
+            loads
+        });
+        let walked = mortal.walk(&points, &end);
+        end.store(true, Ordering::Release);
+        (walked, loads.join().unwrap())
+    });
+    let log = || mortal.daemon.log().unwrap_or_default();
+    eprintln!("deaths: {} loads", loads.with_context(log)?);
+    walked?;
+    mortal.end()
+}
+
+/// In the background of the guest, until `/tmp/stop` is there.
+const GUEST: &str = r#"
+for s in /sys/block/vd*/serial; do [ "$(cat $s)" = VBLK0 ] && q=$(basename ${s%/serial}); done
+work() {
+    n=0
+    while [ ! -e /tmp/stop ]; do
+        n=$((n + 1))
+        fio --direct=1 --ioengine=io_uring --verify=crc32c --verify_fatal=1 --verify_dump=0 --randseed=$n \
+            --filename=/dev/$q --name=many --offset=0 --size=6m --rw=randrw --bsrange=4k-32k --iodepth=16 \
+                --verify_backlog=64 \
+            --name=flush --offset=8m --size=2m --rw=write --bs=16k --iodepth=4 --fdatasync=8 \
+            --name=trims --offset=12m --size=4m --rw=randtrim --bs=8k --iodepth=8 --verify=0 || return 1
+        for type in 'write through' 'write back'; do
+            echo "$type" >/sys/block/$q/cache_type
+            [ "$(cat /sys/block/$q/cache_type)" = "$type" ] || return 1
+        done
+    done
+    echo $n turns >/tmp/turns
+}
+rm -f /tmp/stop /tmp/ended
+(work >/tmp/fio.log 2>&1; echo $? >/tmp/ended) </dev/null >/dev/null 2>&1 &
+"#;
+const ENDED: &str = r#"
+touch /tmp/stop
+for try in $(seq 2000); do [ -e /tmp/ended ] && break; sleep 0.1; done
+[ "$(cat /tmp/ended)" = 0 ] || { tail -20 /tmp/fio.log; dmesg | tail -5; exit 1; }
+dmesg | grep -Ei 'virtio.*(fail|error)|I/O error' && exit 1
+cat /tmp/turns
+"#;
+
+/// The same of a disk whose front-end, QEMU's, connects again.
+#[test]
+#[ignore = "it builds the program anew, and takes long: cargo test -p harness --test deaths -- --ignored"]
+fn it_dies_at_every_point_of_a_virtio_disk_and_its_guest_goes_on() -> Result<()> {
+    if Controller::chosen()? != Controller::Vnvme {
+        skip("deaths::virtio", "the tests run against QEMU's controller");
+        return Ok(());
+    }
+    let disks = Disks::new()?;
+    let file = disks.sparse("disk.raw", 16)?.display().to_string();
+    let socket = disks.dir().join("v").display().to_string();
+    let points = points(|path| path.ends_with("vhost-blk"))?;
+    let volume = format!("{file}?serial=VBLK0");
+    let serves = ["null://1M", "--vhost-user-blk", &socket, &volume];
+    let mut mortal = Mortal::start(disks.dir(), &serves)?;
+    let chardev = format!("socket,id=v0,path={socket},reconnect-ms=10");
+    let guest = Guest::builder("deaths")
+        .qemu_args(["-chardev", &chardev])
+        .qemu_args(["-device", "vhost-user-blk-pci,chardev=v0"])
+        .boot()?;
+    run(&guest, GUEST)?;
+    let walked = mortal.walk(&points, &AtomicBool::new(false));
+    let log = || mortal.daemon.log().unwrap_or_default();
+    let turns = run_for(&guest, LONG, ENDED).with_context(log)?;
+    eprintln!("deaths: {}", turns.trim());
+    walked?;
+    guest.poweroff()?;
+    mortal.end()
+}
