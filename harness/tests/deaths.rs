@@ -67,7 +67,7 @@ fn most(point: &str) -> u64 {
         ("vhost-blk.recover", 1),
         ("vhost-blk.queue", 2),
         ("vhost-blk.write-cache", 1),
-        ("vhost-blk.", 300),
+        ("vhost-blk.", 20),
     ];
     let found = often.iter().find(|(prefix, _)| point.starts_with(prefix));
     found.map_or(1, |(_, most)| *most)
