@@ -1,8 +1,8 @@
 //! What the server asks the program for.
 
 use crate::api::{
-    DeviceStatus, Disk, DiskKind, ErrorChange, LimitChange, Namespace, PathChange, PathState, Plan,
-    Stats, VolumeErrors, VolumeLimits,
+    AnaChange, AnaStatus, DeviceStatus, Disk, DiskKind, ErrorChange, LimitChange, Namespace,
+    PathChange, PathState, Plan, Stats, VolumeErrors, VolumeLimits,
 };
 use crate::error::Error;
 use crate::events::EventReceiver;
@@ -89,6 +89,13 @@ pub trait Daemon: Send + Sync + 'static {
     /// # Errors
     /// Nothing is meant, or it has no direct path.
     fn path(&self, change: &PathChange) -> Result<Vec<PathState>, Error>;
+
+    /// Changes how a disk's host reaches namespaces that other disks share; tells the states of
+    /// those groups that were meant.
+    ///
+    /// # Errors
+    /// Nothing is meant, or commands that came before do not end.
+    fn ana(&self, change: &AnaChange) -> Result<Vec<AnaStatus>, Error>;
 
     /// Shuts a device below down; commands wait until it is resumed.
     ///

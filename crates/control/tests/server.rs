@@ -3,8 +3,9 @@
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
 use control::api::{
-    DeviceState, DeviceStatus, Disk, DiskKind, ErrorAction, ErrorChange, EventKind, LimitChange,
-    Namespace, PathChange, PathState, Plan, Stats, VolumeErrors, VolumeLimits,
+    AnaChange, AnaStatus, DeviceState, DeviceStatus, Disk, DiskKind, ErrorAction, ErrorChange,
+    EventKind, LimitChange, Namespace, PathChange, PathState, Plan, Stats, VolumeErrors,
+    VolumeLimits,
 };
 use control::server::{Access, Endpoint, MAX_CLIENTS, MAX_LISTENERS, Running, Server};
 use control::{Client, ClientError, Daemon, Error, EventReceiver, EventSender, Received};
@@ -100,6 +101,8 @@ impl Daemon for Fake {
             block_size: 512,
             read_only: false,
             path: None,
+            ana_group: None,
+            ana_state: None,
         })
     }
 
@@ -134,6 +137,18 @@ impl Daemon for Fake {
 
     fn path(&self, _: &PathChange) -> Result<Vec<PathState>, Error> {
         Ok(Vec::new())
+    }
+
+    fn ana(&self, change: &AnaChange) -> Result<Vec<AnaStatus>, Error> {
+        let status = |disk: &String| AnaStatus {
+            disk: disk.clone(),
+            subsystem: "s".to_owned(),
+            cntlid: 1,
+            group: change.group.unwrap_or(1),
+            state: change.state.unwrap_or_default(),
+            nsids: vec![1],
+        };
+        Ok(change.disk.iter().map(status).collect())
     }
 
     fn suspend(&self, device: &str) -> Result<DeviceStatus, Error> {

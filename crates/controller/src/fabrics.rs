@@ -5,24 +5,18 @@
 //! what comes in capsules, and sends what is posted. What no such host may ask for (queues by Admin
 //! commands, doorbells) it refuses itself.
 
+use crate::ana;
 use crate::controller::Controller;
 use nvme::aen::{AsyncEvent, Notice};
 use nvme::cmd::admin::GetLogPage;
 use nvme::feature::AsyncEventConfig;
-use nvme::identify::{
-    Anacap, Cmic, IdentifyController, IdentifyNamespace, IndependentNamespace, Nmic,
-};
-use nvme::log::{AnaGroup as GroupDescriptor, AnaGroupState, AnaHeader, AnaState, Lid};
+use nvme::identify::{IdentifyController, IdentifyNamespace, IndependentNamespace, Nmic};
+use nvme::log::{AnaState, Lid};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use zerocopy::IntoBytes;
 
 /// The group that all namespaces are in.
-const GROUP: u32 = 1;
-/// How long a change of the state takes at most, in seconds.
-const ANATT: u8 = 10;
-/// Return Groups Only, of the ANA log page.
-const RGO: u8 = 1;
+const GROUP: u32 = ana::FIRST_GROUP;
 
 /// How a controller reaches its namespaces; shared by all that reach them by the same port.
 #[derive(Debug)]
@@ -80,20 +74,7 @@ impl FabricsConfig {
         page.vid = 0.into();
         page.ssvid = 0.into();
         page.maxcmd = self.queue_entries.into();
-        page.cmic = Cmic::new()
-            .with_mports(true)
-            .with_mctrs(true)
-            .with_anars(true);
-        page.oaes = page.oaes.with_anacn(true);
-        page.anatt = ANATT;
-        page.anacap = Anacap::new()
-            .with_ros(true)
-            .with_rnos(true)
-            .with_ris(true)
-            .with_rpls(true)
-            .with_rcs(true);
-        page.anagrpmax = GROUP.into();
-        page.nanagrpid = GROUP.into();
+        ana::describe(page, GROUP);
         page.sgls = page.sgls.with_ofs(true).with_tsdbd(true);
         // In units of 16 bytes: an entry, and the data.
         page.ioccsz = (64 / 16 + self.in_capsule / 16).into();
@@ -119,35 +100,29 @@ impl Controller {
     /// be ("NVMe Base 2.1", 5.1.2.1, Asymmetric Namespace Access Change).
     pub fn ana_changed(&mut self) {
         let wanted = AsyncEventConfig::from_bits(self.admin.features.event_config).anacn();
-        if wanted && self.config.fabrics.is_some() {
+        if wanted && (self.config.fabrics.is_some() || self.is_shared()) {
             self.notify(AsyncEvent::notice(Notice::ANA_CHANGE, Lid::ANA));
         }
     }
 
     /// The ANA log page; `None` where there is none.
     pub(crate) fn ana_log(&self, get: &GetLogPage) -> Option<Vec<u8>> {
-        let ana = &self.config.fabrics.as_ref()?.ana;
-        let groups_only = get.lsp & RGO != 0;
+        let groups_only = get.lsp & ana::RGO != 0;
+        let Some(fabrics) = &self.config.fabrics else {
+            return self.shared_ana_log(groups_only);
+        };
         let mut nsids: Vec<u32> = self.engine.active().map(|ns| ns.config.nsid).collect();
         nsids.sort_unstable();
         if groups_only {
             nsids.clear();
         }
-        let changes = ana.changes();
-        let header = AnaHeader {
-            chgcnt: changes.into(),
-            nagd: 1.into(),
-            ..AnaHeader::default()
+        let changes = fabrics.ana.changes();
+        let group = ana::Told {
+            group: GROUP,
+            state: fabrics.ana.state(),
+            changes,
+            nsids,
         };
-        let group = GroupDescriptor {
-            agid: GROUP.into(),
-            nnsid: (nsids.len() as u32).into(),
-            chgcnt: changes.into(),
-            state: AnaGroupState::new().with_anas(ana.state()),
-            ..GroupDescriptor::default()
-        };
-        let mut page = [header.as_bytes(), group.as_bytes()].concat();
-        page.extend(nsids.iter().flat_map(|nsid| nsid.to_le_bytes()));
-        Some(page)
+        Some(ana::log_page(changes, &[group]))
     }
 }

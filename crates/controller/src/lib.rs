@@ -87,6 +87,7 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod ana;
 mod config;
 mod controller;
 mod engine;
@@ -99,6 +100,7 @@ mod stats;
 mod subsystem;
 mod survival;
 
+pub use ana::{AnaChange, MAX_ANA_GROUP};
 pub use config::{
     ConfigError, ControllerConfig, InSubsystem, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES, NamespaceConfig,
 };

@@ -155,6 +155,7 @@ impl Seen {
         namespaces: &[NamespaceSpec],
     ) -> Result<()> {
         let mut nsids = Unique::new("namespace ID");
+        let mut ana_states = HashMap::new();
         for (namespace, position) in namespaces.iter().zip(1..) {
             let origin = &namespace.origin;
             let nsid = namespace.nsid.unwrap_or(position);
@@ -175,6 +176,24 @@ impl Seen {
             if namespace.reservations.is_some() && !shares {
                 let why = "reservations are of disks with subsystem";
                 return Err(origin.error("reservations", why));
+            }
+            for (key, said) in [
+                ("ana-group", namespace.ana_group.is_some()),
+                ("ana-state", namespace.ana_state.is_some()),
+            ] {
+                if said && !shares {
+                    let why = format!("{key} is for namespaces of disks with subsystem");
+                    return Err(origin.error(key, why));
+                }
+            }
+            let (group, state) = (namespace.ana_group(), namespace.ana_state);
+            let state = state.unwrap_or_default();
+            if *ana_states.entry(group).or_insert(state) != state {
+                let why = format!(
+                    "another namespace of the disk in the ANA group {group} has another \
+                     ana-state: the state is the group's"
+                );
+                return Err(origin.error("ana-state", why));
             }
             if let Some(controller) = of
                 && self.is_known(controller, nsid, namespace)?
@@ -267,6 +286,9 @@ impl Seen {
         }
         let said = NamespaceSpec {
             nsid: Some(nsid),
+            // That is each disk's own.
+            ana_state: None,
+            ana_group: Some(namespace.ana_group()),
             origin: Origin::default(),
             ..namespace.clone()
         };
@@ -458,6 +480,9 @@ mod tests {
         let one = disk(1, "cntlid = 1", "");
         let nguid = "nguid = \"00112233445566778899aabbccddeeff\"";
         checked(&(one.clone() + &disk(2, "cntlid = 2", ""))).unwrap();
+        // Each reaches it in its own way, and the usual group may be named.
+        let ana = "ana-group = 1\nana-state = \"inaccessible\"";
+        checked(&(one.clone() + &disk(2, "cntlid = 2", ana))).unwrap();
         let same = disk(1, "cntlid = 1\nserial = \"S\"", nguid)
             + &disk(2, "cntlid = 2\nserial = \"S\"", nguid);
         checked(&same).unwrap();
@@ -471,6 +496,16 @@ mod tests {
             (disk(2, "cntlid = 2", "read-only = true"), "otherwise"),
             (disk(2, "cntlid = 2", nguid), "otherwise"),
             (disk(2, "cntlid = 2", "reservations = \"r\""), "otherwise"),
+            (disk(2, "cntlid = 2", "ana-group = 2"), "otherwise"),
+            (
+                disk(2, "cntlid = 2", "")
+                    + "[[controller.namespace]]\nvolume = \"b\"\nana-state = \"change\"\n",
+                "the state is the group's",
+            ),
+            (
+                format!("{alone}{volume}ana-state = \"change\"\n"),
+                "ana-state is for namespaces of disks with subsystem",
+            ),
             (disk(2, host, ""), "names nobody"),
             (
                 format!("{alone}cntlid = 2\n{volume}"),

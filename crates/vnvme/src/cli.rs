@@ -1,5 +1,6 @@
 //! The command line.
 
+mod ana;
 mod completion;
 mod configuration;
 mod daemon;
@@ -19,6 +20,7 @@ pub mod target;
 mod ublk;
 mod upgrade;
 
+use self::ana::AnaArgs;
 use self::completion::CompletionArgs;
 use self::configuration::{ApplyArgs, ReloadArgs, SaveArgs};
 use self::daemon::{CheckArgs, DaemonArgs};
@@ -115,6 +117,9 @@ enum Command {
     OnError(Box<OnErrorArgs>),
     /// Show or change how namespaces reach a device below: direct or generic
     Path(PathArgs),
+    /// Show or change by which disk of a subsystem its guest reaches which namespaces (ANA): what
+    /// multipath and fail-over go by
+    Ana(AnaArgs),
     /// Shut a device below down, for a reset, loss of power or new firmware: its guests' commands
     /// wait
     Suspend(SuspendArgs),
@@ -299,6 +304,7 @@ impl Cli {
             Command::Limits(args) => args.run(),
             Command::OnError(args) => args.run(),
             Command::Path(args) => args.run(),
+            Command::Ana(args) => args.run(),
             Command::Upgrade(args) => args.run(),
             Command::Suspend(args) => args.run(),
             Command::Resume(args) => args.run(),

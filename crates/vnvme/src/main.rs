@@ -8,6 +8,7 @@
 
 mod access;
 mod alarms;
+mod ana;
 mod api;
 mod balance;
 mod bench;

@@ -2,6 +2,7 @@
 //! `None`; [`crate::options`] has what can be said, and how.
 
 use crate::access::{Principal, SocketAccess};
+use crate::ana::AnaState;
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
@@ -60,11 +61,20 @@ pub struct NamespaceSpec {
     pub path: Option<PathChoice>,
     /// File that keeps the reservations of a namespace of a subsystem.
     pub reservations: Option<PathBuf>,
+    /// The ANA group of a namespace of a subsystem; the same for all disks.
+    pub ana_group: Option<u32>,
+    /// How this disk's host reaches that group.
+    pub ana_state: Option<AnaState>,
     /// Where the configuration file says so.
     pub origin: Origin,
 }
 
 impl NamespaceSpec {
+    /// Its ANA group, if it is one of a subsystem.
+    pub fn ana_group(&self) -> u32 {
+        self.ana_group.unwrap_or(1)
+    }
+
     /// Writes are refused.
     pub fn is_read_only(&self) -> bool {
         self.read_only.unwrap_or(false)

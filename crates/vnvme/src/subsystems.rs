@@ -100,7 +100,7 @@ pub fn open(
             (state, Some(store))
         }
     };
-    subsystem.add_namespace(nsid, reservations, store);
+    subsystem.add_namespace_to(namespace.ana_group(), nsid, reservations, store);
     opener.subsystems.enter(name, nsid, &volume);
     Ok(shared(volume))
 }
@@ -121,6 +121,12 @@ pub fn place(spec: &ControllerSpec, subsystem: Arc<Subsystem>) -> Result<InSubsy
         None => identity::host(&spec.any_name()),
     };
     let host = HostId::extended(host);
+    let cntlid = spec.cntlid.unwrap_or_default();
+    for namespace in &spec.namespaces {
+        let state = namespace.ana_state.unwrap_or_default();
+        // The controller is not there yet: nobody is to be waited for.
+        subsystem.set_ana_state(cntlid, namespace.ana_group(), state.into());
+    }
     Ok(InSubsystem { subsystem, host })
 }
 

@@ -1,6 +1,6 @@
 //! Disks and their namespaces.
 
-use super::PathChoice;
+use super::{AnaState, PathChoice};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -87,6 +87,12 @@ pub struct Namespace {
     /// The path of commands that come now, where it has a direct one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathChoice>,
+    /// Its ANA group, where other disks share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ana_group: Option<u32>,
+    /// How this disk's host reaches that group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ana_state: Option<AnaState>,
 }
 
 /// The size that a namespace is to have.

@@ -2,6 +2,7 @@
 //! in those of their suffix. Fields may be added within a version of the API, never change their
 //! meaning: a client ignores those that it does not know.
 
+mod ana;
 mod device;
 mod disk;
 mod event;
@@ -11,6 +12,7 @@ mod path;
 mod plan;
 mod stats;
 
+pub use ana::{AnaChange, AnaState, AnaStatus};
 pub use device::{DeviceState, DeviceStatus};
 pub use disk::{Disk, DiskKind, Namespace, NewDisk, Resize};
 pub use event::{Event, EventKind};

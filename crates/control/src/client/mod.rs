@@ -7,8 +7,8 @@ mod io;
 pub use error::ClientError;
 
 use crate::api::{
-    DeviceStatus, Disk, DiskKind, ErrorBody, ErrorChange, LimitChange, Namespace, NewDisk,
-    PathChange, PathState, Plan, Resize, Stats, VolumeErrors, VolumeLimits,
+    AnaChange, AnaStatus, DeviceStatus, Disk, DiskKind, ErrorBody, ErrorChange, LimitChange,
+    Namespace, NewDisk, PathChange, PathState, Plan, Resize, Stats, VolumeErrors, VolumeLimits,
 };
 use crate::events::Received;
 use bytes::Bytes;
@@ -187,6 +187,18 @@ impl Client {
         }
         self.change(Method::PATCH, "/v1/paths", Some(change))?
             .json()
+    }
+
+    /// Changes how a disk's host reaches shared namespaces, or asks; answers the states of the
+    /// groups that were meant.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn ana(&self, change: &AnaChange) -> Result<Vec<AnaStatus>, ClientError> {
+        if *change == AnaChange::default() {
+            return self.get("/v1/ana");
+        }
+        self.change(Method::PATCH, "/v1/ana", Some(change))?.json()
     }
 
     /// Has a device shut down.

@@ -3,8 +3,8 @@
 use super::openapi;
 use super::route::{Arguments, Reply};
 use crate::api::{
-    DeviceStatus, Disk, ErrorBody, ErrorChange, LimitChange, Namespace, NewDisk, PathChange,
-    PathState, Plan, Resize, Stats, VolumeErrors, VolumeLimits,
+    AnaChange, AnaStatus, DeviceStatus, Disk, ErrorBody, ErrorChange, LimitChange, Namespace,
+    NewDisk, PathChange, PathState, Plan, Resize, Stats, VolumeErrors, VolumeLimits,
 };
 use crate::daemon::Daemon;
 use crate::error::Error;
@@ -289,6 +289,34 @@ pub(super) fn paths(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     let change: PathChange = arguments.json()?;
     change.check().map_err(Error::invalid)?;
     Reply::json(&daemon.path(&change)?)
+}
+
+/// How the disks of subsystems reach the groups of their namespaces
+#[utoipa::path(get, path = "/v1/ana", tag = "namespaces", responses(
+    (status = 200, body = Vec<AnaStatus>, description = "As they are now"),
+))]
+pub(super) fn list_ana(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+    Reply::json(&daemon.ana(&AnaChange::default())?)
+}
+
+/// Change how a disk of a subsystem reaches a group of its namespaces
+///
+/// Its host is told. Commands that came before end as they would have; the answer comes when
+/// there are none left that the new state would have refused.
+#[utoipa::path(patch, path = "/v1/ana", tag = "namespaces", request_body = AnaChange, responses(
+    (status = 200, body = Vec<AnaStatus>, description = "Of the groups that were meant"),
+    (status = 400, body = ErrorBody, description = "It does not say whose"),
+    (status = 404, body = ErrorBody, description = "There is no such disk, or no such group"),
+    (status = 409, body = ErrorBody, description = "The disk is in no subsystem"),
+    (
+        status = 500, body = ErrorBody,
+        description = "The state has changed, and commands that came before do not end"
+    ),
+))]
+pub(super) fn ana(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+    let change: AnaChange = arguments.json()?;
+    change.check().map_err(Error::invalid)?;
+    Reply::json(&daemon.ana(&change)?)
 }
 
 /// Devices below

@@ -35,6 +35,8 @@ use utoipa::OpenApi;
         calls::on_error,
         calls::list_paths,
         calls::paths,
+        calls::list_ana,
+        calls::ana,
         calls::list_devices,
         calls::suspend,
         calls::resume,

@@ -188,6 +188,7 @@ pub(super) static ROUTES: &[Route] = &[
     get("/v1/limits", calls::list_limits),
     get("/v1/on-error", calls::list_on_error),
     get("/v1/paths", calls::list_paths),
+    get("/v1/ana", calls::list_ana),
     get("/v1/devices", calls::list_devices),
     Route {
         run: Run::Events,
@@ -215,6 +216,7 @@ pub(super) static ROUTES: &[Route] = &[
     change(Method::Patch, "/v1/limits", calls::limits).with_body(),
     change(Method::Patch, "/v1/on-error", calls::on_error).with_body(),
     change(Method::Patch, "/v1/paths", calls::paths).with_body(),
+    change(Method::Patch, "/v1/ana", calls::ana).with_body(),
     change(
         Method::Post,
         "/v1/devices/{address}/suspend",

@@ -255,10 +255,14 @@ impl Controller {
     }
 
     fn check_nsid(&self, nsid: u32, broadcast: bool) -> Result<(), Status> {
-        if broadcast && nsid == NSID_BROADCAST {
-            return Ok(());
+        if !broadcast || nsid != NSID_BROADCAST {
+            self.engine.namespace_index(nsid)?;
         }
-        self.engine.namespace_index(nsid).map(|_| ())
+        // What is a namespace's is reached as that is (ANA).
+        match self.engine.unreached(nsid) {
+            Some(status) => Err(status),
+            None => Ok(()),
+        }
     }
 
     /// A feature's value out of `features`, in dword 0 or in the host's buffer.

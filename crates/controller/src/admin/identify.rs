@@ -3,18 +3,20 @@
 use super::{
     AdminResult, INVALID_FIELD, Outcome, abort, events, features, keep_alive, logs, table,
 };
+use crate::ana;
 use crate::controller::Controller;
 use crate::engine::{self, Namespace};
 use crate::fabrics::FabricsConfig;
 use nvme::cmd::admin::{Cns, Csi, IdentifyCdw10, IdentifyCdw11};
 use nvme::feature::Fid;
 use nvme::identify::{
-    Ascii, Cmic, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Frmw, IDENTIFY_SIZE,
+    Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Frmw, IDENTIFY_SIZE,
     IdentifyController, IdentifyNamespace, IndependentNamespace, IndependentNsfeat,
     IoCommandSetVector, IoCommandSets, LbaFormat, NamespaceDescriptors, Nmic, Nqn, Nsattr, Nsfeat,
     NsidList, Nstat, NvmController, NvmNamespace, Oaes, PowerState, PrimaryControllerCapabilities,
     QueueEntrySize, Rescap, SecondaryControllerList, Sgls, Vwc,
 };
+use nvme::log::AnaState;
 use nvme::regs::Vs;
 use nvme::{Command, Completion, Status};
 use zerocopy::{FromZeros, IntoBytes};
@@ -104,9 +106,6 @@ impl Controller {
         page.rab = 5;
         page.mdts = config.mdts;
         page.cntlid = config.cntlid.into();
-        page.cmic = Cmic::new()
-            .with_mports(self.is_shared())
-            .with_mctrs(self.is_shared());
         page.ver = Vs::V2_1.into_bits().into();
         page.oaes = Oaes::new().with_nsan(true);
         page.ctratt = Ctratt::new().with_hids(true);
@@ -143,6 +142,9 @@ impl Controller {
             exlat: 4.into(),
             ..Default::default()
         };
+        if self.is_shared() {
+            ana::describe(&mut page, ana::MAX_ANA_GROUP);
+        }
         if let Some(fabrics) = &config.fabrics {
             fabrics.describe(&mut page);
         }
@@ -189,6 +191,14 @@ impl Controller {
         data.nmic = self.sharing_of(nsid).0;
         data.rescap = self.sharing_of(nsid).1;
         data.nvmcap = (u128::from(ns.blocks) << ns.shift).into();
+        if let Some((group, state)) = self.ana_of(nsid) {
+            data.anagrpid = group.into();
+            if matches!(state, AnaState::INACCESSIBLE | AnaState::PERSISTENT_LOSS) {
+                // Of use and capacity nothing is known there; of the size it is.
+                data.nuse = 0.into();
+                data.nvmcap = 0.into();
+            }
+        }
         data.nsattr = Nsattr::new().with_cwp(ns.read_only);
         data.nguid = ns.config.nguid;
         data.eui64 = ns.config.eui64;
@@ -206,6 +216,7 @@ impl Controller {
             data.nsfeat = IndependentNsfeat::new().with_vwcnp(!ns.volatile_cache);
             data.nsattr = Nsattr::new().with_cwp(ns.read_only);
             data.nstat = Nstat::new().with_nrdy(true);
+            data.anagrpid = self.ana_of(nsid).map_or(0, |(group, _)| group).into();
             if self.config.fabrics.is_some() {
                 FabricsConfig::describe_independent(&mut data);
             }

@@ -93,7 +93,7 @@ static LOG_PAGES: &[LogPage] = &[
         c.ana_log(get).ok_or(Status::INVALID_LOG_PAGE)
     })
     .after(|c| c.clear_events(EventType::NOTICE))
-    .offered_if(|c| c.config.fabrics.is_some()),
+    .offered_if(|c| c.config.fabrics.is_some() || c.is_shared()),
     LogPage::new(Lid::FEATURES_SUPPORTED, |c, _, _| {
         Ok(features_supported(c.is_shared()))
     })

@@ -5,13 +5,16 @@
 //! [`subsystem`]: crate::subsystem
 
 use super::Controller;
+use crate::ana::{self, Told};
 use crate::config::{ConfigError, InSubsystem};
 use crate::engine::{Asked, ReservationCommand, ReservationEnd};
 use crate::subsystem::{Inbox, Membership, Message, SharedNamespace, Submitted};
 use nvme::Status;
+use nvme::log::AnaState;
 use reservations::{Access, HostId, Operation};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::task::Waker;
 
 /// A namespace that is attached, or was and has not gone.
@@ -21,6 +24,22 @@ struct Part {
     index: usize,
     access: Access,
     leaving: bool,
+}
+
+/// How the controller reaches a group of namespaces.
+#[derive(Clone, Copy)]
+struct Group {
+    state: AnaState,
+    /// Of the state, from 1 on.
+    changes: u64,
+}
+
+/// Who is to be told when nothing is left of what was in flight.
+enum Owed {
+    /// A namespace, by the number of its message.
+    Access(Arc<SharedNamespace>, u64),
+    /// Who has changed an ANA state: by dropping this.
+    Ana(Sender<()>),
 }
 
 /// What waits for the end of an operation.
@@ -47,7 +66,10 @@ pub(super) struct Sharing {
     tickets: BTreeMap<u64, Ticket>,
     last_ticket: u64,
     /// To be answered when nothing is left that was in flight.
-    unanswered: Vec<(Arc<SharedNamespace>, u64)>,
+    unanswered: Vec<Owed>,
+    groups: BTreeMap<u32, Group>,
+    /// Changes of what the ANA log page says, since the last controller-level reset.
+    ana_changes: u64,
     waiting: Vec<Waiting>,
     membership: Membership,
 }
@@ -68,14 +90,17 @@ impl Sharing {
         if host.is_zero() {
             return Err(ConfigError::NoHost);
         }
+        let inbox = Arc::default();
         Ok(Sharing {
-            membership: subsystem.join(cntlid, *host)?,
+            membership: subsystem.join(cntlid, *host, &inbox)?,
             host: *host,
-            inbox: Arc::default(),
+            inbox,
             parts: Vec::new(),
             tickets: BTreeMap::new(),
             last_ticket: 0,
             unanswered: Vec::new(),
+            groups: BTreeMap::new(),
+            ana_changes: 0,
             waiting: Vec::new(),
         })
     }
@@ -98,7 +123,14 @@ impl Sharing {
         if self.parts.iter().any(|part| part.shared.nsid() == nsid) {
             return Err(ConfigError::DuplicateNamespace(nsid));
         }
-        let access = shared.attach(self.membership.cntlid(), self.host, &self.inbox);
+        let (cntlid, group) = (self.membership.cntlid(), shared.group());
+        let subsystem = self.membership.subsystem();
+        self.groups.entry(group).or_insert_with(|| Group {
+            state: subsystem.ana_state(cntlid, group),
+            changes: 1,
+        });
+        self.ana_changes += 1;
+        let access = shared.attach(cntlid, self.host, &self.inbox);
         self.parts.push(Part {
             shared,
             index,
@@ -130,8 +162,15 @@ impl Sharing {
 impl Controller {
     /// The engine learns what is allowed on each namespace.
     pub(super) fn set_gates(&mut self) {
-        for part in self.sharing.iter().flat_map(|sharing| &sharing.parts) {
+        let Some(sharing) = &self.sharing else {
+            return;
+        };
+        for part in &sharing.parts {
             self.engine.set_access(part.index, part.access);
+            let group = sharing.groups.get(&part.shared.group());
+            if let Some(group) = group {
+                self.engine.set_ana_state(part.index, group.state);
+            }
         }
     }
 
@@ -165,6 +204,7 @@ impl Controller {
         };
         sharing.tickets.clear();
         sharing.waiting.clear();
+        sharing.ana_changes = 0;
         for part in &sharing.parts {
             part.shared.withdraw(sharing.membership.cntlid());
         }
@@ -194,6 +234,7 @@ impl Controller {
                     abort,
                     number,
                 } => self.access_changed(nsid, access, abort, number),
+                Message::Ana { group, state, done } => self.ana_state_changed(group, state, done),
                 Message::Notice { nsid, notification } => {
                     self.reservation_notice(nsid, notification);
                 }
@@ -224,8 +265,40 @@ impl Controller {
         }
         self.engine.fence(part.index);
         let shared = part.shared.clone();
-        sharing.unanswered.push((shared, number));
+        sharing.unanswered.push(Owed::Access(shared, number));
         self.migration.wait();
+        self.answer_others();
+    }
+
+    fn ana_state_changed(&mut self, group: u32, state: AnaState, done: Sender<()>) {
+        let Some(sharing) = &mut self.sharing else {
+            return;
+        };
+        let Some(known) = sharing.groups.get_mut(&group) else {
+            // None of its namespaces has been attached: those that are will be reached so.
+            return;
+        };
+        let is_new = std::mem::replace(&mut known.state, state) != state;
+        if is_new {
+            known.changes += 1;
+            sharing.ana_changes += 1;
+        }
+        let is_reached = ana::refusal(state).is_none();
+        for part in &sharing.parts {
+            if part.shared.group() == group {
+                self.engine.set_ana_state(part.index, state);
+                if !is_reached {
+                    self.engine.fence(part.index);
+                }
+            }
+        }
+        if !is_reached {
+            sharing.unanswered.push(Owed::Ana(done));
+            self.migration.wait();
+        }
+        if is_new {
+            self.ana_changed();
+        }
         self.answer_others();
     }
 
@@ -244,8 +317,11 @@ impl Controller {
             return false;
         };
         let cntlid = sharing.membership.cntlid();
-        for (shared, number) in std::mem::take(&mut sharing.unanswered) {
-            shared.answer(cntlid, number);
+        for owed in std::mem::take(&mut sharing.unanswered) {
+            match owed {
+                Owed::Access(shared, number) => shared.answer(cntlid, number),
+                Owed::Ana(done) => drop(done),
+            }
         }
         true
     }
@@ -279,6 +355,37 @@ impl Controller {
             },
             None => vec![self.config.cntlid],
         }
+    }
+
+    /// The ANA group of a shared namespace, and how the controller reaches it.
+    pub(crate) fn ana_of(&self, nsid: u32) -> Option<(u32, AnaState)> {
+        let sharing = self.sharing.as_ref()?;
+        let group = sharing.namespace(nsid)?.group();
+        let state = sharing.groups.get(&group)?.state;
+        Some((group, state))
+    }
+
+    /// The ANA log page of a controller that shares its namespaces.
+    pub(crate) fn shared_ana_log(&self, groups_only: bool) -> Option<Vec<u8>> {
+        let sharing = self.sharing.as_ref()?;
+        let told = |(group, now): (&u32, &Group)| {
+            let of = sharing.shared().filter(|shared| shared.group() == *group);
+            let mut nsids: Vec<u32> = of.map(|shared| shared.nsid()).collect();
+            // Nothing is said of a group whose namespaces have all gone.
+            let there = !nsids.is_empty();
+            nsids.sort_unstable();
+            if groups_only {
+                nsids.clear();
+            }
+            there.then_some(Told {
+                group: *group,
+                state: now.state,
+                changes: now.changes,
+                nsids,
+            })
+        };
+        let groups: Vec<Told> = sharing.groups.iter().filter_map(told).collect();
+        Some(ana::log_page(sharing.ana_changes, &groups))
     }
 
     /// Persist Through Power Loss of a namespace: whether it is on, and whether it can be.

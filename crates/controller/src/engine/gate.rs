@@ -1,12 +1,14 @@
 //! What the host may do on a namespace that it shares with others: reservations ("NVMe Base 2.1",
-//! 8.1.22).
+//! 8.1.22), and whether it is reached by this controller at all (ANA, 8.1.1).
 //!
 //! The control half says so. A namespace on which everything is allowed is found by the short way
 //! ([`run`](super::run)), which knows nothing of this; any other one is not, so that its commands
-//! take the general way, each of them checked ([`Engine::conflict`]).
+//! take the general way, each of them checked ([`Engine::unreached`], [`Engine::conflict`]).
 
-use super::{Engine, NO_NAMESPACE, commands};
+use super::{Engine, NO_NAMESPACE, Namespace, commands};
+use crate::ana;
 use nvme::cmd::NSID_BROADCAST;
+use nvme::log::AnaState;
 use nvme::{Command, Status};
 use reservations::Access;
 
@@ -18,6 +20,28 @@ impl Engine {
             None => return self.broken("what is allowed on a namespace that is not there"),
         }
         self.index_namespaces();
+    }
+
+    /// From now on the namespace of this index is reached so.
+    pub fn set_ana_state(&mut self, index: usize, state: AnaState) {
+        match self.namespaces.get_mut(index) {
+            Some(ns) => ns.ana = state,
+            None => return self.broken("how a namespace is reached that is not there"),
+        }
+        self.index_namespaces();
+    }
+
+    /// What a command for a namespace ends with, whatever it is, that is not reached by this
+    /// controller: nothing of it can be done.
+    pub fn unreached(&self, nsid: u32) -> Option<Status> {
+        match nsid {
+            // All: as of the first that is not reached.
+            NSID_BROADCAST => self.active().find_map(|ns| ana::refusal(ns.ana)),
+            nsid => {
+                let index = self.namespace_index(nsid).ok()?;
+                ana::refusal(self.namespaces.get(index)?.ana)
+            }
+        }
     }
 
     /// The commands that are in flight on the namespace of this index are waited for:
@@ -38,8 +62,14 @@ impl Engine {
         self.fences.is_empty()
     }
 
+    /// What a command ends with that is not to be done, for whichever reason.
+    pub(super) fn barred(&self, command: &Command) -> Option<Status> {
+        let unreached = self.unreached(command.nsid.get());
+        unreached.or_else(|| self.conflict(command))
+    }
+
     /// What a command ends with that is not allowed on its namespace.
-    pub(super) fn conflict(&self, command: &Command) -> Option<Status> {
+    fn conflict(&self, command: &Command) -> Option<Status> {
         let group = commands::group(command.nvm_opcode())?;
         let allowed = match command.nsid.get() {
             // Flush is the only one, and of all namespaces that are there.
@@ -57,7 +87,8 @@ impl Engine {
         self.open_by_nsid.clone_from(&self.by_nsid);
         for found in &mut self.open_by_nsid {
             let ns = self.namespaces.get(usize::from(*found));
-            if ns.is_some_and(|ns| ns.access != Access::FULL) {
+            let open = |ns: &Namespace| ns.access == Access::FULL && ana::refusal(ns.ana).is_none();
+            if ns.is_some_and(|ns| !open(ns)) {
                 *found = NO_NAMESPACE;
             }
         }

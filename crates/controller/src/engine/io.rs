@@ -3,6 +3,7 @@
 
 use super::slots::{Kind, Work};
 use super::{Engine, commands};
+use crate::ana;
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
 use nvme::cmd::{Fuse, NSID_BROADCAST, Psdt};
@@ -44,8 +45,8 @@ impl Engine {
         let result = match commands::handler(command.nvm_opcode(), self.shared) {
             // Fused operations are not offered (Identify Controller, FUSES).
             _ if command.flags.fuse() != Fuse::NORMAL => Err(Status::INVALID_FIELD.with_dnr(true)),
-            Some(start) => match self.shared.then(|| self.conflict(command)).flatten() {
-                Some(conflict) => Err(conflict),
+            Some(start) => match self.shared.then(|| self.barred(command)).flatten() {
+                Some(barred) => Err(barred),
                 None => start(self, sqid, command),
             },
             None => Err(Status::INVALID_OPCODE.with_dnr(true)),
@@ -53,7 +54,11 @@ impl Engine {
         let slot = self.starting.take();
         if let Err(status) = result {
             let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
-            self.failed(sqid, cid, status, (nsid, lba));
+            if ana::is_refusal(status) {
+                self.passed_by(status, nsid);
+            } else {
+                self.failed(sqid, cid, status, (nsid, lba));
+            }
             self.finish_started(slot, sqid, cid, status);
         }
     }

@@ -3,6 +3,7 @@
 use crate::config::{ConfigError, NamespaceConfig};
 use crate::passthrough::Passthrough;
 use crate::stats::IoStats;
+use nvme::log::AnaState;
 use probes::IoRecord;
 use reservations::Access;
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub(crate) struct Namespace {
     pub volatile_cache: bool,
     /// What the host may do on it.
     pub access: Access,
+    /// How the controller reaches it.
+    pub ana: AnaState,
 }
 
 impl Namespace {
@@ -126,6 +129,7 @@ impl Namespace {
             queue,
             passthrough: None,
             access: Access::FULL,
+            ana: AnaState::OPTIMIZED,
             config,
         })
     }

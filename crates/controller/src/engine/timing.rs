@@ -134,6 +134,15 @@ impl Engine {
         }
     }
 
+    /// A command is not done because its namespace is not reached by this controller: that is
+    /// counted. It is no error of a disk, whose error log it would fill, but what was asked for.
+    pub(super) fn passed_by(&self, status: Status, nsid: u32) {
+        let index = self.namespace_index(nsid).ok();
+        let ns = index.and_then(|index| self.namespaces.get(index));
+        let record = ns.map_or(&self.nowhere, |ns| &ns.record);
+        record.failed(failure_of(status));
+    }
+
     /// An I/O command fails: it is counted, and the control half is told.
     #[cold]
     #[inline(never)]

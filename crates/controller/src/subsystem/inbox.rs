@@ -1,10 +1,12 @@
 //! What the other controllers of a subsystem have to tell one.
 
 use nvme::Status;
+use nvme::log::AnaState;
 use reservations::{Access, Notification};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
 use std::task::Waker;
 use sync::Unpoisoned;
 
@@ -19,6 +21,13 @@ pub(crate) enum Message {
         access: Access,
         abort: bool,
         number: u64,
+    },
+    /// A group's namespaces are reached so from now on. `done` is dropped when the engine knows it
+    /// and, where they are not reached any more, nothing is left that was in flight there.
+    Ana {
+        group: u32,
+        state: AnaState,
+        done: Sender<()>,
     },
     /// The host is to be told.
     Notice {
@@ -50,7 +59,8 @@ impl Inbox {
         waker.wake();
     }
 
-    /// Leaves a message. Others than notices are as many as there are commands that wait for them.
+    /// Leaves a message. Others than notices are as many as there are commands, and callers, that
+    /// wait for them.
     pub fn leave(&self, message: Message) {
         let mut messages = self.messages.lock().unpoisoned();
         if matches!(message, Message::Notice { .. }) && messages.len() >= MOST {

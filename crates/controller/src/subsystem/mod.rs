@@ -31,7 +31,9 @@ mod namespace;
 pub(crate) use inbox::{Inbox, Message};
 pub(crate) use namespace::{SharedNamespace, Submitted};
 
+use crate::ana::{AnaChange, FIRST_GROUP};
 use crate::config::ConfigError;
+use nvme::log::AnaState;
 use reservations::{HostId, Reservations};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -54,9 +56,19 @@ pub trait ReservationStore: Send + Sync {
 /// The controllers of an NVM subsystem and the namespaces that they share.
 #[derive(Debug, Default)]
 pub struct Subsystem {
-    /// Which host uses a controller, by its ID.
-    members: Mutex<BTreeMap<u16, HostId>>,
+    /// Controllers by their IDs.
+    members: Mutex<BTreeMap<u16, Member>>,
     namespaces: Mutex<BTreeMap<u32, Arc<SharedNamespace>>>,
+    /// How a controller reaches a group, where that was said; also before it comes.
+    ana: Mutex<BTreeMap<(u16, u32), AnaState>>,
+}
+
+/// A controller that is there.
+#[derive(Debug)]
+struct Member {
+    /// Which host uses it.
+    host: HostId,
+    inbox: Arc<Inbox>,
 }
 
 impl Subsystem {
@@ -73,10 +85,22 @@ impl Subsystem {
         reservations: Reservations,
         store: Option<Box<dyn ReservationStore>>,
     ) {
+        self.add_namespace_to(FIRST_GROUP, nsid, reservations, store);
+    }
+
+    /// The same of a namespace in an ANA group, a number from 1 to
+    /// [`MAX_ANA_GROUP`](crate::MAX_ANA_GROUP).
+    pub fn add_namespace_to(
+        self: &Arc<Self>,
+        group: u32,
+        nsid: u32,
+        reservations: Reservations,
+        store: Option<Box<dyn ReservationStore>>,
+    ) {
         let mut namespaces = self.namespaces.lock().unpoisoned();
         namespaces.entry(nsid).or_insert_with(|| {
             let subsystem = Arc::downgrade(self);
-            SharedNamespace::new(nsid, subsystem, reservations, store)
+            SharedNamespace::new(nsid, group, subsystem, reservations, store)
         });
     }
 
@@ -94,17 +118,40 @@ impl Subsystem {
         self.members.lock().unpoisoned().keys().copied().collect()
     }
 
+    /// How a controller reaches the namespaces of a group; optimized unless something else was
+    /// said.
+    pub fn ana_state(&self, cntlid: u16, group: u32) -> AnaState {
+        let states = self.ana.lock().unpoisoned();
+        let state = states.get(&(cntlid, group));
+        state.copied().unwrap_or(AnaState::OPTIMIZED)
+    }
+
+    /// A controller reaches the namespaces of a group so from now on. Its host is told, if it wants
+    /// to be. May be said before the controller is there.
+    pub fn set_ana_state(&self, cntlid: u16, group: u32, state: AnaState) -> AnaChange {
+        let (done, change) = AnaChange::new();
+        // The controller learns of changes in the order in which they are made.
+        let mut states = self.ana.lock().unpoisoned();
+        states.insert((cntlid, group), state);
+        if let Some(member) = self.members.lock().unpoisoned().get(&cntlid) {
+            member.inbox.leave(Message::Ana { group, state, done });
+        }
+        change
+    }
+
     /// A controller comes.
     pub(crate) fn join(
         self: &Arc<Self>,
         cntlid: u16,
         host: HostId,
+        inbox: &Arc<Inbox>,
     ) -> Result<Membership, ConfigError> {
         let mut members = self.members.lock().unpoisoned();
         if members.contains_key(&cntlid) {
             return Err(ConfigError::DuplicateController(cntlid));
         }
-        members.insert(cntlid, host);
+        let inbox = inbox.clone();
+        members.insert(cntlid, Member { host, inbox });
         Ok(Membership {
             subsystem: self.clone(),
             cntlid,
@@ -115,7 +162,7 @@ impl Subsystem {
     pub(crate) fn controller_of(&self, host: &HostId) -> Option<u16> {
         let members = self.members.lock().unpoisoned();
         let mut members = members.iter();
-        let found = members.find(|(_, user)| *user == host);
+        let found = members.find(|(_, member)| member.host == *host);
         found.map(|(cntlid, _)| *cntlid)
     }
 }

@@ -56,6 +56,8 @@ struct State {
 /// A namespace that controllers of a subsystem share.
 pub(crate) struct SharedNamespace {
     nsid: u32,
+    /// ANAGRPID.
+    group: u32,
     subsystem: Weak<Subsystem>,
     store: Option<Box<dyn ReservationStore>>,
     state: Mutex<State>,
@@ -72,12 +74,14 @@ impl fmt::Debug for SharedNamespace {
 impl SharedNamespace {
     pub fn new(
         nsid: u32,
+        group: u32,
         subsystem: Weak<Subsystem>,
         reservations: Reservations,
         store: Option<Box<dyn ReservationStore>>,
     ) -> Arc<Self> {
         Arc::new(SharedNamespace {
             nsid,
+            group,
             subsystem,
             store,
             state: Mutex::new(State {
@@ -92,6 +96,11 @@ impl SharedNamespace {
 
     pub fn nsid(&self) -> u32 {
         self.nsid
+    }
+
+    /// The group that it is in, to every controller (ANAGRPID).
+    pub fn group(&self) -> u32 {
+        self.group
     }
 
     /// IDs of the controllers that it is attached to, in order.

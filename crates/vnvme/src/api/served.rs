@@ -4,8 +4,8 @@ use crate::devices::Action;
 use crate::keep;
 use crate::manage::Manager;
 use control::api::{
-    DeviceStatus, Disk, DiskKind, ErrorChange, LimitChange, Namespace, PathChange, PathState, Plan,
-    Stats, VolumeErrors, VolumeLimits,
+    AnaChange, AnaStatus, DeviceStatus, Disk, DiskKind, ErrorChange, LimitChange, Namespace,
+    PathChange, PathState, Plan, Stats, VolumeErrors, VolumeLimits,
 };
 use control::{Daemon, Error, EventReceiver};
 use keeper::UpgradeError;
@@ -118,6 +118,10 @@ impl Daemon for Served {
         }
         let registry = self.0.registry();
         registry.paths.change(change, &registry.described)
+    }
+
+    fn ana(&self, change: &AnaChange) -> Result<Vec<AnaStatus>, Error> {
+        self.started()?.ana(change)
     }
 
     fn suspend(&self, device: &str) -> Result<DeviceStatus, Error> {

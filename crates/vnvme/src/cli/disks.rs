@@ -75,7 +75,17 @@ fn print(disk: &Disk) -> Result<()> {
     if let Some(why) = &disk.error {
         outln!("  not served: {why}");
     }
-    print_namespaces(&disk.namespaces)
+    print_namespaces(&disk.namespaces)?;
+    for namespace in &disk.namespaces {
+        if let (Some(group), Some(state)) = (namespace.ana_group, namespace.ana_state) {
+            let state = state.name();
+            outln!(
+                "  namespace {} in ANA group {group}: {state}",
+                namespace.nsid
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Prints namespaces for people.

@@ -179,6 +179,7 @@ fn describe_namespace(entry: &Entry, spec: &NamespaceSpec) -> Namespace {
     let volumes = entry.running.iter().flat_map(|running| &running.volumes);
     let volume = volumes.into_iter().find(|(id, _)| *id == nsid);
     let info = volume.and_then(|(_, volume)| Some(volume.upgrade()?.info()));
+    let is_shared = entry.spec.is_in_subsystem();
     let block = info.as_ref().map_or(512, |info| info.block_size.max(512));
     Namespace {
         nsid,
@@ -190,5 +191,7 @@ fn describe_namespace(entry: &Entry, spec: &NamespaceSpec) -> Namespace {
             crate::direct::PathChoice::Direct => PathChoice::Direct,
             crate::direct::PathChoice::Generic => PathChoice::Generic,
         }),
+        ana_group: is_shared.then(|| spec.ana_group()),
+        ana_state: is_shared.then(|| spec.ana_state.unwrap_or_default().into()),
     }
 }

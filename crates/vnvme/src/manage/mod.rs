@@ -7,6 +7,7 @@
 //! what fails on the way is undone.
 
 mod allow;
+mod ana;
 mod api;
 mod bounded;
 mod change;

@@ -1,5 +1,6 @@
 //! What a configuration changes: told in words before anything happens, then done, or undone.
 
+use super::ana;
 use super::bounded::bounded;
 use super::change::{LIMIT, Ready, attached, in_subsystem};
 use super::refused::failed;
@@ -8,7 +9,7 @@ use super::{DiskSpec, Manager};
 use crate::open::Opened;
 use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
 use control::Error;
-use control::api::{Plan, Refusal};
+use control::api::{AnaState, Plan, Refusal};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -25,6 +26,8 @@ pub(super) enum Scope {
 enum Step {
     Add(DiskSpec),
     Remove(String),
+    /// Its host reaches namespaces otherwise.
+    Ana(String, BTreeMap<u32, AnaState>),
     /// Nobody is attached: it goes, and comes again.
     Replace(DiskSpec),
     /// Its client goes on.
@@ -38,6 +41,8 @@ enum Step {
 /// What was done, and how it is undone.
 enum Done {
     Added(String),
+    /// Reached so before.
+    Ana(String, BTreeMap<u32, AnaState>),
     Removed(DiskSpec, Source),
     /// One that was not served.
     Forgotten(Box<Entry>),
@@ -179,6 +184,7 @@ impl Manager {
                 Step::Remove(name) => {
                     all.remove(name);
                 }
+                Step::Ana(..) => {}
                 Step::Namespaces { name, gone, new } => {
                     if let Some(DiskSpec::Controller(spec)) = all.get_mut(name) {
                         let left =
@@ -202,6 +208,12 @@ impl Manager {
             let busy = entry.busy.unwrap_or("not served");
             return Err(Error::conflict(format!("it is {busy}")));
         };
+        if let (DiskSpec::Controller(now), DiskSpec::Controller(then)) = (&entry.spec, &wanted)
+            && now.subsystem.is_some()
+            && without_ana(now) == without_ana(then)
+        {
+            return Ok(Step::Ana(name.to_owned(), ana::groups(then)));
+        }
         if entry.spec.kind() != wanted.kind() || !self.is_attached(running) {
             if self.is_attached(running) {
                 return Err(attached(name));
@@ -309,6 +321,12 @@ impl Manager {
         for step in steps {
             match step {
                 Step::Remove(_) => {}
+                Step::Ana(name, groups) => {
+                    if let DiskSpec::Controller(spec) = self.crew.table.get(&name)?.spec {
+                        done.push(Done::Ana(name.clone(), ana::groups(&spec)));
+                    }
+                    self.set_ana(&name, &groups)?;
+                }
                 Step::Add(spec) | Step::Replace(spec) => {
                     let name = self.add_ready(ready.remove(&spec.name()), spec, source)?;
                     done.push(Done::Added(name));
@@ -418,6 +436,7 @@ impl Manager {
         for done in done.into_iter().rev() {
             let undone = match done {
                 Done::Added(name) => self.remove_disk(&name, true),
+                Done::Ana(name, groups) => self.set_ana(&name, &groups),
                 Done::Removed(spec, source) => self.add_disk(spec, source).map(drop),
                 Done::Forgotten(entry) => {
                     self.crew.table.remember(*entry);
@@ -431,6 +450,14 @@ impl Manager {
         }
         left
     }
+}
+
+/// The same disk, as if nothing were said of how its namespaces are reached.
+fn without_ana(spec: &ControllerSpec) -> ControllerSpec {
+    let mut same = spec.clone();
+    let namespaces = same.namespaces.iter_mut();
+    namespaces.for_each(|namespace| namespace.ana_state = None);
+    same
 }
 
 fn differing(now: &DiskSpec, then: &DiskSpec) -> String {

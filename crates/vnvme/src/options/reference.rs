@@ -53,6 +53,8 @@ const NO_FLAG: &[(&str, &str)] = &[
     ("cntlid", "only in the file"),
     ("host-id", "only in the file"),
     ("reservations", "only in the file"),
+    ("ana-group", "only in the file"),
+    ("ana-state", "only in the file"),
     ("listen", "the first word after `--nvme-tcp`"),
     ("hosts", "only in the file"),
     ("max-hosts", "only in the file"),

@@ -8,6 +8,7 @@ use crate::spec::NvmeTcpSpec;
 use crate::spec::UblkSpec;
 use crate::spec::VhostBlkSpec;
 use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
+use controller::MAX_ANA_GROUP;
 use serde::de::MapAccess;
 
 /// Where a VMM connects.
@@ -181,6 +182,23 @@ impl Spec for NamespaceSpec {
             |n| &mut n.reservations,
         )
         .or("they end with the process"),
+        Row::<Self>::new(
+            "ana-group",
+            "N",
+            "of disks in a subsystem: ANA group of the namespace (ANAGRPID), the same for all of \
+             the disks: its host is told of a group how it is reached by which disk",
+            |n| &mut n.ana_group,
+        )
+        .range(1, MAX_ANA_GROUP)
+        .or("1"),
+        Row::<Self>::new(
+            "ana-state",
+            "STATE",
+            "of disks in a subsystem: how this disk's host reaches the namespace's ANA group, until \
+             vnvme ana says otherwise; the same for all namespaces of the group that the disk has",
+            |n| &mut n.ana_state,
+        )
+        .or("optimized"),
     ];
 
     fn volume(&mut self) -> Option<&mut Url> {

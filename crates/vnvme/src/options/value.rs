@@ -1,6 +1,7 @@
 //! Values of options, and the fields that they are put into.
 
 use crate::access::{Principal, SocketMode};
+use crate::ana::AnaState;
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
@@ -292,6 +293,7 @@ macro_rules! choices {
 }
 
 choices!(
+    AnaState,
     DoorbellMode,
     KeeperMode,
     OnReadError,

@@ -1,17 +1,23 @@
 //! Disks of one subsystem: two guests on one namespace, fenced by reservations that outlast the
 //! process.
 //!
-//! `VNVME_FENCING_LOOPS` says how often two guests fence each other (200).
+//! `VNVME_FENCING_LOOPS` says how often two guests fence each other (200), `VNVME_CUTS` how often
+//! the power is cut below their reservations (10).
 
 use crate::common::*;
 use control::{Client, ClientError};
+use fuse_disk::{Disk, Random};
 use nvme::{Command, NvmOpcode, Status};
 use rustix::process::Signal;
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::process::Command as Program;
+use std::time::Duration;
 
 /// Where the keys of reservation commands lie.
 const AT_KEYS: u64 = 0x20_0000;
+/// Where Reservation Report writes.
+const AT_REPORT: u64 = 0x30_0000;
 /// Where the data of writes lie that are not waited for.
 const AT_LATE: u64 = 0x40_0000;
 
@@ -285,4 +291,210 @@ fn disks_of_a_subsystem_do_not_change_under_a_daemon() {
     assert_eq!(write(&mut b, 1), Status::SUCCESS);
     drop(b);
     daemon.end();
+}
+
+/// `vnvme` with these words: what it prints, or what it says against it.
+fn vnvme(control: &str, words: &[&str]) -> Result<String, String> {
+    let output = Program::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(words)
+        .env("VNVME_CONTROL", control)
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match output.status.success() {
+        true => Ok(text(&output.stdout)),
+        false => Err(text(&output.stderr)),
+    }
+}
+
+/// Paths are changed by hand, and by a configuration that is read again.
+#[test]
+fn states_of_paths_change_while_they_are_used() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 1 << 20);
+    let control = text(&place.path("control"));
+    let lines = "ana-group = 2\n[[controller.namespace]]\nvolume = \"mem://1M\"\n";
+    let file = config_with(&place, &disk, lines);
+    let allow = text(place.path("x").parent().unwrap());
+    let args = ["daemon", "--control", &control, "--allow", &allow];
+    let daemon = Daemon::spawn(&[&args[..], &["--config", &file]].concat());
+    daemon.wait_listening(&place.path("b"));
+    let json = |words: &[&str]| -> serde_json::Value {
+        let said = vnvme(&control, &[words, &["--json"]].concat()).unwrap();
+        serde_json::from_str(&said).unwrap()
+    };
+    let states = || {
+        let told = json(&["ana"]);
+        let told = told.as_array().unwrap().iter().map(|one| {
+            let nsids = one["nsids"].as_array().unwrap().len();
+            assert_eq!((&one["subsystem"], nsids), (&"s".into(), 1));
+            let text = |key: &str| one[key].as_str().unwrap().to_owned();
+            format!("{} {} {}", text("disk"), one["group"], text("state"))
+        });
+        told.collect::<Vec<_>>().join(", ")
+    };
+    let all = "a 1 optimized, a 2 optimized, b 1 optimized, b 2 optimized";
+    assert_eq!(states(), all);
+    let (mut a, mut b) = up(&place);
+    let one = a.identify_namespace(1).unwrap();
+    let two = a.identify_namespace(2).unwrap();
+    assert_eq!((one.anagrpid.get(), two.anagrpid.get()), (2, 1));
+    assert_eq!(write(&mut a, 1), Status::SUCCESS);
+    let told = json(&["ana", "a", "--set", "inaccessible", "--group", "2"]);
+    assert_eq!(told[0]["state"], "inaccessible", "{told}");
+    assert_eq!(told.as_array().unwrap().len(), 1);
+    assert_eq!(write(&mut a, 2), Status::ANA_INACCESSIBLE);
+    assert_eq!(a.read(2, 0, 4096), [0; 4096], "of another group");
+    assert_eq!(write(&mut b, 3), Status::SUCCESS);
+    let told = json(&["ana", "a", "--set", "persistent-loss"]);
+    assert_eq!(told.as_array().unwrap().len(), 2, "{told}");
+    assert_eq!(write(&mut a, 2), Status::ANA_PERSISTENT_LOSS);
+    let told = json(&["show", "a"]);
+    assert_eq!(told["namespaces"][0]["ana_group"], 2, "{told}");
+    assert_eq!(told["namespaces"][0]["ana_state"], "persistent-loss");
+    let shown = vnvme(&control, &["show", "a"]).unwrap();
+    let line = "namespace 2 in ANA group 1: persistent-loss";
+    assert!(shown.contains(line), "{shown}");
+    let saved = vnvme(&control, &["save"]).unwrap();
+    assert_eq!(saved.matches("ana-state = \"persistent-loss\"").count(), 2);
+    // What the configuration says counts again when it is read again.
+    vnvme(&control, &["reload"]).unwrap();
+    assert_eq!(states(), all);
+    assert_eq!(write(&mut a, 4), Status::SUCCESS);
+    let other = fs::read_to_string(&file).unwrap();
+    let other = other.replacen("ana-group = 2", "ana-group = 2\nana-state = \"change\"", 1);
+    fs::write(&file, other).unwrap();
+    vnvme(&control, &["reload"]).unwrap();
+    assert_eq!(states(), all.replacen("a 2 optimized", "a 2 change", 1));
+    assert_eq!(write(&mut a, 5), Status::ANA_TRANSITION);
+    let plain = vnvme(&control, &["ana", "a", "--set", "non-optimized"]).unwrap();
+    assert!(plain.contains("SUBSYSTEM") && plain.contains("non-optimized"));
+    assert_eq!(write(&mut a, 6), Status::SUCCESS);
+    assert_eq!(b.read(1, 0, 4096), [6; 4096]);
+    for (words, why) in [
+        (&["ana", "c"][..], "no disk is called \"c\""),
+        (&["ana", "a", "--group", "3"], "its groups are 1, 2"),
+        (&["ana", "a", "--group", "33"], "32"),
+        (&["ana", "--set", "optimized"], "NAME"),
+        (&["ana", "a", "--set", "sideways"], "persistent-loss"),
+    ] {
+        let said = vnvme(&control, words).unwrap_err();
+        assert!(said.contains(why), "{words:?}: {said}");
+    }
+    vnvme(
+        &control,
+        &[
+            "add",
+            "controller",
+            "mem://1M",
+            &format!("socket={}", text(&place.path("alone"))),
+        ],
+    )
+    .unwrap();
+    let said = vnvme(&control, &["ana", "alone", "--set", "change"]).unwrap_err();
+    assert!(said.contains("\"alone\" is in no subsystem"), "{said}");
+    drop((a, b));
+    daemon.end();
+}
+
+/// The registrants' keys, by their controllers, as Reservation Report has them.
+fn keys(host: &mut Host) -> Vec<(u16, u64)> {
+    let mut command = Command::new(NvmOpcode::RESERVATION_REPORT.0, 0, 1);
+    command.cdw10 = (4096 / 4 - 1).into();
+    command.cdw11 = 1.into(); // the extended data structure
+    command.set_prps(RAM_BASE + AT_REPORT, 0);
+    assert_eq!(host.run(1, command).status(), Status::SUCCESS);
+    let mut report = [0; 4096];
+    host.ram.read_exact_at(&mut report, AT_REPORT).unwrap();
+    let registrants = report[64..].chunks_exact(64).take(report[5].into());
+    let mut keys: Vec<(u16, u64)> = registrants
+        .map(|one| {
+            let key = one[8..16].try_into().unwrap();
+            (
+                u16::from_le_bytes([one[0], one[1]]),
+                u64::from_le_bytes(key),
+            )
+        })
+        .collect();
+    keys.sort_unstable();
+    keys
+}
+
+/// The process is killed and the power is cut while hosts register with PTPL: what was answered is
+/// there afterwards, and the process starts with what it finds.
+#[test]
+fn what_was_answered_outlasts_a_cut_of_the_power() {
+    let said = std::env::var("VNVME_CUTS").ok();
+    let cuts = said.map_or(10, |said| said.parse::<u64>().unwrap());
+    let place = Place::new();
+    let below = match Disk::new(&place.path("mount"), 32 << 10) {
+        Ok(below) => below,
+        Err(error) => {
+            let what = "vnvme::storage_faults::reservations_and_a_cut_of_the_power";
+            return testkit::skip(what, format!("/dev/fuse: {error}"));
+        }
+    };
+    let disk = place.disk("disk.raw", 1 << 20);
+    // That disk makes no files: one that a process has made elsewhere is put there.
+    let made = Daemon::spawn(&["serve", "--config", &config(&place, &disk)]);
+    made.wait_listening(&place.path("b"));
+    made.end();
+    let file = fs::File::options().write(true).open(below.path()).unwrap();
+    let bytes = fs::read(place.path("reservations")).unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    let kept = format!("reservations = {:?}\n", text(&below.path()));
+    let config = config_with(&place, &disk, &kept);
+    let mut random = Random::new(0x907e);
+    // Of each controller: the key that was answered, and the one that was under way at a cut.
+    let mut answered = [0u64, 0];
+    let mut doubtful = [None, None];
+    let (mut all, mut in_doubt) = (0, 0);
+    for cut in 0..=cuts {
+        let daemon = Daemon::spawn(&["serve", "--config", &config]);
+        daemon.wait_listening(&place.path("b"));
+        let (a, b) = up(&place);
+        let mut hosts = [a, b];
+        let found = keys(&mut hosts[0]);
+        for (at, cntlid) in [1, 2].into_iter().enumerate() {
+            let key = found.iter().find(|(of, _)| *of == cntlid);
+            let key = key.map_or(0, |(_, key)| *key);
+            let doubtful = doubtful[at].take();
+            let is_newer = Some(key) == doubtful;
+            assert!(
+                key == answered[at] || is_newer,
+                "cut {cut}: {key:#x}, and neither {:#x} nor {doubtful:x?}",
+                answered[at]
+            );
+            in_doubt += u64::from(is_newer);
+            answered[at] = key;
+        }
+        if cut == cuts {
+            drop(hosts);
+            daemon.end();
+            break;
+        }
+        below.cut_after(random.below(30), Random::new(random.number()));
+        loop {
+            let at = random.below(2) as usize;
+            let key = 1 + random.below(u64::MAX - 1);
+            let replace = NvmOpcode::RESERVATION_REGISTER;
+            // Replace, whatever the key was (IEKEY), and with PTPL.
+            let cdw10 = 3 << 30 | 1 << 3 | 2;
+            if !reserve(&mut hosts[at], replace, cdw10, [0, key]).is_success() {
+                doubtful[at] = Some(key);
+                break;
+            }
+            answered[at] = key;
+            all += 1;
+        }
+        let is_cut = below.wait_cut(Duration::from_secs(20)).is_some();
+        assert!(is_cut, "a command failed with the power on");
+        daemon.signal(Signal::KILL);
+        daemon.wait();
+        drop(hosts);
+        below.power_on();
+    }
+    eprintln!("{cuts} cuts, {all} registrations answered, {in_doubt} found that were under way");
 }

@@ -1,0 +1,60 @@
+//! By which disk of a subsystem a host reaches which namespaces (ANA), as users say it and the
+//! control API shows it.
+
+use clap::ValueEnum;
+use control::api;
+use serde::Deserialize;
+
+/// How a disk's host reaches namespaces that other disks share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AnaState {
+    /// By this disk before others
+    #[default]
+    Optimized,
+    /// By this disk, if by no other that is optimized
+    NonOptimized,
+    /// Not by this disk, for now
+    Inaccessible,
+    /// Never again by this disk
+    PersistentLoss,
+    /// It is changing: commands are to be repeated. Linux resets a disk that stays so for 20
+    /// seconds
+    Change,
+}
+
+impl From<AnaState> for api::AnaState {
+    fn from(state: AnaState) -> Self {
+        match state {
+            AnaState::Optimized => Self::Optimized,
+            AnaState::NonOptimized => Self::NonOptimized,
+            AnaState::Inaccessible => Self::Inaccessible,
+            AnaState::PersistentLoss => Self::PersistentLoss,
+            AnaState::Change => Self::Change,
+        }
+    }
+}
+
+impl From<api::AnaState> for AnaState {
+    fn from(state: api::AnaState) -> Self {
+        match state {
+            api::AnaState::Optimized => Self::Optimized,
+            api::AnaState::NonOptimized => Self::NonOptimized,
+            api::AnaState::Inaccessible => Self::Inaccessible,
+            api::AnaState::PersistentLoss => Self::PersistentLoss,
+            api::AnaState::Change => Self::Change,
+        }
+    }
+}
+
+impl From<AnaState> for nvme::log::AnaState {
+    fn from(state: AnaState) -> Self {
+        match state {
+            AnaState::Optimized => Self::OPTIMIZED,
+            AnaState::NonOptimized => Self::NON_OPTIMIZED,
+            AnaState::Inaccessible => Self::INACCESSIBLE,
+            AnaState::PersistentLoss => Self::PERSISTENT_LOSS,
+            AnaState::Change => Self::CHANGE,
+        }
+    }
+}
