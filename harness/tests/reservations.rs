@@ -1,5 +1,7 @@
-//! Two disks of one subsystem in a Linux guest, each for a host of its own: reservations by
-//! nvme-cli, and what they do to reads and writes of the block layer.
+//! Two disks of one subsystem, each for a host of its own, in one Linux guest or in two:
+//! reservations by nvme-cli, and what they do to reads and writes of the block layer.
+//!
+//! `VNVME_GUEST_FENCES` says how often two guests fence each other (12).
 //!
 //! The process that is killed between a fence and the next start is in
 //! `vnvme/tests/socket/subsystem.rs`, too.
@@ -10,8 +12,9 @@ mod common;
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use common::{Checks, Disks, json, run};
 use harness::progress::skip;
 use harness::served::Controller;
@@ -20,9 +23,11 @@ use harness::{Daemon, Guest};
 /// The two disks are two to the guest, and not two paths to one.
 const SEPARATE: &str = "nvme_core.multipath=N";
 
-/// Shell functions: `$a` and `$b` are the disks.
+/// `$a` and `$b` are the disks.
+const BOTH: &str = "a=$(wait_disk 1 1); b=$(wait_disk 2 1)";
+
+/// Shell functions.
 const LIB: &str = r#"
-a=$(wait_disk 1 1); b=$(wait_disk 2 1)
 # `conflict COMMAND...`: it fails, and by a conflict. nvme-cli names the status (0x83, with "do not
 # retry" 0x4083); the block layer makes EBADE of it.
 conflict() {
@@ -91,7 +96,7 @@ impl Shared {
 }
 
 fn script(guest: &Guest, text: &str) -> Result<String> {
-    run(guest, &format!("{LIB}\n{text}"))
+    run(guest, &format!("{BOTH}\n{LIB}\n{text}"))
 }
 
 #[test]
@@ -148,7 +153,10 @@ fn acquires(guest: &Guest) -> Result<()> {
          store $b 2 C; holds $a 2 C; conflict store $a 2 A; holds $a 2 C
          conflict nvme resv-acquire $a --crkey=0xa --rtype=1 --racqa=0",
     )?;
-    let report = json(guest, &format!("{LIB}\nnvme resv-report $a --eds -o json"))?;
+    let report = json(
+        guest,
+        &format!("{BOTH}\n{LIB}\nnvme resv-report $a --eds -o json"),
+    )?;
     let number = |name: &str| report[name].as_u64();
     ensure!(
         number("gen") == Some(2) && number("rtype") == Some(1) && number("regctl") == Some(2),
@@ -221,4 +229,87 @@ fn outlasted(guest: &Guest) -> Result<()> {
          store $b 5 C; holds $a 5 C",
     )?;
     Ok(())
+}
+
+/// Each fences the other in turn, which writes all the time. From the end of that command on
+/// nothing of the other one reaches the disk.
+#[test]
+fn two_guests_fence_each_other() -> Result<()> {
+    if Controller::chosen()? == Controller::Qemu {
+        let name = "reservations::two_guests_fence_each_other";
+        skip(name, "QEMU's own controller has no reservations");
+        return Ok(());
+    }
+    let fences = std::env::var("VNVME_GUEST_FENCES");
+    let fences: u64 = fences.map_or(Ok(12), |said| said.parse())?;
+    // A dozen takes a minute.
+    let limit = Duration::from_secs(600 + fences * 15);
+    let shared = Shared::new()?;
+    let daemon = Daemon::builder("fencing").limit(limit);
+    let daemon = daemon
+        .config(&shared.path("vnvme.toml"), &shared.path("b"))
+        .start()?;
+    let boot = |name: &str| {
+        let guest = Guest::builder(&format!("fencing-{name}")).cpus(1);
+        guest.limit(limit).vfio_user(shared.path(name)).boot()
+    };
+    let guests = [boot("a")?, boot("b")?];
+    let began = Instant::now();
+    let mut written = 0;
+    for turn in 0..fences {
+        let at = (turn % 2) as usize;
+        let (fencing, fenced) = (&guests[at], &guests[1 - at]);
+        written += fence(fencing, fenced, turn)
+            .with_context(|| format!("fence {turn} of {fences}, by guest {at}"))?;
+    }
+    let seconds = began.elapsed().as_secs();
+    eprintln!("reservations: {fences} fences in {seconds} s, over {written} writes: ok");
+    daemon.must_live()?;
+    for guest in guests {
+        guest.poweroff()?;
+    }
+    daemon.terminate()
+}
+
+/// One fences the other. The writes that the other one had done by then.
+fn fence(fencing: &Guest, fenced: &Guest, turn: u64) -> Result<u64> {
+    let one = |guest: &Guest, text: &str| run(guest, &format!("d=$(wait_disk 1 1)\n{LIB}\n{text}"));
+    let (key, victim) = (turn * 2 + 1, turn * 2 + 2);
+    one(
+        fenced,
+        &format!(
+            "rm -f /tmp/ended /tmp/count
+             nvme resv-register $d --nrkey={victim} --rrega=0
+             nvme resv-acquire $d --crkey={victim} --rtype=1 --racqa=0
+             (count=0
+              while store $d 1 V 2>/tmp/why; do count=$((count + 1)); echo $count >/tmp/count; done
+              echo yes >/tmp/ended) </dev/null >/dev/null 2>&1 &
+             for try in $(seq 100); do [ -s /tmp/count ] && exit 0; sleep 0.1; done
+             echo it does not write; exit 1"
+        ),
+    )?;
+    one(
+        fencing,
+        &format!(
+            "nvme resv-register $d --nrkey={key} --rrega=0
+             conflict store $d 2 F
+             nvme resv-acquire $d --crkey={key} --prkey={victim} --rtype=1 --racqa=2
+             store $d 1 F; holds $d 1 F"
+        ),
+    )?;
+    let count = one(
+        fenced,
+        "for try in $(seq 100); do [ -e /tmp/ended ] && break; sleep 0.1; done
+         grep -q 'Invalid exchange' /tmp/why
+         holds $d 1 F
+         conflict store $d 1 V; conflict nvme write-zeroes $d -n 1 -s 8 -c 7; conflict nvme flush $d -n 1
+         holds $d 1 F
+         cat /tmp/count",
+    )?;
+    one(
+        fencing,
+        &format!("holds $d 1 F; store $d 1 G; nvme resv-release $d --crkey={key} --rrela=1"),
+    )?;
+    let count = count.lines().last().unwrap_or_default().trim().parse();
+    count.context("what it has written")
 }
