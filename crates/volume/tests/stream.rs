@@ -186,3 +186,82 @@ fn what_is_under_way_is_cancelled_and_the_connection_stays() {
     assert_eq!(incoming.bytes(), b"pong");
     assert_eq!(reader.join().unwrap(), b"ping");
 }
+
+/// A worker that polls need not hand anything to the ring: what has come is there after one look.
+#[test]
+fn sockets_are_asked_while_bytes_come_soon() {
+    let io = Io::new(IoOptions::default());
+    let (stream, mut other) = pair(&io);
+    let mut incoming = Incoming::new(100);
+    for _ in 0..100 {
+        let mut outgoing = Outgoing::new();
+        outgoing.bytes(b"ping");
+        stream.send(outgoing).unwrap();
+        assert_eq!(stream.sent().unwrap().1.unwrap(), 4, "sent at once");
+        stream.receive(incoming).unwrap();
+        other.write_all(b"pong").unwrap();
+        io.poll(&mut |_| panic!("no request was made"));
+        let (came, received) = stream.received().expect("received at once");
+        incoming = came;
+        incoming.received(received.unwrap());
+        assert_eq!(incoming.bytes(), b"pong");
+        incoming.clear();
+    }
+    let counters = io.counters();
+    assert_eq!(counters.batches, 0, "{counters:?}");
+    assert_eq!(counters.system_calls, 200, "{counters:?}");
+}
+
+/// Where they come late again and again, nobody asks: the ring waits for them.
+#[test]
+fn sockets_are_not_asked_where_bytes_come_late() {
+    let io = Io::new(IoOptions::default());
+    let (stream, mut other) = pair(&io);
+    let mut incoming = Incoming::new(100);
+    let calls = |io: &Io| io.counters().system_calls;
+    for late in 0..20 {
+        stream.receive(incoming).unwrap();
+        let before = calls(&io);
+        let began = Instant::now();
+        let mut rounds = 0;
+        while began.elapsed().as_millis() < 2 || rounds < 100 {
+            io.flush();
+            io.poll(&mut |_| panic!("no request was made"));
+            rounds += 1;
+        }
+        // One gives it to the ring.
+        let asked = calls(&io) - before;
+        assert!(
+            late < 8 || asked <= 1,
+            "{asked} system calls the {late}th time"
+        );
+        other.write_all(b"late").unwrap();
+        let (came, received) = wait(&io, || stream.received());
+        incoming = came;
+        incoming.received(received.unwrap());
+        assert_eq!(incoming.bytes(), b"late");
+        incoming.clear();
+    }
+}
+
+/// However many connections there are, a round asks few sockets.
+#[test]
+fn a_round_asks_few_sockets() {
+    let io = Io::new(IoOptions::default());
+    let mut pairs: Vec<_> = (0..30).map(|_| pair(&io)).collect();
+    for (stream, _) in &pairs {
+        stream.receive(Incoming::new(100)).unwrap();
+    }
+    io.flush();
+    let before = io.counters().system_calls;
+    io.poll(&mut |_| panic!("no request was made"));
+    assert!(io.counters().system_calls - before <= 8);
+    for (_, other) in &mut pairs {
+        other.write_all(b"x").unwrap();
+    }
+    for (stream, _) in &pairs {
+        let (mut incoming, received) = wait(&io, || stream.received());
+        incoming.received(received.unwrap());
+        assert_eq!(incoming.bytes(), b"x");
+    }
+}

@@ -183,7 +183,7 @@ impl RingCore {
             urgent: false,
             troubled: false,
             files: Vec::new(),
-            streams: Streams::default(),
+            streams: Streams::new(cycles_per_second),
             places,
             bounce: BouncePool::new(options.bounce_bytes),
             zeroes: None,

@@ -216,7 +216,7 @@ impl Ring {
             self.core.borrow_mut().signal(false);
             self.drain();
         }
-        if self.core.borrow_mut().is_quiet() {
+        if self.is_quiet() {
             return 0;
         }
         self.return_arrived(done)
@@ -226,6 +226,16 @@ impl Ring {
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         !self.core.borrow_mut().is_quiet()
+    }
+
+    /// Asks the sockets that are to be asked. `true`: and there is nothing to return.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        let core = &mut *self.core.borrow_mut();
+        if core.has_tried_streams() {
+            core.try_streams();
+        }
+        core.is_quiet()
     }
 
     fn return_arrived(&self, done: &mut dyn FnMut(Completion)) -> usize {
@@ -266,7 +276,7 @@ impl Ring {
     /// Prepares for sleep; see [`crate::Io::arm`].
     pub(crate) fn arm(&self) -> bool {
         let core = &mut *self.core.borrow_mut();
-        if !core.send() || core.has_arrivals() {
+        if !core.leave_streams_to_ring() || !core.send() || core.has_arrivals() {
             return false;
         }
         if core.always_signals() {

@@ -83,11 +83,11 @@ impl Outgoing {
         (self.len, self.sent) = (0, 0);
     }
 
-    /// What has not been sent, as far as one operation takes it. The pointers are valid for as long
-    /// as this is not changed.
-    pub(super) fn vectors(&self, vectors: &mut Vec<libc::iovec>) {
+    /// What has not been sent, without `more` bytes of it, as far as one operation takes it. The
+    /// pointers are valid for as long as this is not changed.
+    pub(super) fn vectors(&self, more: u64, vectors: &mut Vec<libc::iovec>) {
         vectors.clear();
-        let mut skip = self.sent;
+        let mut skip = self.sent.saturating_add(more);
         let mut bytes = self.bytes.as_slice();
         let mut lists = self.lists.iter();
         for part in &self.parts {

@@ -2,29 +2,72 @@
 //!
 //! As with slots: what an entry points to (the message's header, the vectors, and through them
 //! bytes and segments) belongs to the stream's half until the kernel has posted the completion.
+//!
+//! What the socket has room for is sent by a call of its own, at once. And where bytes usually come
+//! soon after they were asked for, a worker that polls asks the socket for them ([`Tries`]): the
+//! ring would have the kernel put an entry into the socket's wait queue, and take it out, for each
+//! message. The ring has what takes longer, and everything while the worker sleeps.
 
-use super::{MAX_FAILURES, NO_SLOT, RingCore, name};
+use super::{MAX_FAILURES, Mode, NO_SLOT, RingCore, name};
 use crate::io::stream::{Incoming, Outgoing};
 use io_uring::{opcode, squeue, types};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 /// Tells names of streams from those of slots: no slot has so high a number.
 pub(super) const STREAM: usize = 1 << 31;
 /// Tells the two halves apart.
 const RECEIVES: usize = 1 << 30;
 
+/// How long a socket is asked for bytes before the ring has to wait for them.
+const WINDOW: Duration = Duration::from_micros(50);
+/// The shortest window that is worth it.
+const SHORTEST: Duration = Duration::from_micros(2);
+/// Sockets that are asked in one round, each by a system call. The ring waits for those of others.
+const MOST_TRIED: usize = 8;
+
 /// One direction of a connection.
 struct Half<T> {
     state: State<T>,
     vectors: Vec<libc::iovec>,
     header: Box<libc::msghdr>,
+    /// Bytes that were sent before the kernel got the rest.
+    moved: i32,
 }
 
 enum State<T> {
     Idle,
+    /// Bytes are wanted, and the socket is asked for them.
+    Tried(T),
     Busy(T),
     Ended(T, i32),
+}
+
+/// For how long a socket is asked for bytes: as long as they usually come within [`WINDOW`].
+#[derive(Debug, Clone, Copy)]
+struct Tries {
+    /// In cycles; 0: not at all.
+    window: u64,
+    /// When they were wanted.
+    since: u64,
+}
+
+impl Tries {
+    /// They came; `window` is [`WINDOW`].
+    fn came(&mut self, now: u64, window: u64) {
+        if now.wrapping_sub(self.since) <= window {
+            self.window = window;
+        }
+    }
+
+    /// They have not come in time. `shortest` is [`SHORTEST`].
+    fn missed(&mut self, shortest: u64) {
+        self.window /= 2;
+        if self.window < shortest {
+            self.window = 0;
+        }
+    }
 }
 
 impl<T> Half<T> {
@@ -35,6 +78,7 @@ impl<T> Half<T> {
             state: State::Idle,
             vectors: Vec::new(),
             header: Box::new(header),
+            moved: 0,
         }
     }
 
@@ -44,6 +88,10 @@ impl<T> Half<T> {
 
     fn is_busy(&self) -> bool {
         matches!(self.state, State::Busy(_))
+    }
+
+    fn is_tried(&self) -> bool {
+        matches!(self.state, State::Tried(_))
     }
 
     fn has_ended(&self) -> bool {
@@ -58,10 +106,26 @@ impl<T> Half<T> {
     }
 
     fn answered(&mut self, answer: i32) {
+        let moved = std::mem::take(&mut self.moved);
         self.state = match std::mem::replace(&mut self.state, State::Idle) {
-            State::Busy(what) => State::Ended(what, answer),
+            // An error after some bytes: those count, and the next call meets with it again.
+            State::Busy(what) | State::Tried(what) if moved > 0 => {
+                State::Ended(what, moved.saturating_add(answer.max(0)))
+            }
+            State::Busy(what) | State::Tried(what) => State::Ended(what, answer),
             other => other,
         };
+    }
+
+    /// The ring has no room for it.
+    fn reclaim(&mut self) -> Option<T> {
+        match std::mem::replace(&mut self.state, State::Idle) {
+            State::Busy(what) => Some(what),
+            other => {
+                self.state = other;
+                None
+            }
+        }
     }
 
     fn take(&mut self) -> Option<(T, io::Result<u64>)> {
@@ -86,11 +150,49 @@ struct Stream {
     generation: u32,
     sends: Half<Outgoing>,
     receives: Half<Incoming>,
+    tries: Tries,
     /// Nobody has it any more.
     closed: bool,
 }
 
+/// The kernel's answer to a call: bytes, or an error as the ring has it.
+fn answer(result: isize) -> i32 {
+    match result {
+        // A call moves less than 2 GiB.
+        0.. => i32::try_from(result).unwrap_or(i32::MAX),
+        _ => io::Error::last_os_error()
+            .raw_os_error()
+            .map_or(-libc::EIO, |errno| -errno),
+    }
+}
+
+/// The socket has nothing, or no room, for now.
+const fn is_later(answer: i32) -> bool {
+    answer == -libc::EAGAIN || answer == -libc::EINTR
+}
+
 impl Stream {
+    /// Sends what the socket has room for.
+    fn send_now(&mut self) -> i32 {
+        let message = self.sends.message();
+        // SAFETY: the message's vectors point to bytes and segments that the half has, or is given
+        // before anything else happens; the call only reads them.
+        let sent = unsafe {
+            let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+            libc::sendmsg(self.fd.as_raw_fd(), message, flags)
+        };
+        answer(sent)
+    }
+
+    /// Receives what there is.
+    fn receive_now(&mut self) -> i32 {
+        let message = self.receives.message();
+        // SAFETY: the message's vectors point to the buffer and the segments of what the half has;
+        // no reference to these bytes is there during the call.
+        let received = unsafe { libc::recvmsg(self.fd.as_raw_fd(), message, libc::MSG_DONTWAIT) };
+        answer(received)
+    }
+
     fn is_busy(&self) -> bool {
         self.sends.is_busy() || self.receives.is_busy()
     }
@@ -101,9 +203,23 @@ impl Stream {
 pub(super) struct Streams {
     places: Vec<Option<Stream>>,
     generation: u32,
+    /// Those whose sockets are asked.
+    tried: usize,
+    /// [`WINDOW`] and [`SHORTEST`] in cycles.
+    window: u64,
+    shortest: u64,
 }
 
 impl Streams {
+    pub(super) fn new(cycles_per_second: f64) -> Self {
+        let cycles = |time: Duration| (time.as_secs_f64() * cycles_per_second) as u64;
+        Self {
+            window: cycles(WINDOW),
+            shortest: cycles(SHORTEST),
+            ..Self::default()
+        }
+    }
+
     fn get(&mut self, stream: usize) -> Option<&mut Stream> {
         self.places.get_mut(stream)?.as_mut()
     }
@@ -120,6 +236,7 @@ impl Streams {
             return;
         }
         let place = index & !(STREAM | RECEIVES);
+        let window = self.window;
         let Some(stream) = self.get(place) else {
             return;
         };
@@ -128,7 +245,11 @@ impl Streams {
         }
         match index & RECEIVES {
             0 => stream.sends.answered(answer),
-            _ => stream.receives.answered(answer),
+            _ => {
+                // What was wanted before the worker slept came after that, or late.
+                stream.tries.came(probes::cycles(), window);
+                stream.receives.answered(answer);
+            }
         }
         if stream.closed && !stream.is_busy() {
             self.vacate(place);
@@ -137,6 +258,8 @@ impl Streams {
 
     fn vacate(&mut self, place: usize) {
         if let Some(vacant) = self.places.get_mut(place) {
+            let tried = vacant.as_ref().is_some_and(|open| open.receives.is_tried());
+            self.tried -= usize::from(tried);
             *vacant = None;
         }
     }
@@ -151,6 +274,10 @@ impl RingCore {
             generation: self.streams.generation,
             sends: Half::new(),
             receives: Half::new(),
+            tries: Tries {
+                window: self.streams.window,
+                since: 0,
+            },
             closed: false,
         };
         let mut places = self.streams.places.iter_mut().enumerate();
@@ -162,16 +289,37 @@ impl RingCore {
         self.streams.places.len() - 1
     }
 
+    /// A call of a stream's own.
+    fn count_call(&mut self) {
+        self.counters.system_calls += 1;
+        self.untold = true;
+    }
+
     /// Starts to send; it comes back when that is not possible now.
     pub(in crate::io) fn stream_send(
         &mut self,
         stream: usize,
         outgoing: Outgoing,
     ) -> Result<(), Outgoing> {
+        // A thread of the kernel spares this one the call.
+        let calls = self.mode != Mode::Polled;
         let Some(open) = self.streams.get(stream).filter(|s| s.sends.is_idle()) else {
             return Err(outgoing);
         };
-        outgoing.vectors(&mut open.sends.vectors);
+        outgoing.vectors(0, &mut open.sends.vectors);
+        if calls {
+            let sent = open.send_now();
+            let all = u64::try_from(sent).is_ok_and(|sent| sent >= outgoing.left());
+            if all || (sent < 0 && !is_later(sent)) {
+                open.sends.state = State::Ended(outgoing, sent);
+                self.count_call();
+                self.counters.operations += 1;
+                return Ok(());
+            }
+            open.sends.moved = sent.max(0);
+            let moved = u64::try_from(sent).unwrap_or(0);
+            outgoing.vectors(moved, &mut open.sends.vectors);
+        }
         // All of it, or the connection has ended; a signal to the process must not come of that.
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         let entry = opcode::SendMsg::new(types::Fd(open.fd.as_raw_fd()), open.sends.message())
@@ -180,15 +328,22 @@ impl RingCore {
             .user_data(name(STREAM | stream, open.generation));
         // The half has it before the kernel does.
         open.sends.state = State::Busy(outgoing);
+        if calls {
+            self.count_call();
+        }
         if self.push_stream(&entry) {
             return Ok(());
         }
-        match self.streams.get(stream).map(|open| &mut open.sends.state) {
-            Some(state) => match std::mem::replace(state, State::Idle) {
-                State::Busy(outgoing) => Err(outgoing),
-                _ => Ok(()),
-            },
-            None => Ok(()),
+        let Some(open) = self.streams.get(stream) else {
+            return Ok(());
+        };
+        match open.sends.moved {
+            0 => open.sends.reclaim().map_or(Ok(()), Err),
+            // It has begun: the rest is its sender's to send.
+            _ => {
+                open.sends.answered(0);
+                Ok(())
+            }
         }
     }
 
@@ -206,6 +361,7 @@ impl RingCore {
         stream: usize,
         mut incoming: Incoming,
     ) -> Result<(), Incoming> {
+        let calls = self.mode != Mode::Polled && self.streams.tried < MOST_TRIED;
         let Some(open) = self.streams.get(stream).filter(|s| s.receives.is_idle()) else {
             return Err(incoming);
         };
@@ -213,29 +369,98 @@ impl RingCore {
         if open.receives.vectors.is_empty() {
             return Err(incoming);
         }
+        open.tries.since = probes::cycles();
+        if calls && open.tries.window > 0 {
+            open.receives.state = State::Tried(incoming);
+            self.streams.tried += 1;
+            return Ok(());
+        }
+        open.receives.state = State::Busy(incoming);
+        if self.wait_on_ring(stream) {
+            return Ok(());
+        }
+        let open = self.streams.get(stream);
+        let incoming = open.and_then(|open| open.receives.reclaim());
+        incoming.map_or(Ok(()), Err)
+    }
+
+    /// The ring waits for a stream's bytes. `false`: it has no room.
+    fn wait_on_ring(&mut self, stream: usize) -> bool {
+        let Some(open) = self.streams.get(stream) else {
+            return true;
+        };
         let entry = opcode::RecvMsg::new(types::Fd(open.fd.as_raw_fd()), open.receives.message())
             .build()
             .user_data(name(STREAM | RECEIVES | stream, open.generation));
-        open.receives.state = State::Busy(incoming);
-        if self.push_stream(&entry) {
-            return Ok(());
+        self.push_stream(&entry)
+    }
+
+    /// Sockets are asked for bytes.
+    #[inline]
+    pub(in crate::io) fn has_tried_streams(&self) -> bool {
+        self.streams.tried > 0
+    }
+
+    /// Asks sockets for the bytes that are wanted.
+    pub(in crate::io) fn try_streams(&mut self) {
+        let (window, shortest) = (self.streams.window, self.streams.shortest);
+        for stream in 0..self.streams.places.len() {
+            let Some(open) = self.streams.get(stream).filter(|s| s.receives.is_tried()) else {
+                continue;
+            };
+            let received = open.receive_now();
+            let now = probes::cycles();
+            if !is_later(received) {
+                open.tries.came(now, window);
+                open.receives.answered(received);
+                self.streams.tried -= 1;
+                self.counters.operations += 1;
+            } else if now.wrapping_sub(open.tries.since) >= open.tries.window {
+                open.tries.missed(shortest);
+                self.leave_to_ring(stream);
+            }
+            self.count_call();
         }
-        match self
-            .streams
-            .get(stream)
-            .map(|open| &mut open.receives.state)
-        {
-            Some(state) => match std::mem::replace(state, State::Idle) {
-                State::Busy(incoming) => Err(incoming),
-                _ => Ok(()),
-            },
-            None => Ok(()),
+    }
+
+    /// Everything is the ring's to wait for: the worker sleeps. `false`: it has no room.
+    pub(in crate::io) fn leave_streams_to_ring(&mut self) -> bool {
+        for stream in 0..self.streams.places.len() {
+            if self.streams.tried == 0 {
+                return true;
+            }
+            let open = self.streams.get(stream);
+            if open.is_some_and(|open| open.receives.is_tried()) {
+                self.leave_to_ring(stream);
+            }
+        }
+        self.streams.tried == 0
+    }
+
+    fn leave_to_ring(&mut self, stream: usize) {
+        // Where it has no room, the socket is asked on.
+        if !self.wait_on_ring(stream) {
+            return;
+        }
+        if let Some(open) = self.streams.get(stream) {
+            open.receives.state = match std::mem::replace(&mut open.receives.state, State::Idle) {
+                State::Tried(incoming) => State::Busy(incoming),
+                other => other,
+            };
+            self.streams.tried -= 1;
         }
     }
 
     /// Ends what is under way early, and not the connection. What was moved by then is reported, or
     /// `ECANCELED`.
     pub(in crate::io) fn stream_cancel(&mut self, stream: usize) {
+        let Some(open) = self.streams.get(stream) else {
+            return;
+        };
+        if open.receives.is_tried() {
+            open.receives.answered(-libc::ECANCELED);
+            self.streams.tried -= 1;
+        }
         let Some(open) = self.streams.get(stream) else {
             return;
         };
