@@ -662,7 +662,7 @@ const REFUSED: &[(&str, &str)] = &[
         "attach a mem://1M nsd=2",
         "vnvme: unknown field `nsd`, did you mean `nsid`? expected one of `volume`, \
          `read-only`, `block-size`, `on-read-error`, `on-write-error`, `nsid`, `nguid`, `eui64`, `path`, \
-         `reservations`",
+         `reservations`, `ana-group`, `ana-state`",
     ),
     ("detach a 7", "vnvme: \"a\" has no namespace 7"),
     (
