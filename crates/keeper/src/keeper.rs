@@ -12,7 +12,7 @@ use crate::store::{Done, Kept, Store};
 use crate::text::NO_UPGRADE;
 use crate::upgrade::{Programs, Step, Upgrade};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::RecvFlags;
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
@@ -157,10 +157,33 @@ impl Keeper<'_> {
 
 impl Running<'_> {
     fn run(&mut self) -> Result<End, KeepFailed> {
-        loop {
-            if let Some(end) = self.step()? {
-                return Ok(end);
+        let end = loop {
+            match self.step() {
+                Ok(None) => {}
+                Ok(Some(end)) => break Ok(end),
+                Err(error) => break Err(error),
             }
+        };
+        self.leave();
+        end
+    }
+
+    /// Has another process close what is kept: in a socket's queue there may be a descriptor whose
+    /// close lasts as long as its sender likes (`SO_LINGER`), and the end of this process is waited
+    /// for.
+    fn leave(&mut self) {
+        let kept = self.store.all();
+        if kept.is_empty() {
+            return;
+        }
+        for kept in &kept {
+            // One that this fails for is closed here.
+            let _ = fcntl_setfd(&*kept.fd, FdFlags::empty());
+        }
+        if let Err(error) = self.keeper.programs.start_last() {
+            self.say(&format!(
+                "nobody closes what is kept but this process: {error}"
+            ));
         }
     }
 

@@ -4,13 +4,16 @@
 
 use keeper::{Arrival, Desk, End, Given, Keeper, Keeping, MOST_FAILURES, Programs, Which};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::net::RecvFlags;
+use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +23,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Set for a process that is to be a keeper, or one that serves: what the latter does.
 const KEEPER: &str = "VNVME_TEST_KEEPER";
 const SERVE: &str = "VNVME_TEST_SERVE";
+/// Where a connection goes whose close takes long.
+const LINGERS: &str = "VNVME_TEST_LINGERS";
 /// What the new program does.
 const NEW: &str = "VNVME_TEST_NEW";
 /// Exit codes of the keeper for ends that have no code.
@@ -79,9 +84,37 @@ impl Programs for Pair {
         }
     }
 
+    fn start_last(&mut self) -> std::io::Result<()> {
+        Command::new("/bin/true").spawn().map(drop)
+    }
+
     fn say(&mut self, text: &str) {
         println!("keeper: {text}");
     }
+}
+
+/// A connection whose close takes a minute: nobody reads what was sent there.
+fn lingering(address: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 1 << 16]).is_ok() {}
+    set_socket_linger(&stream, Some(Duration::from_secs(60))).unwrap();
+    stream
+}
+
+/// What it keeps is closed by another process, for a client may see to it that this takes long.
+#[test]
+fn the_end_waits_for_no_close() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", "child_keeper", "--nocapture"]);
+    command
+        .env(KEEPER, "leaves what lingers")
+        .env(LINGERS, listener.local_addr().unwrap().to_string())
+        .stdin(Stdio::null());
+    let began = Instant::now();
+    assert_eq!(started(command).code(), Some(0));
+    assert!(began.elapsed() < LIMIT);
 }
 
 /// Not a test of its own: what [`start`] starts.
@@ -177,6 +210,25 @@ fn child_serving() {
             die();
         }
         "never ready" => die(),
+        "leaves what lingers" => {
+            let address = std::env::var(LINGERS).unwrap();
+            let (ours, kept) = UnixStream::pair().unwrap();
+            let bytes = [std::io::IoSlice::new(b"x")];
+            let lingering = [lingering(&address)];
+            let rights: Vec<_> = lingering.iter().map(AsFd::as_fd).collect();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&rights)));
+            sendmsg(&ours, &bytes, &mut control, SendFlags::empty()).unwrap();
+            desk.store("socket", kept.as_fd()).unwrap();
+            let ticket = desk.barrier().unwrap();
+            while !desk.is_answered(ticket) {
+                desk.advance(Instant::now()).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            arrival.link.tell("READY=1\n").unwrap();
+            std::process::exit(0)
+        }
         "ends with 1" => std::process::exit(1),
         "goes on" | "goes on, too" => {
             let is_new = what != "goes on";

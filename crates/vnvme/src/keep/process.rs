@@ -289,6 +289,13 @@ impl Programs for Binaries<'_> {
         }
     }
 
+    fn start_last(&mut self) -> io::Result<()> {
+        let mut command = program(PROGRAM);
+        command.args(VERSIONS).env_clear().stdin(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().map(drop)
+    }
+
     fn say(&mut self, text: &str) {
         stderr::say(format_args!("{text}"));
     }
