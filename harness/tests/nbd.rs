@@ -124,7 +124,8 @@ fn delays_and_errors_of_nbdkits_filters() -> Result<()> {
         "rdelay=2ms",
         "wdelay=2ms",
         "error=EIO",
-        "error-rate=10%",
+        // The driver repeats what fails, three times.
+        "error-rate=70%",
         &error_file,
     ];
     let _server = nbdkit(&tree, &place, &words)?;

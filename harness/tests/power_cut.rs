@@ -393,7 +393,8 @@ fn nothing_durable_is_lost(what: &str, block_device: bool, kills: bool) -> Resul
     let killed = cut_again_and_again(&below, &mut load, cuts, kills)?;
     let tally = &load.tally;
     eprintln!("power_cut: {what}: {cuts} cuts, {killed} kills: {tally:?}");
-    ensure!(!kills || killed >= cuts / 2, "killed {killed} times only");
+    // Of some the power is cut before.
+    ensure!(!kills || killed >= cuts / 4, "killed {killed} times only");
     // Else it says nothing.
     ensure!(
         tally.flushes > cuts && tally.durable_writes > cuts,
