@@ -124,8 +124,7 @@ fn delays_and_errors_of_nbdkits_filters() -> Result<()> {
         "rdelay=2ms",
         "wdelay=2ms",
         "error=EIO",
-        // The driver repeats what fails, three times.
-        "error-rate=70%",
+        "error-rate=10%",
         &error_file,
     ];
     let _server = nbdkit(&tree, &place, &words)?;

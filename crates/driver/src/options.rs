@@ -143,6 +143,9 @@ pub struct QueueOptions {
     /// [`QueuePair::arm`](crate::QueuePair::arm): the device interrupts only when that happens now
     /// and then. [`QueuePair::wait`](crate::QueuePair::wait) is not for such a queue pair.
     pub polled: bool,
+    /// Repeat commands that fail and may succeed then, as their controller says (DNR), as often as
+    /// those that a reset has ended: for owners who have nobody that would.
+    pub repeats: bool,
     /// Longest time that [`QueuePair::wait`](crate::QueuePair::wait) polls before it sleeps.
     /// The window adapts below it.
     pub poll_window: Duration,
@@ -155,6 +158,7 @@ impl Default for QueueOptions {
             entries: 128,
             interrupts: true,
             polled: false,
+            repeats: false,
             poll_window: Duration::from_micros(50),
         }
     }

@@ -65,6 +65,7 @@ impl NvmeVolume {
             read_only,
             options: QueueOptions {
                 polled: true,
+                repeats: true,
                 ..options
             },
             name,

@@ -47,6 +47,7 @@ fn under(tap: Box<dyn Tap>, options: Options, requests: u64) -> (driver::QueueCo
             1,
             QueueOptions {
                 depth: 6,
+                repeats: true,
                 ..Default::default()
             },
         )
@@ -88,6 +89,13 @@ fn failing(status: Status) -> Box<dyn Tap> {
     })
 }
 
+fn repeating() -> QueueOptions {
+    QueueOptions {
+        repeats: true,
+        ..QueueOptions::default()
+    }
+}
+
 fn flush() -> Request {
     Request {
         op: Op::Flush,
@@ -116,7 +124,7 @@ fn commands_that_failed_for_good_are_not_repeated() {
         Status::RESERVATION_CONFLICT,
         Status::CONTROLLER_PATHING_ERROR,
     ] {
-        let mut queue = device.queue(1, QueueOptions::default()).unwrap();
+        let mut queue = device.queue(1, repeating()).unwrap();
         queue.set_tap(Some(each_new(move |_, mut entry| {
             entry.set_status(status);
             Look::Entry(entry)
@@ -132,16 +140,21 @@ fn commands_that_failed_for_good_are_not_repeated() {
 #[test]
 fn a_command_that_goes_on_failing_fails() {
     let device = open(&disk(2 * MIB, 512), impatient());
-    let mut queue = device.queue(1, QueueOptions::default()).unwrap();
-    queue.set_tap(Some(each_new(|_, mut entry| {
-        entry.set_status(Status::INTERNAL_ERROR);
-        Look::Entry(entry)
-    })));
-    queue.submit(flush()).unwrap();
-    let done = drain(&mut queue);
-    let failed = Err(CommandError::Status(Status::INTERNAL_ERROR));
-    assert_eq!(done[0].result, failed);
-    assert_eq!(queue.counters().retried, u64::from(impatient().retries));
+    for (options, repeated) in [
+        (repeating(), impatient().retries),
+        (QueueOptions::default(), 0),
+    ] {
+        let mut queue = device.queue(1, options).unwrap();
+        queue.set_tap(Some(each_new(|_, mut entry| {
+            entry.set_status(Status::INTERNAL_ERROR);
+            Look::Entry(entry)
+        })));
+        queue.submit(flush()).unwrap();
+        let done = drain(&mut queue);
+        let failed = Err(CommandError::Status(Status::INTERNAL_ERROR));
+        assert_eq!(done[0].result, failed);
+        assert_eq!(queue.counters().retried, u64::from(repeated));
+    }
 }
 
 #[test]

@@ -367,8 +367,11 @@ fn errors_of_the_medium_come_through() {
     );
     let device = open(&transport, Options::default());
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
-    let fails = Effect::Fail(IoErrorKind::MediaRead.into());
-    faults.add(Fault::always(OpKind::Read, fails));
+    faults.add(Fault::nth(
+        OpKind::Read,
+        0,
+        Effect::Fail(IoErrorKind::MediaRead.into()),
+    ));
     let request = || Request {
         op: Op::Read,
         lba: 0,
@@ -381,7 +384,6 @@ fn errors_of_the_medium_come_through() {
         Err(CommandError::Status(status)) => assert!(status.is(Status::UNRECOVERED_READ_ERROR)),
         other => panic!("{other:?}"),
     }
-    faults.clear();
     assert!(queue.execute(request()).unwrap().result.is_ok());
 }
 

@@ -74,6 +74,7 @@ fn part(device: &Device, queue: QueuePair, part: u64, seed: u64) -> Outcome<Work
 
 fn queue_options(sleepy: bool) -> QueueOptions {
     QueueOptions {
+        repeats: false,
         polled: false,
         depth: 32,
         interrupts: sleepy,

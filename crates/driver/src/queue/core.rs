@@ -62,6 +62,8 @@ pub(crate) struct QueueCore {
     pub eventfd: Option<OwnedFd>,
     /// Its owner polls, and sleeps seldom.
     pub(super) polled: bool,
+    /// See [`QueueOptions::repeats`].
+    pub(super) repeats: bool,
     pub(super) nap: Nap,
     sq_entries: u32,
     pub(super) cq_entries: u32,
@@ -146,6 +148,7 @@ impl QueueCore {
             vector,
             eventfd,
             polled: options.polled,
+            repeats: options.repeats,
             nap: Nap::default(),
             sq_entries,
             cq_entries,

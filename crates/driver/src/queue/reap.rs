@@ -108,7 +108,8 @@ impl QueueCore {
             return false;
         };
         let aborted = slot.aborted && status.is(Status::ABORT_REQUESTED);
-        if (aborted || may_pass(status)) && slot.tries < self.shared.options.retries {
+        if (aborted || self.repeats && may_pass(status)) && slot.tries < self.shared.options.retries
+        {
             self.repeat(index);
             return false;
         }
