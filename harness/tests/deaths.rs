@@ -144,7 +144,7 @@ impl Chance {
 }
 
 /// A daemon whose processes die where they are told to.
-struct Mortal {
+struct Crashing {
     daemon: Daemon,
     /// What the next processes die at, a line for each.
     plan: PathBuf,
@@ -158,12 +158,12 @@ struct Mortal {
     serves: bool,
 }
 
-impl Mortal {
+impl Crashing {
     fn start(directory: &Path, serves: &[&str]) -> Result<Self> {
         let plan = directory.join("plan");
         fs::write(&plan, "")?;
         let builder = Daemon::builder("deaths")
-            .program(mortal()?)
+            .program(crash_program()?)
             .env("VNVME_CRASH", &plan)
             .arg("--keeper")
             .arg("process")
@@ -270,7 +270,7 @@ impl Mortal {
 
 /// The program with crash points: it has a directory of its own, for it is not what others are to
 /// find as the program.
-fn mortal() -> Result<PathBuf> {
+fn crash_program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("VNVME_CRASH_BIN").filter(|path| !path.is_empty()) {
         return Ok(path.into());
     }
@@ -329,7 +329,7 @@ fn deaths() -> Result<usize> {
     }
 }
 
-impl Mortal {
+impl Crashing {
     /// Walks over points until `end`. Those that were not passed must be tested elsewhere.
     fn walk(&mut self, points: &[String], end: &AtomicBool) -> Result<()> {
         let times = deaths()?;
@@ -374,8 +374,8 @@ fn it_dies_at_every_point_of_the_program_and_nothing_is_lost() -> Result<()> {
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", 16)?.display().to_string();
     let points = points(|path| !path.ends_with("vhost-blk"))?;
-    let mut mortal = Mortal::start(disks.dir(), &[&file])?;
-    let socket = mortal.daemon.socket().to_path_buf();
+    let mut crashing = Crashing::start(disks.dir(), &[&file])?;
+    let socket = crashing.daemon.socket().to_path_buf();
     let end = AtomicBool::new(false);
     let (walked, loads) = std::thread::scope(|scope| {
         let loads = scope.spawn(|| {
@@ -383,14 +383,14 @@ fn it_dies_at_every_point_of_the_program_and_nothing_is_lost() -> Result<()> {
             end.store(true, Ordering::Release);
             loads
         });
-        let walked = mortal.walk(&points, &end);
+        let walked = crashing.walk(&points, &end);
         end.store(true, Ordering::Release);
         (walked, loads.join().unwrap())
     });
-    let log = || mortal.daemon.log().unwrap_or_default();
+    let log = || crashing.daemon.log().unwrap_or_default();
     eprintln!("deaths: {} loads", loads.with_context(log)?);
     walked?;
-    mortal.end()
+    crashing.end()
 }
 
 /// In the background of the guest, until `/tmp/stop` is there.
@@ -437,18 +437,18 @@ fn it_dies_at_every_point_of_a_virtio_disk_and_its_guest_goes_on() -> Result<()>
     let points = points(|path| path.ends_with("vhost-blk"))?;
     let volume = format!("{file}?serial=VBLK0");
     let serves = ["null://1M", "--vhost-user-blk", &socket, &volume];
-    let mut mortal = Mortal::start(disks.dir(), &serves)?;
+    let mut crashing = Crashing::start(disks.dir(), &serves)?;
     let chardev = format!("socket,id=v0,path={socket},reconnect-ms=10");
     let guest = Guest::builder("deaths")
         .qemu_args(["-chardev", &chardev])
         .qemu_args(["-device", "vhost-user-blk-pci,chardev=v0"])
         .boot()?;
     run(&guest, GUEST)?;
-    let walked = mortal.walk(&points, &AtomicBool::new(false));
-    let log = || mortal.daemon.log().unwrap_or_default();
+    let walked = crashing.walk(&points, &AtomicBool::new(false));
+    let log = || crashing.daemon.log().unwrap_or_default();
     let turns = run_for(&guest, LONG, ENDED).with_context(log)?;
     eprintln!("deaths: {}", turns.trim());
     walked?;
     guest.poweroff()?;
-    mortal.end()
+    crashing.end()
 }

@@ -31,7 +31,7 @@ impl Failure {
     pub const FAILED: Failure = Failure(1);
     /// No protocol that both know.
     pub const PROTOCOL: Failure = Failure(2);
-    /// Secure channel concatenation is not to be had.
+    /// Secure channel concatenation is not supported.
     pub const CONCATENATION: Failure = Failure(3);
     /// No hash function that both know.
     pub const HASH: Failure = Failure(4);

@@ -2,8 +2,9 @@
 //!
 //! What is copied goes through host memory a piece at a time, read and then written: a command has
 //! one request out at most. Where the volume is done with one within the call, the command is
-//! parked, as one of many ranges is. A process that dies in the middle is followed by one that
-//! begins anew: no source lies where something is copied to, so that the first half is done twice.
+//! parked, as one of many ranges is. The process that follows one that died in the middle starts
+//! the command from its beginning: sources and destination do not overlap, so that copying a part
+//! twice changes nothing.
 
 use super::Engine;
 use super::complete::status_of;

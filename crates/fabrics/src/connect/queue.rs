@@ -126,7 +126,7 @@ fn connect(client: &mut Client, portal: &Portal, queue: Queue) -> Result<Connect
     }
     if connected.ascr() {
         return Err(Trouble::Unusable(
-            "it wants a secure channel (TLS), which is not to be had",
+            "it wants a secure channel (TLS), which is not supported",
         ));
     }
     match (connected.atr(), &portal.secrets) {

@@ -186,7 +186,7 @@ impl Spec for NamespaceSpec {
             "ana-group",
             "N",
             "of disks in a subsystem: ANA group of the namespace (ANAGRPID), the same for all of \
-             the disks: its host is told of a group how it is reached by which disk",
+             the disks: each disk reports a state for each group",
             |n| &mut n.ana_group,
         )
         .range(1, MAX_ANA_GROUP)
