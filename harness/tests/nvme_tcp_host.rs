@@ -15,7 +15,8 @@ use harness::progress::{say, skip};
 use harness::served::Controller;
 
 /// What scripts need that have Linux's initiator at a daemon in the same guest: `serve ARGS`,
-/// `end`, and `disk_of NQN`.
+/// `end`, and `disk_of NQN [NSID]`: Linux looks at namespaces side by side, and numbers its disks
+/// as it finds them.
 const HOST_LIB: &str = r#"
 export LD_LIBRARY_PATH=/tools/lib:/tmp
 wait_for() { for try in $(seq 600); do eval "$1" && return 0; sleep 0.05; done; echo "never: $1" >&2; return 1; }
@@ -38,18 +39,21 @@ disk_of() {
     for try in $(seq 300); do
         for s in /sys/class/nvme-subsystem/*; do
             [ -e $s/subsysnqn ] && [ "$(cat $s/subsysnqn)" = "$1" ] || continue
-            d=$(ls $s | grep -E '^nvme[0-9]+n[0-9]+$' | head -n 1)
-            [ "$d" ] && [ -b /dev/$d ] && echo /dev/$d && return 0
+            for d in $(ls $s | grep -E '^nvme[0-9]+n[0-9]+$'); do
+                [ "$(cat $s/$d/nsid)" = ${2:-1} ] && [ -b /dev/$d ] && echo /dev/$d && return 0
+            done
         done
         sleep 0.1
     done
-    echo "no disk of $1" >&2; return 1
+    echo "no disk of $*" >&2; return 1
 }
 verify() { fio --name=v --filename=$1 --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-512k --size=${2:-24m} \
     --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/tmp/fio 2>&1 || { cat /tmp/fio; return 1; }; }
 A=127.0.0.1; N=nqn.2014-08.org.vnvme:served
 # What a check that failed has left.
-[ ! -s /tmp/pid ] || [ -s /tmp/status ] || { nvme disconnect-all; kill -KILL $(cat /tmp/pid); }
+[ ! -s /tmp/pid ] || [ -s /tmp/status ] || {
+    nvme disconnect-all; kill -KILL $(cat /tmp/pid); wait_for '[ -s /tmp/status ]'
+}
 "#;
 
 fn host(guest: &Guest, script: &str) -> Result<String> {
@@ -104,9 +108,10 @@ X
          nvme id-ctrl $c | tee /tmp/id | grep -q 'a far disk'
          grep -q 'sn *: FAR' /tmp/id
          nvme list-ns $c | tee /tmp/ns
+         head /sys/class/nvme-subsystem/*/nvme*n*/nsid
          [ $(grep -c ':0x' /tmp/ns) = 2 ]
          [ $(blockdev --getsize64 $d) = $((64 << 20)) ]
-         [ $(blockdev --getss ${d%n*}n2) = 4096 ]
+         [ $(blockdev --getss $(disk_of $N 2)) = 4096 ]
          nvme ana-log $c >/dev/null
          nvme smart-log $c >/dev/null
          nvme error-log $c >/dev/null
