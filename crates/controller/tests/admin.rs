@@ -9,7 +9,7 @@ use controller::ControllerConfig;
 use nvme::cmd::{Fuse, Psdt};
 use nvme::feature::Fid;
 use nvme::identify::{IdentifyController, IdentifyNamespace};
-use nvme::log::{ErrorInformation, Smart};
+use nvme::log::{ErrorInformation, FirmwareSlot, Smart};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::sync::Arc;
 use volume::{Effect, Fault, IoErrorKind, OpKind};
@@ -724,4 +724,72 @@ fn smart_counts_truly() {
         (0, 1, 1, 0)
     );
     assert_eq!((log.ctemp.get(), log.avsp), (310, 100));
+}
+
+/// The one slot has the program's version, which Identify Controller says, too; it can neither be
+/// written nor changed to ("NVMe Base 2.1", 5.1.12.1.4).
+#[test]
+fn the_firmware_slot_has_the_programs_version() {
+    let mut h = three();
+    let (status, page) = h.log(3, 512, 0, false);
+    assert_eq!(status, Status::SUCCESS);
+    let log = FirmwareSlot::read_from_bytes(&page).unwrap();
+    assert_eq!((log.afi.current(), log.afi.next()), (1, 0));
+    let version = format!("{:8}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(&page[8..16], version.as_bytes());
+    assert!(page[16..].iter().all(|byte| *byte == 0), "other slots");
+    let (_, page) = h.identify(1, 0, 0);
+    let id = IdentifyController::read_from_bytes(&page).unwrap();
+    assert_eq!(&page[64..72], version.as_bytes());
+    assert!(id.frmw.ffsro() && id.frmw.nofs() == 1 && !id.frmw.fawr());
+}
+
+/// Commands that would change firmware, formats, keys or what other hosts may do are refused
+/// whatever their fields are, with Do Not Retry, and nothing that Identify Controller says has a
+/// host try them.
+#[test]
+fn what_is_not_offered_is_refused() {
+    use AdminOpcode as Op;
+    let mut h = three();
+    h.create_pair(1, 16);
+    let data = pattern(7, 512);
+    h.write(DATA, &data);
+    let write = h.rw(NvmOpcode::WRITE, 1, 0, 1, DATA);
+    assert_eq!(h.io(write), Status::SUCCESS);
+    let mut refused = 0;
+    for opcode in [
+        Op::FIRMWARE_COMMIT,
+        Op::FIRMWARE_IMAGE_DOWNLOAD,
+        Op::FORMAT_NVM,
+        Op::SECURITY_SEND,
+        Op::SECURITY_RECEIVE,
+        Op::SANITIZE,
+        Op::LOCKDOWN,
+    ] {
+        for nsid in [0, 1, 2, 0xffff_ffff] {
+            for dword in [0, 1, 0x200, u32::MAX] {
+                let mut command = Command::new(opcode.0, 0, nsid);
+                command.set_prps(PAGE, 0);
+                (command.cdw10, command.cdw11) = (dword.into(), dword.into());
+                let status = h.admin(command).status();
+                assert_eq!(status, Status::INVALID_OPCODE.with_dnr(true), "{opcode}");
+                refused += 1;
+            }
+        }
+    }
+    // Each of them is in the error log, and none has done anything.
+    let (_, page) = h.log(2, 512, 0, false);
+    let smart = Smart::read_from_bytes(&page).unwrap();
+    assert_eq!(smart.neile.get(), refused);
+    h.write(DATA, &[0; 512]);
+    let read = h.rw(NvmOpcode::READ, 1, 0, 1, DATA);
+    assert_eq!((h.io(read), h.read(DATA, 512)), (Status::SUCCESS, data));
+    let (_, page) = h.identify(1, 0, 0);
+    let id = IdentifyController::read_from_bytes(&page).unwrap();
+    let oacs = id.oacs;
+    assert!(!oacs.ssrs() && !oacs.fnvms() && !oacs.fwds() && !oacs.cfls());
+    assert_eq!(
+        (id.sanicap.get(), id.rpmbs.get(), id.fna.into_bits()),
+        (0, 0, 0)
+    );
 }
