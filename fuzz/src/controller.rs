@@ -289,7 +289,7 @@ impl World {
     }
 
     fn command(&mut self, input: &mut Input<'_>, admin: bool) {
-        const ADMIN: [u8; 14] = [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 0x18, 0x7c, 0x10, 0xc0];
+        const ADMIN: [u8; 14] = [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 0x18, 0x7c, 0x14, 0xc0];
         const IO: [NvmOpcode; 8] = [
             NvmOpcode::READ,
             NvmOpcode::WRITE,

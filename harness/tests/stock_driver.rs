@@ -65,6 +65,10 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
     checks.check("discard", || discard(&guest, &first));
     checks.check("write zeroes", || write_zeroes(&guest, &first));
     checks.check("copy", || copy(&guest));
+    if Controller::chosen()? == Controller::Vnvme {
+        checks.check("self-test", || self_test(&guest));
+        checks.check("telemetry", || telemetry(&guest));
+    }
     checks.check("read-only namespace", || read_only(&guest, &locked));
     checks.check("ext4 on 512-byte blocks", || {
         filesystem(&guest, 1, 1, "ext4")
@@ -426,6 +430,63 @@ fn copy(guest: &Guest) -> Result<()> {
          ! nvme copy $d --sdlba=0 --slbs=$(blockdev --getsz $d) --blocks=0 || exit 1
          dd if=$d bs=4096 count=2 iflag=direct 2>/dev/null | cmp - /tmp/random
          rm /tmp/random /tmp/got /tmp/want",
+    )?;
+    Ok(())
+}
+
+/// The short operation and the extended one: both pass, and the newest comes first. What no operation is, is refused.
+fn self_test(guest: &Guest) -> Result<()> {
+    let log = run(
+        guest,
+        "c=/dev/$(ctrl 1)
+         idle() {
+             for try in $(seq 100); do
+                 now=$(nvme get-log $c --log-id=6 --log-len=4 --raw-binary | od -An -tu1 -N1)
+                 [ $now = 0 ] && return 0
+                 sleep 0.1
+             done
+             nvme self-test-log $c; return 1
+         }
+         [ $(nvme id-ctrl -o json $c | tr -d ' ' | sed -n 's/^\"edstt\"://p' | tr -d ,) -ge 1 ]
+         nvme device-self-test $c -n 1 -s 1
+         idle
+         nvme device-self-test $c -n 0xffffffff -s 2
+         idle
+         ! nvme device-self-test $c -n 1 -s 7 2>/dev/null || exit 1
+         nvme self-test-log $c -v | tee /tmp/log",
+    )?;
+    let values = |name: &str| -> Vec<String> {
+        let lines = log.lines().filter_map(|line| line.split_once(':'));
+        let named = lines.filter(|(n, _)| n.trim().eq_ignore_ascii_case(name));
+        named.map(|(_, value)| value.trim().to_owned()).collect()
+    };
+    let (results, codes) = (values("operation result"), values("self test code"));
+    let first = |all: &[String]| -> Vec<String> {
+        let words = all
+            .iter()
+            .filter_map(|v| v.split_whitespace().next())
+            .map(|word| word.trim_start_matches("0x").to_owned());
+        words.take(2).collect()
+    };
+    ensure!(first(&results) == ["0", "0"], "{log}");
+    ensure!(first(&codes) == ["2", "1"], "{log}");
+    Ok(())
+}
+
+/// What the controller says of itself is in data area 1, and another capture is another one.
+fn telemetry(guest: &Guest) -> Result<()> {
+    run(
+        guest,
+        "c=/dev/$(ctrl 1)
+         capture() { nvme telemetry-log $c --output-file=/tmp/$1 --data-area=1 >/dev/null; }
+         reads() { sed -n 's/^reads = //p' /tmp/$1; }
+         capture before
+         tail -c +513 /tmp/before | head -n 1 | grep -qx 'form = vnvme telemetry, form 1'
+         grep -aq '^namespace.1 = ' /tmp/before
+         dd if=$(disk 1 1) of=/dev/null bs=4096 count=32 iflag=direct 2>/dev/null
+         capture after
+         [ $(reads after) -ge $(($(reads before) + 32)) ]
+         rm /tmp/before /tmp/after",
     )?;
     Ok(())
 }

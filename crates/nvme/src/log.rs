@@ -12,6 +12,8 @@ mod ana;
 pub mod discovery;
 mod effects;
 mod reservation;
+mod self_test;
+mod telemetry;
 
 pub use ana::{AnaGroup, AnaGroupState, AnaHeader, AnaState, ana_groups};
 pub use effects::{
@@ -19,6 +21,10 @@ pub use effects::{
     SupportedLogPages,
 };
 pub use reservation::{ReservationNotification, ReservationNotificationType};
+pub use self_test::{
+    SelfTestCode, SelfTestLog, SelfTestOutcome, SelfTestResult, SelfTestStatus, ValidDiagnostics,
+};
+pub use telemetry::{TELEMETRY_BLOCK, TelemetryHeader};
 
 /// The Changed Namespace List log page: FFFFFFFFh in the first entry when more namespaces changed
 /// than it holds (NVMe Base 2.1, 5.1.12.1.5).

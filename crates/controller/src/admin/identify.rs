@@ -1,7 +1,8 @@
 //! Identify ("NVMe Base 2.1", 5.1.13; "NVM Command Set 1.1", 4.1.5).
 
 use super::{
-    AdminResult, INVALID_FIELD, Outcome, abort, events, features, keep_alive, logs, table,
+    AdminResult, INVALID_FIELD, Outcome, abort, events, features, keep_alive, logs, self_test,
+    table,
 };
 use crate::ana;
 use crate::controller::Controller;
@@ -120,6 +121,7 @@ impl Controller {
         page.wctemp = 343.into();
         page.cctemp = 353.into();
         page.tnvmcap = capacity.into();
+        page.edstt = self_test::extended_minutes(capacity).into();
         page.kas = keep_alive::GRANULARITY_100MS.into();
         page.sqes = QueueEntrySize::exactly(Command::SIZE_LOG2);
         page.cqes = QueueEntrySize::exactly(Completion::SIZE_LOG2);

@@ -32,6 +32,8 @@ struct LogPage {
     lid: Lid,
     /// The whole page.
     content: fn(&Controller, &GetLogPage, nsid: u32) -> Result<Vec<u8>, Status>,
+    /// What has to be done, or is wrong with the command, before it is read.
+    before: fn(&mut Controller, &GetLogPage) -> Result<(), Status>,
     /// What follows when the host has read the page without Retain Asynchronous Event.
     after: fn(&mut Controller),
     /// The bit by which Identify Controller says that the page is there.
@@ -48,10 +50,15 @@ impl LogPage {
         LogPage {
             lid,
             content,
+            before: |_, _| Ok(()),
             after: |_| {},
             lpa: Lpa::new(),
             offered: |_| true,
         }
+    }
+
+    const fn before(self, before: fn(&mut Controller, &GetLogPage) -> Result<(), Status>) -> Self {
+        LogPage { before, ..self }
     }
 
     const fn after(self, after: fn(&mut Controller)) -> Self {
@@ -89,6 +96,21 @@ static LOG_PAGES: &[LogPage] = &[
         Ok(c.commands_supported(get.csi))
     })
     .lpa(Lpa::new().with_cses(true).with_mlps(true)),
+    LogPage::new(Lid::DEVICE_SELF_TEST, |c, _, _| Ok(c.self_test_log())),
+    LogPage::new(Lid::TELEMETRY_HOST, |c, get, _| {
+        Ok(c.admin.telemetry.page(get.lid))
+    })
+    .before(Controller::before_telemetry)
+    .lpa(Lpa::new().with_ts(true)),
+    LogPage::new(Lid::TELEMETRY_CONTROLLER, |c, get, _| {
+        Ok(c.admin.telemetry.page(get.lid))
+    })
+    .before(Controller::before_telemetry)
+    .after(|c| {
+        c.telemetry_read();
+        c.clear_events(EventType::NOTICE);
+    })
+    .lpa(Lpa::new().with_ts(true)),
     LogPage::new(Lid::ANA, |c, get, _| {
         c.ana_log(get).ok_or(Status::INVALID_LOG_PAGE)
     })
@@ -155,6 +177,14 @@ impl Logs {
         }
     }
 
+    pub(super) fn powered_on(&self) -> Since {
+        self.powered_on
+    }
+
+    pub(super) fn power_on_hours(&self) -> u64 {
+        self.powered_on.elapsed().as_secs() / 3600
+    }
+
     /// A namespace's attributes changed.
     pub(super) fn changed(&mut self, nsid: u32) {
         self.changed.insert(nsid);
@@ -170,6 +200,7 @@ impl Controller {
         }
         let row = log_pages(self).find(|row| row.lid == get.lid);
         let row = row.ok_or(Status::INVALID_LOG_PAGE.with_dnr(true))?;
+        (row.before)(self, &get)?;
         let page = (row.content)(self, &get, command.nsid.get())?;
         let len = usize::try_from(get.bytes()).map_err(|_| INVALID_FIELD)?;
         let offset = usize::try_from(get.lpo).map_err(|_| INVALID_FIELD)?;
@@ -228,7 +259,7 @@ impl Controller {
         smart.hwc = u128::from(stats.host_writes()).into();
         // In minutes, as the next in hours.
         smart.cbt = u128::from(stats.busy_ns() / 60_000_000_000).into();
-        smart.poh = u128::from(self.admin.logs.powered_on.elapsed().as_secs() / 3600).into();
+        smart.poh = u128::from(self.admin.logs.power_on_hours()).into();
         smart.pwrc = u128::from(stats.power_cycles.get()).into();
         smart.upl = u128::from(stats.unsafe_shutdowns.get()).into();
         smart.mdie = u128::from(stats.media_errors.get()).into();
@@ -281,6 +312,7 @@ impl Controller {
         }
         if status.sct() == StatusCodeType::MEDIA && !status.is(Status::COMPARE_FAILURE) {
             self.engine.stats.media_errors.add(1);
+            self.capture("a media or data integrity error");
         }
         self.add_error(ErrorInformation {
             sqid: sqid.into(),

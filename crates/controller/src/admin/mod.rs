@@ -10,7 +10,9 @@ mod logs;
 mod notifications;
 mod queues;
 mod resize;
+mod self_test;
 pub(crate) mod table;
+mod telemetry;
 #[cfg(test)]
 mod toy;
 
@@ -25,7 +27,9 @@ pub(crate) use logs::Logs;
 use notifications::Notifications;
 use nvme::cmd::{Fuse, Psdt};
 use nvme::{AdminOpcode, Command, Status};
+pub(crate) use self_test::SelfTest;
 use std::time::Instant;
+pub(crate) use telemetry::Telemetry;
 
 /// Why an admin command has no completion yet, or which one it has.
 pub(crate) enum Outcome {
@@ -52,6 +56,8 @@ pub(crate) struct Admin {
     pub deletions: Vec<(u16, u16)>,
     /// Set Features commands that turned the write cache off, and wait for the flush.
     pub cache_flushes: Vec<u16>,
+    pub telemetry: Telemetry,
+    pub self_test: SelfTest,
     /// Failures are logged at most so often.
     pub quiet: RateLimit,
     /// So are changes of state; many failures before must not hide them.
@@ -69,6 +75,8 @@ impl Admin {
             keep_alive: KeepAlive::default(),
             deletions: Vec::new(),
             cache_flushes: Vec::new(),
+            telemetry: Telemetry::default(),
+            self_test: SelfTest::default(),
             quiet: RateLimit::default(),
             quiet_states: RateLimit::default(),
         }
@@ -83,6 +91,7 @@ impl Admin {
         self.keep_alive = KeepAlive::default();
         self.deletions.clear();
         self.cache_flushes.clear();
+        self.self_test.reset(self.logs.power_on_hours());
     }
 }
 

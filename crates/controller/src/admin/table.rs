@@ -42,6 +42,8 @@ static COMMANDS: &[AdminCommand] = &[
         Controller::async_event_request,
         NOTHING,
     ),
+    AdminCommand::new(Op::DEVICE_SELF_TEST, Controller::device_self_test, NOTHING)
+        .oacs(Oacs::new().with_dsts(true)),
     AdminCommand::new(Op::KEEP_ALIVE, Controller::keep_alive_command, NOTHING),
     AdminCommand::new(
         Op::DOORBELL_BUFFER_CONFIG,

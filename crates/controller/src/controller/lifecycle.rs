@@ -76,6 +76,16 @@ impl Controller {
         self.state == State::Ready
     }
 
+    /// CSTS.
+    pub(crate) fn csts_bits(&self) -> u32 {
+        self.csts.into_bits()
+    }
+
+    /// Commands are fetched: the self-test may read.
+    pub(crate) fn may_test(&self) -> bool {
+        self.state == State::Ready && self.shutdown == Shutdown::No && self.engine.is_master()
+    }
+
     /// Goes on with what the restored registers say: the queues are there.
     pub(crate) fn resume_life(&mut self) {
         if self.state == State::Failed || self.shutdown != Shutdown::No {
@@ -179,6 +189,7 @@ impl Controller {
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::warn!(left_out, why, "controller fatal status");
         }
+        self.capture(why);
         self.fail();
     }
 
@@ -197,6 +208,7 @@ impl Controller {
                 "the controller has failed by a defect of its program"
             );
         }
+        self.capture(what);
         self.fail();
     }
 

@@ -434,6 +434,7 @@ impl Controller {
         worked |= self.check_keep_alive();
         worked |= self.check_memory();
         worked |= self.progress();
+        worked |= self.go_on_testing(budget);
         worked |= self.advance_if_migrating();
         self.touch_counters();
         self.settle();

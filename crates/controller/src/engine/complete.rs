@@ -164,6 +164,7 @@ impl Engine {
                 self.flush_done(index, completion.result);
                 self.flush_next(index);
             }
+            Work::SelfTest(_) => self.test_completed(index, completion.result),
             Work::OwnFlush => {
                 if let Err(error) = completion.result {
                     let nsid = self.namespaces.get(slot.ns).map_or(0, |ns| ns.config.nsid);
@@ -228,7 +229,8 @@ impl Engine {
             (slot.sqid, slot.cid, slot.status, slot.nsid, slot.slba);
         let (kind, orphan, abort) = (slot.kind, slot.orphan, slot.abort);
         let bytes = if status.is_success() { slot.bytes } else { 0 };
-        let own = matches!(slot.work, Work::OwnFlush);
+        let own_flush = matches!(slot.work, Work::OwnFlush);
+        let own = own_flush || matches!(slot.work, Work::SelfTest(_));
         let (ns, fetched_at) = (slot.ns, slot.fetched_at);
         match kind {
             Kind::Read | Kind::Write => self.count(ns, kind, bytes),
@@ -263,7 +265,7 @@ impl Engine {
                     .push_back(Event::AbortDone { sqid, cid, aborted });
             }
         }
-        if own {
+        if own_flush {
             self.own_flush_completed();
         }
         if !self.flushes.is_empty() {

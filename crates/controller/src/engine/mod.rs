@@ -41,6 +41,7 @@ mod recover;
 mod reservation;
 mod run;
 mod scratch;
+mod self_test;
 mod slots;
 mod timing;
 
@@ -204,6 +205,7 @@ pub(crate) struct Engine {
     flush_failed: Option<Status>,
     /// The number of the last flush that was ordered.
     flush: u64,
+    testing: self_test::Testing,
     now: Instant,
     busy_since: Option<Instant>,
     /// A command ended whose queue is gone: [`Engine::broken`] is told at the end of the round,
@@ -280,6 +282,7 @@ impl Engine {
             flushing: 0,
             flush_failed: None,
             flush: 0,
+            testing: self_test::Testing::default(),
             now: Instant::now(),
             busy_since: None,
             queue_gone: false,

@@ -18,7 +18,7 @@ mod restore;
 mod save;
 pub(crate) mod state;
 
-pub(crate) use clock::Since;
+pub(crate) use clock::{Since, wall_ms};
 pub use error::RestoreError;
 pub use state::{STATE_OLDEST_READ, STATE_VERSION};
 

@@ -2,7 +2,7 @@
 
 use super::state::{AdminQueue, ControlState, Ending, Identity, STATE_OLDEST_READ};
 use super::{Kept, RestoreError, STATE_VERSION};
-use crate::admin::{AsyncEvents, Features, Logs};
+use crate::admin::{AsyncEvents, Features, Logs, SelfTest, Telemetry};
 use crate::config::{ControllerConfig, NamespaceConfig};
 use crate::controller::{Controller, DoorbellPage};
 use crate::engine::{MemoryChange, Order, Recovery, SavedCq, SavedSq};
@@ -169,6 +169,12 @@ impl Controller {
         self.admin.keep_alive.set(keep_alive, self.now);
         let logs = &saved.logs;
         self.admin.logs = Logs::restore(&logs.errors, &logs.changed, logs.powered_on);
+        if let Some(saved) = &logs.telemetry {
+            self.admin.telemetry = Telemetry::restore(saved);
+        }
+        if let Some(saved) = &logs.self_test {
+            self.admin.self_test = SelfTest::restore(saved);
+        }
         let stats = &self.engine.stats;
         let counters = logs.counters;
         stats.media_errors.set(counters.media_errors);

@@ -89,6 +89,8 @@ impl Controller {
             errors,
             changed,
             powered_on,
+            telemetry: Some(self.admin.telemetry.save()),
+            self_test: Some(self.admin.self_test.save()),
             counters: Counters {
                 media_errors: stats.media_errors.get(),
                 error_log_entries: stats.error_log_entries.get(),

@@ -298,6 +298,61 @@ pub(crate) struct LogState {
     pub powered_on: u64,
     #[n(3)]
     pub counters: Counters,
+    /// `None` in states of programs that had none, as the next.
+    #[n(4)]
+    pub telemetry: Option<TelemetryState>,
+    #[n(5)]
+    pub self_test: Option<SelfTestState>,
+}
+
+/// What the telemetry logs have.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct TelemetryState {
+    #[n(0)]
+    pub host: CapturedText,
+    #[n(1)]
+    pub own: CapturedText,
+    /// The host has not read what the controller captured.
+    #[n(2)]
+    pub available: bool,
+}
+
+/// Something that was captured.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct CapturedText {
+    #[n(0)]
+    pub generation: u8,
+    #[n(1)]
+    pub text: String,
+    #[n(2)]
+    pub reason: String,
+}
+
+/// The self-test.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct SelfTestState {
+    /// Entries of the log page, newest first.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub results: Vec<u8>,
+    #[n(1)]
+    pub running: Option<TestRunning>,
+}
+
+/// The operation in progress.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct TestRunning {
+    /// Self-test Code.
+    #[n(0)]
+    pub code: u8,
+    #[n(1)]
+    pub nsid: u32,
+    /// Pieces that were read.
+    #[n(2)]
+    pub done: u64,
 }
 
 /// SMART's counters.

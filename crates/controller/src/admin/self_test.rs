@@ -1,0 +1,377 @@
+//! Device Self-test ("NVMe Base 2.1", 5.1.5): what a disk of a program can test is whether its
+//! volumes can be read. The short operation reads samples of each namespace, the extended one all
+//! of it.
+//!
+//! One read is in flight at a time, and is begun only where a round's budget has room for it, so
+//! that the commands of hosts come first. The extended operation survives a reset of the
+//! controller; both go on in the next process, where there is one.
+
+use super::{AdminResult, INVALID_FIELD, Outcome};
+use crate::controller::Controller;
+use crate::survival::state::{SelfTestState, TestRunning};
+use nvme::cmd::NSID_BROADCAST;
+use nvme::log::{
+    SelfTestCode as Code, SelfTestLog, SelfTestOutcome, SelfTestResult, SelfTestStatus,
+    ValidDiagnostics,
+};
+use nvme::{Command, Status};
+use std::collections::VecDeque;
+use volume::Budget;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Results that the log page has.
+const RESULTS: usize = 20;
+/// Bytes of a read, at most.
+const PIECE: u64 = 64 << 10;
+/// Reads of a namespace by the short operation.
+const SAMPLES: u64 = 64;
+/// How often a read is begun again that was interrupted.
+const TRIES: u32 = 16;
+/// Bytes a minute of which Identify Controller's time for the extended operation is made.
+const PER_MINUTE: u128 = 60 * (512 << 20);
+/// The one segment of the operations: data that is read.
+const SEGMENT: u8 = 1;
+
+/// The operation in progress, and the results of those before.
+#[derive(Default)]
+pub(crate) struct SelfTest {
+    running: Option<Running>,
+    /// Newest first.
+    results: VecDeque<SelfTestResult>,
+    /// Of the last read.
+    number: u64,
+}
+
+struct Running {
+    code: Code,
+    /// As in the command.
+    nsid: u32,
+    /// Pieces that were read.
+    done: u64,
+    /// The read that is in flight.
+    reading: Option<Piece>,
+    tries: u32,
+    /// Blocks of which one at least cannot be read.
+    bad: Option<(Piece, Status)>,
+}
+
+/// A range of a namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Piece {
+    nsid: u32,
+    /// Logical block size, as a power of two.
+    shift: u32,
+    /// Blocks.
+    slba: u64,
+    blocks: u64,
+}
+
+impl Piece {
+    fn halves(self) -> (Self, Self) {
+        let half = self.blocks / 2;
+        let first = Piece {
+            blocks: half,
+            ..self
+        };
+        let second = Piece {
+            slba: self.slba + half,
+            blocks: self.blocks - half,
+            ..self
+        };
+        (first, second)
+    }
+}
+
+/// What follows from the end of a read.
+#[derive(PartialEq, Eq, Debug)]
+enum Next {
+    GoOn,
+    /// This block cannot be read.
+    Bad(Piece, Status),
+    /// Something else hinders it.
+    Hindered(Piece, Status),
+}
+
+impl Running {
+    fn new(code: Code, nsid: u32) -> Self {
+        Running {
+            code,
+            nsid,
+            done: 0,
+            reading: None,
+            tries: 0,
+            bad: None,
+        }
+    }
+
+    fn is_about(&self, nsid: u32) -> bool {
+        self.nsid == NSID_BROADCAST || self.nsid == nsid
+    }
+
+    /// The read in flight has ended.
+    fn ended(&mut self, status: Status) -> Next {
+        let Some(read) = self.reading.take() else {
+            return Next::GoOn;
+        };
+        if status.is(Status::ABORT_REQUESTED) || status.is(Status::COMMAND_INTERRUPTED) {
+            self.tries += 1;
+            return match self.tries < TRIES {
+                true => Next::GoOn,
+                false => Next::Hindered(read, status),
+            };
+        }
+        self.tries = 0;
+        let (bad, why) = match (self.bad, status.is_success()) {
+            (None, true) => {
+                self.done += 1;
+                return Next::GoOn;
+            }
+            // The first half is good: it is in the other one.
+            (Some((bad, why)), true) => (bad.halves().1, why),
+            (_, false) => (read, status),
+        };
+        self.bad = Some((bad, why));
+        match bad.blocks {
+            1 => Next::Bad(bad, why),
+            _ => Next::GoOn,
+        }
+    }
+}
+
+/// Pieces of a namespace that the operation reads.
+fn pieces(code: Code, blocks: u64, shift: u32) -> u64 {
+    let all = blocks.div_ceil(PIECE >> shift);
+    match code {
+        Code::EXTENDED => all,
+        _ => all.min(SAMPLES),
+    }
+}
+
+/// One of them.
+fn piece(code: Code, nsid: u32, blocks: u64, shift: u32, index: u64) -> Piece {
+    let each = PIECE >> shift;
+    let all = blocks.div_ceil(each);
+    let at = match code {
+        Code::EXTENDED => index,
+        _ if all <= SAMPLES => index,
+        // The first and the last one, and others between them.
+        _ => (u128::from(index) * u128::from(all - 1) / u128::from(SAMPLES - 1)) as u64,
+    };
+    let slba = at * each;
+    Piece {
+        nsid,
+        shift,
+        slba,
+        blocks: each.min(blocks - slba),
+    }
+}
+
+impl SelfTest {
+    pub fn save(&self) -> SelfTestState {
+        let results = self.results.iter().flat_map(|result| result.as_bytes());
+        SelfTestState {
+            results: results.copied().collect(),
+            running: self.running.as_ref().map(|running| TestRunning {
+                code: running.code.0,
+                nsid: running.nsid,
+                done: running.done,
+            }),
+        }
+    }
+
+    /// As [`SelfTest::save`] said; no more than there may be.
+    pub fn restore(saved: &SelfTestState) -> Self {
+        let entries = saved.results.chunks_exact(size_of::<SelfTestResult>());
+        let results = entries.filter_map(|entry| SelfTestResult::read_from_bytes(entry).ok());
+        let running = saved.running.as_ref().map(|saved| Running {
+            done: saved.done,
+            ..Running::new(Code(saved.code), saved.nsid)
+        });
+        SelfTest {
+            running: running.filter(|test| matches!(test.code, Code::SHORT | Code::EXTENDED)),
+            results: results.take(RESULTS).collect(),
+            number: 0,
+        }
+    }
+
+    /// Ends the operation in progress.
+    fn end(&mut self, outcome: SelfTestOutcome, hours: u64, found: Option<(Piece, Status)>) {
+        let Some(running) = self.running.take() else {
+            return;
+        };
+        let mut result = SelfTestResult {
+            status: SelfTestStatus::new()
+                .with_code(running.code)
+                .with_outcome(outcome),
+            poh: hours.into(),
+            nsid: running.nsid.into(),
+            valid: ValidDiagnostics::new().with_nsid(running.nsid != 0),
+            ..Default::default()
+        };
+        if let Some((at, status)) = found {
+            result.valid = result
+                .valid
+                .with_nsid(true)
+                .with_flba(true)
+                .with_sct(true)
+                .with_sc(true);
+            result.segment = SEGMENT;
+            result.nsid = at.nsid.into();
+            result.flba = at.slba.into();
+            (result.sct, result.sc) = (status.sct().0, status.sc());
+        }
+        self.results.truncate(RESULTS - 1);
+        self.results.push_front(result);
+    }
+
+    /// A controller-level reset ends the short operation.
+    pub(super) fn reset(&mut self, hours: u64) {
+        if let Some(running) = &self.running
+            && running.code == Code::SHORT
+        {
+            self.end(SelfTestOutcome::RESET, hours, None);
+        }
+    }
+}
+
+/// EDSTT of Identify Controller: minutes that the extended operation takes, for so many bytes.
+pub(super) fn extended_minutes(capacity: u128) -> u16 {
+    let minutes = capacity.div_ceil(PER_MINUTE).max(1);
+    u16::try_from(minutes).unwrap_or(u16::MAX)
+}
+
+impl Controller {
+    pub(super) fn device_self_test(&mut self, command: &Command) -> AdminResult {
+        // Bits 3:0 of dword 10.
+        let code = Code(command.cdw10.get() as u8 & 0xf);
+        let nsid = command.nsid.get();
+        match code {
+            Code::SHORT | Code::EXTENDED => {}
+            Code::ABORT => {
+                self.end_self_test(SelfTestOutcome::ABORTED, None);
+                return Ok(Outcome::Done(0));
+            }
+            _ => return Err(INVALID_FIELD),
+        }
+        if nsid != 0 && nsid != NSID_BROADCAST {
+            self.engine.namespace_index(nsid)?;
+        }
+        let test = &mut self.admin.self_test;
+        if test.running.is_some() {
+            return Err(Status::SELF_TEST_IN_PROGRESS);
+        }
+        test.running = Some(Running::new(code, nsid));
+        self.touch();
+        Ok(Outcome::Done(0))
+    }
+
+    pub(super) fn self_test_log(&self) -> Vec<u8> {
+        let test = &self.admin.self_test;
+        let mut log = SelfTestLog {
+            results: [SelfTestResult::unused(); RESULTS],
+            ..Default::default()
+        };
+        if let Some(running) = &test.running {
+            let all = self.pieces_to_read(running).max(1);
+            log.current = running.code;
+            log.completion = (u128::from(running.done) * 100 / u128::from(all)).min(99) as u8;
+        }
+        let entries = log.results.iter_mut().zip(&test.results);
+        entries.for_each(|(entry, result)| *entry = *result);
+        log.as_bytes().to_vec()
+    }
+
+    fn pieces_to_read(&self, running: &Running) -> u64 {
+        let active = self.engine.active();
+        let concerned = active.filter(|ns| running.is_about(ns.config.nsid));
+        concerned
+            .map(|ns| pieces(running.code, ns.blocks, ns.shift))
+            .sum()
+    }
+
+    /// The piece whose turn it is; `None` behind the last one.
+    fn next_piece(&self, running: &Running) -> Option<Piece> {
+        if let Some((bad, _)) = running.bad {
+            return Some(bad.halves().0);
+        }
+        let mut index = running.done;
+        for ns in self.engine.active() {
+            let nsid = ns.config.nsid;
+            if !running.is_about(nsid) {
+                continue;
+            }
+            let count = pieces(running.code, ns.blocks, ns.shift);
+            if index < count {
+                return Some(piece(running.code, nsid, ns.blocks, ns.shift, index));
+            }
+            index -= count;
+        }
+        None
+    }
+
+    fn end_self_test(&mut self, outcome: SelfTestOutcome, found: Option<(Piece, Status)>) {
+        let hours = self.admin.logs.power_on_hours();
+        self.admin.self_test.end(outcome, hours, found);
+        self.touch();
+        if let Some((Piece { nsid, slba, .. }, status)) = found {
+            tracing::warn!(nsid, slba, %status, "device self-test: cannot be read");
+            self.capture("device self-test failed");
+        }
+    }
+
+    /// Goes on with the operation in progress, by a read at most. `true`: there was something to
+    /// do.
+    #[inline]
+    pub(crate) fn go_on_testing(&mut self, budget: &mut Budget) -> bool {
+        self.admin.self_test.running.is_some() && self.test_next(budget)
+    }
+
+    #[cold]
+    fn test_next(&mut self, budget: &mut Budget) -> bool {
+        let mut worked = false;
+        let answer = self.engine.take_tested();
+        let test = &mut self.admin.self_test;
+        if let Some((number, status)) = answer
+            && number == test.number
+            && let Some(running) = &mut test.running
+        {
+            worked = true;
+            match running.ended(status) {
+                Next::GoOn => {}
+                Next::Bad(at, status) => {
+                    self.end_self_test(SelfTestOutcome::FAILED_SEGMENT, Some((at, status)));
+                }
+                Next::Hindered(at, status) => {
+                    self.end_self_test(SelfTestOutcome::UNKNOWN_ERROR, Some((at, status)));
+                }
+            }
+        }
+        let Some(running) = &self.admin.self_test.running else {
+            return worked;
+        };
+        if running.reading.is_some() || budget.is_spent() || !self.may_test() {
+            return worked;
+        }
+        let nsid = running.nsid;
+        if nsid != 0 && nsid != NSID_BROADCAST && self.engine.namespace_index(nsid).is_err() {
+            self.end_self_test(SelfTestOutcome::NAMESPACE_REMOVED, None);
+            return true;
+        }
+        let Some(piece) = self.next_piece(running) else {
+            self.end_self_test(SelfTestOutcome::PASSED, None);
+            return true;
+        };
+        let number = self.admin.self_test.number + 1;
+        let (offset, len) = (piece.slba << piece.shift, piece.blocks << piece.shift);
+        if !self.engine.begin_test(number, piece.nsid, offset, len) {
+            return worked;
+        }
+        budget.spend(1 + Budget::units_of(len, 0));
+        let test = &mut self.admin.self_test;
+        test.number = number;
+        if let Some(running) = &mut test.running {
+            running.reading = Some(piece);
+        }
+        true
+    }
+}

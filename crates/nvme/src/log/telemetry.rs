@@ -1,0 +1,53 @@
+//! Telemetry log pages (NVMe Base 2.1, 5.1.12.1.8 and 5.1.12.1.9).
+
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::Lid;
+use crate::macros::{wire_layout, zeroed_default};
+
+/// Bytes of a telemetry data block; lengths and offsets that a host asks for are multiples of it.
+pub const TELEMETRY_BLOCK: usize = 512;
+
+/// The first block of both Telemetry log pages, 512 bytes; data blocks follow, from number 1 on.
+///
+/// A data area begins behind the last block of the area before: one that has nothing ends where
+/// that does.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct TelemetryHeader {
+    /// Log Identifier.
+    pub lid: Lid,
+    #[doc(hidden)]
+    pub reserved1: [u8; 4],
+    /// IEEE OUI Identifier, least significant byte first.
+    pub ieee: [u8; 3],
+    /// Data Area 1 Last Block.
+    pub da1lb: U16,
+    /// Data Area 2 Last Block.
+    pub da2lb: U16,
+    /// Data Area 3 Last Block.
+    pub da3lb: U16,
+    #[doc(hidden)]
+    pub reserved14: [u8; 2],
+    /// Data Area 4 Last Block.
+    pub da4lb: U32,
+    #[doc(hidden)]
+    pub reserved20: [u8; 360],
+    /// Of the host-initiated page its scope (1 for the controller), else reserved.
+    pub ths: u8,
+    /// Of the host-initiated page its data generation number, of the other one its scope.
+    pub thdgn_tcs: u8,
+    /// Telemetry Controller-Initiated Data Available: 1 where there is some that was not read.
+    pub tcda: u8,
+    /// Telemetry Controller-Initiated Data Generation Number.
+    pub tcdgn: u8,
+    /// Reason Identifier, vendor specific.
+    pub reason: [u8; 128],
+}
+
+wire_layout!(
+    TelemetryHeader, 512, lid @ 0, ieee @ 5, da1lb @ 8, da2lb @ 10, da3lb @ 12, da4lb @ 16, ths @ 380, thdgn_tcs @ 381,
+    tcda @ 382, tcdgn @ 383, reason @ 384,
+);
+zeroed_default!(TelemetryHeader);
