@@ -434,7 +434,8 @@ fn copy(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// The short operation and the extended one: both pass, and the newest comes first. What no operation is, is refused.
+/// The short operation and the extended one: both pass, and the newest comes first. What no
+/// operation is, is refused.
 fn self_test(guest: &Guest) -> Result<()> {
     let log = run(
         guest,
