@@ -434,8 +434,8 @@ fn copy(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// The short operation and the extended one: both pass, and the newest comes first. What no
-/// operation is, is refused.
+/// The short operation, and the extended one, for which nvme-cli waits: both pass, and the newest
+/// comes first. What no operation is, is refused.
 fn self_test(guest: &Guest) -> Result<()> {
     let log = run(
         guest,
@@ -451,8 +451,7 @@ fn self_test(guest: &Guest) -> Result<()> {
          [ $(nvme id-ctrl -o json $c | tr -d ' ' | sed -n 's/^\"edstt\"://p' | tr -d ,) -ge 1 ]
          nvme device-self-test $c -n 1 -s 1
          idle
-         nvme device-self-test $c -n 0xffffffff -s 2
-         idle
+         nvme device-self-test $c -n 0xffffffff -s 2 -w >/tmp/waited
          ! nvme device-self-test $c -n 1 -s 7 2>/dev/null || exit 1
          nvme self-test-log $c -v | tee /tmp/log",
     )?;

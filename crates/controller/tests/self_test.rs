@@ -12,10 +12,18 @@ use nvme::log::{
 use nvme::status::StatusCodeType;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::sync::Arc;
+use std::time::Duration;
 use volume::{Effect, Fault, Faults, IoError, IoErrorKind, OpKind};
 use zerocopy::FromBytes;
 
 const ALL: u32 = 0xffff_ffff;
+
+/// Runs as if a minute had passed, until one read is held.
+fn run_held(h: &mut Host, faults: &Faults) {
+    h.run();
+    h.now += Duration::from_secs(60);
+    h.run_held(faults, 1);
+}
 
 fn begin(h: &mut Host, code: Code, nsid: u32) -> Status {
     let mut command = Command::new(AdminOpcode::DEVICE_SELF_TEST.0, 0, nsid);
@@ -32,6 +40,11 @@ fn log(h: &mut Host) -> SelfTestLog {
 /// Runs until the operation is over; the newest result.
 fn finish(h: &mut Host) -> SelfTestResult {
     h.run();
+    while let Some(due) = h.c.deadline() {
+        assert!(due > h.now, "it is due, and nothing happens");
+        h.now = due;
+        h.run();
+    }
     let log = log(h);
     assert_eq!((log.current, log.completion), (Code::NONE, 0));
     log.results[0]
@@ -105,7 +118,7 @@ fn results_are_the_twenty_newest() {
     for nth in 0..23 {
         let nsid = if nth % 2 == 0 { 1 } else { 3 };
         assert_eq!(begin(&mut h, Code::SHORT, nsid), Status::SUCCESS);
-        h.run();
+        finish(&mut h);
     }
     let log = log(&mut h);
     for (at, result) in log.results.iter().enumerate() {
@@ -166,7 +179,7 @@ fn one_is_in_progress_until_it_is_aborted() {
         ..Fault::always(OpKind::Read, Effect::Hold)
     });
     assert_eq!(begin(&mut h, Code::EXTENDED, 1), Status::SUCCESS);
-    h.run_held(&faults, 1);
+    run_held(&mut h, &faults);
     let now = log(&mut h);
     assert_eq!((now.current, now.completion), (Code::EXTENDED, 75));
     for code in [Code::SHORT, Code::EXTENDED] {
@@ -202,7 +215,7 @@ fn a_reset_ends_the_short_one_and_not_the_extended_one() {
             ..Fault::always(OpKind::Read, Effect::Hold)
         });
         assert_eq!(begin(&mut h, code, 1), Status::SUCCESS);
-        h.run_held(&faults, 1);
+        run_held(&mut h, &faults);
         faults.clear();
         faults.release();
         h.disable();
@@ -217,14 +230,14 @@ fn a_reset_ends_the_short_one_and_not_the_extended_one() {
 fn the_next_process_goes_on() {
     let (mut h, faults, _) = host();
     assert_eq!(begin(&mut h, Code::SHORT, 3), Status::SUCCESS);
-    h.run();
+    finish(&mut h);
     let held = Fault {
         range: Some(512 << 10..1 << 20),
         ..Fault::always(OpKind::Read, Effect::Hold)
     };
     faults.add(held);
     assert_eq!(begin(&mut h, Code::EXTENDED, 1), Status::SUCCESS);
-    h.run_held(&faults, 1);
+    run_held(&mut h, &faults);
     faults.clear();
     h.die();
     let now = log(&mut h);
@@ -256,6 +269,35 @@ fn fields_that_are_wrong() {
     let log = log(&mut h);
     assert_eq!(log.current, Code::NONE);
     assert_eq!(log.results[0].status.outcome(), Outcome::UNUSED);
+}
+
+/// Hosts look at the percentage once a second: it is to be seen.
+#[test]
+fn it_takes_three_seconds_at_least() {
+    for code in [Code::SHORT, Code::EXTENDED] {
+        let (mut h, ..) = host();
+        assert_eq!(begin(&mut h, code, ALL), Status::SUCCESS);
+        h.run();
+        let start = h.now;
+        assert_eq!(log(&mut h).current, code);
+        for (ms, least, most) in [(1000, 30, 36), (2000, 63, 69), (2999, 95, 99)] {
+            h.now = start + Duration::from_millis(ms);
+            h.run();
+            let log = log(&mut h);
+            assert_eq!(log.current, code);
+            assert!(
+                (least..=most).contains(&log.completion),
+                "{}",
+                log.completion
+            );
+            let due = h.c.deadline().unwrap();
+            assert!(due > h.now && due <= start + Duration::from_secs(3));
+        }
+        h.now = start + Duration::from_secs(3);
+        h.run();
+        assert_eq!(log(&mut h).results[0].status.outcome(), Outcome::PASSED);
+        assert_eq!(h.c.deadline(), None);
+    }
 }
 
 /// A volume that never lets a read through does not keep the worker at it.

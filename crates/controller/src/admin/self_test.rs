@@ -16,6 +16,7 @@ use nvme::log::{
 };
 use nvme::{Command, Status};
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 use volume::Budget;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -27,6 +28,9 @@ const PIECE: u64 = 64 << 10;
 const SAMPLES: u64 = 64;
 /// How often a read is begun again that was interrupted.
 const TRIES: u32 = 16;
+/// An operation takes as long at least: hosts wait for one by its percentage, which they look at
+/// once a second, and nvme-cli takes one that it never saw beyond zero for one that hangs.
+const LEAST: Duration = Duration::from_secs(3);
 /// Bytes a minute of which Identify Controller's time for the extended operation is made.
 const PER_MINUTE: u128 = 60 * (512 << 20);
 /// The one segment of the operations: data that is read.
@@ -48,6 +52,8 @@ struct Running {
     nsid: u32,
     /// Pieces that were read.
     done: u64,
+    /// When this process began with it, and how many had been read by then.
+    begun: Option<(Instant, u64)>,
     /// The read that is in flight.
     reading: Option<Piece>,
     tries: u32,
@@ -98,10 +104,20 @@ impl Running {
             code,
             nsid,
             done: 0,
+            begun: None,
             reading: None,
             tries: 0,
             bad: None,
         }
+    }
+
+    /// When the next of `all` pieces may be read, or the operation may end.
+    fn due(&self, all: u64) -> Option<Instant> {
+        let (begun, before) = self.begun?;
+        let read = self.done.saturating_sub(before).min(all);
+        let share = u128::from(read) * LEAST.as_micros() / u128::from(all.max(1));
+        // At most all of it.
+        Some(begun + Duration::from_micros(share as u64))
     }
 
     fn is_about(&self, nsid: u32) -> bool {
@@ -352,6 +368,10 @@ impl Controller {
         if running.reading.is_some() || budget.is_spent() || !self.may_test() {
             return worked;
         }
+        let all = self.pieces_to_read(running);
+        if running.due(all).is_some_and(|due| self.now < due) {
+            return worked;
+        }
         let nsid = running.nsid;
         if nsid != 0 && nsid != NSID_BROADCAST && self.engine.namespace_index(nsid).is_err() {
             self.end_self_test(SelfTestOutcome::NAMESPACE_REMOVED, None);
@@ -370,8 +390,18 @@ impl Controller {
         let test = &mut self.admin.self_test;
         test.number = number;
         if let Some(running) = &mut test.running {
+            running.begun.get_or_insert((self.now, running.done));
             running.reading = Some(piece);
         }
         true
+    }
+
+    /// When the operation in progress goes on, though nothing else happens.
+    pub(crate) fn self_test_deadline(&self) -> Option<Instant> {
+        let running = self.admin.self_test.running.as_ref()?;
+        if running.reading.is_some() || !self.may_test() {
+            return None;
+        }
+        running.due(self.pieces_to_read(running))
     }
 }

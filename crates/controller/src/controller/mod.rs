@@ -533,6 +533,7 @@ impl Controller {
             self.keep_alive_deadline(),
             self.migration_deadline(),
             self.draining_deadline(),
+            self.self_test_deadline(),
         ];
         deadlines.into_iter().flatten().min()
     }
