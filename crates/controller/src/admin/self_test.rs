@@ -399,7 +399,7 @@ impl Controller {
     /// When the operation in progress goes on, though nothing else happens.
     pub(crate) fn self_test_deadline(&self) -> Option<Instant> {
         let running = self.admin.self_test.running.as_ref()?;
-        if running.reading.is_some() || !self.may_test() {
+        if running.reading.is_some() || !self.may_test() || !self.engine.may_begin_test() {
             return None;
         }
         running.due(self.pieces_to_read(running))

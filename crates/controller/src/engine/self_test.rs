@@ -16,11 +16,15 @@ pub(super) struct Testing {
 }
 
 impl Engine {
+    /// Nothing that is in flight hinders a read: its end is news to the worker.
+    pub fn may_begin_test(&self) -> bool {
+        !self.testing.in_flight && self.flushing == 0 && self.slots.free() > 0
+    }
+
     /// Reads `len` bytes at `offset` of a namespace into memory of its own; [`Engine::take_tested`]
     /// has the end of it, by its number. `false`: not now.
     pub fn begin_test(&mut self, number: u64, nsid: u32, offset: u64, len: u64) -> bool {
-        let (flushing, namespace) = (self.flushing > 0, self.namespace_index(nsid));
-        let (false, false, Ok(ns)) = (self.testing.in_flight, flushing, namespace) else {
+        let (true, Ok(ns)) = (self.may_begin_test(), self.namespace_index(nsid)) else {
             return false;
         };
         let Some(index) = self.slots.alloc() else {
