@@ -35,6 +35,11 @@ impl KeepAlive {
         self.deadline = (!self.timeout.is_zero()).then(|| now + self.timeout);
     }
 
+    /// When the host has been silent for too long.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
     /// The feature's value, in milliseconds.
     pub fn get(&self) -> u32 {
         u32::try_from(self.timeout.as_millis()).unwrap_or(u32::MAX)
@@ -48,7 +53,7 @@ impl Controller {
     }
 
     /// The host went silent: fatal status, commands are no longer fetched.
-    pub(crate) fn check_keep_alive(&mut self) -> bool {
+    pub(super) fn check_keep_alive(&mut self) -> bool {
         if self.admin.keep_alive.deadline.is_none_or(|d| self.now < d) || !self.is_ready() {
             return false;
         }

@@ -30,6 +30,7 @@ use nvme::{AdminOpcode, Command, Status};
 pub(crate) use self_test::SelfTest;
 use std::time::Instant;
 pub(crate) use telemetry::Telemetry;
+use volume::Budget;
 
 /// Why an admin command has no completion yet, or which one it has.
 pub(crate) enum Outcome {
@@ -58,6 +59,10 @@ pub(crate) struct Admin {
     pub cache_flushes: Vec<u16>,
     pub telemetry: Telemetry,
     pub self_test: SelfTest,
+    /// Before this nothing has to be done that no command and no volume brings about: one look for
+    /// each round, at the keep alive timer and the self-test. See [`Admin::rearm`].
+    watch: Option<Instant>,
+    made: Instant,
     /// Failures are logged at most so often.
     pub quiet: RateLimit,
     /// So are changes of state; many failures before must not hide them.
@@ -77,6 +82,8 @@ impl Admin {
             cache_flushes: Vec::new(),
             telemetry: Telemetry::default(),
             self_test: SelfTest::default(),
+            watch: None,
+            made: Instant::now(),
             quiet: RateLimit::default(),
             quiet_states: RateLimit::default(),
         }
@@ -92,6 +99,16 @@ impl Admin {
         self.deletions.clear();
         self.cache_flushes.clear();
         self.self_test.reset(self.logs.power_on_hours());
+        self.rearm();
+    }
+
+    /// The keep alive timer was set, or a self-test has begun or ended.
+    pub fn rearm(&mut self) {
+        self.watch = match self.self_test.is_running() {
+            // In each round.
+            true => Some(self.made),
+            false => self.keep_alive.deadline(),
+        };
     }
 }
 
@@ -125,6 +142,20 @@ impl RateLimit {
 }
 
 impl Controller {
+    /// Does what is due by time, or goes on with what no command waits for.
+    #[inline]
+    pub(crate) fn check_timers(&mut self, budget: &mut Budget) -> bool {
+        self.admin.watch.is_some_and(|at| self.now >= at) && self.timers(budget)
+    }
+
+    #[cold]
+    fn timers(&mut self, budget: &mut Budget) -> bool {
+        let mut worked = self.check_keep_alive();
+        worked |= self.go_on_testing(budget);
+        self.admin.rearm();
+        worked
+    }
+
     /// Runs one admin command and posts its completion, unless it comes later.
     pub(crate) fn admin_command(&mut self, command: &Command) {
         let cid = command.cid.get();

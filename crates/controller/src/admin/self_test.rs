@@ -195,6 +195,10 @@ impl SelfTest {
         }
     }
 
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
     /// As [`SelfTest::save`] said; no more than there may be.
     pub fn restore(saved: &SelfTestState) -> Self {
         let entries = saved.results.chunks_exact(size_of::<SelfTestResult>());
@@ -337,13 +341,7 @@ impl Controller {
 
     /// Goes on with the operation in progress, by a read at most. `true`: there was something to
     /// do.
-    #[inline]
-    pub(crate) fn go_on_testing(&mut self, budget: &mut Budget) -> bool {
-        self.admin.self_test.running.is_some() && self.test_next(budget)
-    }
-
-    #[cold]
-    fn test_next(&mut self, budget: &mut Budget) -> bool {
+    pub(super) fn go_on_testing(&mut self, budget: &mut Budget) -> bool {
         let mut worked = false;
         let answer = self.engine.take_tested();
         let test = &mut self.admin.self_test;

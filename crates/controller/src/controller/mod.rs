@@ -431,10 +431,9 @@ impl Controller {
             self.touch();
             self.event(event);
         }
-        worked |= self.check_keep_alive();
+        worked |= self.check_timers(budget);
         worked |= self.check_memory();
         worked |= self.progress();
-        worked |= self.go_on_testing(budget);
         worked |= self.advance_if_migrating();
         self.touch_counters();
         self.settle();

@@ -174,6 +174,7 @@ impl Controller {
     /// Ends an admin command: its completion is posted when its effect is committed.
     pub(crate) fn finish_admin(&mut self, cid: u16, status: Status, result: u32) {
         self.touch();
+        self.admin.rearm();
         self.endings.push(Ending {
             cid,
             status: status.into_bits(),

@@ -190,6 +190,7 @@ impl Controller {
         let (parked, pending) = (&commands.parked, &commands.pending);
         self.admin.events = AsyncEvents::restore(parked, pending, commands.masked);
         self.admin.cache_flushes = commands.cache_flushes.clone();
+        self.admin.rearm();
         self.restore_registers(&saved.registers)
             .ok_or(RestoreError::Contradiction("there is no such state"))
     }
