@@ -59,9 +59,9 @@ pub(crate) struct Admin {
     pub cache_flushes: Vec<u16>,
     pub telemetry: Telemetry,
     pub self_test: SelfTest,
-    /// Before this nothing has to be done that no command and no volume brings about: one look for
-    /// each round, at the keep alive timer and the self-test. See [`Admin::rearm`].
-    watch: Option<Instant>,
+    /// When the keep alive timer and the self-test have to be looked at next: one comparison a
+    /// round for both. See [`Admin::rearm`].
+    timer: Option<Instant>,
     made: Instant,
     /// Failures are logged at most so often.
     pub quiet: RateLimit,
@@ -82,7 +82,7 @@ impl Admin {
             cache_flushes: Vec::new(),
             telemetry: Telemetry::default(),
             self_test: SelfTest::default(),
-            watch: None,
+            timer: None,
             made: Instant::now(),
             quiet: RateLimit::default(),
             quiet_states: RateLimit::default(),
@@ -104,7 +104,7 @@ impl Admin {
 
     /// The keep alive timer was set, or a self-test has begun or ended.
     pub fn rearm(&mut self) {
-        self.watch = match self.self_test.is_running() {
+        self.timer = match self.self_test.is_running() {
             // In each round.
             true => Some(self.made),
             false => self.keep_alive.deadline(),
@@ -142,10 +142,10 @@ impl RateLimit {
 }
 
 impl Controller {
-    /// Does what is due by time, or goes on with what no command waits for.
+    /// Looks at the timers that are due: keep alive, self-test.
     #[inline]
     pub(crate) fn check_timers(&mut self, budget: &mut Budget) -> bool {
-        self.admin.watch.is_some_and(|at| self.now >= at) && self.timers(budget)
+        self.admin.timer.is_some_and(|at| self.now >= at) && self.timers(budget)
     }
 
     #[cold]

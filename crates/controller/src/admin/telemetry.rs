@@ -22,7 +22,7 @@ const CREATE: u8 = 1;
 /// The scope of what is captured: the controller.
 const SCOPE: u8 = 1;
 
-/// What was captured last, at the host's wish and at the controller's own.
+/// What was captured last: what the host requested, and what the controller did by itself.
 #[derive(Default)]
 pub(crate) struct Telemetry {
     host: Capture,
@@ -129,8 +129,11 @@ impl Controller {
             return Err(INVALID_FIELD);
         }
         if get.lid == Lid::TELEMETRY_HOST && get.lsp & CREATE != 0 {
-            let text = self.portrait();
-            self.admin.telemetry.host.next(text, "the host's wish");
+            let text = self.snapshot();
+            self.admin
+                .telemetry
+                .host
+                .next(text, "requested by the host");
             self.touch();
         }
         Ok(())
@@ -147,7 +150,7 @@ impl Controller {
         if self.admin.telemetry.available {
             return;
         }
-        let text = self.portrait();
+        let text = self.snapshot();
         self.admin.telemetry.own.next(text, reason);
         self.admin.telemetry.available = true;
         self.touch();
@@ -158,7 +161,7 @@ impl Controller {
     }
 
     /// What the controller is like now.
-    fn portrait(&self) -> String {
+    fn snapshot(&self) -> String {
         let stats = &self.engine.stats;
         let mut text = String::with_capacity(MOST);
         let mut line = |name: &str, value: &dyn std::fmt::Display| {

@@ -47,7 +47,7 @@ pub struct TelemetryHeader {
 }
 
 wire_layout!(
-    TelemetryHeader, 512, lid @ 0, ieee @ 5, da1lb @ 8, da2lb @ 10, da3lb @ 12, da4lb @ 16, ths @ 380, thdgn_tcs @ 381,
-    tcda @ 382, tcdgn @ 383, reason @ 384,
+    TelemetryHeader, 512, lid @ 0, ieee @ 5, da1lb @ 8, da2lb @ 10, da3lb @ 12, da4lb @ 16,
+    ths @ 380, thdgn_tcs @ 381, tcda @ 382, tcdgn @ 383, reason @ 384,
 );
 zeroed_default!(TelemetryHeader);
