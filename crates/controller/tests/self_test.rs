@@ -227,6 +227,25 @@ fn a_reset_ends_the_short_one_and_not_the_extended_one() {
 }
 
 #[test]
+fn a_namespace_that_is_removed_ends_its_operation_and_not_that_of_all() {
+    for (asked, outcome) in [(1, Outcome::NAMESPACE_REMOVED), (ALL, Outcome::PASSED)] {
+        let (mut h, faults, _) = host();
+        faults.add(Fault {
+            range: Some(512 << 10..1 << 20),
+            ..Fault::always(OpKind::Read, Effect::Hold)
+        });
+        assert_eq!(begin(&mut h, Code::EXTENDED, asked), Status::SUCCESS);
+        run_held(&mut h, &faults);
+        assert!(h.c.detach(1));
+        faults.clear();
+        faults.release();
+        let result = finish(&mut h);
+        assert_eq!(result.status.outcome(), outcome);
+        assert_eq!(result.nsid.get(), asked);
+    }
+}
+
+#[test]
 fn the_next_process_goes_on() {
     let (mut h, faults, _) = host();
     assert_eq!(begin(&mut h, Code::SHORT, 3), Status::SUCCESS);
