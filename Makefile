@@ -7,9 +7,10 @@
 #   make msrv    everything with the oldest Rust that Cargo.toml promises, where rustup has it
 #   make deny    licences, sources and known vulnerabilities of all dependencies, by cargo-deny
 #   make fuzz    the fuzz targets, FUZZ_SECONDS each (default 600)
+#   make conformance  the cases of the public NVMe test plans, against vnvme (docs/conformance.md)
 #   make cost    instructions for each I/O, held against bench/ceilings.toml
 #   make bench   the benchmarks
-#   make docs    docs/reference.md, the man pages in docs/man and docs/metrics.md, from their tables; docs/openapi.json
+#   make docs    docs/reference.md, the man pages in docs/man, docs/metrics.md and docs/conformance.md, from their tables; docs/openapi.json
 #   make help    these lines
 
 CARGO ?= cargo
@@ -17,7 +18,7 @@ FUZZ_SECONDS ?= 600
 export CARGO
 
 .DEFAULT_GOAL := demo
-.PHONY: demo quick test test-all check msrv deny cost fuzz bench docs install uninstall package help \
+.PHONY: demo quick test test-all check msrv deny conformance cost fuzz bench docs install uninstall package help \
 	tools-build tools-guest tools-bench
 
 # Both programs by one build: each by itself has other features of what they share, and has it built
@@ -76,6 +77,12 @@ cost: tools-build tools-bench
 	$(CARGO) build --release -p vnvme
 	$(CARGO) run --quiet -p bench -- --suite cost --vnvme $(RELEASE)/vnvme --ceilings bench/ceilings.toml --output target/cost
 
+# As it is released; each program by itself, as `cost` says. Every wait in it is bounded; so is the whole.
+conformance: tools-build
+	$(CARGO) build --release -p vnvme
+	$(CARGO) build -p conformance
+	timeout 900 $(or $(CARGO_TARGET_DIR),target)/debug/conformance --vnvme $(abspath $(RELEASE))/vnvme
+
 fuzz: tools-build
 	fuzz/run.sh $(FUZZ_SECONDS)
 
@@ -104,6 +111,7 @@ docs: tools-build
 	VNVME_WRITE_DOCS=1 $(CARGO) test -p vnvme --bin vnvme reference
 	VNVME_WRITE_DOCS=1 $(CARGO) test -p metrics documents
 	VNVME_WRITE_DOCS=1 $(CARGO) test -p control --lib reference
+	VNVME_WRITE_DOCS=1 $(CARGO) test -p conformance --lib matrix
 
 # As root, usually; what is installed was built before, by whom it may be.
 export DESTDIR PREFIX

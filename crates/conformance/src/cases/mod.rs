@@ -1,0 +1,45 @@
+//! The cases, by subject.
+
+mod abort;
+mod atomic;
+mod events;
+mod features;
+mod identify;
+mod interrupts;
+mod io;
+mod io_more;
+mod logs;
+mod offered;
+mod pci;
+mod pointers;
+mod queues;
+mod registers;
+mod reservations;
+mod resets;
+mod rings;
+mod self_test;
+
+use crate::case::Case;
+
+/// Every case, in the order in which they run.
+pub const CASES: &[&[Case]] = &[
+    pci::CASES,
+    registers::CASES,
+    identify::CASES,
+    features::CASES,
+    logs::CASES,
+    queues::CASES,
+    abort::CASES,
+    events::CASES,
+    self_test::CASES,
+    offered::CASES,
+    io::CASES,
+    io_more::CASES,
+    atomic::CASES,
+    pointers::CASES,
+    rings::CASES,
+    interrupts::CASES,
+    resets::CASES,
+    reservations::CASES,
+    reservations::PAIR_CASES,
+];

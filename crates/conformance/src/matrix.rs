@@ -1,0 +1,203 @@
+//! docs/conformance.md, made of the plan and of the table of cases.
+
+use crate::case::{Case, Need};
+use crate::cases::CASES;
+use crate::plan::{self, GROUPS};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// An entry of the plan that has cases, with their numbers in the table.
+type Covered = BTreeMap<Key, Vec<&'static Case>>;
+
+/// Sorts "1.10-b" behind "1.9-a": test, then the number or letter behind it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key(u32, u32, u32, &'static str);
+
+impl Key {
+    fn of(id: &'static str) -> Self {
+        let (test, case) = id.split_once('-').unwrap_or((id, ""));
+        let (group, test) = test.split_once('.').unwrap_or((test, "0"));
+        // Tests without a number come last in their group, letters behind numbers.
+        let test = test.parse().ok().filter(|test| *test != 0).unwrap_or(1000);
+        let number = if case.is_empty() {
+            0
+        } else {
+            case.parse().unwrap_or(1000)
+        };
+        Key(group.parse().unwrap_or(0), test, number, id)
+    }
+}
+
+fn cases() -> impl Iterator<Item = &'static Case> {
+    CASES.iter().copied().flatten()
+}
+
+fn covered() -> Covered {
+    let mut covered = Covered::new();
+    for case in cases() {
+        for id in case.plan {
+            covered.entry(Key::of(id)).or_default().push(case);
+        }
+    }
+    covered
+}
+
+fn need(need: Need) -> &'static str {
+    match need {
+        Need::Always => "always",
+        Need::If(capability) => capability,
+    }
+}
+
+fn row(text: &mut String, columns: &[&str]) {
+    let _ = writeln!(text, "| {} |", columns.join(" | "));
+}
+
+fn case_row(text: &mut String, id: &str, case: &Case) {
+    let name = format!("`{}`", case.name);
+    row(
+        text,
+        &[id, case.title, need(case.need), &name, case.section],
+    );
+}
+
+/// The document.
+pub fn text() -> String {
+    let covered = covered();
+    let mut text = String::from(HEAD);
+    let all = cases().count();
+    let ours = cases().filter(|case| case.plan.is_empty()).count();
+    let left_out: Vec<_> = GROUPS.iter().flat_map(|group| group.left_out).collect();
+    let mandatory = |of: &[&Case]| of.iter().any(|case| case.need == Need::Always);
+    let must = covered.values().filter(|cases| mandatory(cases)).count();
+    let lettered = |id: &str| id.ends_with(|c: char| c.is_ascii_lowercase());
+    let numbered = covered.keys().filter(|key| !lettered(key.3)).count();
+    let cannot = left_out.iter().filter(|e| e.need == Need::Always).count();
+    let _ = writeln!(
+        text,
+        "There are {all} cases. {} entries have cases, {numbered} of them by the plan's own number; \
+         {} have\nnone. Of the entries that every controller has to pass, {must} have cases and \
+         {cannot} have none. {ours} cases\nare our own beyond the plan.\n",
+        covered.len(),
+        left_out.len(),
+    );
+    for group in GROUPS {
+        let _ = writeln!(text, "## Group {}\n", group.title);
+        row(
+            &mut text,
+            &["plan", "what is required", "of whom", "case", "standard"],
+        );
+        row(&mut text, &["---"; 5]);
+        let number = group.title.split(' ').next().unwrap_or_default();
+        for (key, cases) in &covered {
+            if plan::group_of(key.3) == number {
+                for case in cases {
+                    case_row(&mut text, key.3, case);
+                }
+            }
+        }
+        if !group.left_out.is_empty() {
+            let _ = writeln!(text, "\nWithout a case:\n");
+            row(
+                &mut text,
+                &["plan", "what is required", "of whom", "reason"],
+            );
+            row(&mut text, &["---"; 4]);
+            for entry in group.left_out {
+                row(
+                    &mut text,
+                    &[entry.id, entry.title, need(entry.need), entry.reason],
+                );
+            }
+        }
+        text.push('\n');
+    }
+    text += "## Beyond the plan\n\n";
+    row(
+        &mut text,
+        &["", "what is required", "of whom", "case", "standard"],
+    );
+    row(&mut text, &["---"; 5]);
+    for case in cases().filter(|case| case.plan.is_empty()) {
+        case_row(&mut text, "", case);
+    }
+    text
+}
+
+const HEAD: &str = "\
+# Conformance
+
+<!-- This page is made by `make docs` from the table of cases in crates/conformance. -->
+
+What the public test plan for NVMe (the UNH-IOL NVMe conformance test suite) requires of a PCIe
+controller, and which of our cases tries it, or why none does. Every name in the column *case* is a
+function that runs: a test fails when this page differs from the table of cases.
+
+```
+make conformance                                    # against vnvme, in under a minute
+cargo run -p conformance -- --socket PATH           # against any controller on a vfio-user socket
+cargo run -p conformance -- --socket PATH --second PATH2    # with a second one of its subsystem
+cargo run -p conformance -- --list                  # the cases; --filter TEXT chooses, --json for programs
+```
+
+The cases overwrite what is on the namespaces, and need a controller to which nobody else is
+connected. Each ends as passed, failed (with what was expected and what came), or not applicable
+(with what the controller says of itself); the exit code is 1 if a case has failed. `make
+conformance` runs them against a disk of its own, and against two disks of one subsystem.
+
+Numbers are those of the plan's editions for NVMe 1.3 (v9, 2018; groups 6 and 10) and for the NVM
+command set 1.1 (v24, 2025; the others), as far as public copies tell them: `1.3-4` is case 4 of test
+1.3, `4.12` a whole test. Where the number of a case is not known to us, or several try the same, a
+letter of our own takes its place. Titles are in our words. *Of whom* says what a controller has to
+offer; sections are those of NVMe Base 2.1, NVM Command Set 1.1 and NVMe over PCIe Transport 1.1.
+
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    #[test]
+    fn the_document_is_made_of_the_table() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/conformance.md");
+        let made = text();
+        if std::env::var_os("VNVME_WRITE_DOCS").is_some() {
+            std::fs::write(&path, made).unwrap();
+            return;
+        }
+        let found = std::fs::read_to_string(&path).unwrap();
+        assert!(found == made, "docs/conformance.md: run `make docs`");
+    }
+
+    #[test]
+    fn names_are_unique_and_entries_belong_to_groups() {
+        let names: BTreeSet<&str> = cases().map(|case| case.name).collect();
+        assert_eq!(names.len(), cases().count());
+        let groups: Vec<&str> = GROUPS
+            .iter()
+            .map(|group| group.title.split(' ').next().unwrap())
+            .collect();
+        for id in cases().flat_map(|case| case.plan) {
+            assert!(groups.contains(&plan::group_of(id)), "{id}");
+        }
+    }
+
+    #[test]
+    fn an_entry_has_cases_or_a_reason() {
+        let covered = covered();
+        let mut seen = BTreeSet::new();
+        for entry in GROUPS.iter().flat_map(|group| group.left_out) {
+            assert!(!covered.contains_key(&Key::of(entry.id)), "{}", entry.id);
+            assert!(seen.insert(entry.id), "{} twice", entry.id);
+            assert!(!entry.reason.is_empty());
+        }
+    }
+
+    #[test]
+    fn tests_are_in_the_order_of_their_numbers() {
+        let order = ["1.2-1", "1.2-a", "1.9-a", "1.10-a", "1-a", "2.1-a", "10-a"];
+        assert!(order.map(Key::of).is_sorted());
+    }
+}

@@ -1,0 +1,114 @@
+//! `vnvme` as a child process, for the suite to run against: a disk of its own, and two disks of
+//! one subsystem.
+
+use crate::suite::Target;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long the program may take to listen.
+const START: Duration = Duration::from_secs(60);
+
+/// A running program; it ends with this.
+pub struct Served {
+    child: Child,
+    dir: TempDir,
+}
+
+/// Serves on sockets in a new directory.
+///
+/// # Errors
+/// The program cannot be started, or does not listen within a minute.
+pub fn start(program: &Path) -> io::Result<Served> {
+    let dir = tempfile::tempdir()?;
+    let path = |name: &str| dir.path().join(name);
+    for name in ["first.raw", "second.raw"] {
+        File::create(path(name))?.set_len(64 << 20)?;
+    }
+    let text = |name: &str| format!("{:?}", path(name).display().to_string());
+    let mut config = format!(
+        "[[controller]]\nname = \"alone\"\nsocket = {}\nmax-namespaces = 4\n\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\n\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 4096\n",
+        text("alone.sock")
+    );
+    for (name, cntlid) in [("one", 1), ("two", 2)] {
+        config += &format!(
+            "[[controller]]\nname = \"{name}\"\nsocket = {}\nsubsystem = \"conformance\"\n\
+             cntlid = {cntlid}\nmax-namespaces = 4\n",
+            text(&format!("{name}.sock"))
+        );
+        for (volume, size) in [("first", 512), ("second", 4096)] {
+            config += &format!(
+                "[[controller.namespace]]\nvolume = {}\nblock-size = {size}\nreservations = {}\n",
+                text(&format!("{volume}.raw")),
+                text(&format!("{volume}.reservations"))
+            );
+        }
+    }
+    fs::write(path("vnvme.toml"), config)?;
+    let child = Command::new(program)
+        .args(["--log", "warn", "serve", "--config"])
+        .arg(path("vnvme.toml"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()?;
+    let mut served = Served { child, dir };
+    served.wait()?;
+    Ok(served)
+}
+
+impl Served {
+    fn wait(&mut self) -> io::Result<()> {
+        let deadline = Instant::now() + START;
+        for name in ["alone", "one", "two"] {
+            while UnixStream::connect(self.socket(name)).is_err() {
+                if let Some(status) = self.child.try_wait()? {
+                    let text = format!("the program has ended: {status}");
+                    return Err(io::Error::other(text));
+                }
+                if Instant::now() > deadline {
+                    return Err(io::Error::other("the program does not listen"));
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        Ok(())
+    }
+
+    fn socket(&self, name: &str) -> PathBuf {
+        self.dir.path().join(format!("{name}.sock"))
+    }
+
+    /// The disk of its own.
+    pub fn alone(&self) -> Target {
+        Target {
+            socket: self.socket("alone"),
+            second: None,
+        }
+    }
+
+    /// The two disks of a subsystem.
+    pub fn shared(&self) -> Target {
+        Target {
+            socket: self.socket("one"),
+            second: Some(self.socket("two")),
+        }
+    }
+
+    /// Whether it runs still: it must, whatever a host does.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,138 @@
+//! Runs cases, and says how each ended.
+
+use crate::case::{Case, Need, Run, Setup};
+use crate::cases::CASES;
+use crate::host::Host;
+use crate::verdict::{Check, Verdict};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// What the cases run against.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The vfio-user socket of the controller.
+    pub socket: PathBuf,
+    /// That of a second controller of the same subsystem, if there is one.
+    pub second: Option<PathBuf>,
+}
+
+/// How a case ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The controller does what is required.
+    Passed,
+    /// It does not: what was expected and what came.
+    Failed(String),
+    /// It does not have what the case is about.
+    NotApplicable(String),
+}
+
+/// A case that ran.
+pub struct Report {
+    /// Which.
+    pub case: &'static Case,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// The cases whose name, plan entry or title has this text in it.
+pub fn chosen(filter: &str) -> impl Iterator<Item = &'static Case> {
+    CASES.iter().copied().flatten().filter(move |case| {
+        case.name.contains(filter)
+            || case.title.contains(filter)
+            || case.plan.iter().any(|entry| entry.starts_with(filter))
+    })
+}
+
+/// Runs one case.
+pub fn run(case: &'static Case, target: &Target) -> Report {
+    let begun = Instant::now();
+    let outcome = match attempt(case, target) {
+        Ok(()) => Outcome::Passed,
+        Err(Verdict::Failed(text)) => Outcome::Failed(text),
+        Err(Verdict::NotApplicable(reason)) => Outcome::NotApplicable(reason),
+    };
+    Report {
+        case,
+        outcome,
+        took: begun.elapsed(),
+    }
+}
+
+fn attempt(case: &Case, target: &Target) -> Check {
+    let mut host = Host::attach(&target.socket)?;
+    match case.run {
+        Run::One(run) => {
+            prepare(&mut host, case.setup)?;
+            run(&mut host)
+        }
+        Run::Two(run) => {
+            let Some(second) = &target.second else {
+                return crate::verdict::not_applicable("there is no second controller (--second)");
+            };
+            let mut other = Host::attach(second)?;
+            prepare(&mut host, case.setup)?;
+            prepare(&mut other, case.setup)?;
+            run(&mut host, &mut other)
+        }
+    }
+}
+
+fn prepare(host: &mut Host, setup: Setup) -> Check {
+    if setup != Setup::Disabled {
+        host.enable()?;
+    }
+    if matches!(setup, Setup::Io | Setup::Pair) {
+        let entries = host.io_entries();
+        host.create_pair(1, entries)?;
+    }
+    Ok(())
+}
+
+impl Report {
+    /// One line.
+    pub fn line(&self) -> String {
+        let (name, plan) = (self.case.name, self.case.plan.join(" "));
+        match &self.outcome {
+            Outcome::Passed => format!("passed  {name:<38} {plan}"),
+            Outcome::Failed(text) => format!("FAILED  {name:<38} {plan}\n        {text}"),
+            Outcome::NotApplicable(reason) => format!("n/a     {name:<38} {plan}  ({reason})"),
+        }
+    }
+
+    /// The same for programs.
+    pub fn json(&self) -> Value {
+        let (outcome, text) = match &self.outcome {
+            Outcome::Passed => ("passed", None),
+            Outcome::Failed(text) => ("failed", Some(text)),
+            Outcome::NotApplicable(reason) => ("not applicable", Some(reason)),
+        };
+        let need = match self.case.need {
+            Need::Always => "always",
+            Need::If(capability) => capability,
+        };
+        json!({
+            "name": self.case.name,
+            "plan": self.case.plan,
+            "title": self.case.title,
+            "section": self.case.section,
+            "need": need,
+            "outcome": outcome,
+            "text": text,
+            "milliseconds": self.took.as_millis() as u64,
+        })
+    }
+}
+
+/// Passed, failed, not applicable.
+pub fn count(reports: &[Report]) -> [usize; 3] {
+    let count = |is: fn(&Outcome) -> bool| reports.iter().filter(|r| is(&r.outcome)).count();
+    [
+        count(|o| matches!(o, Outcome::Passed)),
+        count(|o| matches!(o, Outcome::Failed(_))),
+        count(|o| matches!(o, Outcome::NotApplicable(_))),
+    ]
+}

@@ -1,0 +1,142 @@
+//! How a case ends, and the words that cases are written in.
+
+use nvme::{Completion, Status};
+use vfio_user::client::ClientError;
+
+/// Why a case did not pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The controller does not do what the standard says: what was expected, and what came.
+    Failed(String),
+    /// The controller does not have what the case is about: what it says of itself.
+    NotApplicable(String),
+}
+
+/// What a case, or a step of one, comes to.
+pub type Check<T = ()> = Result<T, Verdict>;
+
+/// The case fails, with this text.
+pub fn failed<T>(text: impl Into<String>) -> Check<T> {
+    Err(Verdict::Failed(text.into()))
+}
+
+/// The case does not apply, for this reason.
+pub fn not_applicable<T>(reason: impl Into<String>) -> Check<T> {
+    Err(Verdict::NotApplicable(reason.into()))
+}
+
+/// The case does not apply unless the condition holds.
+pub fn applies_if(condition: bool, otherwise: &str) -> Check {
+    if condition {
+        Ok(())
+    } else {
+        not_applicable(otherwise)
+    }
+}
+
+/// Fails with a formatted text unless the condition holds.
+macro_rules! require {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err($crate::verdict::Verdict::Failed(format!($($text)+)));
+        }
+    };
+}
+
+/// Fails unless two numbers are the same; says both.
+macro_rules! same {
+    ($got:expr, $expected:expr, $($what:tt)+) => {{
+        let (got, expected) = (u128::from($got), u128::from($expected));
+        if got != expected {
+            return Err($crate::verdict::Verdict::Failed(format!(
+                "{}: expected {expected:#x}, got {got:#x}",
+                format!($($what)+)
+            )));
+        }
+    }};
+}
+
+pub(crate) use {require, same};
+
+impl From<ClientError> for Verdict {
+    fn from(error: ClientError) -> Self {
+        let mut text = format!("the server: {error}");
+        let mut source = std::error::Error::source(&error);
+        while let Some(error) = source {
+            text += &format!(": {error}");
+            source = error.source();
+        }
+        Verdict::Failed(text)
+    }
+}
+
+impl From<dma::MemoryError> for Verdict {
+    fn from(error: dma::MemoryError) -> Self {
+        Verdict::Failed(format!("the host's own memory: {error}"))
+    }
+}
+
+impl From<rustix::io::Errno> for Verdict {
+    fn from(error: rustix::io::Errno) -> Self {
+        Verdict::Failed(format!("a system call of the host: {error}"))
+    }
+}
+
+/// What is asked of a completion.
+pub trait Expect {
+    /// Its status is this one; the flags do not count.
+    fn expect(&self, status: Status, what: &str) -> Check;
+    /// Its status is one of these.
+    fn expect_one(&self, statuses: &[Status], what: &str) -> Check;
+    /// It succeeded.
+    fn succeeds(&self, what: &str) -> Check;
+    /// Its status is this one, with Do Not Retry: the same command would fail again.
+    fn refused(&self, status: Status, what: &str) -> Check;
+    /// It failed, however.
+    fn fails(&self, what: &str) -> Check;
+}
+
+fn name(status: Status) -> String {
+    let (sct, sc) = (status.sct().0, status.sc());
+    format!("{status} [{sct:x}h/{sc:02x}h]")
+}
+
+impl Expect for Completion {
+    fn expect(&self, status: Status, what: &str) -> Check {
+        self.expect_one(&[status], what)
+    }
+
+    fn expect_one(&self, statuses: &[Status], what: &str) -> Check {
+        if statuses.iter().any(|status| self.status().is(*status)) {
+            return Ok(());
+        }
+        let names: Vec<String> = statuses.iter().map(|status| name(*status)).collect();
+        failed(format!(
+            "{what}: expected {}, got {}",
+            names.join(" or "),
+            name(self.status())
+        ))
+    }
+
+    fn succeeds(&self, what: &str) -> Check {
+        self.expect(Status::SUCCESS, what)
+    }
+
+    fn refused(&self, status: Status, what: &str) -> Check {
+        self.expect(status, what)?;
+        require!(
+            self.status().dnr(),
+            "{what}: {} without Do Not Retry, although a retry must fail again",
+            name(status)
+        );
+        Ok(())
+    }
+
+    fn fails(&self, what: &str) -> Check {
+        require!(
+            !self.status().is_success(),
+            "{what}: expected an error, but it succeeded"
+        );
+        Ok(())
+    }
+}
