@@ -111,6 +111,18 @@ fn identify_namespaces() {
     }
 }
 
+/// Without a volume that promises more, a block is what is atomic.
+#[test]
+fn nothing_is_said_of_atomic_writes_that_no_volume_promises() {
+    let mut h = three();
+    for nsid in [1, 5, 3] {
+        let page = h.identify(0, nsid, 0).1;
+        let id = IdentifyNamespace::read_from_bytes(&page).unwrap();
+        assert!(!id.nsfeat.nsabpns());
+        assert_eq!(page[34..46], [0; 12], "NAWUN to NABSPF");
+    }
+}
+
 #[test]
 fn identify_the_rest() {
     let mut h = three();

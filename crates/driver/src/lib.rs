@@ -81,7 +81,7 @@ pub use control::{Event, Limits};
 pub use device::Device;
 pub use error::{CommandError, Error, Refusal, Refused};
 pub use future::{AsyncQueue, Pending};
-pub use namespace::Namespace;
+pub use namespace::{Atomicity, Namespace};
 pub use options::{Doorbells, MemorySource, Options, QueueOptions, ShadowMemory};
 pub use queue::raw;
 pub use queue::{

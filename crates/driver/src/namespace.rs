@@ -1,6 +1,7 @@
 //! A namespace as the driver uses it.
 
-use nvme::identify::IdentifyNamespace;
+use nvme::identify::{IdentifyController, IdentifyNamespace};
+use volume::AtomicWrites;
 
 /// One namespace of the NVM command set, as Identify described it last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,36 @@ pub struct Namespace {
     pub eui64: [u8; 8],
     /// Namespace Globally Unique Identifier; zeroes if there is none.
     pub nguid: [u8; 16],
+    /// What it says of atomic writes.
+    pub atomicity: Atomicity,
+}
+
+/// What a namespace says of atomic writes, in blocks; all zeroes: nothing ("NVM Command Set 1.1",
+/// 2.1.4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Atomicity {
+    /// Zero-based; 0: as the controller says.
+    nawun_z: u16,
+    nawupf_z: u16,
+    /// Zero-based; 0: there are no boundaries.
+    nabsn_z: u16,
+    nabspf_z: u16,
+    nabo: u16,
+}
+
+impl Atomicity {
+    fn parse(id: &IdentifyNamespace) -> Self {
+        if !id.nsfeat.nsabpns() {
+            return Self::default();
+        }
+        Self {
+            nawun_z: id.nawun_z.get(),
+            nawupf_z: id.nawupf_z.get(),
+            nabsn_z: id.nabsn_z.get(),
+            nabspf_z: id.nabspf_z.get(),
+            nabo: id.nabo.get(),
+        }
+    }
 }
 
 impl Namespace {
@@ -52,7 +83,35 @@ impl Namespace {
             },
             eui64: id.eui64,
             nguid: id.nguid,
+            atomicity: Atomicity::parse(id),
         })
+    }
+
+    /// Which writes are atomic, both for other commands and for the power, when a command carries
+    /// at most `max_transfer` bytes: a longer write is several commands.
+    pub fn atomic_writes(&self, id: &IdentifyController, max_transfer: u64) -> AtomicWrites {
+        let Atomicity {
+            nawun_z,
+            nawupf_z,
+            nabsn_z,
+            nabspf_z,
+            nabo,
+        } = self.atomicity;
+        let own = |of_namespace: u16, of_controller: u16| match of_namespace {
+            0 => of_controller,
+            own => own,
+        };
+        let normal = own(nawun_z, id.awun_z.get());
+        let power = own(nawupf_z, id.awupf_z.get());
+        let bytes = |blocks: u64| blocks << self.block_shift;
+        let boundary = |z: u16| match z {
+            0 => 0,
+            z => bytes(u64::from(z) + 1),
+        };
+        let most = bytes(u64::from(normal.min(power)) + 1).min(max_transfer);
+        let offset = bytes(nabo.into());
+        let normal = AtomicWrites::within(most, boundary(nabsn_z), offset);
+        AtomicWrites::within(normal.unit().into(), boundary(nabspf_z), offset)
     }
 
     /// Logical block size in bytes.
@@ -63,5 +122,63 @@ impl Namespace {
     /// Size in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(u64::from(self.block_size()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    /// Controller, then namespace: AWUN, AWUPF, NAWUN, NAWUPF, NABSN, NABSPF, NABO, all as they
+    /// stand in the fields, of a namespace with blocks of 512 bytes.
+    fn unit(fields: [u16; 7], own: bool, max_transfer: u64) -> u32 {
+        let [awun, awupf, nawun, nawupf, nabsn, nabspf, nabo] = fields.map(Into::into);
+        let mut controller = IdentifyController::new_zeroed();
+        (controller.awun_z, controller.awupf_z) = (awun, awupf);
+        let mut id = IdentifyNamespace::new_zeroed();
+        id.nsze = 100.into();
+        id.lbaf[0] = nvme::identify::LbaFormat::new(9);
+        id.nsfeat = nvme::identify::Nsfeat::new().with_nsabpns(own);
+        (id.nawun_z, id.nawupf_z) = (nawun, nawupf);
+        (id.nabsn_z, id.nabspf_z, id.nabo) = (nabsn, nabspf, nabo);
+        let namespace = Namespace::parse(1, &id).unwrap();
+        namespace.atomic_writes(&controller, max_transfer).unit()
+    }
+
+    #[test]
+    fn a_device_that_is_atomic_promises_what_both_of_its_units_cover() {
+        let large = 1 << 20;
+        for (fields, own, max_transfer, expected) in [
+            // A block is what every device promises.
+            ([0; 7], false, large, 512),
+            ([31, 31, 0, 0, 0, 0, 0], false, large, 16 << 10),
+            // A read at the same time may find a half.
+            ([0, 31, 0, 0, 0, 0, 0], false, large, 512),
+            ([31, 7, 0, 0, 0, 0, 0], false, large, 4 << 10),
+            // The namespace's own fields hold only when it says so.
+            ([7, 7, 31, 31, 31, 31, 0], false, large, 4 << 10),
+            ([7, 7, 31, 31, 31, 31, 0], true, large, 16 << 10),
+            ([7, 7, 31, 0, 0, 0, 0], true, large, 4 << 10),
+            // Boundaries, and where they begin.
+            ([0, 0, 31, 31, 0, 15, 0], true, large, 8 << 10),
+            ([0, 0, 31, 31, 15, 0, 0], true, large, 8 << 10),
+            ([0, 0, 31, 31, 31, 31, 8], true, large, 4 << 10),
+            ([0, 0, 31, 31, 31, 31, 3], true, large, 512),
+            // Longer ones than a command carries are several.
+            ([31, 31, 0, 0, 0, 0, 0], false, 8 << 10, 8 << 10),
+            (
+                [0xffff, 0xffff, 0, 0, 0, 0, 0],
+                false,
+                large,
+                volume::MAX_ATOMIC_UNIT,
+            ),
+        ] {
+            assert_eq!(
+                unit(fields, own, max_transfer),
+                expected,
+                "{fields:?} {own}"
+            );
+        }
     }
 }

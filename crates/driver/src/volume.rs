@@ -12,8 +12,8 @@ use std::rc::Rc;
 use dma::SegmentList;
 use nvme::Status;
 use volume::{
-    Armed, Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, OpenQueue, QueueState,
-    Request, Volume, VolumeError, VolumeQueue, Wake,
+    Armed, AtomicWrites, Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, OpenQueue,
+    QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 
 use crate::buffer::DmaBuffer;
@@ -21,7 +21,7 @@ use crate::control::State;
 use crate::device::Device;
 use crate::error::{CommandError, Error, Refusal};
 use crate::iova::{Registration, Tables};
-use crate::namespace::Namespace;
+use crate::namespace::{Atomicity, Namespace};
 use crate::options::QueueOptions;
 use crate::queue::core::Data;
 use crate::queue::data::{IovaRange, Method};
@@ -97,6 +97,7 @@ impl NvmeVolume {
             deallocate_granularity: 0,
             eui64: [0; 8],
             nguid: [0; 16],
+            atomicity: Atomicity::default(),
         })
     }
 
@@ -197,6 +198,16 @@ impl Volume for NvmeVolume {
 
     fn inner(&self) -> Option<&dyn Volume> {
         None
+    }
+
+    /// What the device promises of a command, and a write within that is one, which is repeated as
+    /// a whole.
+    fn atomic_writes(&self) -> AtomicWrites {
+        let most = self.device.limits().max_transfer;
+        let namespace = self.device.namespace(self.nsid);
+        namespace.map_or(AtomicWrites::NONE, |namespace| {
+            namespace.atomic_writes(&self.device.identify(), most)
+        })
     }
 
     fn extent(&self) -> Option<Extent> {

@@ -11,7 +11,8 @@ use dma::{Buffer, Memory, SegmentList};
 use driver::{NvmeVolume, Options, QueueOptions};
 use std::sync::Arc;
 use volume::{
-    Completion, Io, IoErrorKind, IoOptions, Op, QueueState, Request, Volume, VolumeQueue, Wake,
+    AtomicWrites, Completion, Info, Io, IoErrorKind, IoOptions, Op, OpenQueue, QueueState, Request,
+    SliceVolume, Volume, VolumeError, VolumeQueue, Wake,
 };
 
 const MIB: u64 = 1 << 20;
@@ -306,4 +307,71 @@ fn a_controller_on_a_controller_serves_a_disk() {
     model.run(&device, &mut queue, 600, 16);
     model.verify(&mut queue);
     assert_eq!((device.resets(), volume.device().resets()), (0, 0));
+}
+
+/// A volume that promises something of its writes.
+#[derive(Debug)]
+struct Promising(Arc<dyn Volume>, AtomicWrites);
+
+impl Volume for Promising {
+    fn info(&self) -> Info {
+        self.0.info()
+    }
+
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+        self.0.open(io)
+    }
+
+    fn id(&self) -> Vec<u8> {
+        self.0.id()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.0)
+    }
+
+    fn atomic_writes(&self) -> AtomicWrites {
+        self.1
+    }
+}
+
+/// What a volume promises goes through a controller and its driver to the volume that stands on
+/// them, and no more than that, whatever the blocks, and with a slice below or above.
+#[test]
+fn what_is_promised_of_writes_comes_through_a_controller() {
+    let within = |bytes| AtomicWrites::within(bytes, 0, 0);
+    let natural = AtomicWrites::naturally_aligned(512, 16 << 10);
+    for (promise, block, begins, expected) in [
+        (within(16 << 10), 512, 0, 16 << 10),
+        (within(16 << 10), 4096, 0, 16 << 10),
+        (within(16 << 10), 4096, MIB, 16 << 10),
+        (within(16 << 10), 4096, 8 << 10, 8 << 10),
+        // No more than a block, which every namespace promises.
+        (within(16 << 10), 4096, 4 << 10, 4 << 10),
+        (within(2048), 4096, 0, 4096),
+        // Three blocks are no power of two, so four are no unit.
+        (natural, 512, 0, 1024),
+        (natural, 4096, 0, 8192),
+        (natural, 4096, 4096, 4096),
+        (AtomicWrites::NONE, 512, 0, 512),
+    ] {
+        let below: Arc<dyn Volume> = Arc::new(Promising(memory(4 * MIB), promise));
+        let below = Arc::new(SliceVolume::new(below, begins, None).unwrap());
+        let config = ControllerConfig::default();
+        let transport = local(config, vec![namespace(1, below, block)]);
+        let above = Arc::new(volume(&transport));
+        let id = above.device().identify();
+        // They would hold of every namespace, and across boundaries.
+        assert_eq!(
+            (id.awun_z.get(), id.awupf_z.get(), id.acwu_z.get()),
+            (0, 0, 0)
+        );
+        assert_eq!(
+            above.atomic_writes().unit(),
+            expected,
+            "{promise} {block} {begins}"
+        );
+        let slice = SliceVolume::new(above, 4096, None).unwrap();
+        assert_eq!(slice.atomic_writes().unit(), expected.min(4096));
+    }
 }

@@ -10,7 +10,7 @@ use remote::ReachWatch;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-use volume::{Extent, Info, Io, OpenQueue, Volume, VolumeError};
+use volume::{AtomicWrites, Extent, Info, Io, OpenQueue, Volume, VolumeError};
 
 /// A namespace of a remote subsystem.
 #[derive(Debug)]
@@ -131,6 +131,12 @@ impl Volume for FabricsVolume {
         }
         let Subsystem { nqn, nsid, .. } = &self.0.subsystem;
         format!("{nqn}/{nsid}").into_bytes()
+    }
+
+    /// What the subsystem promises of a command, and a write within that is one, whichever path it
+    /// takes.
+    fn atomic_writes(&self) -> AtomicWrites {
+        self.0.facts.atomic
     }
 
     fn inner(&self) -> Option<&dyn Volume> {

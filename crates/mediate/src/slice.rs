@@ -174,6 +174,7 @@ mod tests {
             deallocate_granularity: 0,
             eui64: [0; 8],
             nguid: [0; 16],
+            atomicity: driver::Atomicity::default(),
         }
     }
 

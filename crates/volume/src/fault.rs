@@ -4,8 +4,8 @@
 //! would give them.
 
 use crate::{
-    Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request,
-    Volume, VolumeError, VolumeQueue, Wake,
+    AtomicWrites, Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState,
+    Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 use dma::{SegmentList, View};
 use std::ops::Range;
@@ -194,6 +194,11 @@ impl Volume for FaultVolume {
 
     fn id(&self) -> Vec<u8> {
         self.volume.id()
+    }
+
+    /// Requests fail or wait, and stay whole.
+    fn atomic_writes(&self) -> AtomicWrites {
+        self.volume.atomic_writes()
     }
 
     fn inner(&self) -> Option<&dyn Volume> {

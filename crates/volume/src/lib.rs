@@ -111,6 +111,7 @@
 //! [`OpenQueue::with_fast_path`]. Put the kind into the [`Registry`], and users can name it.
 #![deny(unsafe_code)]
 
+mod atomic;
 mod budget;
 mod claim;
 mod clock;
@@ -134,6 +135,7 @@ mod url;
 mod wait_log;
 mod wake;
 
+pub use atomic::{AtomicWrites, MAX_ATOMIC_UNIT};
 pub use budget::Budget;
 pub use claim::{Extent, Overlap, claim};
 pub use clock::{Clock, SystemClock};

@@ -1,8 +1,8 @@
 //! A part of another volume.
 
 use crate::{
-    Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState,
-    Request, Volume, VolumeError, VolumeQueue,
+    AtomicWrites, Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue,
+    QueueState, Request, Volume, VolumeError, VolumeQueue,
 };
 use dma::{SegmentList, View};
 use std::sync::Arc;
@@ -72,6 +72,11 @@ impl Volume for SliceVolume {
         id.extend_from_slice(b"+");
         id.extend_from_slice(self.offset.to_string().as_bytes());
         id
+    }
+
+    /// Requests are moved, and stay whole.
+    fn atomic_writes(&self) -> AtomicWrites {
+        self.whole.atomic_writes().from_byte(self.offset)
     }
 
     fn inner(&self) -> Option<&dyn Volume> {

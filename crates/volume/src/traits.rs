@@ -2,8 +2,8 @@
 
 use crate::on_error::QueuePolicy;
 use crate::{
-    Completion, Extent, Info, Io, IoError, LimitHandle, OnErrorHandle, Op, Request, ShareHandle,
-    VolumeError, Wake,
+    AtomicWrites, Completion, Extent, Info, Io, IoError, LimitHandle, OnErrorHandle, Op, Request,
+    ShareHandle, VolumeError, Wake,
 };
 use dma::{Buffer, SegmentList, View};
 use std::fmt::Debug;
@@ -30,6 +30,12 @@ pub trait Volume: Send + Sync + Debug {
     /// The volume that this one passes its requests on to; `None` for a volume that stands by
     /// itself.
     fn inner(&self) -> Option<&dyn Volume>;
+
+    /// Which writes are atomic. Promised by a volume that says so itself, a wrapper included: one
+    /// that says nothing may do a write in several steps. Does not change to less.
+    fn atomic_writes(&self) -> AtomicWrites {
+        AtomicWrites::NONE
+    }
 
     /// Where the volume's bytes lie, if they lie in something that can be opened a second time.
     /// `None`: there is no second way to reach them, or the user answers for it.

@@ -205,6 +205,7 @@ impl Controller {
         data.nguid = ns.config.nguid;
         data.eui64 = ns.config.eui64;
         data.lbaf[0] = LbaFormat::new(ns.shift as u8);
+        atomicity(&mut data, ns);
         if self.config.fabrics.is_some() {
             FabricsConfig::describe_namespace(&mut data);
         }
@@ -275,6 +276,29 @@ impl Controller {
             .with_ieks(true);
         (Nmic::new().with_shrns(true), rescap)
     }
+}
+
+/// What the volume promises of writes ("NVM Command Set 1.1", 2.1.4): as a unit that is atomic for
+/// other commands and for the power, and a boundary at each of its multiples, as none is promised
+/// across. Where that is no more than a block, the fields stay 0h, and so do the controller's, for
+/// they hold for all namespaces and across boundaries. ACWU is of Compare and Write, which is not
+/// offered.
+fn atomicity(data: &mut IdentifyNamespace, ns: &Namespace) {
+    let unit = ns
+        .config
+        .volume
+        .atomic_writes()
+        .unit_of_blocks(1 << ns.shift);
+    let Some(blocks_z) = (unit >> ns.shift).checked_sub(1) else {
+        return;
+    };
+    // MAX_ATOMIC_UNIT is at most 128 blocks.
+    let blocks_z = blocks_z as u16;
+    data.nsfeat.set_nsabpns(true);
+    data.nawun_z = blocks_z.into();
+    data.nawupf_z = blocks_z.into();
+    data.nabsn_z = blocks_z.into();
+    data.nabspf_z = blocks_z.into();
 }
 
 /// Controllers from an ID on, of those in order.

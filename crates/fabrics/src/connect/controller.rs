@@ -15,6 +15,7 @@ use nvme::log::{AnaGroup, AnaHeader, AnaState, Lid, ana_groups};
 use nvme::regs::{self, Cap, Cc, Csts, Shn, Shst};
 use nvme::{AdminOpcode, Command};
 use std::time::{Duration, Instant};
+use volume::AtomicWrites;
 use zerocopy::FromBytes;
 
 /// Most bytes of one request: longer ones go out in parts.
@@ -54,6 +55,8 @@ pub(crate) struct Facts {
     pub max_zeroed: u32,
     /// Bytes that one deallocates at most.
     pub max_deallocated: u32,
+    /// Of one command.
+    pub atomic: AtomicWrites,
     pub write_zeroes: bool,
     pub dataset_management: bool,
     pub volatile_cache: bool,
@@ -397,11 +400,13 @@ fn facts(
         0 => u64::MAX,
         most => most.saturating_mul(block.into()),
     };
+    let max_data = whole(mdts.min(blocks), MOST_DATA.into());
     Ok(Facts {
         uuid,
+        atomic: namespace.atomic_writes(id, max_data.into()),
+        max_data,
         serial: String::from_utf8_lossy(id.sn.trimmed()).into_owned(),
         model: String::from_utf8_lossy(id.mn.trimmed()).into_owned(),
-        max_data: whole(mdts.min(blocks), MOST_DATA.into()),
         max_zeroed: whole(pages(limits.wzsl).min(blocks), MOST_ZEROED),
         max_deallocated: whole(deallocated.min(sized), MOST_ZEROED),
         write_zeroes: id.oncs.nvmwzsv(),
@@ -445,6 +450,8 @@ impl Facts {
             || other.max_deallocated < self.max_deallocated
         {
             Some("it takes shorter commands only")
+        } else if other.atomic.unit() < self.atomic.unit() {
+            Some("fewer of its writes are atomic")
         } else {
             None
         }

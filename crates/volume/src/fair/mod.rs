@@ -18,8 +18,8 @@ mod tuner;
 
 use crate::clock::{Clock, SystemClock};
 use crate::{
-    Completion, FastPath, Info, Io, IoError, Op, OpenQueue, QueueState, Request, Volume,
-    VolumeError, VolumeQueue,
+    AtomicWrites, Completion, FastPath, Info, Io, IoError, Op, OpenQueue, QueueState, Request,
+    Volume, VolumeError, VolumeQueue,
 };
 use dma::{SegmentList, View};
 use group::{FairShare, Group};
@@ -158,6 +158,11 @@ impl Volume for FairVolume {
 
     fn id(&self) -> Vec<u8> {
         self.volume.id()
+    }
+
+    /// Requests wait, and stay whole.
+    fn atomic_writes(&self) -> AtomicWrites {
+        self.volume.atomic_writes()
     }
 
     fn inner(&self) -> Option<&dyn Volume> {

@@ -14,8 +14,8 @@ use crate::io::job::Abilities;
 use crate::io::ring::{Alignment, Ring, RingFile};
 use crate::request::{AT_ONCE, check_data, check_range};
 use crate::{
-    Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op, OpenQueue, QueueState,
-    Request, Volume, VolumeError, VolumeQueue,
+    AtomicWrites, Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op,
+    OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue,
 };
 pub(crate) use description::FileDescription;
 use dma::{Buffer, SegmentList, View};
@@ -76,6 +76,8 @@ pub struct FileOptions {
     /// in units of a byte where the page cache is not bypassed. What lies behind its end reads as
     /// zeroes, and a write there makes it longer.
     pub image: bool,
+    /// Writes that the kernel can do as a whole ([`Volume::atomic_writes`]) are done so.
+    pub atomic: bool,
 }
 
 impl Default for FileOptions {
@@ -89,6 +91,7 @@ impl Default for FileOptions {
             previous: PreviousProcess::default(),
             timeout: None,
             image: false,
+            atomic: true,
         }
     }
 }
@@ -196,7 +199,13 @@ impl FileVolume {
         let fd = Arc::new(FileDescription::from(opened.fd));
         // Devices are always asked: where they cannot do it, the kernel writes zeroes for them.
         let endless = options.image && !opened.device;
-        let abilities = Arc::new(Abilities::new(opened.punch, writable).endless(endless));
+        // The threads of a file that may hang write it in pieces.
+        let atomic = match opened.may_hang {
+            true => AtomicWrites::NONE,
+            false => opened.atomic,
+        };
+        let abilities = Abilities::new(opened.punch, writable).endless(endless);
+        let abilities = Arc::new(abilities.atomic(atomic));
         let threads = opened.may_hang.then(|| {
             let unit = opened.direct.map_or(1, |direct| direct.block.into());
             FileThreads::new(fd.clone(), abilities.clone(), unit)
@@ -301,6 +310,16 @@ impl FileVolume {
         self.shared.direct.is_some()
     }
 
+    /// The same file, as if the kernel had promised that of it.
+    #[cfg(test)]
+    pub(crate) fn promising(self, atomic: AtomicWrites) -> Self {
+        let mut shared = Arc::into_inner(self.shared).expect("nobody else has it");
+        shared.abilities = Arc::new(Abilities::new(true, true).atomic(atomic));
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
     /// Where the file is.
     pub fn path(&self) -> &Path {
         &self.shared.path
@@ -324,7 +343,12 @@ fn describe(path: &Path, options: &FileOptions, opened: &Opened) -> String {
         ""
     };
     let only = if options.read_only { ", read-only" } else { "" };
-    format!("{what} {}, {how}{threads}{only}", path.display())
+    let atomic = if opened.atomic.is_none() || opened.may_hang {
+        String::new()
+    } else {
+        format!(", {}", opened.atomic)
+    };
+    format!("{what} {}, {how}{threads}{only}{atomic}", path.display())
 }
 
 impl Volume for FileVolume {
@@ -367,11 +391,19 @@ impl Volume for FileVolume {
             ring,
             file,
         };
+        let atomic = self.atomic_writes();
         Ok(match io.lane_end() {
             // The ring's fast path is for completions that go to its poller.
             Some(_) => OpenQueue::new(queue),
+            None if !atomic.is_none() => {
+                OpenQueue::with_fast_path(AtomicFileQueue { queue, atomic })
+            }
             None => OpenQueue::with_fast_path(queue),
         })
+    }
+
+    fn atomic_writes(&self) -> AtomicWrites {
+        self.shared.abilities.atomic_writes()
     }
 
     fn id(&self) -> Vec<u8> {
@@ -508,6 +540,61 @@ impl FastPath for FileQueue {
         let done = at_once.then(|| self.transfer(op, offset, data));
         // The general way knows what lies behind the end.
         done.filter(|done| !self.shared.endless || done.is_ok())
+    }
+
+    fn prefetches(&self) -> bool {
+        false
+    }
+
+    fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+}
+
+/// The same of a file with atomic writes, which the ring's fast path does not know: files without
+/// them do not ask.
+struct AtomicFileQueue {
+    queue: FileQueue,
+    atomic: AtomicWrites,
+}
+
+impl VolumeQueue for AtomicFileQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        self.queue.submit(request)
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        self.queue.poll(done)
+    }
+
+    fn state(&self) -> QueueState {
+        self.queue.state()
+    }
+
+    fn cancel(&mut self, tag: u64) {
+        self.queue.cancel(tag);
+    }
+}
+
+impl FastPath for AtomicFileQueue {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        match op {
+            Op::Write { .. } if self.atomic.covers(offset, data.len_bytes()) => {
+                self.submit(Request::transfer(tag, op, offset, data))
+            }
+            _ => self.queue.start(tag, op, offset, data),
+        }
+    }
+
+    fn push(&mut self) {
+        self.queue.push();
+    }
+
+    /// No file in memory has them.
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
+    fn try_now(&mut self, _: Op, _: u64, _: View<'_>) -> Option<Result<(), IoError>> {
+        None
     }
 
     fn prefetches(&self) -> bool {

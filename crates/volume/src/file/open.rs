@@ -6,8 +6,8 @@ use super::fence::Fence;
 use super::format;
 use super::sys;
 use super::{Direct, FileOptions, Format};
-use crate::VolumeError;
 use crate::io::ring::Alignment;
+use crate::{AtomicWrites, VolumeError};
 use dma::Buffer;
 use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
@@ -35,6 +35,8 @@ pub(super) struct Opened {
     pub(super) optimal_io: u32,
     pub(super) punch: bool,
     pub(super) punch_granularity: u32,
+    /// What the kernel does as a whole.
+    pub(super) atomic: AtomicWrites,
     pub(super) device: bool,
     /// On a filesystem that is nothing but memory.
     pub(super) in_memory: bool,
@@ -130,6 +132,11 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
         false => smallest.min(DEFAULT_BLOCK),
     };
     let block_size = direct.map_or(buffered, |direct| direct.block);
+    // An image's volume writes its own tables beside the data.
+    let atomic = match options.atomic && direct.is_some() && !options.read_only && !options.image {
+        true => atomic_writes(fd.as_fd(), is_device),
+        false => AtomicWrites::NONE,
+    };
     let punch = !options.read_only
         && match &device {
             Some(device) => device.punches(),
@@ -152,6 +159,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
         } else {
             0
         },
+        atomic,
         device: is_device,
         in_memory: !is_device && in_memory(fd.as_fd()),
         may_hang: !is_device && !is_local(fd.as_fd()),
@@ -378,6 +386,43 @@ fn alignment(fd: BorrowedFd<'_>, device: bool) -> Result<Alignment, String> {
         })
 }
 
+/// STATX_WRITE_ATOMIC, from Linux 6.11 on.
+const WRITE_ATOMIC: StatxFlags = StatxFlags::from_bits_retain(0x1_0000);
+
+/// The writes that the kernel does as a whole when it is told to (`RWF_ATOMIC`, statx(2)).
+///
+/// What it promises is of the power; that a read at the same time finds all or nothing is left to
+/// what is below. A device gets such a write, and a read within its range, as one command each, and
+/// so does ext4's, which has the range in one extent. XFS may write elsewhere and then move extents
+/// one by one, and a filesystem that we do not know may do anything.
+fn atomic_writes(fd: BorrowedFd<'_>, device: bool) -> AtomicWrites {
+    if !device && filesystem(fd) != Some(EXT) {
+        return AtomicWrites::NONE;
+    }
+    match fs::statx(fd, c"", AtFlags::EMPTY_PATH, WRITE_ATOMIC) {
+        Ok(told) => promised(&told),
+        Err(_) => AtomicWrites::NONE,
+    }
+}
+
+/// What a kernel has told of atomic writes.
+fn promised(told: &fs::Statx) -> AtomicWrites {
+    let mask = StatxFlags::from_bits_retain(told.stx_mask);
+    if !mask.contains(WRITE_ATOMIC) || told.stx_atomic_write_segments_max == 0 {
+        return AtomicWrites::NONE;
+    }
+    // Above the latter a filesystem does by itself what the device cannot, slowly.
+    let (most, fast) = (
+        told.stx_atomic_write_unit_max,
+        told.stx_atomic_write_unit_max_opt,
+    );
+    let max = if fast == 0 { most } else { most.min(fast) };
+    match told.stx_atomic_write_unit_min {
+        0 => AtomicWrites::NONE,
+        min => AtomicWrites::naturally_aligned(min, max),
+    }
+}
+
 // Filesystems by their numbers in `linux/magic.h`, and those of bcachefs and ZFS.
 const TMPFS: u32 = 0x0102_1994;
 const RAMFS: u32 = 0x8584_58f6;
@@ -464,6 +509,31 @@ fn identity(path: &Path, device: Option<&Device>) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Answers of kernels: those that do not know the question leave everything at zero.
+    #[test]
+    fn what_a_kernel_does_not_say_is_not_promised() {
+        let here = tempfile::tempfile().unwrap();
+        let any = fs::statx(here.as_fd(), c"", AtFlags::EMPTY_PATH, WRITE_ATOMIC).unwrap();
+        let natural = AtomicWrites::naturally_aligned;
+        for (mask, min, max, opt, segments, expected) in [
+            (WRITE_ATOMIC, 4096, 65536, 0, 1, natural(4096, 65536)),
+            (WRITE_ATOMIC, 4096, 65536, 16384, 1, natural(4096, 16384)),
+            (WRITE_ATOMIC, 512, 4096, 0, 1, natural(512, 4096)),
+            (StatxFlags::empty(), 4096, 65536, 0, 1, AtomicWrites::NONE),
+            (WRITE_ATOMIC, 0, 0, 0, 0, AtomicWrites::NONE),
+            (WRITE_ATOMIC, 0, 65536, 0, 1, AtomicWrites::NONE),
+            (WRITE_ATOMIC, 4096, 65536, 0, 0, AtomicWrites::NONE),
+        ] {
+            let mut told = any;
+            told.stx_mask = mask.bits();
+            told.stx_atomic_write_unit_min = min;
+            told.stx_atomic_write_unit_max = max;
+            told.stx_atomic_write_unit_max_opt = opt;
+            told.stx_atomic_write_segments_max = segments;
+            assert_eq!(promised(&told), expected);
+        }
+    }
 
     #[test]
     fn only_known_filesystems_are_local() {

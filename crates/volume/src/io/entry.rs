@@ -46,10 +46,18 @@ pub(super) fn entry(
         op => op,
     };
     let (write, flags) = direction(op);
+    let flags = match job.atomic {
+        true => flags | libc::RWF_ATOMIC,
+        false => flags,
+    };
     Ok(match job.step {
         Step::Data | Step::Durable => {
             let data = &job.request.data;
             match data.segments() {
+                // Of pinned memory, the kernel does none as a whole.
+                [one] if job.atomic => {
+                    target.contiguous(write, one.as_ptr(), job.request.len, offset, flags)
+                }
                 [one] if job.done == 0 => match in_one(one.len() as u64) {
                     Some(bytes) => {
                         let at = one.as_ptr();
@@ -83,6 +91,9 @@ pub(super) fn entry(
                 sources.counters.bounced += 1;
             }
             let len = job.load_bounce().ok_or(IoErrorKind::Memory)?;
+            if job.atomic && len as u64 != job.request.len {
+                return Err(IoErrorKind::Memory);
+            }
             let buffer = job.bounce.as_mut().ok_or(IoErrorKind::Memory)?;
             target.contiguous(write, buffer.as_mut_ptr(), len as u64, offset, flags)
         }

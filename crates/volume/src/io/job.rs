@@ -2,7 +2,7 @@
 //!
 //! No system call happens here, so that every way a kernel can answer is tested without one.
 
-use crate::{IoError, IoErrorKind, Op, Request};
+use crate::{AtomicWrites, IoError, IoErrorKind, Op, Request};
 use dma::{Buffer, SegmentList};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,6 +16,8 @@ pub(crate) struct Abilities {
     zero_range: AtomicBool,
     /// What lies behind its end reads as zeroes.
     endless: bool,
+    /// Which writes the kernel does as a whole, when it is told to (`RWF_ATOMIC`).
+    atomic: AtomicWrites,
 }
 
 impl Abilities {
@@ -25,7 +27,18 @@ impl Abilities {
             punch: AtomicBool::new(punch),
             zero_range: AtomicBool::new(zero_range),
             endless: false,
+            atomic: AtomicWrites::NONE,
         }
+    }
+
+    /// The same of a file whose writes are atomic, as far as that says.
+    pub(crate) fn atomic(self, atomic: AtomicWrites) -> Self {
+        Self { atomic, ..self }
+    }
+
+    /// Which writes are atomic.
+    pub(crate) fn atomic_writes(&self) -> AtomicWrites {
+        self.atomic
     }
 
     /// The same of a file whose end is none for those who read it: zeroes follow.
@@ -105,6 +118,9 @@ pub(crate) struct RingJob {
     pub(crate) synced_later: bool,
     /// The kernel works on a write of it that is durable when it ends.
     pub(crate) is_durable_write: bool,
+    /// A write that the kernel is to do as a whole or not at all: one operation, which never goes
+    /// on where it ended.
+    pub(crate) atomic: bool,
     retries: u16,
 }
 
@@ -112,6 +128,10 @@ impl RingJob {
     /// A request at its first step. `reachable`: the file can be read into its memory without a
     /// copy.
     pub(crate) fn new(request: Request, file: usize, reachable: bool, can: &Abilities) -> Self {
+        let atomic = matches!(request.op, Op::Write { .. })
+            && can.atomic.covers(request.offset, request.len);
+        // The kernel takes one piece of memory only.
+        let reachable = reachable && (!atomic || request.data.segments().len() == 1);
         let step = match request.op {
             Op::Write { fua: true } if reachable => Step::Durable,
             Op::Read | Op::Write { .. } if reachable => Step::Data,
@@ -124,7 +144,10 @@ impl RingJob {
             Op::WriteZeroes { .. } if can.zero_range() => Step::ZeroRange,
             Op::WriteZeroes { .. } => Step::Zeroes,
         };
-        Self::at(step, request, file)
+        Self {
+            atomic,
+            ..Self::at(step, request, file)
+        }
     }
 
     /// A request at that step.
@@ -139,6 +162,7 @@ impl RingJob {
             cancelled: false,
             synced_later: false,
             is_durable_write: false,
+            atomic: false,
             retries: 0,
         }
     }
@@ -176,6 +200,10 @@ impl RingJob {
 
     fn moved(&mut self, moved: u64, unit: u64, can: &Abilities) -> Next {
         let moved = moved.min(self.left());
+        if self.atomic && moved < self.left() {
+            // What is left would be another write.
+            return Next::Done(Err(IoErrorKind::MediaWrite.into()));
+        }
         let whole = if moved == self.left() {
             moved
         } else {

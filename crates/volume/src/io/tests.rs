@@ -133,6 +133,63 @@ fn every_mode_completes_sleeps_and_wakes() {
     }
 }
 
+/// A file whose writes the kernel does not do as a whole refuses to: so it was told to, of every
+/// write that is promised, by every way, from pinned memory and from several pieces, too.
+#[test]
+fn writes_that_are_promised_are_atomic_or_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let volume = file(&directory);
+    if !volume.atomic_writes().is_none() {
+        return testkit::skip("volume: refused atomic writes", "this disk has them");
+    }
+    let promise = crate::AtomicWrites::naturally_aligned(4096, 16384);
+    let volume = volume.promising(promise);
+    let io = Io::new(IoOptions {
+        fixed_buffers: true,
+        ..IoOptions::default()
+    });
+    let mut queue = volume.open(&io).unwrap();
+    let memory = Memory::anonymous(1 << 20).unwrap();
+    let pinned = io.pinner().and_then(|pinner| pinner.pin(&memory, 0, MIB));
+    let mut map = dma::DmaMap::new();
+    let prot = dma::Prot {
+        read: true,
+        write: true,
+    };
+    map.map(0, MIB, Some((memory, 0)), prot).unwrap();
+    // Of so many bytes each, not side by side.
+    let pieces = |sizes: &[u64]| {
+        let mut all = SegmentList::new();
+        all.begin(&map);
+        for (place, size) in (0..).zip(sizes) {
+            let (at, access) = (place * (128 << 10), dma::Access::Write);
+            map.segments(at, *size, access, &mut all).unwrap();
+        }
+        all
+    };
+    let mut refused = |begin: Begin, op, offset, data: SegmentList| {
+        let request = Request::transfer(7, op, offset, data);
+        let at_once = begin(&mut *queue, request);
+        queue.push();
+        let done = at_once.unwrap_or_else(|| poll_for(&io, 1).remove(0));
+        done.result.is_err()
+    };
+    for begin in WAYS {
+        for fua in [false, true] {
+            let op = Op::Write { fua };
+            for len in [4096, 8192, 16384] {
+                assert!(refused(begin, op, 16384, pieces(&[len])));
+                assert!(refused(begin, op, 16384, pieces(&[len / 2, len / 2])));
+            }
+            for (offset, len) in [(4096, 8192), (0, 12288), (0, 32768)] {
+                assert!(!refused(begin, op, offset, pieces(&[len])));
+            }
+        }
+        assert!(!refused(begin, Op::Read, 0, pieces(&[8192])));
+    }
+    drop(pinned);
+}
+
 #[test]
 fn no_signal_is_paid_for_while_polling() {
     let Some(io) = io(Mode::Deferred) else { return };

@@ -9,8 +9,8 @@ mod bucket;
 
 use crate::clock::{Clock, SystemClock};
 use crate::{
-    Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request,
-    Volume, VolumeError, VolumeQueue, Wake,
+    AtomicWrites, Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState,
+    Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 use bucket::{Bucket, PER_NANOSECOND};
 use dma::{SegmentList, View};
@@ -245,6 +245,11 @@ impl Volume for LimitVolume {
 
     fn id(&self) -> Vec<u8> {
         self.volume.id()
+    }
+
+    /// Requests wait, and stay whole.
+    fn atomic_writes(&self) -> AtomicWrites {
+        self.volume.atomic_writes()
     }
 
     fn inner(&self) -> Option<&dyn Volume> {

@@ -14,7 +14,9 @@
 mod held;
 
 use crate::clock::{Clock, SystemClock};
-use crate::{Completion, Info, Io, IoError, IoErrorKind, Op, OpenQueue, Request, Volume};
+use crate::{
+    AtomicWrites, Completion, Info, Io, IoError, IoErrorKind, Op, OpenQueue, Request, Volume,
+};
 use crate::{VolumeError, limit::NAP};
 pub(crate) use held::QueuePolicy;
 use probes::LogLimit;
@@ -289,6 +291,11 @@ impl Volume for OnErrorVolume {
 
     fn id(&self) -> Vec<u8> {
         self.volume.id()
+    }
+
+    /// Requests are repeated as a whole.
+    fn atomic_writes(&self) -> AtomicWrites {
+        self.volume.atomic_writes()
     }
 
     fn inner(&self) -> Option<&dyn Volume> {

@@ -337,6 +337,7 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
         previous: open.previous,
         timeout: options.take("timeout", parse_duration)?,
         image: false,
+        atomic: true,
     };
     let file = Arc::new(FileVolume::open_unlocked(path, options)?);
     Ok(Whole {

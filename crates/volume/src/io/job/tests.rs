@@ -205,3 +205,60 @@ fn bounced_reads_arrive_piece_by_piece() {
     assert_eq!(data, [vec![1; 4096], vec![2; 4096], vec![3; 1808]].concat());
     assert_eq!(job.left(), 0);
 }
+
+fn atomic(segments: u64, reachable: bool) -> (RingJob, Abilities) {
+    let promise = AtomicWrites::naturally_aligned(4096, 16384);
+    let can = Abilities::new(true, true).atomic(promise);
+    let memory = dma::Memory::anonymous(16384).unwrap();
+    let mut map = dma::DmaMap::new();
+    let prot = dma::Prot {
+        read: true,
+        write: true,
+    };
+    map.map(0, 16384, Some((memory, 0)), prot).unwrap();
+    let mut data = SegmentList::new();
+    data.begin(&map);
+    for place in 0..segments {
+        // With a page between them.
+        let (at, len) = (8192 * place, 8192 / segments);
+        map.segments(at, len, dma::Access::Write, &mut data)
+            .unwrap();
+    }
+    let request = Request::transfer(1, Op::Write { fua: false }, 8192, data);
+    (RingJob::new(request, 0, reachable, &can), can)
+}
+
+#[test]
+fn an_atomic_write_is_one_operation_or_fails() {
+    let (mut whole, can) = atomic(1, true);
+    assert!(whole.atomic && whole.step == Step::Data);
+    // Where it ended, another write would begin.
+    assert_eq!(
+        whole.advance(4096, 512, &can),
+        failed(IoErrorKind::MediaWrite)
+    );
+    let (mut again, can) = atomic(1, true);
+    assert_eq!(again.advance(-libc::EAGAIN, 512, &can), Next::Again);
+    assert_eq!(again.done, 0, "from its beginning");
+    assert_eq!(again.advance(8192, 512, &can), Next::Done(Ok(())));
+    // The kernel takes one piece of memory.
+    assert_eq!(atomic(2, true).0.step, Step::Bounce);
+    assert_eq!(atomic(1, false).0.step, Step::Bounce);
+    // A kernel that does not do it is not asked for less.
+    let (mut refused, can) = atomic(1, true);
+    assert_eq!(refused.advance(-libc::EINVAL, 512, &can), Next::Again);
+    assert_eq!((refused.step, refused.atomic), (Step::Bounce, true));
+    assert_eq!(
+        refused.advance(-libc::EOPNOTSUPP, 512, &can),
+        system(libc::EOPNOTSUPP, true)
+    );
+    // All others are as they were.
+    let can = Abilities::new(true, true).atomic(AtomicWrites::naturally_aligned(4096, 16384));
+    for (op, len) in [
+        (Op::Read, 8192),
+        (Op::Write { fua: false }, 12288),
+        (Op::Write { fua: true }, 32768),
+    ] {
+        assert!(!RingJob::new(request(op, len), 0, true, &can).atomic);
+    }
+}

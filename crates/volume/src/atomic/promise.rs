@@ -1,0 +1,234 @@
+//! What a volume promises of its writes.
+
+/// Largest unit that a volume promises, in bytes: what is promised must pass every layer in one
+/// piece, and a bounce buffer of this size is always to be had.
+pub const MAX_ATOMIC_UNIT: u32 = 64 << 10;
+
+/// Which writes of a volume are atomic: after the power was cut in the middle, or the process
+/// killed, the range holds all of the old data or all of the new; and a read at the same time finds
+/// one or the other, as does another write that is atomic.
+///
+/// Sizes are in bytes. They speak of [`Op::Write`](crate::Op::Write) alone: no promise is made of
+/// zeroing and deallocation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct AtomicWrites {
+    /// Every write that lies in one unit of so many bytes, counted from the volume's beginning,
+    /// whatever its length. A power of two; 0: none.
+    unit: u32,
+    /// Beside these, writes whose length is a power of two from the first to the second of these,
+    /// at a multiple of their length: what Linux promises of a file (`RWF_ATOMIC`).
+    natural: Option<(u32, u32)>,
+}
+
+impl AtomicWrites {
+    /// No write is: what a volume promises that says nothing.
+    pub const NONE: Self = Self {
+        unit: 0,
+        natural: None,
+    };
+
+    /// Every write of at most so many bytes that crosses none of the boundaries, which lie every
+    /// `boundary` bytes (0: there are none) from byte `offset` on: as a unit, the largest power of
+    /// two that these sizes allow, up to [`MAX_ATOMIC_UNIT`].
+    #[must_use]
+    pub fn within(bytes: u64, boundary: u64, offset: u64) -> Self {
+        let mut unit = power_below(bytes.min(MAX_ATOMIC_UNIT.into()));
+        if boundary > 0 {
+            unit = unit.min(divisor(boundary)).min(divisor(offset));
+        }
+        Self {
+            unit,
+            natural: None,
+        }
+    }
+
+    /// Writes of a power of two from `min` to `max` bytes at a multiple of their length.
+    #[must_use]
+    pub fn naturally_aligned(min: u32, max: u32) -> Self {
+        let max = power_below(max.min(MAX_ATOMIC_UNIT).into());
+        let min = min.max(1).checked_next_power_of_two().unwrap_or(u32::MAX);
+        Self {
+            unit: 0,
+            natural: (min <= max).then_some((min, max)),
+        }
+    }
+
+    /// The unit within which every write is atomic, whatever its length, in bytes; 0: none.
+    pub fn unit(self) -> u32 {
+        self.unit
+    }
+
+    /// No write is promised.
+    pub fn is_none(self) -> bool {
+        self == Self::NONE
+    }
+
+    /// Of a part of the volume that begins at this byte of it, as that part counts.
+    #[must_use]
+    pub fn from_byte(self, offset: u64) -> Self {
+        let most = divisor(offset);
+        let natural = self.natural.map(|(min, max)| (min, max.min(most)));
+        Self {
+            unit: self.unit.min(most),
+            natural: natural.filter(|(min, max)| min <= max),
+        }
+    }
+
+    /// Whether a write of this range is atomic.
+    #[inline]
+    pub fn covers(self, offset: u64, len: u64) -> bool {
+        self.in_unit(offset, len) || self.is_natural(offset, len)
+    }
+
+    fn in_unit(self, offset: u64, len: u64) -> bool {
+        let unit = u64::from(self.unit);
+        // A power of two.
+        unit > 0 && len > 0 && len <= unit && (offset & (unit - 1)) + len <= unit
+    }
+
+    fn is_natural(self, offset: u64, len: u64) -> bool {
+        self.natural.is_some_and(|(min, max)| {
+            (u64::from(min)..=u64::from(max)).contains(&len)
+                && len.is_power_of_two()
+                && offset & (len - 1) == 0
+        })
+    }
+
+    /// The largest unit of which every write is atomic that consists of blocks of `block` bytes, a
+    /// power of two; 0 when that is no more than a block.
+    ///
+    /// A unit of two blocks has only writes that are powers of two and aligned, so those that are
+    /// promised to writes of such a form alone are enough for it. A unit of four has some of three.
+    pub fn unit_of_blocks(self, block: u32) -> u32 {
+        let pair = block.saturating_mul(2);
+        let pair = match self.natural {
+            Some((min, max)) if min <= block && pair <= max => pair,
+            _ => 0,
+        };
+        let unit = self.unit.max(pair);
+        if unit > block { unit } else { 0 }
+    }
+}
+
+impl std::fmt::Display for AtomicWrites {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.unit, self.natural) {
+            (0, None) => write!(f, "no atomic writes"),
+            (0, Some((min, max))) => write!(
+                f,
+                "atomic writes of {min} to {max} bytes, aligned powers of two"
+            ),
+            (unit, _) => write!(f, "atomic writes within units of {unit} bytes"),
+        }
+    }
+}
+
+/// The largest power of two that is not above `bytes`; 0 of 0. At most 2^31.
+fn power_below(bytes: u64) -> u32 {
+    let log = bytes.checked_ilog2().map(|log| log.min(31));
+    log.map_or(0, |log| 1 << log)
+}
+
+/// The largest power of two that divides `offset`, up to 2^31.
+fn divisor(offset: u64) -> u32 {
+    1 << offset.trailing_zeros().min(31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_takes_every_write_within_it_and_none_across() {
+        let atomic = AtomicWrites::within(16 << 10, 0, 0);
+        for (offset, len, covered) in [
+            (0, 16384, true),
+            (0, 512, true),
+            (512, 3 * 512, true),
+            (16384, 16384, true),
+            (512, 16384, false),
+            (12288, 8192, false),
+            (0, 16385, false),
+            (0, 32768, false),
+            (0, 0, false),
+            (u64::MAX - 511, 512, true),
+        ] {
+            assert_eq!(atomic.covers(offset, len), covered, "{offset} {len}");
+            assert!(!AtomicWrites::NONE.covers(offset, len));
+        }
+        assert_eq!(atomic.unit_of_blocks(512), 16 << 10);
+        assert_eq!(atomic.unit_of_blocks(4096), 16 << 10);
+        assert_eq!(atomic.unit_of_blocks(16 << 10), 0, "no more than a block");
+        assert_eq!(AtomicWrites::NONE.unit_of_blocks(512), 0);
+    }
+
+    #[test]
+    fn boundaries_and_odd_sizes_make_it_smaller() {
+        for (bytes, boundary, offset, unit) in [
+            (0, 0, 0, 0),
+            (12 << 10, 0, 0, 8 << 10),
+            (1 << 40, 0, 0, MAX_ATOMIC_UNIT),
+            (16 << 10, 16 << 10, 0, 16 << 10),
+            (16 << 10, 24 << 10, 0, 8 << 10),
+            (16 << 10, 64 << 10, 4 << 10, 4 << 10),
+            (16 << 10, 64 << 10, 32 << 10, 16 << 10),
+            // Without boundaries there is none that could be shifted.
+            (16 << 10, 0, 512, 16 << 10),
+        ] {
+            let atomic = AtomicWrites::within(bytes, boundary, offset);
+            assert_eq!(atomic.unit, unit, "{bytes} {boundary} {offset}");
+        }
+    }
+
+    #[test]
+    fn naturally_aligned_writes_promise_two_blocks_and_no_more() {
+        let atomic = AtomicWrites::naturally_aligned(4096, 16 << 10);
+        for (offset, len, covered) in [
+            (0, 4096, true),
+            (8192, 8192, true),
+            (16384, 16384, true),
+            (4096, 8192, false),
+            (0, 12288, false),
+            (0, 2048, false),
+            (0, 32768, false),
+        ] {
+            assert_eq!(atomic.covers(offset, len), covered, "{offset} {len}");
+        }
+        assert_eq!(atomic.unit_of_blocks(4096), 8192);
+        assert_eq!(
+            atomic.unit_of_blocks(512),
+            0,
+            "blocks are smaller than it takes"
+        );
+        assert_eq!(atomic.unit_of_blocks(16 << 10), 0);
+        let one = AtomicWrites::naturally_aligned(4096, 4096);
+        assert_eq!(one.unit_of_blocks(4096), 0);
+        for nothing in [(8192, 4096), (1, 0), (u32::MAX, u32::MAX)] {
+            let nothing = AtomicWrites::naturally_aligned(nothing.0, nothing.1);
+            assert!(nothing.is_none());
+        }
+    }
+
+    /// What is promised of a part is promised of the whole, wherever the part begins.
+    #[test]
+    fn a_part_promises_no_more_than_the_whole() {
+        let kinds = [
+            AtomicWrites::within(16 << 10, 0, 0),
+            AtomicWrites::naturally_aligned(1024, 16 << 10),
+        ];
+        for whole in kinds {
+            for begin in (0..=64 << 10).step_by(512) {
+                let part = whole.from_byte(begin);
+                for offset in (0..32 << 10).step_by(512) {
+                    for len in (512..=16 << 10).step_by(512) {
+                        let promised = part.covers(offset, len);
+                        assert!(!promised || whole.covers(begin + offset, len));
+                    }
+                }
+            }
+            assert_eq!(whole.from_byte(1 << 20), whole);
+        }
+        assert_eq!(kinds[0].from_byte(4096).unit, 4096);
+        assert!(kinds[1].from_byte(512).is_none());
+    }
+}
