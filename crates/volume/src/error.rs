@@ -283,6 +283,14 @@ pub enum VolumeError {
         /// What was asked for.
         block_size: u32,
     },
+    /// The journal of a volume's atomic writes cannot be used.
+    #[error("{}: cannot be the journal of atomic writes: {why}", path.display())]
+    Journal {
+        /// The journal.
+        path: PathBuf,
+        /// The reason.
+        why: &'static str,
+    },
     /// A slice that does not lie within the volume below it.
     #[error("{}", slice_range(*offset, *len, *size))]
     SliceRange {

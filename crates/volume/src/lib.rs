@@ -135,7 +135,7 @@ mod url;
 mod wait_log;
 mod wake;
 
-pub use atomic::{AtomicWrites, MAX_ATOMIC_UNIT};
+pub use atomic::{AtomicVolume, AtomicWrites, MAX_ATOMIC_UNIT};
 pub use budget::Budget;
 pub use claim::{Extent, Overlap, claim};
 pub use clock::{Clock, SystemClock};

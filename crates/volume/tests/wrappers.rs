@@ -12,9 +12,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use volume::{
-    Completion, Direct, FairGroup, FairVolume, FaultVolume, FileOptions, FileVolume, Info, Io,
-    IoErrorKind, LimitVolume, Limits, MemVolume, NullOptions, NullVolume, OnError, OnErrorVolume,
-    Op, OpenQueue, QueueState, Rates, Request, SliceVolume, Volume, VolumeError, VolumeQueue,
+    AtomicVolume, AtomicWrites, Completion, Direct, FairGroup, FairVolume, FaultVolume,
+    FileOptions, FileVolume, Info, Io, IoErrorKind, LimitVolume, Limits, MemVolume, NullOptions,
+    NullVolume, OnError, OnErrorVolume, Op, OpenQueue, QueueState, Rates, Request, SliceVolume,
+    Volume, VolumeError, VolumeQueue,
 };
 
 /// Of the volumes below, in bytes.
@@ -79,7 +80,7 @@ struct Wrapper {
     wrap: fn(Arc<dyn Volume>) -> Arc<dyn Volume>,
 }
 
-const WRAPPERS: [Wrapper; 6] = [
+const WRAPPERS: [Wrapper; 7] = [
     Wrapper {
         name: "Bare",
         wrap: |volume| Arc::new(Bare(volume)),
@@ -112,6 +113,14 @@ const WRAPPERS: [Wrapper; 6] = [
     Wrapper {
         name: "OnErrorVolume",
         wrap: |volume| Arc::new(OnErrorVolume::new(volume, OnError::default(), "test")),
+    },
+    Wrapper {
+        name: "AtomicVolume",
+        wrap: |volume| {
+            let len = AtomicVolume::journal_len(16 << 10);
+            let journal = Arc::new(MemVolume::new(len).unwrap());
+            Arc::new(AtomicVolume::new(volume, journal, 16 << 10).unwrap())
+        },
     },
     Wrapper {
         name: "FaultVolume",
@@ -384,6 +393,33 @@ fn wrappers_have_what_is_inside() {
         assert_eq!(fair.info().size, 2 * SIZE, "{name}: was not asked");
         assert_eq!(changed, *name != "SliceVolume", "{name}");
         assert_eq!(volume.info().size != before, changed, "{name}");
+    }
+}
+
+/// A promise goes through the wrappers of this crate, which keep requests whole, moved to where
+/// they begin; and not through one that says nothing of it.
+#[test]
+fn wrappers_pass_a_promise_on() {
+    let journal = Arc::new(MemVolume::new(AtomicVolume::journal_len(64 << 10)).unwrap());
+    let below = Arc::new(MemVolume::new(SIZE).unwrap());
+    let promising = Arc::new(AtomicVolume::new(below, journal, 64 << 10).unwrap());
+    for Wrapper { name, wrap } in &WRAPPERS {
+        let expected = match *name {
+            "Bare" => 0,
+            "SliceVolume" => UNIT as u32,
+            // Its own.
+            "AtomicVolume" => 16 << 10,
+            _ => 64 << 10,
+        };
+        let promise = wrap(promising.clone()).atomic_writes();
+        assert_eq!(promise.unit(), expected, "{name}");
+        let nothing = wrap(null(Duration::ZERO)).atomic_writes();
+        assert_eq!(nothing.is_none(), *name != "AtomicVolume", "{name}");
+    }
+    for Kind { name, make, .. } in kinds(Path::new("/dev/null"), None) {
+        if name != "FileVolume" {
+            assert_eq!(make().atomic_writes(), AtomicWrites::NONE, "{name}");
+        }
     }
 }
 

@@ -9,7 +9,10 @@ mod quantity;
 mod registry;
 
 use crate::VolumeError;
-use crate::{Direct, FileOptions, FileVolume, Format, Overlap, PreviousProcess, Volume};
+use crate::{
+    AtomicVolume, Direct, FileOptions, FileVolume, Format, MAX_ATOMIC_UNIT, Overlap,
+    PreviousProcess, Volume,
+};
 pub use extras::Extras;
 pub use options::Options;
 pub use quantity::{parse_count, parse_duration, parse_number, parse_size};
@@ -242,6 +245,18 @@ const FILE: Scheme = Scheme {
              [default: probe, refuse those]",
         ),
         UrlOption::new(
+            "atomic",
+            "auto|off|SIZE",
+            "writes within units of SIZE (4K to 64K) are atomic, by a journal where the kernel has no \
+             better way [default: auto, those that the kernel does as a whole]",
+        ),
+        UrlOption::new(
+            "atomic-journal",
+            "PATH",
+            "the journal of atomic writes, a file or block device [default: the volume's path and .atomic, \
+             if atomic= has a SIZE; with a path, that is 16K unless it is given]",
+        ),
+        UrlOption::new(
             "timeout",
             "DURATION",
             "of files on FUSE or a network: a request that is not answered for so long fails \
@@ -328,23 +343,83 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
         "probe" => Ok(Format::Probe),
         _ => Err("it is raw or probe"),
     };
-    let options = FileOptions {
+    let read_only = options.read_only(&open)?;
+    let atomic = options.take("atomic", atomic)?;
+    let journal = match atomic {
+        Some(Atomic::Unit(_)) | None => {
+            let path = |text: &str| unescape(text).map_err(|_| ESCAPE);
+            options.take("atomic-journal", path)?
+        }
+        // It has no effect, and is left.
+        _ => None,
+    };
+    let atomic = atomic.unwrap_or(match journal {
+        Some(_) => Atomic::Unit(DEFAULT_UNIT),
+        None => Atomic::Auto,
+    });
+    let file_options = FileOptions {
         format: options.take("format", format)?.unwrap_or_default(),
-        read_only: options.read_only(&open)?,
+        read_only,
         direct: options.take("direct", direct)?.unwrap_or_default(),
         lock: options.switch("lock")?.unwrap_or(true),
         block_size: options.take("block-size", block_size)?.or(open.block_size),
         previous: open.previous,
         timeout: options.take("timeout", parse_duration)?,
         image: false,
-        atomic: true,
+        atomic: atomic != Atomic::Off,
     };
-    let file = Arc::new(FileVolume::open_unlocked(path, options)?);
+    let file = Arc::new(FileVolume::open_unlocked(&path, file_options)?);
+    let volume: Arc<dyn Volume> = match atomic {
+        Atomic::Unit(_) if read_only => {
+            return Err(OpenError::NoEffect {
+                key: "atomic".into(),
+                scheme: "read-only",
+            });
+        }
+        Atomic::Unit(unit) => {
+            let beside = || {
+                let mut path = path.into_os_string();
+                path.push(".atomic");
+                path.into()
+            };
+            let journal = journal.unwrap_or_else(beside);
+            let (file, previous) = (file.clone(), open.previous);
+            Arc::new(AtomicVolume::with_file(file, &journal, unit, previous)?)
+        }
+        _ => file.clone(),
+    };
     Ok(Whole {
-        to_lock: Some(file.clone()),
-        ..Whole::new(file)
+        to_lock: Some(file),
+        ..Whole::new(volume)
     })
 }
+
+/// What is asked for of atomic writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Atomic {
+    /// Those that the kernel does as a whole.
+    Auto,
+    Off,
+    /// All within units of so many bytes.
+    Unit(u32),
+}
+
+fn atomic(text: &str) -> Result<Atomic, &'static str> {
+    match text {
+        "auto" => return Ok(Atomic::Auto),
+        "off" => return Ok(Atomic::Off),
+        _ => {}
+    }
+    let unit = parse_size(text).ok().filter(|unit| unit.is_power_of_two());
+    let unit = unit.filter(|unit| (4096..=MAX_ATOMIC_UNIT.into()).contains(unit));
+    let unit = unit.and_then(|unit| u32::try_from(unit).ok());
+    unit.map(Atomic::Unit)
+        .ok_or("it is auto, off, or a power of two from 4K to 64K")
+}
+
+/// Of a journal without more, in bytes: a page of MySQL's.
+const DEFAULT_UNIT: u32 = 16 << 10;
+const ESCAPE: &str = "a % is followed by two hexadecimal digits";
 
 /// Replaces `%XX` by the byte that it stands for.
 fn unescape(text: &str) -> Result<PathBuf, OpenError> {

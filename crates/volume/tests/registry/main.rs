@@ -101,13 +101,19 @@ fn a_kind_can_be_replaced() {
 
 /// Values of an option, as its form has them.
 fn values(option: &UrlOption) -> Vec<&'static str> {
-    match option.form {
+    let forms = option.form.split('|');
+    forms.flat_map(|form| values_of(option, form)).collect()
+}
+
+fn values_of(option: &UrlOption, form: &'static str) -> Vec<&'static str> {
+    match form {
         "SIZE" => vec!["4K"],
         "DURATION" => vec!["20ms"],
         "N" => vec!["2"],
         "NAME" => vec!["a%26b"],
         "GUID" => vec!["01234567-89ab-cdef-0123-456789abcdef"],
-        form if form.contains('|') => form.split('|').collect(),
+        "PATH" => vec!["/dev/null"],
+        form if form.chars().all(|c| c.is_lowercase() || c == '-') => vec![form],
         form => panic!("{}={form} is no form that help knows", option.name),
     }
 }

@@ -1,0 +1,122 @@
+//! A journal in a file beside the volume's.
+
+use super::AtomicVolume;
+use super::journal::{Entry, Head, SLOTS, journal_len, name, slot_at, slot_len};
+use crate::{FileOptions, FileVolume, Format, PreviousProcess, Volume, VolumeError};
+use dma::Buffer;
+use rustix::fs::{FallocateFlags, fallocate};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+impl AtomicVolume {
+    /// `file`, with a journal in the file `path`, which is made if there is none; or in a block
+    /// device. Nobody else may use it meanwhile.
+    ///
+    /// # Errors
+    /// As [`AtomicVolume::new`]; the journal cannot be opened or made; it holds writes of another
+    /// volume, or something else; one of the two is not on a disk of this machine.
+    pub fn with_file(
+        file: Arc<FileVolume>,
+        path: &Path,
+        unit: u32,
+        previous: PreviousProcess,
+    ) -> Result<Self, VolumeError> {
+        let system = |what| {
+            move |error| VolumeError::System {
+                path: path.into(),
+                what,
+                error,
+            }
+        };
+        let wrong = |why: &'static str| VolumeError::Journal {
+            path: path.into(),
+            why,
+        };
+        make(path, unit).map_err(system("cannot be made as the journal of atomic writes"))?;
+        let options = FileOptions {
+            format: Format::Raw,
+            previous,
+            atomic: false,
+            ..FileOptions::default()
+        };
+        let journal = FileVolume::open(path, options)?;
+        if file.has_threads() || journal.has_threads() {
+            // What was given up there may still be done, after what came later.
+            return Err(wrong(
+                "it and the volume have to be on disks of this machine",
+            ));
+        }
+        let volume = Self::new(file.clone(), Arc::new(journal), unit)?;
+        let wanted = Head {
+            unit,
+            volume: name(&file.id()),
+        };
+        // Only now that nobody else has it.
+        let opened = File::options().read(true).write(true).open(path);
+        let opened = opened.map_err(system("cannot be opened"))?;
+        let mut head = Buffer::new(4096);
+        let read = opened.read_exact_at(&mut head, 0);
+        read.map_err(system("cannot be read"))?;
+        match Head::parse(&head) {
+            Some(found) if found == wanted => return Ok(volume),
+            Some(found) if is_empty(&opened, found.unit).map_err(system("cannot be read"))? => {}
+            Some(_) => {
+                return Err(wrong(
+                    "it holds writes of another volume, or of another unit: open that once, and it \
+                     repeats them",
+                ));
+            }
+            None if head.iter().all(|byte| *byte == 0) => {}
+            None => return Err(wrong("it holds something else")),
+        }
+        format(&opened, wanted).map_err(system("cannot be written"))?;
+        Ok(volume)
+    }
+}
+
+/// Makes the file, or finds it.
+fn make(path: &Path, unit: u32) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).mode(0o600);
+    let file = options.open(path)?;
+    let found = file.metadata()?;
+    if found.file_type().is_block_device() || found.len() > 0 {
+        return Ok(());
+    }
+    // All of it, so that no write finds that there is no space.
+    let len = journal_len(unit);
+    if fallocate(&file, FallocateFlags::empty(), 0, len).is_err() {
+        file.write_all_at(&vec![0; len as usize], 0)?;
+    }
+    file.sync_all()?;
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// No slot holds an entry.
+fn is_empty(journal: &File, unit: u32) -> io::Result<bool> {
+    if unit > crate::MAX_ATOMIC_UNIT {
+        return Ok(false);
+    }
+    let mut slot = vec![0; slot_len(unit) as usize];
+    for number in 0..SLOTS {
+        journal.read_exact_at(&mut slot, slot_at(unit, number))?;
+        if Entry::of_slot(&slot, unit).is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Makes it an empty journal. The head comes last: without it, what is there is none.
+fn format(journal: &File, head: Head) -> io::Result<()> {
+    journal.write_all_at(&vec![0; journal_len(head.unit) as usize], 0)?;
+    journal.sync_data()?;
+    journal.write_all_at(&head.to_bytes(), 0)?;
+    journal.sync_data()
+}

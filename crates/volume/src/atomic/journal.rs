@@ -1,0 +1,173 @@
+//! What a journal's bytes mean.
+//!
+//! A journal is a head, which says whose it is, and slots. A slot is a head of its own and the data
+//! of one write. It holds an entry from the moment when the write is about to be done in place
+//! until it has been; else its head is zeroes, or does not fit its data: then the power was cut
+//! before anything was done in place.
+//!
+//! All numbers are little-endian. Heads lie in the first 512 bytes of 4096, and so in one sector.
+
+use crate::AtomicWrites;
+
+/// Slots: writes in the journal at one time.
+pub(super) const SLOTS: u32 = 64;
+/// Bytes of a head. No disk has larger blocks than that.
+pub(super) const HEAD: u64 = 4096;
+const HEAD_MAGIC: [u8; 8] = *b"vnvmeAtJ";
+const ENTRY_MAGIC: [u8; 8] = *b"vnvmeAtE";
+const VERSION: u32 = 1;
+
+/// Bytes of a slot's head with the data of the longest write.
+pub(super) const fn slot_len(unit: u32) -> u64 {
+    HEAD + unit as u64
+}
+
+/// Where a slot begins.
+pub(super) const fn slot_at(unit: u32, slot: u32) -> u64 {
+    HEAD + slot as u64 * slot_len(unit)
+}
+
+/// Bytes of a journal for writes within units of `unit` bytes.
+pub(super) const fn journal_len(unit: u32) -> u64 {
+    slot_at(unit, SLOTS)
+}
+
+/// The journal's head, in its first bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) unit: u32,
+    /// Names the volume.
+    pub(super) volume: [u8; 16],
+}
+
+impl Head {
+    pub(super) fn to_bytes(self) -> [u8; 40] {
+        let mut bytes = [0; 40];
+        let parts: [&[u8]; 5] = [
+            &HEAD_MAGIC,
+            &VERSION.to_le_bytes(),
+            &self.unit.to_le_bytes(),
+            &SLOTS.to_le_bytes(),
+            &self.volume,
+        ];
+        seal(&mut bytes, &parts);
+        bytes
+    }
+
+    /// `None`: that is no head.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; 40] = bytes.first_chunk()?;
+        let unit = u32::from_le_bytes(*bytes.get(12..)?.first_chunk()?);
+        let volume = *bytes.get(20..)?.first_chunk()?;
+        let head = Self { unit, volume };
+        (head.to_bytes() == *bytes).then_some(head)
+    }
+}
+
+/// Names a volume by what identifies it, in 16 bytes (FNV-1a).
+pub(super) fn name(id: &[u8]) -> [u8; 16] {
+    let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
+    for byte in id {
+        hash = (hash ^ u128::from(*byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
+    }
+    hash.to_le_bytes()
+}
+
+/// The head of a slot that holds an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Of the write, in bytes.
+    pub(super) offset: u64,
+    pub(super) len: u32,
+    /// Of its data.
+    pub(super) crc: u32,
+}
+
+impl Entry {
+    pub(super) fn new(offset: u64, data: &[u8]) -> Self {
+        Self {
+            offset,
+            len: data.len() as u32,
+            crc: crc32fast::hash(data),
+        }
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; 28] {
+        let mut bytes = [0; 28];
+        let parts: [&[u8]; 4] = [
+            &ENTRY_MAGIC,
+            &self.offset.to_le_bytes(),
+            &self.len.to_le_bytes(),
+            &self.crc.to_le_bytes(),
+        ];
+        seal(&mut bytes, &parts);
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; 28] = bytes.first_chunk()?;
+        let entry = Self {
+            offset: u64::from_le_bytes(*bytes.get(8..)?.first_chunk()?),
+            len: u32::from_le_bytes(*bytes.get(16..)?.first_chunk()?),
+            crc: u32::from_le_bytes(*bytes.get(20..)?.first_chunk()?),
+        };
+        (entry.to_bytes() == *bytes).then_some(entry)
+    }
+
+    /// The entry that a slot holds, if it was written wholly.
+    pub(super) fn of_slot(slot: &[u8], unit: u32) -> Option<Self> {
+        let entry = Self::parse(slot)?;
+        let within = AtomicWrites::within(unit.into(), 0, 0);
+        let data = slot.get(HEAD as usize..)?.get(..entry.len as usize)?;
+        let whole = entry.crc == crc32fast::hash(data);
+        (whole && within.covers(entry.offset, entry.len.into())).then_some(entry)
+    }
+}
+
+/// `parts` one after the other, and their checksum.
+fn seal(bytes: &mut [u8], parts: &[&[u8]]) {
+    let all = parts.concat();
+    let sum = crc32fast::hash(&all).to_le_bytes();
+    for (to, from) in bytes.iter_mut().zip(all.iter().chain(&sum)) {
+        *to = *from;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_and_entries_are_read_as_they_were_written_and_nothing_else_is() {
+        let head = Head {
+            unit: 16 << 10,
+            volume: name(b"disk"),
+        };
+        assert_eq!(Head::parse(&head.to_bytes()), Some(head));
+        assert_ne!(name(b"disk"), name(b"disk2"));
+        let data: Vec<u8> = (0..8192u32).map(|n| n as u8 ^ 0x5a).collect();
+        let entry = Entry::new(3 * 4096 + (16 << 10), &data[..4096]);
+        let mut slot = vec![0; slot_len(16 << 10) as usize];
+        slot[..28].copy_from_slice(&entry.to_bytes());
+        slot[4096..8192].copy_from_slice(&data[..4096]);
+        assert_eq!(Entry::of_slot(&slot, 16 << 10), Some(entry));
+        // Each bit counts, of the head and of the data.
+        for at in (0..28).chain([4096, 6000, 8191]) {
+            slot[at] ^= 1;
+            assert_eq!(Entry::of_slot(&slot, 16 << 10), None, "{at}");
+            slot[at] ^= 1;
+        }
+        slot[8192] ^= 1;
+        assert!(Entry::of_slot(&slot, 16 << 10).is_some(), "behind the data");
+        // One that no such write can have.
+        assert_eq!(Entry::of_slot(&slot, 2048), None);
+        assert_eq!(Entry::of_slot(&[], 16 << 10), None);
+        assert_eq!(Entry::of_slot(&vec![0; 8192], 16 << 10), None);
+        assert_eq!(Head::parse(&[0; 4096]), None);
+        for at in 0..40 {
+            let mut bytes = head.to_bytes();
+            bytes[at] ^= 0x80;
+            assert_eq!(Head::parse(&bytes), None, "{at}");
+        }
+    }
+}

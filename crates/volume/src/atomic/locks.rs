@@ -1,0 +1,214 @@
+//! Who is at work on which units of a volume, over all workers.
+//!
+//! A write that is promised to be atomic has its unit for itself; all other requests share theirs
+//! with each other. Units are counted by stripes: two that fall on the same one wait for each other
+//! without need, and nothing worse.
+//!
+//! Nothing waits here. A request that does not get all of its stripes keeps what it has and asks
+//! again: it takes them in ascending order, and one that wants a unit for itself holds nothing
+//! while it waits, so no two wait for each other.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const STRIPES: u64 = if cfg!(test) { 8 } else { 1024 };
+/// One request has the stripe for itself.
+const OWNED: u32 = 1 << 31;
+/// One waits to have it so: nobody else comes in.
+const WANTED: u32 = 1 << 30;
+
+/// The stripes: how many requests share each, or [`OWNED`]; and [`WANTED`].
+#[derive(Debug)]
+pub(super) struct Locks {
+    stripes: Box<[AtomicU32]>,
+    unit_shift: u32,
+}
+
+/// What a request wants of the stripes, and has. Ends by [`Locks::release`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Hold {
+    /// Its first unit's stripe, and how many units follow each other.
+    first: u64,
+    count: u64,
+    owned: bool,
+    /// Stripes that it has, in ascending order.
+    have: u64,
+}
+
+impl Hold {
+    /// Of a request that has no range.
+    pub(super) const NOTHING: Self = Self {
+        first: 0,
+        count: 0,
+        owned: false,
+        have: 0,
+    };
+
+    /// The stripe that it takes as number `number`.
+    fn stripe(&self, number: u64) -> u64 {
+        if self.count == STRIPES {
+            return number;
+        }
+        // Those behind the end come first: the order is ascending.
+        let wrapped = (self.first + self.count).saturating_sub(STRIPES);
+        match number.checked_sub(wrapped) {
+            None => number,
+            Some(number) => self.first + number,
+        }
+    }
+}
+
+impl Locks {
+    /// For units of so many bytes, a power of two.
+    pub(super) fn new(unit: u32) -> Self {
+        Self {
+            stripes: (0..STRIPES).map(|_| AtomicU32::new(0)).collect(),
+            unit_shift: unit.trailing_zeros(),
+        }
+    }
+
+    /// What a request of this range wants, which has nothing yet. `owned`: its unit for itself, in
+    /// which all of it lies.
+    pub(super) fn hold(&self, offset: u64, len: u64, owned: bool) -> Hold {
+        let first = offset >> self.unit_shift;
+        let last = offset.saturating_add(len.saturating_sub(1)) >> self.unit_shift;
+        let count = (last - first).saturating_add(1).min(STRIPES);
+        Hold {
+            first: first % STRIPES,
+            count: if len == 0 { 0 } else { count },
+            owned,
+            have: 0,
+        }
+    }
+
+    fn at(&self, hold: &Hold, number: u64) -> Option<&AtomicU32> {
+        self.stripes.get(hold.stripe(number) as usize)
+    }
+
+    /// Takes what is missing, as far as it is to be had; whether that was all.
+    pub(super) fn take(&self, hold: &mut Hold) -> bool {
+        while hold.have < hold.count {
+            let Some(stripe) = self.at(hold, hold.have) else {
+                return false;
+            };
+            let taken = match hold.owned {
+                true => own(stripe),
+                false => share(stripe),
+            };
+            if !taken {
+                return false;
+            }
+            hold.have += 1;
+        }
+        true
+    }
+
+    /// Releases what the request has; it wants no more.
+    pub(super) fn release(&self, hold: Hold) {
+        for number in 0..hold.have {
+            if let Some(stripe) = self.at(&hold, number) {
+                match hold.owned {
+                    // Who wants it says so again.
+                    true => stripe.fetch_and(!OWNED, Ordering::Release),
+                    false => stripe.fetch_sub(1, Ordering::Release),
+                };
+            }
+        }
+        if hold.owned
+            && hold.have < hold.count
+            && let Some(stripe) = self.at(&hold, hold.have)
+        {
+            stripe.fetch_and(!WANTED, Ordering::Release);
+        }
+    }
+}
+
+/// Acquire and release: what the last one did is done before the next one begins.
+fn share(stripe: &AtomicU32) -> bool {
+    let free = |state: u32| (state & (OWNED | WANTED) == 0).then_some(state + 1);
+    let (taken, failed) = (Ordering::Acquire, Ordering::Relaxed);
+    stripe.fetch_update(taken, failed, free).is_ok()
+}
+
+fn own(stripe: &AtomicU32) -> bool {
+    let free = |state: u32| (state & !WANTED == 0).then_some(OWNED);
+    let (taken, failed) = (Ordering::Acquire, Ordering::Relaxed);
+    if stripe.fetch_update(taken, failed, free).is_ok() {
+        return true;
+    }
+    stripe.fetch_or(WANTED, Ordering::Relaxed);
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: u64 = 16 << 10;
+
+    fn free(locks: &Locks) -> bool {
+        let state = |stripe: &AtomicU32| stripe.load(Ordering::Relaxed);
+        locks.stripes.iter().all(|stripe| state(stripe) == 0)
+    }
+
+    #[test]
+    fn an_owner_is_alone_in_its_unit() {
+        let locks = Locks::new(UNIT as u32);
+        let mut owner = locks.hold(UNIT + 512, 512, true);
+        let mut reader = locks.hold(0, 4 * UNIT, false);
+        let mut other = locks.hold(0, UNIT, false);
+        assert!(locks.take(&mut owner));
+        assert!(locks.take(&mut other), "another unit");
+        assert!(!locks.take(&mut reader));
+        let mut second = locks.hold(UNIT, UNIT, true);
+        assert!(!locks.take(&mut second));
+        locks.release(owner);
+        // It has said that it wants it, so no reader gets in before.
+        assert!(!locks.take(&mut second) || second.have == 1);
+        assert_eq!(second.have, 1);
+        assert!(!locks.take(&mut reader));
+        locks.release(second);
+        assert!(locks.take(&mut reader));
+        for hold in [reader, other] {
+            locks.release(hold);
+        }
+        assert!(free(&locks));
+    }
+
+    #[test]
+    fn who_waits_to_own_is_not_passed_by() {
+        let locks = Locks::new(UNIT as u32);
+        let (mut one, mut two) = (locks.hold(0, UNIT, false), locks.hold(0, UNIT, false));
+        let mut owner = locks.hold(0, UNIT, true);
+        assert!(locks.take(&mut one));
+        assert!(!locks.take(&mut owner));
+        assert!(!locks.take(&mut two), "a reader that came later");
+        // It is cancelled: nobody waits any more.
+        locks.release(owner);
+        assert!(locks.take(&mut two));
+        locks.release(one);
+        locks.release(two);
+        assert!(free(&locks));
+    }
+
+    #[test]
+    fn every_stripe_is_taken_once_and_in_order() {
+        let locks = Locks::new(UNIT as u32);
+        for first in 0..STRIPES {
+            for units in 0..=STRIPES + 3 {
+                let mut hold = locks.hold(first * UNIT, units * UNIT, false);
+                let order: Vec<u64> = (0..hold.count).map(|n| hold.stripe(n)).collect();
+                assert!(order.is_sorted_by(|a, b| a < b), "{order:?}");
+                let wanted: std::collections::BTreeSet<u64> =
+                    (first..first + units).map(|unit| unit % STRIPES).collect();
+                assert!(order.iter().eq(&wanted), "{first} {units}: {order:?}");
+                assert!(locks.take(&mut hold));
+                locks.release(hold);
+            }
+        }
+        assert!(free(&locks));
+        let mut all = locks.hold(0, u64::MAX, false);
+        assert!(locks.take(&mut all));
+        locks.release(all);
+        assert!(free(&locks));
+    }
+}

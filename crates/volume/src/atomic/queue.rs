@@ -1,0 +1,544 @@
+//! One worker's queue into an [`AtomicVolume`](super::AtomicVolume).
+//!
+//! ```text
+//! request -> waits for the journal to be read, for its units, for a slot
+//!         -> all but a write that is promised: the volume below -> done
+//!         -> a write that is promised: journal -> in place -> end of the entry -> done
+//! ```
+
+use super::journal::{Entry, HEAD, SLOTS, slot_at, slot_len};
+use super::locks::Hold;
+use super::volume::{Orphan, Recovery, Shared};
+use crate::{
+    AtomicWrites, Completion, Io, IoError, IoErrorKind, Lane, Op, OpenQueue, QueueState, Request,
+    VolumeError, VolumeQueue, Wake,
+};
+use dma::{Buffer, SegmentList};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Until a request that waits asks again for its units.
+const NAP: Duration = Duration::from_micros(50);
+const DURABLE: Op = Op::Write { fua: true };
+
+/// What is under way for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// The request itself, on the volume.
+    Plain,
+    /// Its data, and what is to be done with it, to the journal.
+    Journal,
+    /// Its data, to the volume.
+    InPlace,
+    /// The entry's end.
+    Retire,
+    /// A slot is read, to see whether it holds an entry.
+    Look,
+}
+
+struct Job {
+    step: Step,
+    /// The caller's name for it; `None`: nobody waits for it.
+    tag: Option<u64>,
+    offset: u64,
+    /// What the caller gets back.
+    data: SegmentList,
+    /// A slot's head and data, as they lie in the journal, of a write that goes there.
+    entry: SegmentList,
+    /// Bytes of data behind the head.
+    len: u64,
+    slot: u32,
+    hold: Hold,
+    result: Result<(), IoError>,
+}
+
+struct Waiting {
+    request: Request,
+    hold: Hold,
+}
+
+pub(super) struct AtomicQueue {
+    shared: Arc<Shared>,
+    /// They go before the lane: what they have in flight ends meanwhile.
+    volume: Option<OpenQueue>,
+    journal: Option<OpenQueue>,
+    lane: Lane,
+    jobs: Vec<Option<Job>>,
+    free: Vec<usize>,
+    waiting: Vec<Waiting>,
+    /// To be given to the caller.
+    ended: Vec<Completion>,
+    /// What has arrived and not been looked at.
+    arrived: Vec<Completion>,
+    /// Jobs whose step is started again: the ring had no room.
+    again: Vec<usize>,
+    /// This queue reads the journal, and is at this slot.
+    reading: Option<u32>,
+}
+
+impl AtomicQueue {
+    pub(super) fn new(shared: Arc<Shared>, io: &Io) -> Result<Self, VolumeError> {
+        let lane = io.lane()?;
+        Ok(Self {
+            volume: Some(shared.volume.open(lane.io())?),
+            journal: Some(shared.journal.open(lane.io())?),
+            shared,
+            lane,
+            jobs: Vec::new(),
+            free: Vec::new(),
+            waiting: Vec::new(),
+            ended: Vec::new(),
+            arrived: Vec::new(),
+            again: Vec::new(),
+            reading: None,
+        })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.jobs.len() - self.free.len()
+    }
+
+    /// Whether a request is a write that is promised.
+    fn is_promised(&self, request: &Request) -> bool {
+        let promise = AtomicWrites::within(self.shared.unit.into(), 0, 0);
+        matches!(request.op, Op::Write { .. }) && promise.covers(request.offset, request.len)
+    }
+
+    /// What a request wants for itself, or shares.
+    fn hold(&self, request: &Request) -> Hold {
+        match request.op {
+            Op::Flush => Hold::NOTHING,
+            _ => {
+                let owned = self.is_promised(request);
+                self.shared.locks.hold(request.offset, request.len, owned)
+            }
+        }
+    }
+
+    /// Begins a request, when all that it needs is to be had; else it is returned.
+    fn begin(&mut self, request: Request, mut hold: Hold) -> Result<(), Waiting> {
+        let shared = self.shared.clone();
+        if !shared.is_recovered() {
+            if shared.has_failed() {
+                self.refuse(request, hold, IoErrorKind::MediaRead);
+                return Ok(());
+            }
+            return Err(Waiting { request, hold });
+        }
+        if !shared.locks.take(&mut hold) {
+            return Err(Waiting { request, hold });
+        }
+        // Only now: who has broken it did so before it released the units.
+        if request.op.changes() && request.op != Op::Flush && shared.is_broken() {
+            self.refuse(request, hold, IoErrorKind::MediaWrite);
+            return Ok(());
+        }
+        let (offset, len) = (request.offset, request.len);
+        if !self.is_promised(&request) || shared.below.covers(offset, len) {
+            self.start_plain(request, hold);
+            return Ok(());
+        }
+        // What the volume refuses is not to be in the journal.
+        if let Err(error) = request.check_info(&shared.volume.info()) {
+            shared.locks.release(hold);
+            self.ended.push(request.complete(Err(error)));
+            return Ok(());
+        }
+        let Some(slot) = shared.take_slot() else {
+            return Err(Waiting { request, hold });
+        };
+        let mut buffer = Buffer::new((HEAD + len.next_multiple_of(HEAD)) as usize);
+        let data = buffer.get_mut(HEAD as usize..);
+        let data = data.and_then(|data| data.get_mut(..len as usize));
+        let entry = data.and_then(|data| {
+            let whole = request.data.copy_to(0, data) as u64 == len;
+            whole.then(|| Entry::new(offset, data))
+        });
+        let Some(entry) = entry else {
+            shared.free_slot(slot);
+            self.refuse(request, hold, IoErrorKind::Memory);
+            return Ok(());
+        };
+        for (to, from) in buffer.iter_mut().zip(entry.to_bytes()) {
+            *to = from;
+        }
+        self.start(Job {
+            step: Step::Journal,
+            tag: Some(request.tag),
+            offset,
+            data: request.data,
+            entry: SegmentList::owned(buffer),
+            len,
+            slot,
+            hold,
+            result: Ok(()),
+        });
+        Ok(())
+    }
+
+    fn refuse(&mut self, request: Request, hold: Hold, kind: IoErrorKind) {
+        self.shared.locks.release(hold);
+        self.ended.push(request.complete(Err(kind.into())));
+    }
+
+    fn place(&mut self, job: Job) -> usize {
+        match self.free.pop() {
+            Some(index) => {
+                if let Some(place) = self.jobs.get_mut(index) {
+                    *place = Some(job);
+                }
+                index
+            }
+            None => {
+                self.jobs.push(Some(job));
+                self.jobs.len() - 1
+            }
+        }
+    }
+
+    fn start_plain(&mut self, mut request: Request, hold: Hold) {
+        let index = self.place(Job {
+            step: Step::Plain,
+            tag: Some(request.tag),
+            offset: request.offset,
+            data: SegmentList::new(),
+            entry: SegmentList::new(),
+            len: request.len,
+            slot: 0,
+            hold,
+            result: Ok(()),
+        });
+        request.tag = index as u64;
+        let at_once = match &mut self.volume {
+            Some(volume) => volume.submit(request),
+            None => Some(request.complete(Err(IoErrorKind::Gone.into()))),
+        };
+        self.arrived.extend(at_once);
+    }
+
+    fn start(&mut self, job: Job) {
+        let index = self.place(job);
+        self.step(index);
+    }
+
+    /// Starts what a job's step says.
+    fn step(&mut self, index: usize) {
+        let unit = self.shared.unit;
+        let Some(job) = self.jobs.get(index).and_then(Option::as_ref) else {
+            return;
+        };
+        let (tag, at) = (index as u64, slot_at(unit, job.slot));
+        let mut part = SegmentList::new();
+        let (queue, request) = match job.step {
+            Step::Plain => return,
+            Step::Journal => {
+                job.entry.slice(0, job.entry.len_bytes(), &mut part);
+                (&mut self.journal, Request::transfer(tag, DURABLE, at, part))
+            }
+            Step::InPlace => {
+                job.entry.slice(HEAD, job.len, &mut part);
+                let request = Request::transfer(tag, DURABLE, job.offset, part);
+                (&mut self.volume, request)
+            }
+            Step::Retire => {
+                let zeroes = SegmentList::owned(Buffer::new(HEAD as usize));
+                (
+                    &mut self.journal,
+                    Request::transfer(tag, DURABLE, at, zeroes),
+                )
+            }
+            Step::Look => {
+                let all = SegmentList::owned(Buffer::new(slot_len(unit) as usize));
+                (&mut self.journal, Request::transfer(tag, Op::Read, at, all))
+            }
+        };
+        let at_once = match queue {
+            Some(queue) => queue.submit(request),
+            None => Some(request.complete(Err(IoErrorKind::Gone.into()))),
+        };
+        self.arrived.extend(at_once);
+    }
+
+    /// An operation of a job has ended.
+    fn advance(&mut self, done: Completion) {
+        let index = done.tag as usize;
+        let Some(job) = self.jobs.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        match (job.step, done.result) {
+            (Step::Plain, result) => {
+                (job.data, job.result) = (done.data, result);
+                self.end(index);
+            }
+            (_, Err(error)) if error.kind == IoErrorKind::Busy => self.again.push(index),
+            (Step::Journal, Ok(())) => {
+                job.step = Step::InPlace;
+                self.step(index);
+            }
+            (Step::Journal, Err(error)) => {
+                // It may be there all the same: it is ended before anything else is done.
+                (job.step, job.result) = (Step::Retire, Err(error));
+                self.step(index);
+            }
+            (Step::InPlace, Ok(())) => {
+                job.step = Step::Retire;
+                self.step(index);
+            }
+            (Step::Retire, Ok(())) => {
+                let slot = job.slot;
+                // Of one that was found when the journal was read, it has never been taken.
+                self.shared.free_slot(slot);
+                self.end(index);
+                self.read_on(slot);
+            }
+            (Step::InPlace, Err(error)) => {
+                job.result = Err(error);
+                self.give_up(
+                    index,
+                    "a write that is in the journal failed in place",
+                    error,
+                );
+            }
+            (Step::Retire, Err(error)) => {
+                job.result = Err(error);
+                self.give_up(index, "an entry of the journal cannot be ended", error);
+            }
+            (Step::Look, Ok(())) => self.looked(index, &done.data),
+            (Step::Look, Err(error)) => {
+                self.give_up(index, "the journal cannot be read", error);
+            }
+        }
+    }
+
+    /// A job cannot go on: its slot stays as it is.
+    fn give_up(&mut self, index: usize, what: &str, error: IoError) {
+        self.shared.breaks(what, error);
+        if self.reading.take().is_some() {
+            self.shared.set_recovery(Recovery::Failed);
+        }
+        self.end(index);
+    }
+
+    fn end(&mut self, index: usize) {
+        let Some(job) = self.jobs.get_mut(index).and_then(Option::take) else {
+            return;
+        };
+        self.free.push(index);
+        self.shared.locks.release(job.hold);
+        if let Some(tag) = job.tag {
+            self.ended.push(Completion {
+                tag,
+                result: job.result,
+                data: job.data,
+            });
+        }
+    }
+
+    /// Looks at a slot, or ends the reading of the journal.
+    fn look(&mut self, slot: u32) {
+        if slot == SLOTS {
+            self.reading = None;
+            self.shared.set_recovery(Recovery::Done);
+            return;
+        }
+        self.reading = Some(slot);
+        self.start(Job {
+            step: Step::Look,
+            tag: None,
+            offset: 0,
+            data: SegmentList::new(),
+            entry: SegmentList::new(),
+            len: 0,
+            slot,
+            hold: Hold::NOTHING,
+            result: Ok(()),
+        });
+    }
+
+    /// The next slot, after this one.
+    fn read_on(&mut self, slot: u32) {
+        if self.reading == Some(slot) {
+            self.look(slot + 1);
+        }
+    }
+
+    fn looked(&mut self, index: usize, found: &SegmentList) {
+        let Some(job) = self.jobs.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        let mut bytes = vec![0; found.len_bytes() as usize];
+        found.copy_to(0, &mut bytes);
+        match Entry::of_slot(&bytes, self.shared.unit) {
+            Some(entry) => {
+                tracing::info!(
+                    "{}: a write of {} bytes at {} is repeated from the journal",
+                    self.shared.volume.info().description,
+                    entry.len,
+                    entry.offset
+                );
+                (job.offset, job.len) = (entry.offset, entry.len.into());
+                job.entry = SegmentList::owned(Buffer::from_slice(&bytes));
+                // It may have become shorter since.
+                let end = entry.offset.saturating_add(entry.len.into());
+                job.step = match end <= self.shared.volume.info().size {
+                    true => Step::InPlace,
+                    false => Step::Retire,
+                };
+                self.step(index);
+            }
+            None => {
+                let slot = job.slot;
+                self.end(index);
+                self.read_on(slot);
+            }
+        }
+    }
+
+    /// Writes that other queues have left.
+    fn adopt(&mut self) {
+        while let Some(orphan) = self.shared.adopt() {
+            let mut buffer =
+                Buffer::new((HEAD + (orphan.data.len() as u64).next_multiple_of(HEAD)) as usize);
+            let entry = Entry::new(orphan.offset, &orphan.data).to_bytes();
+            for (to, from) in buffer.iter_mut().zip(entry) {
+                *to = from;
+            }
+            let data = buffer.get_mut(HEAD as usize..).unwrap_or_default();
+            for (to, from) in data.iter_mut().zip(&orphan.data) {
+                *to = *from;
+            }
+            self.start(Job {
+                step: match orphan.in_journal {
+                    true => Step::InPlace,
+                    false => Step::Journal,
+                },
+                tag: None,
+                offset: orphan.offset,
+                data: SegmentList::new(),
+                entry: SegmentList::owned(buffer),
+                len: orphan.data.len() as u64,
+                slot: orphan.slot,
+                hold: orphan.hold,
+                result: Ok(()),
+            });
+        }
+    }
+
+    /// Goes on with all that has arrived, and with what that starts.
+    fn go_on(&mut self) {
+        while let Some(done) = self.arrived.pop() {
+            self.advance(done);
+        }
+    }
+
+    fn retry_waiting(&mut self) {
+        for Waiting { request, hold } in std::mem::take(&mut self.waiting) {
+            if let Err(waiting) = self.begin(request, hold) {
+                self.waiting.push(waiting);
+            }
+        }
+        self.go_on();
+    }
+
+    fn recover(&mut self) {
+        if !self.shared.is_recovered() && self.shared.begin_recovery() {
+            self.look(0);
+            self.go_on();
+        }
+    }
+}
+
+impl VolumeQueue for AtomicQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        self.recover();
+        let hold = self.hold(&request);
+        if let Err(waiting) = self.begin(request, hold) {
+            self.waiting.push(waiting);
+        }
+        self.go_on();
+        None
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        self.recover();
+        self.adopt();
+        let arrived = &mut self.arrived;
+        self.lane.poll(&mut |completion| arrived.push(completion));
+        for queue in [&mut self.volume, &mut self.journal].into_iter().flatten() {
+            queue.poll(&mut |completion| arrived.push(completion));
+        }
+        for index in std::mem::take(&mut self.again) {
+            self.step(index);
+        }
+        self.go_on();
+        if !self.waiting.is_empty() {
+            self.retry_waiting();
+        }
+        let ended = std::mem::take(&mut self.ended);
+        let count = ended.len();
+        ended.into_iter().for_each(done);
+        count
+    }
+
+    fn state(&self) -> QueueState {
+        let mut wake = Wake::Event;
+        if !self.ended.is_empty() || !self.arrived.is_empty() || self.lane.has_news() {
+            wake = Wake::Poll;
+        } else if !self.waiting.is_empty() || !self.again.is_empty() {
+            wake = Wake::After(NAP);
+        }
+        for queue in [&self.volume, &self.journal].into_iter().flatten() {
+            wake = wake.earlier(queue.state().wake, std::time::Instant::now);
+        }
+        QueueState {
+            in_flight: self.in_flight() + self.ended.len(),
+            wake,
+        }
+    }
+
+    /// A write that is in the journal goes on: it has to end before its unit is anybody else's.
+    fn cancel(&mut self, tag: u64) {
+        if let Some(at) = self.waiting.iter().position(|w| w.request.tag == tag) {
+            let Waiting { request, hold } = self.waiting.remove(at);
+            self.refuse(request, hold, IoErrorKind::Aborted);
+            return;
+        }
+        let is_it = |job: &Job| job.tag == Some(tag) && job.step == Step::Plain;
+        let mut jobs = self.jobs.iter();
+        let index = jobs.position(|job| job.as_ref().is_some_and(is_it));
+        if let (Some(index), Some(volume)) = (index, &mut self.volume) {
+            volume.cancel(index as u64);
+        }
+    }
+}
+
+impl Drop for AtomicQueue {
+    fn drop(&mut self) {
+        // Waits for what they have in flight.
+        self.volume = None;
+        self.journal = None;
+        for Waiting { hold, .. } in self.waiting.drain(..) {
+            self.shared.locks.release(hold);
+        }
+        if self.reading.take().is_some() {
+            self.shared.set_recovery(Recovery::Due);
+        }
+        for job in self.jobs.drain(..).flatten() {
+            if matches!(job.step, Step::Plain | Step::Look) || job.hold == Hold::NOTHING {
+                self.shared.locks.release(job.hold);
+                continue;
+            }
+            // How far its last operation came is not known, and its unit stays its own until
+            // somebody has ended it; or the next opening, from the journal.
+            let mut data = vec![0; job.len as usize];
+            job.entry.copy_to(HEAD, &mut data);
+            self.shared.leave(Orphan {
+                slot: job.slot,
+                hold: job.hold,
+                offset: job.offset,
+                data,
+                in_journal: matches!(job.step, Step::InPlace),
+            });
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! A volume whose small writes are atomic, by a journal.
+
+use super::journal::{SLOTS, journal_len};
+use super::locks::{Hold, Locks};
+use super::queue::AtomicQueue;
+use crate::{AtomicWrites, Info, Io, IoError, MAX_ATOMIC_UNIT, OpenQueue, Volume, VolumeError};
+use dma::Buffer;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
+
+/// Another volume, of which every write within a unit is atomic ([`AtomicWrites`]): for other
+/// commands, because it has its unit for itself meanwhile; and for the power, because it is written
+/// to a journal first, durably, and only then in place. What the volume below does as a whole by
+/// itself needs no journal.
+///
+/// A write in the journal takes three writes that are durable each: data to the journal, data in
+/// place, and the entry's end. It is durable when it completes.
+///
+/// The first queue reads the journal, and repeats what it finds, before any request begins.
+#[derive(Debug)]
+pub struct AtomicVolume {
+    shared: Arc<Shared>,
+}
+
+/// What all queues into it share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) volume: Arc<dyn Volume>,
+    pub(super) journal: Arc<dyn Volume>,
+    pub(super) unit: u32,
+    /// What the volume does as a whole by itself.
+    pub(super) below: AtomicWrites,
+    pub(super) locks: Locks,
+    /// Free slots of the journal, a bit each.
+    slots: AtomicU64,
+    /// An entry could not be ended, or done in place: nothing is changed any more, so that the next
+    /// opening may repeat it.
+    broken: AtomicBool,
+    pub(super) recovery: Mutex<Recovery>,
+    /// The journal's entries have been repeated.
+    recovered: AtomicBool,
+    /// Writes whose queue has gone in the middle: the next one ends them.
+    orphans: Mutex<Vec<Orphan>>,
+    has_orphans: AtomicBool,
+}
+
+/// How far the journal has been read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Recovery {
+    /// No queue is at it.
+    Due,
+    Running,
+    Done,
+    /// What it holds cannot be read or repeated: no request begins.
+    Failed,
+}
+
+/// A write that has begun and has no queue.
+#[derive(Debug)]
+pub(super) struct Orphan {
+    pub(super) slot: u32,
+    pub(super) hold: Hold,
+    pub(super) offset: u64,
+    pub(super) data: Vec<u8>,
+    /// It is in the journal, wholly.
+    pub(super) in_journal: bool,
+}
+
+impl AtomicVolume {
+    /// `volume`, with a journal in `journal`, which has been zeroes or a journal of this volume
+    /// with this unit. `unit`: a power of two from 4096 to [`MAX_ATOMIC_UNIT`].
+    ///
+    /// # Errors
+    /// [`VolumeError::Size`]: the unit, or the journal's size ([`AtomicVolume::journal_len`]), or
+    /// its blocks are larger than 4096 bytes.
+    pub fn new(
+        volume: Arc<dyn Volume>,
+        journal: Arc<dyn Volume>,
+        unit: u32,
+    ) -> Result<Self, VolumeError> {
+        let wrong = |size: u64, why| Err(VolumeError::Size { size, why });
+        if !unit.is_power_of_two() || !(4096..=MAX_ATOMIC_UNIT).contains(&unit) {
+            let why = "as a unit of atomic writes, 4096 to 65536, a power of two, is";
+            return wrong(unit.into(), why);
+        }
+        let info = journal.info();
+        if info.size < journal_len(unit) || info.block_size > 4096 {
+            return wrong(info.size, "a journal of atomic writes is longer");
+        }
+        let below = volume.atomic_writes();
+        Ok(Self {
+            shared: Arc::new(Shared {
+                volume,
+                journal,
+                unit,
+                below,
+                locks: Locks::new(unit),
+                slots: AtomicU64::new(u64::MAX >> (64 - SLOTS)),
+                broken: AtomicBool::new(false),
+                recovery: Mutex::new(Recovery::Due),
+                recovered: AtomicBool::new(false),
+                orphans: Mutex::default(),
+                has_orphans: AtomicBool::new(false),
+            }),
+        })
+    }
+
+    /// Bytes of a journal for writes within units of `unit` bytes.
+    pub const fn journal_len(unit: u32) -> u64 {
+        journal_len(unit)
+    }
+}
+
+impl Shared {
+    pub(super) fn take_slot(&self) -> Option<u32> {
+        let lowest = |free: u64| (free != 0).then_some(free & free.wrapping_sub(1));
+        let (taken, failed) = (Ordering::Acquire, Ordering::Relaxed);
+        let before = self.slots.fetch_update(taken, failed, lowest);
+        before.ok().map(u64::trailing_zeros)
+    }
+
+    pub(super) fn free_slot(&self, slot: u32) {
+        self.slots.fetch_or(1 << (slot % 64), Ordering::Release);
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    pub(super) fn breaks(&self, what: &str, error: IoError) {
+        if !self.broken.swap(true, Ordering::AcqRel) {
+            tracing::error!(
+                "{}: {what} ({error}); no write is taken any more, until it is opened again and \
+                 repeats what its journal holds",
+                self.volume.info().description
+            );
+        }
+    }
+
+    pub(super) fn is_recovered(&self) -> bool {
+        self.recovered.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_recovery(&self, now: Recovery) {
+        *self.recovery.lock().unpoisoned() = now;
+        self.recovered
+            .store(now == Recovery::Done, Ordering::Release);
+    }
+
+    /// The caller is the one to read the journal.
+    pub(super) fn begin_recovery(&self) -> bool {
+        let mut recovery = self.recovery.lock().unpoisoned();
+        let due = *recovery == Recovery::Due;
+        if due {
+            *recovery = Recovery::Running;
+        }
+        due
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        *self.recovery.lock().unpoisoned() == Recovery::Failed
+    }
+
+    pub(super) fn leave(&self, orphan: Orphan) {
+        self.orphans.lock().unpoisoned().push(orphan);
+        self.has_orphans.store(true, Ordering::Release);
+    }
+
+    pub(super) fn adopt(&self) -> Option<Orphan> {
+        if !self.has_orphans.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut orphans = self.orphans.lock().unpoisoned();
+        let orphan = orphans.pop();
+        self.has_orphans
+            .store(!orphans.is_empty(), Ordering::Release);
+        orphan
+    }
+}
+
+impl Volume for AtomicVolume {
+    fn info(&self) -> Info {
+        let info = self.shared.volume.info();
+        let (unit, how) = (self.shared.unit, info.description);
+        Info {
+            description: format!(
+                "{how}, with a journal: atomic writes within units of {unit} bytes"
+            ),
+            ..info
+        }
+    }
+
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+        Ok(OpenQueue::new(AtomicQueue::new(self.shared.clone(), io)?))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        self.shared.volume.id()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.shared.volume)
+    }
+
+    /// What the journal holds has not been repeated then.
+    fn read_at(&self, offset: u64, buffer: &mut Buffer) -> Option<Result<(), IoError>> {
+        self.shared.volume.read_at(offset, buffer)
+    }
+
+    fn atomic_writes(&self) -> AtomicWrites {
+        AtomicWrites::within(self.shared.unit.into(), 0, 0)
+    }
+}
