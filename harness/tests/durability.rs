@@ -47,6 +47,73 @@ const WRITES: u64 = (100 << 20) / BLOCK;
 /// The least that must be acknowledged before the kill, so that the test means something.
 const ENOUGH: u64 = 200;
 
+/// What a guest's kernel makes of a promise, and of none; and what this program makes of that
+/// kernel's, as a server in the guest on the guest's own disk.
+#[test]
+fn a_guest_sees_which_writes_are_atomic() -> Result<()> {
+    if Controller::chosen()? == Controller::Qemu {
+        return Ok(());
+    }
+    let disks = Disks::new()?;
+    let plain = disks.sparse("plain.raw", 16)?;
+    let mut volumes = Volumes::file("atomic", &plain);
+    let mut atomic = disks.sparse("atomic.raw", 16)?.into_os_string();
+    atomic.push("?atomic=16K");
+    volumes.files.push(atomic.into());
+    let served = volumes.serve()?;
+    let guest = Guest::builder("atomic")
+        .memory_mib(1024)
+        .disk(served.disk())
+        .boot()?;
+    let limits = |nsid: u32| {
+        let script = format!(
+            "q=/sys/block/$(basename $(wait_disk 1 {nsid}))/queue
+             cat $q/atomic_write_max_bytes $q/atomic_write_unit_max_bytes \\
+                 $q/atomic_write_boundary_bytes"
+        );
+        let said = run(&guest, &script)?;
+        anyhow::Ok(said.split_whitespace().collect::<Vec<_>>().join(" "))
+    };
+    // A block is what every namespace promises.
+    ensure!(limits(1)? == "512 512 0", "{}", limits(1)?);
+    ensure!(limits(2)? == "16384 16384 16384", "{}", limits(2)?);
+    let fields = run(
+        &guest,
+        "for n in 1 2; do nvme id-ns $(wait_disk 1 $n) | tr -d ' ' |
+             grep -E '^(nsfeat|nawun|nawupf|nabsn|nabspf|nabo|nacwu):'; done",
+    )?;
+    let numbers: Vec<&str> = fields.lines().filter_map(|l| l.split(':').nth(1)).collect();
+    ensure!(
+        numbers[1..7] == ["0"; 6] && numbers[8..] == ["31", "31", "0", "31", "0", "31"],
+        "{fields}"
+    );
+    // What the guest's kernel takes, and the disk does as a whole, by its journal.
+    run(
+        &guest,
+        "d=$(wait_disk 1 2)
+         for len in 512 4k 16k; do
+             xfs_io -d -c \"pwrite -A -D -V 1 -S 0x5a -b $len 16k $len\" $d
+         done
+         dd if=$d bs=16k skip=1 count=1 iflag=direct | tr -d Z | wc -c | grep -qx 0
+         ! xfs_io -d -c 'pwrite -A -D -V 1 -b 32k 32k 32k' $d",
+    )?;
+    // A server in the guest is told by the guest's kernel, and tells it to.
+    guest.push_programs(&[harness::daemon::program()?])?;
+    let said = run(
+        &guest,
+        "export LD_LIBRARY_PATH=/tools/lib:/tmp
+         /tmp/vnvme serve --sandbox off --socket /tmp/s.sock --block-size 4096 $(wait_disk 1 2) \
+             >/tmp/log 2>&1 & pid=$!
+         n=0; while [ ! -S /tmp/s.sock ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
+         /tmp/vnvme bench vfio-user:///tmp/s.sock/1 --rw randwrite --bs 8k --runtime 1 2>&1 || echo failed
+         kill $pid; wait $pid; cat /tmp/log",
+    )?;
+    let told = said.contains("atomic writes of 512 to 16384 bytes");
+    ensure!(told && !said.contains("failed"), "{said}");
+    guest.poweroff()?;
+    served.finish()
+}
+
 #[test]
 fn what_fio_saw_flushed_is_in_the_file_after_sigkill() -> Result<()> {
     let disks = Disks::new()?;

@@ -9,6 +9,8 @@
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
+#[path = "power_cut/units.rs"]
+mod units;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -45,8 +47,19 @@ struct Loop(PathBuf);
 
 impl Loop {
     fn new(file: &Path) -> Result<Self> {
+        Self::with(file, &[])
+    }
+
+    /// Of `len` bytes from byte `from` on.
+    fn part(file: &Path, from: usize, len: usize) -> Result<Self> {
+        let place = [format!("--offset={from}"), format!("--sizelimit={len}")];
+        Self::with(file, &place)
+    }
+
+    fn with(file: &Path, place: &[String]) -> Result<Self> {
         let losetup = Command::new("losetup")
             .args(["--find", "--show", "--direct-io=on"])
+            .args(place)
             .arg(file)
             .output()
             .context("losetup")?;

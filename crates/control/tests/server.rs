@@ -101,6 +101,7 @@ impl Daemon for Fake {
             block_size: 512,
             read_only: false,
             path: None,
+            atomic_unit: None,
             ana_group: None,
             ana_state: None,
         })

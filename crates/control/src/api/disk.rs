@@ -87,6 +87,9 @@ pub struct Namespace {
     /// The path of commands that come now, where it has a direct one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathChoice>,
+    /// Writes within a unit of so many bytes are atomic, where that is more than a block.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub atomic_unit: Option<u32>,
     /// Its ANA group, where other disks share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ana_group: Option<u32>,

@@ -77,6 +77,13 @@ fn print(disk: &Disk) -> Result<()> {
     }
     print_namespaces(&disk.namespaces)?;
     for namespace in &disk.namespaces {
+        if let Some(unit) = namespace.atomic_unit {
+            let unit = size(unit.into());
+            outln!(
+                "  namespace {}: writes within units of {unit} are atomic",
+                namespace.nsid
+            );
+        }
         if let (Some(group), Some(state)) = (namespace.ana_group, namespace.ana_state) {
             let state = state.name();
             outln!(

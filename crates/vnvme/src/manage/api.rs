@@ -178,14 +178,18 @@ fn describe_namespace(entry: &Entry, spec: &NamespaceSpec) -> Namespace {
     let nsid = spec.nsid.unwrap_or(1);
     let volumes = entry.running.iter().flat_map(|running| &running.volumes);
     let volume = volumes.into_iter().find(|(id, _)| *id == nsid);
-    let info = volume.and_then(|(_, volume)| Some(volume.upgrade()?.info()));
+    let volume = volume.and_then(|(_, volume)| volume.upgrade());
+    let info = volume.as_ref().map(|volume| volume.info());
     let is_shared = entry.spec.is_in_subsystem();
     let block = info.as_ref().map_or(512, |info| info.block_size.max(512));
+    let block = spec.block_size.unwrap_or(block);
+    let atomic = volume.map_or(0, |volume| volume.atomic_writes().unit_of_blocks(block));
     Namespace {
         nsid,
         volume: spec.volume.to_string(),
         bytes: info.as_ref().map_or(0, |info| info.size),
-        block_size: spec.block_size.unwrap_or(block),
+        block_size: block,
+        atomic_unit: (atomic > 0).then_some(atomic),
         read_only: spec.is_read_only() || info.is_some_and(|info| info.read_only),
         path: spec.path.map(|path| match path {
             crate::direct::PathChoice::Direct => PathChoice::Direct,
