@@ -105,7 +105,8 @@ fn a_guest_sees_which_writes_are_atomic() -> Result<()> {
          /tmp/vnvme serve --sandbox off --socket /tmp/s.sock --block-size 4096 $(wait_disk 1 2) \
              >/tmp/log 2>&1 & pid=$!
          n=0; while [ ! -S /tmp/s.sock ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
-         /tmp/vnvme bench vfio-user:///tmp/s.sock/1 --rw randwrite --bs 8k --runtime 1 2>&1 || echo failed
+         /tmp/vnvme bench vfio-user:///tmp/s.sock/1 --destroy-data \
+             --rw randwrite --bs 8k --runtime 1 2>&1 || echo failed
          kill $pid; wait $pid; cat /tmp/log",
     )?;
     let told = said.contains("atomic writes of 512 to 16384 bytes");

@@ -187,6 +187,20 @@ fn what_the_controller_has_is_told() {
     assert_eq!(bare.count(|s| &s.requests), 0);
 }
 
+/// As far as a write is one command: MDTS of 1 is 8 KiB.
+#[test]
+fn what_the_controller_does_as_a_whole_is_promised() {
+    for (atomic_z, mdts, unit) in [(0, 8, 512), (31, 8, 16 << 10), (31, 1, 8 << 10)] {
+        let target = Target::new(Setup {
+            atomic_z,
+            mdts,
+            ..Setup::default()
+        });
+        let volume = open(&target, options());
+        assert_eq!(volume.atomic_writes().unit(), unit, "{atomic_z} {mdts}");
+    }
+}
+
 #[test]
 fn what_the_controller_cannot_do_is_done_otherwise_or_refused() {
     let target = Target::new(Setup {

@@ -63,6 +63,8 @@ struct NamespaceInfo {
     bytes: u64,
     blocks: u64,
     block_size: u32,
+    /// Of atomic writes, in bytes: at least a block.
+    atomic_unit: u32,
     write_protected: bool,
     nguid: String,
     eui64: String,
@@ -117,6 +119,8 @@ impl Info {
             (limits.dataset_management, "Dataset Management"),
             (limits.write_zeroes, "Write Zeroes"),
         ];
+        let namespaces = device.namespaces().into_iter();
+        let namespaces = namespaces.map(|ns| NamespaceInfo::of(&ns, device));
         Info {
             url,
             controller: ControllerInfo::of(&device.identify(), &features),
@@ -127,7 +131,7 @@ impl Info {
                 page_bytes: limits.page_size,
                 msix_vectors: limits.vectors,
             },
-            namespaces: device.namespaces().iter().map(NamespaceInfo::of).collect(),
+            namespaces: namespaces.collect(),
             health: device.health().ok().map(|smart| Health::of(&smart)),
         }
     }
@@ -160,11 +164,15 @@ impl Info {
         );
         for ns in &self.namespaces {
             outln!(
-                "  namespace {}: {:.3} GB, {} blocks of {} bytes{}, nguid {}",
+                "  namespace {}: {:.3} GB, {} blocks of {} bytes{}{}, nguid {}",
                 ns.nsid,
                 ns.bytes as f64 / 1e9,
                 ns.blocks,
                 ns.block_size,
+                match ns.atomic_unit {
+                    unit if unit > ns.block_size => format!(", atomic units of {unit}"),
+                    _ => String::new(),
+                },
                 if ns.write_protected {
                     ", write protected"
                 } else {
@@ -222,12 +230,15 @@ impl ControllerInfo {
 }
 
 impl NamespaceInfo {
-    fn of(ns: &Namespace) -> Self {
+    fn of(ns: &Namespace, device: &Device) -> Self {
+        let most = device.limits().max_transfer;
+        let atomic = ns.atomic_writes(&device.identify(), most);
         Self {
             nsid: ns.nsid,
             bytes: ns.bytes(),
             blocks: ns.blocks,
             block_size: ns.block_size(),
+            atomic_unit: atomic.unit(),
             write_protected: ns.write_protected,
             nguid: hex(&ns.nguid),
             eui64: hex(&ns.eui64),
@@ -268,6 +279,7 @@ mod tests {
         let device = Device::open(transport, Options::default()).unwrap();
         let info = serde_json::to_value(Info::of("x".into(), &device)).unwrap();
         assert_eq!(info["namespaces"][0]["bytes"], 1 << 20);
+        assert_eq!(info["namespaces"][0]["atomic_unit"], 512);
         assert_eq!(info["namespaces"][0]["nguid"], "01".repeat(16));
         assert_eq!(info["controller"]["version"], "2.1.0");
         let features = info["controller"]["features"].to_string();

@@ -83,6 +83,8 @@ pub struct Setup {
     pub queues: u16,
     pub entries: u16,
     pub volatile_cache: bool,
+    /// AWUN and AWUPF, zero-based.
+    pub atomic_z: u16,
     pub oncs: Oncs,
     pub ana: bool,
     pub tbkas: bool,
@@ -108,6 +110,7 @@ impl Default for Setup {
             queues: 16,
             entries: 128,
             volatile_cache: true,
+            atomic_z: 0,
             oncs: Oncs::new().with_nvmwzsv(true).with_nvmdsmsv(true),
             ana: false,
             tbkas: false,
@@ -681,6 +684,7 @@ fn identify(state: &State, ctrl: &Ctrl, command: &Command) -> Option<Vec<u8>> {
             id.nn = 1.into();
             id.oncs = setup.oncs;
             id.vwc = Vwc::new().with_vwcp(setup.volatile_cache);
+            (id.awun_z, id.awupf_z) = (setup.atomic_z.into(), setup.atomic_z.into());
             id.subnqn = Nqn::new(NQN).unwrap();
             id.ioccsz = (4 + setup.in_capsule / 16).into();
             id.iorcsz = 1.into();
