@@ -10,6 +10,7 @@ mod io;
 mod io_more;
 mod logs;
 mod offered;
+mod pairs;
 mod pci;
 mod pointers;
 mod queues;
@@ -41,5 +42,5 @@ pub const CASES: &[&[Case]] = &[
     interrupts::CASES,
     resets::CASES,
     reservations::CASES,
-    reservations::PAIR_CASES,
+    pairs::PAIR_CASES,
 ];
