@@ -221,10 +221,17 @@ fn features_not_saveable(host: &mut Host) -> Check {
 }
 
 fn features_reset(host: &mut Host) -> Check {
+    let select = host.controller()?.oncs(4);
     let mut before = Vec::new();
     for (fid, value) in TRIED {
-        before.push(host.get_feature(fid, 0, 0, 0)?.dw0.get());
-        host.set_feature(fid, 0, value)?
+        let now = host.get_feature(fid, 0, 0, 0)?.dw0.get();
+        // What the host found may be what an earlier host has left: the default is asked for.
+        let default = match select {
+            true => host.get_feature(fid, 1, 0, 0)?.dw0.get(),
+            false => now,
+        };
+        before.push(default);
+        host.set_feature(fid, 0, if default == value { value ^ 1 } else { value })?
             .succeeds(&format!("Set Features {fid:02x}h"))?;
     }
     host.disable()?;
