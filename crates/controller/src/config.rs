@@ -238,6 +238,12 @@ fn range(
 }
 
 impl ControllerConfig {
+    /// Format NVM and Sanitize are offered: namespaces are its host's alone. Others would have to be
+    /// kept out of them meanwhile.
+    pub(crate) fn erases(&self) -> bool {
+        self.subsystem.is_none() && self.fabrics.is_none()
+    }
+
     /// Checks every field.
     pub fn check(&self) -> Result<(), ConfigError> {
         text("model", &self.model, 40)?;

@@ -67,7 +67,9 @@ fn every_admin_opcode() {
             assert!(says.csupp() || says == Default::default());
             known[usize::from(opcode)] = !invalid;
         }
-        let oacs = identify(&mut h).oacs;
+        let identify = identify(&mut h);
+        let sanitizes = identify.sanicap != Default::default();
+        let oacs = identify.oacs;
         for (bit, opcodes) in [
             (oacs.ssrs(), &[Op::SECURITY_SEND, Op::SECURITY_RECEIVE][..]),
             (oacs.fnvms(), &[Op::FORMAT_NVM]),
@@ -80,6 +82,7 @@ fn every_admin_opcode() {
                 &[Op::NAMESPACE_MANAGEMENT, Op::NAMESPACE_ATTACHMENT],
             ),
             (oacs.dsts(), &[Op::DEVICE_SELF_TEST]),
+            (sanitizes, &[Op::SANITIZE]),
             (oacs.dirs(), &[Op::DIRECTIVE_SEND, Op::DIRECTIVE_RECEIVE]),
             (oacs.nsrs(), &[Op::NVME_MI_SEND, Op::NVME_MI_RECEIVE]),
             (oacs.vms(), &[Op::VIRTUALIZATION_MANAGEMENT]),

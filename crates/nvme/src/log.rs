@@ -12,6 +12,7 @@ mod ana;
 pub mod discovery;
 mod effects;
 mod reservation;
+mod sanitize;
 mod self_test;
 mod telemetry;
 
@@ -21,6 +22,7 @@ pub use effects::{
     SupportedLogPages,
 };
 pub use reservation::{ReservationNotification, ReservationNotificationType};
+pub use sanitize::{SanitizeLog, SanitizeOutcome, SanitizeStatus};
 pub use self_test::{
     SelfTestCode, SelfTestLog, SelfTestOutcome, SelfTestResult, SelfTestStatus, ValidDiagnostics,
 };

@@ -1,8 +1,8 @@
 //! Identify ("NVMe Base 2.1", 5.1.13; "NVM Command Set 1.1", 4.1.5).
 
 use super::{
-    AdminResult, INVALID_FIELD, Outcome, abort, events, features, keep_alive, logs, self_test,
-    table,
+    AdminResult, INVALID_FIELD, Outcome, abort, erase, events, features, keep_alive, logs,
+    self_test, table,
 };
 use crate::ana;
 use crate::controller::Controller;
@@ -113,6 +113,9 @@ impl Controller {
         page.cntrltype = ControllerType::IO;
         page.nvmsr = 1; // an NVMe storage device
         page.oacs = table::oacs(config);
+        if config.erases() {
+            page.sanicap = erase::sanicap();
+        }
         page.acl_z = (abort::LIMIT - 1) as u8;
         page.aerl_z = (events::LIMIT - 1) as u8;
         page.frmw = Frmw::new().with_ffsro(true).with_nofs(1);
@@ -189,6 +192,9 @@ impl Controller {
         data.mcl = copy.command.into();
         data.msrc_z = copy.ranges_z;
         let zeroes = info.deallocate && info.zeroes_after_deallocate;
+        if self.config.erases() {
+            data.fpi = self.format_progress(nsid);
+        }
         data.dlfeat = Dlfeat::new().with_drb(u8::from(zeroes)).with_wzds(zeroes);
         data.nmic = self.sharing_of(nsid).0;
         data.rescap = self.sharing_of(nsid).1;
@@ -218,6 +224,9 @@ impl Controller {
             (data.nmic, data.rescap) = self.sharing_of(nsid);
             data.nsfeat = IndependentNsfeat::new().with_vwcnp(!ns.volatile_cache);
             data.nsattr = Nsattr::new().with_cwp(ns.read_only);
+            if self.config.erases() {
+                data.fpi = self.format_progress(nsid);
+            }
             data.nstat = Nstat::new().with_nrdy(true);
             data.anagrpid = self.ana_of(nsid).map_or(0, |(group, _)| group).into();
             if self.config.fabrics.is_some() {

@@ -120,6 +120,9 @@ static LOG_PAGES: &[LogPage] = &[
         Ok(features_supported(c.is_shared()))
     })
     .lpa(Lpa::new().with_mlps(true)),
+    LogPage::new(Lid::SANITIZE_STATUS, |c, _, _| Ok(c.sanitize_log()))
+        .after(|c| c.clear_events(EventType::IO_COMMAND_SPECIFIC))
+        .offered_if(|c| c.config.erases()),
     LogPage::new(Lid::RESERVATION_NOTIFICATION, |c, _, _| {
         Ok(c.notification_log())
     })

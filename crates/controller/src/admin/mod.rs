@@ -2,6 +2,7 @@
 //! says how to add one.
 
 mod abort;
+mod erase;
 mod events;
 mod features;
 mod identify;
@@ -20,6 +21,7 @@ use crate::config::ControllerConfig;
 use crate::controller::Controller;
 use abort::Aborts;
 use dma::{Access, SegmentList};
+pub(crate) use erase::Erasure;
 pub(crate) use events::AsyncEvents;
 pub(crate) use features::Features;
 use keep_alive::KeepAlive;
@@ -59,8 +61,9 @@ pub(crate) struct Admin {
     pub cache_flushes: Vec<u16>,
     pub telemetry: Telemetry,
     pub self_test: SelfTest,
-    /// When the keep alive timer and the self-test have to be looked at next: one comparison a
-    /// round for both. See [`Admin::rearm`].
+    pub erasure: Erasure,
+    /// When the keep alive timer, the self-test and what is being erased have to be looked at next:
+    /// one comparison a round for all. See [`Admin::rearm`].
     timer: Option<Instant>,
     made: Instant,
     /// Failures are logged at most so often.
@@ -82,6 +85,7 @@ impl Admin {
             cache_flushes: Vec::new(),
             telemetry: Telemetry::default(),
             self_test: SelfTest::default(),
+            erasure: Erasure::default(),
             timer: None,
             made: Instant::now(),
             quiet: RateLimit::default(),
@@ -102,9 +106,9 @@ impl Admin {
         self.rearm();
     }
 
-    /// The keep alive timer was set, or a self-test has begun or ended.
+    /// The keep alive timer was set, or a self-test has begun or ended, or erasing has.
     pub fn rearm(&mut self) {
-        self.timer = match self.self_test.is_running() {
+        self.timer = match self.self_test.is_running() || self.erasure.is_running() {
             // In each round.
             true => Some(self.made),
             false => self.keep_alive.deadline(),
@@ -142,7 +146,7 @@ impl RateLimit {
 }
 
 impl Controller {
-    /// Looks at the timers that are due: keep alive, self-test.
+    /// Looks at the timers that are due: keep alive, self-test, what is being erased.
     #[inline]
     pub(crate) fn check_timers(&mut self, budget: &mut Budget) -> bool {
         self.admin.timer.is_some_and(|at| self.now >= at) && self.timers(budget)
@@ -152,6 +156,7 @@ impl Controller {
     fn timers(&mut self, budget: &mut Budget) -> bool {
         let mut worked = self.check_keep_alive();
         worked |= self.go_on_testing(budget);
+        worked |= self.go_on_erasing(budget);
         self.admin.rearm();
         worked
     }

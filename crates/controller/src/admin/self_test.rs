@@ -8,7 +8,9 @@
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
+use crate::engine::{OwnRequest, status_of};
 use crate::survival::state::{SelfTestState, TestRunning};
+use dma::{Buffer, SegmentList};
 use nvme::cmd::NSID_BROADCAST;
 use nvme::log::{
     SelfTestCode as Code, SelfTestLog, SelfTestOutcome, SelfTestResult, SelfTestStatus,
@@ -17,7 +19,7 @@ use nvme::log::{
 use nvme::{Command, Status};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use volume::Budget;
+use volume::{Budget, Op};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Results that the log page has.
@@ -42,8 +44,6 @@ pub(crate) struct SelfTest {
     running: Option<Running>,
     /// Newest first.
     results: VecDeque<SelfTestResult>,
-    /// Of the last read.
-    number: u64,
 }
 
 struct Running {
@@ -54,8 +54,8 @@ struct Running {
     done: u64,
     /// When this process began with it, and how many had been read by then.
     begun: Option<(Instant, u64)>,
-    /// The read that is in flight.
-    reading: Option<Piece>,
+    /// The read that is in flight, and its number.
+    reading: Option<(Piece, u64)>,
     tries: u32,
     /// Blocks of which one at least cannot be read.
     bad: Option<(Piece, Status)>,
@@ -86,6 +86,13 @@ impl Piece {
         };
         (first, second)
     }
+}
+
+/// Which operation in progress is meant.
+pub(super) enum About<'a> {
+    All,
+    /// One that reads one of these namespaces.
+    Some(&'a [u32]),
 }
 
 /// What follows from the end of a read.
@@ -126,7 +133,7 @@ impl Running {
 
     /// The read in flight has ended.
     fn ended(&mut self, status: Status) -> Next {
-        let Some(read) = self.reading.take() else {
+        let Some((read, _)) = self.reading.take() else {
             return Next::GoOn;
         };
         if status.is(Status::ABORT_REQUESTED) || status.is(Status::COMMAND_INTERRUPTED) {
@@ -210,7 +217,6 @@ impl SelfTest {
         SelfTest {
             running: running.filter(|test| matches!(test.code, Code::SHORT | Code::EXTENDED)),
             results: results.take(RESULTS).collect(),
-            number: 0,
         }
     }
 
@@ -276,6 +282,9 @@ impl Controller {
         if nsid != 0 && nsid != NSID_BROADCAST {
             self.engine.namespace_index(nsid)?;
         }
+        if let Some(status) = self.admin.erasure.hinders() {
+            return Err(status);
+        }
         let test = &mut self.admin.self_test;
         if test.running.is_some() {
             return Err(Status::SELF_TEST_IN_PROGRESS);
@@ -339,17 +348,27 @@ impl Controller {
         }
     }
 
+    /// What it reads is being erased.
+    pub(super) fn end_test_of(&mut self, outcome: SelfTestOutcome, about: About) {
+        let concerned = |running: &Running| match about {
+            About::All => true,
+            About::Some(nsids) => nsids.iter().any(|nsid| running.is_about(*nsid)),
+        };
+        if self.admin.self_test.running.as_ref().is_some_and(concerned) {
+            self.end_self_test(outcome, None);
+        }
+    }
+
     /// Goes on with the operation in progress, by a read at most. `true`: there was something to
     /// do.
     pub(super) fn go_on_testing(&mut self, budget: &mut Budget) -> bool {
         let mut worked = false;
-        let answer = self.engine.take_tested();
-        let test = &mut self.admin.self_test;
-        if let Some((number, status)) = answer
-            && number == test.number
-            && let Some(running) = &mut test.running
+        if let Some(running) = &mut self.admin.self_test.running
+            && let Some((_, number)) = running.reading
+            && let Some(result) = self.engine.take_own(number)
         {
             worked = true;
+            let status = result.map_or_else(|e| status_of(e, false), |()| Status::SUCCESS);
             match running.ended(status) {
                 Next::GoOn => {}
                 Next::Bad(at, status) => {
@@ -379,17 +398,24 @@ impl Controller {
             self.end_self_test(SelfTestOutcome::PASSED, None);
             return true;
         };
-        let number = self.admin.self_test.number + 1;
-        let (offset, len) = (piece.slba << piece.shift, piece.blocks << piece.shift);
-        if !self.engine.begin_test(number, piece.nsid, offset, len) {
+        if !self.engine.may_begin_own() {
             return worked;
         }
+        let len = piece.blocks << piece.shift;
+        let begun = self.engine.begin_own(OwnRequest {
+            nsid: piece.nsid,
+            op: Op::Read,
+            offset: piece.slba << piece.shift,
+            len,
+            data: SegmentList::owned(Buffer::new(len as usize)),
+        });
+        let Some(number) = begun else {
+            return worked;
+        };
         budget.spend(1 + Budget::units_of(len, 0));
-        let test = &mut self.admin.self_test;
-        test.number = number;
-        if let Some(running) = &mut test.running {
+        if let Some(running) = &mut self.admin.self_test.running {
             running.begun.get_or_insert((self.now, running.done));
-            running.reading = Some(piece);
+            running.reading = Some((piece, number));
         }
         true
     }
@@ -397,7 +423,7 @@ impl Controller {
     /// When the operation in progress goes on, though nothing else happens.
     pub(crate) fn self_test_deadline(&self) -> Option<Instant> {
         let running = self.admin.self_test.running.as_ref()?;
-        if running.reading.is_some() || !self.may_test() || !self.engine.may_begin_test() {
+        if running.reading.is_some() || !self.may_test() || !self.engine.may_begin_own() {
             return None;
         }
         running.due(self.pieces_to_read(running))

@@ -24,6 +24,9 @@ use nvme::{AdminOpcode as Op, Command};
 /// Effects of a command that changes nothing which the host has to know of beforehand.
 const NOTHING: CommandEffects = CommandEffects::new();
 
+/// Effects of a command that erases namespaces.
+const ERASES: CommandEffects = CommandEffects::new().with_lbcc(true);
+
 /// Every admin command, by opcode.
 static COMMANDS: &[AdminCommand] = &[
     AdminCommand::new(Op::DELETE_IO_SQ, Controller::delete_io_sq, NOTHING).concerning_queues(),
@@ -53,6 +56,11 @@ static COMMANDS: &[AdminCommand] = &[
     .concerning_queues()
     .oacs(Oacs::new().with_dbcs(true))
     .offered_if(|config| config.shadow_doorbells),
+    AdminCommand::new(Op::FORMAT_NVM, Controller::format_nvm, ERASES)
+        .oacs(Oacs::new().with_fnvms(true))
+        .offered_if(ControllerConfig::erases),
+    AdminCommand::new(Op::SANITIZE, Controller::sanitize, ERASES)
+        .offered_if(ControllerConfig::erases),
     #[cfg(test)]
     super::toy::COMMAND,
 ];

@@ -81,7 +81,7 @@ impl Controller {
         self.csts.into_bits()
     }
 
-    /// Commands are fetched: the self-test may read.
+    /// Commands are fetched: the self-test may read, and namespaces may be erased.
     pub(crate) fn may_test(&self) -> bool {
         self.state == State::Ready && self.shutdown == Shutdown::No && self.engine.is_master()
     }
@@ -234,6 +234,7 @@ impl Controller {
         self.engine.irqs.reset();
         self.engine.stats.resets.add(1);
         self.admin.reset(&self.config);
+        self.reset_erasure();
         self.reset_sharing();
         self.apply_features();
         self.shutdown = Shutdown::No;

@@ -533,6 +533,7 @@ impl Controller {
             self.migration_deadline(),
             self.draining_deadline(),
             self.self_test_deadline(),
+            self.erase_deadline(),
         ];
         deadlines.into_iter().flatten().min()
     }

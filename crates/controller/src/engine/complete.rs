@@ -7,7 +7,7 @@ use nvme::Status;
 use volume::{IoError, IoErrorKind, Op, Request};
 
 /// The status of a command whose volume reported an error.
-pub(super) fn status_of(error: IoError, write: bool) -> Status {
+pub(crate) fn status_of(error: IoError, write: bool) -> Status {
     match error.kind {
         IoErrorKind::MediaRead | IoErrorKind::Truncated if !write => Status::UNRECOVERED_READ_ERROR,
         IoErrorKind::MediaRead
@@ -164,7 +164,7 @@ impl Engine {
                 self.flush_done(index, completion.result);
                 self.flush_next(index);
             }
-            Work::SelfTest(_) => self.test_completed(index, completion.result),
+            Work::Own(_) => self.own_completed(index, completion.result),
             Work::OwnFlush => {
                 if let Err(error) = completion.result {
                     let nsid = self.namespaces.get(slot.ns).map_or(0, |ns| ns.config.nsid);
@@ -230,7 +230,7 @@ impl Engine {
         let (kind, orphan, abort) = (slot.kind, slot.orphan, slot.abort);
         let bytes = if status.is_success() { slot.bytes } else { 0 };
         let own_flush = matches!(slot.work, Work::OwnFlush);
-        let own = own_flush || matches!(slot.work, Work::SelfTest(_));
+        let own = own_flush || matches!(slot.work, Work::Own(_));
         let (ns, fetched_at) = (slot.ns, slot.fetched_at);
         match kind {
             Kind::Read | Kind::Write => self.count(ns, kind, bytes),
@@ -289,7 +289,9 @@ impl Engine {
             true
         });
         for (ns, namespace) in self.namespaces.iter().enumerate() {
-            if namespace.volatile_cache && !namespace.read_only {
+            // Where a namespace was closed, commands in flight are waited for by this.
+            let wanted = namespace.volatile_cache || namespace.closed.is_some();
+            if wanted && !namespace.read_only {
                 self.flushes.push_back(ns);
                 self.flushing += 1;
             }

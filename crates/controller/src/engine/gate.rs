@@ -1,5 +1,6 @@
 //! What the host may do on a namespace that it shares with others: reservations ("NVMe Base 2.1",
-//! 8.1.22), and whether it is reached by this controller at all (ANA, 8.1.1).
+//! 8.1.22), whether it is reached by this controller at all (ANA, 8.1.1), and whether it is closed,
+//! because it is being erased.
 //!
 //! The control half says so. A namespace on which everything is allowed is found by the short way
 //! ([`run`](super::run)), which knows nothing of this; any other one is not, so that its commands
@@ -29,6 +30,31 @@ impl Engine {
             None => return self.broken("how a namespace is reached that is not there"),
         }
         self.index_namespaces();
+    }
+
+    /// From now on commands on the namespace of this index end with this status.
+    pub(super) fn close(&mut self, index: usize, status: Option<Status>) {
+        match self.namespaces.get_mut(index) {
+            Some(ns) => ns.closed = status,
+            None => return self.broken("a namespace is closed that is not there"),
+        }
+        self.index_namespaces();
+    }
+
+    /// There may be commands that are not to be done.
+    pub(super) fn is_gated(&self) -> bool {
+        self.shared || self.closed
+    }
+
+    /// What a command ends with on a namespace that is closed.
+    fn closed(&self, nsid: u32) -> Option<Status> {
+        match nsid {
+            NSID_BROADCAST => self.active().find_map(|ns| ns.closed),
+            nsid => {
+                let index = self.namespace_index(nsid).ok()?;
+                self.namespaces.get(index)?.closed
+            }
+        }
     }
 
     /// What a command for a namespace ends with, whatever it is, that is not reached by this
@@ -64,8 +90,10 @@ impl Engine {
 
     /// What a command ends with that is not to be done, for whichever reason.
     pub(super) fn barred(&self, command: &Command) -> Option<Status> {
-        let unreached = self.unreached(command.nsid.get());
-        unreached.or_else(|| self.conflict(command))
+        let nsid = command.nsid.get();
+        let unreached = self.unreached(nsid);
+        let closed = unreached.or_else(|| self.closed(nsid));
+        closed.or_else(|| self.conflict(command))
     }
 
     /// What a command ends with that is not allowed on its namespace.
@@ -84,10 +112,15 @@ impl Engine {
 
     /// Lists anew which namespaces the short way finds.
     pub(super) fn index_namespaces(&mut self) {
+        let closed = self.active().any(|ns| ns.closed.is_some());
+        self.closed = closed;
         self.open_by_nsid.clone_from(&self.by_nsid);
         for found in &mut self.open_by_nsid {
             let ns = self.namespaces.get(usize::from(*found));
-            let open = |ns: &Namespace| ns.access == Access::FULL && ana::refusal(ns.ana).is_none();
+            let open = |ns: &Namespace| {
+                let reached = ana::refusal(ns.ana).is_none();
+                ns.access == Access::FULL && reached && ns.closed.is_none()
+            };
             if ns.is_some_and(|ns| !open(ns)) {
                 *found = NO_NAMESPACE;
             }

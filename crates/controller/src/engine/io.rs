@@ -45,7 +45,7 @@ impl Engine {
         let result = match commands::handler(command.nvm_opcode(), self.shared) {
             // Fused operations are not offered (Identify Controller, FUSES).
             _ if command.flags.fuse() != Fuse::NORMAL => Err(Status::INVALID_FIELD.with_dnr(true)),
-            Some(start) => match self.shared.then(|| self.barred(command)).flatten() {
+            Some(start) => match self.is_gated().then(|| self.barred(command)).flatten() {
                 Some(barred) => Err(barred),
                 None => start(self, sqid, command),
             },

@@ -31,6 +31,7 @@ mod keep;
 mod migrate;
 mod namespace;
 mod order;
+mod own;
 mod pass;
 mod polled;
 mod post;
@@ -41,7 +42,6 @@ mod recover;
 mod reservation;
 mod run;
 mod scratch;
-mod self_test;
 mod slots;
 mod timing;
 
@@ -64,10 +64,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+pub(crate) use complete::status_of;
 pub(crate) use interrupt::Coalescing;
 pub(crate) use migrate::MigratingQueues;
 pub(crate) use namespace::Namespace;
 pub(crate) use order::{MemoryChange, Order};
+pub(crate) use own::OwnRequest;
 pub(crate) use queue::Sq;
 pub use recover::Recovery;
 pub(crate) use recover::{SavedCq, SavedSq};
@@ -156,6 +158,8 @@ pub(crate) struct Engine {
     open_by_nsid: Vec<u16>,
     /// The controller is one of a subsystem: it has reservations.
     shared: bool,
+    /// A namespace at least is closed to hosts.
+    closed: bool,
     /// Commands in flight when the host lost its rights to another one that waits for their end.
     fences: Vec<u64>,
     /// Those that were detached, until they have gone.
@@ -205,7 +209,7 @@ pub(crate) struct Engine {
     flush_failed: Option<Status>,
     /// The number of the last flush that was ordered.
     flush: u64,
-    testing: self_test::Testing,
+    own: own::OwnRequests,
     now: Instant,
     busy_since: Option<Instant>,
     /// A command ended whose queue is gone: [`Engine::broken`] is told at the end of the round,
@@ -255,6 +259,7 @@ impl Engine {
             open_by_nsid: by_nsid.clone(),
             by_nsid,
             shared: config.shared,
+            closed: false,
             fences: Vec::new(),
             detached: Vec::new(),
             write_cache: true,
@@ -282,7 +287,7 @@ impl Engine {
             flushing: 0,
             flush_failed: None,
             flush: 0,
-            testing: self_test::Testing::default(),
+            own: own::OwnRequests::default(),
             now: Instant::now(),
             busy_since: None,
             queue_gone: false,

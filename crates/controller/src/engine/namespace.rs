@@ -3,6 +3,7 @@
 use crate::config::{ConfigError, NamespaceConfig};
 use crate::passthrough::Passthrough;
 use crate::stats::IoStats;
+use nvme::Status;
 use nvme::log::AnaState;
 use probes::IoRecord;
 use reservations::Access;
@@ -33,6 +34,8 @@ pub(crate) struct Namespace {
     pub access: Access,
     /// How the controller reaches it.
     pub ana: AnaState,
+    /// Commands on it end with this: it is being erased, or was not wholly.
+    pub closed: Option<Status>,
 }
 
 impl Namespace {
@@ -130,6 +133,7 @@ impl Namespace {
             passthrough: None,
             access: Access::FULL,
             ana: AnaState::OPTIMIZED,
+            closed: None,
             config,
         })
     }

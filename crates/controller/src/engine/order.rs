@@ -11,6 +11,7 @@ use super::{Coalescing, Engine, MigratingQueues, Sq};
 use crate::config::NamespaceConfig;
 use crate::irq::IrqSink;
 use dma::{MapError, Memory, Prot};
+use nvme::Status;
 use std::sync::Arc;
 
 /// From the control half to an engine.
@@ -65,6 +66,12 @@ pub(crate) enum Order {
     Resized {
         index: usize,
         blocks: u64,
+    },
+    /// Commands on the namespace of this index end with this status from now on; `None`: it is open
+    /// again.
+    Close {
+        index: usize,
+        status: Option<Status>,
     },
     /// The receiver of a vector's interrupts.
     Vector(u16, Option<Arc<dyn IrqSink>>),
@@ -143,6 +150,7 @@ impl Engine {
                 Some(ns) => ns.resized(blocks),
                 None => self.broken("a namespace was resized that is not there"),
             },
+            Order::Close { index, status } => self.close(index, status),
             Order::Vector(vector, sink) => self.irqs.set_vector(vector, sink),
             Order::ForgetSinks => self.irqs.forget_sinks(),
             Order::Features {
@@ -216,6 +224,12 @@ impl Engine {
         orders.push(Order::Enable {
             page_size: self.page_size,
         });
+        for (index, ns) in self.namespaces.iter().enumerate() {
+            if ns.closed.is_some() {
+                let status = ns.closed;
+                orders.push(Order::Close { index, status });
+            }
+        }
         if let Some((shadow, eventidx)) = self.shadow_buffers() {
             orders.push(Order::Shadow { shadow, eventidx });
         }

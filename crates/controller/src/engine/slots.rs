@@ -21,8 +21,8 @@ pub(super) enum Work {
     FlushAll(usize),
     /// A flush on the controller's own account.
     OwnFlush,
-    /// The read of this number of the controller's self-test.
-    SelfTest(u64),
+    /// The request of this number on the controller's own account.
+    Own(u64),
     /// A reservation command, which the control half executes.
     Reservation,
     /// Copy, piece by piece.

@@ -2,7 +2,7 @@
 
 use super::state::{AdminQueue, ControlState, Ending, Identity, STATE_OLDEST_READ};
 use super::{Kept, RestoreError, STATE_VERSION};
-use crate::admin::{AsyncEvents, Features, Logs, SelfTest, Telemetry};
+use crate::admin::{AsyncEvents, Erasure, Features, Logs, SelfTest, Telemetry};
 use crate::config::{ControllerConfig, NamespaceConfig};
 use crate::controller::{Controller, DoorbellPage};
 use crate::engine::{MemoryChange, Order, Recovery, SavedCq, SavedSq};
@@ -175,6 +175,10 @@ impl Controller {
         if let Some(saved) = &logs.self_test {
             self.admin.self_test = SelfTest::restore(saved);
         }
+        if let Some(saved) = &logs.erasure {
+            self.admin.erasure = Erasure::restore(saved);
+            self.restore_erasure();
+        }
         let stats = &self.engine.stats;
         let counters = logs.counters;
         stats.media_errors.set(counters.media_errors);
@@ -276,6 +280,7 @@ impl Controller {
             + commands.deletions.len()
             + commands.cache_flushes.len()
             + commands.configuring.len()
+            + usize::from(self.admin.erasure.format().is_some())
             + commands.held.len();
         // As the engine bounds it, and without a queue there is none.
         let most = saved.admin_queue.as_ref().map_or(0, |_| 4096);

@@ -91,6 +91,7 @@ impl Controller {
             powered_on,
             telemetry: Some(self.admin.telemetry.save()),
             self_test: Some(self.admin.self_test.save()),
+            erasure: Some(self.admin.erasure.save()),
             counters: Counters {
                 media_errors: stats.media_errors.get(),
                 error_log_entries: stats.error_log_entries.get(),

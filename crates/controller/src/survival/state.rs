@@ -303,6 +303,8 @@ pub(crate) struct LogState {
     pub telemetry: Option<TelemetryState>,
     #[n(5)]
     pub self_test: Option<SelfTestState>,
+    #[n(6)]
+    pub erasure: Option<EraseState>,
 }
 
 /// What the telemetry logs have.
@@ -353,6 +355,53 @@ pub(crate) struct TestRunning {
     /// Pieces that were read.
     #[n(2)]
     pub done: u64,
+}
+
+/// Format NVM and Sanitize.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct EraseState {
+    /// Dword 10 of the last Sanitize command that began an operation.
+    #[n(0)]
+    pub last: u32,
+    /// Sanitize Operation Status.
+    #[n(1)]
+    pub outcome: u8,
+    /// Overwrite passes that it completed.
+    #[n(2)]
+    pub passes: u8,
+    /// Namespaces that a failed operation has left closed.
+    #[n(3)]
+    pub locked: Vec<u32>,
+    #[n(4)]
+    pub running: Option<EraseRunning>,
+}
+
+/// What is being erased.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct EraseRunning {
+    /// CID of Format NVM; of Sanitize `None`.
+    #[n(0)]
+    pub format: Option<u16>,
+    /// Overwrite Pattern.
+    #[n(1)]
+    pub pattern: u32,
+    #[n(2)]
+    pub nsids: Vec<u32>,
+    /// How far it is: passes, index of the namespace, bytes of that.
+    #[n(3)]
+    pub pass: u8,
+    #[n(4)]
+    pub at: u32,
+    #[n(5)]
+    pub offset: u64,
+    /// Nothing is left to be erased.
+    #[n(6)]
+    pub over: bool,
+    /// Status, 15 bits.
+    #[n(7)]
+    pub failed: Option<u16>,
 }
 
 /// SMART's counters.

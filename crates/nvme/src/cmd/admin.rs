@@ -283,6 +283,49 @@ open_values! {
     }
 }
 
+/// Dword 10 of Sanitize (NVMe Base 2.1, 5.1.22).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct SanitizeCdw10 {
+    /// Sanitize Action.
+    #[bits(3)]
+    pub sanact: SanitizeAction,
+    /// Allow Unrestricted Sanitize Exit: a failed operation may be left without another one.
+    pub ause: bool,
+    /// Overwrite Pass Count, 0 for 16; see [`Self::passes`].
+    #[bits(4)]
+    pub owpass: u8,
+    /// Overwrite Invert Pattern Between Passes.
+    pub oipbp: bool,
+    /// No-Deallocate After Sanitize.
+    pub ndas: bool,
+    /// Enter Media Verification State.
+    pub emvs: bool,
+    #[bits(21)]
+    __: u32,
+}
+
+impl SanitizeCdw10 {
+    /// Overwrite passes, 1 to 16.
+    pub const fn passes(self) -> u8 {
+        match self.owpass() {
+            0 => 16,
+            passes => passes,
+        }
+    }
+}
+
+open_values! {
+    /// Sanitize Action (3 bits).
+    pub SanitizeAction: u8 {
+        EXIT_FAILURE_MODE = 1, "Exit Failure Mode";
+        BLOCK_ERASE = 2, "Start a Block Erase sanitize operation";
+        OVERWRITE = 3, "Start an Overwrite sanitize operation";
+        CRYPTO_ERASE = 4, "Start a Crypto Erase sanitize operation";
+        EXIT_MEDIA_VERIFICATION = 5, "Exit Media Verification State";
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,5 +369,16 @@ mod tests {
         assert_eq!(FormatCdw10::from_bits(3 << 12 | 0xf).lbaf(), 63);
         let format = FormatCdw10::from_bits(1 << 9);
         assert_eq!(format.ses(), SecureErase::USER_DATA);
+    }
+
+    #[test]
+    fn sixteen_passes_are_zero() {
+        let cdw10 = SanitizeCdw10::from_bits(0x3 | 1 << 3 | 5 << 4 | 1 << 8 | 1 << 9);
+        assert_eq!(
+            (cdw10.sanact(), cdw10.passes()),
+            (SanitizeAction::OVERWRITE, 5)
+        );
+        assert!(cdw10.ause() && cdw10.oipbp() && cdw10.ndas() && !cdw10.emvs());
+        assert_eq!(SanitizeCdw10::from_bits(3).passes(), 16);
     }
 }

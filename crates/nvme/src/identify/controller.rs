@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::controller_bits::{
     Anacap, Cmic, ControllerType, Ctratt, Fna, Frmw, Fuses, Lpa, Oacs, Oaes, Oncs, PowerStateFlags,
-    QueueEntrySize, Sgls, Vwc,
+    QueueEntrySize, Sanicap, Sgls, Vwc,
 };
 use super::text::{Ascii, Nqn};
 use crate::macros::{wire_layout, zeroed_default};
@@ -124,7 +124,7 @@ pub struct IdentifyController {
     /// Maximum Thermal Management Temperature, in kelvins.
     pub mxtmt: U16,
     /// Sanitize Capabilities.
-    pub sanicap: U32,
+    pub sanicap: Sanicap,
     /// Host Memory Buffer Minimum Descriptor Entry Size, in units of 4 KiB.
     pub hmminds: U32,
     /// Host Memory Maximum Descriptors Entries.

@@ -277,6 +277,27 @@ pub struct Fuses {
     __: u16,
 }
 
+/// SANICAP, Sanitize Capabilities.
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct Sanicap {
+    /// Crypto Erase Support.
+    pub ces: bool,
+    /// Block Erase Support.
+    pub bes: bool,
+    /// Overwrite Support.
+    pub ows: bool,
+    /// Verification Support.
+    pub vers: bool,
+    #[bits(25)]
+    __: u32,
+    /// No-Deallocate Inhibited: No-Deallocate After Sanitize is refused, or passed over.
+    pub ndi: bool,
+    /// No-Deallocate Modifies Media After Sanitize: 0 not defined, 1 it does not, 2 it does.
+    #[bits(2)]
+    pub nodmmas: u8,
+}
+
 /// FNA, Format NVM Attributes.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

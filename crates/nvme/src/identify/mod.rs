@@ -62,7 +62,7 @@ mod virtualization;
 pub use controller::{IdentifyController, PowerState};
 pub use controller_bits::{
     Anacap, Cmic, ControllerType, Ctratt, Fna, Frmw, Fuses, Lpa, Oacs, Oaes, Oncs, PowerStateFlags,
-    QueueEntrySize, Sgls, Vwc,
+    QueueEntrySize, Sanicap, Sgls, Vwc,
 };
 pub use descriptors::{Descriptor, Descriptors, NamespaceDescriptors, Nidt};
 pub use independent::{IndependentNamespace, IndependentNsfeat, Nstat};

@@ -44,6 +44,7 @@ impl Controller {
             let failed = migration.flush_failed.take();
             self.flushed();
             self.cache_flushed(failed);
+            self.erasure_flushed(failed);
         }
     }
 }

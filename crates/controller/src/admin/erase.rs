@@ -1,0 +1,647 @@
+//! Format NVM ("NVMe Base 2.1", 5.1.10; "NVM Command Set 1.1", 4.1.2) and Sanitize ("NVMe Base
+//! 2.1", 5.1.22 and 8.1.24). A namespace has one format: both of them erase.
+//!
+//! 1. The namespaces are closed, in every engine: commands on them end with Format In Progress or
+//!    Sanitize In Progress.
+//! 2. A flush of the controller's own tells that nothing is left that was in flight.
+//! 3. They are erased, by one request at a time, and only where a round's budget has room for it:
+//!    the commands of other hosts come first.
+//! 4. A flush makes that durable.
+//! 5. That it is over is committed. Only in the next round they are open again, and the host is
+//!    told: no process that follows erases what was written since.
+//!
+//! A reset of the controller ends a format where it is. A sanitize operation goes on when the
+//! controller is enabled again, and in the next process, where there is one. One that fails leaves
+//! the namespaces closed, until another one ends well or the host leaves the failure mode.
+//!
+//! What is erased is what the volumes let be reached: what a file system does with blocks that a
+//! file gives back, or a device with what was overwritten, is theirs.
+
+use super::self_test::About;
+use super::{AdminResult, INVALID_FIELD, Outcome};
+use crate::controller::Controller;
+use crate::engine::{Order, OwnRequest, status_of};
+use crate::survival::state::{EraseRunning, EraseState};
+use dma::{Buffer, SegmentList};
+use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
+use nvme::cmd::NSID_BROADCAST;
+use nvme::cmd::admin::{FormatCdw10, SanitizeAction as Action, SanitizeCdw10, SecureErase};
+use nvme::identify::{Fpi, Sanicap};
+use nvme::log::{Lid, SanitizeLog, SanitizeOutcome, SanitizeStatus, SelfTestOutcome};
+use nvme::{Command, Status};
+use std::time::Instant;
+use volume::{Budget, IoError, IoErrorKind, Op};
+use zerocopy::IntoBytes;
+
+/// Bytes that are zeroed at a time.
+const ZEROED: u64 = 4 << 20;
+/// Bytes that are written at a time.
+const WRITTEN: u64 = 256 << 10;
+/// What zeroing counts in a round's budget.
+const ZEROES_UNITS: u32 = 16;
+/// How often a request is begun again that was interrupted.
+const TRIES: u32 = 64;
+
+/// Which command it is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Cause {
+    /// By its CID.
+    Format(u16),
+    /// Dword 10, and the pattern of an overwrite.
+    Sanitize(SanitizeCdw10, u32),
+}
+
+impl Cause {
+    /// What commands on the namespaces end with meanwhile.
+    fn closes_with(self) -> Status {
+        match self {
+            Cause::Format(_) => Status::FORMAT_IN_PROGRESS,
+            Cause::Sanitize(..) => Status::SANITIZE_IN_PROGRESS,
+        }
+    }
+
+    /// How often the namespaces are erased.
+    fn passes(self) -> u8 {
+        match self {
+            Cause::Sanitize(cdw10, _) if cdw10.sanact() == Action::OVERWRITE => cdw10.passes(),
+            _ => 1,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// The flush is to be ordered that waits for what is in flight.
+    Close,
+    /// It is on its way.
+    Closing,
+    Erase,
+    /// The flush is to be ordered that makes it durable.
+    Flush,
+    Flushing,
+    /// Everything is done, and that is to be committed.
+    Done,
+    /// It is committed.
+    Over,
+}
+
+struct Running {
+    cause: Cause,
+    nsids: Vec<u32>,
+    stage: Stage,
+    /// Passes over all of them that are done.
+    pass: u8,
+    /// Index of the namespace whose turn it is.
+    at: usize,
+    /// Bytes of that, in this pass.
+    offset: u64,
+    /// The request in flight: its number, and bytes.
+    request: Option<(u64, u64)>,
+    /// The volume whose turn it is cannot zero: it is written.
+    writes: bool,
+    tries: u32,
+    failed: Option<Status>,
+}
+
+impl Running {
+    fn new(cause: Cause, nsids: Vec<u32>) -> Self {
+        Running {
+            cause,
+            nsids,
+            stage: Stage::Close,
+            pass: 0,
+            at: 0,
+            offset: 0,
+            request: None,
+            writes: false,
+            tries: 0,
+            failed: None,
+        }
+    }
+
+    /// To the next namespace, or the next pass over all of them.
+    fn next_namespace(&mut self) {
+        (self.offset, self.writes) = (0, false);
+        self.at += 1;
+        if self.at >= self.nsids.len() {
+            self.at = 0;
+            self.pass += 1;
+        }
+    }
+
+    fn is_erased(&self) -> bool {
+        self.nsids.is_empty() || self.pass >= self.cause.passes()
+    }
+
+    /// Four bytes that are written over and over; `None`: it is zeroed.
+    fn pattern(&self) -> Option<[u8; 4]> {
+        let Cause::Sanitize(cdw10, pattern) = self.cause else {
+            return self.writes.then_some([0; 4]);
+        };
+        if cdw10.sanact() != Action::OVERWRITE {
+            return self.writes.then_some([0; 4]);
+        }
+        // The last pass has it as it is ("NVMe Base 2.1", 8.1.24).
+        let later = cdw10.passes().saturating_sub(1 + self.pass);
+        let inverted = cdw10.oipbp() && later % 2 == 1;
+        Some(if inverted { !pattern } else { pattern }.to_le_bytes())
+    }
+
+    /// The request has ended.
+    fn ended(&mut self, len: u64, result: Result<(), IoError>) {
+        let Err(error) = result else {
+            self.tries = 0;
+            self.offset += len;
+            return;
+        };
+        match error.kind {
+            IoErrorKind::Unsupported if !self.writes && self.pattern().is_none() => {
+                self.writes = true;
+            }
+            IoErrorKind::Aborted | IoErrorKind::Busy if self.tries < TRIES => self.tries += 1,
+            _ => self.fail(status_of(error, true)),
+        }
+    }
+
+    /// Nothing more is erased.
+    fn fail(&mut self, status: Status) {
+        self.failed.get_or_insert(status);
+        self.stage = Stage::Done;
+    }
+
+    /// A controller-level reset: flushes that were ordered may never be told of.
+    fn reset(&mut self) {
+        self.stage = match self.stage {
+            Stage::Closing => Stage::Close,
+            Stage::Flushing => Stage::Flush,
+            stage => stage,
+        };
+    }
+}
+
+/// What is being erased, and how the last sanitize operation ended.
+#[derive(Default)]
+pub(crate) struct Erasure {
+    running: Option<Running>,
+    /// Dword 10 of the last Sanitize command that began an operation.
+    last: SanitizeCdw10,
+    outcome: SanitizeOutcome,
+    /// Overwrite passes that the last operation completed.
+    passes: u8,
+    /// Namespaces that a failed operation has left closed.
+    locked: Vec<u32>,
+}
+
+impl Erasure {
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// CID of a Format NVM command that is not over.
+    pub fn format(&self) -> Option<u16> {
+        match self.running.as_ref()?.cause {
+            Cause::Format(cid) => Some(cid),
+            Cause::Sanitize(..) => None,
+        }
+    }
+
+    /// What commands end with that may not be executed beside it.
+    pub(super) fn hinders(&self) -> Option<Status> {
+        match &self.running {
+            Some(running) => Some(running.cause.closes_with()),
+            None if self.outcome == SanitizeOutcome::FAILED => Some(Status::SANITIZE_FAILED),
+            None => None,
+        }
+    }
+
+    pub fn save(&self) -> EraseState {
+        let running = self.running.as_ref().map(|running| EraseRunning {
+            format: match running.cause {
+                Cause::Format(cid) => Some(cid),
+                Cause::Sanitize(..) => None,
+            },
+            pattern: match running.cause {
+                Cause::Format(_) => 0,
+                Cause::Sanitize(_, pattern) => pattern,
+            },
+            nsids: running.nsids.clone(),
+            pass: running.pass,
+            at: running.at as u32,
+            offset: running.offset,
+            over: matches!(running.stage, Stage::Done | Stage::Over),
+            failed: running.failed.map(Status::into_bits),
+        });
+        EraseState {
+            last: self.last.into_bits(),
+            outcome: self.outcome.0,
+            passes: self.passes,
+            locked: self.locked.clone(),
+            running,
+        }
+    }
+
+    /// As [`Erasure::save`] said; the namespaces are closed by [`Controller::restore_erasure`].
+    pub fn restore(saved: &EraseState) -> Self {
+        let last = SanitizeCdw10::from_bits(saved.last);
+        let running = saved.running.as_ref().map(|saved| {
+            let cause = match saved.format {
+                Some(cid) => Cause::Format(cid),
+                None => Cause::Sanitize(last, saved.pattern),
+            };
+            Running {
+                stage: if saved.over {
+                    Stage::Done
+                } else {
+                    Stage::Close
+                },
+                pass: saved.pass,
+                at: (saved.at as usize).min(saved.nsids.len().saturating_sub(1)),
+                offset: saved.offset,
+                failed: saved.failed.map(Status::from_bits),
+                ..Running::new(cause, saved.nsids.clone())
+            }
+        });
+        Erasure {
+            running,
+            last,
+            outcome: SanitizeOutcome(saved.outcome),
+            passes: saved.passes,
+            locked: saved.locked.clone(),
+        }
+    }
+}
+
+/// What Identify Controller says of Sanitize.
+pub(super) fn sanicap() -> Sanicap {
+    Sanicap::new().with_bes(true).with_ows(true).with_nodmmas(1)
+}
+
+impl Controller {
+    pub(super) fn format_nvm(&mut self, command: &Command) -> AdminResult {
+        let cdw10 = FormatCdw10::from_bits(command.cdw10.get());
+        let nsid = command.nsid.get();
+        let nsids: Vec<u32> = match nsid {
+            NSID_BROADCAST => self.engine.active().map(|ns| ns.config.nsid).collect(),
+            nsid => {
+                self.engine.namespace_index(nsid)?;
+                vec![nsid]
+            }
+        };
+        // Protection information needs metadata, which the one format has not.
+        if cdw10.lbaf() != 0 || cdw10.pi() != 0 {
+            return Err(Status::INVALID_FORMAT.with_dnr(true));
+        }
+        if !matches!(cdw10.ses(), SecureErase::NONE | SecureErase::USER_DATA) {
+            return Err(INVALID_FIELD);
+        }
+        self.begin_erasing(Cause::Format(command.cid.get()), nsids)?;
+        Ok(Outcome::Later)
+    }
+
+    pub(super) fn sanitize(&mut self, command: &Command) -> AdminResult {
+        let cdw10 = SanitizeCdw10::from_bits(command.cdw10.get());
+        if cdw10.emvs() {
+            return Err(INVALID_FIELD);
+        }
+        let erasure = &self.admin.erasure;
+        let failed = erasure.outcome == SanitizeOutcome::FAILED;
+        // Without Allow Unrestricted Sanitize Exit only another restricted operation helps.
+        let restricted = failed && !erasure.running.is_some() && !erasure.last.ause();
+        let running = erasure.running.as_ref().map(|r| r.cause.closes_with());
+        match cdw10.sanact() {
+            Action::EXIT_FAILURE_MODE => {
+                if let Some(status) = running {
+                    return Err(status);
+                }
+                if restricted {
+                    return Err(Status::SANITIZE_FAILED.with_dnr(true));
+                }
+                if failed {
+                    self.unlock();
+                    self.admin.erasure.outcome = SanitizeOutcome::NEVER;
+                    self.touch();
+                }
+                Ok(Outcome::Done(0))
+            }
+            Action::BLOCK_ERASE | Action::OVERWRITE => {
+                if restricted && cdw10.ause() {
+                    return Err(Status::SANITIZE_FAILED.with_dnr(true));
+                }
+                let nsids = self.engine.active().map(|ns| ns.config.nsid).collect();
+                let cause = Cause::Sanitize(cdw10, command.cdw11.get());
+                self.begin_erasing(cause, nsids)?;
+                let erasure = &mut self.admin.erasure;
+                erasure.last = cdw10;
+                erasure.outcome = SanitizeOutcome::IN_PROGRESS;
+                erasure.passes = 0;
+                erasure.locked.clear();
+                Ok(Outcome::Done(0))
+            }
+            _ => Err(INVALID_FIELD),
+        }
+    }
+
+    /// Closes the namespaces, and erases them from the next round on.
+    fn begin_erasing(&mut self, cause: Cause, nsids: Vec<u32>) -> Result<(), Status> {
+        let sanitizes = matches!(cause, Cause::Sanitize(..));
+        match self.admin.erasure.hinders() {
+            Some(status) if status.is(Status::SANITIZE_FAILED) && sanitizes => {}
+            Some(status) => return Err(status),
+            None => {}
+        }
+        let protected = |nsid: &u32| {
+            let index = self.engine.namespace_index(*nsid).ok();
+            let ns = index.and_then(|index| self.engine.namespaces.get(index));
+            ns.is_some_and(|ns| ns.read_only)
+        };
+        if nsids.iter().any(protected) {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
+        }
+        let (outcome, about) = match sanitizes {
+            true => (SelfTestOutcome::SANITIZED, About::All),
+            false => (SelfTestOutcome::FORMATTED, About::Some(&nsids)),
+        };
+        self.end_test_of(outcome, about);
+        self.close(&nsids, Some(cause.closes_with()));
+        tracing::info!(?nsids, ?cause, "erasing");
+        self.admin.erasure.running = Some(Running::new(cause, nsids));
+        self.admin.rearm();
+        self.touch();
+        Ok(())
+    }
+
+    /// Commands on these namespaces end with this status from now on; `None`: they are open again.
+    fn close(&mut self, nsids: &[u32], status: Option<Status>) {
+        for nsid in nsids {
+            if let Ok(index) = self.engine.namespace_index(*nsid) {
+                self.order_all(|| Order::Close { index, status });
+            }
+        }
+    }
+
+    fn unlock(&mut self) {
+        let locked = std::mem::take(&mut self.admin.erasure.locked);
+        self.close(&locked, None);
+    }
+
+    /// The state was restored: what was closed is closed.
+    pub(crate) fn restore_erasure(&mut self) {
+        if let Some(running) = &self.admin.erasure.running {
+            let (nsids, status) = (running.nsids.clone(), running.cause.closes_with());
+            self.close(&nsids, Some(status));
+        }
+        let locked = self.admin.erasure.locked.clone();
+        self.close(&locked, Some(Status::SANITIZE_FAILED));
+        self.admin.rearm();
+    }
+
+    /// A controller-level reset ends a format; nothing of it is in flight when the host can send
+    /// commands again.
+    pub(crate) fn reset_erasure(&mut self) {
+        match &mut self.admin.erasure.running {
+            Some(running) if matches!(running.cause, Cause::Sanitize(..)) => running.reset(),
+            running => {
+                if let Some(Running { nsids, .. }) = running.take() {
+                    self.close(&nsids, None);
+                }
+            }
+        }
+        self.admin.rearm();
+    }
+
+    /// The flushes of the controller's own that were ordered are over.
+    pub(crate) fn erasure_flushed(&mut self, failed: Option<Status>) {
+        let Some(running) = &mut self.admin.erasure.running else {
+            return;
+        };
+        match running.stage {
+            // What was not made durable is erased anyway.
+            Stage::Closing => running.stage = Stage::Erase,
+            Stage::Flushing => {
+                if let Some(status) = failed {
+                    running.failed.get_or_insert(status);
+                }
+                running.stage = Stage::Done;
+            }
+            _ => {}
+        }
+    }
+
+    /// Goes on with what is being erased, by a request at most. `true`: there was something to do.
+    pub(super) fn go_on_erasing(&mut self, budget: &mut Budget) -> bool {
+        let Some(running) = &mut self.admin.erasure.running else {
+            return false;
+        };
+        let mut worked = false;
+        if let Some((number, len)) = running.request
+            && let Some(result) = self.engine.take_own(number)
+        {
+            worked = true;
+            running.request = None;
+            running.ended(len, result);
+        }
+        match running.stage {
+            Stage::Closing | Stage::Flushing => worked,
+            Stage::Close => worked | self.order_flush(Stage::Closing),
+            Stage::Flush => worked | self.order_flush(Stage::Flushing),
+            Stage::Erase => worked | self.erase_piece(budget),
+            Stage::Done => {
+                running.stage = Stage::Over;
+                self.touch();
+                true
+            }
+            Stage::Over => {
+                self.end_erasing();
+                true
+            }
+        }
+    }
+
+    /// Orders a flush of the controller's own, if there can be one now.
+    fn order_flush(&mut self, stage: Stage) -> bool {
+        if !self.may_test() {
+            return false;
+        }
+        if let Some(running) = &mut self.admin.erasure.running {
+            running.stage = stage;
+        }
+        self.flush_everywhere();
+        true
+    }
+
+    /// Begins the next request.
+    fn erase_piece(&mut self, budget: &mut Budget) -> bool {
+        if budget.is_spent() || !self.may_test() || !self.engine.may_begin_own() {
+            return false;
+        }
+        let Some(running) = &mut self.admin.erasure.running else {
+            return false;
+        };
+        if running.request.is_some() {
+            return false;
+        }
+        if running.is_erased() {
+            running.stage = Stage::Flush;
+            return true;
+        }
+        let nsid = running.nsids.get(running.at).copied().unwrap_or(0);
+        let index = self.engine.namespace_index(nsid).ok();
+        let ns = index.and_then(|index| self.engine.namespaces.get(index));
+        // One that has come in the place of another is not to be erased.
+        let Some(ns) = ns.filter(|ns| ns.closed == Some(running.cause.closes_with())) else {
+            running.fail(Status::INVALID_NAMESPACE_OR_FORMAT);
+            return true;
+        };
+        let size = ns.blocks << ns.shift;
+        if running.offset >= size {
+            running.next_namespace();
+            return true;
+        }
+        let left = size - running.offset;
+        let deallocate = match running.cause {
+            Cause::Format(_) => true,
+            Cause::Sanitize(cdw10, _) => !cdw10.ndas(),
+        };
+        let (op, len, data) = match running.pattern() {
+            None => {
+                let fua = false;
+                let op = Op::WriteZeroes { deallocate, fua };
+                (op, left.min(ZEROED), SegmentList::new())
+            }
+            Some(pattern) => {
+                let len = left.min(WRITTEN);
+                let data = Buffer::from_slice(&pattern.repeat(len as usize / pattern.len()));
+                (Op::Write { fua: false }, len, SegmentList::owned(data))
+            }
+        };
+        budget.spend(match op {
+            Op::Write { .. } => 1 + Budget::units_of(len, 0),
+            _ => ZEROES_UNITS,
+        });
+        let offset = running.offset;
+        let number = self.engine.begin_own(OwnRequest {
+            nsid,
+            op,
+            offset,
+            len,
+            data,
+        });
+        running.request = number.map(|number| (number, len));
+        number.is_some()
+    }
+
+    /// It is over, and that is committed.
+    fn end_erasing(&mut self) {
+        let erasure = &mut self.admin.erasure;
+        let Some(running) = erasure.running.take() else {
+            return;
+        };
+        let Running {
+            cause,
+            nsids,
+            pass,
+            failed,
+            ..
+        } = running;
+        match failed {
+            None => tracing::info!(?nsids, ?cause, "erased"),
+            Some(status) => tracing::warn!(?nsids, ?cause, %status, "could not be erased"),
+        }
+        match cause {
+            Cause::Format(cid) => {
+                self.close(&nsids, None);
+                if let Some(status) = failed {
+                    let nsid = nsids.first().copied().unwrap_or(0);
+                    self.failed(0, cid, status, nsid, 0);
+                }
+                self.finish_admin(cid, failed.unwrap_or(Status::SUCCESS), 0);
+            }
+            Cause::Sanitize(cdw10, _) => {
+                if cdw10.sanact() == Action::OVERWRITE {
+                    erasure.passes = pass;
+                }
+                match failed {
+                    None => {
+                        erasure.outcome = SanitizeOutcome::COMPLETED;
+                        self.close(&nsids, None);
+                    }
+                    Some(_) => {
+                        erasure.outcome = SanitizeOutcome::FAILED;
+                        erasure.locked.clone_from(&nsids);
+                        self.close(&nsids, Some(Status::SANITIZE_FAILED));
+                    }
+                }
+                self.notify(AsyncEvent::of(
+                    EventType::IO_COMMAND_SPECIFIC,
+                    IoCommandEvent::SANITIZE_COMPLETED.0,
+                    Lid::SANITIZE_STATUS,
+                ));
+            }
+        }
+        self.admin.rearm();
+        self.touch();
+    }
+
+    /// Bytes that are erased in all passes, and those that are to be.
+    fn erased(&self, running: &Running) -> (u128, u128) {
+        let size = |nsid: &u32| {
+            let index = self.engine.namespace_index(*nsid).ok();
+            let ns = index.and_then(|index| self.engine.namespaces.get(index));
+            ns.map_or(0, |ns| u128::from(ns.blocks) << ns.shift)
+        };
+        let each: u128 = running.nsids.iter().map(size).sum();
+        let before: u128 = running.nsids.iter().take(running.at).map(size).sum();
+        let done = each * u128::from(running.pass) + before + u128::from(running.offset);
+        (done, each * u128::from(running.cause.passes()))
+    }
+
+    pub(super) fn sanitize_log(&self) -> Vec<u8> {
+        let erasure = &self.admin.erasure;
+        let mut log = SanitizeLog::at_rest();
+        let mut passes = erasure.passes;
+        if let Some(running) = &erasure.running
+            && let Cause::Sanitize(cdw10, _) = running.cause
+        {
+            let (done, all) = self.erased(running);
+            let parts = (done << 16) / all.max(1);
+            log.sprog = (parts.min(0xfffe) as u16).into();
+            if cdw10.sanact() == Action::OVERWRITE {
+                passes = running.pass;
+            }
+        }
+        log.sstat = SanitizeStatus::new()
+            .with_sos(erasure.outcome)
+            .with_opc(passes);
+        log.scdw10 = erasure.last.into_bits().into();
+        log.as_bytes().to_vec()
+    }
+
+    /// The format progress indicator of a namespace.
+    pub(super) fn format_progress(&self, nsid: u32) -> Fpi {
+        let idle = Fpi::new().with_fpis(true);
+        match &self.admin.erasure.running {
+            Some(running)
+                if matches!(running.cause, Cause::Format(_)) && running.nsids.contains(&nsid) =>
+            {
+                let (done, all) = self.erased(running);
+                let left = all.saturating_sub(done) * 100 / all.max(1);
+                idle.with_fpr(left.clamp(1, 100) as u8)
+            }
+            _ => idle,
+        }
+    }
+
+    /// When to go on with what is being erased, though nothing else happens.
+    pub(crate) fn erase_deadline(&self) -> Option<Instant> {
+        let running = self.admin.erasure.running.as_ref()?;
+        let due = match running.stage {
+            Stage::Closing | Stage::Flushing => false,
+            Stage::Close | Stage::Flush => self.may_test(),
+            Stage::Erase => {
+                running.request.is_none() && self.may_test() && self.engine.may_begin_own()
+            }
+            Stage::Done | Stage::Over => true,
+        };
+        due.then_some(self.now)
+    }
+}

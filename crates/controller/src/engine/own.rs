@@ -1,0 +1,78 @@
+//! Requests on the controller's own account, which no host waits for, one at a time: reads of its
+//! self-test, and what erases a namespace.
+
+use super::Engine;
+use super::slots::Work;
+use dma::SegmentList;
+use volume::{IoError, Op};
+
+/// What the engine knows of them.
+#[derive(Default)]
+pub(super) struct OwnRequests {
+    in_flight: bool,
+    /// Of the last one.
+    number: u64,
+    /// The last one's number, and how it ended.
+    ended: Option<(u64, Result<(), IoError>)>,
+}
+
+/// What one of them does.
+pub(crate) struct OwnRequest {
+    pub nsid: u32,
+    pub op: Op,
+    /// Bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Memory of its own, as long, where data is moved.
+    pub data: SegmentList,
+}
+
+impl Engine {
+    /// Nothing that is in flight hinders a request: its end is news to the worker.
+    pub fn may_begin_own(&self) -> bool {
+        !self.own.in_flight && self.flushing == 0 && self.slots.free() > 0
+    }
+
+    /// Begins a request; [`Engine::take_own`] has the end of it, by its number. `None`: not now.
+    pub fn begin_own(&mut self, request: OwnRequest) -> Option<u64> {
+        let ns = self.namespace_index(request.nsid).ok()?;
+        if !self.may_begin_own() {
+            return None;
+        }
+        let index = self.slots.alloc()?;
+        self.own.number += 1;
+        let number = self.own.number;
+        if let Some(slot) = self.slots.get(index) {
+            slot.orphan = true;
+            slot.ns = ns;
+            slot.work = Work::Own(number);
+        }
+        self.own.in_flight = true;
+        let OwnRequest {
+            op,
+            offset,
+            len,
+            data,
+            ..
+        } = request;
+        self.submit(index, ns, op, offset, len, data);
+        Some(number)
+    }
+
+    pub(super) fn own_completed(&mut self, index: u16, result: Result<(), IoError>) {
+        if let Some(slot) = self.slots.get(index)
+            && let Work::Own(number) = slot.work
+        {
+            self.own.ended = Some((number, result));
+        }
+        self.own.in_flight = false;
+        self.end(index);
+    }
+
+    /// How the request of this number has ended.
+    pub fn take_own(&mut self, number: u64) -> Option<Result<(), IoError>> {
+        let ended = self.own.ended.take_if(|(ended, _)| *ended == number);
+        ended.map(|(_, result)| result)
+    }
+}

@@ -1,0 +1,91 @@
+//! Sanitize Status log page (NVMe Base 2.1, 5.1.12.1.33).
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::macros::{open_values, wire_layout, zeroed_default};
+
+open_values! {
+    /// Sanitize Operation Status (3 bits).
+    pub SanitizeOutcome: u8 {
+        NEVER = 0, "never sanitized";
+        COMPLETED = 1, "completed successfully";
+        IN_PROGRESS = 2, "in progress";
+        FAILED = 3, "failed";
+        COMPLETED_DEALLOCATED = 4, "completed successfully, with blocks deallocated that were not to be";
+    }
+}
+
+/// SSTAT, Sanitize Status.
+#[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct SanitizeStatus {
+    /// Sanitize Operation Status.
+    #[bits(3)]
+    pub sos: SanitizeOutcome,
+    /// Overwrite Passes Completed.
+    #[bits(5)]
+    pub opc: u8,
+    /// Global Data Erased: nothing has been written since.
+    pub gde: bool,
+    /// Media Verification Canceled.
+    pub mvcncld: bool,
+    #[bits(6)]
+    __: u8,
+}
+
+/// A time that is not reported.
+const NOT_REPORTED: U32 = U32::new(u32::MAX);
+
+/// Sanitize Status log page, 512 bytes.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SanitizeLog {
+    /// Sanitize Progress: of 65,536 parts; all ones where none is in progress.
+    pub sprog: U16,
+    /// Sanitize Status.
+    pub sstat: SanitizeStatus,
+    /// Dword 10 of the last Sanitize command that began an operation.
+    pub scdw10: U32,
+    /// Estimated times in seconds, all ones where none is reported: of Overwrite, Block Erase and
+    /// Crypto Erase, the same three without deallocation, then of the state after them.
+    pub estimates: [U32; 7],
+    #[doc(hidden)]
+    pub reserved36: [u8; 476],
+}
+
+wire_layout!(SanitizeLog, 512, sprog @ 0, sstat @ 2, scdw10 @ 4, estimates @ 8, reserved36 @ 36);
+zeroed_default!(SanitizeLog);
+
+impl SanitizeLog {
+    /// SPROG where no operation is in progress.
+    pub const NO_PROGRESS: u16 = u16::MAX;
+
+    /// A page without an operation in progress, which reports no times.
+    pub fn at_rest() -> Self {
+        Self {
+            sprog: Self::NO_PROGRESS.into(),
+            estimates: [NOT_REPORTED; 7],
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_bits() {
+        let status = SanitizeStatus::new()
+            .with_sos(SanitizeOutcome::FAILED)
+            .with_opc(2)
+            .with_gde(true);
+        assert_eq!(status.into_bits().get(), 0x0113);
+        assert_eq!(
+            SanitizeLog::at_rest().as_bytes().get(..4),
+            Some(&[0xff, 0xff, 0, 0][..])
+        );
+    }
+}
