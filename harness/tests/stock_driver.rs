@@ -68,6 +68,9 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
     if Controller::chosen()? == Controller::Vnvme {
         checks.check("self-test", || self_test(&guest));
         checks.check("telemetry", || telemetry(&guest));
+        checks.check("format", || format_nvm(&guest));
+        checks.check("sanitize", || sanitize(&guest));
+        checks.check("persistent event log", || persistent_events(&guest));
     }
     checks.check("read-only namespace", || read_only(&guest, &locked));
     checks.check("ext4 on 512-byte blocks", || {
@@ -488,6 +491,86 @@ fn telemetry(guest: &Guest) -> Result<()> {
          [ $(reads after) -ge $(($(reads before) + 32)) ]
          rm /tmp/before /tmp/after",
     )?;
+    Ok(())
+}
+
+/// Formatting erases a namespace, and only that. What is no format is refused.
+fn format_nvm(guest: &Guest) -> Result<()> {
+    run(
+        guest,
+        "a=$(disk 2 1) b=$(disk 2 2)
+         head -c 1048576 /dev/urandom >/tmp/random
+         for d in $a $b; do dd if=/tmp/random of=$d bs=1M oflag=direct 2>/dev/null; done
+         ! nvme format $a --lbaf=1 --force 2>/dev/null || exit 1
+         ! nvme format $a --ses=2 --force 2>/dev/null || exit 1
+         cmp -n 1048576 $a /tmp/random
+         nvme format $a --lbaf=0 --ses=1 --force
+         udevadm settle 2>/dev/null || true
+         cmp -n 1048576 $a /dev/zero
+         cmp -n 1048576 $b /tmp/random
+         rm /tmp/random",
+    )?;
+    Ok(())
+}
+
+/// Each action erases all namespaces, as the log page says, and as they are then.
+fn sanitize(guest: &Guest) -> Result<()> {
+    run(
+        guest,
+        "c=/dev/$(ctrl 2) a=$(disk 2 1) b=$(disk 2 2)
+         status() { nvme get-log $c --log-id=0x81 --log-len=512 --raw-binary | od -An -tu1 -j2 -N1; }
+         finish() {
+             for try in $(seq 600); do
+                 [ $(($(status) & 7)) = 2 ] || break
+                 sleep 0.1
+             done
+             [ $(($(status) & 7)) = 1 ]
+         }
+         ! nvme sanitize $c -a 4 2>/dev/null || exit 1
+         nvme sanitize $c -a 3 -n 2 -i -p 0x5a5a5a5a
+         finish
+         [ $(status) = 17 ] # and two passes
+         nvme sanitize-log $c | grep -i 'sanitize progress' | grep -q 65535
+         tr '\\0' Z </dev/zero | head -c 1048576 >/tmp/pattern
+         for d in $a $b; do
+             dd if=$d bs=1M count=1 iflag=direct 2>/dev/null | cmp - /tmp/pattern
+             dd if=$d bs=1M skip=$(($(blockdev --getsize64 $d) / 1048576 - 1)) iflag=direct 2>/dev/null |
+                 cmp - /tmp/pattern
+         done
+         nvme sanitize $c -a 2
+         finish
+         for d in $a $b; do
+             dd if=$d bs=1M count=1 iflag=direct 2>/dev/null | cmp -n 1048576 - /dev/zero
+         done
+         nvme sanitize $c -a 1
+         rm /tmp/pattern",
+    )?;
+    Ok(())
+}
+
+/// What was done above is in the log.
+fn persistent_events(guest: &Guest) -> Result<()> {
+    let log = run(
+        guest,
+        "c=/dev/$(ctrl 2)
+         nvme persistent-event-log $c --action=2
+         ! nvme persistent-event-log $c --action=0 2>/dev/null || exit 1
+         nvme persistent-event-log $c --action=3 >/dev/null
+         nvme persistent-event-log $c --action=0
+         nvme persistent-event-log $c --action=2",
+    )?;
+    let count = |name: &str| log.lines().filter(|line| line.contains(name)).count();
+    for (name, least) in [
+        ("SMART / Health Log Snapshot Event", 1),
+        ("Power-on or Reset Event", 1),
+        ("Format NVM Start Event", 1),
+        ("Format NVM Completion Event", 1),
+        ("Sanitize Start Event", 2),
+        ("Sanitize Completion Event", 2),
+    ] {
+        // The header's list of what there may be has each of them, too.
+        ensure!(count(name) > least, "{name}: {} in\n{log}", count(name));
+    }
     Ok(())
 }
 

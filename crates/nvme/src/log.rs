@@ -11,6 +11,7 @@ use crate::macros::{open_values, wire_layout, zeroed_default};
 mod ana;
 pub mod discovery;
 mod effects;
+mod persistent_event;
 mod reservation;
 mod sanitize;
 mod self_test;
@@ -20,6 +21,11 @@ pub use ana::{AnaGroup, AnaGroupState, AnaHeader, AnaState, ana_groups};
 pub use effects::{
     CommandEffects, CommandsSupported, FeatureEffects, FeaturesSupported, LidSupported,
     SupportedLogPages,
+};
+pub use persistent_event::{
+    FormatCompletion, FormatStart, HardwareError, HardwareErrorCode, PersistentEvent,
+    PersistentEventAction, PersistentEventHeader, PersistentEventType, PowerOnOrReset,
+    ReportingContext, SanitizeCompletion, SanitizeStart, TimestampChange,
 };
 pub use reservation::{ReservationNotification, ReservationNotificationType};
 pub use sanitize::{SanitizeLog, SanitizeOutcome, SanitizeStatus};

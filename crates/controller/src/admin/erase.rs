@@ -205,6 +205,15 @@ impl Erasure {
         }
     }
 
+    /// Operation in Progress of a Power-on or Reset event.
+    pub(super) fn operation(&self) -> u8 {
+        match self.running.as_ref().map(|running| running.cause) {
+            Some(Cause::Format(_)) => 1,
+            Some(Cause::Sanitize(..)) => 2,
+            None => 0,
+        }
+    }
+
     /// What commands end with that may not be executed beside it.
     pub(super) fn hinders(&self) -> Option<Status> {
         match &self.running {
@@ -295,6 +304,7 @@ impl Controller {
             return Err(INVALID_FIELD);
         }
         self.begin_erasing(Cause::Format(command.cid.get()), nsids)?;
+        self.record_format_start(nsid, command.cdw10.get());
         Ok(Outcome::Later)
     }
 
@@ -335,6 +345,7 @@ impl Controller {
                 erasure.outcome = SanitizeOutcome::IN_PROGRESS;
                 erasure.passes = 0;
                 erasure.locked.clear();
+                self.record_sanitize_start(command.cdw10.get(), command.cdw11.get());
                 Ok(Outcome::Done(0))
             }
             _ => Err(INVALID_FIELD),
@@ -532,10 +543,12 @@ impl Controller {
 
     /// It is over, and that is committed.
     fn end_erasing(&mut self) {
-        let erasure = &mut self.admin.erasure;
-        let Some(running) = erasure.running.take() else {
+        let Some(running) = self.admin.erasure.running.take() else {
             return;
         };
+        let (done, all) = self.erased(&running);
+        let left = all.saturating_sub(done) * 100 / all.max(1);
+        let erasure = &mut self.admin.erasure;
         let Running {
             cause,
             nsids,
@@ -554,7 +567,13 @@ impl Controller {
                     let nsid = nsids.first().copied().unwrap_or(0);
                     self.failed(0, cid, status, nsid, 0);
                 }
-                self.finish_admin(cid, failed.unwrap_or(Status::SUCCESS), 0);
+                let asked = match nsids.as_slice() {
+                    [nsid] => *nsid,
+                    _ => NSID_BROADCAST,
+                };
+                let status = failed.unwrap_or(Status::SUCCESS);
+                self.record_format_end(asked, left.min(100) as u8, status);
+                self.finish_admin(cid, status, 0);
             }
             Cause::Sanitize(cdw10, _) => {
                 if cdw10.sanact() == Action::OVERWRITE {
@@ -571,6 +590,8 @@ impl Controller {
                         self.close(&nsids, Some(Status::SANITIZE_FAILED));
                     }
                 }
+                let log = self.sanitize_status();
+                self.record_sanitize_end(log.sprog.get(), log.sstat);
                 self.notify(AsyncEvent::of(
                     EventType::IO_COMMAND_SPECIFIC,
                     IoCommandEvent::SANITIZE_COMPLETED.0,
@@ -596,6 +617,10 @@ impl Controller {
     }
 
     pub(super) fn sanitize_log(&self) -> Vec<u8> {
+        self.sanitize_status().as_bytes().to_vec()
+    }
+
+    fn sanitize_status(&self) -> SanitizeLog {
         let erasure = &self.admin.erasure;
         let mut log = SanitizeLog::at_rest();
         let mut passes = erasure.passes;
@@ -613,7 +638,7 @@ impl Controller {
             .with_sos(erasure.outcome)
             .with_opc(passes);
         log.scdw10 = erasure.last.into_bits().into();
-        log.as_bytes().to_vec()
+        log
     }
 
     /// The format progress indicator of a namespace.

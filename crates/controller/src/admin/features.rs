@@ -82,6 +82,11 @@ impl Timestamp {
 }
 
 impl Features {
+    /// The Timestamp feature, as Get Features returns it.
+    pub(super) fn timestamp_bytes(&self) -> [u8; 8] {
+        self.timestamp.to_bytes()
+    }
+
     pub fn new(config: &ControllerConfig) -> Self {
         Features {
             arbitration: DEFAULT_ARBITRATION,
@@ -305,7 +310,7 @@ impl Controller {
             Fid::WRITE_ATOMICITY => features.write_atomicity,
             Fid::ASYNC_EVENT_CONFIG => features.event_config,
             Fid::TIMESTAMP => {
-                self.write_host(command, &features.timestamp.to_bytes())?;
+                self.write_host(command, &features.timestamp_bytes())?;
                 0
             }
             Fid::KEEP_ALIVE_TIMER => keep_alive,
@@ -409,11 +414,13 @@ impl Controller {
                 let mut bytes = [0; 8];
                 self.read_host(command, &mut bytes)?;
                 let value = u64::from_le_bytes(bytes) & 0xffff_ffff_ffff;
+                let previous = self.admin.features.timestamp_bytes();
                 self.admin.features.timestamp = Timestamp {
                     value,
                     set_at: Since::now(),
                     origin: ORIGIN_SET,
                 };
+                self.record_timestamp(previous);
             }
             Fid::KEEP_ALIVE_TIMER => self.admin.keep_alive.set(cdw11, self.now),
             Fid::IO_COMMAND_SET_PROFILE if cdw11 & 0x1ff != 0 => {

@@ -2,7 +2,7 @@
 
 use super::{
     AdminResult, INVALID_FIELD, Outcome, abort, erase, events, features, keep_alive, logs,
-    self_test, table,
+    persistent_events, self_test, table,
 };
 use crate::ana;
 use crate::controller::Controller;
@@ -122,6 +122,7 @@ impl Controller {
         page.lpa = logs::lpa();
         page.elpe_z = (logs::ERROR_ENTRIES - 1) as u8;
         page.wctemp = 343.into();
+        page.pels = persistent_events::SIZE_64K.into();
         page.cctemp = 353.into();
         page.tnvmcap = capacity.into();
         page.edstt = self_test::extended_minutes(capacity).into();
@@ -156,7 +157,7 @@ impl Controller {
         page
     }
 
-    fn subnqn(&self) -> String {
+    pub(super) fn subnqn(&self) -> String {
         let config = &self.config;
         config.subnqn.clone().unwrap_or_else(|| {
             // The form for subsystems that no vendor's domain names: by a UUID ("NVMe Base 2.1",

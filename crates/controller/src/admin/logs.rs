@@ -32,8 +32,8 @@ struct LogPage {
     lid: Lid,
     /// The whole page.
     content: fn(&Controller, &GetLogPage, nsid: u32) -> Result<Vec<u8>, Status>,
-    /// What has to be done, or is wrong with the command, before it is read.
-    before: fn(&mut Controller, &GetLogPage) -> Result<(), Status>,
+    /// What has to be done, or is wrong with the command, before it is read; `false`: it is not read.
+    before: fn(&mut Controller, &GetLogPage) -> Result<bool, Status>,
     /// What follows when the host has read the page without Retain Asynchronous Event.
     after: fn(&mut Controller),
     /// The bit by which Identify Controller says that the page is there.
@@ -50,14 +50,17 @@ impl LogPage {
         LogPage {
             lid,
             content,
-            before: |_, _| Ok(()),
+            before: |_, _| Ok(true),
             after: |_| {},
             lpa: Lpa::new(),
             offered: |_| true,
         }
     }
 
-    const fn before(self, before: fn(&mut Controller, &GetLogPage) -> Result<(), Status>) -> Self {
+    const fn before(
+        self,
+        before: fn(&mut Controller, &GetLogPage) -> Result<bool, Status>,
+    ) -> Self {
         LogPage { before, ..self }
     }
 
@@ -111,6 +114,11 @@ static LOG_PAGES: &[LogPage] = &[
         c.clear_events(EventType::NOTICE);
     })
     .lpa(Lpa::new().with_ts(true)),
+    LogPage::new(Lid::PERSISTENT_EVENT, |c, get, _| {
+        Ok(c.persistent_event_log(get))
+    })
+    .before(Controller::before_persistent_events)
+    .lpa(Lpa::new().with_pes(true)),
     LogPage::new(Lid::ANA, |c, get, _| {
         c.ana_log(get).ok_or(Status::INVALID_LOG_PAGE)
     })
@@ -203,7 +211,9 @@ impl Controller {
         }
         let row = log_pages(self).find(|row| row.lid == get.lid);
         let row = row.ok_or(Status::INVALID_LOG_PAGE.with_dnr(true))?;
-        (row.before)(self, &get)?;
+        if !(row.before)(self, &get)? {
+            return Ok(Outcome::Done(0));
+        }
         let page = (row.content)(self, &get, command.nsid.get())?;
         let len = usize::try_from(get.bytes()).map_err(|_| INVALID_FIELD)?;
         let offset = usize::try_from(get.lpo).map_err(|_| INVALID_FIELD)?;
@@ -249,7 +259,7 @@ impl Controller {
         NsidList::from_iter(changed).as_bytes().to_vec()
     }
 
-    fn smart(&self) -> Smart {
+    pub(super) fn smart(&self) -> Smart {
         let stats = &self.engine.stats;
         let mut smart = Smart::new_zeroed();
         smart.cw = self.critical_warning();

@@ -9,6 +9,7 @@ mod identify;
 mod keep_alive;
 mod logs;
 mod notifications;
+mod persistent_events;
 mod queues;
 mod resize;
 mod self_test;
@@ -29,6 +30,7 @@ pub(crate) use logs::Logs;
 use notifications::Notifications;
 use nvme::cmd::{Fuse, Psdt};
 use nvme::{AdminOpcode, Command, Status};
+pub(crate) use persistent_events::PersistentEvents;
 pub(crate) use self_test::SelfTest;
 use std::time::Instant;
 pub(crate) use telemetry::Telemetry;
@@ -62,6 +64,9 @@ pub(crate) struct Admin {
     pub telemetry: Telemetry,
     pub self_test: SelfTest,
     pub erasure: Erasure,
+    pub persistent_events: PersistentEvents,
+    /// The last controller-level reset, or the power-on.
+    pub last_reset: Instant,
     /// When the keep alive timer, the self-test and what is being erased have to be looked at next:
     /// one comparison a round for all. See [`Admin::rearm`].
     timer: Option<Instant>,
@@ -86,6 +91,8 @@ impl Admin {
             telemetry: Telemetry::default(),
             self_test: SelfTest::default(),
             erasure: Erasure::default(),
+            persistent_events: PersistentEvents::default(),
+            last_reset: Instant::now(),
             timer: None,
             made: Instant::now(),
             quiet: RateLimit::default(),
@@ -103,6 +110,7 @@ impl Admin {
         self.deletions.clear();
         self.cache_flushes.clear();
         self.self_test.reset(self.logs.power_on_hours());
+        self.persistent_events.reset();
         self.rearm();
     }
 

@@ -123,7 +123,7 @@ impl Telemetry {
 
 impl Controller {
     /// Before one of the pages is read: whole blocks are, and the host may want it captured anew.
-    pub(super) fn before_telemetry(&mut self, get: &GetLogPage) -> Result<(), Status> {
+    pub(super) fn before_telemetry(&mut self, get: &GetLogPage) -> Result<bool, Status> {
         let block = TELEMETRY_BLOCK as u64;
         if !get.bytes().is_multiple_of(block) || !get.lpo.is_multiple_of(block) {
             return Err(INVALID_FIELD);
@@ -136,7 +136,7 @@ impl Controller {
                 .next(text, "requested by the host");
             self.touch();
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The host has read what the controller captured: the next thing that goes wrong is captured.

@@ -6,6 +6,7 @@
 use super::{Controller, MPSMAX};
 use crate::engine::Order;
 use crate::survival::state::Registers;
+use nvme::log::HardwareErrorCode;
 use nvme::regs::{Ams, Aqa, Cc, CcCss, Csts, Shn, Shst};
 
 /// What the controller is in the middle of.
@@ -178,7 +179,7 @@ impl Controller {
     }
 
     fn fail(&mut self) {
-        self.touch();
+        self.record_hardware_error(HardwareErrorCode::CONTROLLER_FATAL);
         self.state = State::Failed;
         self.csts.set_cfs(true);
         self.stop_fetching();
@@ -302,6 +303,8 @@ impl Controller {
                 Shutdown::Complete => Shst::COMPLETE,
             });
         self.state = State::Disabled;
+        self.admin.last_reset = self.now;
+        self.record_reset();
         if self.cc.en() {
             self.enable();
         }
@@ -314,6 +317,7 @@ impl Controller {
     pub fn reset(&mut self) {
         if self.has_queues() && self.shutdown != Shutdown::Complete {
             self.engine.stats.unsafe_shutdowns.add(1);
+            self.record_hardware_error(HardwareErrorCode::UNSAFE_SHUTDOWN);
         }
         self.reset_registers();
         self.csts.set_nssro(false);

@@ -241,6 +241,7 @@ impl Controller {
         };
         controller.apply_features();
         controller.set_gates();
+        controller.record_reset();
         Ok(controller)
     }
 
@@ -281,6 +282,7 @@ impl Controller {
         self.draining = None;
         self.dma_unmap_all();
         self.engine.stats.power_cycles.add(1);
+        self.record_reset();
         self.touch();
         self.settle();
         // The next process is not to look for the memory of a client that has gone.

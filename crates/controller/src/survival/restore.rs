@@ -179,6 +179,9 @@ impl Controller {
             self.admin.erasure = Erasure::restore(saved);
             self.restore_erasure();
         }
+        if let Some(saved) = &logs.persistent_events {
+            self.restore_persistent_events(saved);
+        }
         let stats = &self.engine.stats;
         let counters = logs.counters;
         stats.media_errors.set(counters.media_errors);

@@ -92,6 +92,7 @@ impl Controller {
             telemetry: Some(self.admin.telemetry.save()),
             self_test: Some(self.admin.self_test.save()),
             erasure: Some(self.admin.erasure.save()),
+            persistent_events: Some(self.admin.persistent_events.save()),
             counters: Counters {
                 media_errors: stats.media_errors.get(),
                 error_log_entries: stats.error_log_entries.get(),

@@ -305,6 +305,8 @@ pub(crate) struct LogState {
     pub self_test: Option<SelfTestState>,
     #[n(6)]
     pub erasure: Option<EraseState>,
+    #[n(7)]
+    pub persistent_events: Option<PersistentEventState>,
 }
 
 /// What the telemetry logs have.
@@ -355,6 +357,34 @@ pub(crate) struct TestRunning {
     /// Pieces that were read.
     #[n(2)]
     pub done: u64,
+}
+
+/// The Persistent Event log.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct PersistentEventState {
+    /// Newest first.
+    #[n(0)]
+    pub events: Vec<SavedEvent>,
+    /// Of the last context.
+    #[n(1)]
+    pub generation: u16,
+    /// There is a context.
+    #[n(2)]
+    pub context: bool,
+}
+
+/// A persistent event.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct SavedEvent {
+    #[n(0)]
+    pub ty: u8,
+    /// As the Timestamp feature had it.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub timestamp: [u8; 8],
+    #[cbor(n(2), with = "minicbor::bytes")]
+    pub data: Vec<u8>,
 }
 
 /// Format NVM and Sanitize.

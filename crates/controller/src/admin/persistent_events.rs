@@ -1,0 +1,267 @@
+//! The Persistent Event log page ("NVMe Base 2.1", 5.1.12.1.14): what has happened to the controller,
+//! kept through resets and by the process that follows.
+//!
+//! A host reads a context: what the log was when the context was established.
+
+use super::{INVALID_FIELD, erase};
+use crate::controller::Controller;
+use crate::survival::state::{PersistentEventState, SavedEvent};
+use nvme::Status;
+use nvme::cmd::admin::GetLogPage;
+use nvme::identify::{Ascii, Fna, Nqn};
+use nvme::log::{
+    FormatCompletion, FormatStart, HardwareError, HardwareErrorCode, Lid, PersistentEvent,
+    PersistentEventAction as Action, PersistentEventHeader, PersistentEventType as Type,
+    PowerOnOrReset, ReportingContext, SanitizeCompletion, SanitizeStart, SanitizeStatus,
+    TimestampChange,
+};
+use std::collections::VecDeque;
+use std::iter::once;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Events that are kept: a host that resets the controller without end has the oldest forgotten.
+const EVENTS: usize = 64;
+/// Types of events that there can be, and revisions of them.
+const TYPES: [(Type, u8); 8] = [
+    (Type::SMART, 1),
+    (Type::TIMESTAMP_CHANGE, 1),
+    (Type::POWER_ON_OR_RESET, 1),
+    (Type::HARDWARE_ERROR, 1),
+    (Type::FORMAT_START, 1),
+    (Type::FORMAT_COMPLETION, 1),
+    (Type::SANITIZE_START, 1),
+    (Type::SANITIZE_COMPLETION, 1),
+];
+/// PELS of Identify Controller, in units of 64 KiB: more than the log can have.
+pub(super) const SIZE_64K: u32 = 1;
+
+/// What has happened.
+#[derive(Default)]
+pub(crate) struct PersistentEvents {
+    /// Newest first.
+    events: VecDeque<SavedEvent>,
+    /// Of the last context.
+    generation: u16,
+    /// The log page, as it was when the context was established.
+    context: Option<Vec<u8>>,
+}
+
+impl PersistentEvents {
+    pub fn save(&self) -> PersistentEventState {
+        PersistentEventState {
+            events: self.events.iter().cloned().collect(),
+            generation: self.generation,
+            context: self.context.is_some(),
+        }
+    }
+
+    /// As [`PersistentEvents::save`] said; no more than there may be.
+    pub fn restore(saved: &PersistentEventState) -> Self {
+        let events = saved.events.iter().filter(|event| event.data.len() <= 512);
+        PersistentEvents {
+            events: events.take(EVENTS).cloned().collect(),
+            generation: saved.generation,
+            context: None,
+        }
+    }
+
+    /// A controller-level reset releases the context.
+    pub(super) fn reset(&mut self) {
+        self.context = None;
+    }
+}
+
+impl Controller {
+    /// Something has happened.
+    fn record_event(&mut self, ty: Type, data: &(impl IntoBytes + Immutable)) {
+        let event = SavedEvent {
+            ty: ty.0,
+            timestamp: self.admin.features.timestamp_bytes(),
+            data: data.as_bytes().to_vec(),
+        };
+        let events = &mut self.admin.persistent_events.events;
+        events.truncate(EVENTS - 1);
+        events.push_front(event);
+        self.touch();
+    }
+
+    /// The controller was powered on, or a controller-level reset has ended.
+    pub(crate) fn record_reset(&mut self) {
+        let mut fr = [b' '; 8];
+        let version = self.config.firmware.bytes();
+        fr.iter_mut().zip(version).for_each(|(to, from)| *to = from);
+        let powered_on = self.admin.logs.powered_on().elapsed().as_millis();
+        let data = PowerOnOrReset {
+            fr,
+            cntlid: self.config.cntlid.into(),
+            operation: self.admin.erasure.operation(),
+            power_cycle: (self.engine.stats.power_cycles.get() as u32).into(),
+            power_on_ms: u64::try_from(powered_on).unwrap_or(u64::MAX).into(),
+            timestamp: self.admin.features.timestamp_bytes(),
+            ..Default::default()
+        };
+        self.record_event(Type::POWER_ON_OR_RESET, &data);
+    }
+
+    /// The host has set the timestamp, which was another one before, and was zero so many
+    /// milliseconds ago, or is the host's.
+    pub(super) fn record_timestamp(&mut self, previous: [u8; 8]) {
+        let since = self.admin.last_reset.elapsed().as_millis();
+        let data = TimestampChange {
+            previous,
+            since_reset: u64::try_from(since).unwrap_or(u64::MAX).into(),
+        };
+        self.record_event(Type::TIMESTAMP_CHANGE, &data);
+    }
+
+    pub(crate) fn record_hardware_error(&mut self, code: HardwareErrorCode) {
+        let data = HardwareError {
+            code: code.0.into(),
+            ..Default::default()
+        };
+        self.record_event(Type::HARDWARE_ERROR, &data);
+    }
+
+    pub(super) fn record_format_start(&mut self, nsid: u32, cdw10: u32) {
+        let data = FormatStart {
+            nsid: nsid.into(),
+            fna: Fna::new(),
+            cdw10: cdw10.into(),
+            ..Default::default()
+        };
+        self.record_event(Type::FORMAT_START, &data);
+    }
+
+    /// `left`: the percentage that remained.
+    pub(super) fn record_format_end(&mut self, nsid: u32, left: u8, status: Status) {
+        let data = FormatCompletion {
+            nsid: nsid.into(),
+            smallest_fpi: left,
+            status: u8::from(!status.is_success()),
+            status_field: u32::from(status.into_bits()).into(),
+            ..Default::default()
+        };
+        self.record_event(Type::FORMAT_COMPLETION, &data);
+    }
+
+    pub(super) fn record_sanitize_start(&mut self, cdw10: u32, cdw11: u32) {
+        let data = SanitizeStart {
+            sanicap: erase::sanicap(),
+            cdw10: cdw10.into(),
+            cdw11: cdw11.into(),
+        };
+        self.record_event(Type::SANITIZE_START, &data);
+    }
+
+    pub(super) fn record_sanitize_end(&mut self, sprog: u16, sstat: SanitizeStatus) {
+        let data = SanitizeCompletion {
+            sprog: sprog.into(),
+            sstat,
+            ..Default::default()
+        };
+        self.record_event(Type::SANITIZE_COMPLETION, &data);
+    }
+
+    /// Before the page is read: what the command does with the context. `false`: that was all.
+    pub(super) fn before_persistent_events(&mut self, get: &GetLogPage) -> Result<bool, Status> {
+        let action = Action(get.lsp & 3);
+        let establishes = matches!(
+            action,
+            Action::ESTABLISH_AND_READ | Action::ESTABLISH_AND_READ_HEADER
+        );
+        let exists = self.admin.persistent_events.context.is_some();
+        if action == Action::RELEASE {
+            self.admin.persistent_events.context = None;
+            self.touch();
+            return Ok(false);
+        }
+        if establishes == exists {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true));
+        }
+        let header = size_of::<PersistentEventHeader>() as u64;
+        if action == Action::ESTABLISH_AND_READ_HEADER && (get.bytes() != header || get.lpo != 0) {
+            return Err(INVALID_FIELD);
+        }
+        if establishes {
+            self.establish_context();
+        }
+        Ok(true)
+    }
+
+    fn establish_context(&mut self) {
+        let log = &mut self.admin.persistent_events;
+        log.generation = log.generation.wrapping_add(1);
+        let context = self.persistent_event_page();
+        self.admin.persistent_events.context = Some(context);
+        self.touch();
+    }
+
+    /// The state was restored: a context that there was is there again, of what there is now.
+    pub(crate) fn restore_persistent_events(&mut self, saved: &PersistentEventState) {
+        self.admin.persistent_events = PersistentEvents::restore(saved);
+        if saved.context {
+            self.establish_context();
+        }
+    }
+
+    /// The page of the context.
+    pub(super) fn persistent_event_log(&self, get: &GetLogPage) -> Vec<u8> {
+        let context = &self.admin.persistent_events.context;
+        let mut page = context.clone().unwrap_or_default();
+        if Action(get.lsp & 3) == Action::READ
+            && let Ok((header, _)) = PersistentEventHeader::mut_from_prefix(&mut page)
+        {
+            header.rci = header.rci.with_rce(true);
+        }
+        page
+    }
+
+    fn persistent_event_page(&self) -> Vec<u8> {
+        let (config, log) = (&self.config, &self.admin.persistent_events);
+        let now = self.admin.features.timestamp_bytes();
+        // The first of all is what the controller is like now.
+        let snapshot = SavedEvent {
+            ty: Type::SMART.0,
+            timestamp: now,
+            data: self.smart().as_bytes().to_vec(),
+        };
+        let mut events = Vec::new();
+        for event in once(&snapshot).chain(&log.events) {
+            let revision = TYPES.iter().find(|(ty, _)| ty.0 == event.ty);
+            let header = PersistentEvent {
+                etype: Type(event.ty),
+                etr: revision.map_or(0, |(_, revision)| *revision),
+                ehl: PersistentEvent::LENGTH,
+                cntlid: config.cntlid.into(),
+                ets: event.timestamp,
+                el: (event.data.len() as u16).into(),
+                ..Default::default()
+            };
+            events.extend_from_slice(header.as_bytes());
+            events.extend_from_slice(&event.data);
+        }
+        let size = size_of::<PersistentEventHeader>() + events.len();
+        let mut header = PersistentEventHeader {
+            lid: Lid::PERSISTENT_EVENT,
+            tnev: (1 + log.events.len() as u32).into(),
+            tll: (size as u64).into(),
+            rv: PersistentEventHeader::REVISION,
+            lhl: PersistentEventHeader::LENGTH.into(),
+            ts: now,
+            poh: u128::from(self.admin.logs.power_on_hours()).into(),
+            pcc: self.engine.stats.power_cycles.get().into(),
+            vid: config.pci.vendor.into(),
+            ssvid: config.pci.subsystem_vendor.into(),
+            sn: Ascii::new(&config.serial).unwrap_or_default(),
+            mn: Ascii::new(&config.model).unwrap_or_default(),
+            subnqn: Nqn::new(&self.subnqn()).unwrap_or_default(),
+            gnum: log.generation.into(),
+            rci: ReportingContext::new().with_rcpit(1),
+            ..Default::default()
+        };
+        TYPES.iter().for_each(|(ty, _)| header.support(*ty));
+        let mut page = header.as_bytes().to_vec();
+        page.extend_from_slice(&events);
+        page
+    }
+}

@@ -1,0 +1,258 @@
+//! Persistent Event log page (NVMe Base 2.1, 5.1.12.1.14).
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U16, U32, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{Lid, SanitizeStatus};
+use crate::identify::{Ascii, Fna, Nqn, Sanicap};
+use crate::macros::{open_values, wire_layout, wire_struct, zeroed_default};
+
+open_values! {
+    /// What a Get Log Page command does with the context of the log (bits 1:0 of the Log Specific
+    /// Parameter).
+    pub PersistentEventAction: u8 {
+        READ = 0, "Read Log Data";
+        ESTABLISH_AND_READ = 1, "Establish Context and Read Log Data";
+        RELEASE = 2, "Release Context";
+        ESTABLISH_AND_READ_HEADER = 3, "Establish Context and Read 512 Bytes of Header";
+    }
+}
+
+open_values! {
+    /// Persistent Event Type.
+    #[derive(Unaligned)]
+    pub PersistentEventType: u8 {
+        SMART = 0x01, "SMART / Health Log Snapshot";
+        FIRMWARE_COMMIT = 0x02, "Firmware Commit";
+        TIMESTAMP_CHANGE = 0x03, "Timestamp Change";
+        POWER_ON_OR_RESET = 0x04, "Power-on or Reset";
+        HARDWARE_ERROR = 0x05, "NVM Subsystem Hardware Error";
+        CHANGE_NAMESPACE = 0x06, "Change Namespace";
+        FORMAT_START = 0x07, "Format NVM Start";
+        FORMAT_COMPLETION = 0x08, "Format NVM Completion";
+        SANITIZE_START = 0x09, "Sanitize Start";
+        SANITIZE_COMPLETION = 0x0a, "Sanitize Completion";
+        SET_FEATURE = 0x0b, "Set Feature";
+        TELEMETRY_CREATED = 0x0c, "Telemetry Log Create";
+        THERMAL_EXCURSION = 0x0d, "Thermal Excursion";
+        SANITIZE_MEDIA_VERIFICATION = 0x0e, "Sanitize Media Verification";
+    }
+}
+
+open_values! {
+    /// NVM Subsystem Hardware Error Event Code.
+    pub HardwareErrorCode: u16 {
+        UNSAFE_SHUTDOWN = 0x08, "Unsafe Shutdown";
+        CONTROLLER_FATAL = 0x09, "Controller Fatal Status";
+        MEDIA = 0x0a, "Media and Data Integrity Status";
+    }
+}
+
+/// RCI, Reporting Context Information.
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct ReportingContext {
+    /// Reporting Context Port Identifier.
+    pub rcpid: u16,
+    /// Reporting Context Port Identifier Type: 1 of an NVM subsystem port.
+    #[bits(2)]
+    pub rcpit: u8,
+    /// Reporting Context Exists: it did before the command.
+    pub rce: bool,
+    #[bits(13)]
+    __: u16,
+}
+
+/// Header of the Persistent Event log page, 512 bytes. Events follow, the newest first.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PersistentEventHeader {
+    /// Log Identifier.
+    pub lid: Lid,
+    #[doc(hidden)]
+    pub reserved1: [u8; 3],
+    /// Total Number of Events.
+    pub tnev: U32,
+    /// Total Log Length in bytes, this header included.
+    pub tll: U64,
+    /// Log Revision.
+    pub rv: u8,
+    #[doc(hidden)]
+    pub reserved17: u8,
+    /// Log Header Length: bytes of this header behind this field.
+    pub lhl: U16,
+    /// Timestamp, as the feature has it.
+    pub ts: [u8; 8],
+    /// Power On Hours.
+    pub poh: U128,
+    /// Power Cycle Count.
+    pub pcc: U64,
+    /// PCI Vendor ID.
+    pub vid: U16,
+    /// PCI Subsystem Vendor ID.
+    pub ssvid: U16,
+    /// Serial Number.
+    pub sn: Ascii<20>,
+    /// Model Number.
+    pub mn: Ascii<40>,
+    /// NVM Subsystem NVMe Qualified Name.
+    pub subnqn: Nqn,
+    /// Generation Number: of the context.
+    pub gnum: U16,
+    /// Reporting Context Information.
+    pub rci: ReportingContext,
+    #[doc(hidden)]
+    pub reserved378: [u8; 102],
+    /// Supported Events Bitmap: bit `n % 8` of byte `n / 8` for type `n`.
+    pub seb: [u8; 32],
+}
+
+wire_layout!(
+    PersistentEventHeader, 512, lid @ 0, tnev @ 4, tll @ 8, rv @ 16, lhl @ 18, ts @ 20, poh @ 28, pcc @ 44,
+    vid @ 52, ssvid @ 54, sn @ 56, mn @ 76, subnqn @ 116, gnum @ 372, rci @ 374, seb @ 480,
+);
+zeroed_default!(PersistentEventHeader);
+
+impl PersistentEventHeader {
+    /// The revision that this is.
+    pub const REVISION: u8 = 3;
+    /// Of this header, bytes behind the field.
+    pub const LENGTH: u16 = 512 - 20;
+
+    /// Says that events of a type may be in the log.
+    pub fn support(&mut self, ty: PersistentEventType) {
+        if let Some(byte) = self.seb.get_mut(usize::from(ty.0 / 8)) {
+            *byte |= 1 << (ty.0 % 8);
+        }
+    }
+}
+
+wire_struct! {
+    /// Header of an event, 24 bytes. Its data follows.
+    pub struct PersistentEvent(24) {
+        /// Event Type.
+        pub etype @ 0: PersistentEventType,
+        /// Event Type Revision.
+        pub etr @ 1: u8,
+        /// Event Header Length: bytes of this header behind this field.
+        pub ehl @ 2: u8,
+        /// Event Header Additional Information.
+        pub ehai @ 3: u8,
+        /// Controller Identifier.
+        pub cntlid @ 4: U16,
+        /// Event Timestamp, as the feature had it.
+        pub ets @ 6: [u8; 8],
+        /// Port Identifier.
+        pub pelpid @ 14: U16,
+        #[doc(hidden)]
+        pub reserved16 @ 16: U32,
+        /// Vendor Specific Information Length.
+        pub vsil @ 20: U16,
+        /// Event Length: bytes of the data, vendor specific ones included.
+        pub el @ 22: U16,
+    }
+}
+
+impl PersistentEvent {
+    /// Of this header, bytes behind the field.
+    pub const LENGTH: u8 = 24 - 3;
+}
+
+wire_struct! {
+    /// Data of a Timestamp Change event.
+    pub struct TimestampChange(16) {
+        /// Previous Timestamp.
+        pub previous @ 0: [u8; 8],
+        /// Milliseconds since the last controller-level reset.
+        pub since_reset @ 8: U64,
+    }
+}
+
+wire_struct! {
+    /// Data of a Power-on or Reset event, of one controller.
+    pub struct PowerOnOrReset(44) {
+        /// Firmware Revision.
+        pub fr @ 0: [u8; 8],
+        /// Controller Identifier.
+        pub cntlid @ 8: U16,
+        /// Firmware Activation: 0 where there was none.
+        pub fwact @ 10: u8,
+        /// Operation in Progress: bit 0 a format, bit 1 a sanitize operation.
+        pub operation @ 11: u8,
+        #[doc(hidden)]
+        pub reserved12 @ 12: [u8; 12],
+        /// Controller Power Cycle: its number.
+        pub power_cycle @ 24: U32,
+        /// Power on milliseconds.
+        pub power_on_ms @ 28: U64,
+        /// Controller Timestamp.
+        pub timestamp @ 36: [u8; 8],
+    }
+}
+
+wire_struct! {
+    /// Data of an NVM Subsystem Hardware Error event without additional information.
+    pub struct HardwareError(4) {
+        /// NVM Subsystem Hardware Error Event Code, see [`HardwareErrorCode`].
+        pub code @ 0: U16,
+        #[doc(hidden)]
+        pub reserved2 @ 2: U16,
+    }
+}
+
+wire_struct! {
+    /// Data of a Format NVM Start event.
+    pub struct FormatStart(12) {
+        /// Namespace Identifier, as in the command.
+        pub nsid @ 0: U32,
+        /// Format NVM Attributes.
+        pub fna @ 4: Fna,
+        #[doc(hidden)]
+        pub reserved5 @ 5: [u8; 3],
+        /// Dword 10 of the command.
+        pub cdw10 @ 8: U32,
+    }
+}
+
+wire_struct! {
+    /// Data of a Format NVM Completion event.
+    pub struct FormatCompletion(12) {
+        /// Namespace Identifier, as in the command.
+        pub nsid @ 0: U32,
+        /// Smallest Format Progress Indicator: least percentage that remained.
+        pub smallest_fpi @ 4: u8,
+        /// Format NVM Status: 0 for a success.
+        pub status @ 5: u8,
+        /// Completion Information.
+        pub information @ 6: U16,
+        /// Status Field of the completion.
+        pub status_field @ 8: U32,
+    }
+}
+
+wire_struct! {
+    /// Data of a Sanitize Start event.
+    pub struct SanitizeStart(12) {
+        /// Sanitize Capabilities.
+        pub sanicap @ 0: Sanicap,
+        /// Dword 10 of the command.
+        pub cdw10 @ 4: U32,
+        /// Dword 11 of the command.
+        pub cdw11 @ 8: U32,
+    }
+}
+
+wire_struct! {
+    /// Data of a Sanitize Completion event.
+    pub struct SanitizeCompletion(8) {
+        /// Sanitize Progress.
+        pub sprog @ 0: U16,
+        /// Sanitize Status.
+        pub sstat @ 2: SanitizeStatus,
+        /// Completion Information.
+        pub information @ 4: U16,
+        #[doc(hidden)]
+        pub reserved6 @ 6: U16,
+    }
+}
