@@ -1,5 +1,6 @@
 //! What a controller is made of: identity, limits, namespaces.
 
+use crate::cloud::Cloud;
 use crate::fabrics::FabricsConfig;
 use crate::pci::PciIds;
 use crate::subsystem::{MAX_CNTLID, Subsystem};
@@ -55,6 +56,8 @@ pub struct ControllerConfig {
     pub reset_timeout: Duration,
     /// Hosts reach it over a network.
     pub fabrics: Option<FabricsConfig>,
+    /// What is said in vendor specific bytes. Model number and PCI IDs are not set by this.
+    pub cloud: Option<Cloud>,
 }
 
 /// A controller's place in a subsystem of several controllers.
@@ -88,6 +91,7 @@ impl Default for ControllerConfig {
             workers: 1,
             reset_timeout: Duration::from_secs(30),
             fabrics: None,
+            cloud: None,
         }
     }
 }

@@ -88,6 +88,7 @@
 
 mod admin;
 mod ana;
+mod cloud;
 mod config;
 mod controller;
 mod engine;
@@ -101,6 +102,7 @@ mod subsystem;
 mod survival;
 
 pub use ana::{AnaChange, MAX_ANA_GROUP};
+pub use cloud::{Cloud, CloudError};
 pub use config::{
     ConfigError, ControllerConfig, InSubsystem, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES, NamespaceConfig,
 };

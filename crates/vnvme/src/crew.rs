@@ -21,7 +21,7 @@ use crate::subsystems;
 use crate::ublk::Disks;
 use crate::vhost_blk::{FrontEnds, VhostBlk};
 use anyhow::{Context, Result};
-use controller::{ControllerConfig, NamespaceConfig};
+use controller::{Cloud, ControllerConfig, NamespaceConfig};
 use dma::MemoryCache;
 use fabrics_target::{Door, HostKey, Target, TargetConfig, TargetLimits};
 use receive::Receiver;
@@ -294,8 +294,12 @@ pub fn serial(spec: &ControllerSpec, ids: &[Vec<u8>]) -> String {
 /// A controller's configuration, as far as it does not depend on its volumes.
 pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     let default = ControllerConfig::default();
+    let cloud = spec.cloud.as_ref();
+    let model = cloud.map_or(default.model, |cloud| cloud.model().into());
     ControllerConfig {
-        model: spec.model.clone().unwrap_or(default.model),
+        model: spec.model.clone().unwrap_or(model),
+        pci: cloud.map_or(default.pci, Cloud::pci),
+        cloud: spec.cloud.clone(),
         firmware: spec.firmware.clone().unwrap_or(default.firmware),
         subnqn: Some(
             spec.subnqn

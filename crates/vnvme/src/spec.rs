@@ -15,6 +15,7 @@ use crate::prepare::Unserved;
 use crate::registry::disk_name;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
+use controller::Cloud;
 use dma::MemoryLimits;
 use serde::{Deserialize, Deserializer};
 use std::ffi::OsStr;
@@ -97,6 +98,8 @@ pub struct ControllerSpec {
     pub access: SocketAccess,
     /// Model number.
     pub model: Option<String>,
+    /// Whose disk it looks like.
+    pub cloud: Option<Cloud>,
     /// Serial number.
     pub serial: Option<String>,
     /// Firmware revision.

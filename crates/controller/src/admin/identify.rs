@@ -154,6 +154,9 @@ impl Controller {
         if let Some(fabrics) = &config.fabrics {
             fabrics.describe(&mut page);
         }
+        if let Some(cloud) = &config.cloud {
+            cloud.describe(&mut page);
+        }
         page
     }
 
@@ -215,6 +218,9 @@ impl Controller {
         atomicity(&mut data, ns);
         if self.config.fabrics.is_some() {
             FabricsConfig::describe_namespace(&mut data);
+        }
+        if let Some(cloud) = &self.config.cloud {
+            cloud.describe_namespace(nsid, &mut data);
         }
         Ok(page(&data))
     }

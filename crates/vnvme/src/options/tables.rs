@@ -237,6 +237,16 @@ impl Spec for ControllerSpec {
         ),
         write_cache(|c| &mut c.write_cache),
         model(|c| &mut c.model),
+        Row::<Self>::new(
+            "cloud",
+            "CLOUD",
+            "look like a disk of a cloud, whose images find device names in vendor specific bytes: \
+             amazon:DEVICE, google:NAME or azure; with its model number, if no other one is set, and \
+             its PCI IDs",
+            |c| &mut c.cloud,
+        )
+        .or("none")
+        .serve(Flag::refused("cloud", "names one controller")),
         serial(|c| &mut c.serial),
         firmware(|c| &mut c.firmware),
         subnqn(|c| &mut c.subnqn),

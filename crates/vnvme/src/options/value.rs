@@ -10,6 +10,7 @@ use crate::on_error::{OnReadError, OnWriteError};
 use crate::spec::DoorbellMode;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
+use controller::Cloud;
 use rustix::thread::CpuSet;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
@@ -367,6 +368,20 @@ impl Value for SocketAddr {
         parsed.map_err(|_| {
             "an IP address and a port are expected, like 127.0.0.1:9469 or [::1]:9469".into()
         })
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        Self::from_text(OsStr::new(&plain::<String>(value)?))
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        text(self.to_string())
+    }
+}
+
+impl Value for Cloud {
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        parsed(text)
     }
 
     fn from_toml(value: toml::Value) -> Result<Self, String> {

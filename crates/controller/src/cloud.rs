@@ -1,0 +1,191 @@
+//! What images that were made for a cloud look for on its disks: model and PCI IDs, and bytes that
+//! the standard leaves to the vendor, from which their udev rules make the names of devices.
+//!
+//! - Amazon: the device name is at the beginning of the vendor specific bytes of Identify Controller
+//!   (byte 3072), 32 characters, padded with spaces. `ebsnvme-id` of amazon-ec2-utils and `nvme amzn
+//!   id-ctrl` read it; the serial number is the volume's ID.
+//! - Google: Identify Namespace has JSON in its vendor specific bytes (byte 384), with
+//!   `device_name`. `google_nvme_id` of guest-configs reads it.
+//! - Azure: the model number, and the namespace ID, which is that of the LUN and 2; 1 is the disk
+//!   that was booted from. azure-vm-utils has the rules.
+
+use crate::pci::PciIds;
+use nvme::identify::{IdentifyController, IdentifyNamespace};
+use std::fmt;
+use std::str::FromStr;
+
+/// Characters of a name at most: what Amazon's field takes, without an end.
+const LONGEST: usize = 32;
+
+/// Whose disk it looks like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cloud {
+    /// An EBS volume, attached under this device name.
+    Amazon(String),
+    /// A persistent disk of this name.
+    Google(String),
+    /// A remote disk.
+    Azure,
+}
+
+/// Why a text is no [`Cloud`].
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CloudError {
+    /// None of them is named.
+    #[error("\"{0}\": amazon:DEVICE, google:NAME or azure is expected")]
+    Unknown(String),
+    /// Its disks have names.
+    #[error("{0} needs a name, as in {0}:{1}")]
+    NoName(&'static str, &'static str),
+    /// A name that no disk there has.
+    #[error("\"{0}\": a name has 1 to 32 letters, digits, and any of - _ . /")]
+    Name(String),
+}
+
+impl FromStr for Cloud {
+    type Err = CloudError;
+
+    /// `amazon:DEVICE`, `google:NAME` or `azure`.
+    fn from_str(text: &str) -> Result<Self, CloudError> {
+        let (cloud, name) = match text.split_once(':') {
+            Some((cloud, name)) => (cloud, Some(name)),
+            None => (text, None),
+        };
+        let named = |example| {
+            let which = if cloud == "amazon" {
+                "amazon"
+            } else {
+                "google"
+            };
+            let name = name.ok_or(CloudError::NoName(which, example))?;
+            let fits = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+            match (1..=LONGEST).contains(&name.len()) && name.chars().all(fits) {
+                true => Ok(name.to_owned()),
+                false => Err(CloudError::Name(name.to_owned())),
+            }
+        };
+        match (cloud, name) {
+            ("amazon", _) => named("/dev/sdf").map(Cloud::Amazon),
+            ("google", _) => named("data-1").map(Cloud::Google),
+            ("azure", None) => Ok(Cloud::Azure),
+            _ => Err(CloudError::Unknown(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Cloud {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cloud::Amazon(device) => write!(f, "amazon:{device}"),
+            Cloud::Google(name) => write!(f, "google:{name}"),
+            Cloud::Azure => f.write_str("azure"),
+        }
+    }
+}
+
+impl Cloud {
+    /// Model number.
+    pub fn model(&self) -> &'static str {
+        match self {
+            Cloud::Amazon(_) => "Amazon Elastic Block Store",
+            Cloud::Google(_) => "nvme_card-pd",
+            Cloud::Azure => "MSFT NVMe Accelerator v1.0",
+        }
+    }
+
+    /// PCI IDs.
+    pub fn pci(&self) -> PciIds {
+        let (vendor, device) = match self {
+            Cloud::Amazon(_) => (0x1d0f, 0x8061),
+            Cloud::Google(_) => (0x1ae0, 0x001f),
+            Cloud::Azure => (0x1414, 0x00a9),
+        };
+        PciIds {
+            vendor,
+            device,
+            subsystem_vendor: vendor,
+            subsystem: device,
+            ..PciIds::default()
+        }
+    }
+
+    /// The vendor specific bytes of Identify Controller.
+    pub(crate) fn describe(&self, page: &mut IdentifyController) {
+        if let Cloud::Amazon(device) = self {
+            let (name, _) = page.vs.split_at_mut(LONGEST);
+            name.fill(b' ');
+            put(name, device);
+        }
+    }
+
+    /// The vendor specific bytes of Identify Namespace. Of several namespaces only the first has
+    /// the name as it is.
+    pub(crate) fn describe_namespace(&self, nsid: u32, page: &mut IdentifyNamespace) {
+        if let Cloud::Google(name) = self {
+            let suffix = match nsid {
+                1 => String::new(),
+                nsid => format!("-{nsid}"),
+            };
+            let json =
+                format!("{{\"device_name\":\"{name}{suffix}\",\"disk_type\":\"PERSISTENT\"}}");
+            put(&mut page.vs, &json);
+        }
+    }
+}
+
+fn put(bytes: &mut [u8], text: &str) {
+    let places = bytes.iter_mut().zip(text.bytes());
+    places.for_each(|(place, byte)| *place = byte);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn texts() {
+        for text in ["amazon:/dev/sdf", "google:data-1", "azure"] {
+            assert_eq!(text.parse::<Cloud>().unwrap().to_string(), text);
+        }
+        for (text, expected) in [
+            ("", CloudError::Unknown(String::new())),
+            ("amazon", CloudError::NoName("amazon", "/dev/sdf")),
+            ("google", CloudError::NoName("google", "data-1")),
+            ("azure:x", CloudError::Unknown("azure:x".into())),
+            ("aws:sdf", CloudError::Unknown("aws:sdf".into())),
+            ("amazon:", CloudError::Name(String::new())),
+            ("google:a\"b", CloudError::Name("a\"b".into())),
+            ("google:a b", CloudError::Name("a b".into())),
+        ] {
+            assert_eq!(text.parse::<Cloud>(), Err(expected), "{text}");
+        }
+        let long = "x".repeat(33);
+        let error = Err(CloudError::Name(long.clone()));
+        assert_eq!(format!("amazon:{long}").parse::<Cloud>(), error);
+    }
+
+    #[test]
+    fn names_are_where_images_look() {
+        let mut page = IdentifyController::new_zeroed();
+        Cloud::Amazon("sdf".into()).describe(&mut page);
+        let (name, rest) = page.vs.split_at(32);
+        assert_eq!(name, b"sdf                             ");
+        assert!(rest.iter().all(|byte| *byte == 0));
+        let google = Cloud::Google("data-1".into());
+        for (nsid, text) in [
+            (
+                1,
+                "{\"device_name\":\"data-1\",\"disk_type\":\"PERSISTENT\"}\0",
+            ),
+            (
+                7,
+                "{\"device_name\":\"data-1-7\",\"disk_type\":\"PERSISTENT\"}\0",
+            ),
+        ] {
+            let mut page = IdentifyNamespace::new_zeroed();
+            google.describe_namespace(nsid, &mut page);
+            assert!(page.vs.starts_with(text.as_bytes()));
+        }
+    }
+}
