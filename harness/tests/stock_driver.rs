@@ -32,7 +32,7 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
         .set_len(64 << 20)?;
 
     // Controller 1: 512-byte blocks. Controller 2: two namespaces of 4 KiB
-    // blocks. Controller 3: read-only.
+    // blocks. Controller 3: read-only, and like a volume of Amazon's.
     let one = Volumes::file("stock-512", &first).serve()?;
     let mut volumes = Volumes::file("stock-4k", &second);
     volumes.files.push(third.clone());
@@ -40,6 +40,7 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
     let two = volumes.serve()?;
     let mut volumes = Volumes::file("stock-ro", &locked);
     volumes.read_only = true;
+    volumes.options = vec!["--cloud".into(), "amazon:/dev/sdf".into()];
     let three = volumes.serve()?;
     let guest = Guest::builder("stock")
         .disk(one.disk())
@@ -71,6 +72,7 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
         checks.check("format", || format_nvm(&guest));
         checks.check("sanitize", || sanitize(&guest));
         checks.check("persistent event log", || persistent_events(&guest));
+        checks.check("device name of a cloud", || cloud(&guest));
     }
     checks.check("read-only namespace", || read_only(&guest, &locked));
     checks.check("ext4 on 512-byte blocks", || {
@@ -554,9 +556,10 @@ fn persistent_events(guest: &Guest) -> Result<()> {
         guest,
         "c=/dev/$(ctrl 2)
          nvme persistent-event-log $c --action=2
-         ! nvme persistent-event-log $c --action=0 2>/dev/null || exit 1
-         nvme persistent-event-log $c --action=3 >/dev/null
-         nvme persistent-event-log $c --action=0
+         ! nvme persistent-event-log $c --action=0 --log-len=512 2>/dev/null || exit 1
+         nvme persistent-event-log $c --action=1
+         ! nvme persistent-event-log $c --action=1 >/dev/null 2>&1 || exit 1
+         nvme persistent-event-log $c --action=0 --log-len=512 >/dev/null
          nvme persistent-event-log $c --action=2",
     )?;
     let count = |name: &str| log.lines().filter(|line| line.contains(name)).count();
@@ -571,6 +574,18 @@ fn persistent_events(guest: &Guest) -> Result<()> {
         // The header's list of what there may be has each of them, too.
         ensure!(count(name) > least, "{name}: {} in\n{log}", count(name));
     }
+    Ok(())
+}
+
+/// nvme-cli finds the device name where Amazon's images look for it.
+fn cloud(guest: &Guest) -> Result<()> {
+    run(
+        guest,
+        "c=/dev/$(ctrl 3)
+         nvme amzn id-ctrl $c | grep -E '^bdev *: /dev/sdf$'
+         grep -x 'Amazon Elastic Block Store *' /sys/class/nvme/$(ctrl 3)/model
+         grep -x 0x1d0f /sys/bus/pci/devices/$(bdf 3)/vendor",
+    )?;
     Ok(())
 }
 

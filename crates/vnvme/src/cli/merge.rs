@@ -329,6 +329,7 @@ mod tests {
         }
         // The table is whole: what is in it, what is refused, what clap refuses beside --config.
         let others = [
+            "cloud",
             "serial",
             "subnqn",
             "socket",
