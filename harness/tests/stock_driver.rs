@@ -556,10 +556,11 @@ fn persistent_events(guest: &Guest) -> Result<()> {
         guest,
         "c=/dev/$(ctrl 2)
          nvme persistent-event-log $c --action=2
-         ! nvme persistent-event-log $c --action=0 --log-len=512 2>/dev/null || exit 1
-         nvme persistent-event-log $c --action=1
-         ! nvme persistent-event-log $c --action=1 >/dev/null 2>&1 || exit 1
-         nvme persistent-event-log $c --action=0 --log-len=512 >/dev/null
+         ! nvme persistent-event-log $c -a 0 -l 512 2>/dev/null || exit 1
+         nvme persistent-event-log $c -a 1
+         ! nvme persistent-event-log $c -a 1 >/dev/null 2>&1 || exit 1
+         length=$(nvme persistent-event-log $c -a 0 -l 512 -b | od -An -tu8 -j8 -N8)
+         nvme persistent-event-log $c -a 0 -l $length
          nvme persistent-event-log $c --action=2",
     )?;
     let count = |name: &str| log.lines().filter(|line| line.contains(name)).count();
