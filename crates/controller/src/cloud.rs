@@ -1,9 +1,9 @@
 //! What images that were made for a cloud look for on its disks: model and PCI IDs, and bytes that
 //! the standard leaves to the vendor, from which their udev rules make the names of devices.
 //!
-//! - Amazon: the device name is at the beginning of the vendor specific bytes of Identify Controller
-//!   (byte 3072), 32 characters, padded with spaces. `ebsnvme-id` of amazon-ec2-utils and `nvme amzn
-//!   id-ctrl` read it; the serial number is the volume's ID.
+//! - Amazon: the device name is at the beginning of the vendor specific bytes of Identify
+//!   Controller (byte 3072), 32 characters, padded with spaces. `ebsnvme-id` of amazon-ec2-utils
+//!   and `nvme amzn id-ctrl` read it; the serial number is the volume's ID.
 //! - Google: Identify Namespace has JSON in its vendor specific bytes (byte 384), with
 //!   `device_name`. `google_nvme_id` of guest-configs reads it.
 //! - Azure: the model number, and the namespace ID, which is that of the LUN and 2; 1 is the disk

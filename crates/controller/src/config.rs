@@ -242,8 +242,8 @@ fn range(
 }
 
 impl ControllerConfig {
-    /// Format NVM and Sanitize are offered: namespaces are its host's alone. Others would have to be
-    /// kept out of them meanwhile.
+    /// Format NVM and Sanitize are offered: namespaces are its host's alone. Others would have to
+    /// be kept out of them meanwhile.
     pub(crate) fn erases(&self) -> bool {
         self.subsystem.is_none() && self.fabrics.is_none()
     }

@@ -70,7 +70,7 @@ fn types(h: &mut Host) -> Vec<Type> {
 }
 
 fn data<T: FromBytes>(data: &[u8]) -> T {
-    T::read_from_bytes(data).ok().expect("its length")
+    T::read_from_bytes(data).ok().unwrap()
 }
 
 fn reset(h: &mut Host) {

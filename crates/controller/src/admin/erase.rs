@@ -14,8 +14,8 @@
 //! controller is enabled again, and in the next process, where there is one. One that fails leaves
 //! the namespaces closed, until another one ends well or the host leaves the failure mode.
 //!
-//! What is erased is what the volumes let be reached: what a file system does with blocks that a
-//! file gives back, or a device with what was overwritten, is theirs.
+//! What is erased is what the volumes let be reached: what a file system does with the blocks of a
+//! hole, or a device with what was overwritten, is theirs.
 
 use super::self_test::About;
 use super::{AdminResult, INVALID_FIELD, Outcome};
@@ -316,7 +316,7 @@ impl Controller {
         let erasure = &self.admin.erasure;
         let failed = erasure.outcome == SanitizeOutcome::FAILED;
         // Without Allow Unrestricted Sanitize Exit only another restricted operation helps.
-        let restricted = failed && !erasure.running.is_some() && !erasure.last.ause();
+        let restricted = failed && erasure.running.is_none() && !erasure.last.ause();
         let running = erasure.running.as_ref().map(|r| r.cause.closes_with());
         match cdw10.sanact() {
             Action::EXIT_FAILURE_MODE => {

@@ -32,7 +32,7 @@ struct LogPage {
     lid: Lid,
     /// The whole page.
     content: fn(&Controller, &GetLogPage, nsid: u32) -> Result<Vec<u8>, Status>,
-    /// What has to be done, or is wrong with the command, before it is read; `false`: it is not read.
+    /// What has to be done, or is wrong with the command, before it is read; `false`: it is not.
     before: fn(&mut Controller, &GetLogPage) -> Result<bool, Status>,
     /// What follows when the host has read the page without Retain Asynchronous Event.
     after: fn(&mut Controller),

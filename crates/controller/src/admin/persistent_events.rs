@@ -1,5 +1,5 @@
-//! The Persistent Event log page ("NVMe Base 2.1", 5.1.12.1.14): what has happened to the controller,
-//! kept through resets and by the process that follows.
+//! The Persistent Event log page ("NVMe Base 2.1", 5.1.12.1.14): what has happened to the
+//! controller, kept through resets and by the process that follows.
 //!
 //! A host reads a context: what the log was when the context was established.
 
