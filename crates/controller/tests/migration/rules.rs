@@ -205,6 +205,38 @@ fn errors_on_another_worker_are_in_the_error_log() {
     assert_eq!(w.h.c.stats().error_log_entries.get(), 201);
 }
 
+/// A namespace is closed on every worker, and what each of them has in flight is waited for.
+#[test]
+fn a_format_waits_for_all_workers() {
+    let mut w = World::new(false);
+    migrate_to_others(&mut w);
+    w.wake_all();
+    w.faults.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
+    w.h.write(DATA, &[0x5a; 4096]);
+    let write = w.h.rw(NvmOpcode::WRITE, 1, 8, 8, DATA);
+    w.h.submit(3, write);
+    w.h.until(|_| w.faults.held() == 1);
+    let cid = w.h.submit(0, Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1));
+    for _ in 0..100 {
+        w.h.round();
+    }
+    assert!(w.h.reap(0).is_none(), "it has not waited");
+    let read = w.h.rw(NvmOpcode::READ, 1, 8, 8, DATA + 4096);
+    for qid in [1, 2] {
+        let status = w.h.command(qid, read).status();
+        assert!(status.is(Status::FORMAT_IN_PROGRESS), "{qid}: {status}");
+    }
+    w.faults.release();
+    w.h.until(|h| h.peek(0).is_some());
+    let done = w.h.reap(0).unwrap();
+    assert_eq!((done.cid.get(), done.status()), (cid, Status::SUCCESS));
+    assert_eq!(w.h.reap(3).unwrap().status(), Status::SUCCESS);
+    for qid in 1..=PAIRS {
+        assert_eq!(w.h.command(qid, read).status(), Status::SUCCESS);
+        assert_eq!(w.h.read(DATA + 4096, 4096), vec![0; 4096], "{qid}");
+    }
+}
+
 #[test]
 fn a_disconnect_leaves_nothing_behind() {
     let mut w = World::new(true);
