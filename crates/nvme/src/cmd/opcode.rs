@@ -60,7 +60,7 @@ open_values! {
 }
 
 open_values! {
-    /// Opcode of an I/O command of the NVM command set.
+    /// Opcode of an I/O command of the NVM command set, or of the Zoned Namespace command set.
     #[derive(Unaligned)]
     pub NvmOpcode: u8 {
         FLUSH = 0x00, "Flush";
@@ -79,6 +79,9 @@ open_values! {
         CANCEL = 0x18, "Cancel";
         COPY = 0x19, "Copy";
         IO_MANAGEMENT_SEND = 0x1d, "I/O Management Send";
+        ZONE_MANAGEMENT_SEND = 0x79, "Zone Management Send";
+        ZONE_MANAGEMENT_RECEIVE = 0x7a, "Zone Management Receive";
+        ZONE_APPEND = 0x7d, "Zone Append";
     }
 }
 

@@ -1,0 +1,85 @@
+//! What a namespace's zones are like.
+
+/// Zones of a namespace at most: a table of them has 8 MiB.
+pub const MAX_ZONES: u32 = 1 << 20;
+
+/// How many zones there are, how large, and how many of them may be in use at a time. It does not
+/// change while the namespace is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// How many, up to [`MAX_ZONES`].
+    pub zones: u32,
+    /// From one zone's first block to the next one's; a power of two, up to 2^40.
+    pub size: u64,
+    /// Blocks of a zone that can be written, up to `size`.
+    pub capacity: u64,
+    /// Zones that may be open at a time; `None`: all.
+    pub max_open: Option<u32>,
+    /// Zones that may be open or closed at a time; `None`: all.
+    pub max_active: Option<u32>,
+}
+
+/// Why zones cannot be like that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GeometryError {
+    /// None, or too many.
+    #[error("{0} zones: 1 to {MAX_ZONES} are allowed")]
+    Zones(u32),
+    /// Hosts know powers of two only.
+    #[error("zones of {0} blocks: a power of two up to 2^40 is allowed")]
+    Size(u64),
+    /// It is 0, or more than the size.
+    #[error("{capacity} blocks of a zone can be written: 1 to its size, {size}, are allowed")]
+    Capacity {
+        /// That capacity.
+        capacity: u64,
+        /// The zone's size.
+        size: u64,
+    },
+    /// A limit is 0, or fewer zones may be active than open.
+    #[error(
+        "the limits of open and active zones: 1 at least, and no more open ones than active ones"
+    )]
+    Limits,
+}
+
+impl Geometry {
+    /// # Errors
+    /// [`GeometryError`].
+    pub fn check(&self) -> Result<(), GeometryError> {
+        if !(1..=MAX_ZONES).contains(&self.zones) {
+            return Err(GeometryError::Zones(self.zones));
+        }
+        if !self.size.is_power_of_two() || self.size > 1 << 40 {
+            return Err(GeometryError::Size(self.size));
+        }
+        if !(1..=self.size).contains(&self.capacity) {
+            let (capacity, size) = (self.capacity, self.size);
+            return Err(GeometryError::Capacity { capacity, size });
+        }
+        let none = self.max_open == Some(0) || self.max_active == Some(0);
+        let more = matches!((self.max_open, self.max_active), (Some(o), Some(a)) if o > a)
+            || (self.max_open.is_none() && self.max_active.is_some_and(|a| a < self.zones));
+        if none || more {
+            return Err(GeometryError::Limits);
+        }
+        Ok(())
+    }
+
+    /// Blocks of the namespace.
+    pub fn blocks(&self) -> u64 {
+        // 2^60 at most.
+        u64::from(self.zones) * self.size
+    }
+
+    /// The zone that a block lies in, if it lies in one.
+    pub fn zone_of(&self, lba: u64) -> Option<u32> {
+        let zone = lba >> self.size.trailing_zeros();
+        u32::try_from(zone).ok().filter(|zone| *zone < self.zones)
+    }
+
+    /// The first block of a zone.
+    pub fn start_of(&self, zone: u32) -> u64 {
+        u64::from(zone) * self.size
+    }
+}

@@ -1,0 +1,440 @@
+//! The state of a namespace's zones, and every change of it.
+
+use crate::{Action, Filter, Geometry, GeometryError, Refusal, State};
+use std::collections::VecDeque;
+
+/// One zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Zone {
+    /// Its state.
+    pub state: State,
+    /// Blocks before its write pointer, from its first one on. Of a full zone, those that were
+    /// written before it was finished.
+    pub written: u64,
+    /// Its data is being taken away.
+    pub resetting: bool,
+}
+
+impl Zone {
+    pub(crate) const EMPTY: Self = Self {
+        state: State::Empty,
+        written: 0,
+        resetting: false,
+    };
+}
+
+/// What a report says of a zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reported {
+    /// Its state.
+    pub state: State,
+    /// Its first block.
+    pub start: u64,
+    /// Blocks of it that can be written.
+    pub capacity: u64,
+    /// The block that is written next; all bits are ones where a write pointer means nothing.
+    pub write_pointer: u64,
+}
+
+/// All zones of a namespace.
+#[derive(Clone, Debug)]
+pub struct Zones {
+    geometry: Geometry,
+    zones: Vec<Zone>,
+    open: u32,
+    active: u32,
+    /// Those that are implicitly open; the first one to be closed for another one comes first.
+    implicit: VecDeque<u32>,
+    /// Those that have changed since [`Zones::take_changed`].
+    changed: Vec<u32>,
+}
+
+impl Zones {
+    /// Empty ones.
+    ///
+    /// # Errors
+    /// Zones cannot be like that.
+    pub fn new(geometry: Geometry) -> Result<Self, GeometryError> {
+        geometry.check()?;
+        let zones = vec![Zone::EMPTY; geometry.zones as usize];
+        Ok(Self {
+            geometry,
+            zones,
+            open: 0,
+            active: 0,
+            implicit: VecDeque::new(),
+            changed: Vec::new(),
+        })
+    }
+
+    /// Those that were kept; as many as the geometry has.
+    pub(crate) fn of(geometry: Geometry, zones: Vec<Zone>) -> Self {
+        let count = |is: fn(State) -> bool| zones.iter().filter(|z| is(z.state)).count() as u32;
+        let implicit = (0..).zip(&zones);
+        let implicit = implicit.filter(|(_, zone)| zone.state == State::ImplicitlyOpen);
+        Self {
+            geometry,
+            open: count(State::is_open),
+            active: count(State::is_active),
+            implicit: implicit.map(|(zone, _)| zone).collect(),
+            changed: Vec::new(),
+            zones,
+        }
+    }
+
+    /// What they are like.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// A zone, by its number.
+    pub fn get(&self, zone: u32) -> Option<Zone> {
+        self.zones.get(zone as usize).copied()
+    }
+
+    /// How many are open.
+    pub fn open(&self) -> u32 {
+        self.open
+    }
+
+    /// How many are open or closed.
+    pub fn active(&self) -> u32 {
+        self.active
+    }
+
+    /// The zones that have changed since the last call, each of them once.
+    pub fn take_changed(&mut self) -> impl Iterator<Item = u32> + '_ {
+        self.changed.sort_unstable();
+        self.changed.dedup();
+        self.changed.drain(..)
+    }
+
+    /// Nobody remembers what was open: open zones are closed ones, or empty where nothing was
+    /// written to them. So it is after a loss of power, for one, and when another process begins
+    /// anew.
+    pub fn power_lost(&mut self) {
+        for number in 0..self.geometry.zones {
+            let Some(zone) = self.get(number) else {
+                return;
+            };
+            if zone.resetting {
+                self.cancel_reset(number);
+            }
+            match zone.state {
+                _ if zone.state.is_active() && zone.written == 0 => {
+                    self.change(number, State::Empty, 0);
+                }
+                state if state.is_open() => self.change(number, State::Closed, zone.written),
+                _ => {}
+            }
+        }
+    }
+
+    /// The zone has lost what makes it writable, or even readable: for devices that wear out, and
+    /// for tests.
+    pub fn set_worn(&mut self, number: u32, offline: bool) {
+        if let Some(zone) = self.get(number) {
+            let state = match offline {
+                true => State::Offline,
+                false => State::ReadOnly,
+            };
+            self.change(number, state, zone.written);
+        }
+    }
+
+    // ---- reads and writes
+
+    /// Whether these blocks can be read: they may lie in several zones, and behind write pointers.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`], [`Refusal::Offline`].
+    pub fn check_read(&self, lba: u64, blocks: u64) -> Result<(), Refusal> {
+        let last = lba.checked_add(blocks.max(1) - 1);
+        let last = last.and_then(|last| self.geometry.zone_of(last));
+        let (Some(first), Some(last)) = (self.geometry.zone_of(lba), last) else {
+            return Err(Refusal::OutOfRange);
+        };
+        let zones = self.zones.get(first as usize..=last as usize);
+        let mut zones = zones.unwrap_or_default().iter();
+        match zones.any(|zone| zone.state == State::Offline) {
+            true => Err(Refusal::Offline),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a write of these blocks is one that the zone takes now.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check_write(&self, lba: u64, blocks: u64) -> Result<(), Refusal> {
+        let (number, zone) = self.writable(lba)?;
+        let offset = lba - self.geometry.start_of(number);
+        if offset != zone.written {
+            return Err(Refusal::InvalidWrite);
+        }
+        self.check_room(zone, blocks)
+    }
+
+    /// Where an append of so many blocks to the zone that begins at `start` goes to now.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check_append(&self, start: u64, blocks: u64) -> Result<u64, Refusal> {
+        let number = self.zone_at(start)?;
+        let (_, zone) = self.writable(start)?;
+        self.check_room(zone, blocks)?;
+        Ok(self.geometry.start_of(number) + zone.written)
+    }
+
+    /// Takes a write that was checked: the write pointer is behind it from now on.
+    ///
+    /// # Errors
+    /// As [`Zones::check_write`]; nothing has changed then.
+    pub fn write(&mut self, lba: u64, blocks: u64) -> Result<(), Refusal> {
+        self.check_write(lba, blocks)?;
+        let Some(number) = self.geometry.zone_of(lba) else {
+            return Err(Refusal::OutOfRange);
+        };
+        let Some(zone) = self.get(number) else {
+            return Err(Refusal::OutOfRange);
+        };
+        let written = zone.written + blocks;
+        if written == self.geometry.capacity {
+            self.change(number, State::Full, written);
+            return Ok(());
+        }
+        if !zone.state.is_open() {
+            self.make_room();
+        }
+        let state = match zone.state {
+            State::ExplicitlyOpen => State::ExplicitlyOpen,
+            _ => State::ImplicitlyOpen,
+        };
+        self.change(number, state, written);
+        Ok(())
+    }
+
+    /// The write pointer of their zone is behind these blocks.
+    pub fn is_written(&self, lba: u64, blocks: u64) -> bool {
+        let number = self.geometry.zone_of(lba);
+        let zone = number.and_then(|number| Some((number, self.get(number)?)));
+        zone.is_some_and(|(number, zone)| {
+            let end = (lba - self.geometry.start_of(number)).checked_add(blocks);
+            end.is_some_and(|end| match zone.state {
+                State::Full => end <= self.geometry.capacity,
+                _ => end <= zone.written,
+            })
+        })
+    }
+
+    /// The zone that a block lies in, if it takes writes.
+    fn writable(&self, lba: u64) -> Result<(u32, Zone), Refusal> {
+        let number = self.geometry.zone_of(lba).ok_or(Refusal::OutOfRange)?;
+        let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
+        match zone.state {
+            _ if zone.resetting => Err(Refusal::Resetting),
+            State::Full => Err(Refusal::Full),
+            State::ReadOnly => Err(Refusal::ReadOnly),
+            State::Offline => Err(Refusal::Offline),
+            _ => Ok((number, zone)),
+        }
+    }
+
+    /// So many blocks more fit into the zone, and it may be open.
+    fn check_room(&self, zone: Zone, blocks: u64) -> Result<(), Refusal> {
+        let end = zone.written.checked_add(blocks.max(1));
+        if end.is_none_or(|end| end > self.geometry.capacity) {
+            return Err(Refusal::Boundary);
+        }
+        self.check_limits(zone.state)
+    }
+
+    /// A zone in this state may be open.
+    fn check_limits(&self, state: State) -> Result<(), Refusal> {
+        let is_below = |count: u32, limit: Option<u32>| limit.is_none_or(|limit| count < limit);
+        if !state.is_active() && !is_below(self.active, self.geometry.max_active) {
+            return Err(Refusal::TooManyActive);
+        }
+        // One that is implicitly open gives its place.
+        let room = is_below(self.open, self.geometry.max_open) || !self.implicit.is_empty();
+        if !state.is_open() && !room {
+            return Err(Refusal::TooManyOpen);
+        }
+        Ok(())
+    }
+
+    /// Closes the zone that has been implicitly open for longest, if another one needs its place.
+    fn make_room(&mut self) {
+        if self
+            .geometry
+            .max_open
+            .is_some_and(|limit| self.open >= limit)
+            && let Some(oldest) = self.implicit.front().copied()
+            && let Some(zone) = self.get(oldest)
+        {
+            self.change(oldest, State::Closed, zone.written);
+        }
+    }
+
+    // ---- actions
+
+    /// The zone that begins with this block.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`], [`Refusal::NotAtStart`].
+    pub fn zone_at(&self, start: u64) -> Result<u32, Refusal> {
+        let number = self.geometry.zone_of(start).ok_or(Refusal::OutOfRange)?;
+        match self.geometry.start_of(number) == start {
+            true => Ok(number),
+            false => Err(Refusal::NotAtStart),
+        }
+    }
+
+    /// Does something to one zone.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing has changed then.
+    pub fn act(&mut self, number: u32, action: Action) -> Result<(), Refusal> {
+        use State as S;
+        let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
+        if zone.resetting {
+            return Err(Refusal::Resetting);
+        }
+        let state = match (action, zone.state) {
+            (Action::Close, S::ImplicitlyOpen | S::ExplicitlyOpen | S::Closed) => S::Closed,
+            (Action::Finish, state) if state.has_write_pointer() || state == S::Full => S::Full,
+            (Action::Open, state) if state.has_write_pointer() => {
+                self.check_limits(state)?;
+                if !state.is_open() {
+                    self.make_room();
+                }
+                S::ExplicitlyOpen
+            }
+            (Action::Offline, S::ReadOnly | S::Offline) => S::Offline,
+            _ => return Err(Refusal::InvalidTransition),
+        };
+        self.change(number, state, zone.written);
+        Ok(())
+    }
+
+    /// Does something to all zones whose state it is for (Select All): close those that are open,
+    /// finish those that are active, open those that are closed, take those offline that can only
+    /// be read.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing has changed then.
+    pub fn act_on_all(&mut self, action: Action) -> Result<(), Refusal> {
+        let selects = |state: State| match action {
+            Action::Close => state.is_open(),
+            Action::Finish => state.is_active(),
+            Action::Open => state == State::Closed,
+            Action::Offline => state == State::ReadOnly,
+        };
+        let selected = |zone: &Zone| selects(zone.state);
+        if self.zones.iter().any(|z| selected(z) && z.resetting) {
+            return Err(Refusal::Resetting);
+        }
+        if action == Action::Open {
+            // Those that are implicitly open give their places, one after the other.
+            let closed = self.zones.iter().filter(|zone| selected(zone)).count() as u64;
+            let explicit = u64::from(self.open) - self.implicit.len() as u64;
+            let limit = self.geometry.max_open.map_or(u64::MAX, u64::from);
+            if closed > 0 && explicit + closed > limit {
+                return Err(Refusal::TooManyOpen);
+            }
+        }
+        let zones = (0..).zip(&self.zones).filter(|(_, zone)| selected(zone));
+        let zones: Vec<u32> = zones.map(|(number, _)| number).collect();
+        for number in zones {
+            self.act(number, action)?;
+        }
+        Ok(())
+    }
+
+    /// A zone is to be reset. Until [`Zones::end_reset`] or [`Zones::cancel_reset`] nothing else
+    /// can be done to it. Returns its blocks that may hold data: first one and number, which may be
+    /// 0.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing has changed then.
+    pub fn begin_reset(&mut self, number: u32) -> Result<(u64, u64), Refusal> {
+        let (start, capacity) = (self.geometry.start_of(number), self.geometry.capacity);
+        let zone = self.zones.get_mut(number as usize);
+        let zone = zone.ok_or(Refusal::OutOfRange)?;
+        if zone.resetting {
+            return Err(Refusal::Resetting);
+        }
+        if matches!(zone.state, State::ReadOnly | State::Offline) {
+            return Err(Refusal::InvalidTransition);
+        }
+        zone.resetting = true;
+        Ok((start, zone.written.min(capacity)))
+    }
+
+    /// The zones that a reset of all is about: those that are active or full.
+    ///
+    /// # Errors
+    /// [`Refusal::Resetting`]: one of them is being reset.
+    pub fn resettable(&self) -> Result<Vec<u32>, Refusal> {
+        let is = |zone: &Zone| zone.state.is_active() || zone.state == State::Full;
+        if self.zones.iter().any(|zone| is(zone) && zone.resetting) {
+            return Err(Refusal::Resetting);
+        }
+        let zones = (0..).zip(&self.zones).filter(|(_, zone)| is(zone));
+        Ok(zones.map(|(number, _)| number).collect())
+    }
+
+    /// The zone's data is gone: it is empty.
+    pub fn end_reset(&mut self, number: u32) {
+        self.cancel_reset(number);
+        self.change(number, State::Empty, 0);
+    }
+
+    /// The zone is not reset after all.
+    pub fn cancel_reset(&mut self, number: u32) {
+        if let Some(zone) = self.zones.get_mut(number as usize) {
+            zone.resetting = false;
+        }
+    }
+
+    /// A zone is in this state from now on.
+    fn change(&mut self, number: u32, state: State, written: u64) {
+        let Some(zone) = self.zones.get_mut(number as usize) else {
+            return;
+        };
+        let before = zone.state;
+        (zone.state, zone.written) = (state, written);
+        self.open = self.open + u32::from(state.is_open()) - u32::from(before.is_open());
+        self.active = self.active + u32::from(state.is_active()) - u32::from(before.is_active());
+        let implicit = |state| state == State::ImplicitlyOpen;
+        match (implicit(before), implicit(state)) {
+            (false, true) => self.implicit.push_back(number),
+            (true, false) => self.implicit.retain(|zone| *zone != number),
+            _ => {}
+        }
+        if self.changed.last() != Some(&number) {
+            self.changed.push(number);
+        }
+    }
+
+    // ---- reports
+
+    /// The zones from the one on that `lba` lies in, as far as the filter takes them.
+    pub fn report(&self, lba: u64, filter: Filter) -> impl Iterator<Item = Reported> + '_ {
+        let first = self.geometry.zone_of(lba).unwrap_or(self.geometry.zones);
+        let zones = (first..).zip(self.zones.iter().skip(first as usize));
+        let zones = zones.filter(move |(_, zone)| filter.takes(zone.state));
+        zones.map(|(number, zone)| {
+            let start = self.geometry.start_of(number);
+            Reported {
+                state: zone.state,
+                start,
+                capacity: self.geometry.capacity,
+                write_pointer: match zone.state.has_write_pointer() {
+                    true => start + zone.written,
+                    false => u64::MAX,
+                },
+            }
+        })
+    }
+}

@@ -1,0 +1,208 @@
+//! The state of zones as data: a header, and a word for each zone.
+//!
+//! ```text
+//! byte 0   header (64 bytes)   says what the zones are like, and whose they are; never changes
+//! byte 64  word 0, word 1, ..  one for each zone, little-endian
+//! ```
+//!
+//! A word says all of its zone, so that whoever keeps it stores it at once, and no other one. It
+//! has the zone's number in its check, so that it is no other zone's either. What was read may have
+//! been written by an enemy: every field is checked, and what is allocated is bounded by the
+//! geometry that the namespace is to have.
+
+use crate::{Geometry, State, Zone, Zones};
+
+/// Bytes before the first word.
+pub const HEADER: usize = 64;
+/// Bytes of a word.
+pub const WORD: usize = 8;
+/// The form of the table that this program writes.
+pub const VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"vnvmezns";
+/// Of a word: bits of the blocks that were written.
+const WRITTEN_BITS: u32 = 48;
+
+/// Why a table cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    /// It ends before its end.
+    #[error("it has {found} bytes, and a table of these zones has {needed}")]
+    Short {
+        /// Bytes that there are.
+        found: usize,
+        /// Bytes that there have to be.
+        needed: usize,
+    },
+    /// It begins otherwise than such tables do.
+    #[error("this is no table of zones")]
+    Magic,
+    /// A newer program has written it.
+    #[error("its format is version {0}, which this program does not know")]
+    Version(u32),
+    /// The header is not what was written.
+    #[error("its header is damaged")]
+    Checksum,
+    /// It is another namespace's.
+    #[error("it has the zones of another namespace")]
+    OtherNamespace,
+    /// Its zones are others.
+    #[error(
+        "it has {zones} zones of {size} blocks (capacity {capacity}) of {block} bytes, which is \
+         not what the namespace is to have"
+    )]
+    OtherGeometry {
+        /// How many.
+        zones: u32,
+        /// Size of each in blocks.
+        size: u64,
+        /// Capacity of each in blocks.
+        capacity: u64,
+        /// Bytes of a block.
+        block: u32,
+    },
+    /// The word of a zone is damaged.
+    #[error("what it says of zone {0} cannot be")]
+    Zone(u32),
+}
+
+/// Bytes of a table of so many zones.
+pub const fn len(zones: u32) -> usize {
+    HEADER + zones as usize * WORD
+}
+
+/// Whose zones they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The namespace's NGUID.
+    pub namespace: [u8; 16],
+    /// Bytes of a block.
+    pub block: u32,
+}
+
+/// The header.
+pub fn header(geometry: &Geometry, identity: Identity) -> [u8; HEADER] {
+    let mut bytes = [0; HEADER];
+    let fields: [&[u8]; 7] = [
+        &MAGIC,
+        &VERSION.to_le_bytes(),
+        &identity.block.to_le_bytes(),
+        &geometry.size.to_le_bytes(),
+        &geometry.capacity.to_le_bytes(),
+        &identity.namespace,
+        &geometry.zones.to_le_bytes(),
+    ];
+    let fields = fields.into_iter().flatten();
+    for (to, from) in bytes.iter_mut().zip(fields) {
+        *to = *from;
+    }
+    let (content, sum) = bytes.split_at_mut(HEADER - 4);
+    sum.copy_from_slice(&crc32fast::hash(content).to_le_bytes());
+    bytes
+}
+
+/// The word of a zone, by its number.
+pub fn word(number: u32, zone: Zone) -> u64 {
+    let content = u64::from(zone.state.number()) << WRITTEN_BITS | zone.written;
+    content | check(number, content) << 56
+}
+
+/// Eight bits over a word's content and its zone's number.
+fn check(number: u32, content: u64) -> u64 {
+    let mut bytes = [0; 12];
+    let (first, second) = bytes.split_at_mut(8);
+    first.copy_from_slice(&content.to_le_bytes());
+    second.copy_from_slice(&number.to_le_bytes());
+    u64::from(crc32fast::hash(&bytes) >> 24)
+}
+
+/// The zone that a word says.
+fn zone(number: u32, word: u64, geometry: &Geometry) -> Option<Zone> {
+    let content = word & ((1 << 56) - 1);
+    let state = State::of((content >> WRITTEN_BITS) as u8)?;
+    let written = content & ((1 << WRITTEN_BITS) - 1);
+    let possible = match state {
+        State::Empty => written == 0,
+        State::Full | State::ReadOnly | State::Offline => written <= geometry.capacity,
+        _ => written < geometry.capacity,
+    };
+    let whole = word >> 56 == check(number, content);
+    (possible && whole).then_some(Zone {
+        state,
+        written,
+        resetting: false,
+    })
+}
+
+/// The whole table.
+pub fn encode(zones: &Zones, identity: Identity) -> Vec<u8> {
+    let geometry = zones.geometry();
+    let mut bytes = header(geometry, identity).to_vec();
+    for number in 0..geometry.zones {
+        let word = zones.get(number).map_or(0, |zone| word(number, zone));
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// Reads a table: of a namespace like that, with zones like that. What lies behind its end does not
+/// matter.
+///
+/// # Errors
+/// [`TableError`].
+pub fn decode(bytes: &[u8], geometry: Geometry, identity: Identity) -> Result<Zones, TableError> {
+    let short = |needed| TableError::Short {
+        found: bytes.len(),
+        needed,
+    };
+    let (found, words) = bytes.split_first_chunk().ok_or(short(HEADER))?;
+    check_header(found, &geometry, identity)?;
+    let needed = len(geometry.zones);
+    let (words, _) = words.as_chunks::<WORD>();
+    let words = words.get(..geometry.zones as usize);
+    let words = words.ok_or(short(needed))?;
+    let zones = (0..).zip(words).map(|(number, word)| {
+        let word = u64::from_le_bytes(*word);
+        zone(number, word, &geometry).ok_or(TableError::Zone(number))
+    });
+    Ok(Zones::of(geometry, zones.collect::<Result<_, _>>()?))
+}
+
+fn check_header(
+    found: &[u8; HEADER],
+    geometry: &Geometry,
+    identity: Identity,
+) -> Result<(), TableError> {
+    let field = |at: usize| {
+        let bytes = found.get(at..).and_then(|rest| rest.first_chunk());
+        bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    };
+    let (magic, _) = found.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(TableError::Magic);
+    }
+    let version = field(8) as u32;
+    if version != VERSION {
+        return Err(TableError::Version(version));
+    }
+    let (content, sum) = found.split_at(HEADER - 4);
+    if sum != crc32fast::hash(content).to_le_bytes() {
+        return Err(TableError::Checksum);
+    }
+    let wanted = header(geometry, identity);
+    if *found == wanted {
+        return Ok(());
+    }
+    let (zones, block) = (field(48) as u32, (field(8) >> 32) as u32);
+    let (size, capacity) = (field(16), field(24));
+    let same = (zones, size, capacity) == (geometry.zones, geometry.size, geometry.capacity);
+    if same && block == identity.block {
+        return Err(TableError::OtherNamespace);
+    }
+    Err(TableError::OtherGeometry {
+        zones,
+        size,
+        capacity,
+        block,
+    })
+}
