@@ -2,7 +2,7 @@
 //! commands, doorbells, memory that comes and goes, failing volumes and resets.
 
 use crate::mediate::{BLOCKS, Below};
-use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, pci};
+use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, ZonedState, pci};
 use dma::{Memory, Prot};
 use nvme::regs::{self, Aqa, Cc};
 use nvme::{AdminOpcode, Command, NvmOpcode};
@@ -12,6 +12,7 @@ use volume::{
     Effect, Fault, FaultVolume, Faults, Io, IoErrorKind, IoOptions, MemVolume, OpKind, Volume,
 };
 use zerocopy::IntoBytes;
+use zones::{Geometry, Zones};
 
 const PAGE: u64 = 4096;
 /// Windows of guest memory, of [`WINDOW`] bytes each, one behind the other from IOVA 0 on.
@@ -107,6 +108,19 @@ fn ring(qid: u16, cq: bool) -> u64 {
     u64::from(qid) * 2 * PAGE + u64::from(cq) * PAGE
 }
 
+/// The namespace with zones: few small ones.
+fn zoned(config: NamespaceConfig) -> Option<NamespaceConfig> {
+    let zones = Zones::new(Geometry {
+        zones: 8,
+        size: 16,
+        capacity: 12,
+        max_open: Some(2),
+        max_active: Some(3),
+    });
+    let zones = Some(Arc::new(ZonedState::new(zones.ok()?, None)));
+    Some(NamespaceConfig { zones, ..config })
+}
+
 impl World {
     fn new(setup: u8, direct: bool) -> Option<World> {
         let faulty = FaultVolume::new(Arc::new(MemVolume::new(BLOCKS << 9).ok()?));
@@ -118,6 +132,7 @@ impl World {
             block_size,
             read_only: nsid == 4,
             nguid: [1; 16],
+            zones: None,
             eui64: [0; 8],
         };
         let io = Io::new(IoOptions::default());
@@ -132,6 +147,7 @@ impl World {
         let namespaces = vec![
             namespace(1, Arc::new(faulty) as Arc<dyn Volume>, 512),
             namespace(2, plain.clone(), 4096),
+            zoned(namespace(3, Arc::new(MemVolume::new(64 << 10).ok()?), 512))?,
             namespace(4, plain, 512),
         ];
         let mut controller = Controller::new(7, config, namespaces, &io).ok()?;
@@ -300,11 +316,19 @@ impl World {
             NvmOpcode::VERIFY,
             NvmOpcode::COPY,
         ];
+        const ZONES: [NvmOpcode; 3] = [
+            NvmOpcode::ZONE_APPEND,
+            NvmOpcode::ZONE_MANAGEMENT_SEND,
+            NvmOpcode::ZONE_MANAGEMENT_RECEIVE,
+        ];
         let [opcode, flags, nsid] = input.bytes();
         let chosen = if admin {
             ADMIN.get(usize::from(opcode) % ADMIN.len()).copied()
         } else {
-            IO.get(usize::from(opcode) % IO.len()).map(|o| o.0)
+            match opcode {
+                0xf0.. => ZONES.get(usize::from(opcode) % ZONES.len()).map(|o| o.0),
+                _ => IO.get(usize::from(opcode) % IO.len()).map(|o| o.0),
+            }
         };
         let sensible = nsid & 0x80 != 0;
         let nsid = match nsid {

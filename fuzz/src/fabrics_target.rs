@@ -196,6 +196,7 @@ impl Bench {
             volume: Arc::new(MemVolume::new(0x1_0000).unwrap()),
             read_only: false,
             nguid: [1; 16],
+            zones: None,
             eui64: [1; 8],
         };
         let target = Target::new(TargetConfig {

@@ -104,6 +104,7 @@ fn namespaces(hold: bool) -> Option<Vec<NamespaceConfig>> {
         block_size: 512,
         read_only: false,
         nguid: [1; 16],
+        zones: None,
         eui64: [0; 8],
     };
     Some(vec![

@@ -4,6 +4,7 @@ use crate::cloud::Cloud;
 use crate::fabrics::FabricsConfig;
 use crate::pci::PciIds;
 use crate::subsystem::{MAX_CNTLID, Subsystem};
+use crate::zoned::ZonedState;
 use reservations::HostId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,6 +112,8 @@ pub struct NamespaceConfig {
     pub nguid: [u8; 16],
     /// IEEE Extended Unique Identifier.
     pub eui64: [u8; 8],
+    /// Its zones, if it is a zoned namespace: those of one controller, on one worker.
+    pub zones: Option<Arc<ZonedState>>,
 }
 
 /// Why a configuration is refused.
@@ -177,6 +180,22 @@ pub enum ConfigError {
         needed: u32,
         /// Bytes.
         block_size: u32,
+    },
+    /// A zoned namespace is one controller's, and lives on one worker.
+    #[error(
+        "namespace {0} has zones: its controller has one worker, is in no subsystem, and no other \
+         hosts reach it"
+    )]
+    SharedZones(u32),
+    /// The volume ends before the zones do.
+    #[error("namespace {nsid}: its zones need {needed} bytes, and the volume has {size}")]
+    ZonesSize {
+        /// Its namespace.
+        nsid: u32,
+        /// Bytes.
+        needed: u64,
+        /// Bytes.
+        size: u64,
     },
     /// A volume could not be opened.
     #[error("namespace {nsid}: {error}")]
@@ -306,6 +325,15 @@ impl ControllerConfig {
 }
 
 impl NamespaceConfig {
+    /// Checks whether a controller like that can have the namespace.
+    pub(crate) fn check_zones(&self, config: &ControllerConfig) -> Result<(), ConfigError> {
+        let alone = config.workers <= 1 && config.subsystem.is_none() && config.fabrics.is_none();
+        match self.zones.is_none() || alone {
+            true => Ok(()),
+            false => Err(ConfigError::SharedZones(self.nsid)),
+        }
+    }
+
     /// Checks block size, volume size and NSID.
     pub fn check(&self) -> Result<(), ConfigError> {
         let (nsid, block_size) = (self.nsid, self.block_size);
@@ -337,6 +365,11 @@ impl NamespaceConfig {
                 size,
                 block_size,
             });
+        }
+        let needed = self.zones.as_ref().map_or(0, |zones| zones.blocks());
+        let needed = needed.saturating_mul(block_size.into());
+        if needed > size {
+            return Err(ConfigError::ZonesSize { nsid, needed, size });
         }
         Ok(())
     }

@@ -46,6 +46,7 @@
 //!     block_size: 512,
 //!     read_only: false,
 //!     nguid: [1; 16],
+//!     zones: None,
 //!     eui64: [1; 8],
 //! };
 //! let mut controller = Controller::new(0, ControllerConfig::default(), vec![namespace], &io)?;
@@ -100,7 +101,9 @@ mod remote;
 mod stats;
 mod subsystem;
 mod survival;
+mod zoned;
 
+pub use crate::zoned::{ZoneTable, ZonedState};
 pub use ana::{AnaChange, MAX_ANA_GROUP};
 pub use cloud::{Cloud, CloudError};
 pub use config::{

@@ -37,11 +37,20 @@ pub(crate) fn check(fd: OwnedFd, end: u64) -> Result<(OwnedFd, Backing), MapErro
     }
 }
 
+/// What a file of the user's own is: of any file system.
+pub(crate) fn of_file(fd: &OwnedFd) -> Result<Backing, MapError> {
+    let flags = AtFlags::EMPTY_PATH;
+    backing(fd.as_fd(), flags, 0)
+}
+
 fn examine(fd: BorrowedFd<'_>, end: u64) -> Result<Backing, MapError> {
     fcntl_get_seals(fd).map_err(|_| MapError::WrongKind)?;
     // What is known already is enough. A file system on top of another one's memory (overlayfs on
     // tmpfs) would otherwise be free to ask a third.
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    backing(fd, AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, end)
+}
+
+fn backing(fd: BorrowedFd<'_>, flags: AtFlags, end: u64) -> Result<Backing, MapError> {
     let wanted = StatxFlags::TYPE | StatxFlags::SIZE | StatxFlags::INO;
     let stat = statx(fd, c"", flags, wanted).map_err(system("statx"))?;
     if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {

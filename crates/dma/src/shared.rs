@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
 use crate::memory::system;
-use crate::{MapError, Memory};
+use crate::{MapError, Memory, backing};
 
 /// What it cannot do any more: change its size, or be allowed to.
 const SEALS: SealFlags = SealFlags::SHRINK
@@ -57,6 +57,18 @@ impl SharedPages {
             return Err(MapError::WrongKind);
         }
         Memory::from_fd(fd, len as u64, true).map(SharedPages)
+    }
+
+    /// Pages of a file of the user's own, on any file system. It is not sealed: where others make
+    /// it shorter, what is stored goes nowhere ([`Memory::is_poisoned`] of
+    /// [`SharedPages::memory`]). A file that a client has sent is none for this: its file system
+    /// may never answer.
+    ///
+    /// # Errors
+    /// [`MapError::WrongKind`]: it is no regular file; those of [`SharedPages::new`].
+    pub fn of_file(fd: OwnedFd) -> Result<SharedPages, MapError> {
+        let backing = backing::of_file(&fd)?;
+        Memory::map_file(fd, backing, true, None).map(SharedPages)
     }
 
     /// Has the pages of a range allocated, so that no later access can fail for want of memory.

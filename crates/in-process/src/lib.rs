@@ -229,6 +229,7 @@ pub fn memory_disk(size: u64) -> Result<Arc<InProcess>, TransportError> {
         block_size: 512,
         read_only: false,
         nguid: [1; 16],
+        zones: None,
         eui64: [1; 8],
     };
     let io = Io::new(IoOptions::default());

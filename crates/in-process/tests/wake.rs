@@ -29,6 +29,7 @@ fn host(idle_window: IdleWindow) -> Host {
         block_size: 512,
         read_only: false,
         nguid: [1; 16],
+        zones: None,
         eui64: [1; 8],
     };
     let io = Io::new(IoOptions::default());

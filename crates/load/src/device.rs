@@ -53,6 +53,7 @@ impl Local {
             block_size: self.block_size(),
             read_only: self.volume.info().read_only,
             nguid: [1; 16],
+            zones: None,
             eui64: [1; 8],
             volume: self.volume.clone(),
         };

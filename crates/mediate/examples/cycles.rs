@@ -30,6 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             block_size: 512,
             read_only: false,
             nguid: [1; 16],
+            zones: None,
             eui64: [1; 8],
         };
         let config = ControllerConfig {

@@ -32,6 +32,7 @@ fn controller(size: u64, config: ControllerConfig) -> Arc<InProcess> {
             block_size: 512,
             read_only: false,
             nguid: [1; 16],
+            zones: None,
             eui64: [1; 8],
         };
         Controller::new(0, config, vec![namespace], &io).map(|c| Host::new(c, io).unwrap())

@@ -173,6 +173,7 @@ impl Seen {
                 return Err(origin.error("block-size", why));
             }
             let shares = of.is_some_and(|controller| controller.subsystem.is_some());
+            check_zones(namespace, of.is_none() || shares)?;
             if namespace.reservations.is_some() && !shares {
                 let why = "reservations are of disks with subsystem";
                 return Err(origin.error("reservations", why));
@@ -342,6 +343,29 @@ fn checked(checked: Result<(), ConfigError>, origin: &Origin) -> Result<()> {
 }
 
 /// The same of a subsystem for other hosts.
+/// What is said of a namespace's zones.
+fn check_zones(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
+    let origin = &namespace.origin;
+    for (key, said) in [
+        ("zone-capacity", namespace.zone_capacity.is_some()),
+        ("max-open-zones", namespace.max_open_zones.is_some()),
+        ("max-active-zones", namespace.max_active_zones.is_some()),
+        ("zone-table", namespace.zone_table.is_some()),
+    ] {
+        if said && namespace.zone_size.is_none() {
+            let why = format!("{key} has no effect without zone-size");
+            return Err(origin.error(key, why));
+        }
+    }
+    let direct = namespace.path == Some(PathChoice::Direct);
+    if namespace.zone_size.is_some() && (shared || direct) {
+        let why = "a zoned namespace is of one disk, without subsystem, and not for other hosts; \
+                   its commands take the generic path";
+        return Err(origin.error("zone-size", why));
+    }
+    Ok(())
+}
+
 fn check_target(spec: &NvmeTcpSpec) -> Result<()> {
     let (listen, origin) = (spec.listen(), &spec.origin);
     // Nothing says who a host is.

@@ -350,6 +350,7 @@ pub fn namespace_config(
             Some(text) => hex("nguid", text)?,
             None => identity::nguid(serial, nsid, &id),
         },
+        zones: None,
         eui64: match &spec.eui64 {
             Some(text) => hex("eui64", text)?,
             None => identity::eui64(serial, nsid, &id),
@@ -376,26 +377,35 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         .map(|volume| volume.open(&crew.opener))
         .collect::<Result<Vec<_>>>()?;
     let (mut volumes, mut backends, mut directs) = (Vec::new(), Vec::new(), Vec::new());
+    let mut zoned = Vec::new();
     for Opened {
         volume,
         device,
         direct,
+        zones,
     } in opened
     {
         volumes.push(volume);
         backends.extend(device);
-        directs.push(direct);
+        // Of writes to zones each is checked here.
+        directs.push(direct.filter(|_| zones.is_none()));
+        zoned.push(zones);
     }
     let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
     let serial = serial(spec, &ids);
     let mut namespaces = Vec::new();
-    for ((ns, place), volume) in spec.namespaces.iter().zip(1..).zip(volumes) {
+    let volumes = volumes.into_iter().zip(zoned);
+    for ((ns, place), (volume, zones)) in spec.namespaces.iter().zip(1..).zip(volumes) {
         if !is_within(&ns.volume) {
             crew.sizes.watch(&volume, &resized);
         }
         let nsid = ns.nsid.unwrap_or(place);
-        namespaces.push(namespace_config(ns, nsid, &serial, volume)?);
+        namespaces.push(NamespaceConfig {
+            zones,
+            ..namespace_config(ns, nsid, &serial, volume)?
+        });
     }
+    let zoned = namespaces.iter().any(|ns| ns.zones.is_some());
     let shown: Vec<(u32, u32)> = namespaces
         .iter()
         .map(|ns| (ns.nsid, ns.block_size))
@@ -403,7 +413,8 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
     // What is limited gains nothing by another worker.
     let limited =
         |ns: &NamespaceSpec| Extras::split(&ns.volume).is_ok_and(|(_, extras)| extras.is_limited());
-    let spread = if spec.namespaces.iter().any(limited) || subsystem.is_some() {
+    let limited = spec.namespaces.iter().any(limited);
+    let spread = if limited || zoned || subsystem.is_some() {
         Spread::Off
     } else {
         crew.options.spread

@@ -71,6 +71,7 @@ mod volume_help;
 mod watch;
 #[cfg(test)]
 mod words;
+mod zones;
 
 use clap::{CommandFactory, Parser};
 use std::process::ExitCode;

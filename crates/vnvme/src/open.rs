@@ -10,8 +10,9 @@ use crate::parts::qcow2;
 use crate::removal::RemovalWatch;
 use crate::spec::{NamespaceSpec, ServeOptions};
 use crate::subsystems::Subsystems;
+use crate::zones;
 use anyhow::{Context, Result, bail, ensure};
-use controller::{Controller, ControllerConfig, NamespaceConfig};
+use controller::{Controller, ControllerConfig, NamespaceConfig, ZonedState};
 use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
 use in_process::{self, Host};
 use mediate::Slice;
@@ -31,6 +32,8 @@ pub struct Opened {
     pub device: Option<Arc<NvmeVolume>>,
     /// The direct path to it, if that is possible.
     pub direct: Option<Direct>,
+    /// Its zones, if the namespace is to have any.
+    pub zones: Option<Arc<ZonedState>>,
 }
 
 /// The kinds of volumes that this program knows: those of `volume`, and devices, which are entered
@@ -163,12 +166,16 @@ impl Opener {
                 volume: opened.volume,
                 device: None,
                 direct: None,
+                zones: None,
             },
         };
         let volume = place.keep(opened.volume, url);
         let volume = OnErrorVolume::new(volume, spec.on_error(), url);
+        let volume: Arc<dyn Volume> = Arc::new(volume);
+        let zones = zones::open(spec, &volume, self.previous)?;
         let opened = Opened {
-            volume: Arc::new(volume),
+            volume,
+            zones,
             ..opened
         };
         self.limits.enter(url, &opened.volume);
@@ -287,6 +294,7 @@ fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<
         block_size: volume.info().block_size.max(512),
         read_only: volume.info().read_only,
         nguid: [1; 16],
+        zones: None,
         eui64: [1; 8],
         volume,
     };
@@ -367,6 +375,7 @@ impl Below {
                 volume,
                 device: Some(below),
                 direct: None,
+                zones: None,
             });
         }
         // The same blocks that the volume stands on.
@@ -387,6 +396,7 @@ impl Below {
             volume,
             device: Some(below),
             direct: Some(direct),
+            zones: None,
         })
     }
 }

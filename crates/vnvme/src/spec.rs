@@ -62,6 +62,16 @@ pub struct NamespaceSpec {
     pub path: Option<PathChoice>,
     /// File that keeps the reservations of a namespace of a subsystem.
     pub reservations: Option<PathBuf>,
+    /// Bytes of a zone, if it is to be a zoned namespace.
+    pub zone_size: Option<Size>,
+    /// Bytes of a zone that can be written.
+    pub zone_capacity: Option<Size>,
+    /// Zones that may be open at a time.
+    pub max_open_zones: Option<u32>,
+    /// Zones that may be active at a time.
+    pub max_active_zones: Option<u32>,
+    /// File that keeps the zones.
+    pub zone_table: Option<PathBuf>,
     /// The ANA group of a namespace of a subsystem; the same for all disks.
     pub ana_group: Option<u32>,
     /// How this disk's host reaches that group.

@@ -75,6 +75,7 @@ pub fn open(
         volume,
         device: None,
         direct: None,
+        zones: None,
     };
     if let Some(volume) = opener.subsystems.volume(name, nsid)
         && subsystem.has_namespace(nsid)

@@ -224,6 +224,16 @@ impl OpenQueue {
         }
     }
 
+    /// The same queue within another one that `wrap` makes of it: what becomes of requests that
+    /// fail stays as it is, and repeated ones go through the outer one.
+    pub fn wrapped(mut self, wrap: impl FnOnce(Self) -> Self) -> Self {
+        let policy = self.policy.take();
+        Self {
+            policy,
+            ..wrap(self)
+        }
+    }
+
     pub(crate) fn with_policy(self, policy: QueuePolicy) -> Self {
         Self {
             policy: Some(Box::new(policy)),

@@ -5,7 +5,7 @@
 //! many zones are open and active. A write is checked ([`Zones::check_write`],
 //! [`Zones::check_append`]) before anything is done about it, and then counts ([`Zones::write`]);
 //! the actions of Zone Management Send are [`Zones::act`], and [`Zones::begin_reset`] with
-//! [`Zones::end_reset`], between which somebody else takes the zone's data away.
+//! [`Zones::end_reset`], between which the caller takes the zone's data away.
 //!
 //! ```
 //! use zones::{Action, Geometry, Refusal, State, Zones};
@@ -24,8 +24,8 @@
 //! ```
 //!
 //! Numbers are of logical blocks, and begin at the namespace's first one. A table ([`table`]) is
-//! the state as words, one for each zone, each of which counts by itself: whoever keeps it stores
-//! those that have changed ([`Zones::take_changed`]).
+//! the state as words, one for each zone, each of which counts by itself: the caller keeps it, and
+//! stores those that have changed ([`Zones::take_changed`]).
 //!
 //! *What may not be here:* I/O, queues, commands in flight, locks.
 #![forbid(unsafe_code)]

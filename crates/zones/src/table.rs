@@ -5,7 +5,7 @@
 //! byte 64  word 0, word 1, ..  one for each zone, little-endian
 //! ```
 //!
-//! A word says all of its zone, so that whoever keeps it stores it at once, and no other one. It
+//! A word says all of its zone, so that it is stored at once, and no other one. It
 //! has the zone's number in its check, so that it is no other zone's either. What was read may have
 //! been written by an enemy: every field is checked, and what is allocated is bounded by the
 //! geometry that the namespace is to have.

@@ -374,6 +374,16 @@ impl Controller {
         };
         self.end_test_of(outcome, about);
         self.close(&nsids, Some(cause.closes_with()));
+        // What zones held goes, and nothing can be written to them meanwhile.
+        for ns in self
+            .engine
+            .active()
+            .filter(|ns| nsids.contains(&ns.config.nsid))
+        {
+            if let Some(zones) = &ns.config.zones {
+                zones.empty();
+            }
+        }
         tracing::info!(?nsids, ?cause, "erasing");
         self.admin.erasure.running = Some(Running::new(cause, nsids));
         self.admin.rearm();

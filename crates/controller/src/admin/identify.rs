@@ -14,11 +14,12 @@ use nvme::identify::{
     Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Frmw, IDENTIFY_SIZE,
     IdentifyController, IdentifyNamespace, IndependentNamespace, IndependentNsfeat,
     IoCommandSetVector, IoCommandSets, LbaFormat, NamespaceDescriptors, Nmic, Nqn, Nsattr, Nsfeat,
-    NsidList, Nstat, NvmController, NvmNamespace, Oaes, PowerState, PrimaryControllerCapabilities,
-    QueueEntrySize, Rescap, SecondaryControllerList, Sgls, Vwc,
+    NsidList, Nstat, NvmController, NvmNamespace, Oaes, Ozcs, PowerState,
+    PrimaryControllerCapabilities, QueueEntrySize, Rescap, SecondaryControllerList, Sgls, Vwc,
+    ZonedController, ZonedNamespace,
 };
 use nvme::log::AnaState;
-use nvme::regs::Vs;
+use nvme::regs::{CcCss, Vs};
 use nvme::{Command, Completion, Status};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -42,20 +43,26 @@ impl Controller {
         let page = match cdw10.cns() {
             Cns::NAMESPACE | Cns::ALLOCATED_NAMESPACE => self.identify_namespace(nsid)?,
             Cns::CONTROLLER => page(&self.identify_controller()),
-            Cns::ACTIVE_NSID_LIST | Cns::ALLOCATED_NSID_LIST => self.namespace_list(nsid)?,
+            Cns::ACTIVE_NSID_LIST | Cns::ALLOCATED_NSID_LIST => self.namespace_list(nsid, None)?,
             Cns::IOCS_ACTIVE_NSID_LIST | Cns::IOCS_ALLOCATED_NSID_LIST => {
-                nvm_only(cdw11.csi())?;
-                self.namespace_list(nsid)?
+                self.check_csi(cdw11.csi())?;
+                self.namespace_list(nsid, Some(cdw11.csi()))?
             }
             Cns::NAMESPACE_DESCRIPTORS => self.namespace_descriptors(nsid)?,
             Cns::IOCS_NAMESPACE | Cns::IOCS_ALLOCATED_NAMESPACE => {
-                nvm_only(cdw11.csi())?;
-                self.find(nsid)?;
-                page(&NvmNamespace::new_zeroed())
+                self.check_csi(cdw11.csi())?;
+                match (cdw11.csi(), self.find(nsid)?) {
+                    (Csi::ZONED, Found::Active(ns)) => page(&zoned_namespace(ns)?),
+                    _ => page(&NvmNamespace::new_zeroed()),
+                }
             }
             Cns::IOCS_CONTROLLER => {
-                nvm_only(cdw11.csi())?;
-                page(&self.nvm_controller())
+                self.check_csi(cdw11.csi())?;
+                match cdw11.csi() {
+                    // As much is appended as is written otherwise.
+                    Csi::ZONED => page(&ZonedController::new_zeroed()),
+                    _ => page(&self.nvm_controller()),
+                }
             }
             Cns::IOCS_INDEPENDENT_NAMESPACE | Cns::IOCS_INDEPENDENT_ALLOCATED_NAMESPACE => {
                 self.independent_namespace(nsid)?
@@ -73,7 +80,9 @@ impl Controller {
             Cns::SECONDARY_CONTROLLER_LIST => page(&SecondaryControllerList::new_zeroed()),
             Cns::IO_COMMAND_SETS => {
                 let mut sets = IoCommandSets::new_zeroed();
-                sets.combinations[0] = IoCommandSetVector::new().with_nvm(true);
+                sets.combinations[0] = IoCommandSetVector::new()
+                    .with_nvm(true)
+                    .with_zns(self.has_zones());
                 page(&sets)
             }
             _ => return Err(INVALID_FIELD),
@@ -86,8 +95,28 @@ impl Controller {
         if nsid == 0 || nsid > self.config.max_namespaces {
             return Err(INVALID_NAMESPACE);
         }
-        let found = self.engine.active().find(|ns| ns.config.nsid == nsid);
+        let mut namespaces = self.engine.active().filter(|ns| self.is_visible(ns));
+        let found = namespaces.find(|ns| ns.config.nsid == nsid);
         Ok(found.map_or(Found::Inactive, Found::Active))
+    }
+
+    /// The host has selected a command set that has the namespace (CC.CSS).
+    fn is_visible(&self, ns: &Namespace) -> bool {
+        !ns.is_zoned() || self.cc.css() == CcCss::ALL_SUPPORTED
+    }
+
+    /// A zoned namespace is there, so that its command set is.
+    pub(super) fn has_zones(&self) -> bool {
+        self.engine.active().any(Namespace::is_zoned)
+    }
+
+    /// The controller has this command set.
+    fn check_csi(&self, csi: Csi) -> Result<(), Status> {
+        match csi {
+            Csi::NVM => Ok(()),
+            Csi::ZONED if self.has_zones() => Ok(()),
+            _ => Err(INVALID_FIELD),
+        }
     }
 
     pub(super) fn identify_controller(&self) -> IdentifyController {
@@ -191,11 +220,14 @@ impl Controller {
         data.npdg_z = in_blocks_z(info.deallocate_granularity).into();
         data.npda_z = data.npdg_z;
         data.nows_z = data.npwg_z;
-        let copy = engine::copy::Limits::new(ns.shift);
-        data.mssrl = copy.range.into();
-        data.mcl = copy.command.into();
-        data.msrc_z = copy.ranges_z;
-        let zeroes = info.deallocate && info.zeroes_after_deallocate;
+        if !ns.is_zoned() {
+            let copy = engine::copy::Limits::new(ns.shift);
+            data.mssrl = copy.range.into();
+            data.mcl = copy.command.into();
+            data.msrc_z = copy.ranges_z;
+        }
+        // What was never written to a zone is read as the volume has it.
+        let zeroes = info.deallocate && info.zeroes_after_deallocate && !ns.is_zoned();
         if self.config.erases() {
             data.fpi = self.format_progress(nsid);
         }
@@ -251,11 +283,14 @@ impl Controller {
         data
     }
 
-    fn namespace_list(&self, after: u32) -> Result<Page, Status> {
+    /// Namespaces behind that one: of one command set, or of all.
+    fn namespace_list(&self, after: u32, csi: Option<Csi>) -> Result<Page, Status> {
         if after > LAST_NSID {
             return Err(INVALID_NAMESPACE);
         }
-        let mut nsids: Vec<u32> = self.engine.active().map(|ns| ns.config.nsid).collect();
+        let of_set = |ns: &&Namespace| csi.is_none_or(|csi| csi_of(ns) == csi);
+        let namespaces = self.engine.active().filter(|ns| self.is_visible(ns));
+        let mut nsids: Vec<u32> = namespaces.filter(of_set).map(|ns| ns.config.nsid).collect();
         nsids.retain(|&nsid| nsid > after);
         nsids.sort_unstable();
         Ok(page(&NsidList::from_iter(nsids)))
@@ -268,7 +303,7 @@ impl Controller {
         let descriptors = [
             (ns.config.eui64 != [0; 8]).then_some(Descriptor::Eui64(ns.config.eui64)),
             (ns.config.nguid != [0; 16]).then_some(Descriptor::Nguid(ns.config.nguid)),
-            Some(Descriptor::Csi(Csi::NVM)),
+            Some(Descriptor::Csi(csi_of(ns))),
         ];
         Ok(page(&NamespaceDescriptors::new(
             descriptors.into_iter().flatten(),
@@ -334,11 +369,24 @@ fn page(data: &(impl IntoBytes + zerocopy::Immutable)) -> Page {
     page
 }
 
-fn nvm_only(csi: Csi) -> Result<(), Status> {
-    if csi == Csi::NVM {
-        Ok(())
-    } else {
-        Err(INVALID_FIELD)
+/// What a zoned namespace says of its zones.
+fn zoned_namespace(ns: &Namespace) -> Result<ZonedNamespace, Status> {
+    let zoned = ns.config.zones.as_ref().ok_or(INVALID_FIELD)?;
+    let geometry = *zoned.lock().geometry();
+    let limit_z = |limit: Option<u32>| limit.map_or(u32::MAX, |limit| limit.saturating_sub(1));
+    let mut data = ZonedNamespace::new_zeroed();
+    data.ozcs = Ozcs::new().with_razb(true);
+    data.mar_z = limit_z(geometry.max_active).into();
+    data.mor_z = limit_z(geometry.max_open).into();
+    data.lbafe[0].zsze = geometry.size.into();
+    Ok(data)
+}
+
+/// The command set of a namespace.
+fn csi_of(ns: &Namespace) -> Csi {
+    match ns.is_zoned() {
+        true => Csi::ZONED,
+        false => Csi::NVM,
     }
 }
 

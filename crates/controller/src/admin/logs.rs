@@ -308,10 +308,11 @@ impl Controller {
             set(&mut log.acs, opcode.0, effects);
         }
         // Tools ask for every command set that could be there: of the others there is no command.
-        if csi != Csi::NVM {
+        let zoned = csi == Csi::ZONED && self.has_zones();
+        if csi != Csi::NVM && !zoned {
             return log.as_bytes().to_vec();
         }
-        for (opcode, effects) in engine::commands::effects(self.is_shared()) {
+        for (opcode, effects) in engine::commands::effects(self.is_shared(), zoned) {
             set(&mut log.iocs, opcode.0, effects);
         }
         log.as_bytes().to_vec()

@@ -17,6 +17,10 @@ impl Controller {
             let Some(ns) = self.engine.namespaces.get(index) else {
                 break;
             };
+            // It has as many zones as it was made with.
+            if ns.is_zoned() {
+                continue;
+            }
             let nsid = ns.config.nsid;
             let blocks = ns.config.volume.info().size >> ns.shift;
             if blocks == ns.blocks {

@@ -75,6 +75,10 @@ impl Controller {
         if self.attaching.is_some() {
             return Err(ConfigError::Attaching);
         }
+        config.check_zones(&self.config)?;
+        if let Some(zones) = &config.zones {
+            zones.begin();
+        }
         let namespace = Namespace::open(config.clone(), io, self.engine.io())?;
         let index = self.vacant_index();
         if index >= usize::from(u16::MAX) {

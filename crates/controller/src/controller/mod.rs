@@ -106,6 +106,13 @@ impl AsFd for DoorbellPage {
     }
 }
 
+/// The zones of a controller that begins anew.
+fn begin_zones(namespaces: &[NamespaceConfig]) {
+    for zones in namespaces.iter().filter_map(|ns| ns.zones.as_ref()) {
+        zones.begin();
+    }
+}
+
 impl Controller {
     /// A controller that is powered on and disabled. `id` names it in the tags of its volume
     /// requests, see [`tag_owner`](crate::tag_owner); `io` is its worker's.
@@ -130,6 +137,7 @@ impl Controller {
         io: &Io,
         page: DoorbellPage,
     ) -> Result<Self, ConfigError> {
+        begin_zones(&namespaces);
         Self::make(id, config, namespaces, io, page, None)
     }
 
@@ -148,6 +156,7 @@ impl Controller {
         page: DoorbellPage,
         state: StateMemory,
     ) -> Result<Self, ConfigError> {
+        begin_zones(&namespaces);
         let mut controller = Self::make(id, config, namespaces, io, page, Some(state))?;
         controller.settle();
         Ok(controller)
@@ -177,6 +186,7 @@ impl Controller {
             if !seen.insert(ns.nsid) {
                 return Err(ConfigError::DuplicateNamespace(ns.nsid));
             }
+            ns.check_zones(&config)?;
             if let Some(sharing) = &mut sharing {
                 sharing.attach(ns.nsid, opened.len())?;
             }

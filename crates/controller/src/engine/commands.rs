@@ -1,5 +1,5 @@
-//! The I/O commands of the NVM command set, each stated once: from a row come dispatch, the
-//! Commands Supported and Effects log page, and ONCS of Identify Controller.
+//! The I/O commands of the NVM command set and of zoned namespaces, each stated once: from a row
+//! come dispatch, the Commands Supported and Effects log page, and ONCS of Identify Controller.
 //!
 //! Plain reads and writes are recognised before (`run`); those that are not plain are dispatched
 //! here, too.
@@ -16,7 +16,10 @@ type Handler = fn(&mut Engine, sqid: u16, &Command) -> Result<(), Status>;
 /// One I/O command.
 struct IoCommand {
     opcode: Op,
-    handler: Handler,
+    /// Of a namespace of the NVM command set; `None`: those have no such command.
+    handler: Option<Handler>,
+    /// The same of a zoned namespace.
+    zoned: Option<Handler>,
     effects: CommandEffects,
     oncs: Oncs,
     /// With which reservations it conflicts.
@@ -29,11 +32,36 @@ impl IoCommand {
     const fn new(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         IoCommand {
             opcode,
-            handler,
+            handler: Some(handler),
+            zoned: Some(handler),
             effects,
             oncs: Oncs::new(),
             group: None,
             shared: false,
+        }
+    }
+
+    /// A command of zoned namespaces only.
+    const fn of_zones(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
+        IoCommand {
+            handler: None,
+            ..Self::new(opcode, handler, effects)
+        }
+    }
+
+    /// Zoned namespaces do it otherwise.
+    const fn zoned(self, handler: Handler) -> Self {
+        IoCommand {
+            zoned: Some(handler),
+            ..self
+        }
+    }
+
+    /// Zoned namespaces do not have it.
+    const fn not_zoned(self) -> Self {
+        IoCommand {
+            zoned: None,
+            ..self
         }
     }
 
@@ -50,6 +78,13 @@ impl IoCommand {
         IoCommand {
             group: Some(CommandGroup::Write),
             ..self
+        }
+    }
+
+    const fn of(&self, zoned: bool) -> Option<Handler> {
+        match zoned {
+            true => self.zoned,
+            false => self.handler,
         }
     }
 
@@ -75,13 +110,16 @@ const CONTENT: CommandEffects = CommandEffects::new().with_lbcc(true);
 /// Every I/O command, by opcode.
 static COMMANDS: &[IoCommand] = &[
     IoCommand::new(Op::FLUSH, Engine::flush, NOTHING).writes(),
-    IoCommand::new(Op::WRITE, Engine::read_write, CONTENT).writes(),
+    IoCommand::new(Op::WRITE, Engine::read_write, CONTENT)
+        .writes()
+        .zoned(Engine::zoned_write),
     IoCommand::new(Op::READ, Engine::read_write, NOTHING).reads(),
     IoCommand::new(Op::COMPARE, Engine::compare, NOTHING)
         .reads()
         .oncs(Oncs::new().with_nvmcmps(true)),
     IoCommand::new(Op::WRITE_ZEROES, Engine::write_zeroes, CONTENT)
         .writes()
+        .zoned(Engine::zoned_write)
         .oncs(Oncs::new().with_nvmwzsv(true)),
     IoCommand::new(Op::DATASET_MANAGEMENT, Engine::dataset_management, CONTENT)
         .writes()
@@ -91,18 +129,22 @@ static COMMANDS: &[IoCommand] = &[
         .oncs(Oncs::new().with_nvmvfys(true)),
     IoCommand::new(Op::COPY, Engine::copy, CONTENT)
         .writes()
+        .not_zoned()
         .oncs(Oncs::new().with_nvmcpys(true)),
     IoCommand::reservation(Op::RESERVATION_REGISTER, NOTHING),
     IoCommand::reservation(Op::RESERVATION_REPORT, NOTHING),
     IoCommand::reservation(Op::RESERVATION_ACQUIRE, NOTHING),
     IoCommand::reservation(Op::RESERVATION_RELEASE, NOTHING),
+    IoCommand::of_zones(Op::ZONE_MANAGEMENT_SEND, Engine::zone_send, CONTENT).writes(),
+    IoCommand::of_zones(Op::ZONE_MANAGEMENT_RECEIVE, Engine::zone_receive, NOTHING).reads(),
+    IoCommand::of_zones(Op::ZONE_APPEND, Engine::zoned_write, CONTENT).writes(),
 ];
 
 /// What starts the command; `None` when a controller like this has no such command: `shared` if it
-/// is one of a subsystem.
-pub(super) fn handler(opcode: Op, shared: bool) -> Option<Handler> {
+/// is one of a subsystem; `zoned` if the command is for a zoned namespace.
+pub(super) fn handler(opcode: Op, shared: bool, zoned: bool) -> Option<Handler> {
     let command = offered(shared).find(|command| command.opcode == opcode)?;
-    Some(command.handler)
+    command.of(zoned)
 }
 
 /// With which reservations the command conflicts.
@@ -122,7 +164,9 @@ pub(crate) fn oncs(shared: bool) -> Oncs {
     Oncs::from_bits(bits.fold(Oncs::new().into_bits(), |all, bits| all | bits))
 }
 
-/// What the Commands Supported and Effects log page says about the commands.
-pub(crate) fn effects(shared: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
-    offered(shared).map(|command| (command.opcode, command.effects.with_csupp(true)))
+/// What the Commands Supported and Effects log page says about the commands of the NVM command set,
+/// or those of zoned namespaces.
+pub(crate) fn effects(shared: bool, zoned: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
+    let commands = offered(shared).filter(move |command| command.of(zoned).is_some());
+    commands.map(|command| (command.opcode, command.effects.with_csupp(true)))
 }

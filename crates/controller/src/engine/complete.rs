@@ -66,7 +66,7 @@ impl Engine {
             return Some(completion);
         };
         // Ranges are advice, and nobody waits for an orphan.
-        if slot.orphan || matches!(slot.work, Work::Ranges(_)) {
+        if slot.orphan || matches!(slot.work, Work::Ranges(_) | Work::ZoneSend(_)) {
             return Some(completion);
         }
         let copying = slot.copying();
@@ -110,17 +110,23 @@ impl Engine {
     /// What is more than the end of a plain read or write without an error.
     #[inline(never)]
     fn complete_other(&mut self, index: u16, mut completion: volume::Completion) {
-        if let Err(error) = completion.result {
+        let of_table = self.slots.get(index).is_some_and(|slot| slot.table);
+        if let Err(error) = completion.result
+            && !of_table
+        {
             match self.offer_again(index, error, completion) {
                 Some(failed) => completion = failed,
                 None => return,
             }
         }
+        if self.waits_for_table(index, &mut completion) {
+            return;
+        }
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a request completes without its slot");
         };
         match &mut slot.work {
-            Work::Single | Work::Zeroes(_) => {
+            Work::Single | Work::Zeroes(_) | Work::Append => {
                 if let Err(error) = completion.result {
                     let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
                     slot.status = match error.kind {
@@ -160,6 +166,7 @@ impl Engine {
             }
             Work::Reservation => self.broken("a reservation command is with a volume"),
             Work::Copy(_) => self.complete_copy(index, completion, false),
+            Work::ZoneSend(_) => self.zone_sent(index, completion.result),
             Work::FlushAll(_) => {
                 self.flush_done(index, completion.result);
                 self.flush_next(index);
@@ -228,6 +235,10 @@ impl Engine {
         let (sqid, cid, status, nsid, lba) =
             (slot.sqid, slot.cid, slot.status, slot.nsid, slot.slba);
         let (kind, orphan, abort) = (slot.kind, slot.orphan, slot.abort);
+        let result = match slot.work {
+            Work::Append if status.is_success() => lba,
+            _ => u64::from(result),
+        };
         let bytes = if status.is_success() { slot.bytes } else { 0 };
         let own_flush = matches!(slot.work, Work::OwnFlush);
         let own = own_flush || matches!(slot.work, Work::Own(_));

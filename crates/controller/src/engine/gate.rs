@@ -117,8 +117,9 @@ impl Engine {
         self.open_by_nsid.clone_from(&self.by_nsid);
         for found in &mut self.open_by_nsid {
             let ns = self.namespaces.get(usize::from(*found));
+            // Of writes to zones each is checked.
             let open = |ns: &Namespace| {
-                let reached = ana::refusal(ns.ana).is_none();
+                let reached = ana::refusal(ns.ana).is_none() && !ns.is_zoned();
                 ns.access == Access::FULL && reached && ns.closed.is_none()
             };
             if ns.is_some_and(|ns| !open(ns)) {

@@ -42,7 +42,8 @@ fn sgl_status(error: dma::sgl::SglError) -> Status {
 impl Engine {
     /// Starts one I/O command that was fetched from `sqid`.
     pub(super) fn execute(&mut self, sqid: u16, command: &Command) {
-        let result = match commands::handler(command.nvm_opcode(), self.shared) {
+        let zoned = self.is_zoned(command.nsid.get());
+        let result = match commands::handler(command.nvm_opcode(), self.shared, zoned) {
             // Fused operations are not offered (Identify Controller, FUSES).
             _ if command.flags.fuse() != Fuse::NORMAL => Err(Status::INVALID_FIELD.with_dnr(true)),
             Some(start) => match self.is_gated().then(|| self.barred(command)).flatten() {
@@ -77,6 +78,14 @@ impl Engine {
         let slba = command.slba();
         if !ns.covers(slba, blocks) {
             return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
+        }
+        if let Some(zones) = &ns.config.zones {
+            // What writes to zones has its own way.
+            if write {
+                return Err(Status::INVALID_OPCODE.with_dnr(true));
+            }
+            let checked = zones.lock().check_read(slba, blocks);
+            checked.map_err(zones::Refusal::status)?;
         }
         Ok(Extent {
             ns: index,
@@ -179,7 +188,7 @@ impl Engine {
     }
 
     /// Submits the one request of a slot's command, with the slot's list as its data.
-    fn start(&mut self, index: u16, extent: Extent, op: Op, kind: Kind) {
+    pub(super) fn start(&mut self, index: u16, extent: Extent, op: Op, kind: Kind) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a command starts without its slot");
         };
@@ -266,7 +275,12 @@ impl Engine {
             };
             match namespace.queue.submit(request) {
                 None => return,
-                Some(completion) => self.flush_done(index, completion.result),
+                Some(mut completion) => {
+                    if self.waits_for_table(index, &mut completion) {
+                        return;
+                    }
+                    self.flush_done(index, completion.result);
+                }
             }
         }
     }

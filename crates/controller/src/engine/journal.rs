@@ -25,7 +25,7 @@ use super::queue::{Cq, Sq};
 use crate::config::MAX_QUEUE_ENTRIES;
 use dma::{Row, Rows};
 use doorbell::{Watch, WatchState};
-use nvme::{Command, Status};
+use nvme::{Command, NvmOpcode, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -242,7 +242,8 @@ impl Hot {
 /// The word of a record that says whether it counts: 0, or the command's place in the order in
 /// which this engine recorded commands, from 1 on. In the entry: CDW2 and CDW3, which are reserved.
 const ORDER: usize = 1;
-/// Of a completion that waits for room: status and dword 0. In the entry: the metadata pointer, and
+/// Of a completion that waits for room: status and dword 0 (of Zone Append, the record's own LBA is
+/// dwords 0 and 1). In the entry: the metadata pointer, and
 /// no namespace has metadata.
 const ENDING: usize = 2;
 /// Queue, and how many commands were fetched from it before. In the entry: CDW14 and CDW15, which
@@ -270,7 +271,7 @@ pub(super) struct Recorded {
     pub number: u64,
     pub command: Command,
     /// It had ended: only the completion is to be posted.
-    pub ended: Option<(Status, u32)>,
+    pub ended: Option<(Status, u64)>,
 }
 
 impl Records {
@@ -346,8 +347,9 @@ impl Records {
     /// its place; else it is the last command that was fetched from the queue, after `number`
     /// others.
     #[cold]
-    pub fn end(&mut self, slot: u16, place: (u16, u64), cid: u16, (status, result): (Status, u32)) {
-        let ending = ENDED | u64::from(status.into_bits()) << 32 | u64::from(result);
+    pub fn end(&mut self, slot: u16, place: (u16, u64), cid: u16, (status, result): (Status, u64)) {
+        // Of Zone Append the record has the rest: where it went.
+        let ending = ENDED | u64::from(status.into_bits()) << 32 | result & 0xffff_ffff;
         if !self.is_recorded(slot) {
             let (sqid, number) = place;
             // Nobody executes it.
@@ -411,11 +413,17 @@ pub(super) fn recorded(row: &Row) -> Option<Recorded> {
         }
     }
     let status = Status::from_bits((ending >> 32) as u16 & 0x7fff);
+    let command = Command::read_from_bytes(words.as_bytes()).ok()?;
+    let appended = command.nvm_opcode() == NvmOpcode::ZONE_APPEND && status.is_success();
+    let result = match appended {
+        true => command.slba(),
+        false => ending & 0xffff_ffff,
+    };
     Some(Recorded {
         order,
         sqid: (place >> NUMBER_BITS) as u16,
         number: place & ((1 << NUMBER_BITS) - 1),
-        command: Command::read_from_bytes(words.as_bytes()).ok()?,
-        ended: (ending & ENDED != 0).then_some((status, ending as u32)),
+        command,
+        ended: (ending & ENDED != 0).then_some((status, result)),
     })
 }

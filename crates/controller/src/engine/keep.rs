@@ -10,7 +10,7 @@ use nvme::Status;
 impl Slots {
     /// The slot's command is over, and its completion waits for room. `false`: nothing is recorded
     /// here, so that the slot need not be kept.
-    fn keep(&mut self, index: u16, place: (u16, u64), cid: u16, end: (Status, u32)) -> bool {
+    fn keep(&mut self, index: u16, place: (u16, u64), cid: u16, end: (Status, u64)) -> bool {
         let Some(records) = &mut self.records else {
             return false;
         };
@@ -56,7 +56,7 @@ impl Engine {
     /// kept.
     #[cold]
     #[inline(never)]
-    pub(super) fn keep_slot(&mut self, index: u16, status: Status, result: u32) {
+    pub(super) fn keep_slot(&mut self, index: u16, status: Status, result: u64) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a completion waits without its slot");
         };
@@ -74,7 +74,7 @@ impl Engine {
     /// commands are the control half's to remember.
     #[cold]
     #[inline(never)]
-    pub(super) fn keep_without_slot(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
+    pub(super) fn keep_without_slot(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
         if sqid == 0 || self.slots.records.is_none() {
             return;
         }
@@ -108,9 +108,9 @@ impl Engine {
     }
 
     /// Ends a command that has no slot but the one that is reserved for it, if any is.
-    pub(super) fn end_reserved(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
+    pub(super) fn end_reserved(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
         let Some(index) = self.slots.take_reserved() else {
-            return self.finish(sqid, cid, status, result);
+            return self.finish_with(sqid, cid, status, result);
         };
         if let Some(slot) = self.slots.get(index) {
             (slot.sqid, slot.cid) = (sqid, cid);
@@ -118,7 +118,7 @@ impl Engine {
         self.finish_slot(index, cid, status, result);
     }
 
-    fn finish_slot(&mut self, index: u16, cid: u16, status: Status, result: u32) {
+    fn finish_slot(&mut self, index: u16, cid: u16, status: Status, result: u64) {
         let sqid = self.slots.get(index).map_or(0, |slot| slot.sqid);
         if self.finish_here(sqid, cid, status, result) {
             self.free_slot(index);

@@ -44,6 +44,7 @@ mod run;
 mod scratch;
 mod slots;
 mod timing;
+mod zoned;
 
 use crate::irq::{Irqs, Pending};
 use crate::stats::{ControllerStats, IoStats};
@@ -243,7 +244,7 @@ impl Engine {
         }
         let io = config.stats.shares.get(usize::from(config.share)).cloned();
         let io: Arc<IoStats> = io.unwrap_or_default();
-        Ok(Engine {
+        let mut engine = Engine {
             nowhere: io.namespace(0),
             fetched_at: 0,
             until_timed: 0,
@@ -295,7 +296,9 @@ impl Engine {
             list: SegmentList::with_capacity(1),
             long: run::LongWork::default(),
             distance: Distance::new(),
-        })
+        };
+        engine.index_namespaces();
+        Ok(engine)
     }
 
     /// Index of an active namespace. An NSID that no namespace has is an invalid field; one that

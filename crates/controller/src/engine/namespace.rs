@@ -1,5 +1,6 @@
 //! A namespace as the data path sees it.
 
+use super::zoned::with_table;
 use crate::config::{ConfigError, NamespaceConfig};
 use crate::passthrough::Passthrough;
 use crate::stats::IoStats;
@@ -49,7 +50,14 @@ impl Namespace {
     /// worker, which is told by a message: before anything is refused, the volume is asked.
     pub fn covers(&self, slba: u64, blocks: u64) -> bool {
         let within = |size| slba.checked_add(blocks).is_some_and(|end| end <= size);
-        within(self.blocks) || within(self.config.volume.info().size >> self.shift)
+        within(self.blocks)
+            || !self.is_zoned() && within(self.config.volume.info().size >> self.shift)
+    }
+
+    /// It has zones.
+    #[inline]
+    pub fn is_zoned(&self) -> bool {
+        self.config.zones.is_some()
     }
 
     /// Its volume has so many blocks now.
@@ -81,6 +89,7 @@ impl Namespace {
             read_only: true,
             nguid: [0; 16],
             eui64: [0; 8],
+            zones: None,
         }
     }
 
@@ -121,12 +130,21 @@ impl Namespace {
             .map_err(|error| ConfigError::Volume { nsid, error })?;
         let info = config.volume.info();
         let shift = config.block_size.trailing_zeros();
+        let zones = config.zones.as_deref();
+        let table = zones.and_then(|zones| zones.table());
+        let queue = match table {
+            None => queue,
+            Some(table) => {
+                with_table(queue, table, io).map_err(|error| ConfigError::Volume { nsid, error })?
+            }
+        };
+        let cached = table.is_some_and(|table| table.volume().info().volatile_cache);
         Ok(Namespace {
             record,
             shift,
-            blocks: info.size >> shift,
+            blocks: zones.map_or(info.size >> shift, |zones| zones.blocks()),
             read_only: config.read_only || info.read_only,
-            volatile_cache: info.volatile_cache,
+            volatile_cache: info.volatile_cache || cached,
             immediate: queue.is_immediate(),
             prefetches: queue.prefetches(),
             queue,

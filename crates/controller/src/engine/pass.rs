@@ -105,6 +105,7 @@ impl Engine {
             let (sqid, cid, bytes, kind, ns) =
                 (slot.sqid, slot.cid, slot.bytes, slot.kind, slot.ns);
             self.count(ns, kind, bytes);
+            let result = u64::from(result);
             if self.finish_here(sqid, cid, Status::SUCCESS, result) {
                 // It took nothing from the budget that `free_slot` returns bytes to.
                 self.slots.release_empty(index);

@@ -12,6 +12,11 @@ use std::sync::atomic::AtomicU32;
 impl Engine {
     /// Ends a command without a slot: its completion is posted, or kept until there is space.
     pub fn finish(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
+        self.finish_with(sqid, cid, status, result.into());
+    }
+
+    /// The same, with dwords 0 and 1 of the completion.
+    pub(super) fn finish_with(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
         let before = self.admin_tail();
         if !self.finish_here(sqid, cid, status, result) {
             self.keep_without_slot(sqid, cid, status, result);
@@ -26,7 +31,7 @@ impl Engine {
     /// ([`Engine::keep_slot`]).
     #[inline(always)]
     #[must_use]
-    pub(super) fn finish_here(&mut self, sqid: u16, cid: u16, status: Status, result: u32) -> bool {
+    pub(super) fn finish_here(&mut self, sqid: u16, cid: u16, status: Status, result: u64) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
             self.queue_gone = true;
             return true;

@@ -172,12 +172,13 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Of a queue's command ("NVMe Base 2.1", 4.2.1); the submission queue's head is set later.
+    /// Of a queue's command ("NVMe Base 2.1", 4.2.1), with dwords 0 and 1; the submission queue's
+    /// head is set later.
     #[inline(always)]
-    pub fn new(sqid: u16, cid: u16, status: Status, result: u32) -> Self {
+    pub fn new(sqid: u16, cid: u16, status: Status, result: u64) -> Self {
         let status_phase = Completion::pack_status(status, false).get();
         Entry {
-            low: result.into(),
+            low: result,
             high: u64::from(sqid) << 16 | u64::from(cid) << 32 | u64::from(status_phase) << 48,
         }
     }
@@ -191,7 +192,7 @@ impl Entry {
         }
     }
 
-    /// What it says of its command.
+    /// What it says of its command, an admin command: none of those has a dword 1.
     pub fn ending(self) -> Ending {
         Ending {
             cid: (self.high >> 32) as u16,
@@ -321,13 +322,13 @@ mod tests {
         for phase in [false, true] {
             let wanted = Completion {
                 dw0: 0x8765_4321.into(),
+                dw1: 0x0fed_cba9.into(),
                 sqhd: 0xfedc.into(),
                 sqid: 0x1234.into(),
                 cid: 0xbeef.into(),
                 status_phase: Completion::pack_status(status, phase),
-                ..Default::default()
             };
-            let entry = Entry::new(0x1234, 0xbeef, status, 0x8765_4321);
+            let entry = Entry::new(0x1234, 0xbeef, status, 0x0fed_cba9_8765_4321);
             let entry = entry.with_sqhd(0x9999).with_sqhd(0x1_fedc);
             let wanted: [u8; 16] = zerocopy::transmute!(wanted);
             assert_eq!(entry.bytes(phase), wanted);

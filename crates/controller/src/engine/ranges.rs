@@ -28,7 +28,8 @@ impl Engine {
         if attributes.ad() && ns.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
-        let shift = ns.shift;
+        // Of zones nothing goes but by a reset.
+        let (shift, zoned) = (ns.shift, ns.is_zoned());
         let mut bytes = [0u8; nvme::cmd::io::DSM_MAX_RANGES * 16];
         let bytes = bytes.get_mut(..count * 16).ok_or(Status::INTERNAL_ERROR)?;
         let mut list = SegmentList::new();
@@ -42,7 +43,7 @@ impl Engine {
             if !ns.covers(slba, nlb) {
                 return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
             }
-            if attributes.ad() && nlb > 0 {
+            if attributes.ad() && nlb > 0 && !zoned {
                 ranges.push((slba << shift, nlb << shift));
             }
         }
@@ -100,6 +101,7 @@ impl Engine {
     #[cold]
     pub(super) fn go_on(&mut self, budget: &mut Budget) {
         let rest = budget.left() / 2;
+        let mut waiting = Vec::new();
         while budget.left() > rest
             && let Some(index) = self.parked.pop_front()
         {
@@ -110,9 +112,15 @@ impl Engine {
                     budget.spend(self.units_of_copy(index));
                     self.next_copy(index);
                 }
+                Some(Work::ZoneSend(_)) => {
+                    if self.next_send(index) {
+                        waiting.push(index);
+                    }
+                }
                 _ => self.next_range(index),
             }
         }
+        self.parked.extend(waiting);
     }
 
     /// Nothing of the command is with the volume, so that there was nothing to be cancelled there:

@@ -2,6 +2,7 @@
 
 use super::copy::Copying;
 use super::journal::Records;
+use super::zoned::Sending;
 use dma::{Rows, SegmentList};
 use nvme::{Command, Status};
 use volume::Op;
@@ -27,6 +28,10 @@ pub(super) enum Work {
     Reservation,
     /// Copy, piece by piece.
     Copy(Box<Copying>),
+    /// Zone Append: the slot has the block that it was placed at.
+    Append,
+    /// Zone Management Send.
+    ZoneSend(Box<Sending>),
 }
 
 /// A command in flight.
@@ -47,6 +52,8 @@ pub(super) struct Slot {
     pub list: SegmentList,
     /// Bytes of host memory that it took from the budget.
     pub scratch: u64,
+    /// What it waits for is the flush of its namespace's table of zones.
+    pub table: bool,
     /// An Abort command waits for it.
     pub abort: bool,
     /// Its queue is gone (controller reset): nothing is posted.
@@ -86,6 +93,7 @@ impl Slot {
             status: Status::SUCCESS,
             list: SegmentList::new(),
             scratch: 0,
+            table: false,
             abort: false,
             orphan: false,
             used: false,
@@ -296,6 +304,11 @@ impl Slots {
         self.reserved = Some(index);
     }
 
+    /// The command at hand is another process's.
+    pub fn is_reserved(&self) -> bool {
+        self.reserved.is_some()
+    }
+
     /// The slot that was reserved, if no command has got it.
     pub fn take_reserved(&mut self) -> Option<u16> {
         self.reserved.is_some().then(|| self.alloc())?
@@ -413,6 +426,19 @@ impl Slots {
         let slots = self.slots.iter().enumerate();
         let touching = slots.filter(move |(_, slot)| touches(slot));
         touching.map(|(i, _)| self.tag(i as u16))
+    }
+
+    /// A write to these blocks of the namespace of this index is in flight: to those from `start`
+    /// on, before `end`.
+    pub fn writes_within(&self, ns: usize, start: u64, end: u64) -> bool {
+        let writes = |slot: &Slot| {
+            matches!(slot.kind, Kind::Write | Kind::DurableWrite)
+                || matches!(slot.work, Work::Zeroes(_))
+        };
+        let within = |slot: &&Slot| {
+            slot.used && !slot.kept && slot.ns == ns && (start..end).contains(&slot.slba)
+        };
+        self.slots.iter().filter(within).any(writes)
     }
 
     /// Tags of the reservation commands in flight.

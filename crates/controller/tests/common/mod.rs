@@ -150,6 +150,8 @@ pub struct Host {
     pub state: StateMemory,
     /// What is done when the process has died, before the next one begins, and after.
     pub dying: Option<Dying>,
+    /// How the next process has a namespace, which this one leaves as it was.
+    pub reload: Option<Reload>,
     /// Vectors that have no receiver.
     pub deaf: BTreeSet<u16>,
     /// What the last next process has found.
@@ -158,6 +160,9 @@ pub struct Host {
     /// Of these, at each crash point.
     pub crashes: BTreeMap<&'static str, u32>,
 }
+
+/// See [`Host::reload`].
+pub type Reload = Box<dyn Fn(&mut NamespaceConfig)>;
 
 /// See [`Host::dying`].
 pub type Dying = Box<dyn FnMut(&mut Host, bool)>;
@@ -173,6 +178,7 @@ pub fn ns(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfi
         block_size,
         read_only: false,
         nguid: [nsid as u8; 16],
+        zones: None,
         eui64: [0; 8],
     }
 }
@@ -299,6 +305,7 @@ impl Host {
             beside: None,
             state,
             dying: None,
+            reload: None,
             deaf: BTreeSet::new(),
             recovery: Recovery::default(),
             deaths: 0,
@@ -366,10 +373,14 @@ impl Host {
     fn restore(&mut self) {
         let io = Io::new(IoOptions::default());
         let mut kept = self.keeper();
+        let mut namespaces: Vec<NamespaceConfig> = self.c.namespaces().cloned().collect();
+        if let Some(reload) = &self.reload {
+            namespaces.iter_mut().for_each(reload);
+        }
         let (c, recovery) = Controller::restore(
             3,
             self.c.config().clone(),
-            self.c.namespaces().cloned().collect(),
+            namespaces,
             &io,
             DoorbellPage::from_fd(again(self.c.doorbell_page().as_fd())).unwrap(),
             StateMemory::open(again(self.state.fd())).unwrap(),

@@ -25,6 +25,7 @@ pub fn namespace(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> Namespa
         block_size,
         read_only: false,
         nguid: [nsid as u8; 16],
+        zones: None,
         eui64: [nsid as u8; 8],
     }
 }

@@ -114,6 +114,7 @@ pub fn namespace(nsid: u32, volume: Arc<dyn Volume>) -> NamespaceConfig {
         volume,
         read_only: false,
         nguid: [nsid as u8; 16],
+        zones: None,
         eui64: [nsid as u8; 8],
     }
 }

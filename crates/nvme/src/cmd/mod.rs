@@ -25,6 +25,7 @@ pub mod admin;
 pub mod io;
 mod opcode;
 pub mod reservation;
+pub mod zone;
 
 pub use opcode::{AdminOpcode, DataTransfer, NvmOpcode};
 

@@ -58,6 +58,7 @@ mod namespace_bits;
 mod nvm;
 mod text;
 mod virtualization;
+mod zoned;
 
 pub use controller::{IdentifyController, PowerState};
 pub use controller_bits::{
@@ -77,6 +78,7 @@ pub use text::{Ascii, Nqn};
 pub use virtualization::{
     Crt, PrimaryControllerCapabilities, SecondaryController, SecondaryControllerList,
 };
+pub use zoned::{Ozcs, ZonedController, ZonedLbaFormat, ZonedNamespace};
 
 /// Size of every Identify data structure, in bytes.
 pub const IDENTIFY_SIZE: usize = 4096;

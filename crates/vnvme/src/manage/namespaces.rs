@@ -10,7 +10,7 @@ use crate::open::Opened;
 use crate::spec::NamespaceSpec;
 use control::Error;
 use control::api::EventKind;
-use controller::Attach;
+use controller::{Attach, NamespaceConfig};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -71,7 +71,7 @@ impl Manager {
             return Err(only_controllers(&taken.name));
         };
         self.crew.registry.described.add(&together);
-        let volume = opened.volume;
+        let Opened { volume, zones, .. } = opened;
         let nsid = spec.nsid.unwrap_or(1);
         let shown = volume.clone();
         self.on_worker(worker, move |thread, _| {
@@ -79,6 +79,7 @@ impl Manager {
             let (controller, io) = front.controller_mut();
             let serial = controller.config().serial.clone();
             let config = namespace_config(&spec, nsid, &serial, shown).map_err(failed)?;
+            let config = NamespaceConfig { zones, ..config };
             let attached = controller.attach(config, io);
             attached.map_err(|error| Error::invalid(error.to_string()))
         })?;

@@ -183,6 +183,50 @@ impl Spec for NamespaceSpec {
         )
         .or("they end with the process"),
         Row::<Self>::new(
+            "zone-size",
+            "SIZE",
+            "make it a zoned namespace, of zones of this size, a power of two; the disk then lives \
+             on one worker, and what is left of the volume behind the last zone is not used",
+            |n| &mut n.zone_size,
+        )
+        .or("no zones")
+        .in_url(),
+        Row::<Self>::new(
+            "zone-capacity",
+            "SIZE",
+            "how much of a zone can be written",
+            |n| &mut n.zone_capacity,
+        )
+        .or("all of it")
+        .in_url(),
+        Row::<Self>::new(
+            "max-open-zones",
+            "N",
+            "zones that may be open at a time",
+            |n| &mut n.max_open_zones,
+        )
+        .range(1, u32::MAX)
+        .or("as many as may be active")
+        .in_url(),
+        Row::<Self>::new(
+            "max-active-zones",
+            "N",
+            "zones that may be open or closed at a time",
+            |n| &mut n.max_active_zones,
+        )
+        .range(1, u32::MAX)
+        .or("all")
+        .in_url(),
+        Row::<Self>::new(
+            "zone-table",
+            "PATH",
+            "file that keeps states and write pointers of the zones; made, of empty zones, if it is \
+             not there. Only volumes that end with the process (mem, null) do without",
+            |n| &mut n.zone_table,
+        )
+        .or("none")
+        .in_url(),
+        Row::<Self>::new(
             "ana-group",
             "N",
             "of disks in a subsystem: ANA group of the namespace (ANAGRPID), the same for all of \

@@ -1,0 +1,517 @@
+//! The commands of zoned namespaces ("NVMe Zoned Namespace Command Set 1.1", 3.3 and 3.4).
+//!
+//! *A write counts when it is checked*: the zone's write pointer is behind it before the volume has
+//! it, so that any number of them may be in flight. One that fails then leaves the pointer where it
+//! is, and its blocks unwritten: the host sees the status, and finishes or resets the zone (ibid.,
+//! 2.1.1.2.1: a failed write does not take the pointer back).
+//!
+//! *What the next process finds.* A command is recorded when it was checked and its place is known,
+//! of Zone Append with that place; then its zone's word is stored, then the volume gets it. So a
+//! record without its word is the last one, and is taken now; with it, it is begun again where it
+//! was. A reset waits until no write of its zones is in flight: so no older write is begun again on
+//! top of newer data.
+//!
+//! *What is durable.* The words are memory of the table's file. What a host waits for with Flush or
+//! Force Unit Access, and each change of a zone by Zone Management Send, is over when the file has
+//! been flushed, too, after the data: the write pointer is never behind what was said to be
+//! durable. It may be ahead, of writes whose completion nobody has seen.
+//!
+//! *A reset* zeroes what was written, a piece at a time, before the zone is empty: a process that
+//! dies in the middle, or the power, leaves a zone that is written as far as before. What lies
+//! behind a write pointer is read as the volume has it.
+
+use super::Engine;
+use super::complete::status_of;
+use super::io::Extent;
+use super::slots::{Kind, Slot, Work};
+use crate::zoned::{ZoneTable, ZonedState};
+use dma::{Access, SegmentList};
+use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
+use nvme::cmd::zone::{ReceiveCdw13, ReportHeader, SendCdw13, ZoneDescriptor, Zra, Zsa};
+use nvme::{Command, NvmOpcode, Status};
+use std::sync::Arc;
+use std::time::Instant;
+use volume::{Completion, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request};
+use volume::{VolumeError, VolumeQueue};
+use zerocopy::IntoBytes;
+use zones::{Action, Filter, Refusal, Reported};
+
+/// Bytes of a reset zone that are zeroed at a time.
+const PIECE: u64 = 16 << 20;
+
+/// The byte offset of a flush that is for the table. A namespace's own have 0.
+const TABLE: u64 = u64::MAX;
+
+/// What is left to do of Zone Management Send.
+#[derive(Default)]
+pub(super) struct Sending {
+    /// Zones that are being reset, the first one last.
+    resets: Vec<Reset>,
+    /// Writes to them may be in flight.
+    waits: bool,
+    /// The table is being flushed.
+    flushing: bool,
+}
+
+/// A zone that is being reset.
+struct Reset {
+    zone: u32,
+    /// What is to be zeroed yet: byte offset and length.
+    offset: u64,
+    left: u64,
+}
+
+impl Reset {
+    fn piece(&self) -> u64 {
+        self.left.min(PIECE)
+    }
+}
+
+impl Engine {
+    /// The namespace has zones.
+    pub(super) fn is_zoned(&self, nsid: u32) -> bool {
+        let index = self.namespace_index(nsid).ok();
+        let ns = index.and_then(|index| self.namespaces.get(index));
+        ns.is_some_and(super::Namespace::is_zoned)
+    }
+
+    fn zones_of(&self, index: usize) -> Result<Arc<ZonedState>, Status> {
+        let ns = self.namespaces.get(index);
+        let zones = ns.and_then(|ns| ns.config.zones.clone());
+        zones.ok_or(Status::INVALID_OPCODE.with_dnr(true))
+    }
+
+    /// Write, Write Zeroes and Zone Append, of zones.
+    pub(super) fn zoned_write(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
+        let opcode = command.nvm_opcode();
+        let (zeroes, append) = (
+            opcode == NvmOpcode::WRITE_ZEROES,
+            opcode == NvmOpcode::ZONE_APPEND,
+        );
+        let cdw12 = RwCdw12::from_bits(command.cdw12.get());
+        let blocks = u64::from(cdw12.nlb());
+        let index = self.namespace_index(command.nsid.get())?;
+        let zoned = self.zones_of(index)?;
+        let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
+        let shift = ns.shift;
+        if ns.read_only {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
+        }
+        let len = blocks << shift;
+        if !zeroes && len > self.max_transfer {
+            return Err(Status::INVALID_FIELD.with_dnr(true));
+        }
+        // Nobody else takes blocks meanwhile.
+        let mut zones = zoned.lock();
+        let slba = command.slba();
+        let replayed = self.slots.is_reserved();
+        let taken = replayed && zones.is_written(slba, blocks);
+        let placed = match append && !replayed {
+            true => zones.check_append(slba, blocks),
+            false if taken => Ok(slba),
+            false if !ns.covers(slba, blocks) => Err(Refusal::OutOfRange),
+            false => zones.check_write(slba, blocks).map(|()| slba),
+        };
+        let slba = placed.map_err(Refusal::status)?;
+        let mut recorded = *command;
+        recorded.set_slba(slba);
+        let slot = self.slot_for(sqid, &recorded, index)?;
+        let fua = cdw12.fua() || !self.write_cache;
+        let op = match zeroes {
+            true => Op::WriteZeroes {
+                deallocate: WriteZeroesCdw12::from_bits(command.cdw12.get()).deac(),
+                fua,
+            },
+            false => {
+                self.walk_into(slot, command, len, Access::Read)?;
+                Op::Write { fua }
+            }
+        };
+        crash::point!("controller.zone.recorded");
+        if !taken {
+            zones.write(slba, blocks).map_err(Refusal::status)?;
+            zoned.keep(&mut zones);
+        }
+        drop(zones);
+        crash::point!("controller.zone.taken");
+        let kind = match zeroes {
+            true => Kind::Other,
+            false => Kind::of_transfer(op),
+        };
+        if let Some(slot) = self.slots.get(slot) {
+            slot.work = match (zeroes, append) {
+                (true, _) => Work::Zeroes(len),
+                (_, true) => Work::Append,
+                _ => Work::Single,
+            };
+        }
+        let extent = Extent {
+            ns: index,
+            slba,
+            offset: slba << shift,
+            len,
+        };
+        self.start(slot, extent, op, kind);
+        Ok(())
+    }
+
+    // ---- Zone Management Receive
+
+    /// Zone Management Receive: reports of zones. Descriptors have no extensions here.
+    pub(super) fn zone_receive(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
+        let invalid = Status::INVALID_FIELD.with_dnr(true);
+        let cdw13 = ReceiveCdw13::from_bits(command.cdw13.get());
+        let bytes = (u64::from(command.cdw12.get()) + 1) * 4;
+        let index = self.namespace_index(command.nsid.get())?;
+        let zoned = self.zones_of(index)?;
+        if cdw13.zra() != Zra::REPORT || bytes > self.max_transfer {
+            return Err(invalid);
+        }
+        let filter = Filter::of(cdw13.zrasf()).ok_or(invalid)?;
+        let slot = self.slot_for(sqid, command, index)?;
+        let mut list = SegmentList::new();
+        self.walk(command, bytes, Access::Write, &mut list)?;
+        let zones = zoned.lock();
+        let slba = command.slba();
+        if slba >= zones.geometry().blocks() {
+            return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
+        }
+        let room = bytes.saturating_sub(64) / 64;
+        let (mut at, mut count) = (64, 0);
+        for zone in zones.report(slba, filter).take(room as usize) {
+            list.copy_from(at, descriptor(&zone).as_bytes());
+            at += 64;
+            count += 1;
+        }
+        if !cdw13.partial() {
+            count = zones.report(slba, filter).count() as u64;
+        }
+        drop(zones);
+        let header = ReportHeader {
+            zones: count.into(),
+            ..Default::default()
+        };
+        let header = header.as_bytes();
+        let header = header.get(..header.len().min(bytes as usize));
+        list.copy_from(0, header.unwrap_or_default());
+        drop(list);
+        if let Some(slot) = self.slots.get(slot) {
+            slot.bytes = at.min(bytes);
+        }
+        self.end(slot);
+        Ok(())
+    }
+
+    // ---- Zone Management Send
+
+    /// Zone Management Send.
+    pub(super) fn zone_send(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
+        let cdw13 = SendCdw13::from_bits(command.cdw13.get());
+        let index = self.namespace_index(command.nsid.get())?;
+        let zoned = self.zones_of(index)?;
+        let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
+        let shift = ns.shift;
+        if ns.read_only {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
+        }
+        let action = match cdw13.zsa() {
+            Zsa::CLOSE => Some(Action::Close),
+            Zsa::FINISH => Some(Action::Finish),
+            Zsa::OPEN => Some(Action::Open),
+            Zsa::OFFLINE => Some(Action::Offline),
+            Zsa::RESET => None,
+            // No zone descriptor has an extension, and no zone a random write area.
+            _ => return Err(Status::INVALID_FIELD.with_dnr(true)),
+        };
+        if cdw13.zsaso() && action == Some(Action::Open) {
+            return Err(Status::INVALID_FIELD.with_dnr(true));
+        }
+        let mut zones = zoned.lock();
+        let zone = match cdw13.select_all() {
+            true => None,
+            false => Some(zones.zone_at(command.slba()).map_err(Refusal::status)?),
+        };
+        let slot = self.slot_for(sqid, command, index)?;
+        let mut sending = Sending::default();
+        match (action, zone) {
+            (Some(action), Some(zone)) => zones.act(zone, action).map_err(Refusal::status)?,
+            (Some(action), None) => zones.act_on_all(action).map_err(Refusal::status)?,
+            (None, zone) => {
+                let all = match zone {
+                    Some(zone) => vec![zone],
+                    None => zones.resettable().map_err(Refusal::status)?,
+                };
+                for zone in all.into_iter().rev() {
+                    // Of all none is refused: they were just looked at.
+                    let (lba, blocks) = zones.begin_reset(zone).map_err(Refusal::status)?;
+                    sending.resets.push(Reset {
+                        zone,
+                        offset: lba << shift,
+                        left: blocks << shift,
+                    });
+                }
+                sending.waits = true;
+            }
+        }
+        zoned.keep(&mut zones);
+        drop(zones);
+        crash::point!("controller.zone.changed");
+        if let Some(slot) = self.slots.get(slot) {
+            slot.kind = Kind::Other;
+            slot.slba = command.slba();
+            slot.work = Work::ZoneSend(Box::new(sending));
+        }
+        if self.next_send(slot) {
+            self.parked.push_back(slot);
+        }
+        Ok(())
+    }
+
+    /// The next step of Zone Management Send. Whether it waits for other commands, and has its turn
+    /// in a later round.
+    #[must_use]
+    pub(super) fn next_send(&mut self, index: u16) -> bool {
+        let Some(slot) = self.slots.get(index) else {
+            self.broken("Zone Management Send goes on without its slot");
+            return false;
+        };
+        let (ns, failed) = (slot.ns, !slot.status.is_success());
+        let Work::ZoneSend(sending) = &mut slot.work else {
+            self.broken("Zone Management Send goes on in another command's slot");
+            return false;
+        };
+        let mut sending = std::mem::take(&mut **sending);
+        let Ok(zoned) = self.zones_of(ns) else {
+            self.broken("a zone changes where there are none");
+            return false;
+        };
+        if failed {
+            let mut zones = zoned.lock();
+            for reset in sending.resets {
+                zones.cancel_reset(reset.zone);
+            }
+            drop(zones);
+            self.end(index);
+            return false;
+        }
+        if sending.waits && self.is_written_to(ns, &sending.resets, &zoned) {
+            self.put_back(index, sending);
+            return true;
+        }
+        sending.waits = false;
+        while let Some(reset) = sending.resets.last()
+            && reset.left == 0
+        {
+            let mut zones = zoned.lock();
+            zones.end_reset(reset.zone);
+            zoned.keep(&mut zones);
+            drop(zones);
+            crash::point!("controller.zone.reset");
+            sending.resets.pop();
+        }
+        let (op, offset, len) = match sending.resets.last() {
+            Some(reset) => {
+                let zero = Op::WriteZeroes {
+                    deallocate: true,
+                    fua: false,
+                };
+                (zero, reset.offset, reset.piece())
+            }
+            None => match zoned.table() {
+                None => {
+                    self.end(index);
+                    return false;
+                }
+                Some(table) if table.is_lost() => {
+                    if let Some(slot) = self.slots.get(index) {
+                        slot.status = Status::WRITE_FAULT;
+                    }
+                    self.end(index);
+                    return false;
+                }
+                Some(_) => {
+                    sending.flushing = true;
+                    (Op::Flush, TABLE, 0)
+                }
+            },
+        };
+        let (flushing, tag) = (sending.flushing, self.slots.tag(index));
+        self.put_back(index, sending);
+        let Some(ns) = self.namespaces.get_mut(ns) else {
+            self.broken("a slot's namespace is not there");
+            return false;
+        };
+        let request = Request {
+            tag,
+            op,
+            offset,
+            len,
+            data: SegmentList::new(),
+        };
+        if let Some(completion) = ns.queue.submit(request) {
+            match flushing {
+                true => self.zone_sent(index, completion.result),
+                false => {
+                    self.zone_piece_done(index, completion.result);
+                    self.parked.push_front(index);
+                }
+            }
+        }
+        false
+    }
+
+    fn put_back(&mut self, index: u16, sending: Sending) {
+        if let Some(slot) = self.slots.get(index)
+            && let Work::ZoneSend(place) = &mut slot.work
+        {
+            **place = sending;
+        }
+    }
+
+    /// A write to one of the zones is in flight.
+    fn is_written_to(&self, ns: usize, resets: &[Reset], zoned: &ZonedState) -> bool {
+        let geometry = *zoned.lock().geometry();
+        resets.iter().any(|reset| {
+            let start = geometry.start_of(reset.zone);
+            self.slots.writes_within(ns, start, start + geometry.size)
+        })
+    }
+
+    /// A request of Zone Management Send is over.
+    pub(super) fn zone_sent(&mut self, index: u16, result: Result<(), IoError>) {
+        let Some(slot) = self.slots.get(index) else {
+            return self.broken("Zone Management Send goes on without its slot");
+        };
+        if let Work::ZoneSend(sending) = &slot.work
+            && sending.flushing
+        {
+            if let Err(error) = result {
+                slot.status = status_of(error, true);
+            }
+            return self.end(index);
+        }
+        self.zone_piece_done(index, result);
+        self.end_early(index);
+        if self.next_send(index) {
+            self.parked.push_back(index);
+        }
+    }
+
+    fn zone_piece_done(&mut self, index: u16, result: Result<(), IoError>) {
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        match result {
+            // The old data stays behind the write pointer.
+            Err(error) if error.kind != IoErrorKind::Unsupported => {
+                slot.status = status_of(error, true);
+                return;
+            }
+            _ => {}
+        }
+        if let Work::ZoneSend(sending) = &mut slot.work
+            && let Some(reset) = sending.resets.last_mut()
+        {
+            let piece = reset.piece();
+            reset.offset += piece;
+            reset.left -= piece;
+        }
+    }
+
+    // ---- the table
+
+    /// What completes has to be durable, and the table of its namespace is not yet: that is flushed
+    /// first. `false`: there is nothing to wait for.
+    pub(super) fn waits_for_table(&mut self, index: u16, completion: &mut Completion) -> bool {
+        let Some(slot) = self.slots.get(index) else {
+            return false;
+        };
+        if std::mem::take(&mut slot.table) || completion.result.is_err() || !makes_durable(slot) {
+            return false;
+        }
+        let ns = slot.ns;
+        let zones = self
+            .namespaces
+            .get(ns)
+            .and_then(|ns| ns.config.zones.as_ref());
+        let Some(table) = zones.and_then(|zones| zones.table()) else {
+            return false;
+        };
+        if table.is_lost() {
+            completion.result = Err(IoErrorKind::NotDurable.into());
+            return false;
+        }
+        if let Some(slot) = self.slots.get(index) {
+            slot.table = true;
+            if completion.data.buffer().is_none() {
+                slot.list = std::mem::take(&mut completion.data);
+            }
+        }
+        self.submit(index, ns, Op::Flush, TABLE, 0, SegmentList::new());
+        true
+    }
+}
+
+/// When the command is over, what it did is durable.
+fn makes_durable(slot: &Slot) -> bool {
+    matches!(
+        slot.work,
+        Work::FlushAll(_) | Work::OwnFlush | Work::Zeroes(_)
+    ) || matches!(slot.kind, Kind::Flush | Kind::DurableWrite)
+}
+
+fn descriptor(zone: &Reported) -> ZoneDescriptor {
+    ZoneDescriptor {
+        zt: ZoneDescriptor::SEQUENTIAL_WRITE_REQUIRED,
+        zs: zone.state.number() << 4,
+        zcap: zone.capacity.into(),
+        zslba: zone.start.into(),
+        wp: zone.write_pointer.into(),
+        ..Default::default()
+    }
+}
+
+/// A namespace's queue, with one to its table beside it: that gets the flushes at [`TABLE`].
+struct WithTable {
+    data: OpenQueue,
+    table: OpenQueue,
+}
+
+/// A queue into the volume, and one to the file of the table.
+pub(super) fn with_table(
+    data: OpenQueue,
+    table: &ZoneTable,
+    io: &Io,
+) -> Result<OpenQueue, VolumeError> {
+    let table = table.volume().open(io)?;
+    Ok(data.wrapped(|data| OpenQueue::new(WithTable { data, table })))
+}
+
+impl VolumeQueue for WithTable {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        match request.op == Op::Flush && request.offset == TABLE {
+            true => self.table.submit(Request {
+                offset: 0,
+                ..request
+            }),
+            false => self.data.submit(request),
+        }
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        self.data.poll(done) + self.table.poll(done)
+    }
+
+    fn state(&self) -> QueueState {
+        let (data, table) = (self.data.state(), self.table.state());
+        QueueState {
+            in_flight: data.in_flight + table.in_flight,
+            wake: data.wake.earlier(table.wake, Instant::now),
+        }
+    }
+
+    fn cancel(&mut self, tag: u64) {
+        self.data.cancel(tag);
+        self.table.cancel(tag);
+    }
+}

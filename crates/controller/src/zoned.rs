@@ -1,0 +1,119 @@
+//! The zones of a namespace, and the table that they are kept in.
+//!
+//! The table is memory of a file that others may map, too: a word is in it when the store is done,
+//! without a system call, and the process that comes next finds it there wherever this one has
+//! died. A loss of power is another matter: what a host makes durable (Flush, Force Unit Access,
+//! a zone's change) waits for the table's file, too, which is a volume for that.
+
+use dma::{Row, Rows, SharedPages};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+use sync::Unpoisoned;
+use volume::Volume;
+use zones::{Zones, table};
+
+/// Words of a row.
+const WORDS: usize = table::HEADER / table::WORD;
+const _: () = assert!(WORDS == 8 && table::HEADER == dma::ROW);
+
+/// The zones of a namespace.
+#[derive(Debug)]
+pub struct ZonedState {
+    zones: Mutex<Zones>,
+    table: Option<ZoneTable>,
+}
+
+/// Where the state of zones outlasts the process.
+#[derive(Clone, Debug)]
+pub struct ZoneTable {
+    pages: SharedPages,
+    rows: Rows,
+    volume: Arc<dyn Volume>,
+}
+
+impl ZoneTable {
+    /// A table ([`table::encode`]) in these pages; `volume` is their file, whose flushes make
+    /// durable what is stored there. `None`: the pages are fewer than the zones need.
+    pub fn new(pages: SharedPages, zones: u32, volume: Arc<dyn Volume>) -> Option<Self> {
+        let rows = 1 + (zones as usize).div_ceil(WORDS);
+        let rows = Rows::new(&pages, 0, rows)?;
+        Some(Self {
+            pages,
+            rows,
+            volume,
+        })
+    }
+
+    /// The file.
+    pub fn volume(&self) -> &Arc<dyn Volume> {
+        &self.volume
+    }
+
+    fn store(&self, number: u32, word: u64) {
+        let at = number as usize;
+        let row: Option<&Row> = self.rows.get(1 + at / WORDS);
+        if let Some(place) = row.and_then(|row| row.get(at % WORDS)) {
+            place.store(word.to_le(), Ordering::Release);
+        }
+    }
+
+    /// Others have made the file shorter: what is stored goes nowhere.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.pages.memory().is_poisoned()
+    }
+}
+
+impl ZonedState {
+    /// These zones, kept in that table, which holds them already.
+    pub fn new(zones: Zones, table: Option<ZoneTable>) -> Self {
+        Self {
+            zones: Mutex::new(zones),
+            table,
+        }
+    }
+
+    /// The zones. A change of them is stored by [`ZonedState::keep`] before a volume gets the
+    /// command.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Zones> {
+        self.zones.lock().unpoisoned()
+    }
+
+    /// Stores what has changed.
+    pub(crate) fn keep(&self, zones: &mut Zones) {
+        let changed: Vec<u32> = zones.take_changed().collect();
+        let Some(kept) = &self.table else {
+            return;
+        };
+        for number in changed {
+            if let Some(zone) = zones.get(number) {
+                kept.store(number, table::word(number, zone));
+            }
+        }
+    }
+
+    /// Where they are kept.
+    pub(crate) fn table(&self) -> Option<&ZoneTable> {
+        self.table.as_ref()
+    }
+
+    /// A controller begins, and none goes on: no zone is open.
+    pub(crate) fn begin(&self) {
+        let mut zones = self.lock();
+        zones.power_lost();
+        self.keep(&mut zones);
+    }
+
+    /// All that was written to the zones goes.
+    pub(crate) fn empty(&self) {
+        let mut zones = self.lock();
+        for number in zones.resettable().unwrap_or_default() {
+            zones.end_reset(number);
+        }
+        self.keep(&mut zones);
+    }
+
+    /// Blocks of the namespace.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.lock().geometry().blocks()
+    }
+}

@@ -1,0 +1,118 @@
+//! Command dwords of the Zoned Namespace command set, and what Zone Management Receive returns:
+//! Zoned Namespace Command Set 1.1, 3.4.
+//!
+//! Zone Append has dword 12 of Write ([`super::io::RwCdw12`]), and names its zone where that has
+//! its starting LBA.
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::U64;
+
+use crate::macros::{open_values, wire_struct};
+
+open_values! {
+    /// Zone Send Action (8 bits).
+    pub Zsa: u8 {
+        CLOSE = 0x01, "Close Zone";
+        FINISH = 0x02, "Finish Zone";
+        OPEN = 0x03, "Open Zone";
+        RESET = 0x04, "Reset Zone";
+        OFFLINE = 0x05, "Offline Zone";
+        SET_DESCRIPTOR_EXTENSION = 0x10, "Set Zone Descriptor Extension";
+        COMMIT = 0x11, "Commit Zone";
+    }
+}
+
+open_values! {
+    /// Zone Receive Action (8 bits).
+    pub Zra: u8 {
+        REPORT = 0x00, "Report Zones";
+        EXTENDED_REPORT = 0x01, "Extended Report Zones";
+    }
+}
+
+/// Dword 13 of Zone Management Send; the zone is named by [`crate::Command::slba`].
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct SendCdw13 {
+    /// Zone Send Action.
+    #[bits(8)]
+    pub zsa: Zsa,
+    /// Select All: all zones whose state the action is for.
+    pub select_all: bool,
+    /// Zone Send Action Specific Option.
+    pub zsaso: bool,
+    #[bits(22)]
+    __: u32,
+}
+
+/// Dword 13 of Zone Management Receive; dword 12 is the number of dwords, zero-based.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct ReceiveCdw13 {
+    /// Zone Receive Action.
+    #[bits(8)]
+    pub zra: Zra,
+    /// Zone Receive Action Specific Field: zones in which state.
+    pub zrasf: u8,
+    /// Partial Report: the number of zones is that of the descriptors which fit.
+    pub partial: bool,
+    #[bits(15)]
+    __: u32,
+}
+
+wire_struct! {
+    /// Before the zone descriptors of a report, 64 bytes.
+    pub struct ReportHeader(64) {
+        /// Number of Zones.
+        pub zones @ 0: U64,
+        #[doc(hidden)]
+        pub reserved8 @ 8: [[u8; 28]; 2],
+    }
+}
+
+wire_struct! {
+    /// A zone descriptor, 64 bytes.
+    pub struct ZoneDescriptor(64) {
+        /// Zone Type: 2h, Sequential Write Required.
+        pub zt @ 0: u8,
+        /// Zone State in bits 7:4.
+        pub zs @ 1: u8,
+        /// Zone Attributes.
+        pub za @ 2: u8,
+        /// Zone Attributes Information.
+        pub zai @ 3: u8,
+        #[doc(hidden)]
+        pub reserved4 @ 4: [u8; 4],
+        /// Zone Capacity, in logical blocks.
+        pub zcap @ 8: U64,
+        /// Zone Start Logical Block Address.
+        pub zslba @ 16: U64,
+        /// Write Pointer.
+        pub wp @ 24: U64,
+        #[doc(hidden)]
+        pub reserved32 @ 32: [u8; 32],
+    }
+}
+
+impl ZoneDescriptor {
+    /// Zone Type of a zone that is written from its first block on.
+    pub const SEQUENTIAL_WRITE_REQUIRED: u8 = 2;
+
+    /// Zone State.
+    pub const fn state(&self) -> u8 {
+        self.zs >> 4
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dword_13() {
+        let send = SendCdw13::new().with_zsa(Zsa::RESET).with_select_all(true);
+        assert_eq!(send.into_bits(), 0x104);
+        let receive = ReceiveCdw13::new().with_zrasf(5).with_partial(true);
+        assert_eq!(receive.into_bits(), 0x1_0500);
+    }
+}
