@@ -20,10 +20,19 @@ pub(super) fn authenticate(
     send(client, &host.negotiate())?;
     let challenge = receive(client)?;
     let reply = host.reply(&challenge).map_err(|why| end(client, why))?;
-    send(client, &reply)?;
-    let success = receive(client)?;
+    let answer = send(client, &reply).and_then(|()| receive(client));
+    let success = answer.map_err(unproven)?;
     let last = host.conclude(&success).map_err(|why| end(client, why))?;
     last.map_or(Ok(()), |last| send(client, &last))
+}
+
+/// A controller that finds a wrong proof says so, and closes the connection: what it says may be
+/// lost with that.
+fn unproven(trouble: Trouble) -> Trouble {
+    match trouble.is_closed() {
+        true => Trouble::Unproven,
+        false => trouble,
+    }
 }
 
 /// Tells the controller that this host does not go on.
@@ -47,4 +56,24 @@ fn receive(client: &mut Client) -> Result<Vec<u8>, Trouble> {
     let command = Authentication::nvme(room).receive(0);
     let (_, message) = client.execute("Authentication Receive", command, Data::In(room))?;
     Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+
+    #[test]
+    fn a_connection_that_ends_with_the_proof_is_said_to_have_failed_by_it() {
+        for closed in [
+            Trouble::Closed,
+            Trouble::Io(ErrorKind::ConnectionReset.into()),
+        ] {
+            let trouble = unproven(closed);
+            assert!(trouble.to_string().contains("authentication failed"));
+            assert!(trouble.is_closed(), "it is tried again as before");
+        }
+        let silent = unproven(Trouble::Silent);
+        assert!(matches!(silent, Trouble::Silent), "{silent}");
+    }
 }

@@ -37,6 +37,12 @@ pub enum Trouble {
     /// One side has not proven to the other who it is (DH-HMAC-CHAP).
     #[error("authentication (DH-HMAC-CHAP): {0}")]
     Authentication(dhchap::Refused),
+    /// The controller has closed the connection instead of an answer to this host's proof.
+    #[error(
+        "authentication (DH-HMAC-CHAP): the controller has closed the connection when it had this \
+         host's proof: authentication failed, as it seems"
+    )]
+    Unproven,
     /// No answer to a Keep Alive, or to another command, in time.
     #[error("the controller does not answer")]
     Silent,
@@ -52,7 +58,7 @@ impl Trouble {
     /// The other side has ended the connection, or there is none.
     pub(crate) fn is_closed(&self) -> bool {
         match self {
-            Self::Closed => true,
+            Self::Closed | Self::Unproven => true,
             Self::Io(error) => matches!(
                 error.kind(),
                 io::ErrorKind::ConnectionReset
