@@ -697,6 +697,11 @@ mod tests {
                 alternatives => alternatives,
             };
             for value in values.split('|') {
+                let value = match value {
+                    "SIZE" => "64K",
+                    "PATH" => "b.raw",
+                    value => value,
+                };
                 let text = format!("a.raw?{}={value}", row.key);
                 let spec: NamespaceSpec = url::parse(&text).unwrap();
                 assert_eq!(spec.volume.0, "a.raw");
@@ -704,7 +709,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 14);
+        assert_eq!(count, 19);
     }
 
     #[test]

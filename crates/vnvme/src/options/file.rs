@@ -114,9 +114,9 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }
-        let far = error("[[controller]]\ncolour = \"red\"");
+        let far = error("[[controller]]\nxyzzy = \"red\"");
         assert!(
-            far.contains("unknown field `colour`, expected one of"),
+            far.contains("unknown field `xyzzy`, expected one of"),
             "{far}"
         );
         let top = error("[[contoller]]\n");

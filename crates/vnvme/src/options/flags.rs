@@ -339,6 +339,7 @@ mod tests {
             "N" | "MICROSECONDS" | "SECONDS" | "LIST" | "SIZE" => ["2", "3"],
             "TEXT" | "NQN" | "PATH" | "USER" | "GROUP" => ["one", "other"],
             "MODE" => ["0660", "0600"],
+            "CLOUD" => ["azure", "google:data-1"],
             "ADDRESS:PORT" => ["127.0.0.1:9469", "[::1]:9469"],
             form => panic!("values of the form {form}?"),
         }
@@ -419,7 +420,7 @@ mod tests {
             check::<UblkSpec>(|specs| &mut specs.ublk[0]),
             check::<ProcessSpec>(|specs| &mut specs.process),
         ];
-        assert_eq!(counts, [13, 4, 8, 4, 17]);
+        assert_eq!(counts, [14, 4, 8, 4, 17]);
     }
 
     #[test]
