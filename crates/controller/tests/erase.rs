@@ -320,7 +320,7 @@ fn a_reset_ends_a_format() {
 }
 
 #[test]
-fn a_format_is_gone_on_with_by_the_next_process() {
+fn the_next_process_continues_a_format() {
     for skip in 0..3 {
         let (mut h, _, faults) = host();
         faults.add(Fault {
@@ -490,6 +490,14 @@ fn a_failed_sanitize_leaves_the_namespaces_closed() {
         if unrestricted {
             assert_eq!(exit, Status::SUCCESS);
             holds(&mut h, 3, [0x5a; 4]);
+            assert_eq!(
+                outcome(&mut h),
+                SanitizeOutcome::FAILED,
+                "it stays the last one"
+            );
+            h.die();
+            holds(&mut h, 3, [0x5a; 4]);
+            assert_eq!(sanitize(&mut h, EXIT, 0), Status::SUCCESS, "once more");
             faults.clear();
             continue;
         }

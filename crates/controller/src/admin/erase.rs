@@ -188,7 +188,7 @@ pub(crate) struct Erasure {
     outcome: SanitizeOutcome,
     /// Overwrite passes that the last operation completed.
     passes: u8,
-    /// Namespaces that a failed operation has left closed.
+    /// Namespaces that a failed operation has left closed: there are some in the failure mode.
     locked: Vec<u32>,
 }
 
@@ -218,9 +218,14 @@ impl Erasure {
     pub(super) fn hinders(&self) -> Option<Status> {
         match &self.running {
             Some(running) => Some(running.cause.closes_with()),
-            None if self.outcome == SanitizeOutcome::FAILED => Some(Status::SANITIZE_FAILED),
+            None if self.has_failed() => Some(Status::SANITIZE_FAILED),
             None => None,
         }
+    }
+
+    /// A failed operation has left namespaces closed, and the host has not left that mode.
+    fn has_failed(&self) -> bool {
+        !self.locked.is_empty()
     }
 
     pub fn save(&self) -> EraseState {
@@ -314,9 +319,8 @@ impl Controller {
             return Err(INVALID_FIELD);
         }
         let erasure = &self.admin.erasure;
-        let failed = erasure.outcome == SanitizeOutcome::FAILED;
         // Without Allow Unrestricted Sanitize Exit only another restricted operation helps.
-        let restricted = failed && erasure.running.is_none() && !erasure.last.ause();
+        let restricted = erasure.has_failed() && !erasure.last.ause();
         let running = erasure.running.as_ref().map(|r| r.cause.closes_with());
         match cdw10.sanact() {
             Action::EXIT_FAILURE_MODE => {
@@ -326,11 +330,7 @@ impl Controller {
                 if restricted {
                     return Err(Status::SANITIZE_FAILED.with_dnr(true));
                 }
-                if failed {
-                    self.unlock();
-                    self.admin.erasure.outcome = SanitizeOutcome::NEVER;
-                    self.touch();
-                }
+                self.unlock();
                 Ok(Outcome::Done(0))
             }
             Action::BLOCK_ERASE | Action::OVERWRITE => {
@@ -374,16 +374,6 @@ impl Controller {
         };
         self.end_test_of(outcome, about);
         self.close(&nsids, Some(cause.closes_with()));
-        // What zones held goes, and nothing can be written to them meanwhile.
-        for ns in self
-            .engine
-            .active()
-            .filter(|ns| nsids.contains(&ns.config.nsid))
-        {
-            if let Some(zones) = &ns.config.zones {
-                zones.empty();
-            }
-        }
         tracing::info!(?nsids, ?cause, "erasing");
         self.admin.erasure.running = Some(Running::new(cause, nsids));
         self.admin.rearm();
@@ -403,6 +393,7 @@ impl Controller {
     fn unlock(&mut self) {
         let locked = std::mem::take(&mut self.admin.erasure.locked);
         self.close(&locked, None);
+        self.touch();
     }
 
     /// The state was restored: what was closed is closed.
@@ -437,7 +428,11 @@ impl Controller {
         };
         match running.stage {
             // What was not made durable is erased anyway.
-            Stage::Closing => running.stage = Stage::Erase,
+            Stage::Closing => {
+                running.stage = Stage::Erase;
+                let nsids = running.nsids.clone();
+                self.empty_zones(&nsids);
+            }
             Stage::Flushing => {
                 if let Some(status) = failed {
                     running.failed.get_or_insert(status);
@@ -445,6 +440,16 @@ impl Controller {
                 running.stage = Stage::Done;
             }
             _ => {}
+        }
+    }
+
+    /// What zones hold goes: nothing is in flight that could change them, and the flush at the end
+    /// makes their tables durable, too.
+    fn empty_zones(&self, nsids: &[u32]) {
+        let namespaces = self.engine.active();
+        let erased = namespaces.filter(|ns| nsids.contains(&ns.config.nsid));
+        for zones in erased.filter_map(|ns| ns.config.zones.as_ref()) {
+            zones.empty();
         }
     }
 
