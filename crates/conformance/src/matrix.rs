@@ -75,8 +75,8 @@ pub fn text() -> String {
     let cannot = left_out.iter().filter(|e| e.need == Need::Always).count();
     let _ = writeln!(
         text,
-        "There are {all} cases. {} entries have cases, {numbered} of them by the plan's own number; \
-         {} have\nnone. Of the entries that every controller has to pass, {must} have cases and \
+        "There are {all} cases. {} entries have cases, {numbered} of them by the plan's own \
+         number; {} have\nnone. Of the entries that every controller has to pass, {must} have cases and \
          {cannot} have none. {ours} cases\nare our own beyond the plan.\n",
         covered.len(),
         left_out.len(),
@@ -137,7 +137,7 @@ function that runs: a test fails when this page differs from the table of cases.
 make conformance                                    # against vnvme, in under a minute
 cargo run -p conformance -- --socket PATH           # against any controller on a vfio-user socket
 cargo run -p conformance -- --socket PATH --second PATH2    # with a second one of its subsystem
-cargo run -p conformance -- --list                  # the cases; --filter TEXT chooses, --json for programs
+cargo run -p conformance -- --list                  # the cases; --filter TEXT chooses some
 ```
 
 The cases overwrite what is on the namespaces, and need a controller to which nobody else is
@@ -146,8 +146,8 @@ connected. Each ends as passed, failed (with what was expected and what came), o
 conformance` runs them against a disk of its own, and against two disks of one subsystem.
 
 Numbers are those of the plan's editions for NVMe 1.3 (v9, 2018; groups 6 and 10) and for the NVM
-command set 1.1 (v24, 2025; the others), as far as public copies tell them: `1.3-4` is case 4 of test
-1.3, `4.12` a whole test. Where the number of a case is not known to us, or several try the same, a
+command set 1.1 (v24, 2025; the others), as far as public copies tell them: `1.3-4` is case 4 of
+test 1.3, `4.12` a whole test. Where the number of a case is not known to us, or several try the same, a
 letter of our own takes its place. Titles are in our words. *Of whom* says what a controller has to
 offer; sections are those of NVMe Base 2.1, NVM Command Set 1.1 and NVMe over PCIe Transport 1.1.
 

@@ -39,16 +39,20 @@ pub const GROUPS: &[Group] = &[
         title: "1 Admin command set",
         left_out: left_out![
             "1.6-e", If("OACS bit 1"), "Format NVM with cryptographic erase",
-                "what was erased cannot be told from a key that was changed; 1.6-d tries user data erase";
+                "what was erased cannot be told from a key that was changed; 1.6-d tries user \
+                 data erase";
             "1.6-f", If("OACS bit 1"), "Format NVM to each other LBA format, and back",
-                "it would change the namespaces under the cases that follow; a test of the program's own";
-            "1.7-6", If("SANICAP"), "the event of a sanitize operation that enters media verification",
+                "it would change the namespaces under the cases that follow; a test of the \
+                 program's own";
+            "1.7-6", If("SANICAP"), "the event of a sanitize operation that enters media \
+             verification",
                 "media verification is of NVMe Base 2.2; the cases know 2.1";
             "1.7-j", If("OAES bit 8"), "the event of a namespace that has changed",
                 "a namespace is changed from outside of the controller; the guest tests do";
             "1.10-8", If("OACS bits 1 and 4"), "Format NVM aborts a short self-test",
                 "not written";
-            "1.11-7", If("OACS bits 1 and 4"), "Format NVM of all namespaces aborts an extended self-test",
+            "1.11-7", If("OACS bits 1 and 4"), "Format NVM of all namespaces aborts an extended \
+             self-test",
                 "not written";
             "1.17-3", If("SANICAP"), "the saved value of No-Deallocate Response Mode",
                 "not written";
@@ -60,7 +64,8 @@ pub const GROUPS: &[Group] = &[
                 "not written: no protocol of security is common to all controllers";
             "1-l", If("OACS bit 5"), "directives: identify, streams, data placement",
                 "not written";
-            "1-m", If("OACS bit 7"), "virtualization management: resources of secondary controllers",
+            "1-m", If("OACS bit 7"), "virtualization management: resources of secondary \
+             controllers",
                 "not written";
             "1-n", If("OACS bit 9"), "Get LBA Status: ranges and actions",
                 "not written";
@@ -74,9 +79,11 @@ pub const GROUPS: &[Group] = &[
         title: "2 NVM command set",
         left_out: left_out![
             "2.8-2", If("CAP.CSS bit 0 is 0"), "atomic write sizes without the NVM command set",
-                "a controller without the NVM command set has nothing for the other cases of the group";
+                "a controller without the NVM command set has nothing for the other cases of the \
+                 group";
             "2.10-a", Always, "writes up to AWUPF are whole after a power failure",
-                "the power of a controller that is served cannot be cut from its socket; the power-cut tests of the program do";
+                "the power of a controller that is served cannot be cut from its socket; the \
+                 power-cut tests of the program do";
             "2.3-c", Always, "reads with Dataset Management hints in dword 13",
                 "hints have no effect that can be seen";
             "2.14-i", If("CDFS bits 1 to 3"), "Copy with descriptors of formats 1h to 3h",
@@ -94,7 +101,8 @@ pub const GROUPS: &[Group] = &[
                 "not written: a controller of ours wants none";
             "3.4-b", If("HMPRE"), "the host memory buffer enabled, used, disabled",
                 "not written: a controller of ours wants none";
-            "3.5-a", If("RPMBS"), "replay protected memory blocks: keys, counters, reads and writes",
+            "3.5-a", If("RPMBS"), "replay protected memory blocks: keys, counters, reads and \
+             writes",
                 "not written: a controller of ours has none";
             "3.14-e", If("CMIC bit 3"), "commands in each ANA state",
                 "states are changed from outside of the controller; the program's own tests do";
@@ -106,7 +114,8 @@ pub const GROUPS: &[Group] = &[
         title: "4 Controller registers",
         left_out: left_out![
             "4-m", Always, "controller fatal status after an error within the controller",
-                "an error within the controller cannot be caused from outside; 1.24-a sees CSTS.CFS";
+                "an error within the controller cannot be caused from outside; 1.24-a sees \
+                 CSTS.CFS";
             "4-n", If("CAP.CRMS bit 1"), "ready independent of media",
                 "not written: a controller of ours is ready with its media";
         ],
@@ -124,14 +133,16 @@ pub const GROUPS: &[Group] = &[
             "6-c", If("INTx"), "interrupts by pin",
                 "a VMM has the pin; the guest tests without MSI-X use it";
             "6-d", Always, "a cold reset: power off and on",
-                "the power of a controller that is served cannot be cut from its socket; disks are restarted by the program's tests";
+                "the power of a controller that is served cannot be cut from its socket; disks \
+                 are restarted by the program's tests";
         ],
     },
     Group {
         title: "7 Reservations",
         left_out: left_out![
             "7-d", If("RESCAP bit 0"), "reservations that persist through a power loss",
-                "the power of a controller that is served cannot be cut from its socket; the program's tests kill it and cut the power below its files";
+                "the power of a controller that is served cannot be cut from its socket; the \
+                 program's tests kill it and cut the power below its files";
         ],
     },
     Group {
@@ -139,7 +150,8 @@ pub const GROUPS: &[Group] = &[
         left_out: left_out![
             "8.2-b", If("OACS bit 3"), "create, attach, detach and delete namespaces",
                 "not written";
-            "8.3-a", If("OACS bit 3"), "errors of management: no capacity, attached already, a list that is wrong",
+            "8.3-a", If("OACS bit 3"), "errors of management: no capacity, attached already, a \
+             list that is wrong",
                 "not written";
         ],
     },
@@ -171,7 +183,8 @@ pub const GROUPS: &[Group] = &[
     Group {
         title: "12 Host managed live migration",
         left_out: left_out![
-            "12.1-a", If("OACS bit 11"), "migration by Migration Send and Receive, tracking of memory",
+            "12.1-a", If("OACS bit 11"), "migration by Migration Send and Receive, tracking of \
+             memory",
                 "of hosts that migrate physical functions; not written";
         ],
     },

@@ -7,8 +7,8 @@ use nvme::{AdminOpcode, Status};
 
 cases! {
     abort_event_request, ["1.5-a"], Always, Admin, "Base 2.1, 5.1.1",
-        "a command that waits is aborted: it completes first, as Command Abort Requested, and bit 0 \
-         of the Abort command's result is 0";
+        "a command that waits is aborted: it completes first, as Command Abort Requested, and bit \
+         0 of the Abort command's result is 0";
     abort_unknown_command, ["1.5-b"], Always, Io, "Base 2.1, 5.1.1",
         "the abort of a command that is not there succeeds, and bit 0 of its result is 1";
     abort_unknown_queue, ["1.5-c"], Always, Io, "Base 2.1, 5.1.1",

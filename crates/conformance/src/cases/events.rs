@@ -11,9 +11,12 @@ cases! {
         "an event request does not complete while there is no event";
     event_request_limit, ["1.7-2", "5.4-2"], Always, Admin, "Base 2.1, 5.1.2",
         "one request more than AERL says is Asynchronous Event Request Limit Exceeded";
-    event_doorbell_value, ["1.7-d", "5.5-a"], Always, Io, "Base 2.1, 5.1.2.1; PCIe Transport 1.1, 3.1.2",
-        "a doorbell value outside its queue is an error event, and leaves an entry in the error log";
-    event_doorbell_register, ["1.7-d", "5.5-b"], Always, Io, "Base 2.1, 5.1.2.1; PCIe Transport 1.1, 3.1.2",
+    event_doorbell_value, ["1.7-d", "5.5-a"], Always, Io,
+        "Base 2.1, 5.1.2.1; PCIe Transport 1.1, 3.1.2",
+        "a doorbell value outside its queue is an error event, and leaves an entry in the error \
+         log";
+    event_doorbell_register, ["1.7-d", "5.5-b"], Always, Io,
+        "Base 2.1, 5.1.2.1; PCIe Transport 1.1, 3.1.2",
         "the doorbell of a queue that is not there is an error event";
     event_doorbell_invalid_head, ["1.7-d"], Always, Admin, "Base 2.1, 5.1.2.1",
         "a completion queue head outside its queue is an error event when the controller comes to \

@@ -30,7 +30,8 @@ cases! {
     features_not_namespace_specific, ["1.2-b"], If("ONCS bit 4"), Admin, "Base 2.1, 4.4",
         "a feature of the controller set for a namespace is Feature Not Namespace Specific";
     features_namespace_invalid, ["1.2-c"], If("Error Recovery is namespace specific"), Admin,
-        "Base 2.1, 4.4", "a feature of namespaces for an NSID above NN is Invalid Namespace or Format";
+        "Base 2.1, 4.4", "a feature of namespaces for an NSID above NN is Invalid Namespace or \
+         Format";
     feature_arbitration, [], Always, Admin, "Base 2.1, 5.1.25.1.1",
         "the arbitration burst keeps what is set";
     feature_power_management, ["3.3-b"], Always, Admin, "Base 2.1, 5.1.25.1.2",

@@ -17,8 +17,8 @@ cases! {
     identify_nsid_invalid, ["1.1-1"], Always, Admin, "Base 2.1, 3.2.1.2",
         "NSID 0, and one larger than NN, are Invalid Namespace or Format";
     identify_nsid_broadcast, ["1.1-1"], Always, Admin, "Base 2.1, 5.1.13",
-        "the broadcast NSID gives what is common to all namespaces with namespace management, and is \
-         Invalid Namespace or Format without";
+        "the broadcast NSID gives what is common to all namespaces with namespace management, and \
+         is Invalid Namespace or Format without";
     identify_controller_text, ["1.1-2"], Always, Admin, "Base 2.1, 5.1.13.2.1, 1.4.2",
         "serial number, model and firmware revision are ASCII, left justified, padded by spaces";
     identify_controller_fields, ["1.1-2"], Always, Admin, "Base 2.1, 5.1.13.2.1",

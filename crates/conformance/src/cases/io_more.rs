@@ -21,7 +21,8 @@ cases! {
     write_zeroes_absent, ["2.7-d"], If("ONCS bit 3 is 0"), Io, "NVM Command Set 1.1, 3.3.8",
         "without Write Zeroes it is Invalid Command Opcode";
     deallocate, ["2.2-a"], If("ONCS bit 2"), Io, "NVM Command Set 1.1, 3.3.3, 3.2.3.2.1",
-        "deallocated blocks read as DLFEAT says, the same each time, and blocks beside are untouched";
+        "deallocated blocks read as DLFEAT says, the same each time, and blocks beside are \
+         untouched";
     deallocate_then_write, ["2.2-b"], If("ONCS bit 2"), Io, "NVM Command Set 1.1, 3.3.3",
         "deallocated blocks can be written and read";
     dataset_all_ranges, ["2.2-c"], If("ONCS bit 2"), Io, "NVM Command Set 1.1, 3.3.3",

@@ -57,8 +57,8 @@ cases! {
     log_changed_namespaces, ["1.7-b"], If("OAES bit 8"), Admin, "Base 2.1, 5.1.12.1.5",
         "the list of changed namespaces rises, and is empty after it was read";
     log_persistent_events, ["1.3-f"], If("LPA bit 4"), Admin, "Base 2.1, 5.1.12.1.14",
-        "the persistent event log has a right header in its reporting context, and is refused where \
-         LPA does not offer it";
+        "the persistent event log has a right header in its reporting context, and is refused \
+         where LPA does not offer it";
     log_ana, ["3.14-d"], If("CMIC bit 3"), Admin, "Base 2.1, 5.1.12.1.13",
         "each active namespace is in one ANA group, with a state";
     log_retains_nothing_else, [], Always, Admin, "Base 2.1, 5.1.12",

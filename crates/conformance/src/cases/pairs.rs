@@ -14,8 +14,8 @@ use nvme::{AdminOpcode, NvmOpcode as Op, Status};
 
 pair_cases! {
     pair_identity, ["3.14-b"], If("two controllers"), "Base 2.1, 2.4.1, 5.1.13.2.1",
-        "two controllers of a subsystem have its name, their own identifiers, and say that they are \
-         several";
+        "two controllers of a subsystem have its name, their own identifiers, and say that they \
+         are several";
     pair_shared_data, ["3.14-c"], If("two controllers"), "Base 2.1, 2.4.1",
         "what one controller writes to a shared namespace the other one reads";
     pair_report, ["7.1-c"], If("ONCS bit 5, two controllers"), "Base 2.1, 7.8",
@@ -23,14 +23,15 @@ pair_cases! {
     pair_conflict, ["7.4-d"], If("ONCS bit 5, two controllers"), "Base 2.1, 7.5",
         "a second host cannot acquire what is held";
     pair_types, ["7.8-b"], If("ONCS bit 5, two controllers"), "Base 2.1, 8.1.22",
-        "reads, writes and others of a host that does not hold, registered or not, under every type";
+        "reads, writes and others of a host that does not hold, registered or not, under every \
+         type";
     pair_all_registrants, ["7.8-c"], If("ONCS bit 5, two controllers"), "Base 2.1, 8.1.22",
         "of an all registrants reservation each registrant is a holder, and the last one ends it";
     pair_preempt, ["7.6-a"], If("ONCS bit 5, two controllers"), "Base 2.1, 8.1.22.7",
         "preemption removes the holder and makes the preempting host the holder";
     pair_preempt_registrant, ["7.6-b"], If("ONCS bit 5, two controllers"), "Base 2.1, 8.1.22.7",
-        "preemption with the key of one that does not hold removes that registration only; with key \
-         0 it is Invalid Field in Command";
+        "preemption with the key of one that does not hold removes that registration only; with \
+         key 0 it is Invalid Field in Command";
     pair_preempt_and_abort, ["7.6-c"], If("ONCS bit 5, two controllers"), "Base 2.1, 8.1.22.7",
         "preempt and abort fences: no write of the other host succeeds after it";
     pair_release_by_other, ["7.5-c"], If("ONCS bit 5, two controllers"), "Base 2.1, 8.1.22.6",
@@ -49,6 +50,27 @@ fn shared(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     let (one, two) = (identify_host(a, 0x11)?, identify_host(b, 0x22)?);
     applies_if(one != two, "both controllers have one host")?;
     clear(a, &ns)?;
+    Ok(ns)
+}
+
+/// The same, with both hosts registered.
+fn registered(a: &mut Host, b: &mut Host) -> Check<Namespace> {
+    let ns = shared(a, b)?;
+    ok(register(a, &ns, 0, [0, KEY])?, "Register by the first host")?;
+    ok(
+        register(b, &ns, 0, [0, OTHER])?,
+        "Register by the second host",
+    )?;
+    Ok(ns)
+}
+
+/// The same, with a reservation of the first host's: Write Exclusive.
+fn held(a: &mut Host, b: &mut Host) -> Check<Namespace> {
+    let ns = registered(a, b)?;
+    ok(
+        acquire(a, &ns, 0, WRITE_EXCLUSIVE, [KEY, 0])?,
+        "Acquire by the first host",
+    )?;
     Ok(ns)
 }
 
@@ -112,12 +134,7 @@ fn pair_shared_data(a: &mut Host, b: &mut Host) -> Check {
 }
 
 fn pair_report(a: &mut Host, b: &mut Host) -> Check {
-    let ns = shared(a, b)?;
-    ok(register(a, &ns, 0, [0, KEY])?, "Register by the first host")?;
-    ok(
-        register(b, &ns, 0, [0, OTHER])?,
-        "Register by the second host",
-    )?;
+    let ns = registered(a, b)?;
     let own = [a.controller()?.cntlid(), b.controller()?.cntlid()];
     for told in [report(a, &ns)?, report(b, &ns)?] {
         for (cntlid, key) in own.into_iter().zip([KEY, OTHER]) {
@@ -134,16 +151,7 @@ fn pair_report(a: &mut Host, b: &mut Host) -> Check {
 }
 
 fn pair_conflict(a: &mut Host, b: &mut Host) -> Check {
-    let ns = shared(a, b)?;
-    ok(register(a, &ns, 0, [0, KEY])?, "Register by the first host")?;
-    ok(
-        register(b, &ns, 0, [0, OTHER])?,
-        "Register by the second host",
-    )?;
-    ok(
-        acquire(a, &ns, 0, WRITE_EXCLUSIVE, [KEY, 0])?,
-        "Acquire by the first host",
-    )?;
+    let ns = held(a, b)?;
     conflict(
         acquire(b, &ns, 0, WRITE_EXCLUSIVE, [OTHER, 0])?,
         "Acquire by the second host",
@@ -256,16 +264,7 @@ fn pair_all_registrants(a: &mut Host, b: &mut Host) -> Check {
 }
 
 fn pair_preempt(a: &mut Host, b: &mut Host) -> Check {
-    let ns = shared(a, b)?;
-    ok(register(a, &ns, 0, [0, KEY])?, "Register by the first host")?;
-    ok(
-        register(b, &ns, 0, [0, OTHER])?,
-        "Register by the second host",
-    )?;
-    ok(
-        acquire(a, &ns, 0, WRITE_EXCLUSIVE, [KEY, 0])?,
-        "Acquire by the first host",
-    )?;
+    let ns = held(a, b)?;
     ok(
         acquire(b, &ns, 1, 2, [OTHER, KEY])?,
         "Preempt by the second host",
@@ -284,12 +283,7 @@ fn pair_preempt(a: &mut Host, b: &mut Host) -> Check {
 }
 
 fn pair_preempt_registrant(a: &mut Host, b: &mut Host) -> Check {
-    let ns = shared(a, b)?;
-    ok(register(a, &ns, 0, [0, KEY])?, "Register by the first host")?;
-    ok(
-        register(b, &ns, 0, [0, OTHER])?,
-        "Register by the second host",
-    )?;
+    let ns = registered(a, b)?;
     ok(
         acquire(a, &ns, 0, 3, [KEY, 0])?,
         "Acquire by the first host",
@@ -362,16 +356,7 @@ fn pair_preempt_and_abort(a: &mut Host, b: &mut Host) -> Check {
 }
 
 fn pair_release_by_other(a: &mut Host, b: &mut Host) -> Check {
-    let ns = shared(a, b)?;
-    ok(register(a, &ns, 0, [0, KEY])?, "Register by the first host")?;
-    ok(
-        register(b, &ns, 0, [0, OTHER])?,
-        "Register by the second host",
-    )?;
-    ok(
-        acquire(a, &ns, 0, WRITE_EXCLUSIVE, [KEY, 0])?,
-        "Acquire by the first host",
-    )?;
+    let ns = held(a, b)?;
     ok(
         release(b, &ns, 0, WRITE_EXCLUSIVE, OTHER)?,
         "Release by a registrant that does not hold",
@@ -381,12 +366,7 @@ fn pair_release_by_other(a: &mut Host, b: &mut Host) -> Check {
 }
 
 fn pair_notification(a: &mut Host, b: &mut Host) -> Check {
-    let ns = shared(a, b)?;
-    ok(register(a, &ns, 0, [0, KEY])?, "Register by the first host")?;
-    ok(
-        register(b, &ns, 0, [0, OTHER])?,
-        "Register by the second host",
-    )?;
+    let ns = registered(a, b)?;
     // What other cases have left in the log.
     while u8_at(&b.log(0x80, 64)?, 8) != 0 {}
     let waiting = b.submit(0, admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0))?;

@@ -44,8 +44,8 @@ cases! {
     sgl_type_invalid, ["3.10-f"], If("SGLS"), Io, "Base 2.1, 4.3.2",
         "a descriptor of a type that is not supported is SGL Descriptor Type Invalid";
     sgl_segment_invalid, ["3.10-g"], If("SGLS"), Io, "Base 2.1, 4.3.2",
-        "a segment whose length is no multiple of 16, or zero, and a last segment that leads on, are \
-         refused";
+        "a segment whose length is no multiple of 16, or zero, and a last segment that leads on, \
+         are refused";
     sgl_bit_bucket, ["3.10-h"], If("SGLS bit 16"), Io, "Base 2.1, 4.3.2",
         "bit buckets leave out data of a read";
     metadata_pointer_ignored, ["3.1-a"], Always, Io, "Base 2.1, 4.1.1; NVM Command Set 1.1, 2.1.6",

@@ -43,7 +43,8 @@ cases! {
     create_sq_without_cq, ["1.4-r"], Always, Admin, "Base 2.1, 5.2.2",
         "a submission queue whose completion queue is missing is Completion Queue Invalid";
     create_sq_cq_out_of_range, ["1.4-s"], Always, Admin, "Base 2.1, 5.2.2",
-        "a completion queue identifier of 0, or above the number of queues, is Invalid Queue Identifier";
+        "a completion queue identifier of 0, or above the number of queues, is Invalid Queue \
+         Identifier";
     create_sq_priorities, ["1.4-t"], Always, Io, "Base 2.1, 5.2.2",
         "every priority class is taken where weighted round robin is not selected";
     delete_cq_in_use, ["1.4-u"], Always, Io, "Base 2.1, 5.2.3",

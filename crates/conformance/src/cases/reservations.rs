@@ -29,7 +29,8 @@ cases! {
     reservation_unregister_holder, ["7.3-b"], If("ONCS bit 5"), Io, "Base 2.1, 8.1.22.4",
         "when the holder unregisters its reservation is released";
     reservation_acquire, ["7.4-a"], If("ONCS bit 5"), Io, "Base 2.1, 7.5",
-        "each type that RESCAP has is acquired, and again by its holder; another type is a conflict";
+        "each type that RESCAP has is acquired, and again by its holder; another type is a \
+         conflict";
     reservation_acquire_refused, ["7.4-b"], If("ONCS bit 5"), Io, "Base 2.1, 7.5",
         "who is not registered, or has another key, gets Reservation Conflict";
     reservation_acquire_invalid, ["7.4-c"], If("ONCS bit 5"), Io, "Base 2.1, 7.5",

@@ -8,8 +8,8 @@ use nvme::{NvmOpcode, regs};
 
 cases! {
     reset_conventional, ["6.1"], Always, Io, "Base 2.1, 3.7.2",
-        "a reset of the device (what a VMM does for a conventional reset): registers as at power-on, \
-         data kept";
+        "a reset of the device (what a VMM does for a conventional reset): registers as at \
+         power-on, data kept";
     reset_function_level, ["6.2"], If("FLR"), Io, "PCIe Transport 1.1, 3.7.1",
         "a function level reset: registers as at power-on, data kept";
     reset_controller, ["6.3"], Always, Io, "Base 2.1, 3.7.2",
