@@ -1,0 +1,247 @@
+//! Several portals: which path a request takes, and what becomes of one that is lost.
+
+use super::*;
+
+fn two(ana: bool) -> Target {
+    Target::new(Setup {
+        portals: 2,
+        ana,
+        ..Setup::default()
+    })
+}
+
+fn portals(target: &Target) -> [usize; 2] {
+    let log = target.log();
+    [0, 1].map(|portal| log.iter().filter(|entry| entry.portal == portal).count())
+}
+
+#[test]
+fn paths_share_the_work_by_turns_or_by_depth() {
+    for policy in [Policy::RoundRobin, Policy::QueueDepth] {
+        let target = two(false);
+        let volume = open(
+            &target,
+            FabricsOptions {
+                policy,
+                ..options()
+            },
+        );
+        let mut worker = Worker::new(&volume);
+        connected(&volume, &mut worker);
+        for _ in 0..10 {
+            for at in 0..10 {
+                let list = worker.guest.piece(at * BLOCK, BLOCK);
+                assert!(worker.start(Op::Read, at * BLOCK, BLOCK, list).1.is_none());
+            }
+            assert!(worker.wait(10).iter().all(|done| done.result.is_ok()));
+        }
+        let [one, other] = portals(&target);
+        assert_eq!(one + other, 100);
+        assert!((30..=70).contains(&one), "{policy:?}: {one} and {other}");
+    }
+}
+
+#[test]
+fn the_state_of_the_namespace_decides_the_path() {
+    let target = two(true);
+    target.set_state(1, AnaState::NON_OPTIMIZED, false);
+    let volume = open(&target, options());
+    let mut worker = Worker::new(&volume);
+    connected(&volume, &mut worker);
+    for _ in 0..20 {
+        worker.read(0, 4096).unwrap();
+    }
+    assert_eq!(portals(&target), [20, 0]);
+    // Told by an event.
+    target.set_state(0, AnaState::INACCESSIBLE, true);
+    let began = Instant::now();
+    while portals(&target)[1] < 5 {
+        assert!(began.elapsed() < BOUND);
+        worker.read(0, 4096).unwrap();
+    }
+    let first = portals(&target)[0];
+    for _ in 0..20 {
+        worker.read(0, 4096).unwrap();
+    }
+    assert_eq!(portals(&target)[0], first);
+    // Found out by a command: no event comes.
+    target.set_state(0, AnaState::OPTIMIZED, true);
+    let began = Instant::now();
+    while portals(&target)[0] == first {
+        assert!(began.elapsed() < BOUND);
+        worker.read(0, 4096).unwrap();
+    }
+    target.set_state(0, AnaState::INACCESSIBLE, false);
+    for _ in 0..20 {
+        worker.write(0, &[1; 4096]).unwrap();
+    }
+    // None: it waits, until there is one again.
+    target.set_state(1, AnaState::CHANGE, false);
+    let list = worker.guest.piece(0, 4096);
+    assert!(worker.start(Op::Read, 0, 4096, list).1.is_none());
+    let later = Instant::now() + Duration::from_millis(400);
+    until(&mut worker, || Instant::now() >= later);
+    target.set_state(1, AnaState::OPTIMIZED, true);
+    assert_eq!(worker.wait(1)[0].result, Ok(()));
+}
+
+/// One portal or the other is always being killed, and no request fails.
+#[test]
+fn one_of_two_paths_is_lost_again_and_again() {
+    let target = Arc::new(two(false));
+    let volume = open(&target, options());
+    let mut worker = Worker::new(&volume);
+    connected(&volume, &mut worker);
+    let killer = target.clone();
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stopped = stop.clone();
+    let watch = volume.watch();
+    let thread = std::thread::spawn(move || {
+        for round in 0..12 {
+            killer.stop(round % 2);
+            std::thread::sleep(Duration::from_millis(50));
+            killer.restart(round % 2);
+            while !watch.look().unwrap().connected {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        stopped.store(true, Ordering::SeqCst);
+    });
+    let mut longest = Duration::ZERO;
+    let mut round = 0u64;
+    while !stop.load(Ordering::SeqCst) {
+        round += 1;
+        let began = Instant::now();
+        for at in 0..8 {
+            let data = pattern((round + at) as u8, BLOCK);
+            let list = worker.guest.holding(at * BLOCK, &data);
+            assert!(worker.start(WRITE, at * BLOCK, BLOCK, list).1.is_none());
+        }
+        assert!(worker.wait(8).iter().all(|done| done.result.is_ok()));
+        for at in 0..8 {
+            let data = pattern((round + at) as u8, BLOCK);
+            assert_eq!(
+                worker.read(at * BLOCK, BLOCK).unwrap(),
+                data,
+                "round {round}"
+            );
+        }
+        longest = longest.max(began.elapsed());
+    }
+    thread.join().unwrap();
+    assert!(volume.watch().look().unwrap().lost >= 12);
+    println!("{round} rounds, the longest {longest:?}");
+}
+
+/// A write that a lost controller may still carry out is not sent again before that is over: here
+/// the controller closes no connection, so its keep-alive time must pass. Reads do not wait.
+#[test]
+fn a_write_waits_for_the_real_end_of_its_association() {
+    let target = Target::new(Setup {
+        portals: 2,
+        stubborn: true,
+        answer: Box::new(|number, _| match number {
+            0 | 1 => Answer::Held,
+            _ => Answer::Right,
+        }),
+        ..Setup::default()
+    });
+    let options = FabricsOptions {
+        kato: Duration::from_secs(2),
+        timeout: Duration::from_millis(300),
+        ..options()
+    };
+    let volume = open(&target, options);
+    let mut worker = Worker::new(&volume);
+    connected(&volume, &mut worker);
+    let began = Instant::now();
+    let list = worker.guest.holding(0, &[1; 4096]);
+    let (write, _) = worker.start(WRITE, 0, 4096, list);
+    let list = worker.guest.piece(8192, 4096);
+    let (read, _) = worker.start(Op::Read, 8192, 4096, list);
+    worker.queue.push();
+    let first = worker.wait(1);
+    assert_eq!((first[0].tag, first[0].result), (read, Ok(())));
+    let read_after = began.elapsed();
+    let second = worker.wait(1);
+    assert_eq!((second[0].tag, second[0].result), (write, Ok(())));
+    let after = began.elapsed();
+    println!("read after {read_after:?}, write after {after:?}");
+    // 300 ms until it is lost, a second in which it could close, and two from the last sign on.
+    assert!(after >= Duration::from_millis(3300), "{after:?}");
+    target.release();
+}
+
+/// The same where the controller closes everything: then it has ended, and nothing waits.
+#[test]
+fn a_write_is_sent_again_at_once_where_the_controller_has_closed() {
+    let target = Target::new(Setup {
+        portals: 2,
+        answer: Box::new(|number, _| match number {
+            0 => Answer::CloseAll,
+            _ => Answer::Right,
+        }),
+        ..Setup::default()
+    });
+    let options = FabricsOptions {
+        kato: Duration::from_secs(60),
+        ..options()
+    };
+    let volume = open(&target, options.clone());
+    let mut worker = Worker::new(&volume);
+    connected(&volume, &mut worker);
+    let began = Instant::now();
+    worker.write(0, &[1; 4096]).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(20));
+    assert_eq!(target.count(|s| &s.requests), 2);
+    // One that says that it takes a second to end commands is believed.
+    let target = Target::new(Setup {
+        cqt: 1000,
+        answer: Box::new(|number, _| match number {
+            0 => Answer::CloseAll,
+            _ => Answer::Right,
+        }),
+        ..Setup::default()
+    });
+    let volume = open(&target, options);
+    let mut worker = Worker::new(&volume);
+    let began = Instant::now();
+    worker.write(0, &[1; 4096]).unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(1));
+}
+
+/// A controller whose Admin queue is silent is lost, though nothing is asked of it.
+#[test]
+fn a_path_without_work_is_kept_alive_and_watched() {
+    let target = Target::new(Setup::default());
+    let options = FabricsOptions {
+        kato: Duration::from_secs(1),
+        ..options()
+    };
+    let volume = open(&target, options);
+    let worker = Worker::new(&volume);
+    let began = Instant::now();
+    while target.count(|s| &s.keep_alives) < 4 {
+        assert!(began.elapsed() < BOUND);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(target.count(|s| &s.connections), 2);
+    drop(worker);
+}
+
+#[test]
+fn several_queues_and_workers_have_connections_of_their_own() {
+    let target = Target::new(Setup::default());
+    let several = FabricsOptions {
+        queues: 3,
+        ..options()
+    };
+    let volume = open(&target, several);
+    let mut worker = Worker::new(&volume);
+    until(&mut worker, || target.count(|s| &s.connections) >= 4);
+    worker.read(0, 4096).unwrap();
+    let mut other = Worker::new(&volume);
+    other.write(0, &[3; 4096]).unwrap();
+    until(&mut other, || target.count(|s| &s.connections) >= 7);
+    assert_eq!(worker.read(0, 4096).unwrap(), [3; 4096]);
+}
