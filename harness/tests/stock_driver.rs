@@ -520,7 +520,8 @@ fn sanitize(guest: &Guest) -> Result<()> {
     run(
         guest,
         "c=/dev/$(ctrl 2) a=$(disk 2 1) b=$(disk 2 2)
-         status() { nvme get-log $c --log-id=0x81 --log-len=512 --raw-binary | od -An -tu1 -j2 -N1; }
+         page() { nvme get-log $c --log-id=0x81 --log-len=512 --raw-binary; }
+         status() { page | od -An -tu1 -j2 -N1; }
          finish() {
              for try in $(seq 600); do
                  [ $(($(status) & 7)) = 2 ] || break
@@ -536,8 +537,8 @@ fn sanitize(guest: &Guest) -> Result<()> {
          tr '\\0' Z </dev/zero | head -c 1048576 >/tmp/pattern
          for d in $a $b; do
              dd if=$d bs=1M count=1 iflag=direct 2>/dev/null | cmp - /tmp/pattern
-             dd if=$d bs=1M skip=$(($(blockdev --getsize64 $d) / 1048576 - 1)) iflag=direct 2>/dev/null |
-                 cmp - /tmp/pattern
+             last=$(($(blockdev --getsize64 $d) / 1048576 - 1))
+             dd if=$d bs=1M skip=$last iflag=direct 2>/dev/null | cmp - /tmp/pattern
          done
          nvme sanitize $c -a 2
          finish

@@ -10,7 +10,8 @@
 //! ```
 //! use zones::{Action, Geometry, Refusal, State, Zones};
 //!
-//! let geometry = Geometry { zones: 4, size: 16, capacity: 12, max_open: Some(2), max_active: None };
+//! let (max_open, max_active) = (Some(2), None);
+//! let geometry = Geometry { zones: 4, size: 16, capacity: 12, max_open, max_active };
 //! let mut zones = Zones::new(geometry)?;
 //! zones.write(0, 8)?;
 //! assert_eq!(zones.check_write(4, 1), Err(Refusal::InvalidWrite));

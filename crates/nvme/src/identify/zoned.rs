@@ -56,7 +56,8 @@ pub struct ZonedNamespace {
 }
 
 wire_layout!(
-    ZonedNamespace, 4096, zoc @ 0, ozcs @ 2, mar_z @ 4, mor_z @ 8, rrl @ 12, frl @ 16, lbafe @ 2816, vs @ 3840,
+    ZonedNamespace, 4096, zoc @ 0, ozcs @ 2, mar_z @ 4, mor_z @ 8, rrl @ 12, frl @ 16, lbafe @ 2816,
+    vs @ 3840,
 );
 
 /// Zoned Namespace command set specific Identify Controller (CNS 06h, CSI 02h), 4096 bytes.

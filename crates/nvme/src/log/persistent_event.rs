@@ -109,7 +109,8 @@ pub struct PersistentEventHeader {
 }
 
 wire_layout!(
-    PersistentEventHeader, 512, lid @ 0, tnev @ 4, tll @ 8, rv @ 16, lhl @ 18, ts @ 20, poh @ 28, pcc @ 44,
+    PersistentEventHeader, 512, lid @ 0, tnev @ 4, tll @ 8, rv @ 16, lhl @ 18, ts @ 20, poh @ 28,
+    pcc @ 44,
     vid @ 52, ssvid @ 54, sn @ 56, mn @ 76, subnqn @ 116, gnum @ 372, rci @ 374, seb @ 480,
 );
 zeroed_default!(PersistentEventHeader);

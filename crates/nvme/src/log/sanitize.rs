@@ -13,7 +13,8 @@ open_values! {
         COMPLETED = 1, "completed successfully";
         IN_PROGRESS = 2, "in progress";
         FAILED = 3, "failed";
-        COMPLETED_DEALLOCATED = 4, "completed successfully, with blocks deallocated that were not to be";
+        COMPLETED_DEALLOCATED = 4,
+            "completed successfully, with blocks deallocated that were not to be";
     }
 }
 

@@ -220,8 +220,8 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "zone-table",
             "PATH",
-            "file that keeps states and write pointers of the zones; made, of empty zones, if it is \
-             not there. Only volumes that end with the process (mem, null) do without",
+            "file that keeps states and write pointers of the zones; made, of empty zones, if it \
+             is not there. Only volumes that end with the process (mem, null) do without",
             |n| &mut n.zone_table,
         )
         .or("none")
@@ -284,9 +284,9 @@ impl Spec for ControllerSpec {
         Row::<Self>::new(
             "cloud",
             "CLOUD",
-            "look like a disk of a cloud, whose images find device names in vendor specific bytes: \
-             amazon:DEVICE, google:NAME or azure; with its model number, if no other one is set, and \
-             its PCI IDs",
+            "look like a disk of a cloud, whose images find device names in vendor specific \
+             bytes: amazon:DEVICE, google:NAME or azure; with its model number, if no other one \
+             is set, and its PCI IDs",
             |c| &mut c.cloud,
         )
         .or("none")

@@ -247,14 +247,14 @@ const FILE: Scheme = Scheme {
         UrlOption::new(
             "atomic",
             "auto|off|SIZE",
-            "writes within units of SIZE (4K to 64K) are atomic, by a journal where the kernel has no \
-             better way [default: auto, those that the kernel does as a whole]",
+            "writes within units of SIZE (4K to 64K) are atomic, by a journal where the kernel \
+             has no better way [default: auto, those that the kernel does as a whole]",
         ),
         UrlOption::new(
             "atomic-journal",
             "PATH",
-            "the journal of atomic writes, a file or block device [default: the volume's path and .atomic, \
-             if atomic= has a SIZE; with a path, that is 16K unless it is given]",
+            "the journal of atomic writes, a file or block device [default: the volume's path and \
+             .atomic, if atomic= has a SIZE; with a path, that is 16K unless it is given]",
         ),
         UrlOption::new(
             "timeout",
