@@ -198,9 +198,9 @@ const MISTAKES: &[Mistake] = &[
         1,
         "vnvme: disk.raw?locks=off: option \"locks\" is unknown, did you mean \"lock\"?; file \
          volumes \
-         have read-only, direct, lock, block-size, format, timeout, offset, length, partition, partlabel, \
-         partuuid, iops, read-iops, write-iops, bps, read-bps, write-bps, burst, weight, \
-         share-depth",
+         have read-only, direct, lock, block-size, format, atomic, atomic-journal, timeout, \
+         offset, length, partition, partlabel, partuuid, iops, read-iops, write-iops, bps, \
+         read-bps, write-bps, burst, weight, share-depth",
     ),
     Mistake(
         "-s s disk.raw?weight=0",
@@ -341,8 +341,8 @@ const MISTAKES: &[Mistake] = &[
         1,
         "unknown field `io_queues`, did you mean `io-queues`? expected one of `name`, `socket`, \
          `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, \
-         `write-cache`, `model`, `serial`, `firmware`, `subnqn`, `subsystem`, `cntlid`, `host-id`, \
-         `io-queues`, `queue-entries`, `mdts`, `max-namespaces`, `namespace`",
+         `write-cache`, `model`, `cloud`, `serial`, `firmware`, `subnqn`, `subsystem`, `cntlid`, \
+         `host-id`, `io-queues`, `queue-entries`, `mdts`, `max-namespaces`, `namespace`",
     ),
     Mistake(
         "-c c.toml",
@@ -661,8 +661,9 @@ const REFUSED: &[(&str, &str)] = &[
     (
         "attach a mem://1M nsd=2",
         "vnvme: unknown field `nsd`, did you mean `nsid`? expected one of `volume`, \
-         `read-only`, `block-size`, `on-read-error`, `on-write-error`, `nsid`, `nguid`, `eui64`, `path`, \
-         `reservations`, `ana-group`, `ana-state`",
+         `read-only`, `block-size`, `on-read-error`, `on-write-error`, `nsid`, `nguid`, `eui64`, \
+         `path`, `reservations`, `zone-size`, `zone-capacity`, `max-open-zones`, \
+         `max-active-zones`, `zone-table`, `ana-group`, `ana-state`",
     ),
     ("detach a 7", "vnvme: \"a\" has no namespace 7"),
     (
