@@ -96,6 +96,8 @@ struct Account {
     turn: u64,
     /// It was served between the pieces of others in this round.
     interrupted: bool,
+    /// It was told of a descriptor, and has had no turn since.
+    told: bool,
 }
 
 /// The accounts of a worker's front-ends.
@@ -213,6 +215,21 @@ impl Accounts {
     /// The counter now.
     pub fn now(&self) -> u64 {
         (self.counter.read)()
+    }
+
+    /// The front-end, which may work, has been told of a descriptor: it has a turn for that, though
+    /// it may have used its quantum up meanwhile. Else it would be told again and again, if that
+    /// takes long enough, and never come to what it was told of.
+    pub fn tell(&mut self, at: usize) {
+        if let Some(account) = self.accounts.get_mut(at) {
+            account.told = true;
+        }
+    }
+
+    /// It was told of something since it was last asked for that.
+    pub fn was_told(&mut self, at: usize) -> bool {
+        let account = self.accounts.get_mut(at);
+        account.is_some_and(|account| std::mem::take(&mut account.told))
     }
 
     /// The time since the last call of this kind was nobody's.

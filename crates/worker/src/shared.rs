@@ -81,7 +81,8 @@ impl<F: Frontend + 'static> Worker<F> {
     fn take_turn(&mut self, at: usize) -> bool {
         let (mut worked, mut undone) = (false, true);
         let before = self.accounts.spent(at);
-        while self.accounts.may_work(at)
+        let mut told = self.accounts.was_told(at);
+        while (self.accounts.may_work(at) || std::mem::take(&mut told))
             && let Some(Some(front)) = self.fronts.get_mut(at)
         {
             self.pulse.enter(Activity::Polling(at as u16));

@@ -773,6 +773,7 @@ impl<F: Frontend + 'static> Worker<F> {
             self.run_queue.wake(number as u16);
             front.ready(token);
             self.accounts.read(at);
+            self.accounts.tell(at);
         }
     }
 

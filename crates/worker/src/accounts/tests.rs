@@ -2,9 +2,11 @@
 //! gets of the time, and how long another one waits.
 
 use super::*;
-use crate::{Frontend, Handle, Options, Worker};
+use crate::{Context, Frontend, Handle, Interest, Options, Worker};
+use rustix::event::{EventfdFlags, eventfd};
 use std::cell::Cell;
 use std::convert::Infallible;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Instant;
 use volume::{Budget, Completion, Io, IoOptions};
@@ -36,6 +38,8 @@ enum Guest {
     Thinks { piece: u64, pause: u64 },
     /// Messages, always.
     Sends { message: u64 },
+    /// A descriptor that is ready until a piece of work, to be told of which takes so long.
+    Tells { telling: u64, piece: u64 },
     /// Volumes that do a piece of their work in each round.
     Volumes { piece: u64 },
     /// Never.
@@ -65,6 +69,9 @@ impl Done {
 struct Fake {
     guest: Rc<Cell<Guest>>,
     done: Rc<Done>,
+    /// In the worker's set, always readable.
+    _readable: Option<OwnedFd>,
+    told: bool,
 }
 
 /// A look that finds nothing takes time, too.
@@ -78,6 +85,11 @@ impl Frontend for Fake {
         let ended = self.done.ended.get();
         match self.guest.get() {
             Guest::Idle | Guest::Sends { .. } | Guest::Volumes { .. } => false,
+            Guest::Tells { .. } if !std::mem::take(&mut self.told) => false,
+            Guest::Tells { piece, .. } => {
+                self.done.piece(self.done.ended.get(), piece);
+                true
+            }
             Guest::Thinks { pause, .. } if now() < ended + pause => false,
             Guest::Thinks { piece, pause } => {
                 self.done.piece(ended + pause, piece);
@@ -100,6 +112,14 @@ impl Frontend for Fake {
             Guest::Thinks { pause, .. } => now() >= self.done.ended.get() + pause,
             Guest::Busy { .. } => true,
             _ => false,
+        }
+    }
+
+    fn ready(&mut self, _token: u32) {
+        if let Guest::Tells { telling, .. } = self.guest.get() {
+            pass(telling);
+            self.done.nanos.set(self.done.nanos.get() + telling);
+            self.told = true;
         }
     }
 
@@ -160,11 +180,21 @@ impl World {
         let guests = guests.iter().map(|&guest| {
             let (guest, done) = (Rc::new(Cell::new(guest)), Rc::<Done>::default());
             done.ended.set(now());
-            let front = Fake {
-                guest: guest.clone(),
-                done: done.clone(),
+            let make = |context: &Context<'_>| {
+                let readable = matches!(guest.get(), Guest::Tells { .. }).then(|| {
+                    let readable = eventfd(1, EventfdFlags::empty()).unwrap();
+                    let set = &context.descriptors;
+                    set.add(&readable, 0, Interest::Readable).unwrap();
+                    readable
+                });
+                Ok::<_, Infallible>(Fake {
+                    guest: guest.clone(),
+                    done: done.clone(),
+                    _readable: readable,
+                    told: false,
+                })
             };
-            worker.add(|_| Ok::<_, Infallible>(front)).unwrap();
+            worker.add(make).unwrap();
             (guest, done)
         });
         let guests = guests.collect();
@@ -238,6 +268,25 @@ fn messages_and_commands_are_one_account() {
         let guests = [Guest::Busy { piece: 100 }, Guest::Sends { message }];
         let shares = shares(&World::of(&guests).run(us(200_000)));
         assert!(shares[0] >= 470, "{message}: {shares:?}");
+    }
+}
+
+/// However long it takes to be told of a descriptor: what it is told of is done.
+#[test]
+fn who_is_told_of_something_has_a_turn_for_it() {
+    for telling in [us(1), us(20), us(30), us(500)] {
+        let piece = us(2);
+        let guests = [Guest::Busy { piece: 100 }, Guest::Tells { telling, piece }];
+        let mut world = World::of(&guests);
+        let shares = shares(&world.run(us(200_000)));
+        assert!(shares[0] >= 450, "{telling}: {shares:?}");
+        // It is told of nothing else until then.
+        let (pieces, nanos) = (world.done(1).pieces.get(), world.done(1).nanos.get());
+        assert!(pieces > 0, "{telling}: no turn in {nanos} ns");
+        assert!(
+            nanos / pieces <= 2 * (telling + piece),
+            "{telling}: {nanos} {pieces}"
+        );
     }
 }
 
