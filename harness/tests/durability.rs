@@ -109,7 +109,7 @@ fn a_guest_sees_which_writes_are_atomic() -> Result<()> {
              --rw randwrite --bs 8k --runtime 1 2>&1 || echo failed
          kill $pid; wait $pid; cat /tmp/log",
     )?;
-    let told = said.contains("atomic writes of 512 to 16384 bytes");
+    let told = said.contains("atomic writes of 512 to 8192 bytes");
     ensure!(told && !said.contains("failed"), "{said}");
     guest.poweroff()?;
     served.finish()

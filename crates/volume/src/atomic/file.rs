@@ -39,7 +39,7 @@ impl AtomicVolume {
         let options = FileOptions {
             format: Format::Raw,
             previous,
-            atomic: false,
+            atomic: 0,
             ..FileOptions::default()
         };
         let journal = FileVolume::open(path, options)?;

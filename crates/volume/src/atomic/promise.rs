@@ -63,6 +63,17 @@ impl AtomicWrites {
         self == Self::NONE
     }
 
+    /// Of these, writes of at most so many bytes.
+    #[must_use]
+    pub fn at_most(self, bytes: u32) -> Self {
+        let most = power_below(bytes.into());
+        let natural = self.natural.map(|(min, max)| (min, max.min(most)));
+        Self {
+            unit: self.unit.min(most),
+            natural: natural.filter(|(min, max)| min <= max),
+        }
+    }
+
     /// Of a part of the volume that begins at this byte of it, as that part counts.
     #[must_use]
     pub fn from_byte(self, offset: u64) -> Self {
@@ -160,6 +171,19 @@ mod tests {
         assert_eq!(atomic.unit_of_blocks(4096), 16 << 10);
         assert_eq!(atomic.unit_of_blocks(16 << 10), 0, "no more than a block");
         assert_eq!(AtomicWrites::NONE.unit_of_blocks(512), 0);
+    }
+
+    #[test]
+    fn fewer_are_promised_where_that_is_wanted() {
+        let natural = AtomicWrites::naturally_aligned;
+        assert_eq!(natural(512, 64 << 10).at_most(8192), natural(512, 8192));
+        assert_eq!(natural(512, 4096).at_most(8192), natural(512, 4096));
+        assert!(natural(16 << 10, 64 << 10).at_most(8192).is_none());
+        assert!(natural(512, 4096).at_most(0).is_none());
+        assert_eq!(
+            AtomicWrites::within(16 << 10, 0, 0).at_most(5000).unit(),
+            4096
+        );
     }
 
     #[test]

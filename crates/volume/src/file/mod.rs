@@ -76,8 +76,18 @@ pub struct FileOptions {
     /// in units of a byte where the page cache is not bypassed. What lies behind its end reads as
     /// zeroes, and a write there makes it longer.
     pub image: bool,
-    /// Writes that the kernel can do as a whole ([`Volume::atomic_writes`]) are done so.
-    pub atomic: bool,
+    /// Bytes of the longest write that is done as a whole, where the kernel can do that
+    /// ([`Volume::atomic_writes`]); 0: none is.
+    ///
+    /// Not more than is promised to somebody: such a write has no fixed buffers, and is copied
+    /// where it is several pieces.
+    pub atomic: u32,
+}
+
+impl FileOptions {
+    /// What hosts can be promised of writes that are atomic only as aligned powers of two: two
+    /// blocks, of 4096 bytes at most ([`AtomicWrites::unit_of_blocks`]).
+    pub const TWO_BLOCKS: u32 = 8192;
 }
 
 impl Default for FileOptions {
@@ -91,7 +101,7 @@ impl Default for FileOptions {
             previous: PreviousProcess::default(),
             timeout: None,
             image: false,
-            atomic: true,
+            atomic: FileOptions::TWO_BLOCKS,
         }
     }
 }

@@ -133,10 +133,11 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
     };
     let block_size = direct.map_or(buffered, |direct| direct.block);
     // An image's volume writes its own tables beside the data.
-    let atomic = match options.atomic && direct.is_some() && !options.read_only && !options.image {
-        true => atomic_writes(fd.as_fd(), is_device),
-        false => AtomicWrites::NONE,
-    };
+    let atomic =
+        match options.atomic > 0 && direct.is_some() && !options.read_only && !options.image {
+            true => atomic_writes(fd.as_fd(), is_device).at_most(options.atomic),
+            false => AtomicWrites::NONE,
+        };
     let punch = !options.read_only
         && match &device {
             Some(device) => device.punches(),

@@ -366,7 +366,12 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
         previous: open.previous,
         timeout: options.take("timeout", parse_duration)?,
         image: false,
-        atomic: atomic != Atomic::Off,
+        atomic: match atomic {
+            Atomic::Off => 0,
+            Atomic::Auto => FileOptions::TWO_BLOCKS,
+            // It spares the journal a write.
+            Atomic::Unit(unit) => unit,
+        },
     };
     let file = Arc::new(FileVolume::open_unlocked(&path, file_options)?);
     let volume: Arc<dyn Volume> = match atomic {
