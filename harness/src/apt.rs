@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::cache::Cache;
 use crate::mirror::{OLDER, keyring, mirrors, newer_keyring};
@@ -144,7 +144,8 @@ impl Apt {
         ));
         let mut args = vec!["download"];
         args.extend(names.iter().map(String::as_str));
-        self.run(&args, debs.path())?;
+        let fetched = self.run(&args, debs.path());
+        fetched.map_err(|e| not_served(&e).unwrap_or(e))?;
         say(format!("apt: unpacking {} packages", packages.len()));
         // What base-files would have made: one /usr, so that no package makes a second /lib.
         for dir in ["bin", "sbin", "lib", "lib64"] {
@@ -255,6 +256,18 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
     Ok(out)
 }
 
+/// Where packages are named that the mirror does not have (it is in the middle of a
+/// synchronisation): which ones these are, and nothing else.
+fn not_served(error: &anyhow::Error) -> Option<anyhow::Error> {
+    let said = error.to_string();
+    let missing: Vec<&str> = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("E: Failed to fetch "))
+        .filter_map(|line| Some(line.split_once(" 404 ")?.0.trim_end()))
+        .collect();
+    (!missing.is_empty()).then(|| anyhow!("no mirror serves {}", missing.join(" ")))
+}
+
 /// Reads `'URI' FILE SIZE ...`, where FILE is `name_version_architecture.deb`
 /// with `:` written as `%3a`.
 fn parse_uri(line: &str) -> Option<Package> {
@@ -300,6 +313,18 @@ pub fn on_path(program: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packages_that_no_mirror_has_are_named() {
+        let said = "apt-get failed (exit status: 100):\nErr:6 http://m/debian libc6 404  Not Found\n\
+                    E: Failed to fetch http://m/debian/libc6.deb  404  Not Found [IP: 192.0.2.1 80]\n\
+                    E: Failed to fetch http://m/debian/zlib1g.deb  404  Not Found [IP: 192.0.2.1 80]";
+        let missing = not_served(&anyhow!(said)).unwrap().to_string();
+        let both = "http://m/debian/libc6.deb http://m/debian/zlib1g.deb";
+        assert_eq!(missing, format!("no mirror serves {both}"));
+        let refused = "E: Failed to fetch http://m/debian/libc6.deb  Connection refused";
+        assert!(not_served(&anyhow!(refused)).is_none());
+    }
 
     #[test]
     fn print_uris_lines_become_packages() {
