@@ -16,10 +16,6 @@ use crate::guest::tail;
 use crate::process::Process;
 use crate::progress::say;
 use sync::Unpoisoned;
-
-/// What a keeper process calls itself.
-const KEEPER: &str = "vnvme-keeper";
-
 /// A `vnvme serve`, or `vnvme daemon`, to be.
 #[derive(Clone, Debug)]
 pub struct DaemonBuilder {
@@ -67,12 +63,7 @@ impl Daemon {
 
     /// The process that serves: its keeper's child, where it has one that keeps.
     pub fn serving(&self) -> u32 {
-        let keeper = self.process.pid();
-        let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children"));
-        let comm = fs::read_to_string(format!("/proc/{keeper}/comm")).unwrap_or_default();
-        let first = children.ok().filter(|_| comm.trim() == KEEPER);
-        let first = first.and_then(|text| text.split_whitespace().next()?.parse().ok());
-        first.unwrap_or(keeper)
+        testkit::serving(self.process.pid())
     }
 
     /// All that it has logged so far.

@@ -1,11 +1,12 @@
-//! How a test says that it leaves something out, so that it is seen.
+//! How a test says that it leaves something out, so that it is seen; and which process of a program
+//! that is tested or measured serves.
 //!
 //! A test that cannot run on a machine passes all the same, and the test runner hides what it
 //! prints. So [`skip`] writes past the runner to standard error, and to the file that [`FILE`]
 //! names: `harness/skips.sh`, in which `make test` runs, empties that file first, prints it at the
 //! end, and in CI fails on a line that `.ci/skips` does not list.
 //!
-//! For tests only: a `dev-dependency`, and a dependency of the guest harness.
+//! For tests only: a `dev-dependency`, and a dependency of the guest harness and the benchmarks.
 #![forbid(unsafe_code)]
 
 use std::fmt::Display;
@@ -16,6 +17,20 @@ use std::path::Path;
 /// The environment variable that names the file for skips. Without it they go to standard error
 /// alone.
 pub const FILE: &str = "VNVME_SKIPS";
+
+/// What a keeper calls itself.
+const KEEPER: &str = "vnvme-keeper";
+
+/// The process that serves, of a `vnvme serve` that was started as this process: its child, where
+/// it is a keeper that keeps.
+#[must_use]
+pub fn serving(pid: u32) -> u32 {
+    let of = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
+    let keeps = of("comm").is_ok_and(|comm| comm.trim() == KEEPER);
+    let children = of(&format!("task/{pid}/children")).ok().filter(|_| keeps);
+    let first = children.and_then(|text| text.split_whitespace().next()?.parse().ok());
+    first.unwrap_or(pid)
+}
 
 /// Says that a test, or the part of it that `what` names, does not run on this machine, and why.
 ///

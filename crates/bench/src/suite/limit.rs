@@ -121,5 +121,5 @@ fn served<'a>(
     if volume.starts_with("mem") {
         load::run(&target, &written(&job), &mut ())?;
     }
-    Ok(slices::load(Rc::new(server), target, job))
+    slices::load_in_turn(Rc::new(server), target, job)
 }

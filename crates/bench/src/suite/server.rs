@@ -244,8 +244,12 @@ impl Server {
     /// turn.
     pub fn stand_still(&self, still: bool) -> Result<()> {
         let signal = if still { Signal::STOP } else { Signal::CONT };
-        let pid = Pid::from_raw(self.child.id() as i32).context("no process")?;
-        kill_process(pid, signal).context("signal")
+        kill_process(self.serving().context("no process")?, signal).context("signal")
+    }
+
+    /// The process that serves, which is not the one that was started where a keeper is.
+    fn serving(&self) -> Option<Pid> {
+        Pid::from_raw(testkit::serving(self.child.id()) as i32)
     }
 
     /// The counters of its controllers.
@@ -267,7 +271,8 @@ impl Server {
 
     /// How long its threads waited for a CPU so far.
     pub fn waited(&self) -> Duration {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let serving = testkit::serving(self.child.id());
+        let tasks = std::fs::read_dir(format!("/proc/{serving}/task"));
         let each = tasks.into_iter().flatten().flatten();
         each.map(|task| load::waited(&task.path().join("schedstat").display().to_string()))
             .sum()
@@ -305,7 +310,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
             let _ = kill_process(pid, Signal::TERM);
-            let _ = kill_process(pid, Signal::CONT);
+            let _ = self.serving().map(|pid| kill_process(pid, Signal::CONT));
         }
         let start = Instant::now();
         while start.elapsed() < START_STOP_TIMEOUT {

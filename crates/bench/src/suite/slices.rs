@@ -35,8 +35,10 @@ pub type Load<'a> = Box<dyn Fn(Duration, Duration) -> Result<Measured> + 'a>;
 /// A target and its server. The target goes first.
 struct Loaded<T> {
     target: T,
-    _server: Rc<Server>,
+    server: Rc<Server>,
     job: Job,
+    /// The server stands still but for its own slices.
+    in_turn: bool,
 }
 
 impl<T: Target> Loaded<T> {
@@ -46,7 +48,23 @@ impl<T: Target> Loaded<T> {
             runtime,
             ..self.job.clone()
         };
-        load::run(&self.target, &job, &mut ())
+        if self.in_turn {
+            self.server.stand_still(false)?;
+        }
+        let measured = load::run(&self.target, &job, &mut ());
+        if self.in_turn {
+            self.server.stand_still(true)?;
+        }
+        measured
+    }
+}
+
+impl<T> Drop for Loaded<T> {
+    /// The target says good-bye to its server.
+    fn drop(&mut self) {
+        if self.in_turn {
+            let _ = self.server.stand_still(false);
+        }
     }
 }
 
@@ -54,10 +72,31 @@ impl<T: Target> Loaded<T> {
 pub fn load<'a, T: Target + 'a>(server: Rc<Server>, target: T, job: Job) -> Load<'a> {
     let loaded = Loaded {
         target,
-        _server: server,
+        server,
         job,
+        in_turn: false,
     };
     Box::new(move |ramp, runtime| loaded.run(ramp, runtime))
+}
+
+/// The same of a server that polls as long as it has a client (of mapped doorbells nobody tells
+/// it): it stands still while others on its CPU are measured.
+///
+/// # Errors
+/// It cannot be stopped.
+pub fn load_in_turn<'a, T: Target + 'a>(
+    server: Rc<Server>,
+    target: T,
+    job: Job,
+) -> Result<Load<'a>> {
+    server.stand_still(true)?;
+    let loaded = Loaded {
+        target,
+        server,
+        job,
+        in_turn: true,
+    };
+    Ok(Box::new(move |ramp, runtime| loaded.run(ramp, runtime)))
 }
 
 /// One thing that is measured.

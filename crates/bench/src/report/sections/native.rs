@@ -136,7 +136,8 @@ fn limit_at(view: &View<'_>, words: &str, cases: &[&str], points: &[Point]) -> V
 }
 
 fn percent(value: f64) -> String {
-    format!("{:.1}%", 100.0 * value)
+    // A share that rounding has made less than nothing is nothing.
+    format!("{:.1}%", (100.0 * value).max(0.0) + 0.0)
 }
 
 /// A quotient to a goal that is not to be exceeded.
