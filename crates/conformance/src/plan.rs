@@ -86,8 +86,8 @@ pub const GROUPS: &[Group] = &[
                  power-cut tests of the program do";
             "2.3-c", Always, "reads with Dataset Management hints in dword 13",
                 "hints have no effect that can be seen";
-            "2.14-i", If("CDFS bits 1 to 3"), "Copy with descriptors of formats 1h to 3h",
-                "not written";
+            "2.14-j", If("CDFS bits 1 and 3"), "Copy with descriptors of formats 1h and 3h",
+                "not written: the cases use namespaces without metadata";
         ],
     },
     Group {

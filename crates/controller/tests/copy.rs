@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
+#[path = "copy/across.rs"]
+mod across;
 mod common;
 
 use common::*;
@@ -75,7 +77,7 @@ fn identify_says_what_may_be_copied() {
         assert_eq!(u32::from(word(76)) | u32::from(word(78)) << 16, all);
     }
     let page = h.identify(1, 0, 0).1;
-    assert_eq!(page[534], 1, "format 0h");
+    assert_eq!(page[534], 5, "formats 0h and 2h");
     assert_eq!(page[521] & 1, 1, "ONCS");
 }
 

@@ -2,10 +2,11 @@
 
 use crate::bytes::{pattern, u8_at, u16_at, u32_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, nvm};
+use crate::host::{Fields, Host, PAGE, admin, nvm};
 use crate::info::{ALL, Namespace};
 use crate::verdict::{Check, Expect, applies_if, require, same};
-use nvme::{Command, NvmOpcode as Op, Status};
+use nvme::feature::Fid;
+use nvme::{AdminOpcode, Command, NvmOpcode as Op, Status};
 
 cases! {
     write_zeroes, ["2.7-a"], If("ONCS bit 3"), Io, "NVM Command Set 1.1, 3.3.8",
@@ -56,6 +57,9 @@ cases! {
         "a format of descriptors that CDFS does not have is Invalid Field in Command";
     copy_overlap, ["2.14-g"], If("ONCS bit 8"), Io, "NVM Command Set 1.1, 3.3.2",
         "a destination that overlaps a source is refused, or copied rightly";
+    copy_across, ["2.14-i"], If("CDFS bit 2"), Io, "NVM Command Set 1.1, 3.3.2; Base 2.1, 5.1.25.1.14",
+        "descriptors of format 2h, once Host Behavior Support says that the host uses them, name the \
+         namespace of each source";
     copy_absent, ["2.14-h"], If("ONCS bit 8 is 0"), Io, "NVM Command Set 1.1, 3.3.2",
         "without Copy it is Invalid Command Opcode";
 }
@@ -340,10 +344,25 @@ fn verify_absent(host: &mut Host) -> Check {
 
 /// Copy with descriptors of format 0h: first block, count.
 fn copy(host: &mut Host, ns: &Namespace, to: u64, ranges: &[(u64, u64)]) -> Check<Command> {
+    let ranges: Vec<_> = ranges
+        .iter()
+        .map(|(slba, count)| (0, *slba, *count))
+        .collect();
+    copy_from(host, ns, to, &ranges)
+}
+
+/// Copy of ranges with the namespace of each.
+fn copy_from(
+    host: &mut Host,
+    ns: &Namespace,
+    to: u64,
+    ranges: &[(u32, u64, u64)],
+) -> Check<Command> {
     let at = host.alloc(32 * ranges.len() as u64)?;
     let mut bytes = Vec::new();
-    for (slba, count) in ranges {
-        bytes.extend([0; 8]);
+    for (nsid, slba, count) in ranges {
+        bytes.extend(nsid.to_le_bytes());
+        bytes.extend([0; 4]);
         bytes.extend(slba.to_le_bytes());
         bytes.extend((*count as u16).wrapping_sub(1).to_le_bytes());
         bytes.extend([0; 14]);
@@ -473,6 +492,63 @@ fn copy_overlap(host: &mut Host) -> Check {
     host.holds(&ns, 2400, &data, "the source of Copy that was refused")?;
     same!(entry.dw0.get(), 0u32, "ranges that were copied");
     Ok(())
+}
+
+fn copy_across(host: &mut Host) -> Check {
+    let ns = copies(host)?;
+    let formats = u16_at(&host.controller()?.0, 534);
+    applies_if(formats & 1 << 2 != 0, "CDFS does not have format 2h")?;
+    let alike = |other: &Namespace| {
+        other.nsid != ns.nsid
+            && other.bytes(1) == ns.bytes(1)
+            && other.metadata() == 0
+            && other.blocks >= 4096
+    };
+    let mut other = None;
+    for nsid in host.nsids()? {
+        let found = host.namespace_of(nsid)?;
+        if alike(&found) {
+            other = Some(found);
+            break;
+        }
+    }
+    let own = filled(host, &ns, 2600, 8)?;
+    let mut expected = own.clone();
+    let mut ranges = vec![(ns.nsid, 2600, 8)];
+    if let Some(other) = &other {
+        expected.extend(host.read(other, 2600, 8)?);
+        ranges.push((other.nsid, 2600, 8));
+    }
+    let command = copy_from(host, &ns, 2700, &ranges)?;
+    let command = command.dw(12, 2 << 8 | (ranges.len() as u32 - 1));
+    host.io(command)?.refused(
+        Status::INVALID_FIELD,
+        "format 2h before the host said that it uses it",
+    )?;
+    behaves(host, 1 << 2)?;
+    host.io(command)?
+        .succeeds("Copy by descriptors of format 2h")?;
+    host.holds(&ns, 2700, &expected, "the destination of Copy by format 2h")?;
+    behaves(host, 0)?;
+    host.io(command)?.refused(
+        Status::INVALID_FIELD,
+        "format 2h after the host said that it does not use it",
+    )
+}
+
+/// Says by Host Behavior Support which formats of descriptors it uses.
+fn behaves(host: &mut Host, formats: u16) -> Check {
+    let at = host.alloc(512)?;
+    let mut data = [0; 512];
+    let [low, high] = formats.to_le_bytes();
+    data[4] = low;
+    data[5] = high;
+    host.put(at, &data)?;
+    let (prp1, prp2) = host.prps(at, 512)?;
+    let set = admin(AdminOpcode::SET_FEATURES, 0).prp(prp1, prp2);
+    let fid = u32::from(Fid::HOST_BEHAVIOR_SUPPORT.0);
+    host.admin(set.dw(10, fid))?
+        .succeeds("Set Features, Host Behavior Support")
 }
 
 fn copy_absent(host: &mut Host) -> Check {

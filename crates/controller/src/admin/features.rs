@@ -18,14 +18,16 @@ use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::config::ControllerConfig;
 use crate::controller::Controller;
 use crate::engine::Coalescing;
+use crate::engine::copy::CROSS_FORMATS;
 use crate::survival::Since;
 use crate::survival::state::FeatureValues;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{FeatureCapabilities, FeatureSelect, GetFeaturesCdw10, SetFeaturesCdw10};
-use nvme::feature::{Fid, ReservationNotificationMask, ReservationPersistence};
+use nvme::feature::{Fid, HostBehavior, ReservationNotificationMask, ReservationPersistence};
 use nvme::{Command, Status};
 use std::collections::BTreeMap;
 use std::time::Duration;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Over-temperature threshold after power-on, in kelvins: the warning temperature of Identify
 /// Controller.
@@ -50,6 +52,7 @@ pub(crate) struct Features {
     pub event_config: u32,
     timestamp: Timestamp,
     host_identifier: [u8; 16],
+    host_behavior: HostBehavior,
     /// Reservation notification masks, by NSID.
     notification_masks: BTreeMap<u32, u32>,
 }
@@ -102,6 +105,7 @@ impl Features {
                 .subsystem
                 .as_ref()
                 .map_or([0; 16], |s| *s.host.bytes()),
+            host_behavior: HostBehavior::default(),
             notification_masks: BTreeMap::new(),
         }
     }
@@ -124,6 +128,7 @@ impl Features {
                     origin,
                 },
             host_identifier,
+            host_behavior,
             // Of controllers that do not outlive their process.
             notification_masks: _,
         } = self;
@@ -142,6 +147,13 @@ impl Features {
             timestamp: (*value, set_at.wall(), *origin),
             host_identifier: *host_identifier,
             keep_alive,
+            host_behavior: (
+                host_behavior.acre,
+                host_behavior.etdas,
+                host_behavior.lbafee,
+                host_behavior.hdisns,
+                host_behavior.cdfe.get(),
+            ),
         }
     }
 
@@ -150,6 +162,7 @@ impl Features {
         let (low, high) = saved.coalescing_disabled;
         let (over, under) = saved.thresholds;
         let (value, set_at, origin) = saved.timestamp;
+        let (acre, etdas, lbafee, hdisns, cdfe) = saved.host_behavior;
         Features {
             arbitration: saved.arbitration,
             thresholds: [over, under],
@@ -165,6 +178,14 @@ impl Features {
                 origin: origin & 7,
             },
             host_identifier: saved.host_identifier,
+            host_behavior: HostBehavior {
+                acre,
+                etdas,
+                lbafee,
+                hdisns,
+                cdfe: cdfe.into(),
+                ..HostBehavior::default()
+            },
             notification_masks: BTreeMap::new(),
         }
     }
@@ -173,6 +194,11 @@ impl Features {
     pub fn notification_mask(&self, nsid: u32) -> ReservationNotificationMask {
         let mask = self.notification_masks.get(&nsid);
         ReservationNotificationMask::from_bits(mask.copied().unwrap_or(0))
+    }
+
+    /// Formats of Copy's descriptors that the host uses beside format 0h, as bits.
+    pub fn copy_formats(&self) -> u16 {
+        self.host_behavior.cdfe.get()
     }
 
     /// Interrupt coalescing, as the engines need it.
@@ -207,10 +233,34 @@ fn capabilities(fid: Fid, shared: bool) -> Option<FeatureCapabilities> {
         | Fid::TIMESTAMP
         | Fid::KEEP_ALIVE_TIMER
         | Fid::IO_COMMAND_SET_PROFILE
+        | Fid::HOST_BEHAVIOR_SUPPORT
         | Fid::HOST_IDENTIFIER => Some(capabilities),
         Fid::ERROR_RECOVERY => Some(capabilities.with_namespace_specific(true)),
         _ => None,
     }
+}
+
+/// What a host says of itself, without what is reserved; `None`: it wants what there is not.
+///
+/// What it only understands (Command Retry Delay, telemetry's area 4, dispersed namespaces) it may
+/// say. More LBA formats than 16 and other formats of Copy's descriptors would be turned on.
+fn accepted(wanted: &HostBehavior) -> Option<HostBehavior> {
+    let HostBehavior {
+        acre,
+        etdas,
+        lbafee,
+        hdisns,
+        cdfe,
+        ..
+    } = *wanted;
+    let flags = acre <= 1 && etdas <= 1 && hdisns <= 1 && lbafee == 0;
+    (flags && cdfe.get() & !CROSS_FORMATS == 0).then(|| HostBehavior {
+        acre,
+        etdas,
+        hdisns,
+        cdfe,
+        ..HostBehavior::default()
+    })
 }
 
 /// The features that are supported, for the log page of their effects.
@@ -321,6 +371,10 @@ impl Controller {
                     command,
                     features.host_identifier.get(..len).unwrap_or_default(),
                 )?;
+                0
+            }
+            Fid::HOST_BEHAVIOR_SUPPORT => {
+                self.write_host(command, features.host_behavior.as_bytes())?;
                 0
             }
             Fid::RESERVATION_NOTIFICATION_MASK => {
@@ -440,6 +494,12 @@ impl Controller {
                     };
                 }
                 self.admin.features.host_identifier = id;
+            }
+            Fid::HOST_BEHAVIOR_SUPPORT => {
+                let mut bytes = [0; size_of::<HostBehavior>()];
+                self.read_host(command, &mut bytes)?;
+                let wanted = HostBehavior::read_from_bytes(&bytes).map_err(|_| INVALID_FIELD)?;
+                self.admin.features.host_behavior = accepted(&wanted).ok_or(INVALID_FIELD)?;
             }
             Fid::RESERVATION_NOTIFICATION_MASK => {
                 let chosen = self.namespaces_under(nsid);

@@ -165,8 +165,7 @@ impl Controller {
         page.oncs = oncs
             .with_ssfs(true)
             .with_tss(features::is_supported(Fid::TIMESTAMP));
-        // Of Copy: format 0h.
-        page.cdfs = 1.into();
+        page.cdfs = engine::copy::FORMATS.into();
         page.vwc = Vwc::new().with_vwcp(volatile).with_fb(3);
         page.sgls = Sgls::new().with_sgls(1).with_sllldts(true);
         page.mnan = config.max_namespaces.into();

@@ -1,4 +1,9 @@
-//! Copy ("NVM Command Set 1.1", 3.3.2), within a namespace, with descriptors of format 0h.
+//! Copy ("NVM Command Set 1.1", 3.3.2), within a namespace, and from others of the controller to
+//! it.
+//!
+//! Descriptors of format 2h name the namespace of each source. Hosts use them when they have said
+//! so (Host Behavior Support, CDFE). Formats 1h and 3h are of namespaces with protection
+//! information, which there are none of.
 //!
 //! What is copied goes through host memory a piece at a time, read and then written: a command has
 //! one request out at most. Where the volume is done with one within the call, the command is
@@ -22,6 +27,15 @@ const MOST: u64 = 64 << 20;
 /// Ranges of a command at most: their descriptors are a page.
 const RANGES: usize = 128;
 const DESCRIPTOR: usize = size_of::<CopyRange>();
+
+/// Descriptors without the namespace of a source.
+const PLAIN: u8 = 0;
+/// Descriptors with it.
+const CROSS: u8 = 2;
+/// Formats of descriptors, as bits: what Identify Controller says (CDFS).
+pub(crate) const FORMATS: u16 = 1 << PLAIN | CROSS_FORMATS;
+/// Those that hosts say they use before they do (CDFE).
+pub(crate) const CROSS_FORMATS: u16 = 1 << CROSS;
 
 /// What Identify Namespace says of its sizes, in blocks.
 pub(crate) struct Limits {
@@ -51,14 +65,26 @@ impl Limits {
 
 /// How far a Copy command is.
 pub(super) struct Copying {
-    /// What has not been copied, the first range last: byte offset and length.
-    sources: Vec<(u64, u64)>,
+    /// What has not been copied, the first range last.
+    sources: Vec<Source>,
     /// Ranges of the command.
     count: usize,
+    /// Index of the namespace that is written.
+    ns: usize,
     /// Byte offset of where the next piece goes.
     to: u64,
     fua: bool,
     step: Step,
+}
+
+/// A range that is copied.
+struct Source {
+    /// Index of its namespace.
+    ns: usize,
+    /// Byte offset of what is not copied yet.
+    from: u64,
+    /// Bytes of it.
+    left: u64,
 }
 
 enum Step {
@@ -70,12 +96,25 @@ enum Step {
 impl Copying {
     /// The next request: what it does, where, and with so many bytes.
     fn request(&self) -> Option<(Op, u64, u64)> {
-        let (from, left) = *self.sources.last()?;
-        let len = left.min(PIECE);
+        let source = self.sources.last()?;
+        let len = source.left.min(PIECE);
         Some(match &self.step {
-            Step::Read => (Op::Read, from, len),
+            Step::Read => (Op::Read, source.from, len),
             Step::Write(_) => (Op::Write { fua: self.fua }, self.to, len),
         })
+    }
+
+    /// Index of the namespace that the next request is for.
+    fn place(&self) -> usize {
+        match (&self.step, self.sources.last()) {
+            (Step::Read, Some(source)) => source.ns,
+            _ => self.ns,
+        }
+    }
+
+    /// It has yet to read or write the namespace of this index.
+    pub(super) fn touches(&self, ns: usize) -> bool {
+        self.ns == ns || self.sources.iter().any(|source| source.ns == ns)
     }
 
     /// Its data, which goes with it.
@@ -93,14 +132,14 @@ impl Copying {
             return;
         }
         self.step = Step::Read;
-        let Some((from, left)) = self.sources.last_mut() else {
+        let Some(source) = self.sources.last_mut() else {
             return;
         };
-        let len = PIECE.min(*left);
+        let len = PIECE.min(source.left);
         self.to += len;
-        *from += len;
-        *left -= len;
-        if *left == 0 {
+        source.from += len;
+        source.left -= len;
+        if source.left == 0 {
             self.sources.pop();
         }
     }
@@ -129,7 +168,8 @@ impl Engine {
         if ns.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
-        if cdw12.cdfe() != 0 {
+        let format = cdw12.cdfe();
+        if format != PLAIN && self.copy_formats & CROSS_FORMATS & 1 << format == 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
         let too_large = Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr(true);
@@ -149,10 +189,19 @@ impl Engine {
             if blocks > limits.range.into() || all > limits.command.into() {
                 return Err(too_large);
             }
-            if !ns.covers(slba, blocks) {
+            let from = match format {
+                CROSS => self.source(&range, index)?,
+                _ => index,
+            };
+            let source = self.namespaces.get(from).ok_or(Status::INTERNAL_ERROR)?;
+            if !source.covers(slba, blocks) {
                 return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
             }
-            sources.push((slba << shift, blocks << shift));
+            sources.push(Source {
+                ns: from,
+                from: slba << shift,
+                left: blocks << shift,
+            });
         }
         let to = command.slba();
         if !ns.covers(to, all) {
@@ -161,14 +210,15 @@ impl Engine {
         let (start, end) = (to << shift, (to + all) << shift);
         if sources
             .iter()
-            .any(|(from, len)| *from < end && start < from + len)
+            .any(|s| s.ns == index && s.from < end && start < s.from + s.left)
         {
             return Err(Status::OVERLAPPING_IO_RANGE.with_dnr(true));
         }
-        let largest = sources.iter().map(|(_, len)| *len).max();
+        let largest = sources.iter().map(|source| source.left).max();
         let memory = largest.unwrap_or(0).min(PIECE);
         let fua = cdw12.fua() || !self.write_cache;
-        let index = self.slot_for(sqid, command, index)?;
+        let ns = index;
+        let index = self.slot_for(sqid, command, ns)?;
         self.scratch.reserve(memory)?;
         sources.reverse();
         if let Some(slot) = self.slots.get(index) {
@@ -178,6 +228,7 @@ impl Engine {
             slot.work = Work::Copy(Box::new(Copying {
                 sources,
                 count,
+                ns,
                 to: start,
                 fua,
                 step: Step::Read,
@@ -187,17 +238,44 @@ impl Engine {
         Ok(())
     }
 
+    /// Index of the namespace of a range, which may be another one than the command's.
+    fn source(&self, range: &CopyRange, to: usize) -> Result<usize, Status> {
+        if range.sopt.get() & CopyRange::FAST_COPY_ONLY != 0 {
+            return Err(Status::FAST_COPY_NOT_POSSIBLE.with_dnr(true));
+        }
+        let nsid = range.snsid.get();
+        let index = self.namespace_index(nsid)?;
+        if index == to {
+            return Ok(to);
+        }
+        if let Some(status) = self.barred_source(nsid) {
+            return Err(status);
+        }
+        let ns = |index: usize| self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR);
+        let (source, to) = (ns(index)?, ns(to)?);
+        match source.shift == to.shift && !source.is_zoned() {
+            true => Ok(index),
+            false => Err(Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT.with_dnr(true)),
+        }
+    }
+
     /// Gives the volume the next request.
     pub(super) fn next_copy(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("Copy goes on without its slot");
         };
-        let (ns, failed) = (slot.ns, !slot.status.is_success());
+        let failed = !slot.status.is_success();
         let Work::Copy(copying) = &mut slot.work else {
             return self.broken("Copy goes on in another command's slot");
         };
         let result = if failed { copying.result() } else { 0 };
         let request = copying.request().filter(|_| !failed);
+        // What is done about it meanwhile is done there; at the end it is the command's own.
+        slot.ns = match request {
+            Some(_) => copying.place(),
+            None => copying.ns,
+        };
+        let ns = slot.ns;
         let Some((op, offset, len)) = request else {
             return self.end_with(index, result);
         };

@@ -11,7 +11,7 @@ use crate::ana;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::log::AnaState;
 use nvme::{Command, Status};
-use reservations::Access;
+use reservations::{Access, CommandGroup};
 
 impl Engine {
     /// From now on this is allowed on the namespace of this index.
@@ -94,6 +94,20 @@ impl Engine {
         let unreached = self.unreached(nsid);
         let closed = unreached.or_else(|| self.closed(nsid));
         closed.or_else(|| self.conflict(command))
+    }
+
+    /// What a command ends with that would read this namespace, too.
+    pub(super) fn barred_source(&self, nsid: u32) -> Option<Status> {
+        let barred = self.unreached(nsid).or_else(|| self.closed(nsid));
+        barred.or_else(|| {
+            let index = self.namespace_index(nsid).ok()?;
+            let allowed = self
+                .namespaces
+                .get(index)?
+                .access
+                .allows(CommandGroup::Read);
+            (!allowed).then_some(Status::RESERVATION_CONFLICT.with_dnr(true))
+        })
     }
 
     /// What a command ends with that is not allowed on its namespace.

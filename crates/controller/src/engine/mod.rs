@@ -167,6 +167,8 @@ pub(crate) struct Engine {
     detached: Vec<Detached>,
     /// The volatile write cache feature; when off, every write is durable before it completes.
     pub write_cache: bool,
+    /// Formats of Copy's descriptors that the host has said it uses, as bits.
+    copy_formats: u16,
     /// Memory page size in bytes (CC.MPS).
     pub page_size: u64,
     max_transfer: u64,
@@ -264,6 +266,7 @@ impl Engine {
             fences: Vec::new(),
             detached: Vec::new(),
             write_cache: true,
+            copy_formats: 0,
             page_size: 4096,
             max_transfer: config.max_transfer,
             doorbells: Doorbells::new(config.page, queues),

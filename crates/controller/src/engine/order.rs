@@ -79,6 +79,7 @@ pub(crate) enum Order {
     Features {
         write_cache: bool,
         coalescing: Coalescing,
+        copy_formats: u16,
     },
     /// The controller was enabled.
     Enable {
@@ -156,9 +157,11 @@ impl Engine {
             Order::Features {
                 write_cache,
                 coalescing,
+                copy_formats,
             } => {
                 self.write_cache = write_cache;
                 self.coalescing = coalescing;
+                self.copy_formats = copy_formats;
             }
             Order::Enable { page_size } => self.enable(page_size),
             Order::StopFetching => self.stop_fetching(),
@@ -220,6 +223,7 @@ impl Engine {
         orders.push(Order::Features {
             write_cache: self.write_cache,
             coalescing: self.coalescing,
+            copy_formats: self.copy_formats,
         });
         orders.push(Order::Enable {
             page_size: self.page_size,

@@ -77,6 +77,14 @@ impl Slot {
             && self.scratch == 0
             && self.fetched_at == 0
     }
+
+    /// Its command is on the namespace of this index, or has yet to read it.
+    fn is_of(&self, ns: usize) -> bool {
+        match &self.work {
+            Work::Copy(copying) => copying.touches(ns),
+            _ => self.ns == ns,
+        }
+    }
 }
 
 impl Slot {
@@ -414,14 +422,14 @@ impl Slots {
 
     /// A command is in flight on the namespace of this index.
     pub fn any_of(&self, ns: usize) -> bool {
-        let of = |slot: &Slot| slot.used && !slot.kept && slot.ns == ns;
+        let of = |slot: &Slot| slot.used && !slot.kept && slot.is_of(ns);
         self.slots.iter().any(of)
     }
 
     /// Tags of the commands in flight that may read or change the namespace of this index.
     pub fn touching(&self, ns: usize) -> impl Iterator<Item = u64> {
         let touches = move |slot: &Slot| {
-            slot.used && !slot.kept && slot.ns == ns && !matches!(slot.work, Work::Reservation)
+            slot.used && !slot.kept && slot.is_of(ns) && !matches!(slot.work, Work::Reservation)
         };
         let slots = self.slots.iter().enumerate();
         let touching = slots.filter(move |(_, slot)| touches(slot));

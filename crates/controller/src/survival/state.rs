@@ -187,6 +187,9 @@ pub(crate) struct FeatureValues {
     /// In milliseconds; the timer begins anew.
     #[n(10)]
     pub keep_alive: u32,
+    /// Of Host Behavior Support: ACRE, ETDAS, LBAFEE, HDISNS, CDFE.
+    #[cbor(n(11), default)]
+    pub host_behavior: (u8, u8, u8, u8, u16),
 }
 
 /// Where the admin queue is.

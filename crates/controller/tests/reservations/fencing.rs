@@ -4,13 +4,17 @@
 use crate::common::*;
 use crate::world::*;
 use controller::{Controller, Subsystem};
+use nvme::cmd::io::CopyRange;
 use nvme::cmd::reservation::{Racqa, Rrela, Rtype};
-use nvme::{NvmOpcode, Status};
+use nvme::feature::Fid;
+use nvme::log::AnaState;
+use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use reservations::Reservations;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Wake, Waker};
 use volume::{Effect, Fault, OpKind};
+use zerocopy::IntoBytes;
 
 #[test]
 fn each_fences_the_other_again_and_again() {
@@ -45,6 +49,38 @@ fn each_fences_the_other_again_and_again() {
         let clear = w.releasing(fencing, Rrela::CLEAR, Rtype::NONE, key);
         assert_eq!(w.command(fencing, clear), Status::SUCCESS);
         assert_eq!(w.write(fenced, block, byte), Status::SUCCESS);
+    }
+}
+
+/// Copy reads its sources, whatever the namespace is that it writes.
+#[test]
+fn who_may_not_read_a_namespace_cannot_copy_from_it() {
+    for (rtype, expected) in [
+        (Rtype::EXCLUSIVE_ACCESS, CONFLICT),
+        (Rtype::WRITE_EXCLUSIVE, Status::SUCCESS),
+    ] {
+        let mut w = World::with_more(&[mem(1 << 20), mem(1 << 20)], &[1, 2], None);
+        let mut behavior = [0; 512];
+        behavior[4] = 1 << 2;
+        w.hosts[1].write(PAGE, &behavior);
+        let mut says = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
+        says.cdw10 = u32::from(Fid::HOST_BEHAVIOR_SUPPORT.0).into();
+        says.set_prps(PAGE, 0);
+        assert_eq!(w.admin(1, says).status(), Status::SUCCESS);
+        let range = CopyRange {
+            snsid: 1.into(),
+            ..CopyRange::default()
+        };
+        w.hosts[1].write(PAGE, range.as_bytes());
+        let mut copy = Command::new(NvmOpcode::COPY.0, 0, 2);
+        copy.set_prps(PAGE, 0);
+        copy.cdw12 = (2 << 8).into();
+        assert_eq!(w.command(1, copy), Status::SUCCESS);
+        assert_eq!(w.register(0, 1), Status::SUCCESS);
+        assert_eq!(w.acquire(0, rtype, 1), Status::SUCCESS);
+        assert_eq!(plain(w.command(1, copy)), expected, "{rtype:?}");
+        let _ = w.subsystem.set_ana_state(2, 1, AnaState::INACCESSIBLE);
+        assert_eq!(w.command(1, copy), Status::ANA_INACCESSIBLE);
     }
 }
 

@@ -50,12 +50,25 @@ impl World {
         hosts: &[u8],
         store: Option<Box<dyn ReservationStore>>,
     ) -> World {
+        World::with_more(std::slice::from_ref(volume), hosts, store)
+    }
+
+    /// The same with a namespace on each of `volumes`, from 1 on; `store` is that of namespace 1.
+    pub fn with_more(
+        volumes: &[Arc<dyn Volume>],
+        hosts: &[u8],
+        mut store: Option<Box<dyn ReservationStore>>,
+    ) -> World {
         let subsystem = Subsystem::new();
-        let reservations = Reservations::new(store.is_some());
-        subsystem.add_namespace(1, reservations, store);
+        for (nsid, _) in (1..).zip(volumes) {
+            let store = store.take();
+            subsystem.add_namespace(nsid, Reservations::new(store.is_some()), store);
+        }
         let made = hosts.iter().zip(1..).map(|(host, cntlid)| {
             let config = config(&subsystem, cntlid, *host);
-            let mut h = Host::with(config, vec![ns(1, volume.clone(), 512)]);
+            let all = (1..).zip(volumes);
+            let all = all.map(|(nsid, volume)| ns(nsid, volume.clone(), 512));
+            let mut h = Host::with(config, all.collect());
             h.enable();
             h.create_pair(1, 64);
             h

@@ -210,7 +210,8 @@ impl CopyCdw12 {
     }
 }
 
-/// One source range of Copy in Copy Descriptor Format 0h, 32 bytes (NVM Command Set 1.1, 3.3.2).
+/// One source range of Copy in Copy Descriptor Format 0h or 2h, 32 bytes (NVM Command Set 1.1,
+/// 3.3.2). What only format 2h has is reserved in format 0h.
 #[derive(
     Clone,
     Copy,
@@ -226,14 +227,18 @@ impl CopyCdw12 {
 )]
 #[repr(C)]
 pub struct CopyRange {
-    /// Reserved.
-    pub reserved: [u8; 8],
+    /// Source Namespace Identifier, in format 2h.
+    pub snsid: U32,
+    #[doc(hidden)]
+    pub reserved_4: [u8; 4],
     /// Starting LBA.
     pub slba: U64,
     /// Number of Logical Blocks, zero-based.
     pub nlb_z: U16,
-    /// Reserved.
-    pub reserved_18: [u8; 6],
+    #[doc(hidden)]
+    pub reserved_18: [u8; 4],
+    /// Source Options, in format 2h: [`CopyRange::FAST_COPY_ONLY`].
+    pub sopt: U16,
     /// Expected Initial Logical Block Reference Tag.
     pub eilbrt: U32,
     /// Expected Logical Block Application Tag.
@@ -242,13 +247,19 @@ pub struct CopyRange {
     pub elbatm: U16,
 }
 
+impl CopyRange {
+    /// Bit of [`CopyRange::sopt`]: where the range cannot be copied otherwise than by a read and a
+    /// write, it is not copied.
+    pub const FAST_COPY_ONLY: u16 = 1;
+}
+
 wire_layout!(
     CopyRange,
     32,
-    reserved @ 0,
+    snsid @ 0,
     slba @ 8,
     nlb_z @ 16,
-    reserved_18 @ 18,
+    sopt @ 22,
     eilbrt @ 24,
     elbat @ 28,
     elbatm @ 30,

@@ -206,9 +206,11 @@ impl Controller {
     pub(crate) fn apply_features(&mut self) {
         let write_cache = self.admin.features.write_cache;
         let coalescing = self.admin.features.coalescing();
+        let copy_formats = self.admin.features.copy_formats();
         self.order_all(|| Order::Features {
             write_cache,
             coalescing,
+            copy_formats,
         });
     }
 
