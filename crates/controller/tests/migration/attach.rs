@@ -6,12 +6,14 @@ use crate::rules::migrate_to_others;
 use crate::world::{PAIRS, World};
 use controller::Attach;
 use nvme::aen::{AsyncEvent, Notice};
+use nvme::cmd::io::CopyRange;
 use nvme::feature::Fid;
 use nvme::log::Lid;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use volume::{Effect, Fault, Info, Io, OpKind, OpenQueue, Volume, VolumeError};
+use zerocopy::IntoBytes;
 
 /// The NSIDs that the host finds.
 fn listed(w: &mut World) -> Vec<u32> {
@@ -233,4 +235,57 @@ fn a_later_worker_knows_all_namespaces() {
     drop(h);
     engine.drain_messages();
     assert!(engine.has_ended(), "its controller is gone");
+}
+
+/// Copies a block of namespace 2 to namespace 1.
+fn copy_across(w: &mut World, qid: u16) -> Status {
+    let range = CopyRange {
+        snsid: 2.into(),
+        ..CopyRange::default()
+    };
+    w.h.write(PAGE, range.as_bytes());
+    let mut command = Command::new(NvmOpcode::COPY.0, 0, 1);
+    command.set_prps(PAGE, 0);
+    command.set_slba(qid.into());
+    command.cdw12 = (2 << 8).into();
+    plain(w.h.command(qid, command).status())
+}
+
+/// The formats of Copy's descriptors, for one: whether it is said before a worker has a queue, or
+/// after that.
+#[test]
+fn what_a_host_says_of_itself_is_known_to_every_worker() {
+    for said_first in [true, false] {
+        let mut w = World::new(false);
+        attach(&mut w, 2, mem(1 << 20));
+        rest(&mut w);
+        let say = |w: &mut World| {
+            for qid in 1..=PAIRS {
+                assert_eq!(copy_across(w, qid), Status::INVALID_FIELD);
+            }
+            let mut behavior = [0; 512];
+            behavior[4] = 1 << 2;
+            w.h.write(PAGE, &behavior);
+            let mut command = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
+            command.cdw10 = u32::from(Fid::HOST_BEHAVIOR_SUPPORT.0).into();
+            command.set_prps(PAGE, 0);
+            assert_eq!(w.h.admin(command).status(), Status::SUCCESS);
+        };
+        if said_first {
+            say(&mut w);
+        }
+        migrate_to_others(&mut w);
+        w.wake_all();
+        if !said_first {
+            say(&mut w);
+        }
+        rest(&mut w);
+        for qid in 1..=PAIRS {
+            assert_eq!(
+                copy_across(&mut w, qid),
+                Status::SUCCESS,
+                "{said_first} {qid}"
+            );
+        }
+    }
 }

@@ -4,13 +4,15 @@ use crate::common::*;
 use crate::other_worker::{OtherWorker, wake_flag};
 use crate::rules::migrate_to_others;
 use crate::world::{ENTRIES, OTHERS, World, config};
+use nvme::cmd::io::CopyRange;
 use nvme::feature::Fid;
 use nvme::regs;
-use nvme::{Command, NvmOpcode, Status};
+use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use volume::{Io, IoOptions, OpenQueue, Volume};
+use zerocopy::IntoBytes;
 
 /// A volume that grows.
 #[derive(Debug)]
@@ -34,7 +36,7 @@ impl Volume for Growing {
     }
 }
 
-/// Pages of 8 KiB, delayed interrupts, shadow doorbells: a remote engine that is made afterwards
+/// Pages of 8 KiB, delayed interrupts, shadow doorbells, formats of descriptors: a remote engine that is made afterwards
 /// works with all of them. It is told of a volume that grows, too.
 #[test]
 fn a_branch_that_is_made_late_knows_what_it_has_missed() {
@@ -56,6 +58,13 @@ fn a_branch_that_is_made_late_knows_what_it_has_missed() {
     h.create_pair_at(1, 16, sq, cq);
     let done = h.set_feature(Fid::INTERRUPT_COALESCING, 255 << 8 | 9);
     assert_eq!(done.status(), Status::SUCCESS);
+    let mut behavior = [0; 512];
+    behavior[4] = 1 << 2;
+    h.write(DATA, &behavior);
+    let mut says = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
+    says.cdw10 = u32::from(Fid::HOST_BEHAVIOR_SUPPORT.0).into();
+    says.set_prps(DATA, 0);
+    assert_eq!(h.admin(says).status(), Status::SUCCESS);
     h.quiet();
 
     let theirs = wake_flag(&Arc::default());
@@ -97,6 +106,18 @@ fn a_branch_that_is_made_late_knows_what_it_has_missed() {
     read.set_prps(DATA + 0x1_0000, DATA + 0x1_2000);
     assert_eq!(io(&mut h, read), Status::SUCCESS);
     assert!(h.read(DATA + 0x1_0000, 16 << 10) == bytes);
+
+    // Of descriptors that a host says it uses.
+    let range = CopyRange {
+        snsid: 1.into(),
+        ..CopyRange::default()
+    };
+    h.write(DATA, range.as_bytes());
+    let mut copy = Command::new(NvmOpcode::COPY.0, 0, 1);
+    copy.set_prps(DATA, 0);
+    copy.set_slba(1024);
+    copy.cdw12 = (2 << 8).into();
+    assert_eq!(io(&mut h, copy), Status::SUCCESS);
 
     let beyond = h.rw(NvmOpcode::READ, 1, 2048, 8, DATA);
     assert!(io(&mut h, beyond).is(Status::LBA_OUT_OF_RANGE));
