@@ -30,15 +30,20 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Deaths at each point, where nothing else is said.
 const DEATHS: usize = 1;
 /// A process that has not come to its point by then never will.
-const NOT_PASSED: Duration = Duration::from_secs(5);
-/// Looks for a point that is passed now and then only.
+const NOT_PASSED: Duration = Duration::from_secs(15);
+/// Looks in a row for a point that is passed now and then only.
 const TRIES: usize = 6;
 const SIZE: &str = "16m";
 /// For a process that follows one that has died.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Points that no load here passes, and where each is tested.
-const ELSEWHERE: [&str; 1] = [
+const ELSEWHERE: [&str; 5] = [
+    // Of zones: `controller/tests/zones/lasting.rs`.
+    "controller.zone.changed",
+    "controller.zone.recorded",
+    "controller.zone.reset",
+    "controller.zone.taken",
     // Where tracking begins, with a guest's first start: `vhost-blk/tests/deaths.rs`.
     "vhost-blk.recover.cleared",
 ];
@@ -89,7 +94,8 @@ fn before(point: &str) -> Option<&'static str> {
     })
 }
 
-/// The points in the sources of these crates; only those that `VNVME_POINTS` names, if it is set.
+/// The points in the sources of these crates; only those whose names
+/// have a part that `VNVME_POINTS` lists, if it is set.
 fn points(is_wanted: impl Fn(&Path) -> bool) -> Result<Vec<String>> {
     let crates = checkout().join("crates");
     let mut directories = Vec::new();
@@ -117,10 +123,16 @@ fn points(is_wanted: impl Fn(&Path) -> bool) -> Result<Vec<String>> {
     points.dedup();
     ensure!(points.len() > 20, "{} points only", points.len());
     if let Ok(only) = std::env::var("VNVME_POINTS") {
-        points.retain(|point| point.contains(&only));
+        let only: Vec<&str> = only.split(',').collect();
+        points.retain(|point| only.iter().any(|part| point.contains(part)));
     }
     Ok(points)
 }
+
+/// Where a guest's choice of its write cache has been noted.
+const WRITE_CACHE: &str = "vhost-blk.write-cache.noted";
+/// What is said when a front-end has all that it needs.
+const SERVED: &str = "front-end is served";
 
 /// Numbers that differ from run to run, and are told.
 struct Chance(u64);
@@ -250,7 +262,7 @@ impl Crashing {
             loop {
                 self.look()?;
                 if self.died.get(point).copied().unwrap_or(0) >= wanted {
-                    done += 1;
+                    (done, failed) = (done + 1, 0);
                     break;
                 }
                 if began.elapsed() > limit {
@@ -335,12 +347,19 @@ impl Crashing {
         let times = deaths()?;
         let mut not_passed = Vec::new();
         for point in points {
+            if ELSEWHERE.contains(&&**point) {
+                continue;
+            }
             if end.load(Ordering::Acquire) {
                 return Ok(());
             }
+            let began = Instant::now();
             if !self.die_at(point, times)? {
                 not_passed.push(&**point);
             }
+            let deaths = self.died.get(point).copied().unwrap_or(0);
+            let seconds = began.elapsed().as_secs();
+            eprintln!("deaths: {point}: {deaths} in {seconds} s");
         }
         let deaths: usize = self.died.values().sum();
         eprintln!(
@@ -348,8 +367,39 @@ impl Crashing {
             self.died.len(),
             self.killed
         );
-        not_passed.retain(|point| !ELSEWHERE.contains(point));
         ensure!(not_passed.is_empty(), "not passed: {not_passed:?}");
+        Ok(())
+    }
+
+    /// Lets processes die where the guest's choice of its write cache has been noted. QEMU (10.0:
+    /// an assertion in `vhost_dev_set_config`) bears no such choice while it is not connected: the
+    /// guest makes it when its front-end is served.
+    fn walk_write_cache(&mut self, guest: &Guest) -> Result<()> {
+        let began = Instant::now();
+        for n in 0..deaths()? {
+            fs::write(&self.plan, format!("{WRITE_CACHE}:1\n"))?;
+            let served = self.daemon.log()?.matches(SERVED).count();
+            self.kill()?;
+            while self.daemon.log()?.matches(SERVED).count() == served {
+                ensure!(began.elapsed() < LONG, "the front-end does not come back");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let choice = ["write through", "write back"][n % 2];
+            run(
+                guest,
+                &format!(
+                    "f=$(grep -l VBLK0 /sys/block/vd*/serial); f=${{f%serial}}cache_type
+                     echo '{choice}' >$f; [ \"$(cat $f)\" = '{choice}' ]"
+                ),
+            )?;
+            let wanted = self.died.get(WRITE_CACHE).copied().unwrap_or(0) + 1;
+            while self.died.get(WRITE_CACHE).copied().unwrap_or(0) < wanted {
+                ensure!(began.elapsed() < LONG, "not passed: {WRITE_CACHE}");
+                std::thread::sleep(Duration::from_millis(5));
+                self.look()?;
+            }
+        }
+        eprintln!("deaths: {WRITE_CACHE}: {:?}", self.died.get(WRITE_CACHE));
         Ok(())
     }
 
@@ -405,10 +455,6 @@ work() {
                 --verify_backlog=64 \
             --name=flush --offset=8m --size=2m --rw=write --bs=16k --iodepth=4 --fdatasync=8 \
             --name=trims --offset=12m --size=4m --rw=randtrim --bs=8k --iodepth=8 --verify=0 || return 1
-        for type in 'write through' 'write back'; do
-            echo "$type" >/sys/block/$q/cache_type
-            [ "$(cat /sys/block/$q/cache_type)" = "$type" ] || return 1
-        done
     done
     echo $n turns >/tmp/turns
 }
@@ -434,7 +480,10 @@ fn it_dies_at_every_point_of_a_virtio_disk_and_its_guest_goes_on() -> Result<()>
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", 16)?.display().to_string();
     let socket = disks.dir().join("v").display().to_string();
-    let points = points(|path| path.ends_with("vhost-blk"))?;
+    let mut points = points(|path| path.ends_with("vhost-blk"))?;
+    let all = points.len();
+    points.retain(|point| point != WRITE_CACHE);
+    let toggles = points.len() < all;
     let volume = format!("{file}?serial=VBLK0");
     let serves = ["null://1M", "--vhost-user-blk", &socket, &volume];
     let mut crashing = Crashing::start(disks.dir(), &serves)?;
@@ -444,7 +493,10 @@ fn it_dies_at_every_point_of_a_virtio_disk_and_its_guest_goes_on() -> Result<()>
         .qemu_args(["-device", "vhost-user-blk-pci,chardev=v0"])
         .boot()?;
     run(&guest, GUEST)?;
-    let walked = crashing.walk(&points, &AtomicBool::new(false));
+    let mut walked = crashing.walk(&points, &AtomicBool::new(false));
+    if toggles {
+        walked = walked.and_then(|()| crashing.walk_write_cache(&guest));
+    }
     let log = || crashing.daemon.log().unwrap_or_default();
     let turns = run_for(&guest, LONG, ENDED).with_context(log)?;
     eprintln!("deaths: {}", turns.trim());

@@ -1,5 +1,5 @@
-//! Copy from other namespaces of the controller: descriptors of format 2h, which a host says it uses
-//! by Host Behavior Support.
+//! Copy from other namespaces of the controller: descriptors of format 2h, which a host says it
+//! uses by Host Behavior Support.
 
 use super::{BACK, LIST, MIB};
 use crate::common::*;
@@ -42,8 +42,8 @@ fn say(h: &mut Host, behavior: &HostBehavior) -> Status {
     plain(h.admin(command).status())
 }
 
-/// What the controller has heard.
-fn heard(h: &mut Host, sel: u32) -> HostBehavior {
+/// What the controller knows of its host.
+fn known(h: &mut Host, sel: u32) -> HostBehavior {
     h.write(PAGE, &[0xff; 512]);
     let done = h.get_feature(Fid::HOST_BEHAVIOR_SUPPORT, sel, 0);
     assert_eq!(done.status(), Status::SUCCESS);
@@ -150,7 +150,7 @@ fn a_host_says_that_it_uses_the_format_first() {
     ] {
         assert_eq!(say(&mut h, &wrong), Status::INVALID_FIELD);
     }
-    assert_eq!(heard(&mut h, 0), HostBehavior::default());
+    assert_eq!(known(&mut h, 0), HostBehavior::default());
     assert_eq!(try_it(&mut h), Status::INVALID_FIELD);
     let mut all = HostBehavior {
         acre: 1,
@@ -163,7 +163,7 @@ fn a_host_says_that_it_uses_the_format_first() {
     assert_eq!(say(&mut h, &all), Status::SUCCESS);
     all.reserved6 = [0; 506];
     assert_eq!(
-        (heard(&mut h, 0), heard(&mut h, 1)),
+        (known(&mut h, 0), known(&mut h, 1)),
         (all.clone(), HostBehavior::default())
     );
     assert_eq!(try_it(&mut h), Status::SUCCESS);
@@ -174,12 +174,12 @@ fn a_host_says_that_it_uses_the_format_first() {
     }
     // The next process knows of it, and after a reset it is to be said again.
     h.die();
-    assert_eq!(heard(&mut h, 0), all);
+    assert_eq!(known(&mut h, 0), all);
     assert_eq!(try_it(&mut h), Status::SUCCESS);
     h.disable();
     h.enable();
     h.create_pair(1, 16);
-    assert_eq!(heard(&mut h, 0), HostBehavior::default());
+    assert_eq!(known(&mut h, 0), HostBehavior::default());
     assert_eq!(try_it(&mut h), Status::INVALID_FIELD);
 }
 

@@ -36,8 +36,8 @@ impl Volume for Growing {
     }
 }
 
-/// Pages of 8 KiB, delayed interrupts, shadow doorbells, formats of descriptors: a remote engine that is made afterwards
-/// works with all of them. It is told of a volume that grows, too.
+/// Pages of 8 KiB, delayed interrupts, shadow doorbells, formats of descriptors: a remote engine
+/// that is made afterwards works with all of them. It is told of a volume that grows, too.
 #[test]
 fn a_branch_that_is_made_late_knows_what_it_has_missed() {
     let volume = Arc::new(Growing(mem(8 << 20), AtomicU64::new(1 << 20)));
