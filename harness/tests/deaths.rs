@@ -371,7 +371,7 @@ impl Crashing {
         Ok(())
     }
 
-    /// Lets processes die where the guest's choice of its write cache has been noted. QEMU (10.0:
+    /// Lets processes die where the guest's choice of its write cache has been noted. QEMU (11.1.3:
     /// an assertion in `vhost_dev_set_config`) bears no such choice while it is not connected: the
     /// guest makes it when its front-end is served.
     fn walk_write_cache(&mut self, guest: &Guest) -> Result<()> {
