@@ -764,16 +764,20 @@ impl<F: Frontend + 'static> Worker<F> {
     fn ready(&mut self, number: u32, token: u32, once: bool) {
         // In the lower half: the place. An event for a front-end that had it before is dropped.
         let at = usize::from(number as u16);
+        let may_work = !self.accounts.is_shared() || self.accounts.may_work(at);
         if self.places.get(at).is_some_and(|p| p.number == number)
             && let Some(Some(front)) = self.fronts.get_mut(at)
             // Else it is told again at the next look.
-            && (once || !self.accounts.is_shared() || self.accounts.may_work(at))
+            && (once || may_work)
         {
             self.pulse.enter(Activity::Socket(number as u16));
             self.run_queue.wake(number as u16);
             front.ready(token);
             self.accounts.read(at);
-            self.accounts.tell(at);
+            // Who has overdrawn waits with what comes once, too.
+            if may_work {
+                self.accounts.tell(at);
+            }
         }
     }
 

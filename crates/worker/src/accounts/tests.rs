@@ -40,6 +40,8 @@ enum Guest {
     Sends { message: u64 },
     /// A descriptor that is ready until a piece of work, to be told of which takes so long.
     Tells { telling: u64, piece: u64 },
+    /// The same of one that becomes ready again and again, and is told of each time.
+    Edges { telling: u64, piece: u64 },
     /// Volumes that do a piece of their work in each round.
     Volumes { piece: u64 },
     /// Never.
@@ -70,7 +72,7 @@ struct Fake {
     guest: Rc<Cell<Guest>>,
     done: Rc<Done>,
     /// In the worker's set, always readable.
-    _readable: Option<OwnedFd>,
+    readable: Option<OwnedFd>,
     told: bool,
 }
 
@@ -85,8 +87,8 @@ impl Frontend for Fake {
         let ended = self.done.ended.get();
         match self.guest.get() {
             Guest::Idle | Guest::Sends { .. } | Guest::Volumes { .. } => false,
-            Guest::Tells { .. } if !std::mem::take(&mut self.told) => false,
-            Guest::Tells { piece, .. } => {
+            Guest::Tells { .. } | Guest::Edges { .. } if !std::mem::take(&mut self.told) => false,
+            Guest::Tells { piece, .. } | Guest::Edges { piece, .. } => {
                 self.done.piece(self.done.ended.get(), piece);
                 true
             }
@@ -116,7 +118,10 @@ impl Frontend for Fake {
     }
 
     fn ready(&mut self, _token: u32) {
-        if let Guest::Tells { telling, .. } = self.guest.get() {
+        if let Guest::Tells { telling, .. } | Guest::Edges { telling, .. } = self.guest.get() {
+            if let Some(readable) = &self.readable {
+                rustix::io::write(readable, &1u64.to_ne_bytes()).unwrap();
+            }
             pass(telling);
             self.done.nanos.set(self.done.nanos.get() + telling);
             self.told = true;
@@ -181,16 +186,20 @@ impl World {
             let (guest, done) = (Rc::new(Cell::new(guest)), Rc::<Done>::default());
             done.ended.set(now());
             let make = |context: &Context<'_>| {
-                let readable = matches!(guest.get(), Guest::Tells { .. }).then(|| {
+                let interest = match guest.get() {
+                    Guest::Tells { .. } => Some(Interest::Readable),
+                    Guest::Edges { .. } => Some(Interest::Edge),
+                    _ => None,
+                };
+                let readable = interest.map(|interest| {
                     let readable = eventfd(1, EventfdFlags::empty()).unwrap();
-                    let set = &context.descriptors;
-                    set.add(&readable, 0, Interest::Readable).unwrap();
+                    context.descriptors.add(&readable, 0, interest).unwrap();
                     readable
                 });
                 Ok::<_, Infallible>(Fake {
                     guest: guest.clone(),
                     done: done.clone(),
-                    _readable: readable,
+                    readable,
                     told: false,
                 })
             };
@@ -288,6 +297,15 @@ fn who_is_told_of_something_has_a_turn_for_it() {
             "{telling}: {nanos} {pieces}"
         );
     }
+}
+
+/// Who has overdrawn waits, though something comes all the time.
+#[test]
+fn edges_give_nobody_more_than_its_share() {
+    let (telling, piece) = (us(1), us(500));
+    let guests = [Guest::Busy { piece: 100 }, Guest::Edges { telling, piece }];
+    let shares = shares(&World::of(&guests).run(us(200_000)));
+    assert!((400..=600).contains(&shares[0]), "{shares:?}");
 }
 
 /// Zeroing of memory, for example, goes on piece by piece, and nothing completes meanwhile.
