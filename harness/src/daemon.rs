@@ -16,6 +16,7 @@ use crate::guest::tail;
 use crate::process::Process;
 use crate::progress::say;
 use sync::Unpoisoned;
+
 /// A `vnvme serve`, or `vnvme daemon`, to be.
 #[derive(Clone, Debug)]
 pub struct DaemonBuilder {

@@ -437,7 +437,8 @@ fn copy(guest: &Guest) -> Result<()> {
          # From another namespace: not before the host says that it uses such descriptors (Host
          # Behavior Support), which Linux 6.12 refuses to nvme-cli by EACCES; the conformance cases
          # have the rest.
-         ! nvme copy $(disk 2 1) --sdlba=16 --format=2 --snsids=2 --sopts=0 --slbs=5 --blocks=1 || exit 1
+         across='--format=2 --snsids=2 --sopts=0'
+         ! nvme copy $(disk 2 1) --sdlba=16 $across --slbs=5 --blocks=1 || exit 1
          rm /tmp/random /tmp/got /tmp/want",
     )?;
     Ok(())

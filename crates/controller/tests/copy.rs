@@ -20,8 +20,18 @@ const MIB: u64 = 1 << 20;
 
 /// A command that copies ranges (first block, blocks) one after the other to a block.
 fn copy(h: &Host, to: u64, ranges: &[(u64, u32)]) -> Command {
-    for (at, (slba, blocks)) in (0..).zip(ranges) {
+    let ranges: Vec<_> = ranges
+        .iter()
+        .map(|(slba, blocks)| (0, *slba, *blocks))
+        .collect();
+    copy_from(h, to, &ranges)
+}
+
+/// The same of ranges with the namespace of each.
+fn copy_from(h: &Host, to: u64, ranges: &[(u32, u64, u32)]) -> Command {
+    for (at, (nsid, slba, blocks)) in (0..).zip(ranges) {
         let range = CopyRange {
+            snsid: (*nsid).into(),
             slba: (*slba).into(),
             nlb_z: ((blocks - 1) as u16).into(),
             ..CopyRange::default()
@@ -37,10 +47,14 @@ fn copy(h: &Host, to: u64, ranges: &[(u64, u32)]) -> Command {
 
 /// Writes a disk of 512-byte blocks from its beginning.
 fn fill(h: &mut Host, bytes: &[u8]) {
+    fill_namespace(h, 1, bytes);
+}
+
+fn fill_namespace(h: &mut Host, nsid: u32, bytes: &[u8]) {
     for (at, piece) in (0..).zip(bytes.chunks(1 << 20)) {
         h.write(DATA, piece);
         let blocks = (piece.len() / 512) as u32;
-        let mut write = h.rw(NvmOpcode::WRITE, 1, at * 2048, blocks, 0);
+        let mut write = h.rw(NvmOpcode::WRITE, nsid, at * 2048, blocks, 0);
         h.prps(&mut write, DATA, piece.len() as u64, LIST);
         assert_eq!(h.io(write), Status::SUCCESS);
     }

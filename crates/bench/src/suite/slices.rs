@@ -60,7 +60,7 @@ impl<T: Target> Loaded<T> {
 }
 
 impl<T> Drop for Loaded<T> {
-    /// The target says good-bye to its server.
+    /// The target disconnects from its server, which answers.
     fn drop(&mut self) {
         if self.in_turn {
             let _ = self.server.stand_still(false);

@@ -57,9 +57,10 @@ cases! {
         "a format of descriptors that CDFS does not have is Invalid Field in Command";
     copy_overlap, ["2.14-g"], If("ONCS bit 8"), Io, "NVM Command Set 1.1, 3.3.2",
         "a destination that overlaps a source is refused, or copied rightly";
-    copy_across, ["2.14-i"], If("CDFS bit 2"), Io, "NVM Command Set 1.1, 3.3.2; Base 2.1, 5.1.25.1.14",
-        "descriptors of format 2h, once Host Behavior Support says that the host uses them, name the \
-         namespace of each source";
+    copy_across, ["2.14-i"], If("CDFS bit 2"), Io,
+        "NVM Command Set 1.1, 3.3.2; Base 2.1, 5.1.25.1.14",
+        "descriptors of format 2h, once Host Behavior Support says that the host uses them, name \
+         the namespace of each source";
     copy_absent, ["2.14-h"], If("ONCS bit 8 is 0"), Io, "NVM Command Set 1.1, 3.3.2",
         "without Copy it is Invalid Command Opcode";
 }

@@ -460,3 +460,23 @@ pub(crate) struct Counters {
     #[n(8)]
     pub busy_ns: u64,
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)] // A test fails by a panic.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_of_an_older_version_are_read() {
+        let now = FeatureValues::default();
+        let mut bytes = minicbor::to_vec(&now).unwrap();
+        // A map of twelve, whose last value that version did not have.
+        assert_eq!(
+            (bytes[0], &bytes[bytes.len() - 7..]),
+            (0xac, &[11, 0x85, 0, 0, 0, 0, 0][..])
+        );
+        bytes.truncate(bytes.len() - 7);
+        bytes[0] = 0xab;
+        assert_eq!(minicbor::decode::<FeatureValues>(&bytes).unwrap(), now);
+    }
+}

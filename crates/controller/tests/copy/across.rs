@@ -18,19 +18,8 @@ type From = (u32, u64, u32);
 
 /// A command that copies ranges of several namespaces one behind the other to namespace 1.
 fn copy(h: &Host, to: u64, ranges: &[From]) -> Command {
-    for (at, (nsid, slba, blocks)) in (0..).zip(ranges) {
-        let range = CopyRange {
-            snsid: (*nsid).into(),
-            slba: (*slba).into(),
-            nlb_z: ((blocks - 1) as u16).into(),
-            ..CopyRange::default()
-        };
-        h.write(PAGE + at * 32, range.as_bytes());
-    }
-    let mut command = Command::new(NvmOpcode::COPY.0, 0, 1);
-    command.set_prps(PAGE, 0);
-    command.set_slba(to);
-    command.cdw12 = ((ranges.len() as u32 - 1) | (2 << 8)).into();
+    let mut command = super::copy_from(h, to, ranges);
+    command.cdw12 = (command.cdw12.get() | 2 << 8).into();
     command
 }
 
@@ -59,18 +48,7 @@ fn uses(formats: u16) -> HostBehavior {
 
 fn disk(h: &mut Host, nsid: u32, seed: u64, bytes: u64) -> Vec<u8> {
     let data = pattern(seed, bytes as usize);
-    for (at, piece) in (0..).zip(data.chunks(1 << 20)) {
-        h.write(DATA, piece);
-        let mut write = h.rw(
-            NvmOpcode::WRITE,
-            nsid,
-            at * 2048,
-            piece.len() as u32 / 512,
-            0,
-        );
-        h.prps(&mut write, DATA, piece.len() as u64, LIST);
-        assert_eq!(h.io(write), Status::SUCCESS);
-    }
+    super::fill_namespace(h, nsid, &data);
     data
 }
 
@@ -264,6 +242,26 @@ fn a_source_is_waited_for_before_it_goes() {
     h.until(has_gone);
     assert_eq!(h.reap(1).unwrap().status(), Status::SUCCESS);
     assert!(blocks(&mut h, 0, 1024) == part(&data, 0, 1024));
+}
+
+/// The next process begins it anew, by what the host said before.
+#[test]
+fn it_goes_on_in_the_next_process() {
+    let (source, reads) = faulty(MIB);
+    let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512), ns(2, source, 512)]);
+    assert_eq!(say(&mut h, &uses(CROSS)), Status::SUCCESS);
+    let data = disk(&mut h, 2, 9, MIB);
+    reads.add(Fault::nth(OpKind::Read, 2, Effect::Hold));
+    let command = copy(&h, 0, &[(2, 0, 8), (2, 100, 8)]);
+    h.submit(1, command);
+    h.run_held(&reads, 1);
+    reads.clear();
+    h.die();
+    reads.release();
+    h.until(|h| h.peek(1).is_some());
+    assert_eq!(h.reap(1).unwrap().status(), Status::SUCCESS);
+    let wanted = [part(&data, 0, 8), part(&data, 100, 8)].concat();
+    assert!(blocks(&mut h, 0, 16) == wanted);
 }
 
 #[test]
