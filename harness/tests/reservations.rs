@@ -1,7 +1,8 @@
 //! Two disks of one subsystem, each for a host of its own, in one Linux guest or in two:
 //! reservations by nvme-cli, and what they do to reads and writes of the block layer.
 //!
-//! `VNVME_GUEST_FENCES` says how often two guests fence each other (12).
+//! `VNVME_GUEST_FENCES` says how often two guests fence each other by nvme-cli (12), and
+//! `VNVME_FENCES` how often a program in each does so without a pause (300).
 //!
 //! The process that is killed between a fence and the next start is in
 //! `vnvme/tests/socket/subsystem.rs`, too.
@@ -15,7 +16,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use common::{Checks, Disks, json, run};
+use common::{Checks, Disks, json, run, run_for};
+use harness::daemon::build;
 use harness::progress::skip;
 use harness::served::Controller;
 use harness::{Daemon, Guest};
@@ -231,6 +233,35 @@ fn outlasted(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
+/// A daemon with a shared disk, and two guests that have it, each as another host.
+struct Two {
+    daemon: Daemon,
+    guests: [Guest; 2],
+}
+
+impl Two {
+    fn boot(shared: &Shared, name: &str, limit: Duration) -> Result<Two> {
+        let daemon = Daemon::builder(name).limit(limit);
+        let daemon = daemon
+            .config(&shared.path("vnvme.toml"), &shared.path("b"))
+            .start()?;
+        let boot = |disk: &str| {
+            let guest = Guest::builder(&format!("{name}-{disk}")).cpus(1);
+            guest.limit(limit).vfio_user(shared.path(disk)).boot()
+        };
+        let guests = [boot("a")?, boot("b")?];
+        Ok(Two { daemon, guests })
+    }
+
+    fn end(self) -> Result<()> {
+        self.daemon.must_live()?;
+        for guest in self.guests {
+            guest.poweroff()?;
+        }
+        self.daemon.terminate()
+    }
+}
+
 /// Each fences the other in turn, which writes all the time. From the end of that command on
 /// nothing of the other one reaches the disk.
 #[test]
@@ -245,15 +276,8 @@ fn two_guests_fence_each_other() -> Result<()> {
     // A dozen takes a minute.
     let limit = Duration::from_secs(600 + fences * 15);
     let shared = Shared::new()?;
-    let daemon = Daemon::builder("fencing").limit(limit);
-    let daemon = daemon
-        .config(&shared.path("vnvme.toml"), &shared.path("b"))
-        .start()?;
-    let boot = |name: &str| {
-        let guest = Guest::builder(&format!("fencing-{name}")).cpus(1);
-        guest.limit(limit).vfio_user(shared.path(name)).boot()
-    };
-    let guests = [boot("a")?, boot("b")?];
+    let two = Two::boot(&shared, "fencing", limit)?;
+    let guests = &two.guests;
     let began = Instant::now();
     let mut written = 0;
     for turn in 0..fences {
@@ -264,11 +288,55 @@ fn two_guests_fence_each_other() -> Result<()> {
     }
     let seconds = began.elapsed().as_secs();
     eprintln!("reservations: {fences} fences in {seconds} s, over {written} writes: ok");
-    daemon.must_live()?;
-    for guest in guests {
-        guest.poweroff()?;
+    two.end()
+}
+
+/// The same by a program in each (`soak fence`), which knows the other one by what it reads: what
+/// the one of them writes when it is fenced is on its way in that very moment.
+#[test]
+fn two_guests_fence_each_other_without_a_pause() -> Result<()> {
+    if Controller::chosen()? == Controller::Qemu {
+        let name = "reservations::two_guests_fence_each_other_without_a_pause";
+        skip(name, "QEMU's own controller has no reservations");
+        return Ok(());
     }
-    daemon.terminate()
+    let fences = std::env::var("VNVME_FENCES");
+    let fences: u64 = fences.map_or(Ok(300), |said| said.parse())?;
+    let limit = Duration::from_secs(600 + fences);
+    let shared = Shared::new()?;
+    let two = Two::boot(&shared, "fences", limit)?;
+    let soak = build("soak", &["-p", "soak"])?;
+    let began = Instant::now();
+    let said = std::thread::scope(|scope| -> Result<String> {
+        let hosts = [0, 1].map(|host| {
+            let (guest, soak) = (&two.guests[host], &soak);
+            scope.spawn(move || {
+                guest.push_programs(std::slice::from_ref(soak))?;
+                let script = format!(
+                    "export LD_LIBRARY_PATH=/tools/lib:/tmp
+                     /tmp/soak fence $(wait_disk 1 1) {host} {}",
+                    fences + 1
+                );
+                run_for(guest, limit, &script)
+            })
+        });
+        let mut said = String::new();
+        for host in hosts {
+            said += &host.join().unwrap()?;
+        }
+        Ok(said)
+    })?;
+    let seconds = began.elapsed().as_secs();
+    eprintln!(
+        "reservations: in {seconds} s: {}",
+        said.trim().replace('\n', ", ")
+    );
+    let all: u64 = said
+        .lines()
+        .filter_map(|line| line.split(' ').nth(2)?.parse::<u64>().ok())
+        .sum();
+    ensure!(all == fences, "{said}");
+    two.end()
 }
 
 /// One fences the other. The writes that the other one had done by then.

@@ -6,6 +6,7 @@
 //! soak nvme SOCKET SECONDS IMAGE      the userspace driver, over vfio-user, with controller resets
 //! soak virtio SOCKET SECONDS IMAGE    a vhost-user-blk front-end, with queues stopped and connections ended under load
 //! soak block DEVICE SECONDS IMAGE     a block device of the kernel's
+//! soak fence DEVICE HOST TURNS        one of two hosts that fence each other by reservations
 //! soak hostile SOCKET SECONDS         crafted commands, lists that change under way, nonsense doorbells and registers
 //! ```
 //!
@@ -14,10 +15,12 @@
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod block;
+mod fence;
 mod hostile;
 mod nvme;
 #[path = "../../../crates/driver/examples/vfio_selftest/outcome.rs"]
 mod outcome;
+mod passthrough;
 #[path = "../../../crates/driver/examples/vfio_selftest/pattern.rs"]
 #[allow(dead_code)]
 mod pattern;
@@ -44,12 +47,15 @@ fn run() -> Outcome {
     };
     let image = match *words {
         ["hostile", socket, seconds] => return hostile::run(Path::new(socket), end(seconds)?),
+        ["fence", device, host, turns] => {
+            return fence::run(device, host.parse()?, turns.parse()?);
+        }
         ["nvme", socket, seconds, image] => (image, nvme::run(socket, end(seconds)?)?),
         ["virtio", socket, seconds, image] => {
             (image, virtio::run(Path::new(socket), end(seconds)?)?)
         }
         ["block", device, seconds, image] => (image, block::run(device, end(seconds)?)?),
-        _ => return Err("usage: soak nvme|virtio|block|hostile TARGET SECONDS [IMAGE]".into()),
+        _ => return Err("usage: soak nvme|virtio|block|hostile TARGET SECONDS [IMAGE], soak fence DEVICE HOST TURNS".into()),
     };
     let (path, bytes) = image;
     std::fs::write(path, bytes)?;
