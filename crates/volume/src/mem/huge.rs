@@ -6,12 +6,15 @@
 //! huge pages of what was written, while the workers go on.
 
 use dma::{PrivateMemory, WeakMemory};
+use rustix::process::nice;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Between two looks while something is written, and when nothing is.
 const BUSY: Duration = Duration::from_millis(50);
 const IDLE: Duration = Duration::from_secs(1);
+/// Of the thread's priority: the least there is.
+const STANDS_BACK: i32 = 19;
 /// Pieces in one look: then the other volumes have their turns.
 const PIECES: usize = 64;
 
@@ -34,6 +37,9 @@ pub(super) fn make(memory: &PrivateMemory) {
 }
 
 fn run() {
+    // In Linux this is the thread's alone. The workers' time is worth more than a huge page soon;
+    // in the sandbox, where it may not be asked for, the thread goes on as it is.
+    let _ = nice(STANDS_BACK);
     let mut pause = IDLE;
     loop {
         std::thread::sleep(pause);
