@@ -66,6 +66,7 @@ fn most(point: &str) -> u64 {
         ("controller.admin", 6),
         ("controller.queue", 4),
         ("controller.commit", 30),
+        ("controller.submit", 400),
         ("controller.", 4000),
         ("state-memory.control", 30),
         ("state-memory.", 8),
@@ -317,8 +318,8 @@ fn crash_program() -> Result<PathBuf> {
     )
 }
 
-/// Verified loads, one after the other, until the end: each connects anew, writes over what the one
-/// before has written with other bytes, and reads back all of it. Answers how many there were.
+/// Loads, one after the other, until the end: each connects anew. Three of four write over what the
+/// ones before have written with other bytes, and read back all of it; the fourth deallocates. Answers how many there were.
 fn loads(socket: &Path, end: &AtomicBool) -> Result<usize> {
     let target = format!("vfio-user://{}", socket.display());
     let mut loads = 0;
@@ -327,9 +328,15 @@ fn loads(socket: &Path, end: &AtomicBool) -> Result<usize> {
         loads += 1;
         let doorbells = ["shadow", "mmio"][loads % 2];
         let seed = loads.to_string();
+        // Deallocation goes the general way, with nothing to verify.
+        let rw: &[&str] = match loads % 4 {
+            0 => &["--rw", "randtrim"],
+            _ => &["--rw", "randrw", "--verify"],
+        };
         let output = Command::new(program()?)
-            .args(["bench", &target, "--rw", "randrw", "--bs", "4k"])
-            .args(["--iodepth", "16", "--size", SIZE, "--verify"])
+            .args(["bench", &target, "--bs", "4k"])
+            .args(rw)
+            .args(["--iodepth", "16", "--size", SIZE])
             .args(["--destroy-data", "--runtime", "0.5", "--seed", &seed])
             .args(["--doorbells", doorbells, "--queues", "2"])
             .args((loads % 3 == 0).then_some("--interrupt"))
