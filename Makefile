@@ -44,14 +44,22 @@ test:
 	harness/skips.sh $(MAKE) --no-print-directory test-all
 
 test-all: check tools-guest
-	$(CARGO) run --quiet -p harness --bin prepare
-	$(CARGO) build -p vnvme
+	$(CARGO) build $(PROGRAMS:%=--package %) --bins --example vfio_selftest
+	mkdir -p $(BUILT)
+	cp $(DEBUG)/vnvme $(DEBUG)/prepare $(DEBUG)/soak $(DEBUG)/examples/vfio_selftest $(BUILT)
+	$(BUILT)/prepare
 	nice -n 19 $(MAKE) --no-print-directory beside >target/beside.log 2>&1 & \
-	status=0; $(CARGO) test --workspace --no-fail-fast || status=$$?; wait; exit $$status
+	status=0; VNVME_PROGRAMS=$(BUILT) $(CARGO) test --workspace --no-fail-fast || status=$$?; wait; exit $$status
 	$(CARGO) test -p vnvme --no-default-features --bin vnvme parts::
 	$(MODELS)
 	$(MAKE) --no-print-directory cost
 	fuzz/run.sh 10
+
+# What guests run, by one build: each by itself has other features of what they share, and has it built again. And so has what is
+# tested, which takes the place of these.
+PROGRAMS = vnvme harness soak driver
+DEBUG = $(or $(CARGO_TARGET_DIR),target)/debug
+BUILT = $(CURDIR)/target/programs
 
 # What the last steps of `test` want, built while its guests leave a processor idle: the linking of the program as it is released
 # takes minutes of one. What fails here is told of by the step that wants it.
@@ -59,6 +67,7 @@ beside: tools-bench
 	-$(CARGO) build --release -p vnvme
 	-$(MODELS) --no-run
 	-fuzz/run.sh build
+	-$(CARGO) build -p bench
 
 # Models that take far more steps in optimised code.
 MODELS = $(CARGO) test --profile fast -p driver --lib --test mapper

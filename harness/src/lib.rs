@@ -30,6 +30,7 @@
 //! | `VNVME_PATH_SECONDS` | how long the tests of NVMe/TCP go on losing each kind of path |
 //! | `VNVME_HOST_LONG` | set: the test of Linux's initiator at the front-end for other hosts is long |
 //! | `VNVME_BIN` | a built `vnvme` program, instead of building one |
+//! | `VNVME_PROGRAMS` | a directory of built programs, instead of building those that are there |
 //! | `VNVME_CRASH_BIN` | one with the feature `crash-points`, for the tests that let it die there |
 //! | `VNVME_DEATHS` | how often it dies at each point |
 #![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.

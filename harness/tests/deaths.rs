@@ -233,8 +233,8 @@ impl Crashing {
         self.died.get(point).copied().unwrap_or(0)
     }
 
-    /// A process that does not serve yet is waited for: many in a row that never came to it would be
-    /// the end of the keeper.
+    /// A process that does not serve yet is waited for: many in a row that never came to it would
+    /// be the end of the keeper.
     fn wait_until_it_serves(&mut self) -> Result<()> {
         let began = Instant::now();
         while !self.serves {
@@ -285,8 +285,8 @@ impl Crashing {
                     (done, failed) = (done + 1, 0);
                     break;
                 }
-                // What a process passes when it takes over it has passed when it serves. A front-end
-                // of a virtio disk comes only then.
+                // What a process passes when it takes over it has passed when it serves. A
+                // front-end of a virtio disk comes only then.
                 let is_past = !point.starts_with("vhost-blk.")
                     && first.is_some_and(|(before, n)| self.deaths_at(before) > n);
                 if is_past && self.serves || began.elapsed() > limit {
@@ -318,8 +318,9 @@ fn crash_program() -> Result<PathBuf> {
     )
 }
 
-/// Loads, one after the other, until the end: each connects anew. Three of four write over what the
-/// ones before have written with other bytes, and read back all of it; the fourth deallocates. Answers how many there were.
+/// Loads, one after the other, until the end: each connects anew. Three of four write over what
+/// the ones before have written with other bytes, and read back all of it; the fourth deallocates.
+/// Answers how many there were.
 fn loads(socket: &Path, end: &AtomicBool) -> Result<usize> {
     let target = format!("vfio-user://{}", socket.display());
     let mut loads = 0;

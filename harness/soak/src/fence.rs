@@ -135,7 +135,7 @@ impl Host {
         )
     }
 
-    /// It has no registration when its turn begins: whoever fenced it has removed it.
+    /// It has no registration when its turn begins: the other host has removed it.
     fn register(&self, turn: u64) -> Outcome {
         let data = RegisterData {
             nrkey: key(self.number).into(),

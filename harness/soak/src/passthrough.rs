@@ -1,5 +1,5 @@
-//! NVMe commands through Linux's driver: `NVME_IOCTL_IO_CMD` (`linux/nvme_ioctl.h`), whose answer is
-//! the status of the command.
+//! NVMe commands through Linux's driver: `NVME_IOCTL_IO_CMD` (`linux/nvme_ioctl.h`), which answers
+//! with the status of the command.
 #![allow(unsafe_code)] // The ioctl: its argument has a pointer to the command's data.
 
 use nvme::Status;
