@@ -113,8 +113,8 @@ pub trait NamespacePool: Send + Sync + Debug {
     /// Its namespaces, as they are kept. Must not block.
     fn namespaces(&self) -> Vec<PooledNamespace>;
 
-    /// An identifier that no namespace has had. Must not block.
-    fn new_nguid(&self) -> [u8; 16];
+    /// An identifier that no namespace has had; `None`: none can be made now. Must not block.
+    fn new_nguid(&self) -> Option<[u8; 16]>;
 
     /// Makes a change. Must not block, and calls `done`, on whatever thread: with `Ok` when the
     /// change outlasts the process and a loss of power, and [`NamespacePool::namespaces`] has it.

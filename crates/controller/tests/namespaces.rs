@@ -14,7 +14,9 @@ use nvme::aen::{AsyncEvent, Notice};
 use nvme::cmd::namespace::NewNamespace;
 use nvme::feature::Fid;
 use nvme::identify::{ControllerList, IdentifyController, IdentifyNamespace};
-use nvme::log::Lid;
+use nvme::log::{
+    ChangeNamespace, Lid, PersistentEvent, PersistentEventHeader, PersistentEventType,
+};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use pool::{CAPACITY, TestPool};
 use std::sync::Arc;
@@ -673,4 +675,32 @@ fn the_pool_has_each_step_once() {
         .collect();
     assert_eq!(kinds, [1, 2, 4]);
     assert!(Instant::now() >= h.now - Duration::from_secs(1));
+}
+
+#[test]
+fn what_was_created_and_deleted_is_in_the_persistent_event_log() {
+    let (mut h, _) = host();
+    let nsid = create(&mut h, 24);
+    assert_eq!(attach(&mut h, nsid), Status::SUCCESS);
+    assert_eq!(delete(&mut h, nsid), Status::SUCCESS);
+    let mut command = Command::new(AdminOpcode::GET_LOG_PAGE.0, 0, ALL);
+    let lid = u32::from(Lid::PERSISTENT_EVENT.0);
+    // Establish a context, and read 4096 bytes.
+    command.cdw10 = (lid | 1 << 8 | 1023 << 16).into();
+    command.set_prps(PAGE, 0);
+    assert_eq!(h.admin(command).status(), Status::SUCCESS);
+    let page = h.read(PAGE, 4096);
+    let header = PersistentEventHeader::read_from_bytes(&page[..512]).unwrap();
+    assert_eq!(header.seb[0] >> 6 & 1, 1, "the type is supported");
+    let (mut rest, mut found) = (&page[512..header.tll.get() as usize], Vec::new());
+    while !rest.is_empty() {
+        let (event, after) = PersistentEvent::read_from_prefix(rest).unwrap();
+        let (data, after) = after.split_at(event.el.get().into());
+        if event.etype == PersistentEventType::CHANGE_NAMESPACE {
+            let data = ChangeNamespace::read_from_bytes(data).unwrap();
+            found.push((data.cdw10.get(), data.nsze.get(), data.nsid.get()));
+        }
+        rest = after;
+    }
+    assert_eq!(found, [(1, 24, nsid), (0, 24, nsid)], "the newest first");
 }

@@ -17,6 +17,11 @@ const LONGEST: u64 = 16 << 20;
 /// Between two looks at the lock.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// The file of a namespace of the pool in this folder.
+pub fn file_of(folder: &Path, nguid: Nguid) -> PathBuf {
+    folder.join(format!("{BEFORE}{nguid}{AFTER}"))
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Folder {
@@ -67,7 +72,7 @@ impl Folder {
     }
 
     pub fn file(&self, nguid: Nguid) -> PathBuf {
-        self.path.join(format!("{BEFORE}{nguid}{AFTER}"))
+        file_of(&self.path, nguid)
     }
 
     pub fn sync(&self) -> Result<(), PoolError> {

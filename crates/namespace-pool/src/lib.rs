@@ -22,6 +22,7 @@ mod files;
 mod manifest;
 
 pub use error::PoolError;
+pub use files::file_of;
 pub use manifest::{Entry, MANIFEST, Nguid};
 
 use files::Folder;

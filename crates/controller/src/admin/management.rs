@@ -74,6 +74,8 @@ enum Stage {
     /// It is to be opened by all engines.
     Show,
     Showing,
+    /// One of them could not.
+    NotShown,
 }
 
 struct Running {
@@ -83,6 +85,8 @@ struct Running {
     task: Task,
     stage: Stage,
     failed: Option<Status>,
+    /// What is to be deleted, as it was.
+    before: Option<PooledNamespace>,
 }
 
 /// Ends of changes, by their numbers.
@@ -218,6 +222,7 @@ impl Management {
                 task,
                 stage: Stage::Begin,
                 failed: saved.failed.map(Status::from_bits),
+                before: None,
             }),
             waiting: waiting.collect::<Option<_>>()?,
             ..Management::default()
@@ -262,6 +267,7 @@ impl Controller {
             task,
             stage: Stage::Begin,
             failed: None,
+            before: None,
         });
         self.admin.rearm();
         self.touch();
@@ -314,7 +320,7 @@ impl Controller {
         Ok(Task::Create {
             nsid,
             blocks,
-            nguid: pool.new_nguid(),
+            nguid: pool.new_nguid().ok_or(Status::INTERNAL_ERROR)?,
             shared,
         })
     }
@@ -409,12 +415,15 @@ impl Controller {
             },
             // It needs the worker's ring: `show_pooled`.
             Stage::Show => {
-                self.look_again();
-                self.admin.management.answers.wake();
+                self.ask_for_tidy();
                 false
             }
+            Stage::NotShown => {
+                self.not_shown();
+                true
+            }
             Stage::Showing => {
-                self.look_again();
+                self.ask_for_tidy();
                 match self.attaching() {
                     Attach::Under => false,
                     Attach::Done => {
@@ -437,8 +446,13 @@ impl Controller {
         self.admin.management.look = None;
     }
 
-    fn look_again(&mut self) {
-        self.admin.management.look = Some(self.now + LOOK);
+    /// The worker is to call `tidy`, now and then.
+    fn ask_for_tidy(&mut self) {
+        let management = &mut self.admin.management;
+        if management.look.is_none_or(|at| self.now >= at) {
+            management.look = Some(self.now + LOOK);
+            management.answers.wake();
+        }
     }
 
     /// The namespace that the task is about now.
@@ -467,7 +481,7 @@ impl Controller {
             Some(pooled) if leaves && self.is_shown(&pooled) => {
                 self.set_stage(Stage::Leaving(self.now, false));
                 self.detach(pooled.nsid);
-                self.admin.management.answers.wake();
+                self.ask_for_tidy();
             }
             _ => self.change_pool(),
         }
@@ -482,9 +496,8 @@ impl Controller {
             self.set_stage(Stage::Leaving(since, true));
             self.end_detached_early();
         }
-        self.look_again();
-        // What has ended is closed by `tidy`.
-        self.admin.management.answers.wake();
+        // What has ended is closed there.
+        self.ask_for_tidy();
         false
     }
 
@@ -520,6 +533,10 @@ impl Controller {
                 cntlid,
             },
         };
+        let before = self.task_namespace();
+        if let Some(running) = &mut self.admin.management.running {
+            running.before = before;
+        }
         self.admin.management.number += 1;
         let number = self.admin.management.number;
         let answers = Arc::downgrade(&self.admin.management.answers);
@@ -538,6 +555,7 @@ impl Controller {
         crash::point!("controller.pool.changed");
         let namespace = self.task_namespace();
         let is_there = namespace.as_ref().is_some_and(|ns| self.is_shown(ns));
+        self.record_change(namespace.as_ref(), result);
         let Some(running) = &mut self.admin.management.running else {
             return;
         };
@@ -577,6 +595,25 @@ impl Controller {
         self.touch();
     }
 
+    /// A namespace was created or deleted: the log has it.
+    fn record_change(&mut self, now: Option<&PooledNamespace>, result: Result<(), PoolError>) {
+        let running = self.admin.management.running.as_mut();
+        let Some(running) = running.filter(|_| result.is_ok()) else {
+            return;
+        };
+        let before = running.before.take();
+        let (select, namespace) = match &running.task {
+            Task::Create { .. } => (ManagementSelect::CREATE, now.cloned()),
+            // Of one that was gone already nothing is known.
+            Task::Delete(_) => (ManagementSelect::DELETE, before),
+            Task::Attach(_) | Task::Detach(_) => return,
+        };
+        if let Some(namespace) = namespace {
+            let cdw10 = ManagementCdw10::new().with_sel(select).into_bits();
+            self.record_namespace_change(cdw10, &namespace);
+        }
+    }
+
     /// The engines open what the pool has opened.
     pub(crate) fn show_pooled(&mut self, io: &Io) {
         let running = self.admin.management.running.as_ref();
@@ -586,7 +623,7 @@ impl Controller {
         let config = self.task_namespace().and_then(|pooled| pooled.config());
         let attached = match config {
             Some(config) => self.attach(config, io),
-            None => return self.not_shown(),
+            None => return self.set_stage(Stage::NotShown),
         };
         match attached {
             Ok(()) => self.set_stage(Stage::Showing),
@@ -594,7 +631,8 @@ impl Controller {
             Err(ConfigError::Attaching) => {}
             Err(error) => {
                 tracing::error!(%error, "a namespace of the pool cannot be attached");
-                self.not_shown();
+                // Not here: the round that follows tells the host.
+                self.set_stage(Stage::NotShown);
             }
         }
     }
@@ -639,17 +677,11 @@ impl Controller {
         self.admin.rearm();
     }
 
-    /// The pool, or a worker, has left something.
-    pub(crate) fn has_management_news(&self) -> bool {
-        let management = &self.admin.management;
-        management.is_running() && !management.answers.answers.lock().unpoisoned().is_empty()
-    }
-
     /// When to go on with a command, though nothing else happens.
     pub(crate) fn management_deadline(&self) -> Option<Instant> {
         let management = &self.admin.management;
         match management.running.as_ref()?.stage {
-            Stage::Begin | Stage::Ready => Some(self.now),
+            Stage::Begin | Stage::Ready | Stage::NotShown => Some(self.now),
             Stage::Changing(_) => None,
             Stage::Leaving(..) | Stage::Show | Stage::Showing => {
                 Some(management.look.unwrap_or(self.now))

@@ -120,11 +120,11 @@ impl NamespacePool for TestPool {
         all.iter().map(|(ns, _)| ns.clone()).collect()
     }
 
-    fn new_nguid(&self) -> [u8; 16] {
+    fn new_nguid(&self) -> Option<[u8; 16]> {
         let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
         let mut nguid = [0xa0; 16];
         nguid[..4].copy_from_slice(&number.to_be_bytes());
-        nguid
+        Some(nguid)
     }
 
     fn change(&self, change: PoolChange, done: PoolDone) {

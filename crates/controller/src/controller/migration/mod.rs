@@ -277,7 +277,8 @@ impl Controller {
         // One that did not know of a receiver yet has left an interrupt pending; now it knows.
         self.engine.irqs.deliver_pending();
         let (mut worked, mut more) = (self.take_inbox(), false);
-        worked |= self.has_management_news();
+        // The pool may have answered.
+        worked |= self.admin.management.is_running();
         for at in 0..self.migration.links.len() {
             let mut count = 0;
             while count < REPORTS_PER_DRAIN
