@@ -110,7 +110,7 @@ fn listed(host: &mut Host, cns: u8, nsid: u32, wanted: bool) -> Check {
 
 fn namespace_life(host: &mut Host) -> Check {
     offered(host)?;
-    let nsid = create(host, BLOCKS);
+    let nsid = create(host, BLOCKS)?;
     listed(host, 0x10, nsid, true)?;
     listed(host, 0x02, nsid, false)?;
     let allocated = host.identify(0x11, nsid)?;
@@ -142,7 +142,7 @@ fn namespace_life(host: &mut Host) -> Check {
 fn namespace_capacity(host: &mut Host) -> Check {
     offered(host)?;
     let before = unallocated(host)?;
-    let nsid = create(host, BLOCKS);
+    let nsid = create(host, BLOCKS)?;
     let page = host.identify(0x11, nsid)?;
     let bytes = u128_at(&page, 48);
     let less = unallocated(host)?;
@@ -190,7 +190,7 @@ fn namespace_create_invalid(host: &mut Host) -> Check {
 
 fn namespace_attach_invalid(host: &mut Host) -> Check {
     offered(host)?;
-    let nsid = create(host, BLOCKS);
+    let nsid = create(host, BLOCKS)?;
     let cntlid = host.controller()?.cntlid();
     let command = own(host, nsid, 1)?;
     host.admin(command)?
@@ -227,7 +227,7 @@ fn namespace_attach_invalid(host: &mut Host) -> Check {
 
 fn namespace_deleted_attached(host: &mut Host) -> Check {
     offered(host)?;
-    let nsid = create(host, BLOCKS);
+    let nsid = create(host, BLOCKS)?;
     attach(host, nsid)?;
     let ns = host.namespace_of(nsid)?;
     host.write(&ns, 0, &pattern(22, ns.block as usize))?;
