@@ -3,7 +3,7 @@
 //!
 //! A namespace is there when the manifest says so: that is replaced as a whole (written under
 //! another name, made durable, renamed, and the folder made durable). What is about to be made or
-//! removed stands in it beforehand, as `pending`; so whoever opens the folder after a kill or a loss
+//! removed stands in it beforehand, as `pending`; so who opens the folder after a kill or a loss
 //! of power knows which files nobody has, and removes them, and no others: what else is in the
 //! folder is not looked at.
 //!
@@ -98,7 +98,7 @@ impl PoolFolder {
     /// it is. When this returns, it outlasts the process and a loss of power.
     ///
     /// # Errors
-    /// Nothing is there then, or what is there is found by whoever opens the folder next.
+    /// Nothing is there then, or what is there is found by who opens the folder next.
     pub fn create(&mut self, new: &New) -> Result<(), PoolError> {
         if self.manifest.find(new.nguid).is_some() {
             return Ok(());
@@ -128,15 +128,15 @@ impl PoolFolder {
     /// Removes a namespace, and its file. One that is not there is no error.
     ///
     /// # Errors
-    /// It is there as before, or whoever opens the folder next finds that it is not.
+    /// It is there as before, or who opens the folder next finds that it is not.
     pub fn delete(&mut self, nguid: Nguid) -> Result<(), PoolError> {
         if self.manifest.find(nguid).is_none() {
             return Ok(());
         }
         self.replace(self.manifest.without(nguid))?;
         crash::point!("namespace-pool.delete.pending");
-        // It is gone, whatever becomes of its file: that is tried again with the next change, and by
-        // the next process.
+        // It is gone, whatever becomes of its file: that is tried again with the next deletion, and
+        // by the next process.
         let _ = self.remove_pending();
         Ok(())
     }

@@ -355,9 +355,13 @@ mod tests {
     use std::time::Duration;
 
     fn spec(path: &Path, more: &str) -> ControllerSpec {
+        let none = match more.contains("namespace =") {
+            true => "",
+            false => "namespace = []\n",
+        };
         let text = format!(
             "[[controller]]\nname = \"d\"\nsocket = \"/s\"\npool = {path:?}\n\
-             pool-capacity = \"1M\"\n{more}"
+             pool-capacity = \"1M\"\n{more}{none}"
         );
         let specs: Specs = parse_config(Path::new("f.toml"), &text).unwrap();
         specs.controllers.into_iter().next().unwrap()
