@@ -278,7 +278,8 @@ impl ControllerConfig {
         self.subsystem.is_none() && self.fabrics.is_none()
     }
 
-    /// Sanitize is offered: it would have to erase namespaces of a pool that no controller has, too.
+    /// Sanitize is offered: it would have to erase namespaces of a pool, too, that no controller
+    /// has.
     pub(crate) fn sanitizes(&self) -> bool {
         self.erases() && self.pool.is_none()
     }

@@ -136,6 +136,7 @@ impl Folder {
                 .create(true)
                 .truncate(true)
                 .open(&new)?;
+            crash::point!("namespace-pool.manifest.begun");
             file.write_all(text.as_bytes())?;
             crash::point!("namespace-pool.manifest.written");
             file.sync_all()

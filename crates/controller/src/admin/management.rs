@@ -8,8 +8,8 @@
 //! | detach | no command finds it, those in flight end | the pool keeps that | |
 //! | delete | the same, if it is attached | the pool removes it | |
 //!
-//! What is to be done is committed before the first step, and the pool's steps are in a round behind
-//! that. So a process that dies leaves a command that the next one does again from its beginning:
+//! What is to be done is committed before the first step, and the pool's steps are in a later
+//! round. So a process that dies leaves a command that the next one does again from its beginning:
 //! each step names the namespace by its NGUID, and has no effect when it was done before. A reset
 //! of the controller takes the host's interest away, but what was begun is done.
 //!

@@ -120,7 +120,8 @@ impl Admin {
         self.rearm();
     }
 
-    /// The keep alive timer was set, or a self-test has begun or ended, or erasing has, or managing.
+    /// The keep alive timer was set, or a self-test has begun or ended, or erasing has, or managing
+    /// namespaces.
     pub fn rearm(&mut self) {
         let busy = self.self_test.is_running()
             || self.erasure.is_running()

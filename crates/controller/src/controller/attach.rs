@@ -181,9 +181,9 @@ impl Controller {
         self.engine.active().map(|ns| &ns.config)
     }
 
-    /// Goes on with what [`Controller::attach`] and [`Controller::detach`] began, and the host's own
-    /// commands. To be called now and then, and where there is a pool, when the worker was woken
-    /// for messages; `io` is the worker's.
+    /// Goes on with what [`Controller::attach`] and [`Controller::detach`] began, and with the
+    /// host's own commands. To be called now and then, and where there is a pool, when the worker
+    /// was woken for messages; `io` is the worker's.
     pub fn tidy(&mut self, io: &Io) {
         if self.attaching.is_some() {
             self.finish_attaching();
