@@ -2,8 +2,13 @@
 //! commands, doorbells, memory that comes and goes, failing volumes and resets.
 
 use crate::mediate::{BLOCKS, Below};
-use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, ZonedState, pci};
+use crate::pool::Pool;
+use controller::{
+    Controller, ControllerConfig, IrqSink, NamespaceConfig, NamespacePool, ZonedState, pci,
+};
 use dma::{Memory, Prot};
+use nvme::cmd::namespace::NewNamespace;
+use nvme::identify::ControllerList;
 use nvme::regs::{self, Aqa, Cc};
 use nvme::{AdminOpcode, Command, NvmOpcode};
 use std::sync::Arc;
@@ -98,6 +103,8 @@ struct World {
     faults: Arc<Faults>,
     memory: Memory,
     windows: Vec<Window>,
+    /// Of namespaces that the guest makes.
+    pool: Option<Arc<Pool>>,
     now: Instant,
     /// Tails of the submission queues, as this guest keeps them.
     tails: [u32; QUEUES as usize + 1],
@@ -136,7 +143,9 @@ impl World {
             eui64: [0; 8],
         };
         let io = Io::new(IoOptions::default());
+        let pool = (setup & 32 != 0 && !direct).then(Arc::<Pool>::default);
         let config = ControllerConfig {
+            pool: pool.clone().map(|pool| pool as Arc<dyn NamespacePool>),
             io_queues: QUEUES,
             mdts: 4,
             mapped_doorbells: setup & 1 != 0,
@@ -168,6 +177,7 @@ impl World {
             io,
             faults,
             memory,
+            pool,
             windows: (0..WINDOWS)
                 .map(|_| Window::Gone(vec![0; WINDOW as usize]))
                 .collect(),
@@ -305,7 +315,9 @@ impl World {
     }
 
     fn command(&mut self, input: &mut Input<'_>, admin: bool) {
-        const ADMIN: [u8; 14] = [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 0x18, 0x7c, 0x14, 0xc0];
+        const ADMIN: [u8; 16] = [
+            0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 0x18, 0x7c, 0x14, 0xc0, 0x0d, 0x15,
+        ];
         const IO: [NvmOpcode; 8] = [
             NvmOpcode::READ,
             NvmOpcode::WRITE,
@@ -356,6 +368,9 @@ impl World {
         if admin {
             command.cdw13 = input.number().into();
             command.cdw14 = input.number().into();
+            if sensible {
+                self.manage_sensibly(&mut command, flags);
+            }
         } else if self.below.is_some() && sensible {
             // At or about the edges of what the first namespace has.
             command.nsid = 1.into();
@@ -373,9 +388,40 @@ impl World {
         self.submit(qid, command);
     }
 
+    /// Data, and a selection, that a controller may do something about.
+    fn manage_sensibly(&mut self, command: &mut Command, how: u8) {
+        let data: Vec<u8> = match command.admin_opcode() {
+            AdminOpcode::NAMESPACE_MANAGEMENT if how & 1 == 0 => {
+                command.nsid = 0.into();
+                (command.cdw10, command.cdw11) = (0.into(), 0.into());
+                let blocks = u64::from(how) + 1;
+                let new = NewNamespace {
+                    nsze: blocks.into(),
+                    ncap: blocks.into(),
+                    ..NewNamespace::default()
+                };
+                new.as_bytes().to_vec()
+            }
+            AdminOpcode::NAMESPACE_ATTACHMENT => {
+                command.cdw10 = u32::from(how & 1).into();
+                ControllerList::from_iter([1]).as_bytes().to_vec()
+            }
+            _ => return,
+        };
+        command.flags = nvme::cmd::Flags::new();
+        let at = command.prp1() & (MAPPABLE - 1) & !(PAGE - 1);
+        command.set_prps(at, 0);
+        self.poke(at, &data);
+    }
+
     // ---- time
 
     fn round(&mut self) {
+        if let Some(pool) = &self.pool {
+            pool.check();
+            self.controller.tidy(&self.io);
+            pool.answer();
+        }
         self.controller.poll(self.now);
         self.io.flush();
         let mut done = Vec::new();

@@ -14,6 +14,7 @@ pub mod gpt;
 pub mod mediate;
 pub mod nbd;
 pub mod nvme_tcp;
+mod pool;
 pub mod qcow2;
 pub mod reservations;
 pub mod restart;

@@ -147,13 +147,7 @@ pub const GROUPS: &[Group] = &[
     },
     Group {
         title: "8 Namespace management",
-        left_out: left_out![
-            "8.2-b", If("OACS bit 3"), "create, attach, detach and delete namespaces",
-                "not written";
-            "8.3-a", If("OACS bit 3"), "errors of management: no capacity, attached already, a \
-             list that is wrong",
-                "not written";
-        ],
+        left_out: &[],
     },
     Group {
         title: "9 Flexible data placement",

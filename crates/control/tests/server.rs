@@ -104,6 +104,7 @@ impl Daemon for Fake {
             atomic_unit: None,
             ana_group: None,
             ana_state: None,
+            of_guest: None,
         })
     }
 

@@ -3,6 +3,7 @@
 use crate::cloud::Cloud;
 use crate::fabrics::FabricsConfig;
 use crate::pci::PciIds;
+use crate::pool::NamespacePool;
 use crate::subsystem::{MAX_CNTLID, Subsystem};
 use crate::zoned::ZonedState;
 use reservations::HostId;
@@ -59,6 +60,10 @@ pub struct ControllerConfig {
     pub fabrics: Option<FabricsConfig>,
     /// What is said in vendor specific bytes. Model number and PCI IDs are not set by this.
     pub cloud: Option<Cloud>,
+    /// Where the namespaces come from that its host makes (Namespace Management); without it that
+    /// is not offered. Those that are attached to the controller are there from the beginning. A
+    /// controller with a pool is in no subsystem of several, and no other hosts reach it.
+    pub pool: Option<Arc<dyn NamespacePool>>,
 }
 
 /// A controller's place in a subsystem of several controllers.
@@ -93,6 +98,7 @@ impl Default for ControllerConfig {
             reset_timeout: Duration::from_secs(30),
             fabrics: None,
             cloud: None,
+            pool: None,
         }
     }
 }
@@ -154,6 +160,11 @@ pub enum ConfigError {
     /// A controller of a subsystem lives on one worker.
     #[error("a controller in a subsystem has one worker")]
     SharedWorkers,
+    /// A pool of namespaces is one controller's.
+    #[error(
+        "a controller with a pool of namespaces is in no subsystem, and no other hosts reach it"
+    )]
+    SharedPool,
     /// Another process cannot go on with a controller of a subsystem.
     #[error("a controller in a subsystem cannot be gone on with by another process")]
     SharedState,
@@ -267,6 +278,12 @@ impl ControllerConfig {
         self.subsystem.is_none() && self.fabrics.is_none()
     }
 
+    /// Sanitize is offered: it would have to erase namespaces of a pool, too, that no controller
+    /// has.
+    pub(crate) fn sanitizes(&self) -> bool {
+        self.erases() && self.pool.is_none()
+    }
+
     /// Checks every field.
     pub fn check(&self) -> Result<(), ConfigError> {
         text("model", &self.model, 40)?;
@@ -312,6 +329,9 @@ impl ControllerConfig {
         )?;
         if self.subsystem.is_some() && self.workers > 1 {
             return Err(ConfigError::SharedWorkers);
+        }
+        if self.pool.is_some() && (self.subsystem.is_some() || self.fabrics.is_some()) {
+            return Err(ConfigError::SharedPool);
         }
         // SeaBIOS and others identify every NSID up to NN.
         let nn = self.max_namespaces;

@@ -23,9 +23,9 @@ pub use effects::{
     SupportedLogPages,
 };
 pub use persistent_event::{
-    FormatCompletion, FormatStart, HardwareError, HardwareErrorCode, PersistentEvent,
-    PersistentEventAction, PersistentEventHeader, PersistentEventType, PowerOnOrReset,
-    ReportingContext, SanitizeCompletion, SanitizeStart, TimestampChange,
+    ChangeNamespace, FormatCompletion, FormatStart, HardwareError, HardwareErrorCode,
+    PersistentEvent, PersistentEventAction, PersistentEventHeader, PersistentEventType,
+    PowerOnOrReset, ReportingContext, SanitizeCompletion, SanitizeStart, TimestampChange,
 };
 pub use reservation::{ReservationNotification, ReservationNotificationType};
 pub use sanitize::{SanitizeLog, SanitizeOutcome, SanitizeStatus};

@@ -22,6 +22,11 @@ const OPEN_BELOW: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadDir | MakeReg | MakeSock | RemoveFile | ResolveUnix
 });
 
+/// What may be done in directories in which files come and go.
+const FILES_IN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
+    ReadFile | WriteFile | Truncate | ReadDir | MakeReg | RemoveFile
+});
+
 /// For whom a domain is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
@@ -71,6 +76,10 @@ fn ruleset(needs: &Needs, reach: Reach) -> Result<RestrictionStatus, Refused> {
             false => OPEN_FILE,
         };
         rules = rules.add_rule(PathBeneath::new(PathFd::new(place)?, rights))?;
+    }
+    for directory in &needs.files_in {
+        let directory = PathFd::new(directory)?;
+        rules = rules.add_rule(PathBeneath::new(directory, FILES_IN))?;
     }
     for directory in &needs.remove_in {
         let directory = match directory.as_os_str().is_empty() {

@@ -22,10 +22,13 @@ pub struct Needs {
     pub read_in: Vec<PathBuf>,
     /// Directories below which files may be opened, and sockets and files be made and removed, for
     /// good; files and devices that may be opened. For a process that serves more while it runs.
-    /// With any of them, or of `read_below`, the calls that open files are allowed; those that make
-    /// listening Unix sockets only with some of these.
+    /// With any of them, of `files_in` or of `read_below`, the calls that open files are allowed;
+    /// those that make listening Unix sockets only with some of these.
     pub open_below: Vec<PathBuf>,
-    /// The same, only to be read.
+    /// Directories in which files are made, renamed and removed, and opened to be read and written,
+    /// for good. For pools of volumes that come and go.
+    pub files_in: Vec<PathBuf>,
+    /// As `open_below`, only to be read.
     pub read_below: Vec<PathBuf>,
     /// Memory files that are open are opened once more, by `/proc/self/fd`: Landlock lets them, and
     /// nothing else. Where it is not there, this is left out.

@@ -4,7 +4,7 @@
 use crate::crew::{config, target_controller};
 use crate::direct::PathChoice;
 use crate::manage::DiskSpec;
-use crate::options::Names;
+use crate::options::{Names, Size};
 use crate::origin::Origin;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, hex};
 use anyhow::{Result, anyhow, bail, ensure};
@@ -31,6 +31,7 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
         subnqns: Unique::new("subsystem NQN"),
         nguids: Unique::new("NGUID"),
         eui64s: Unique::new("EUI-64"),
+        pools: Unique::new("pool"),
         subsystems: HashMap::new(),
     };
     let mut disks = Unique::new("ublk device");
@@ -93,6 +94,8 @@ struct Seen {
     subnqns: Unique<String>,
     nguids: Unique<[u8; 16]>,
     eui64s: Unique<[u8; 8]>,
+    /// Folders of namespaces that guests make.
+    pools: Unique<PathBuf>,
     /// By their names.
     subsystems: HashMap<String, InOne>,
 }
@@ -108,17 +111,54 @@ struct InOne {
 impl Seen {
     fn check(&mut self, controller: &ControllerSpec) -> Result<()> {
         let (socket, origin) = (controller.socket.display(), &controller.origin);
-        if controller.namespaces.is_empty() && controller.max_namespaces.is_none() {
+        let empty = controller.namespaces.is_empty() && controller.pool.is_none();
+        if empty && controller.max_namespaces.is_none() {
             return Err(match origin.is_known() {
                 true => origin.error("", "no volume to serve"),
                 false => anyhow!("{socket}: no volume to serve"),
             });
         }
+        self.check_pool(controller)?;
         // Those of one subsystem have its names.
         if self.check_subsystem(controller)? {
             self.check_names(&controller.serial, &controller.subnqn, origin)?;
         }
         self.check_namespaces(Some(controller), &controller.namespaces)
+    }
+
+    /// What is said of the namespaces that the guest makes.
+    fn check_pool(&mut self, controller: &ControllerSpec) -> Result<()> {
+        let origin = &controller.origin;
+        let Some(path) = &controller.pool else {
+            for (key, said) in [
+                ("pool-capacity", controller.pool_capacity.is_some()),
+                ("pool-block-size", controller.pool_block_size.is_some()),
+            ] {
+                if said {
+                    let why = format!("{key} has no effect without pool");
+                    return Err(origin.error(key, why));
+                }
+            }
+            return Ok(());
+        };
+        if controller.subsystem.is_some() {
+            let why = "the pool is of a disk without subsystem";
+            return Err(origin.error("pool", why));
+        }
+        if controller
+            .pool_capacity
+            .is_none_or(|Size(bytes)| bytes == 0)
+        {
+            let why = "a pool needs pool-capacity, what its namespaces may have together";
+            return Err(origin.error("pool", why));
+        }
+        let block_size = controller.pool_block_size;
+        if let Some(size) = block_size.filter(|size| !matches!(size, 512 | 4096)) {
+            let why = format!("a block size of {size} bytes is not possible: it is 512 or 4096");
+            return Err(origin.error("pool-block-size", why));
+        }
+        let entered = self.pools.enter(place(path), &path.display().to_string());
+        origin.place("pool", entered)
     }
 
     fn check_target(&mut self, target: &NvmeTcpSpec) -> Result<()> {

@@ -202,8 +202,10 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
         .collect();
     remove_in.sort();
     remove_in.dedup();
+    let pools = specs.controllers.iter().filter_map(|c| c.pool.clone());
     Needs {
         remove_in,
+        files_in: pools.collect(),
         // What the watchdog tells of a worker that stands still: its files are opened by itself.
         read_in: vec![THREADS.into()],
         connect: connections(&volumes, options),
@@ -294,6 +296,14 @@ mod tests {
             ..plain.clone()
         };
         assert_eq!(image, more);
+        // A guest's own namespaces come and go.
+        let pool = "socket = \"/run/a/s\"\npool = \"/srv/p\"\n";
+        let pooled = of(&file.replace("socket = \"/run/a/s\"\n", pool));
+        let more = Needs {
+            files_in: vec!["/srv/p".into()],
+            ..plain.clone()
+        };
+        assert_eq!(pooled, more);
         // A daemon's disks may be on others later.
         let process = "[process]\nallow = [\"nbd://10.0.0.2/\", \"/run/x\"]\n";
         let specs: Specs = toml::from_str(&format!("{process}{file}")).unwrap();

@@ -21,7 +21,7 @@ use crate::subsystems;
 use crate::ublk::Disks;
 use crate::vhost_blk::{FrontEnds, VhostBlk};
 use anyhow::{Context, Result};
-use controller::{Cloud, ControllerConfig, NamespaceConfig};
+use controller::{Cloud, ControllerConfig, NamespaceConfig, NamespacePool};
 use dma::MemoryCache;
 use fabrics_target::{Door, HostKey, Target, TargetConfig, TargetLimits};
 use receive::Receiver;
@@ -29,7 +29,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use volume::{Extras, Io, Volume};
 
-/// Largest NSID of a daemon's controllers, where nothing else is said.
+/// Largest NSID of a daemon's controllers, and of those with a pool, where nothing else is said.
 const DAEMON_NAMESPACES: u32 = 16;
 
 /// What all workers have in common.
@@ -369,6 +369,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         volumes: prepared,
         resized,
         subsystem,
+        pool,
     } = open;
     let spec = &spec;
     let paths = &crew.registry.paths;
@@ -426,11 +427,13 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
     let room = match (spec.max_namespaces, &crew.options.daemon) {
         (Some(max), _) => max,
         (None, Some(_)) => DAEMON_NAMESPACES,
+        (None, None) if pool.is_some() => DAEMON_NAMESPACES,
         (None, None) => 0,
     };
     let subsystem = subsystem.map(|subsystem| subsystems::place(spec, subsystem));
     let config = ControllerConfig {
         subsystem: subsystem.transpose()?,
+        pool: pool.map(|pool| pool as Arc<dyn NamespacePool>),
         workers,
         max_namespaces: room,
         ..config(spec, serial)

@@ -9,8 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// A disk's name, and its volumes by their NSIDs, as they were given.
-type Description = (String, Vec<(u32, String)>);
+/// A disk's name, its volumes by their NSIDs, as they were given, and where its other namespaces
+/// are: those that its guest has made.
+#[derive(Clone)]
+struct Description {
+    name: String,
+    volumes: Vec<(u32, String)>,
+    pool: String,
+}
 
 /// The disks of the process by their addresses: sockets, devices. Clones are the same.
 #[derive(Clone, Default)]
@@ -42,7 +48,15 @@ fn description(disk: &DiskSpec) -> Description {
         DiskSpec::VhostBlk(spec) => vec![(1, spec.volume.to_string())],
         DiskSpec::Ublk(spec) => vec![(1, spec.volume.to_string())],
     };
-    (disk.name(), volumes)
+    let pool = match disk {
+        DiskSpec::Controller(spec) => spec.pool.as_ref(),
+        _ => None,
+    };
+    Description {
+        name: disk.name(),
+        volumes,
+        pool: pool.map_or_else(String::new, |pool| pool.display().to_string()),
+    }
 }
 
 impl Described {
@@ -66,11 +80,11 @@ impl Described {
     /// below an address (a host's controller) has its own behind the disk's.
     pub fn name(&self, address: &Path) -> String {
         let told = self.0.lock().unpoisoned();
-        let name = told.get(address).map(|(name, _)| name.clone());
+        let name = told.get(address).map(|of| of.name.clone());
         let within = || {
-            let (name, _) = told.get(address.parent()?)?;
+            let of = told.get(address.parent()?)?;
             let own = address.file_name()?.to_string_lossy();
-            Some(format!("{name}/{own}"))
+            Some(format!("{}/{own}", of.name))
         };
         name.or_else(within).unwrap_or_else(|| disk_name(address))
     }
@@ -79,19 +93,22 @@ impl Described {
     /// there are several.
     pub fn place(&self, volume: &str) -> Option<(String, u32)> {
         let told = self.0.lock().unpoisoned();
-        told.values().find_map(|(name, volumes)| {
-            let (nsid, _) = volumes.iter().find(|(_, of)| of == volume)?;
-            Some((name.clone(), *nsid))
+        told.values().find_map(|disk| {
+            let (nsid, _) = disk.volumes.iter().find(|(_, of)| of == volume)?;
+            Some((disk.name.clone(), *nsid))
         })
     }
 
-    /// The volume of a namespace; empty, where nobody has said it.
+    /// The volume of a namespace; of one that the guest has made, its pool; empty, where nobody has
+    /// said it.
     pub fn volume(&self, address: &Path, nsid: u32) -> String {
         let told = self.0.lock().unpoisoned();
         let entry = told.get(address).or_else(|| told.get(address.parent()?));
-        let mut of = entry.into_iter().flat_map(|(_, volumes)| volumes);
-        let found = of.find(|(of, _)| *of == nsid);
-        found.map(|(_, volume)| volume.clone()).unwrap_or_default()
+        let Some(disk) = entry else {
+            return String::new();
+        };
+        let found = disk.volumes.iter().find(|(of, _)| *of == nsid);
+        found.map_or_else(|| disk.pool.clone(), |(_, volume)| volume.clone())
     }
 }
 

@@ -47,6 +47,7 @@ mod options;
 mod origin;
 mod parts;
 mod peers;
+mod pools;
 mod prepare;
 #[cfg(test)]
 mod readme;

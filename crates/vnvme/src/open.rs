@@ -7,11 +7,13 @@ use crate::keep::{self, KeptServers};
 use crate::limits::LimitRegistry;
 use crate::on_error::OnErrorRegistry;
 use crate::parts::qcow2;
+use crate::pools::{Pool, Pools};
 use crate::removal::RemovalWatch;
-use crate::spec::{NamespaceSpec, ServeOptions};
+use crate::spec::{ControllerSpec, NamespaceSpec, ServeOptions};
 use crate::subsystems::Subsystems;
 use crate::zones;
 use anyhow::{Context, Result, bail, ensure};
+use control::EventSender;
 use controller::{Controller, ControllerConfig, NamespaceConfig, ZonedState};
 use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
 use in_process::{self, Host};
@@ -105,6 +107,10 @@ pub struct Opener {
     within: Arc<Within>,
     /// What disks share.
     pub subsystems: Subsystems,
+    /// Pools of namespaces that guests make.
+    pub pools: Pools,
+    /// Where changes of these are told.
+    events: EventSender,
 }
 
 impl Opener {
@@ -125,6 +131,8 @@ impl Opener {
             ),
             within,
             subsystems: Subsystems::default(),
+            pools: Pools::default(),
+            events: registry.events.clone(),
         }
     }
 
@@ -144,6 +152,14 @@ impl Opener {
         let kinds = Registry::<()>::new().with(below);
         kinds.open(&spec.volume, OpenOptions::default())?;
         Ok(true)
+    }
+
+    /// Opens the pool of a disk, if it is to have one.
+    pub fn open_pool(&self, spec: &ControllerSpec) -> Result<Option<Arc<Pool>>> {
+        let opened = self
+            .pools
+            .open(spec, &self.on_error, &self.events, self.previous);
+        spec.origin.place("pool", opened)
     }
 
     /// Opens the volume of a namespace: of the disk of this name, under this number.

@@ -14,6 +14,7 @@ use crate::manage::DiskSpec;
 use crate::open::{Opened, Opener};
 use crate::origin::Origin;
 use crate::parts::vhost_blk;
+use crate::pools::Pool;
 use crate::signals::Stop;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, VhostBlkSpec};
 use crate::subsystems;
@@ -99,6 +100,8 @@ pub struct ReadyController {
     volumes: Vec<Prepared>,
     /// That it is in.
     subsystem: Option<Arc<Subsystem>>,
+    /// Of namespaces that its guest makes.
+    pool: Option<Arc<Pool>>,
 }
 
 impl ReadyController {
@@ -117,6 +120,7 @@ impl ReadyController {
         });
         Ok(Self {
             volumes: volumes.collect::<Result<_>>()?,
+            pool: opener.open_pool(spec)?,
             spec: spec.clone(),
             subsystem,
         })
@@ -135,6 +139,7 @@ impl ReadyController {
             spec,
             volumes,
             subsystem,
+            pool,
         } = self;
         let identity = Identity {
             kind: "controller".into(),
@@ -175,6 +180,7 @@ impl ReadyController {
             spec,
             volumes,
             subsystem,
+            pool,
         })
     }
 }
@@ -193,6 +199,8 @@ pub struct OpenController {
     pub volumes: Vec<Prepared>,
     /// That it is in.
     pub subsystem: Option<Arc<Subsystem>>,
+    /// Of namespaces that its guest makes.
+    pub pool: Option<Arc<Pool>>,
     /// Becomes readable when a volume has been resized.
     pub resized: Arc<OwnedFd>,
 }
@@ -489,7 +497,8 @@ impl Load {
     /// Queues of its controllers go through a ring.
     pub fn needs_rings(&self) -> bool {
         let volumes = self.controllers.iter().flat_map(|open| &open.volumes);
-        volumes.into_iter().any(Prepared::needs_ring)
+        let mut pools = self.controllers.iter().map(|open| &open.pool);
+        volumes.into_iter().any(Prepared::needs_ring) || pools.any(Option::is_some)
     }
 }
 

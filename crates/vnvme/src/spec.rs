@@ -136,6 +136,12 @@ pub struct ControllerSpec {
     pub mdts: Option<u8>,
     /// Largest NSID that a namespace may ever have.
     pub max_namespaces: Option<u32>,
+    /// Folder of the namespaces that the guest makes.
+    pub pool: Option<PathBuf>,
+    /// Bytes that these may have together.
+    pub pool_capacity: Option<Size>,
+    /// Their logical block size in bytes.
+    pub pool_block_size: Option<u32>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceSpec>,
     /// Where the configuration file says so.

@@ -9,6 +9,7 @@ mod interrupts;
 mod io;
 mod io_more;
 mod logs;
+mod namespaces;
 mod offered;
 mod pairs;
 mod pci;
@@ -34,6 +35,7 @@ pub const CASES: &[&[Case]] = &[
     events::CASES,
     self_test::CASES,
     offered::CASES,
+    namespaces::CASES,
     io::CASES,
     io_more::CASES,
     atomic::CASES,

@@ -96,6 +96,19 @@ pub struct Namespace {
     /// How this disk's host reaches that group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ana_state: Option<AnaState>,
+    /// It is one that the guest has made, in the disk's pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_guest: Option<OfGuest>,
+}
+
+/// What a guest does with a namespace that it has made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OfGuest {
+    /// It has not attached it.
+    Allocated,
+    /// It is attached to the guest's controller.
+    Attached,
 }
 
 /// The size that a namespace is to have.

@@ -8,10 +8,12 @@ use crate::ana;
 use crate::controller::Controller;
 use crate::engine::{self, Namespace};
 use crate::fabrics::FabricsConfig;
+use crate::pool::PooledNamespace;
+use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{Cns, Csi, IdentifyCdw10, IdentifyCdw11};
 use nvme::feature::Fid;
 use nvme::identify::{
-    Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Frmw, IDENTIFY_SIZE,
+    Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Fpi, Frmw, IDENTIFY_SIZE,
     IdentifyController, IdentifyNamespace, IndependentNamespace, IndependentNsfeat,
     IoCommandSetVector, IoCommandSets, LbaFormat, NamespaceDescriptors, Nmic, Nqn, Nsattr, Nsfeat,
     NsidList, Nstat, NvmController, NvmNamespace, Oaes, Ozcs, PowerState,
@@ -31,6 +33,8 @@ const LAST_NSID: u32 = 0xffff_fffd;
 /// The namespace under an NSID, as far as Identify tells them apart.
 enum Found<'a> {
     Active(&'a Namespace),
+    /// A namespace of the pool that the controller does not have.
+    Allocated(PooledNamespace),
     /// In range, but nothing is there.
     Inactive,
 }
@@ -41,12 +45,18 @@ impl Controller {
         let cdw11 = IdentifyCdw11::from_bits(command.cdw11.get());
         let nsid = command.nsid.get();
         let page = match cdw10.cns() {
-            Cns::NAMESPACE | Cns::ALLOCATED_NAMESPACE => self.identify_namespace(nsid)?,
+            Cns::NAMESPACE if nsid == NSID_BROADCAST && self.config.pool.is_some() => {
+                self.common_namespace()
+            }
+            Cns::NAMESPACE => self.identify_namespace(&self.find(nsid)?),
+            Cns::ALLOCATED_NAMESPACE => self.identify_namespace(&self.find_allocated(nsid)?),
             Cns::CONTROLLER => page(&self.identify_controller()),
-            Cns::ACTIVE_NSID_LIST | Cns::ALLOCATED_NSID_LIST => self.namespace_list(nsid, None)?,
+            Cns::ACTIVE_NSID_LIST => self.namespace_list(nsid, None, false)?,
+            Cns::ALLOCATED_NSID_LIST => self.namespace_list(nsid, None, true)?,
             Cns::IOCS_ACTIVE_NSID_LIST | Cns::IOCS_ALLOCATED_NSID_LIST => {
                 self.check_csi(cdw11.csi())?;
-                self.namespace_list(nsid, Some(cdw11.csi()))?
+                let allocated = cdw10.cns() == Cns::IOCS_ALLOCATED_NSID_LIST;
+                self.namespace_list(nsid, Some(cdw11.csi()), allocated)?
             }
             Cns::NAMESPACE_DESCRIPTORS => self.namespace_descriptors(nsid)?,
             Cns::IOCS_NAMESPACE | Cns::IOCS_ALLOCATED_NAMESPACE => {
@@ -64,12 +74,13 @@ impl Controller {
                     _ => page(&self.nvm_controller()),
                 }
             }
-            Cns::IOCS_INDEPENDENT_NAMESPACE | Cns::IOCS_INDEPENDENT_ALLOCATED_NAMESPACE => {
-                self.independent_namespace(nsid)?
+            Cns::IOCS_INDEPENDENT_NAMESPACE => self.independent_namespace(&self.find(nsid)?),
+            Cns::IOCS_INDEPENDENT_ALLOCATED_NAMESPACE => {
+                self.independent_namespace(&self.find_allocated(nsid)?)
             }
             Cns::NAMESPACE_CONTROLLER_LIST => match self.find(nsid)? {
                 Found::Active(_) => controller_list(self.controllers_with(nsid), cdw10.cntid()),
-                Found::Inactive => page(&ControllerList::new_zeroed()),
+                _ => page(&ControllerList::new_zeroed()),
             },
             Cns::CONTROLLER_LIST => controller_list(self.controllers(), cdw10.cntid()),
             Cns::PRIMARY_CONTROLLER_CAPABILITIES => {
@@ -100,6 +111,18 @@ impl Controller {
         Ok(found.map_or(Found::Inactive, Found::Active))
     }
 
+    /// The same of namespaces that are attached to no controller, too.
+    fn find_allocated(&self, nsid: u32) -> Result<Found<'_>, Status> {
+        match self.find(nsid)? {
+            Found::Inactive => {
+                let mut all = self.not_attached().into_iter();
+                let found = all.find(|pooled| pooled.nsid == nsid);
+                Ok(found.map_or(Found::Inactive, Found::Allocated))
+            }
+            found => Ok(found),
+        }
+    }
+
     /// The host has selected a command set that has the namespace (CC.CSS).
     fn is_visible(&self, ns: &Namespace) -> bool {
         !ns.is_zoned() || self.cc.css() == CcCss::ALL_SUPPORTED
@@ -121,11 +144,10 @@ impl Controller {
 
     pub(super) fn identify_controller(&self) -> IdentifyController {
         let config = &self.config;
-        let capacity: u128 = self
-            .engine
-            .active()
-            .map(|ns| u128::from(ns.blocks) << ns.shift)
-            .sum();
+        let (pool, unallocated) = self.pool_capacity();
+        let others = self.engine.active().filter(|ns| !self.is_pooled(ns));
+        let others = others.map(|ns| u128::from(ns.blocks) << ns.shift);
+        let capacity = pool + others.sum::<u128>();
         let volatile = self.has_write_cache();
         let mut page = IdentifyController::new_zeroed();
         page.vid = config.pci.vendor.into();
@@ -142,7 +164,7 @@ impl Controller {
         page.cntrltype = ControllerType::IO;
         page.nvmsr = 1; // an NVMe storage device
         page.oacs = table::oacs(config);
-        if config.erases() {
+        if config.sanitizes() {
             page.sanicap = erase::sanicap();
         }
         page.acl_z = (abort::LIMIT - 1) as u8;
@@ -154,6 +176,7 @@ impl Controller {
         page.pels = persistent_events::SIZE_64K.into();
         page.cctemp = 353.into();
         page.tnvmcap = capacity.into();
+        page.unvmcap = unallocated.into();
         page.edstt = self_test::extended_minutes(capacity).into();
         page.kas = keep_alive::GRANULARITY_100MS.into();
         page.sqes = QueueEntrySize::exactly(Command::SIZE_LOG2);
@@ -203,11 +226,38 @@ impl Controller {
         })
     }
 
-    fn identify_namespace(&self, nsid: u32) -> Result<Page, Status> {
+    /// What all namespaces that a host makes have in common ("NVM Command Set 1.1", 4.1.5.1).
+    fn common_namespace(&self) -> Page {
         let mut data = IdentifyNamespace::new_zeroed();
-        let Found::Active(ns) = self.find(nsid)? else {
-            return Ok(page(&data));
+        let block_size = self
+            .config
+            .pool
+            .as_ref()
+            .map_or(512, |pool| pool.block_size());
+        data.lbaf[0] = LbaFormat::new(block_size.trailing_zeros() as u8);
+        data.fpi = Fpi::new().with_fpis(self.config.erases());
+        page(&data)
+    }
+
+    fn identify_namespace(&self, found: &Found<'_>) -> Page {
+        let mut data = IdentifyNamespace::new_zeroed();
+        let ns = match found {
+            Found::Active(ns) => ns,
+            Found::Allocated(pooled) => {
+                data.nsze = pooled.blocks.into();
+                data.ncap = pooled.blocks.into();
+                data.nuse = pooled.blocks.into();
+                data.nvmcap = u128::from(pooled.bytes()).into();
+                data.nmic = Nmic::new().with_shrns(pooled.shared);
+                data.fpi = Fpi::new().with_fpis(self.config.erases());
+                data.nguid = pooled.nguid;
+                data.eui64 = pooled.eui64();
+                data.lbaf[0] = LbaFormat::new(pooled.block_size.trailing_zeros() as u8);
+                return page(&data);
+            }
+            Found::Inactive => return page(&data),
         };
+        let nsid = ns.config.nsid;
         let info = ns.config.volume.info();
         let in_blocks_z = |bytes: u32| ((bytes >> ns.shift).clamp(1, 0x1_0000) - 1) as u16;
         data.nsze = ns.blocks.into();
@@ -253,12 +303,18 @@ impl Controller {
         if let Some(cloud) = &self.config.cloud {
             cloud.describe_namespace(nsid, &mut data);
         }
-        Ok(page(&data))
+        page(&data)
     }
 
-    fn independent_namespace(&self, nsid: u32) -> Result<Page, Status> {
+    fn independent_namespace(&self, found: &Found<'_>) -> Page {
         let mut data = IndependentNamespace::new_zeroed();
-        if let Found::Active(ns) = self.find(nsid)? {
+        if let Found::Allocated(pooled) = found {
+            data.nmic = Nmic::new().with_shrns(pooled.shared);
+            data.fpi = Fpi::new().with_fpis(self.config.erases());
+            data.nstat = Nstat::new().with_nrdy(true);
+        }
+        if let Found::Active(ns) = found {
+            let nsid = ns.config.nsid;
             (data.nmic, data.rescap) = self.sharing_of(nsid);
             data.nsfeat = IndependentNsfeat::new().with_vwcnp(!ns.volatile_cache);
             data.nsattr = Nsattr::new().with_cwp(ns.read_only);
@@ -271,7 +327,7 @@ impl Controller {
                 FabricsConfig::describe_independent(&mut data);
             }
         }
-        Ok(page(&data))
+        page(&data)
     }
 
     fn nvm_controller(&self) -> NvmController {
@@ -282,14 +338,23 @@ impl Controller {
         data
     }
 
-    /// Namespaces behind that one: of one command set, or of all.
-    fn namespace_list(&self, after: u32, csi: Option<Csi>) -> Result<Page, Status> {
+    /// Namespaces behind that one: of one command set, or of all; those that the controller has, or
+    /// all that are allocated.
+    fn namespace_list(
+        &self,
+        after: u32,
+        csi: Option<Csi>,
+        allocated: bool,
+    ) -> Result<Page, Status> {
         if after > LAST_NSID {
             return Err(INVALID_NAMESPACE);
         }
         let of_set = |ns: &&Namespace| csi.is_none_or(|csi| csi_of(ns) == csi);
         let namespaces = self.engine.active().filter(|ns| self.is_visible(ns));
         let mut nsids: Vec<u32> = namespaces.filter(of_set).map(|ns| ns.config.nsid).collect();
+        if allocated && csi.is_none_or(|csi| csi == Csi::NVM) {
+            nsids.extend(self.not_attached().iter().map(|pooled| pooled.nsid));
+        }
         nsids.retain(|&nsid| nsid > after);
         nsids.sort_unstable();
         Ok(page(&NsidList::from_iter(nsids)))
@@ -312,7 +377,9 @@ impl Controller {
     /// Whether a namespace is shared, and what reservations it can have.
     fn sharing_of(&self, nsid: u32) -> (Nmic, Rescap) {
         let Some((_, can_persist)) = self.persistence(nsid) else {
-            return (Nmic::new(), Rescap::new());
+            let mut pooled = self.pooled().into_iter();
+            let shared = pooled.any(|pooled| pooled.nsid == nsid && pooled.shared);
+            return (Nmic::new().with_shrns(shared), Rescap::new());
         };
         // All types; IEKEY as in NVMe 1.3 and later.
         let rescap = Rescap::new()

@@ -130,7 +130,7 @@ static LOG_PAGES: &[LogPage] = &[
     .lpa(Lpa::new().with_mlps(true)),
     LogPage::new(Lid::SANITIZE_STATUS, |c, _, _| Ok(c.sanitize_log()))
         .after(|c| c.clear_events(EventType::IO_COMMAND_SPECIFIC))
-        .offered_if(|c| c.config.erases()),
+        .offered_if(|c| c.config.sanitizes()),
     LogPage::new(Lid::RESERVATION_NOTIFICATION, |c, _, _| {
         Ok(c.notification_log())
     })
@@ -151,6 +151,8 @@ pub(crate) struct Logs {
     errors: VecDeque<ErrorInformation>,
     changed: BTreeSet<u32>,
     powered_on: Since,
+    /// Command Specific Information of the failure of the admin command at work.
+    pub information: u64,
 }
 
 impl Logs {
@@ -159,6 +161,7 @@ impl Logs {
             errors: VecDeque::new(),
             changed: BTreeSet::new(),
             powered_on: Since::now(),
+            information: 0,
         }
     }
 }
@@ -185,6 +188,7 @@ impl Logs {
                 .collect(),
             changed: changed.iter().copied().filter(|n| *n <= 1024).collect(),
             powered_on: Since::from_wall(powered_on),
+            information: 0,
         }
     }
 
@@ -328,11 +332,13 @@ impl Controller {
             self.engine.stats.media_errors.add(1);
             self.capture("a media or data integrity error");
         }
+        let information = std::mem::take(&mut self.admin.logs.information);
         self.add_error(ErrorInformation {
             sqid: sqid.into(),
             cid: cid.into(),
             lba: lba.into(),
             nsid: nsid.into(),
+            csinfo: information.into(),
             ..entry(status)
         });
         if let Some(left_out) = self.admin.quiet.allow(self.now) {

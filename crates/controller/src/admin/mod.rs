@@ -8,6 +8,7 @@ mod features;
 mod identify;
 mod keep_alive;
 mod logs;
+mod management;
 mod notifications;
 mod persistent_events;
 mod queues;
@@ -27,6 +28,7 @@ pub(crate) use events::AsyncEvents;
 pub(crate) use features::Features;
 use keep_alive::KeepAlive;
 pub(crate) use logs::Logs;
+pub(crate) use management::Management;
 use notifications::Notifications;
 use nvme::cmd::{Fuse, Psdt};
 use nvme::{AdminOpcode, Command, Status};
@@ -64,11 +66,13 @@ pub(crate) struct Admin {
     pub telemetry: Telemetry,
     pub self_test: SelfTest,
     pub erasure: Erasure,
+    pub management: Management,
     pub persistent_events: PersistentEvents,
     /// The last controller-level reset, or the power-on.
     pub last_reset: Instant,
-    /// When the keep alive timer, the self-test and what is being erased have to be looked at next:
-    /// one comparison a round for all. See [`Admin::rearm`].
+    /// When the keep alive timer, the self-test, what is being erased and the namespaces that the
+    /// host manages have to be looked at next: one comparison a round for all. See
+    /// [`Admin::rearm`].
     timer: Option<Instant>,
     made: Instant,
     /// Failures are logged at most so often.
@@ -91,6 +95,7 @@ impl Admin {
             telemetry: Telemetry::default(),
             self_test: SelfTest::default(),
             erasure: Erasure::default(),
+            management: Management::default(),
             persistent_events: PersistentEvents::default(),
             last_reset: Instant::now(),
             timer: None,
@@ -111,12 +116,17 @@ impl Admin {
         self.cache_flushes.clear();
         self.self_test.reset(self.logs.power_on_hours());
         self.persistent_events.reset();
+        self.management.reset();
         self.rearm();
     }
 
-    /// The keep alive timer was set, or a self-test has begun or ended, or erasing has.
+    /// The keep alive timer was set, or a self-test has begun or ended, or erasing has, or managing
+    /// namespaces.
     pub fn rearm(&mut self) {
-        self.timer = match self.self_test.is_running() || self.erasure.is_running() {
+        let busy = self.self_test.is_running()
+            || self.erasure.is_running()
+            || self.management.is_running();
+        self.timer = match busy {
             // In each round.
             true => Some(self.made),
             false => self.keep_alive.deadline(),
@@ -154,7 +164,7 @@ impl RateLimit {
 }
 
 impl Controller {
-    /// Looks at the timers that are due: keep alive, self-test, what is being erased.
+    /// Looks at the timers that are due: keep alive, self-test, what is being erased or managed.
     #[inline]
     pub(crate) fn check_timers(&mut self, budget: &mut Budget) -> bool {
         self.admin.timer.is_some_and(|at| self.now >= at) && self.timers(budget)
@@ -165,6 +175,7 @@ impl Controller {
         let mut worked = self.check_keep_alive();
         worked |= self.go_on_testing(budget);
         worked |= self.go_on_erasing(budget);
+        worked |= self.go_on_managing();
         self.admin.rearm();
         worked
     }

@@ -5,15 +5,16 @@
 
 use super::{INVALID_FIELD, erase};
 use crate::controller::Controller;
+use crate::pool::PooledNamespace;
 use crate::survival::state::{PersistentEventState, SavedEvent};
 use nvme::Status;
 use nvme::cmd::admin::GetLogPage;
-use nvme::identify::{Ascii, Fna, Nqn};
+use nvme::identify::{Ascii, Fna, Nmic, Nqn};
 use nvme::log::{
-    FormatCompletion, FormatStart, HardwareError, HardwareErrorCode, Lid, PersistentEvent,
-    PersistentEventAction as Action, PersistentEventHeader, PersistentEventType as Type,
-    PowerOnOrReset, ReportingContext, SanitizeCompletion, SanitizeStart, SanitizeStatus,
-    TimestampChange,
+    ChangeNamespace, FormatCompletion, FormatStart, HardwareError, HardwareErrorCode, Lid,
+    PersistentEvent, PersistentEventAction as Action, PersistentEventHeader,
+    PersistentEventType as Type, PowerOnOrReset, ReportingContext, SanitizeCompletion,
+    SanitizeStart, SanitizeStatus, TimestampChange,
 };
 use std::collections::VecDeque;
 use std::iter::once;
@@ -22,11 +23,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// Events that are kept: a host that resets the controller without end has the oldest forgotten.
 const EVENTS: usize = 64;
 /// Types of events that there can be, and revisions of them.
-const TYPES: [(Type, u8); 8] = [
+const TYPES: [(Type, u8); 9] = [
     (Type::SMART, 1),
     (Type::TIMESTAMP_CHANGE, 1),
     (Type::POWER_ON_OR_RESET, 1),
     (Type::HARDWARE_ERROR, 1),
+    (Type::CHANGE_NAMESPACE, 1),
     (Type::FORMAT_START, 1),
     (Type::FORMAT_COMPLETION, 1),
     (Type::SANITIZE_START, 1),
@@ -120,6 +122,19 @@ impl Controller {
             ..Default::default()
         };
         self.record_event(Type::HARDWARE_ERROR, &data);
+    }
+
+    /// A namespace was created or deleted, by this dword 10.
+    pub(super) fn record_namespace_change(&mut self, cdw10: u32, namespace: &PooledNamespace) {
+        let data = ChangeNamespace {
+            cdw10: cdw10.into(),
+            nsze: namespace.blocks.into(),
+            ncap: namespace.blocks.into(),
+            nmic: Nmic::new().with_shrns(namespace.shared),
+            nsid: namespace.nsid.into(),
+            ..Default::default()
+        };
+        self.record_event(Type::CHANGE_NAMESPACE, &data);
     }
 
     pub(super) fn record_format_start(&mut self, nsid: u32, cdw10: u32) {
@@ -259,7 +274,11 @@ impl Controller {
             rci: ReportingContext::new().with_rcpit(1),
             ..Default::default()
         };
-        TYPES.iter().for_each(|(ty, _)| header.support(*ty));
+        let can_be = |ty: &Type| *ty != Type::CHANGE_NAMESPACE || config.pool.is_some();
+        let types = TYPES.iter().map(|(ty, _)| ty);
+        types
+            .filter(|ty| can_be(ty))
+            .for_each(|ty| header.support(*ty));
         let mut page = header.as_bytes().to_vec();
         page.extend_from_slice(&events);
         page

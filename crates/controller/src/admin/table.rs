@@ -24,6 +24,9 @@ use nvme::{AdminOpcode as Op, Command};
 /// Effects of a command that changes nothing which the host has to know of beforehand.
 const NOTHING: CommandEffects = CommandEffects::new();
 
+/// Effects of a command by which namespaces come and go.
+const INVENTORY: CommandEffects = CommandEffects::new().with_nic(true);
+
 /// Effects of a command that erases namespaces.
 const ERASES: CommandEffects = CommandEffects::new().with_lbcc(true);
 
@@ -45,8 +48,13 @@ static COMMANDS: &[AdminCommand] = &[
         Controller::async_event_request,
         NOTHING,
     ),
+    AdminCommand::new(Op::NAMESPACE_MANAGEMENT, Controller::manage, INVENTORY)
+        .oacs(Oacs::new().with_nms(true))
+        .offered_if(|config| config.pool.is_some()),
     AdminCommand::new(Op::DEVICE_SELF_TEST, Controller::device_self_test, NOTHING)
         .oacs(Oacs::new().with_dsts(true)),
+    AdminCommand::new(Op::NAMESPACE_ATTACHMENT, Controller::manage, INVENTORY)
+        .offered_if(|config| config.pool.is_some()),
     AdminCommand::new(Op::KEEP_ALIVE, Controller::keep_alive_command, NOTHING),
     AdminCommand::new(
         Op::DOORBELL_BUFFER_CONFIG,
@@ -60,7 +68,7 @@ static COMMANDS: &[AdminCommand] = &[
         .oacs(Oacs::new().with_fnvms(true))
         .offered_if(ControllerConfig::erases),
     AdminCommand::new(Op::SANITIZE, Controller::sanitize, ERASES)
-        .offered_if(ControllerConfig::erases),
+        .offered_if(ControllerConfig::sanitizes),
     #[cfg(test)]
     super::toy::COMMAND,
 ];

@@ -101,6 +101,13 @@ impl Controller {
         Ok(())
     }
 
+    /// There is a namespace of this ID, or one is being attached.
+    pub(crate) fn has_or_awaits(&self, nsid: u32) -> bool {
+        let attaching = self.attaching.as_ref();
+        self.engine.namespace_index(nsid).is_ok()
+            || attaching.is_some_and(|attaching| attaching.namespace.config.nsid == nsid)
+    }
+
     /// A place that no engine uses, or the one behind the last.
     fn vacant_index(&self) -> usize {
         let used = self.engine.namespaces.len();
@@ -174,13 +181,15 @@ impl Controller {
         self.engine.active().map(|ns| &ns.config)
     }
 
-    /// Goes on with what [`Controller::attach`] and [`Controller::detach`] began. To be called now
-    /// and then; `io` is the worker's.
+    /// Goes on with what [`Controller::attach`] and [`Controller::detach`] began, and with the
+    /// host's own commands. To be called now and then, and where there is a pool, when the worker
+    /// was woken for messages; `io` is the worker's.
     pub fn tidy(&mut self, io: &Io) {
         if self.attaching.is_some() {
             self.finish_attaching();
             self.settle();
         }
+        self.show_pooled(io);
         if self.engine.detached() > 0 {
             self.engine.tidy(io);
             if self.engine.detached() == 0 {

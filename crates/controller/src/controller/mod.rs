@@ -174,6 +174,12 @@ impl Controller {
         let survival = state.clone().map(Survival::new).transpose()?;
         let mut seen = BTreeSet::new();
         let mut opened = Vec::new();
+        let mut namespaces = namespaces;
+        if let Some(pool) = &config.pool {
+            let pooled = pool.namespaces().into_iter();
+            let attached = pooled.filter(|ns| ns.attached.contains(&config.cntlid));
+            namespaces.extend(attached.filter_map(|ns| ns.config()));
+        }
         let configured = namespaces.clone();
         let stats = Arc::new(ControllerStats::new(config.io_queues, config.workers));
         let own = stats.shares.first().cloned().unwrap_or_default();
@@ -546,6 +552,7 @@ impl Controller {
             self.draining_deadline(),
             self.self_test_deadline(),
             self.erase_deadline(),
+            self.management_deadline(),
         ];
         deadlines.into_iter().flatten().min()
     }

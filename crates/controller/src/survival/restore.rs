@@ -2,16 +2,15 @@
 
 use super::state::{AdminQueue, ControlState, Ending, Identity, STATE_OLDEST_READ};
 use super::{Kept, RestoreError, STATE_VERSION};
-use crate::admin::{AsyncEvents, Erasure, Features, Logs, SelfTest, Telemetry};
+use crate::admin::{AsyncEvents, Erasure, Features, Logs, Management, SelfTest, Telemetry};
 use crate::config::{ControllerConfig, NamespaceConfig};
 use crate::controller::{Controller, DoorbellPage};
 use crate::engine::{MemoryChange, Order, Recovery, SavedCq, SavedSq};
 use dma::Prot;
-use nvme::{Command, Status};
+use nvme::Status;
 use state_memory::StateMemory;
 use std::num::NonZeroU32;
 use volume::Io;
-use zerocopy::FromBytes;
 
 impl ControlState {
     fn read(state: &StateMemory) -> Result<Self, RestoreError> {
@@ -277,6 +276,12 @@ impl Controller {
         };
         self.engine.restore_admin_posted(posted);
         self.endings.extend(posting);
+        if let Some(saved) = &commands.management {
+            let contradiction =
+                RestoreError::Contradiction("namespaces were managed in no known way");
+            self.admin.management = Management::restore(saved).ok_or(contradiction)?;
+            self.admin.rearm();
+        }
         let outstanding = posting.len()
             + self.admin.events.parked()
             + commands.aborts.len()
@@ -284,6 +289,7 @@ impl Controller {
             + commands.cache_flushes.len()
             + commands.configuring.len()
             + usize::from(self.admin.erasure.format().is_some())
+            + self.admin.management.outstanding()
             + commands.held.len();
         // As the engine bounds it, and without a queue there is none.
         let most = saved.admin_queue.as_ref().map_or(0, |_| 4096);
@@ -293,7 +299,7 @@ impl Controller {
         }
         self.engine.restore_admin_outstanding(outstanding as u32);
         for held in &commands.held {
-            if let Ok(command) = Command::read_from_bytes(&held.0) {
+            if let Some(command) = held.command() {
                 self.migration.hold(command);
             }
         }

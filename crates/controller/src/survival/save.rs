@@ -78,7 +78,8 @@ impl Controller {
             deletions: self.admin.deletions.clone(),
             cache_flushes: self.admin.cache_flushes.clone(),
             configuring: self.migration.configuring().collect(),
-            held: self.migration.held().map(held).collect(),
+            held: self.migration.held().map(HeldCommand::new).collect(),
+            management: self.admin.management.save(),
         }
     }
 
@@ -124,9 +125,4 @@ fn sq_place(sq: &SavedSq) -> SqPlace {
         iova: sq.iova,
         size: sq.size,
     }
-}
-
-fn held(command: &nvme::Command) -> HeldCommand {
-    let bytes: &[u8; 64] = zerocopy::transmute_ref!(command);
-    HeldCommand(*bytes)
 }

@@ -6,6 +6,8 @@
 //! it.
 
 use minicbor::{Decode, Encode};
+use nvme::Command;
+use zerocopy::FromBytes;
 
 /// The version of the control state that this crate writes. A change that an older version cannot
 /// pass over needs another one.
@@ -279,12 +281,53 @@ pub(crate) struct AdminCommands {
     /// Commands that have not begun, whole.
     #[n(7)]
     pub held: Vec<HeldCommand>,
+    /// Namespace Management and Namespace Attachment.
+    #[n(8)]
+    pub management: Option<ManagementState>,
 }
 
 /// A submission queue entry.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
 #[cbor(transparent)]
 pub(crate) struct HeldCommand(#[cbor(n(0), with = "minicbor::bytes")] pub [u8; 64]);
+
+impl HeldCommand {
+    pub fn new(command: &Command) -> Self {
+        let bytes: &[u8; 64] = zerocopy::transmute_ref!(command);
+        HeldCommand(*bytes)
+    }
+
+    pub fn command(&self) -> Option<Command> {
+        Command::read_from_bytes(&self.0).ok()
+    }
+}
+
+/// The command at work that manages namespaces, and those that wait for it.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct ManagementState {
+    /// Its CID; `None`: nobody waits for it.
+    #[n(0)]
+    pub cid: Option<u16>,
+    /// 0 nothing, 1 create, 2 delete, 3 attach, 4 detach.
+    #[n(1)]
+    pub task: u8,
+    #[n(2)]
+    pub nsid: u32,
+    /// Of a namespace that is created.
+    #[n(3)]
+    pub blocks: u64,
+    #[n(4)]
+    pub shared: bool,
+    /// Of the namespaces that it is about, in order, 16 bytes each.
+    #[cbor(n(5), with = "minicbor::bytes")]
+    pub nguids: Vec<u8>,
+    /// How it will end.
+    #[n(6)]
+    pub failed: Option<u16>,
+    #[n(7)]
+    pub waiting: Vec<HeldCommand>,
+}
 
 /// Logs and counters that the host can read.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]

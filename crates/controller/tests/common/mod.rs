@@ -374,6 +374,11 @@ impl Host {
         let io = Io::new(IoOptions::default());
         let mut kept = self.keeper();
         let mut namespaces: Vec<NamespaceConfig> = self.c.namespaces().cloned().collect();
+        // What is of a pool comes from there.
+        if let Some(pool) = &self.c.config().pool {
+            let pooled = pool.namespaces();
+            namespaces.retain(|ns| pooled.iter().all(|pooled| pooled.nguid != ns.nguid));
+        }
         if let Some(reload) = &self.reload {
             namespaces.iter_mut().for_each(reload);
         }
@@ -702,6 +707,11 @@ impl Host {
     fn round_once(&mut self) -> bool {
         let Host { c, io, .. } = self;
         let mut worked = io.poll(&mut |completion| c.complete(completion)) > 0;
+        if self.c.config().pool.is_some() {
+            // A process may have begun since.
+            self.now = self.now.max(Instant::now());
+            self.c.tidy(&self.io);
+        }
         worked |= self.c.poll(self.now);
         self.io.flush();
         let mut done = Vec::new();

@@ -23,6 +23,7 @@ use crate::sgl::SglDescriptor;
 
 pub mod admin;
 pub mod io;
+pub mod namespace;
 mod opcode;
 pub mod reservation;
 pub mod zone;

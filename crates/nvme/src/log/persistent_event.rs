@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Lid, SanitizeStatus};
-use crate::identify::{Ascii, Fna, Nqn, Sanicap};
+use crate::identify::{Ascii, Dps, Flbas, Fna, Nmic, Nqn, Sanicap};
 use crate::macros::{open_values, wire_layout, wire_struct, zeroed_default};
 
 open_values! {
@@ -199,6 +199,38 @@ wire_struct! {
         pub code @ 0: U16,
         #[doc(hidden)]
         pub reserved2 @ 2: U16,
+    }
+}
+
+wire_struct! {
+    /// Data of a Change Namespace event, 48 bytes: what Identify Namespace says of it.
+    pub struct ChangeNamespace(48) {
+        /// Dword 10 of the Namespace Management command.
+        pub cdw10 @ 0: U32,
+        #[doc(hidden)]
+        pub reserved4 @ 4: U32,
+        /// Namespace Size.
+        pub nsze @ 8: U64,
+        #[doc(hidden)]
+        pub reserved16 @ 16: U64,
+        /// Namespace Capacity.
+        pub ncap @ 24: U64,
+        /// Formatted LBA Size.
+        pub flbas @ 32: Flbas,
+        /// End-to-end Data Protection Type Settings.
+        pub dps @ 33: Dps,
+        /// Namespace Multi-path I/O and Namespace Sharing Capabilities.
+        pub nmic @ 34: Nmic,
+        #[doc(hidden)]
+        pub reserved35 @ 35: u8,
+        /// ANA Group Identifier.
+        pub anagrpid @ 36: U32,
+        /// NVM Set Identifier.
+        pub nvmsetid @ 40: U16,
+        #[doc(hidden)]
+        pub reserved42 @ 42: U16,
+        /// Namespace ID.
+        pub nsid @ 44: U32,
     }
 }
 

@@ -140,7 +140,10 @@ pub(super) const LISTENING: &[c_long] = &[
     libc::SYS_pidfd_open,
     // Whose the lock file is.
     libc::SYS_geteuid,
-    // A file takes another one's place as a whole.
+];
+
+/// A file takes another one's place as a whole.
+pub(super) const RENAMING: &[c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_rename,
     libc::SYS_renameat,

@@ -129,9 +129,13 @@ fn allowed(needs: &Needs, holds: bool) -> Result<Rules, Error> {
     if needs.vfio {
         ioctls.push(argument(1).has_word(0xff00, VFIO_TYPE << 8)?);
     }
-    let opens = !needs.open_below.is_empty() || !needs.read_below.is_empty();
+    let makes = !needs.open_below.is_empty() || !needs.files_in.is_empty();
+    let opens = makes || !needs.read_below.is_empty();
     if opens || (needs.reopen && holds) {
         rules.extend(plain(lists::OPENING));
+    }
+    if makes {
+        rules.extend(plain(lists::RENAMING));
     }
     if !needs.open_below.is_empty() {
         rules.extend(plain(lists::LISTENING));

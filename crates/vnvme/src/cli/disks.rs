@@ -7,7 +7,7 @@ use crate::spec::{ControllerSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
 use crate::usage::Usage;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use control::api::{Disk, DiskKind, Namespace};
+use control::api::{Disk, DiskKind, Namespace, OfGuest};
 use output::outln;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -83,6 +83,14 @@ fn print(disk: &Disk) -> Result<()> {
                 "  namespace {}: writes within units of {unit} are atomic",
                 namespace.nsid
             );
+        }
+        if let Some(of_guest) = namespace.of_guest {
+            let state = match of_guest {
+                OfGuest::Allocated => "not attached",
+                OfGuest::Attached => "attached",
+            };
+            let nsid = namespace.nsid;
+            outln!("  namespace {nsid}: the guest has made it; {state}");
         }
         if let (Some(group), Some(state)) = (namespace.ana_group, namespace.ana_state) {
             let state = state.name();

@@ -306,7 +306,10 @@ impl Frontend for NvmeFront {
     }
 
     fn drain_messages(&mut self) -> bool {
-        self.device.controller.drain_messages()
+        let worked = self.device.controller.drain_messages();
+        // Namespaces that the guest manages come and go here.
+        self.device.controller.tidy(&self.io);
+        worked
     }
 
     fn housekeeping(&mut self, now: Instant) {

@@ -91,9 +91,19 @@ impl Allow {
                 disk.name()
             )));
         }
+        self.check_pool(disk)?;
         disk.volumes()
             .into_iter()
             .try_for_each(|url| self.check_volume(url))
+    }
+
+    /// Files are made in its folder.
+    fn check_pool(&self, disk: &DiskSpec) -> Result<(), Error> {
+        let DiskSpec::Controller(spec) = disk else {
+            return Ok(());
+        };
+        let pool = spec.pool.as_deref();
+        pool.map_or(Ok(()), |pool| self.check_path(pool))
     }
 
     /// The same, where what these disks have was opened before there was a sandbox.
@@ -112,6 +122,7 @@ impl Allow {
         if same.is_none_or(|same| same.access() != disk.access()) {
             return self.check(disk);
         }
+        self.check_pool(disk)?;
         let is_known = |url: &&str| known.iter().any(|known| known.volumes().contains(url));
         let mut unknown = disk.volumes().into_iter().filter(|url| !is_known(url));
         unknown.try_for_each(|url| self.check_volume(url))

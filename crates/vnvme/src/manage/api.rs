@@ -5,9 +5,11 @@ use super::request::{namespace_of, table_of};
 use super::table::Entry;
 use super::{DiskSpec, Manager, Source, to_file};
 use crate::options::file;
+use crate::pools::Pool;
 use crate::spec::{NamespaceSpec, Specs};
 use control::Error;
-use control::api::{Disk, DiskKind, Namespace, PathChoice, Plan};
+use control::api::{Disk, DiskKind, Namespace, OfGuest, PathChoice, Plan};
+use controller::{NamespacePool, PooledNamespace};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -73,6 +75,14 @@ impl Manager {
             DiskSpec::Ublk(spec) => spec.id.map(|id| format!("/dev/ublkb{id}")),
             _ => None,
         };
+        let configured = namespaces.iter();
+        let configured = configured.map(|spec| describe_namespace(entry, spec));
+        let mut described: Vec<Namespace> = configured.collect();
+        if let Some(pool) = self.crew.opener.pools.of(name) {
+            let pooled = pool.namespaces();
+            described.extend(pooled.iter().map(|ns| describe_pooled(&pool, ns)));
+            described.sort_by_key(|namespace| namespace.nsid);
+        }
         Disk {
             name: name.to_owned(),
             kind: entry.spec.kind(),
@@ -81,10 +91,7 @@ impl Manager {
             attached: running.is_some_and(|running| self.is_attached(running)),
             client_pid: None,
             error: entry.failed.as_ref().map(|failed| failed.why.clone()),
-            namespaces: namespaces
-                .iter()
-                .map(|spec| describe_namespace(entry, spec))
-                .collect(),
+            namespaces: described,
         }
     }
 
@@ -174,6 +181,25 @@ impl Manager {
     }
 }
 
+/// A namespace that the guest has made.
+fn describe_pooled(pool: &Pool, namespace: &PooledNamespace) -> Namespace {
+    Namespace {
+        nsid: namespace.nsid,
+        volume: pool.file(namespace).display().to_string(),
+        bytes: namespace.bytes(),
+        block_size: namespace.block_size,
+        atomic_unit: None,
+        read_only: false,
+        path: None,
+        ana_group: None,
+        ana_state: None,
+        of_guest: Some(match namespace.attached.is_empty() {
+            true => OfGuest::Allocated,
+            false => OfGuest::Attached,
+        }),
+    }
+}
+
 fn describe_namespace(entry: &Entry, spec: &NamespaceSpec) -> Namespace {
     let nsid = spec.nsid.unwrap_or(1);
     let volumes = entry.running.iter().flat_map(|running| &running.volumes);
@@ -197,5 +223,6 @@ fn describe_namespace(entry: &Entry, spec: &NamespaceSpec) -> Namespace {
         }),
         ana_group: is_shared.then(|| spec.ana_group()),
         ana_state: is_shared.then(|| spec.ana_state.unwrap_or_default().into()),
+        of_guest: None,
     }
 }

@@ -45,6 +45,7 @@ impl Manager {
     pub(super) fn admit(&self, spec: &DiskSpec) -> Result<(), Error> {
         if let DiskSpec::Controller(spec) = spec
             && spec.namespaces.is_empty()
+            && spec.pool.is_none()
             && spec.max_namespaces.is_none()
         {
             return Err(Error::invalid(format!(
@@ -224,6 +225,7 @@ impl Manager {
             true => Vec::new(),
             false => keep(&taken.running.volumes),
         };
+        let pool = self.crew.opener.pools.of(&name);
         match taken.running.server {
             Server::Worker { worker, owner } => {
                 let (told, removed) = mpsc::channel();
@@ -257,6 +259,7 @@ impl Manager {
             Server::Ublk(id) => self.crew.disks.remove(id, force)?,
         }
         close_last(volumes);
+        close_last(pool.into_iter().collect());
         self.crew.heap.freed();
         taken.gone();
         tracing::info!(disk = name, "removed");

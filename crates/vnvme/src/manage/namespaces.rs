@@ -10,7 +10,7 @@ use crate::open::Opened;
 use crate::spec::NamespaceSpec;
 use control::Error;
 use control::api::EventKind;
-use controller::{Attach, NamespaceConfig};
+use controller::{Attach, NamespaceConfig, NamespacePool};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,12 @@ impl Manager {
         if taken.spec.is_in_subsystem() {
             return Err(in_subsystem(name));
         }
-        let used = |nsid: u32| disk.namespaces.iter().any(|ns| ns.nsid == Some(nsid));
+        let pool = self.crew.opener.pools.of(name);
+        let pooled = pool.map_or_else(Vec::new, |pool| pool.namespaces());
+        let used = |nsid: u32| {
+            disk.namespaces.iter().any(|ns| ns.nsid == Some(nsid))
+                || pooled.iter().any(|ns| ns.nsid == nsid)
+        };
         let free = (1..=u32::MAX).find(|nsid| !used(*nsid));
         let nsid = spec.nsid.or(free).unwrap_or(1);
         if used(nsid) {
@@ -112,6 +117,13 @@ impl Manager {
         let taken = self.crew.table.take(name, "being changed")?;
         if taken.spec.is_in_subsystem() {
             return Err(in_subsystem(name));
+        }
+        let pool = self.crew.opener.pools.of(name);
+        let mut pooled = pool.iter().flat_map(|pool| pool.namespaces());
+        if pooled.any(|ns| ns.nsid == nsid) {
+            return Err(Error::conflict(format!(
+                "\"{name}\": its guest has made namespace {nsid}, and detaches it: nvme detach-ns"
+            )));
         }
         let what = format!("detaching namespace {nsid} of \"{name}\"");
         let manager = self.clone();

@@ -110,7 +110,7 @@ mod tests {
             "line 3, column 1",
             "unknown field `serail`, did you mean `serial`? expected one of `name`, `socket`, \
              `socket-owner`",
-            "`mdts`, `max-namespaces`, `namespace`",
+            "`mdts`, `max-namespaces`, `pool`, `pool-capacity`, `pool-block-size`, `namespace`",
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }

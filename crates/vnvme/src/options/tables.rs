@@ -341,7 +341,30 @@ impl Spec for ControllerSpec {
             |c| &mut c.max_namespaces,
         )
         .range(1, 1024)
-        .or("the largest that is configured; 16 at least under vnvme daemon"),
+        .or("the largest that is configured; 16 at least under vnvme daemon, and with pool"),
+        Row::<Self>::new(
+            "pool",
+            "PATH",
+            "folder in which the guest makes namespaces of its own, each a file (nvme create-ns, \
+             attach-ns, detach-ns, delete-ns); it has to be there, and no other disk has it",
+            |c| &mut c.pool,
+        )
+        .or("none"),
+        Row::<Self>::new(
+            "pool-capacity",
+            "SIZE",
+            "what these namespaces may have together (UNVMCAP is what is left); the files are \
+             sparse",
+            |c| &mut c.pool_capacity,
+        )
+        .or("required with pool"),
+        Row::<Self>::new(
+            "pool-block-size",
+            "512|4096",
+            "logical block size in bytes of namespaces that the guest makes from now on",
+            |c| &mut c.pool_block_size,
+        )
+        .or("512"),
     ];
     const NESTED: &'static [(&'static str, bool)] = &[("namespace", true)];
     const OF_PROCESS: &'static [&'static str] = &["spread"];

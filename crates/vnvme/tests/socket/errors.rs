@@ -342,7 +342,8 @@ const MISTAKES: &[Mistake] = &[
         "unknown field `io_queues`, did you mean `io-queues`? expected one of `name`, `socket`, \
          `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, \
          `write-cache`, `model`, `cloud`, `serial`, `firmware`, `subnqn`, `subsystem`, `cntlid`, \
-         `host-id`, `io-queues`, `queue-entries`, `mdts`, `max-namespaces`, `namespace`",
+         `host-id`, `io-queues`, `queue-entries`, `mdts`, `max-namespaces`, `pool`, \
+         `pool-capacity`, `pool-block-size`, `namespace`",
     ),
     Mistake(
         "-c c.toml",

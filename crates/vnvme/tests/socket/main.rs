@@ -32,6 +32,7 @@ mod notify;
 mod nvme_tcp;
 mod options;
 mod pinned;
+mod pool;
 mod quotas;
 mod reload;
 mod sandbox;

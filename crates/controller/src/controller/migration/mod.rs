@@ -192,6 +192,7 @@ impl Controller {
     /// any [`Controller::remote_engine`].
     pub fn set_worker(&mut self, worker: u16, waker: Waker) {
         self.wake_for_others(waker.clone());
+        self.admin.management.set_waker(waker.clone());
         self.migration.own_worker = Some((worker, waker));
         for queue in &self.engine.stats.queues {
             queue.worker.set(worker.into());
@@ -276,6 +277,8 @@ impl Controller {
         // One that did not know of a receiver yet has left an interrupt pending; now it knows.
         self.engine.irqs.deliver_pending();
         let (mut worked, mut more) = (self.take_inbox(), false);
+        // The pool may have answered.
+        worked |= self.admin.management.is_running();
         for at in 0..self.migration.links.len() {
             let mut count = 0;
             while count < REPORTS_PER_DRAIN

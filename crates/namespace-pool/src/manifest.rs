@@ -1,0 +1,284 @@
+//! The manifest: which namespaces there are, as text that an administrator can read.
+
+use crate::New;
+use crate::error::PoolError;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::Path;
+
+/// The name of the manifest's file.
+pub const MANIFEST: &str = "pool.toml";
+
+/// The version of the form that is written, and the newest that is read.
+const VERSION: u32 = 1;
+/// Namespaces at most, and the largest NSID.
+const MOST: u32 = 1024;
+/// Controllers that a namespace may be attached to: all that a subsystem can have.
+const CONTROLLERS: usize = 65_520;
+
+const HEAD: &str = "# The namespaces of a pool; vnvme writes this file itself.\n";
+
+/// A Namespace Globally Unique Identifier, which also names the namespace's file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nguid(pub [u8; 16]);
+
+impl Nguid {
+    /// One that no namespace has had: a random UUID (RFC 9562, version 4).
+    ///
+    /// # Errors
+    /// The system has no random bytes.
+    pub fn random() -> Result<Self, getrandom::Error> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id)?;
+        id[6] = id[6] & 0x0f | 0x40;
+        id[8] = id[8] & 0x3f | 0x80;
+        Ok(Self(id))
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let digits = text.as_bytes();
+        let hex = |digit: u8| match digit {
+            b'0'..=b'9' => Some(digit - b'0'),
+            b'a'..=b'f' => Some(digit - b'a' + 10),
+            _ => None,
+        };
+        let mut id = [0; 16];
+        let (pairs, rest) = digits.as_chunks::<2>();
+        if pairs.len() != id.len() || !rest.is_empty() {
+            return None;
+        }
+        for (byte, [high, low]) in id.iter_mut().zip(pairs) {
+            *byte = hex(*high)? << 4 | hex(*low)?;
+        }
+        Some(Self(id))
+    }
+}
+
+impl fmt::Display for Nguid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Nguid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nguid({self})")
+    }
+}
+
+impl Serialize for Nguid {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Nguid {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let wanted =
+            || de::Error::custom(format!("\"{text}\": 32 hexadecimal digits are expected"));
+        Self::parse(&text).ok_or_else(wanted)
+    }
+}
+
+/// A namespace of the pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Entry {
+    nsid: u32,
+    nguid: Nguid,
+    blocks: u64,
+    block_size: u32,
+    shared: bool,
+    attached: BTreeSet<u16>,
+}
+
+impl Entry {
+    pub(crate) fn new(new: &New) -> Self {
+        Self {
+            nsid: new.nsid,
+            nguid: new.nguid,
+            blocks: new.blocks,
+            block_size: new.block_size,
+            shared: new.shared,
+            attached: BTreeSet::new(),
+        }
+    }
+
+    /// Namespace ID.
+    pub fn nsid(&self) -> u32 {
+        self.nsid
+    }
+
+    /// Its name, for good.
+    pub fn nguid(&self) -> Nguid {
+        self.nguid
+    }
+
+    /// Size in logical blocks.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Logical block size in bytes.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.blocks.saturating_mul(self.block_size.into())
+    }
+
+    /// Several controllers may have it.
+    pub fn shared(&self) -> bool {
+        self.shared
+    }
+
+    /// IDs of the controllers that have it.
+    pub fn attached(&self) -> &BTreeSet<u16> {
+        &self.attached
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Manifest {
+    version: u32,
+    /// Files that nobody has, if they are there.
+    #[serde(default)]
+    pending: BTreeSet<Nguid>,
+    #[serde(default, rename = "namespace")]
+    namespaces: Vec<Entry>,
+}
+
+impl Default for Manifest {
+    fn default() -> Self {
+        Self {
+            version: VERSION,
+            pending: BTreeSet::new(),
+            namespaces: Vec::new(),
+        }
+    }
+}
+
+/// What tells of the version, whatever else a newer program writes.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+impl Manifest {
+    pub fn parse(path: &Path, text: &str) -> Result<Self, PoolError> {
+        let wrong = |error: toml::de::Error| PoolError::Manifest {
+            path: path.into(),
+            why: error.message().to_owned(),
+        };
+        let Versioned { version } = toml::from_str(text).map_err(wrong)?;
+        if version > VERSION {
+            let path = path.into();
+            return Err(PoolError::TooNew { path, version });
+        }
+        let manifest: Self = toml::from_str(text).map_err(wrong)?;
+        manifest.check(path)?;
+        Ok(manifest)
+    }
+
+    /// As text. `None`: it has a form that cannot be written, which is a defect of this program.
+    pub fn text(&self) -> Option<String> {
+        let text = toml::to_string(self).ok()?;
+        Some(format!("{HEAD}{text}"))
+    }
+
+    /// Nothing in it contradicts the rest.
+    pub fn check(&self, path: &Path) -> Result<(), PoolError> {
+        let wrong = |why: String| PoolError::Manifest {
+            path: path.into(),
+            why,
+        };
+        if self.version != VERSION {
+            return Err(wrong(format!("there is no version {}", self.version)));
+        }
+        let (mut nsids, mut nguids) = (BTreeSet::new(), self.pending.clone());
+        for entry in &self.namespaces {
+            let Entry { nsid, nguid, .. } = entry;
+            if !(1..=MOST).contains(nsid) {
+                return Err(wrong(format!("namespace {nsid}: 1 to {MOST} are allowed")));
+            }
+            if !nsids.insert(*nsid) {
+                return Err(wrong(format!("there are two namespaces {nsid}")));
+            }
+            if !nguids.insert(*nguid) {
+                return Err(wrong(format!("{nguid} is there twice")));
+            }
+            let bytes = entry.blocks.checked_mul(entry.block_size.into());
+            let whole = matches!(entry.block_size, 512 | 4096) && entry.blocks > 0;
+            if !whole || bytes.is_none_or(|bytes| bytes > i64::MAX as u64) {
+                return Err(wrong(format!(
+                    "namespace {nsid} has a size that there cannot be"
+                )));
+            }
+            if entry.attached.len() > CONTROLLERS {
+                return Err(wrong(format!("namespace {nsid} has too many controllers")));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn namespaces(&self) -> &[Entry] {
+        &self.namespaces
+    }
+
+    pub fn pending(&self) -> &BTreeSet<Nguid> {
+        &self.pending
+    }
+
+    pub fn find(&self, nguid: Nguid) -> Option<&Entry> {
+        self.namespaces.iter().find(|entry| entry.nguid == nguid)
+    }
+
+    // ---- what comes next
+
+    pub fn with_pending(&self, nguid: Nguid) -> Self {
+        let mut next = self.clone();
+        next.pending.insert(nguid);
+        next
+    }
+
+    pub fn without_pending(&self) -> Self {
+        let pending = BTreeSet::new();
+        Self {
+            pending,
+            ..self.clone()
+        }
+    }
+
+    pub fn with(&self, entry: Entry) -> Self {
+        let mut next = self.clone();
+        next.pending.remove(&entry.nguid);
+        next.namespaces.push(entry);
+        next.namespaces.sort_by_key(|entry| entry.nsid);
+        next
+    }
+
+    pub fn without(&self, nguid: Nguid) -> Self {
+        let mut next = self.with_pending(nguid);
+        next.namespaces.retain(|entry| entry.nguid != nguid);
+        next
+    }
+
+    pub fn with_attached(&self, nguid: Nguid, cntlid: u16, attached: bool) -> Self {
+        let mut next = self.clone();
+        for entry in &mut next.namespaces {
+            if entry.nguid == nguid {
+                match attached {
+                    true => entry.attached.insert(cntlid),
+                    false => entry.attached.remove(&cntlid),
+                };
+            }
+        }
+        next
+    }
+}

@@ -1,0 +1,161 @@
+//! Namespace Management and Namespace Attachment: NVMe Base 2.1, 5.1.20 and 5.1.21.
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::admin::Csi;
+use crate::identify::{Dps, Flbas, Nmic};
+use crate::macros::{open_values, wire_layout, zeroed_default};
+
+open_values! {
+    /// Select, of Namespace Management (4 bits).
+    pub ManagementSelect: u8 {
+        CREATE = 0, "Create";
+        DELETE = 1, "Delete";
+    }
+}
+
+open_values! {
+    /// Select, of Namespace Attachment (4 bits).
+    pub AttachmentSelect: u8 {
+        ATTACH = 0, "Controller Attach";
+        DETACH = 1, "Controller Detach";
+    }
+}
+
+/// Dword 10 of Namespace Management.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct ManagementCdw10 {
+    /// What is to be done.
+    #[bits(4)]
+    pub sel: ManagementSelect,
+    #[bits(28)]
+    __: u32,
+}
+
+/// Dword 11 of Namespace Management.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct ManagementCdw11 {
+    #[bits(24)]
+    __: u32,
+    /// The command set of a namespace that is created.
+    #[bits(8)]
+    pub csi: Csi,
+}
+
+/// Dword 10 of Namespace Attachment.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct AttachmentCdw10 {
+    /// What is to be done.
+    #[bits(4)]
+    pub sel: AttachmentSelect,
+    #[bits(28)]
+    __: u32,
+}
+
+/// What a host says of a namespace that is to be created, 4096 bytes: fields of Identify Namespace,
+/// where that has them, and those of the NVM command set ("NVM Command Set 1.1", 4.1.6).
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct NewNamespace {
+    /// Namespace Size, in logical blocks.
+    pub nsze: U64,
+    /// Namespace Capacity, in logical blocks.
+    pub ncap: U64,
+    #[doc(hidden)]
+    pub reserved16: [u8; 10],
+    /// Formatted LBA Size.
+    pub flbas: Flbas,
+    #[doc(hidden)]
+    pub reserved27: [u8; 2],
+    /// End-to-end Data Protection Type Settings.
+    pub dps: Dps,
+    /// Namespace Multi-path I/O and Namespace Sharing Capabilities.
+    pub nmic: Nmic,
+    #[doc(hidden)]
+    pub reserved31: [u8; 61],
+    /// ANA Group Identifier, 0 for the controller's choice.
+    pub anagrpid: U32,
+    #[doc(hidden)]
+    pub reserved96: [u8; 4],
+    /// NVM Set Identifier, 0 for the controller's choice.
+    pub nvmsetid: U16,
+    /// Endurance Group Identifier, 0 for the controller's choice.
+    pub endgid: U16,
+    #[doc(hidden)]
+    pub reserved104: [u8; 280],
+    /// Logical Block Storage Tag Mask.
+    pub lbstm: U64,
+    /// Number of Placement Handles.
+    pub nphndls: U16,
+    #[doc(hidden)]
+    pub reserved394: [u8; 118],
+    /// Placement Handle Associated RUH.
+    pub phndl: [U16; 128],
+    #[doc(hidden)]
+    pub reserved768: [u8; 256],
+    /// Vendor specific.
+    pub vs: [u8; 3072],
+}
+
+wire_layout!(
+    NewNamespace, 4096, nsze @ 0, ncap @ 8, flbas @ 26, dps @ 29, nmic @ 30, anagrpid @ 92, nvmsetid @ 100,
+    endgid @ 102, lbstm @ 384, nphndls @ 392, phndl @ 512, vs @ 1024,
+);
+zeroed_default!(NewNamespace);
+
+impl NewNamespace {
+    /// Bytes that the standard reserves are zeroes.
+    pub fn reserved_is_zero(&self) -> bool {
+        let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        zero(&self.reserved16)
+            && zero(&self.reserved27)
+            && zero(&self.reserved31)
+            && zero(&self.reserved96)
+            && zero(&self.reserved104)
+            && zero(&self.reserved394)
+            && zero(&self.reserved768)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dwords() {
+        let delete = ManagementCdw10::from_bits(0x1);
+        assert_eq!(delete.sel(), ManagementSelect::DELETE);
+        assert_eq!(ManagementCdw11::from_bits(0x0200_0000).csi(), Csi::ZONED);
+        let detach = AttachmentCdw10::from_bits(0x1);
+        assert_eq!(detach.sel(), AttachmentSelect::DETACH);
+    }
+
+    #[test]
+    fn fields_are_those_of_identify_namespace() {
+        let mut new = NewNamespace {
+            nsze: 0x0102.into(),
+            ncap: 0x0304.into(),
+            nmic: Nmic::new().with_shrns(true),
+            ..Default::default()
+        };
+        let page = new.as_bytes();
+        assert_eq!((page[0], page[8], page[30]), (2, 4, 1));
+        assert!(new.reserved_is_zero());
+        for at in [16, 25, 27, 31, 91, 96, 104, 383, 394, 768, 1023] {
+            let mut bytes = new.as_bytes().to_vec();
+            bytes[at] = 1;
+            assert!(
+                !NewNamespace::read_from_bytes(&bytes)
+                    .unwrap()
+                    .reserved_is_zero()
+            );
+        }
+        new.vs = [7; 3072];
+        assert!(new.reserved_is_zero());
+    }
+}
