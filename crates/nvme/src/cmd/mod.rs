@@ -24,6 +24,7 @@ use crate::sgl::SglDescriptor;
 pub mod admin;
 pub mod io;
 mod opcode;
+pub mod placement;
 pub mod reservation;
 pub mod zone;
 
