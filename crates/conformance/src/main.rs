@@ -85,6 +85,7 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
     let mut good = true;
     for (target, name) in [
         (served.alone(), "a disk of its own"),
+        (served.placed(), "a disk with placement handles"),
         (served.shared(), "two disks of one subsystem"),
     ] {
         good &= all(arguments, &target, name)?;

@@ -47,6 +47,7 @@ mod options;
 mod origin;
 mod parts;
 mod peers;
+mod placement;
 mod prepare;
 #[cfg(test)]
 mod readme;
@@ -62,6 +63,7 @@ mod sizes;
 mod spec;
 mod stderr;
 mod subsystems;
+mod table_file;
 mod tcp;
 mod top;
 mod ublk;

@@ -1,4 +1,5 @@
-//! The conformance cases against this program: a disk of its own, and two of one subsystem.
+//! The conformance cases against this program: a disk of its own, one with placement handles, and
+//! two of one subsystem.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by a panic.
 
 use conformance::CASES;
@@ -22,7 +23,11 @@ fn run(target: &Target) -> (Vec<String>, usize) {
 fn every_case_that_applies_passes() {
     let mut program = served::start(Path::new(env!("CARGO_BIN_EXE_vnvme"))).unwrap();
     let cases: usize = CASES.iter().map(|cases| cases.len()).sum();
-    for (target, least) in [(program.alone(), 240), (program.shared(), 270)] {
+    for (target, least) in [
+        (program.alone(), 240),
+        (program.placed(), 253),
+        (program.shared(), 270),
+    ] {
         let (failed, passed) = run(&target);
         assert!(failed.is_empty(), "{}", failed.join("\n"));
         // What does not apply is no success: most of them must.

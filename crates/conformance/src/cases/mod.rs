@@ -12,6 +12,7 @@ mod logs;
 mod offered;
 mod pairs;
 mod pci;
+mod placement;
 mod pointers;
 mod queues;
 mod registers;
@@ -37,6 +38,7 @@ pub const CASES: &[&[Case]] = &[
     io::CASES,
     io_more::CASES,
     atomic::CASES,
+    placement::CASES,
     pointers::CASES,
     rings::CASES,
     interrupts::CASES,
