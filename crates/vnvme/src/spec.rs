@@ -715,7 +715,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 19);
+        assert_eq!(count, 22);
     }
 
     #[test]

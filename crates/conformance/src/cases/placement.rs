@@ -45,6 +45,15 @@ const PLACEMENT: u32 = 2;
 const NOT_FULL: u8 = 0;
 const INVALID_ID: u8 = 3;
 
+/// Fails unless two things are the same; says both.
+fn alike<T: PartialEq + std::fmt::Debug>(got: T, expected: T, what: &str) -> Check {
+    require!(
+        got == expected,
+        "{what}: expected {expected:x?}, got {got:x?}"
+    );
+    Ok(())
+}
+
 /// A namespace with handles, and its Endurance Group.
 fn placed(host: &mut Host) -> Check<(Namespace, u16)> {
     let offered = host.controller()?.ctratt() >> 19 & 1 != 0;
@@ -64,7 +73,9 @@ fn placed(host: &mut Host) -> Check<(Namespace, u16)> {
 /// A log page of a group.
 fn group_log(host: &mut Host, lid: u8, group: u16, bytes: u64, lsp: u32) -> Check<Vec<u8>> {
     let (entry, page) = get_group_log(host, lid, group, bytes, lsp)?;
-    entry.succeeds(&format!("Get Log Page {lid:02x}h of Endurance Group {group}"))?;
+    entry.succeeds(&format!(
+        "Get Log Page {lid:02x}h of Endurance Group {group}"
+    ))?;
     Ok(page)
 }
 
@@ -108,7 +119,11 @@ fn handles(host: &mut Host, ns: &Namespace) -> Check<Vec<Handle>> {
     require!(count > 0, "there is no handle");
     let one = |number: usize| {
         let at = 16 + number * 32;
-        (u16_at(&data, at), u16_at(&data, at + 2), u64_at(&data, at + 8))
+        (
+            u16_at(&data, at),
+            u16_at(&data, at + 2),
+            u64_at(&data, at + 8),
+        )
     };
     Ok((0..count).map(one).collect())
 }
@@ -121,7 +136,8 @@ fn write_by(host: &mut Host, ns: &Namespace, blocks: u64, placement: Option<u16>
         let cdw12 = command.cdw12.get() | PLACEMENT << 20;
         command = command.dw(12, cdw12).dw(13, u32::from(id) << 16);
     }
-    host.io(command)?.succeeds("Write by a Placement Identifier")
+    host.io(command)?
+        .succeeds("Write by a Placement Identifier")
 }
 
 fn update(host: &mut Host, ns: &Namespace, ids: &[u16]) -> Check<nvme::Completion> {
@@ -155,8 +171,7 @@ fn events(host: &mut Host, group: u16) -> Check<Vec<(u8, u16)>> {
 
 /// Enables events of placement handle 0, or disables them.
 fn set_events(host: &mut Host, ns: &Namespace, types: &[u8], on: bool) -> Check {
-    set_events_of(host, ns, 0, types, on)?
-        .succeeds("Set Features, FDP Events")
+    set_events_of(host, ns, 0, types, on)?.succeeds("Set Features, FDP Events")
 }
 
 fn set_events_of(
@@ -255,7 +270,11 @@ fn directive_placement(host: &mut Host) -> Check {
     enable(host, &ns, true)?;
     written?;
     let of = |handles: &[Handle]| handles.iter().find(|h| h.0 == id).map(|h| h.2);
-    same!(of(&after?), of(&before), "RUAMW of a handle that was not used");
+    alike(
+        of(&after?),
+        of(&before),
+        "RUAMW of a handle that was not used",
+    )?;
     Ok(())
 }
 
@@ -265,8 +284,13 @@ fn groups(host: &mut Host, from: u32) -> Check<Vec<u16>> {
     let (entry, page) = host.identify_raw(0x19, 0, from)?;
     entry.succeeds("Identify, Endurance Group List")?;
     let count = usize::from(u16_at(&page, 0));
-    require!(count <= 2047, "{count} groups are in a list with room for 2047");
-    Ok((1..=count).map(|number| u16_at(&page, 2 * number)).collect())
+    require!(
+        count <= 2047,
+        "{count} groups are in a list with room for 2047"
+    );
+    Ok((1..=count)
+        .map(|number| u16_at(&page, 2 * number))
+        .collect())
 }
 
 fn endurance_groups(host: &mut Host) -> Check {
@@ -279,12 +303,19 @@ fn endurance_groups(host: &mut Host) -> Check {
     require!(within, "groups {all:?}, and ENDGIDMAX is {most}");
     for group in &all {
         let rest: Vec<u16> = all.iter().copied().filter(|g| g >= group).collect();
-        same!(groups(host, u32::from(*group))?, rest, "the list from a group on");
+        alike(
+            groups(host, u32::from(*group))?,
+            rest,
+            "the list from a group on",
+        )?;
     }
     for nsid in host.nsids()? {
         let group = u16_at(&host.identify(0, nsid)?, 102);
         let listed = group == 0 || all.contains(&group);
-        require!(listed, "namespace {nsid} is in group {group}, which is not listed");
+        require!(
+            listed,
+            "namespace {nsid} is in group {group}, which is not listed"
+        );
     }
     Ok(())
 }
@@ -310,9 +341,15 @@ fn fdp_configurations(host: &mut Host) -> Check {
     let (mut at, mut valid) = (16, false);
     for number in 0..=count {
         let len = usize::from(u16_at(&page, at));
-        require!(len >= 64 && len % 8 == 0, "descriptor {number} has {len} bytes");
+        require!(
+            len >= 64 && len % 8 == 0,
+            "descriptor {number} has {len} bytes"
+        );
         let (groups, handles) = (u32_at(&page, at + 4), u16_at(&page, at + 8));
-        require!(groups > 0 && handles > 0, "descriptor {number} has no handle");
+        require!(
+            groups > 0 && handles > 0,
+            "descriptor {number} has no handle"
+        );
         require!(u64_at(&page, at + 16) > 0, "its units have no bytes");
         for handle in 0..usize::from(handles) {
             let kind = u8_at(&page, at + 64 + 4 * handle);
@@ -322,7 +359,7 @@ fn fdp_configurations(host: &mut Host) -> Check {
         at += len;
     }
     require!(valid, "no configuration is valid");
-    same!(at, size, "bytes of the log page");
+    alike(at, size, "bytes of the log page")?;
     Ok(())
 }
 
@@ -340,7 +377,10 @@ fn fdp_usage(host: &mut Host) -> Check {
     let mut used = 0;
     for handle in 0..usize::from(configured).min(500) {
         let attributes = u8_at(&page, 8 + 8 * handle);
-        require!(attributes <= 2, "handle {handle} has attributes {attributes}");
+        require!(
+            attributes <= 2,
+            "handle {handle} has attributes {attributes}"
+        );
         used += usize::from(attributes != 0);
     }
     require!(used > 0, "no namespace uses a handle");
@@ -365,12 +405,13 @@ fn fdp_status(host: &mut Host) -> Check {
     let mut ids: Vec<u16> = known.iter().map(|(id, ..)| *id).collect();
     ids.sort_unstable();
     ids.dedup();
-    same!(ids.len(), known.len(), "different Placement Identifiers");
+    alike(ids.len(), known.len(), "different Placement Identifiers")?;
     // The header alone, and one byte of nothing behind it.
     let (command, at) = receive(host, ns.nsid, 1, 16)?;
-    host.io(command)?.succeeds("I/O Management Receive of 16 bytes")?;
+    host.io(command)?
+        .succeeds("I/O Management Receive of 16 bytes")?;
     let header = host.get(at, 20)?;
-    same!(usize::from(u16_at(&header, 14)), known.len(), "handles");
+    alike(usize::from(u16_at(&header, 14)), known.len(), "handles")?;
     let nsid = u32::MAX;
     let (command, _) = receive(host, nsid, 1, 16)?;
     host.io(command)?
@@ -389,7 +430,11 @@ fn fdp_writes(host: &mut Host) -> Check {
         for (old, new) in before.iter().zip(&after) {
             let used = if old.0 == id { 2 } else { 0 };
             if old.1 != handle || old.0 == id {
-                same!(new.2 + used, old.2, "RUAMW of a handle, and what was written");
+                same!(
+                    new.2 + used,
+                    old.2,
+                    "RUAMW of a handle, and what was written"
+                );
             }
         }
         let now = group_log(host, 0x22, group, 64, 0)?;
@@ -415,8 +460,16 @@ fn fdp_update(host: &mut Host) -> Check {
     let found = events(host, group)?;
     set_events(host, &ns, &[NOT_FULL], false)?;
     done.succeeds("Reclaim Unit Handle Update")?;
-    same!(found.last().copied(), Some((NOT_FULL, id)), "the last event");
-    same!(handles(host, &ns)?, fresh, "handles with units that nothing was written to");
+    alike(
+        found.last().copied(),
+        Some((NOT_FULL, id)),
+        "the last event",
+    )?;
+    alike(
+        handles(host, &ns)?,
+        fresh,
+        "handles with units that nothing was written to",
+    )?;
     Ok(())
 }
 
@@ -436,7 +489,11 @@ fn fdp_invalid_identifier(host: &mut Host) -> Check {
     let found = events(host, group)?;
     set_events(host, &ns, &[INVALID_ID], false)?;
     written?;
-    same!(found.last().copied(), Some((INVALID_ID, invalid)), "the last event");
+    alike(
+        found.last().copied(),
+        Some((INVALID_ID, invalid)),
+        "the last event",
+    )?;
     Ok(())
 }
 
@@ -457,15 +514,26 @@ fn fdp_events_feature(host: &mut Host) -> Check {
         Ok((0..count).map(one).collect())
     };
     let before = states(host)?;
-    require!(before.is_sorted(), "the types are not ascending: {before:?}");
+    require!(
+        before.is_sorted(),
+        "the types are not ascending: {before:?}"
+    );
     for (ty, _) in &before {
         set_events(host, &ns, &[*ty], true)?;
-        require!(states(host)?.contains(&(*ty, 1)), "event {ty:#x} is not enabled");
+        require!(
+            states(host)?.contains(&(*ty, 1)),
+            "event {ty:#x} is not enabled"
+        );
         set_events(host, &ns, &[*ty], false)?;
-        require!(states(host)?.contains(&(*ty, 0)), "event {ty:#x} is not disabled");
+        require!(
+            states(host)?.contains(&(*ty, 0)),
+            "event {ty:#x} is not disabled"
+        );
     }
-    set_events_of(host, &ns, u16::MAX, &[NOT_FULL], true)?
-        .refused(Status::INVALID_FIELD, "events of a handle that is not there")
+    set_events_of(host, &ns, u16::MAX, &[NOT_FULL], true)?.refused(
+        Status::INVALID_FIELD,
+        "events of a handle that is not there",
+    )
 }
 
 fn fdp_management_errors(host: &mut Host) -> Check {

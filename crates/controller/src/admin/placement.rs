@@ -240,8 +240,8 @@ impl Controller {
         if count > 0 {
             self.read_host(command, &mut types)?;
         }
-        let types = types.into_iter().map(FdpEventType);
-        let set = types.fold(Some(EventSet::NONE), |set, ty| set?.with(ty));
+        let mut types = types.into_iter().map(FdpEventType);
+        let set = types.try_fold(EventSet::NONE, EventSet::with);
         let on = command.cdw12.get() & 1 != 0;
         let set = set.ok_or(INVALID_FIELD)?;
         state.get().record_events(handle, set, on);

@@ -234,7 +234,7 @@ impl Spec for NamespaceSpec {
              writes; what is written by each is counted in reclaim units",
             |n| &mut n.fdp_handles,
         )
-        .range(1, MAX_HANDLES.into())
+        .range(1, MAX_HANDLES as u32)
         .or("none")
         .in_url(),
         Row::<Self>::new(
