@@ -39,9 +39,10 @@ pub fn start(program: &Path) -> io::Result<Served> {
     config += &format!(
         "[[controller]]\nname = \"placed\"\nsocket = {}\nmax-namespaces = 4\n\
          [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\n\
-         fdp-handles = 4\nfdp-unit = \"1M\"\n\
+         fdp-handles = 4\nfdp-unit = \"1M\"\nfdp-table = {}\n\
          [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 4096\n",
-        text("placed.sock")
+        text("placed.sock"),
+        text("placed.fdp")
     );
     for (name, cntlid) in [("one", 1), ("two", 2)] {
         config += &format!(

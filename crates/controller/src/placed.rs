@@ -27,8 +27,8 @@ pub struct PlacementTable {
 }
 
 impl PlacementTable {
-    /// A table ([`table::encode`]) in these pages; `file` is their file, where it has a lock. `None`:
-    /// the pages are fewer than the handles need.
+    /// A table ([`table::encode`]) in these pages; `file` is their file, where it has a lock.
+    /// `None`: the pages are fewer than the handles need.
     pub fn new(pages: &SharedPages, handles: u16, file: Option<Arc<dyn Volume>>) -> Option<Self> {
         let rows = Rows::new(pages, 0, table::rows(handles))?;
         Some(Self { rows, _file: file })

@@ -21,9 +21,9 @@
 //! ```
 //!
 //! The state is a [`table`] of words, each of which counts by itself: any number of threads change
-//! them at a time, without a lock, and the caller may have them in memory that outlasts the process.
-//! What they say is believed in nothing, for others may write them, too: a number out of its range
-//! is taken for the nearest one within.
+//! them at a time, without a lock, and the caller may have them in memory that outlasts the
+//! process. What they say is believed in nothing, for others may write them, too: a number out of
+//! its range is taken for the nearest one within.
 //!
 //! *What may not be here:* I/O, queues, commands in flight, locks.
 #![forbid(unsafe_code)]
