@@ -43,6 +43,7 @@ fn placement_handles() -> Result<()> {
     let volume = format!("{}?{HANDLES}&fdp-table={}", disk.display(), table.display());
     let daemon = Daemon::builder("placement")
         .arg("--keeper")
+        .arg("process")
         .volume(volume)
         .start()?;
     let guest = Guest::builder("placement")
@@ -113,8 +114,7 @@ fn writes(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// 8 MiB by two handles in turn, 100 blocks at a time: 81.92 writes for each MiB, so that units end
-/// in the middle of one.
+/// 8 MiB by two handles in turn, 4 MiB each; then 48 KiB by a third one.
 fn fio(guest: &Guest) -> Result<()> {
     script(
         guest,

@@ -208,10 +208,13 @@ fn threads() {
         block: 512,
     };
     let placement = Placement::new(geometry, table::empty(geometry, IDENTITY)).unwrap();
-    let (threads, writes) = (4, 5000);
+    // So many that they are under way at the same time.
+    let (threads, writes) = (4, 300_000);
+    let start = std::sync::Barrier::new(4);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
+                start.wait();
                 for _ in 0..writes {
                     placement.write(1, 3, Writer::Host);
                 }
@@ -223,4 +226,20 @@ fn threads() {
     assert_eq!(placement.units(1), blocks / 7);
     assert_eq!(placement.left(1), 7 - blocks % 7);
     assert_eq!((placement.left(0), placement.units(0)), (7, 0));
+}
+
+/// The last 63 events are there, the oldest first.
+#[test]
+fn the_oldest_event_makes_room() {
+    let geometry = Geometry {
+        handles: 1,
+        unit: 1,
+        block: 512,
+    };
+    let placement = Placement::new(geometry, table::empty(geometry, IDENTITY)).unwrap();
+    for at in 0..200 {
+        placement.record(&event(Type::INVALID_PLACEMENT_IDENTIFIER, 0, 1, at));
+        let times: Vec<u64> = placement.events().iter().map(|event| event.at).collect();
+        assert_eq!(times, (at.saturating_sub(62)..=at).collect::<Vec<_>>());
+    }
 }
