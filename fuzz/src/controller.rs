@@ -4,7 +4,8 @@
 use crate::mediate::{BLOCKS, Below};
 use crate::pool::Pool;
 use controller::{
-    Controller, ControllerConfig, IrqSink, NamespaceConfig, NamespacePool, ZonedState, pci,
+    Controller, ControllerConfig, IrqSink, NamespaceConfig, NamespacePool, PlacementState,
+    ZonedState, pci,
 };
 use dma::{Memory, Prot};
 use nvme::cmd::namespace::NewNamespace;
@@ -128,6 +129,20 @@ fn zoned(config: NamespaceConfig) -> Option<NamespaceConfig> {
     Some(NamespaceConfig { zones, ..config })
 }
 
+/// The namespace with placement handles: few, with small units.
+fn placed(config: NamespaceConfig) -> Option<NamespaceConfig> {
+    let state = PlacementState::in_memory(placement::Geometry {
+        handles: 3,
+        unit: 8,
+        block: 512,
+    });
+    let placement = Some(Arc::new(state.ok()?));
+    Some(NamespaceConfig {
+        placement,
+        ..config
+    })
+}
+
 impl World {
     fn new(setup: u8, direct: bool) -> Option<World> {
         let faulty = FaultVolume::new(Arc::new(MemVolume::new(BLOCKS << 9).ok()?));
@@ -140,6 +155,7 @@ impl World {
             read_only: nsid == 4,
             nguid: [1; 16],
             zones: None,
+            placement: None,
             eui64: [0; 8],
         };
         let io = Io::new(IoOptions::default());
@@ -158,6 +174,7 @@ impl World {
             namespace(2, plain.clone(), 4096),
             zoned(namespace(3, Arc::new(MemVolume::new(64 << 10).ok()?), 512))?,
             namespace(4, plain, 512),
+            placed(namespace(5, Arc::new(MemVolume::new(64 << 10).ok()?), 512))?,
         ];
         let mut controller = Controller::new(7, config, namespaces, &io).ok()?;
         // Bus Master Enable and Memory Space Enable: the input may clear them.
@@ -318,6 +335,7 @@ impl World {
         const ADMIN: [u8; 16] = [
             0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 0x18, 0x7c, 0x14, 0xc0, 0x0d, 0x15,
         ];
+        const DIRECTIVES: [u8; 2] = [0x19, 0x1a];
         const IO: [NvmOpcode; 8] = [
             NvmOpcode::READ,
             NvmOpcode::WRITE,
@@ -333,12 +351,20 @@ impl World {
             NvmOpcode::ZONE_MANAGEMENT_SEND,
             NvmOpcode::ZONE_MANAGEMENT_RECEIVE,
         ];
+        const HANDLES: [NvmOpcode; 2] = [
+            NvmOpcode::IO_MANAGEMENT_SEND,
+            NvmOpcode::IO_MANAGEMENT_RECEIVE,
+        ];
         let [opcode, flags, nsid] = input.bytes();
         let chosen = if admin {
-            ADMIN.get(usize::from(opcode) % ADMIN.len()).copied()
+            match opcode {
+                0xfc.. => DIRECTIVES.get(usize::from(opcode) % 2).copied(),
+                _ => ADMIN.get(usize::from(opcode) % ADMIN.len()).copied(),
+            }
         } else {
             match opcode {
                 0xf0.. => ZONES.get(usize::from(opcode) % ZONES.len()).map(|o| o.0),
+                0xec.. => HANDLES.get(usize::from(opcode) % 2).map(|o| o.0),
                 _ => IO.get(usize::from(opcode) % IO.len()).map(|o| o.0),
             }
         };
@@ -365,6 +391,10 @@ impl World {
         command.cdw10 = input.number().into();
         command.cdw11 = input.number().into();
         command.cdw12 = input.number().into();
+        if !admin && nsid == 5 {
+            // Directive Specific.
+            command.cdw13 = command.cdw11;
+        }
         if admin {
             command.cdw13 = input.number().into();
             command.cdw14 = input.number().into();

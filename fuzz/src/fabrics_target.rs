@@ -197,6 +197,7 @@ impl Bench {
             read_only: false,
             nguid: [1; 16],
             zones: None,
+            placement: None,
             eui64: [1; 8],
         };
         let target = Target::new(TargetConfig {

@@ -105,6 +105,7 @@ fn namespaces(hold: bool) -> Option<Vec<NamespaceConfig>> {
         read_only: false,
         nguid: [1; 16],
         zones: None,
+        placement: None,
         eui64: [0; 8],
     };
     Some(vec![

@@ -86,6 +86,7 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
     for (target, name) in [
         (served.alone(), "a disk of its own"),
         (served.pool(), "a disk whose host makes namespaces"),
+        (served.placed(), "a disk with placement handles"),
         (served.shared(), "two disks of one subsystem"),
     ] {
         good &= all(arguments, &target, name)?;

@@ -62,8 +62,6 @@ pub const GROUPS: &[Group] = &[
                 "not written: a controller of ours has one slot that is read only";
             "1-k", If("OACS bit 0"), "Security Send and Receive",
                 "not written: no protocol of security is common to all controllers";
-            "1-l", If("OACS bit 5"), "directives: identify, streams, data placement",
-                "not written";
             "1-m", If("OACS bit 7"), "virtualization management: resources of secondary \
              controllers",
                 "not written";
@@ -151,10 +149,7 @@ pub const GROUPS: &[Group] = &[
     },
     Group {
         title: "9 Flexible data placement",
-        left_out: left_out![
-            "9-a", If("CTRATT bit 19"), "placement configurations, handles, statistics and events",
-                "not written; 1.2-f sees its features refused where it is not offered";
-        ],
+        left_out: &[],
     },
     Group {
         title: "10 System bus registers (2018); reachability groups (2025)",

@@ -1,5 +1,5 @@
-//! `vnvme` as a child process, for the suite to run against: a disk of its own, one whose host
-//! makes namespaces, and two disks of one subsystem.
+//! `vnvme` as a child process, for the suite to run against: a disk of its own, one whose host makes
+//! namespaces, one with placement handles, and two disks of one subsystem.
 
 use crate::suite::Target;
 use std::fs::{self, File};
@@ -44,6 +44,14 @@ pub fn start(program: &Path) -> io::Result<Served> {
         text("pool.sock"),
         text("namespaces")
     );
+    config += &format!(
+        "[[controller]]\nname = \"placed\"\nsocket = {}\nmax-namespaces = 4\n\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\n\
+         fdp-handles = 4\nfdp-unit = \"1M\"\nfdp-table = {}\n\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 4096\n",
+        text("placed.sock"),
+        text("placed.fdp")
+    );
     for (name, cntlid) in [("one", 1), ("two", 2)] {
         config += &format!(
             "[[controller]]\nname = \"{name}\"\nsocket = {}\nsubsystem = \"conformance\"\n\
@@ -73,7 +81,7 @@ pub fn start(program: &Path) -> io::Result<Served> {
 impl Served {
     fn wait(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + START;
-        for name in ["alone", "pool", "one", "two"] {
+        for name in ["alone", "pool", "placed", "one", "two"] {
             while UnixStream::connect(self.socket(name)).is_err() {
                 if let Some(status) = self.child.try_wait()? {
                     let text = format!("the program has ended: {status}");
@@ -104,6 +112,14 @@ impl Served {
     pub fn pool(&self) -> Target {
         Target {
             socket: self.socket("pool"),
+            second: None,
+        }
+    }
+
+    /// The disk with placement handles.
+    pub fn placed(&self) -> Target {
+        Target {
+            socket: self.socket("placed"),
             second: None,
         }
     }

@@ -3,6 +3,7 @@
 use crate::cloud::Cloud;
 use crate::fabrics::FabricsConfig;
 use crate::pci::PciIds;
+use crate::placed::PlacementState;
 use crate::pool::NamespacePool;
 use crate::subsystem::{MAX_CNTLID, Subsystem};
 use crate::zoned::ZonedState;
@@ -120,6 +121,9 @@ pub struct NamespaceConfig {
     pub eui64: [u8; 8],
     /// Its zones, if it is a zoned namespace: those of one controller, on one worker.
     pub zones: Option<Arc<ZonedState>>,
+    /// Its placement handles (Flexible Data Placement), if it has any: those of one controller. It
+    /// has no zones then.
+    pub placement: Option<Arc<PlacementState>>,
 }
 
 /// Why a configuration is refused.
@@ -198,6 +202,20 @@ pub enum ConfigError {
          hosts reach it"
     )]
     SharedZones(u32),
+    /// A namespace with placement handles is one controller's.
+    #[error(
+        "namespace {0} has placement handles: its controller is in no subsystem, no other hosts \
+         reach it, and it has no zones"
+    )]
+    SharedPlacement(u32),
+    /// Placement handles count in other blocks than the namespace has.
+    #[error("namespace {nsid}: its placement handles are of blocks of {block} bytes")]
+    PlacementBlock {
+        /// Its namespace.
+        nsid: u32,
+        /// Bytes.
+        block: u32,
+    },
     /// The volume ends before the zones do.
     #[error("namespace {nsid}: its zones need {needed} bytes, and the volume has {size}")]
     ZonesSize {
@@ -346,11 +364,14 @@ impl ControllerConfig {
 
 impl NamespaceConfig {
     /// Checks whether a controller like that can have the namespace.
-    pub(crate) fn check_zones(&self, config: &ControllerConfig) -> Result<(), ConfigError> {
-        let alone = config.workers <= 1 && config.subsystem.is_none() && config.fabrics.is_none();
-        match self.zones.is_none() || alone {
+    pub(crate) fn check_for(&self, config: &ControllerConfig) -> Result<(), ConfigError> {
+        let alone = config.subsystem.is_none() && config.fabrics.is_none();
+        if self.zones.is_some() && !(alone && config.workers <= 1) {
+            return Err(ConfigError::SharedZones(self.nsid));
+        }
+        match self.placement.is_none() || (alone && self.zones.is_none()) {
             true => Ok(()),
-            false => Err(ConfigError::SharedZones(self.nsid)),
+            false => Err(ConfigError::SharedPlacement(self.nsid)),
         }
     }
 
@@ -385,6 +406,11 @@ impl NamespaceConfig {
                 size,
                 block_size,
             });
+        }
+        let placement = self.placement.as_ref();
+        let block = placement.map_or(block_size, |state| state.get().geometry().block);
+        if block != block_size {
+            return Err(ConfigError::PlacementBlock { nsid, block });
         }
         let needed = self.zones.as_ref().map_or(0, |zones| zones.blocks());
         let needed = needed.saturating_mul(block_size.into());

@@ -47,6 +47,7 @@
 //!     read_only: false,
 //!     nguid: [1; 16],
 //!     zones: None,
+//!     placement: None,
 //!     eui64: [1; 8],
 //! };
 //! let mut controller = Controller::new(0, ControllerConfig::default(), vec![namespace], &io)?;
@@ -97,6 +98,7 @@ mod fabrics;
 mod irq;
 mod passthrough;
 pub mod pci;
+mod placed;
 mod pool;
 mod remote;
 mod stats;
@@ -104,6 +106,7 @@ mod subsystem;
 mod survival;
 mod zoned;
 
+pub use crate::placed::{PlacementError, PlacementState, PlacementTable};
 pub use crate::zoned::{ZoneTable, ZonedState};
 pub use ana::{AnaChange, MAX_ANA_GROUP};
 pub use cloud::{Cloud, CloudError};

@@ -6,7 +6,7 @@
 mod common;
 
 use common::*;
-use controller::ControllerConfig;
+use controller::{ControllerConfig, PlacementState};
 use nvme::feature::Fid;
 use nvme::identify::IdentifyController;
 use nvme::log::{CommandsSupported, FeaturesSupported, SupportedLogPages};
@@ -14,14 +14,22 @@ use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
-/// A controller with every feature: one of its volumes has a cache.
-fn host(shadow_doorbells: bool) -> Host {
+/// A controller with every feature: one of its volumes has a cache. `placed`: its namespace has
+/// placement handles.
+fn host(shadow_doorbells: bool, placed: bool) -> Host {
     let config = ControllerConfig {
         shadow_doorbells,
         ..Default::default()
     };
     let (cached, _) = faulty(1 << 20);
-    let mut h = Host::with(config, vec![ns(1, Arc::new(Cached(cached)), 512)]);
+    let mut namespace = ns(1, Arc::new(Cached(cached)), 512);
+    let geometry = placement::Geometry {
+        handles: 4,
+        unit: 64,
+        block: 512,
+    };
+    namespace.placement = placed.then(|| Arc::new(PlacementState::in_memory(geometry).unwrap()));
+    let mut h = Host::with(config, vec![namespace]);
     h.enable();
     h.create_pair(1, 16);
     h
@@ -49,8 +57,8 @@ fn announced(bit: bool, opcodes: &[u8], known: &[bool; 256]) {
 #[test]
 fn every_admin_opcode() {
     use AdminOpcode as Op;
-    for shadow_doorbells in [true, false] {
-        let mut h = host(shadow_doorbells);
+    for (shadow_doorbells, placed) in [(true, false), (false, true)] {
+        let mut h = host(shadow_doorbells, placed);
         let log = effects(&mut h);
         let mut known = [false; 256];
         for opcode in 0..=0xff {
@@ -95,13 +103,19 @@ fn every_admin_opcode() {
             announced(bit, &opcodes, &known);
         }
         assert_eq!(oacs.dbcs(), shadow_doorbells);
+        assert_eq!(oacs.dirs(), placed);
     }
 }
 
 #[test]
 fn every_io_opcode() {
+    io_opcodes(false);
+    io_opcodes(true);
+}
+
+fn io_opcodes(placed: bool) {
     use NvmOpcode as Op;
-    let mut h = host(true);
+    let mut h = host(true, placed);
     let log = effects(&mut h);
     let mut known = [false; 256];
     for opcode in 0..=0xff {
@@ -120,6 +134,8 @@ fn every_io_opcode() {
         known[usize::from(opcode)] = !invalid;
     }
     announced(true, &[Op::FLUSH.0, Op::READ.0, Op::WRITE.0], &known);
+    let of_handles = [Op::IO_MANAGEMENT_SEND.0, Op::IO_MANAGEMENT_RECEIVE.0];
+    announced(placed, &of_handles, &known);
     let oncs = identify(&mut h).oncs;
     for (bit, opcodes) in [
         (oncs.nvmcmps(), &[Op::COMPARE][..]),
@@ -145,7 +161,12 @@ fn every_io_opcode() {
 
 #[test]
 fn every_log_page() {
-    let mut h = host(true);
+    log_pages(false);
+    log_pages(true);
+}
+
+fn log_pages(placed: bool) {
+    let mut h = host(true, placed);
     let (_, page) = h.log(0, 1024, 0, true);
     let log = SupportedLogPages::read_from_bytes(&page).unwrap();
     let mut known = [false; 256];
@@ -161,12 +182,18 @@ fn every_log_page() {
     announced(lpa.mlps(), &[0, 5, 0x12], &known);
     announced(lpa.ts(), &[7, 8], &known);
     announced(lpa.pes(), &[0xd], &known);
+    announced(placed, &[9, 0x20, 0x21, 0x22, 0x23], &known);
     assert!(lpa.lpeds() && !lpa.smarts() && !lpa.da4s());
 }
 
 #[test]
 fn every_feature() {
-    let mut h = host(true);
+    features(false);
+    features(true);
+}
+
+fn features(placed: bool) {
+    let mut h = host(true, placed);
     let (_, page) = h.log(0x12, 1024, 0, true);
     let log = FeaturesSupported::read_from_bytes(&page).unwrap();
     for fid in 0..=0xff {
@@ -177,14 +204,22 @@ fn every_feature() {
         assert_eq!(says.fsupp(), !invalid, "{}", Fid(fid));
         if !invalid {
             let namespace_specific = answer.dw0.get() & 2 != 0;
-            let scope = if namespace_specific { 1 } else { 2 };
+            let scope = match Fid(fid) {
+                // Of an Endurance Group.
+                Fid::FLEXIBLE_DATA_PLACEMENT => 8,
+                _ if namespace_specific => 1,
+                _ => 2,
+            };
             assert_eq!(says.fsp(), scope, "{}", Fid(fid));
         }
     }
     let oncs = identify(&mut h).oncs;
     assert_eq!(oncs.tss(), log.fids[usize::from(Fid::TIMESTAMP.0)].fsupp());
     assert!(oncs.ssfs());
-    // No feature is saveable.
+    for fid in [Fid::FLEXIBLE_DATA_PLACEMENT, Fid::FDP_EVENTS] {
+        assert_eq!(log.fids[usize::from(fid.0)].fsupp(), placed);
+    }
+    // No other feature is saveable.
     let answer = h.get_feature(Fid::ARBITRATION, 3, 0);
     assert_eq!(answer.dw0.get() & 1, 0);
 }

@@ -230,6 +230,7 @@ pub fn memory_disk(size: u64) -> Result<Arc<InProcess>, TransportError> {
         read_only: false,
         nguid: [1; 16],
         zones: None,
+        placement: None,
         eui64: [1; 8],
     };
     let io = Io::new(IoOptions::default());

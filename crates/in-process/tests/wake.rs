@@ -30,6 +30,7 @@ fn host(idle_window: IdleWindow) -> Host {
         read_only: false,
         nguid: [1; 16],
         zones: None,
+        placement: None,
         eui64: [1; 8],
     };
     let io = Io::new(IoOptions::default());

@@ -54,6 +54,7 @@ impl Local {
             read_only: self.volume.info().read_only,
             nguid: [1; 16],
             zones: None,
+            placement: None,
             eui64: [1; 8],
             volume: self.volume.clone(),
         };

@@ -31,6 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             read_only: false,
             nguid: [1; 16],
             zones: None,
+            placement: None,
             eui64: [1; 8],
         };
         let config = ControllerConfig {

@@ -10,8 +10,10 @@ use crate::log::CriticalWarning;
 use crate::macros::open_values;
 
 mod data;
+mod placement;
 
 pub use data::{HostBehavior, Timestamp, TimestampAttributes, TimestampOrigin};
+pub use placement::{FdpEventDescriptor, FdpEventsCdw11, FdpMode};
 
 open_values! {
     /// Feature Identifier (NVMe Base 2.1, figure 385).

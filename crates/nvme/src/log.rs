@@ -11,7 +11,9 @@ use crate::macros::{open_values, wire_layout, zeroed_default};
 mod ana;
 pub mod discovery;
 mod effects;
+mod endurance_group;
 mod persistent_event;
+mod placement;
 mod reservation;
 mod sanitize;
 mod self_test;
@@ -22,10 +24,16 @@ pub use effects::{
     CommandEffects, CommandsSupported, FeatureEffects, FeaturesSupported, LidSupported,
     SupportedLogPages,
 };
+pub use endurance_group::EnduranceGroup;
 pub use persistent_event::{
     ChangeNamespace, FormatCompletion, FormatStart, HardwareError, HardwareErrorCode,
     PersistentEvent, PersistentEventAction, PersistentEventHeader, PersistentEventType,
     PowerOnOrReset, ReportingContext, SanitizeCompletion, SanitizeStart, TimestampChange,
+};
+pub use placement::{
+    FDP_EVENTS, FdpAttributes, FdpConfiguration, FdpConfigurations, FdpEvent, FdpEventFlags,
+    FdpEventType, FdpEventsHeader, FdpStatistics, HandleUsage, HandleUsageHeader,
+    ReclaimUnitHandle, ReclaimUnitHandleAttributes, ReclaimUnitHandleType,
 };
 pub use reservation::{ReservationNotification, ReservationNotificationType};
 pub use sanitize::{SanitizeLog, SanitizeOutcome, SanitizeStatus};

@@ -214,6 +214,7 @@ impl Seen {
             }
             let shares = of.is_some_and(|controller| controller.subsystem.is_some());
             check_zones(namespace, of.is_none() || shares)?;
+            check_placement(namespace, of.is_none() || shares)?;
             if namespace.reservations.is_some() && !shares {
                 let why = "reservations are of disks with subsystem";
                 return Err(origin.error("reservations", why));
@@ -382,7 +383,6 @@ fn checked(checked: Result<(), ConfigError>, origin: &Origin) -> Result<()> {
     }
 }
 
-/// The same of a subsystem for other hosts.
 /// What is said of a namespace's zones.
 fn check_zones(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
     let origin = &namespace.origin;
@@ -406,6 +406,29 @@ fn check_zones(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
     Ok(())
 }
 
+/// What is said of a namespace's placement handles.
+fn check_placement(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
+    let origin = &namespace.origin;
+    for (key, said) in [
+        ("fdp-unit", namespace.fdp_unit.is_some()),
+        ("fdp-table", namespace.fdp_table.is_some()),
+    ] {
+        if said && namespace.fdp_handles.is_none() {
+            let why = format!("{key} has no effect without fdp-handles");
+            return Err(origin.error(key, why));
+        }
+    }
+    let direct = namespace.path == Some(PathChoice::Direct);
+    let other = shared || direct || namespace.zone_size.is_some();
+    if namespace.fdp_handles.is_some() && other {
+        let why = "placement handles are of one disk, without subsystem and zones, and not for \
+                   other hosts; its commands take the generic path";
+        return Err(origin.error("fdp-handles", why));
+    }
+    Ok(())
+}
+
+/// The same of a subsystem for other hosts.
 fn check_target(spec: &NvmeTcpSpec) -> Result<()> {
     let (listen, origin) = (spec.listen(), &spec.origin);
     // Nothing says who a host is.

@@ -351,6 +351,7 @@ pub fn namespace_config(
             None => identity::nguid(serial, nsid, &id),
         },
         zones: None,
+        placement: None,
         eui64: match &spec.eui64 {
             Some(text) => hex("eui64", text)?,
             None => identity::eui64(serial, nsid, &id),
@@ -378,31 +379,34 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         .map(|volume| volume.open(&crew.opener))
         .collect::<Result<Vec<_>>>()?;
     let (mut volumes, mut backends, mut directs) = (Vec::new(), Vec::new(), Vec::new());
-    let mut zoned = Vec::new();
+    let mut kept = Vec::new();
     for Opened {
         volume,
         device,
         direct,
         zones,
+        placement,
     } in opened
     {
         volumes.push(volume);
         backends.extend(device);
-        // Of writes to zones each is checked here.
-        directs.push(direct.filter(|_| zones.is_none()));
-        zoned.push(zones);
+        // Of writes to zones each is checked here, of those by handles each is counted.
+        directs.push(direct.filter(|_| zones.is_none() && placement.is_none()));
+        kept.push((zones, placement));
     }
     let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
     let serial = serial(spec, &ids);
     let mut namespaces = Vec::new();
-    let volumes = volumes.into_iter().zip(zoned);
-    for ((ns, place), (volume, zones)) in spec.namespaces.iter().zip(1..).zip(volumes) {
+    let volumes = volumes.into_iter().zip(kept);
+    for ((ns, place), (volume, (zones, placement))) in spec.namespaces.iter().zip(1..).zip(volumes)
+    {
         if !is_within(&ns.volume) {
             crew.sizes.watch(&volume, &resized);
         }
         let nsid = ns.nsid.unwrap_or(place);
         namespaces.push(NamespaceConfig {
             zones,
+            placement,
             ..namespace_config(ns, nsid, &serial, volume)?
         });
     }

@@ -47,6 +47,7 @@ mod options;
 mod origin;
 mod parts;
 mod peers;
+mod placement;
 mod pools;
 mod prepare;
 #[cfg(test)]
@@ -63,6 +64,7 @@ mod sizes;
 mod spec;
 mod stderr;
 mod subsystems;
+mod table_file;
 mod tcp;
 mod top;
 mod ublk;

@@ -11,10 +11,10 @@ use crate::pools::{Pool, Pools};
 use crate::removal::RemovalWatch;
 use crate::spec::{ControllerSpec, NamespaceSpec, ServeOptions};
 use crate::subsystems::Subsystems;
-use crate::zones;
+use crate::{placement, zones};
 use anyhow::{Context, Result, bail, ensure};
 use control::EventSender;
-use controller::{Controller, ControllerConfig, NamespaceConfig, ZonedState};
+use controller::{Controller, ControllerConfig, NamespaceConfig, PlacementState, ZonedState};
 use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
 use in_process::{self, Host};
 use mediate::Slice;
@@ -36,6 +36,8 @@ pub struct Opened {
     pub direct: Option<Direct>,
     /// Its zones, if the namespace is to have any.
     pub zones: Option<Arc<ZonedState>>,
+    /// Its placement handles, if it is to have any.
+    pub placement: Option<Arc<PlacementState>>,
 }
 
 /// The kinds of volumes that this program knows: those of `volume`, and devices, which are entered
@@ -183,15 +185,18 @@ impl Opener {
                 device: None,
                 direct: None,
                 zones: None,
+                placement: None,
             },
         };
         let volume = place.keep(opened.volume, url);
         let volume = OnErrorVolume::new(volume, spec.on_error(), url);
         let volume: Arc<dyn Volume> = Arc::new(volume);
         let zones = zones::open(spec, &volume, self.previous)?;
+        let placement = placement::open(spec, &volume, self.previous)?;
         let opened = Opened {
             volume,
             zones,
+            placement,
             ..opened
         };
         self.limits.enter(url, &opened.volume);
@@ -311,6 +316,7 @@ fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<
         read_only: volume.info().read_only,
         nguid: [1; 16],
         zones: None,
+        placement: None,
         eui64: [1; 8],
         volume,
     };
@@ -392,6 +398,7 @@ impl Below {
                 device: Some(below),
                 direct: None,
                 zones: None,
+                placement: None,
             });
         }
         // The same blocks that the volume stands on.
@@ -413,6 +420,7 @@ impl Below {
             device: Some(below),
             direct: Some(direct),
             zones: None,
+            placement: None,
         })
     }
 }

@@ -72,6 +72,12 @@ pub struct NamespaceSpec {
     pub max_active_zones: Option<u32>,
     /// File that keeps the zones.
     pub zone_table: Option<PathBuf>,
+    /// Placement handles (Flexible Data Placement), if it is to have any.
+    pub fdp_handles: Option<u32>,
+    /// Bytes of a reclaim unit.
+    pub fdp_unit: Option<Size>,
+    /// File that keeps the placement handles' counts.
+    pub fdp_table: Option<PathBuf>,
     /// The ANA group of a namespace of a subsystem; the same for all disks.
     pub ana_group: Option<u32>,
     /// How this disk's host reaches that group.
@@ -715,7 +721,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 19);
+        assert_eq!(count, 22);
     }
 
     #[test]

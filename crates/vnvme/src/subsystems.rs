@@ -76,6 +76,7 @@ pub fn open(
         device: None,
         direct: None,
         zones: None,
+        placement: None,
     };
     if let Some(volume) = opener.subsystems.volume(name, nsid)
         && subsystem.has_namespace(nsid)

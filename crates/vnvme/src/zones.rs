@@ -3,21 +3,14 @@
 use crate::identity;
 use crate::options::Size;
 use crate::spec::NamespaceSpec;
+use crate::table_file;
 use anyhow::{Context, Result, bail, ensure};
 use controller::{ZoneTable, ZonedState};
-use dma::SharedPages;
-use rustix::fs::{CWD, OFlags, RenameFlags};
-use std::fs::File;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use volume::{Direct, FileOptions, FileVolume, Format, PreviousProcess, Volume};
+use volume::{PreviousProcess, Volume};
 use zones::table::{self, Identity};
 use zones::{Geometry, Zones};
-
-/// The file of a table is whole pages.
-const PAGE: usize = 4096;
 
 /// The zones of a namespace on this volume, if it is to have any.
 ///
@@ -92,27 +85,10 @@ fn kept(
     identity: Identity,
     previous: PreviousProcess,
 ) -> Result<ZonedState> {
+    let fresh = || Ok(table::encode(&Zones::new(geometry)?, identity));
+    let (volume, pages) = table_file::open(path, fresh, previous)?;
     let shown = path.display();
-    if !path.exists() {
-        make(path, geometry, identity).with_context(|| shown.to_string())?;
-    }
-    let options = FileOptions {
-        direct: Direct::Off,
-        format: Format::Raw,
-        previous,
-        ..FileOptions::default()
-    };
-    // Its lock is the table's: the previous process has ended when this one has it.
-    let volume = FileVolume::open(path, options)?;
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .custom_flags(OFlags::NONBLOCK.bits() as i32)
-        .open(path)
-        .with_context(|| shown.to_string())?;
-    let pages = SharedPages::of_file(file.into()).with_context(|| shown.to_string())?;
-    let mut bytes = vec![0; pages.len().min(rounded(geometry.zones))];
-    pages.memory().read(0, &mut bytes)?;
+    let bytes = table_file::read(&pages, table::len(geometry.zones))?;
     let zones = table::decode(&bytes, geometry, identity).with_context(|| {
         format!("{shown}: to remove the file is to have all zones empty, whatever is in them")
     })?;
@@ -121,42 +97,6 @@ fn kept(
         bail!("{shown}: the file is shorter than the table of the zones");
     };
     Ok(ZonedState::new(zones, Some(kept)))
-}
-
-/// Bytes of the file.
-fn rounded(zones: u32) -> usize {
-    table::len(zones).next_multiple_of(PAGE)
-}
-
-/// Makes the file of empty zones: under another name, made durable, and then renamed.
-fn make(path: &Path, geometry: Geometry, identity: Identity) -> Result<()> {
-    let mut bytes = table::encode(&Zones::new(geometry)?, identity);
-    bytes.resize(rounded(geometry.zones), 0);
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let new: PathBuf = path.with_file_name(name);
-    let mut file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits() as i32)
-        .open(&new)?;
-    file.write_all(&bytes)?;
-    file.sync_all()?;
-    match rustix::fs::renameat_with(CWD, &new, CWD, path, RenameFlags::NOREPLACE) {
-        Ok(()) => {}
-        // Another process was first.
-        Err(rustix::io::Errno::EXIST) => std::fs::remove_file(&new)?,
-        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => std::fs::rename(&new, path)?,
-        Err(error) => return Err(error.into()),
-    }
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    File::open(folder)?.sync_all()?;
-    Ok(())
 }
 
 #[cfg(test)]
@@ -199,10 +139,13 @@ mod tests {
         let path = folder.path().join("zones");
         let url = format!("mem://1M?zone-size=64K&zone-table={}", path.display());
         drop(zones(&url, 1 << 20).unwrap().unwrap());
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), PAGE as u64);
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().len(),
+            table_file::PAGE as u64
+        );
         drop(zones(&url, 1 << 20).unwrap().unwrap());
         assert!(error(&url.replace("64K", "128K")).contains("16 zones of 128 blocks"));
-        std::fs::write(&path, [7; PAGE]).unwrap();
+        std::fs::write(&path, [7; table_file::PAGE]).unwrap();
         assert!(error(&url).contains("no table of zones"));
     }
 }

@@ -93,8 +93,10 @@ fn logs_supported(host: &mut Host) -> Check {
     }
     for (lid, entry) in lids.iter().enumerate() {
         // Logs that need a parameter or a context of their own are tried by their own cases.
+        let of_group = lid == 0x09 && entry & 1 != 0;
         if matches!(lid, 0x07 | 0x08 | 0x0a | 0x0d | 0x0e | 0x11 | 0x13 | 0x15)
             || (0x20..0x80).contains(&lid)
+            || of_group
         {
             continue;
         }
@@ -528,9 +530,12 @@ fn log_features_supported(host: &mut Host) -> Check {
     )?;
     let log = host.log(0x12, 1024)?;
     let nsid = host.nsids()?.first().copied().unwrap_or(1);
+    let group = u16_at(&host.identify(0, nsid)?, 102);
     for fid in 0..=0xffu8 {
         let entry = u32_at(&log, 4 * usize::from(fid));
-        let read = host.get_feature(fid, 0, nsid, 0)?;
+        // Flexible Data Placement is of an Endurance Group.
+        let cdw11 = if fid == 0x1d { group.into() } else { 0 };
+        let read = host.get_feature(fid, 0, nsid, cdw11)?;
         let what = format!("Get Features {fid:02x}h");
         if entry & 1 == 0 {
             read.refused(Status::INVALID_FIELD, &what)?;

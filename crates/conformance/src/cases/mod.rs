@@ -13,6 +13,7 @@ mod namespaces;
 mod offered;
 mod pairs;
 mod pci;
+mod placement;
 mod pointers;
 mod queues;
 mod registers;
@@ -39,6 +40,7 @@ pub const CASES: &[&[Case]] = &[
     io::CASES,
     io_more::CASES,
     atomic::CASES,
+    placement::CASES,
     pointers::CASES,
     rings::CASES,
     interrupts::CASES,

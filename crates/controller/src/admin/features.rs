@@ -1,7 +1,8 @@
 //! Get Features and Set Features ("NVMe Base 2.1", 5.1.11 and 5.1.25).
 //!
-//! No feature is saveable: what the host sets lasts until the next controller-level reset, and
-//! "saved" reads as "default".
+//! What the host sets lasts until the next controller-level reset: no feature is saveable, and
+//! "saved" reads as "default". Those of Flexible Data Placement are kept otherwise, and saved from
+//! the start ([`placement`](super::placement)).
 //!
 //! NSIDs ("NVMe Base 2.1", 4.4). A feature of the controller is set by NSID 0 or FFFFFFFFh, a valid
 //! NSID is Feature Not Namespace Specific; it is read whatever the NSID is. A feature of namespaces
@@ -18,6 +19,7 @@ use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::config::ControllerConfig;
 use crate::controller::Controller;
 use crate::engine::Coalescing;
+use crate::engine::commands::Offers;
 use crate::engine::copy::CROSS_FORMATS;
 use crate::survival::Since;
 use crate::survival::state::FeatureValues;
@@ -77,7 +79,17 @@ impl Timestamp {
 
     fn to_bytes(&self) -> [u8; 8] {
         let elapsed = u64::try_from(self.set_at.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let mut bytes = self.value.wrapping_add(elapsed).to_le_bytes();
+        self.encode(self.value.wrapping_add(elapsed))
+    }
+
+    /// What it was at that moment of the wall clock; 0 where it did not count yet.
+    fn at(&self, wall: u64) -> [u8; 8] {
+        let since = self.value.saturating_add(wall);
+        self.encode(since.saturating_sub(self.set_at.wall()))
+    }
+
+    fn encode(&self, milliseconds: u64) -> [u8; 8] {
+        let mut bytes = milliseconds.to_le_bytes();
         bytes[6] = self.origin << 1;
         bytes[7] = 0;
         bytes
@@ -88,6 +100,11 @@ impl Features {
     /// The Timestamp feature, as Get Features returns it.
     pub(super) fn timestamp_bytes(&self) -> [u8; 8] {
         self.timestamp.to_bytes()
+    }
+
+    /// A moment of the wall clock, in milliseconds, by the Timestamp feature as it counts now.
+    pub(super) fn timestamp_at(&self, wall: u64) -> [u8; 8] {
+        self.timestamp.at(wall)
     }
 
     pub fn new(config: &ControllerConfig) -> Self {
@@ -211,11 +228,19 @@ impl Features {
     }
 }
 
-/// What a feature can be, or `None` when it is not supported. `shared`: the controller is one of a
-/// subsystem.
-fn capabilities(fid: Fid, shared: bool) -> Option<FeatureCapabilities> {
+/// What a feature can be, or `None` when it is not supported.
+fn capabilities(fid: Fid, offers: Offers) -> Option<FeatureCapabilities> {
+    let Offers { shared, placed } = offers;
     let capabilities = FeatureCapabilities::new().with_changeable(true);
     match fid {
+        Fid::FLEXIBLE_DATA_PLACEMENT if placed => {
+            Some(capabilities.with_changeable(false).with_saveable(true))
+        }
+        Fid::FDP_EVENTS if placed => Some(
+            capabilities
+                .with_namespace_specific(true)
+                .with_saveable(true),
+        ),
         // Who it is was configured.
         Fid::HOST_IDENTIFIER if shared => Some(capabilities.with_changeable(false)),
         Fid::RESERVATION_NOTIFICATION_MASK | Fid::RESERVATION_PERSISTENCE if shared => {
@@ -264,22 +289,23 @@ fn accepted(wanted: &HostBehavior) -> Option<HostBehavior> {
 }
 
 /// The features that are supported, for the log page of their effects.
-pub(super) fn supported(shared: bool) -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
+pub(super) fn supported(offers: Offers) -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
     (0..=0xff)
         .map(Fid)
-        .filter_map(move |fid| Some((fid, capabilities(fid, shared)?)))
+        .filter_map(move |fid| Some((fid, capabilities(fid, offers)?)))
 }
 
 /// Whether a feature is supported.
 pub(super) fn is_supported(fid: Fid) -> bool {
-    capabilities(fid, false).is_some()
+    let (shared, placed) = (false, false);
+    capabilities(fid, Offers { shared, placed }).is_some()
 }
 
 impl Controller {
     pub(super) fn get_features(&mut self, command: &Command) -> AdminResult {
         let cdw10 = GetFeaturesCdw10::from_bits(command.cdw10.get());
         let fid = cdw10.fid();
-        let capabilities = capabilities(fid, self.is_shared()).ok_or(INVALID_FIELD)?;
+        let capabilities = capabilities(fid, self.engine.offers()).ok_or(INVALID_FIELD)?;
         if fid == Fid::VOLATILE_WRITE_CACHE && !self.has_write_cache() {
             return Err(INVALID_FIELD);
         }
@@ -384,6 +410,8 @@ impl Controller {
                 let (on, _) = self.persistence(command.nsid.get()).unwrap_or_default();
                 u32::from(on)
             }
+            Fid::FLEXIBLE_DATA_PLACEMENT => self.fdp_mode(command)?,
+            Fid::FDP_EVENTS => self.fdp_event_types(command)?,
             // Power state 0; command set combination 0.
             _ => 0,
         };
@@ -398,8 +426,8 @@ impl Controller {
     pub(super) fn set_features(&mut self, command: &Command) -> AdminResult {
         let cdw10 = SetFeaturesCdw10::from_bits(command.cdw10.get());
         let (fid, cdw11, nsid) = (cdw10.fid(), command.cdw11.get(), command.nsid.get());
-        let capabilities = capabilities(fid, self.is_shared()).ok_or(INVALID_FIELD)?;
-        if cdw10.sv() {
+        let capabilities = capabilities(fid, self.engine.offers()).ok_or(INVALID_FIELD)?;
+        if cdw10.sv() && !capabilities.saveable() {
             return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr(true));
         }
         if capabilities.namespace_specific() {
@@ -501,6 +529,8 @@ impl Controller {
                 let wanted = HostBehavior::read_from_bytes(&bytes).map_err(|_| INVALID_FIELD)?;
                 self.admin.features.host_behavior = accepted(&wanted).ok_or(INVALID_FIELD)?;
             }
+            Fid::FLEXIBLE_DATA_PLACEMENT => self.set_fdp_mode(command)?,
+            Fid::FDP_EVENTS => self.set_fdp_event_types(command)?,
             Fid::RESERVATION_NOTIFICATION_MASK => {
                 let chosen = self.namespaces_under(nsid);
                 let masks = &mut self.admin.features.notification_masks;

@@ -2,7 +2,7 @@
 
 use super::{
     AdminResult, INVALID_FIELD, Outcome, abort, erase, events, features, keep_alive, logs,
-    persistent_events, self_test, table,
+    persistent_events, placement, self_test, table,
 };
 use crate::ana;
 use crate::controller::Controller;
@@ -89,6 +89,9 @@ impl Controller {
                 page(&capabilities)
             }
             Cns::SECONDARY_CONTROLLER_LIST => page(&SecondaryControllerList::new_zeroed()),
+            Cns::ENDURANCE_GROUP_LIST if self.has_placement() => {
+                page(&self.endurance_groups(cdw11.cnssid()))
+            }
             Cns::IO_COMMAND_SETS => {
                 let mut sets = IoCommandSets::new_zeroed();
                 sets.combinations[0] = IoCommandSetVector::new()
@@ -163,7 +166,7 @@ impl Controller {
         page.ctratt = Ctratt::new().with_hids(true);
         page.cntrltype = ControllerType::IO;
         page.nvmsr = 1; // an NVMe storage device
-        page.oacs = table::oacs(config);
+        page.oacs = table::oacs(self);
         if config.sanitizes() {
             page.sanicap = erase::sanicap();
         }
@@ -184,7 +187,7 @@ impl Controller {
         page.maxcmd = (config.queue_entries as u16).into();
         page.nn = config.max_namespaces.into();
         // Features have Select (and nothing can be saved); Timestamp is one.
-        let oncs = engine::commands::oncs(self.is_shared());
+        let oncs = engine::commands::oncs(self.engine.offers());
         page.oncs = oncs
             .with_ssfs(true)
             .with_tss(features::is_supported(Fid::TIMESTAMP));
@@ -201,6 +204,10 @@ impl Controller {
         };
         if self.is_shared() {
             ana::describe(&mut page, ana::MAX_ANA_GROUP);
+        }
+        if self.has_placement() {
+            page.ctratt = page.ctratt.with_egs(true).with_fdps(true);
+            page.endgidmax = (config.max_namespaces as u16).into();
         }
         if let Some(fabrics) = &config.fabrics {
             fabrics.describe(&mut page);
@@ -292,6 +299,7 @@ impl Controller {
                 data.nvmcap = 0.into();
             }
         }
+        data.endgid = placement::group_of(ns).into();
         data.nsattr = Nsattr::new().with_cwp(ns.read_only);
         data.nguid = ns.config.nguid;
         data.eui64 = ns.config.eui64;
@@ -321,6 +329,7 @@ impl Controller {
             if self.config.erases() {
                 data.fpi = self.format_progress(nsid);
             }
+            data.endgid = placement::group_of(ns).into();
             data.nstat = Nstat::new().with_nrdy(true);
             data.anagrpid = self.ana_of(nsid).map_or(0, |(group, _)| group).into();
             if self.config.fabrics.is_some() {

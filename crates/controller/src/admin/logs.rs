@@ -3,11 +3,13 @@
 use super::{AdminResult, INVALID_FIELD, Outcome, features, table};
 use crate::controller::Controller;
 use crate::engine;
+use crate::engine::commands::Offers;
 use crate::survival::Since;
 use crate::survival::state::HeldCommand;
 use nvme::aen::{AsyncEvent, ErrorEvent, EventType, SmartEvent};
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{Csi, GetLogPage};
+use nvme::feature::Fid;
 use nvme::identify::{Ascii, Lpa, NsidList};
 use nvme::log::{
     ActiveFirmware, CommandsSupported, CriticalWarning, ErrorInformation, FeatureEffects,
@@ -114,6 +116,8 @@ static LOG_PAGES: &[LogPage] = &[
         c.clear_events(EventType::NOTICE);
     })
     .lpa(Lpa::new().with_ts(true)),
+    LogPage::new(Lid::ENDURANCE_GROUP, |c, get, _| c.endurance_group_log(get))
+        .offered_if(Controller::has_placement),
     LogPage::new(Lid::PERSISTENT_EVENT, |c, get, _| {
         Ok(c.persistent_event_log(get))
     })
@@ -125,9 +129,21 @@ static LOG_PAGES: &[LogPage] = &[
     .after(|c| c.clear_events(EventType::NOTICE))
     .offered_if(|c| c.config.fabrics.is_some() || c.is_shared()),
     LogPage::new(Lid::FEATURES_SUPPORTED, |c, _, _| {
-        Ok(features_supported(c.is_shared()))
+        Ok(features_supported(c.engine.offers()))
     })
     .lpa(Lpa::new().with_mlps(true)),
+    LogPage::new(Lid::FDP_CONFIGURATIONS, |c, get, _| {
+        c.fdp_configurations(get)
+    })
+    .offered_if(Controller::has_placement),
+    LogPage::new(Lid::RECLAIM_UNIT_HANDLE_USAGE, |c, get, _| {
+        c.handle_usage(get)
+    })
+    .offered_if(Controller::has_placement),
+    LogPage::new(Lid::FDP_STATISTICS, |c, get, _| c.fdp_statistics(get))
+        .offered_if(Controller::has_placement),
+    LogPage::new(Lid::FDP_EVENTS, |c, get, _| c.fdp_events(get))
+        .offered_if(Controller::has_placement),
     LogPage::new(Lid::SANITIZE_STATUS, |c, _, _| Ok(c.sanitize_log()))
         .after(|c| c.clear_events(EventType::IO_COMMAND_SPECIFIC))
         .offered_if(|c| c.config.sanitizes()),
@@ -308,7 +324,7 @@ impl Controller {
 
     pub(super) fn commands_supported(&self, csi: Csi) -> Vec<u8> {
         let mut log = CommandsSupported::new_zeroed();
-        for (opcode, effects) in table::effects(&self.config) {
+        for (opcode, effects) in table::effects(self) {
             set(&mut log.acs, opcode.0, effects);
         }
         // Tools ask for every command set that could be there: of the others there is no command.
@@ -316,7 +332,7 @@ impl Controller {
         if csi != Csi::NVM && !zoned {
             return log.as_bytes().to_vec();
         }
-        for (opcode, effects) in engine::commands::effects(self.is_shared(), zoned) {
+        for (opcode, effects) in engine::commands::effects(self.engine.offers(), zoned) {
             set(&mut log.iocs, opcode.0, effects);
         }
         log.as_bytes().to_vec()
@@ -409,14 +425,14 @@ fn supported_log_pages(controller: &Controller) -> Vec<u8> {
     log.as_bytes().to_vec()
 }
 
-fn features_supported(shared: bool) -> Vec<u8> {
+fn features_supported(offers: Offers) -> Vec<u8> {
     let mut log = FeaturesSupported::new_zeroed();
-    for (fid, capabilities) in features::supported(shared) {
-        // Scope: bit 0 namespace, bit 1 controller.
-        let scope = if capabilities.namespace_specific() {
-            1
-        } else {
-            2
+    for (fid, capabilities) in features::supported(offers) {
+        // Scope: bit 0 namespace, bit 1 controller, bit 3 Endurance Group.
+        let scope = match fid {
+            Fid::FLEXIBLE_DATA_PLACEMENT => 8,
+            _ if capabilities.namespace_specific() => 1,
+            _ => 2,
         };
         let effects = FeatureEffects::new().with_fsupp(true).with_fsp(scope);
         set(&mut log.fids, fid.0, effects);

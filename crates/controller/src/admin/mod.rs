@@ -11,6 +11,7 @@ mod logs;
 mod management;
 mod notifications;
 mod persistent_events;
+mod placement;
 mod queues;
 mod resize;
 mod self_test;
@@ -203,7 +204,7 @@ impl Controller {
     }
 
     fn dispatch(&mut self, opcode: AdminOpcode, command: &Command) -> AdminResult {
-        let handler = table::handler(opcode, &self.config);
+        let handler = table::handler(opcode, self);
         let handler = handler.ok_or(Status::INVALID_OPCODE.with_dnr(true))?;
         handler(self, command)
     }

@@ -15,7 +15,6 @@
 //! compares what the controller says with what it does, for every opcode.
 
 use super::AdminResult;
-use crate::config::ControllerConfig;
 use crate::controller::Controller;
 use nvme::identify::Oacs;
 use nvme::log::CommandEffects;
@@ -50,12 +49,22 @@ static COMMANDS: &[AdminCommand] = &[
     ),
     AdminCommand::new(Op::NAMESPACE_MANAGEMENT, Controller::manage, INVENTORY)
         .oacs(Oacs::new().with_nms(true))
-        .offered_if(|config| config.pool.is_some()),
+        .offered_if(|c| c.config.pool.is_some()),
     AdminCommand::new(Op::DEVICE_SELF_TEST, Controller::device_self_test, NOTHING)
         .oacs(Oacs::new().with_dsts(true)),
     AdminCommand::new(Op::NAMESPACE_ATTACHMENT, Controller::manage, INVENTORY)
-        .offered_if(|config| config.pool.is_some()),
+        .offered_if(|c| c.config.pool.is_some()),
     AdminCommand::new(Op::KEEP_ALIVE, Controller::keep_alive_command, NOTHING),
+    AdminCommand::new(Op::DIRECTIVE_SEND, Controller::directive_send, NOTHING)
+        .oacs(Oacs::new().with_dirs(true))
+        .offered_if(Controller::has_placement),
+    AdminCommand::new(
+        Op::DIRECTIVE_RECEIVE,
+        Controller::directive_receive,
+        NOTHING,
+    )
+    .oacs(Oacs::new().with_dirs(true))
+    .offered_if(Controller::has_placement),
     AdminCommand::new(
         Op::DOORBELL_BUFFER_CONFIG,
         Controller::doorbell_buffer_config,
@@ -63,12 +72,12 @@ static COMMANDS: &[AdminCommand] = &[
     )
     .concerning_queues()
     .oacs(Oacs::new().with_dbcs(true))
-    .offered_if(|config| config.shadow_doorbells),
+    .offered_if(|c| c.config.shadow_doorbells),
     AdminCommand::new(Op::FORMAT_NVM, Controller::format_nvm, ERASES)
         .oacs(Oacs::new().with_fnvms(true))
-        .offered_if(ControllerConfig::erases),
+        .offered_if(|c| c.config.erases()),
     AdminCommand::new(Op::SANITIZE, Controller::sanitize, ERASES)
-        .offered_if(ControllerConfig::sanitizes),
+        .offered_if(|c| c.config.sanitizes()),
     #[cfg(test)]
     super::toy::COMMAND,
 ];
@@ -83,7 +92,7 @@ pub(super) struct AdminCommand {
     effects: CommandEffects,
     concerns_queues: bool,
     oacs: Oacs,
-    offered: fn(&ControllerConfig) -> bool,
+    offered: fn(&Controller) -> bool,
 }
 
 impl AdminCommand {
@@ -114,14 +123,14 @@ impl AdminCommand {
     }
 
     /// Not every controller has the command.
-    pub(super) const fn offered_if(self, offered: fn(&ControllerConfig) -> bool) -> Self {
+    pub(super) const fn offered_if(self, offered: fn(&Controller) -> bool) -> Self {
         AdminCommand { offered, ..self }
     }
 }
 
-/// What runs the command; `None` when a controller of this configuration does not have it.
-pub(super) fn handler(opcode: Op, config: &ControllerConfig) -> Option<Handler> {
-    let command = offered(config).find(|command| command.opcode == opcode)?;
+/// What runs the command; `None` when this controller does not have it.
+pub(super) fn handler(opcode: Op, controller: &Controller) -> Option<Handler> {
+    let command = offered(controller).find(|command| command.opcode == opcode)?;
     Some(command.handler)
 }
 
@@ -132,20 +141,20 @@ pub(crate) fn concerns_queues(opcode: Op) -> bool {
 }
 
 /// What Identify Controller says about the commands.
-pub(super) fn oacs(config: &ControllerConfig) -> Oacs {
-    let bits = offered(config).map(|command| command.oacs.into_bits());
+pub(super) fn oacs(controller: &Controller) -> Oacs {
+    let bits = offered(controller).map(|command| command.oacs.into_bits());
     Oacs::from_bits(bits.fold(Oacs::new().into_bits(), |all, bits| all | bits))
 }
 
 /// What the Commands Supported and Effects log page says about the commands.
-pub(super) fn effects(config: &ControllerConfig) -> impl Iterator<Item = (Op, CommandEffects)> {
-    offered(config).map(|command| (command.opcode, command.effects.with_csupp(true)))
+pub(super) fn effects(controller: &Controller) -> impl Iterator<Item = (Op, CommandEffects)> {
+    offered(controller).map(|command| (command.opcode, command.effects.with_csupp(true)))
 }
 
-fn offered(config: &ControllerConfig) -> impl Iterator<Item = &'static AdminCommand> {
+fn offered(controller: &Controller) -> impl Iterator<Item = &'static AdminCommand> {
     COMMANDS
         .iter()
-        .filter(move |command| (command.offered)(config))
+        .filter(move |command| (command.offered)(controller))
 }
 
 #[cfg(test)]

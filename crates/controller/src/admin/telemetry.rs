@@ -221,6 +221,17 @@ impl Controller {
                     ns.read_only
                 ),
             );
+            let Some(state) = ns.config.placement.as_deref() else {
+                continue;
+            };
+            let placement = state.get();
+            for handle in 0..placement.geometry().handles {
+                let (bytes, units) = (placement.bytes(handle), placement.units(handle));
+                line(
+                    &format!("namespace.{}.handle.{handle}", ns.config.nsid),
+                    &format_args!("{bytes} bytes, {units} reclaim units before this one"),
+                );
+            }
         }
         text
     }

@@ -15,7 +15,7 @@ pub(super) const COMMAND: AdminCommand =
     AdminCommand::new(OPCODE, double, CommandEffects::new().with_ncc(true))
         .concerning_queues()
         .oacs(Oacs::new().with_glss(true))
-        .offered_if(|config| config.mdts == 5);
+        .offered_if(|c| c.config.mdts == 5);
 
 /// Completes with twice dword 10.
 fn double(_: &mut Controller, command: &Command) -> AdminResult {

@@ -75,7 +75,7 @@ impl Controller {
         if self.attaching.is_some() {
             return Err(ConfigError::Attaching);
         }
-        config.check_zones(&self.config)?;
+        config.check_for(&self.config)?;
         if let Some(zones) = &config.zones {
             zones.begin();
         }

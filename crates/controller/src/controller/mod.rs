@@ -192,7 +192,7 @@ impl Controller {
             if !seen.insert(ns.nsid) {
                 return Err(ConfigError::DuplicateNamespace(ns.nsid));
             }
-            ns.check_zones(&config)?;
+            ns.check_for(&config)?;
             if let Some(sharing) = &mut sharing {
                 sharing.attach(ns.nsid, opened.len())?;
             }

@@ -26,6 +26,17 @@ struct IoCommand {
     group: Option<CommandGroup>,
     /// Only controllers of a subsystem have it.
     shared: bool,
+    /// Only controllers have it with a namespace that has placement handles.
+    placed: bool,
+}
+
+/// What decides which commands a controller has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offers {
+    /// It is one of a subsystem.
+    pub shared: bool,
+    /// A namespace of its has placement handles.
+    pub placed: bool,
 }
 
 impl IoCommand {
@@ -38,6 +49,7 @@ impl IoCommand {
             oncs: Oncs::new(),
             group: None,
             shared: false,
+            placed: false,
         }
     }
 
@@ -96,6 +108,14 @@ impl IoCommand {
         }
     }
 
+    /// A command of namespaces with placement handles.
+    const fn of_placement(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
+        IoCommand {
+            placed: true,
+            ..Self::new(opcode, handler, effects)
+        }
+    }
+
     /// The bit by which Identify Controller says that the command is there.
     const fn oncs(self, oncs: Oncs) -> Self {
         IoCommand { oncs, ..self }
@@ -135,15 +155,25 @@ static COMMANDS: &[IoCommand] = &[
     IoCommand::reservation(Op::RESERVATION_REPORT, NOTHING),
     IoCommand::reservation(Op::RESERVATION_ACQUIRE, NOTHING),
     IoCommand::reservation(Op::RESERVATION_RELEASE, NOTHING),
+    IoCommand::of_placement(
+        Op::IO_MANAGEMENT_RECEIVE,
+        Engine::io_management_receive,
+        NOTHING,
+    )
+    .reads()
+    .not_zoned(),
+    IoCommand::of_placement(Op::IO_MANAGEMENT_SEND, Engine::io_management_send, NOTHING)
+        .writes()
+        .not_zoned(),
     IoCommand::of_zones(Op::ZONE_MANAGEMENT_SEND, Engine::zone_send, CONTENT).writes(),
     IoCommand::of_zones(Op::ZONE_MANAGEMENT_RECEIVE, Engine::zone_receive, NOTHING).reads(),
     IoCommand::of_zones(Op::ZONE_APPEND, Engine::zoned_write, CONTENT).writes(),
 ];
 
-/// What starts the command; `None` when a controller like this has no such command: `shared` if it
-/// is one of a subsystem; `zoned` if the command is for a zoned namespace.
-pub(super) fn handler(opcode: Op, shared: bool, zoned: bool) -> Option<Handler> {
-    let command = offered(shared).find(|command| command.opcode == opcode)?;
+/// What starts the command; `None` when a controller like this has no such command: `zoned` if the
+/// command is for a zoned namespace.
+pub(super) fn handler(opcode: Op, offers: Offers, zoned: bool) -> Option<Handler> {
+    let command = offered(offers).find(|command| command.opcode == opcode)?;
     command.of(zoned)
 }
 
@@ -153,20 +183,22 @@ pub(super) fn group(opcode: Op) -> Option<CommandGroup> {
     command.group
 }
 
-fn offered(shared: bool) -> impl Iterator<Item = &'static IoCommand> {
-    let commands = COMMANDS.iter();
-    commands.filter(move |command| shared || !command.shared)
+fn offered(offers: Offers) -> impl Iterator<Item = &'static IoCommand> {
+    let has = move |command: &&IoCommand| {
+        (offers.shared || !command.shared) && (offers.placed || !command.placed)
+    };
+    COMMANDS.iter().filter(has)
 }
 
 /// What Identify Controller says about the commands.
-pub(crate) fn oncs(shared: bool) -> Oncs {
-    let bits = offered(shared).map(|command| command.oncs.into_bits());
+pub(crate) fn oncs(offers: Offers) -> Oncs {
+    let bits = offered(offers).map(|command| command.oncs.into_bits());
     Oncs::from_bits(bits.fold(Oncs::new().into_bits(), |all, bits| all | bits))
 }
 
 /// What the Commands Supported and Effects log page says about the commands of the NVM command set,
 /// or those of zoned namespaces.
-pub(crate) fn effects(shared: bool, zoned: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
-    let commands = offered(shared).filter(move |command| command.of(zoned).is_some());
+pub(crate) fn effects(offers: Offers, zoned: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
+    let commands = offered(offers).filter(move |command| command.of(zoned).is_some());
     commands.map(|command| (command.opcode, command.effects.with_csupp(true)))
 }

@@ -15,8 +15,9 @@ use super::Engine;
 use super::complete::status_of;
 use super::slots::{Kind, Slot, Work};
 use dma::{Access, Buffer, SegmentList};
-use nvme::cmd::io::{CopyCdw12, CopyRange};
+use nvme::cmd::io::{CopyCdw12, CopyRange, DirectiveType};
 use nvme::{Command, Status};
+use placement::Writer;
 use volume::{Budget, IoErrorKind, Op, Request};
 use zerocopy::FromBytes;
 
@@ -218,8 +219,11 @@ impl Engine {
         let memory = largest.unwrap_or(0).min(PIECE);
         let fua = cdw12.fua() || !self.write_cache;
         let ns = index;
+        let again = self.slots.is_reserved();
         let index = self.slot_for(sqid, command, ns)?;
         self.scratch.reserve(memory)?;
+        let dtype = DirectiveType(cdw12.dtype());
+        self.place(ns, command, dtype, all, Writer::Controller, again)?;
         sources.reverse();
         if let Some(slot) = self.slots.get(index) {
             slot.scratch = memory;

@@ -128,12 +128,15 @@ impl Engine {
     pub(super) fn index_namespaces(&mut self) {
         let closed = self.active().any(|ns| ns.closed.is_some());
         self.closed = closed;
+        let placed = self.active().any(Namespace::is_placed);
+        self.placed = placed;
         self.open_by_nsid.clone_from(&self.by_nsid);
         for found in &mut self.open_by_nsid {
             let ns = self.namespaces.get(usize::from(*found));
-            // Of writes to zones each is checked.
+            // Of writes to zones each is checked, of those by handles each is counted.
             let open = |ns: &Namespace| {
-                let reached = ana::refusal(ns.ana).is_none() && !ns.is_zoned();
+                let plain = !ns.is_zoned() && !ns.is_placed();
+                let reached = ana::refusal(ns.ana).is_none() && plain;
                 ns.access == Access::FULL && reached && ns.closed.is_none()
             };
             if ns.is_some_and(|ns| !open(ns)) {

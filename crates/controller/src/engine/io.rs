@@ -8,6 +8,7 @@ use dma::{Access, SegmentList};
 use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
 use nvme::cmd::{Fuse, NSID_BROADCAST, Psdt};
 use nvme::{Command, NvmOpcode, Status};
+use placement::Writer;
 use volume::{Op, Request};
 
 /// A range of a namespace that was checked to lie within it.
@@ -43,7 +44,7 @@ impl Engine {
     /// Starts one I/O command that was fetched from `sqid`.
     pub(super) fn execute(&mut self, sqid: u16, command: &Command) {
         let zoned = self.is_zoned(command.nsid.get());
-        let result = match commands::handler(command.nvm_opcode(), self.shared, zoned) {
+        let result = match commands::handler(command.nvm_opcode(), self.offers(), zoned) {
             // Fused operations are not offered (Identify Controller, FUSES).
             _ if command.flags.fuse() != Fuse::NORMAL => Err(Status::INVALID_FIELD.with_dnr(true)),
             Some(start) => match self.is_gated().then(|| self.barred(command)).flatten() {
@@ -61,6 +62,14 @@ impl Engine {
                 self.failed(sqid, cid, status, (nsid, lba));
             }
             self.finish_started(slot, sqid, cid, status);
+        }
+    }
+
+    /// What decides which commands there are.
+    pub fn offers(&self) -> commands::Offers {
+        commands::Offers {
+            shared: self.shared,
+            placed: self.placed,
         }
     }
 
@@ -173,9 +182,14 @@ impl Engine {
         if extent.len > self.max_transfer {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
+        let again = self.slots.is_reserved();
         let index = self.slot_for(sqid, command, extent.ns)?;
         let access = if write { Access::Read } else { Access::Write };
         self.walk_into(index, command, extent.len, access)?;
+        if write {
+            let (ns, dtype, blocks) = (extent.ns, cdw12.dtype(), cdw12.nlb().into());
+            self.place(ns, command, dtype, blocks, Writer::Host, again)?;
+        }
         let op = if write {
             Op::Write {
                 fua: cdw12.fua() || !self.write_cache,
@@ -287,8 +301,18 @@ impl Engine {
 
     pub(super) fn write_zeroes(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let cdw12 = WriteZeroesCdw12::from_bits(command.cdw12.get());
-        let extent = self.extent(command, cdw12.nlb().into(), true)?;
+        let blocks = cdw12.nlb().into();
+        let extent = self.extent(command, blocks, true)?;
+        let again = self.slots.is_reserved();
         let index = self.slot_for(sqid, command, extent.ns)?;
+        self.place(
+            extent.ns,
+            command,
+            cdw12.dtype(),
+            blocks,
+            Writer::Host,
+            again,
+        )?;
         let op = Op::WriteZeroes {
             deallocate: cdw12.deac(),
             fua: cdw12.fua() || !self.write_cache,

@@ -33,6 +33,7 @@ mod namespace;
 mod order;
 mod own;
 mod pass;
+mod placed;
 mod polled;
 mod post;
 mod queue;
@@ -161,6 +162,8 @@ pub(crate) struct Engine {
     shared: bool,
     /// A namespace at least is closed to hosts.
     closed: bool,
+    /// A namespace at least has placement handles.
+    placed: bool,
     /// Commands in flight when the host lost its rights to another one that waits for their end.
     fences: Vec<u64>,
     /// Those that were detached, until they have gone.
@@ -263,6 +266,7 @@ impl Engine {
             by_nsid,
             shared: config.shared,
             closed: false,
+            placed: false,
             fences: Vec::new(),
             detached: Vec::new(),
             write_cache: true,

@@ -60,6 +60,12 @@ impl Namespace {
         self.config.zones.is_some()
     }
 
+    /// It has placement handles.
+    #[inline]
+    pub fn is_placed(&self) -> bool {
+        self.config.placement.is_some()
+    }
+
     /// Its volume has so many blocks now.
     pub fn resized(&mut self, blocks: u64) {
         self.blocks = blocks;
@@ -90,6 +96,7 @@ impl Namespace {
             nguid: [0; 16],
             eui64: [0; 8],
             zones: None,
+            placement: None,
         }
     }
 

@@ -179,6 +179,7 @@ pub fn ns(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfi
         read_only: false,
         nguid: [nsid as u8; 16],
         zones: None,
+        placement: None,
         eui64: [0; 8],
     }
 }

@@ -26,6 +26,7 @@ pub fn namespace(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> Namespa
         read_only: false,
         nguid: [nsid as u8; 16],
         zones: None,
+        placement: None,
         eui64: [nsid as u8; 8],
     }
 }

@@ -115,6 +115,7 @@ pub fn namespace(nsid: u32, volume: Arc<dyn Volume>) -> NamespaceConfig {
         read_only: false,
         nguid: [nsid as u8; 16],
         zones: None,
+        placement: None,
         eui64: [nsid as u8; 8],
     }
 }

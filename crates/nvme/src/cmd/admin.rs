@@ -8,8 +8,10 @@ use bitfield_struct::bitfield;
 
 use crate::macros::open_values;
 
+mod directive;
 mod get_log_page;
 
+pub use directive::{DirectiveCdw11, DirectiveParameters, EnableDirectiveCdw12};
 pub use get_log_page::{GetLogPage, GetLogPageCdw10, GetLogPageCdw11, GetLogPageCdw14};
 
 /// Dword 10 of Create I/O Completion Queue and Create I/O Submission Queue (NVMe

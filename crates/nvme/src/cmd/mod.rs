@@ -25,6 +25,7 @@ pub mod admin;
 pub mod io;
 pub mod namespace;
 mod opcode;
+pub mod placement;
 pub mod reservation;
 pub mod zone;
 

@@ -97,6 +97,20 @@ pub struct EnduranceGroupList {
 
 wire_layout!(EnduranceGroupList, 4096, numid @ 0, endgid @ 2);
 
+impl FromIterator<u16> for EnduranceGroupList {
+    /// A list of as many identifiers as fit, in the order given (the standard wants ascending).
+    fn from_iter<I: IntoIterator<Item = u16>>(identifiers: I) -> Self {
+        let mut list = Self::new_zeroed();
+        let mut numid = 0;
+        for (entry, endgid) in list.endgid.iter_mut().zip(identifiers) {
+            entry.set(endgid);
+            numid += 1;
+        }
+        list.numid.set(numid);
+        list
+    }
+}
+
 /// Which command sets may be used together: one combination (NVMe Base 2.1, 5.1.13.2.19).
 #[bitfield(u64, repr = U64, from = U64::new, into = U64::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(2);
 /// A disk whose volumes are open, and which nobody can reach yet.
 pub(super) enum Ready {
     Controller(ReadyController),
-    Export(ReadyExport),
+    Export(Box<ReadyExport>),
     Target(ReadyTarget),
     Ublk(Box<OpenDisk>),
 }
@@ -84,7 +84,8 @@ impl Manager {
                 Ready::Controller(ReadyController::new(spec, opener).map_err(failed)?)
             }
             DiskSpec::VhostBlk(spec) => {
-                Ready::Export(ReadyExport::new(spec, opener).map_err(failed)?)
+                let ready = ReadyExport::new(spec, opener).map_err(failed)?;
+                Ready::Export(Box::new(ready))
             }
             DiskSpec::NvmeTcp(spec) => {
                 Ready::Target(ReadyTarget::new(spec, opener).map_err(failed)?)

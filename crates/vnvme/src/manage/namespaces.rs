@@ -76,7 +76,12 @@ impl Manager {
             return Err(only_controllers(&taken.name));
         };
         self.crew.registry.described.add(&together);
-        let Opened { volume, zones, .. } = opened;
+        let Opened {
+            volume,
+            zones,
+            placement,
+            ..
+        } = opened;
         let nsid = spec.nsid.unwrap_or(1);
         let shown = volume.clone();
         self.on_worker(worker, move |thread, _| {
@@ -84,7 +89,11 @@ impl Manager {
             let (controller, io) = front.controller_mut();
             let serial = controller.config().serial.clone();
             let config = namespace_config(&spec, nsid, &serial, shown).map_err(failed)?;
-            let config = NamespaceConfig { zones, ..config };
+            let config = NamespaceConfig {
+                zones,
+                placement,
+                ..config
+            };
             let attached = controller.attach(config, io);
             attached.map_err(|error| Error::invalid(error.to_string()))
         })?;

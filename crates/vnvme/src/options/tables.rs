@@ -9,6 +9,7 @@ use crate::spec::UblkSpec;
 use crate::spec::VhostBlkSpec;
 use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
 use controller::MAX_ANA_GROUP;
+use placement::MAX_HANDLES;
 use serde::de::MapAccess;
 
 /// Where a VMM connects.
@@ -223,6 +224,33 @@ impl Spec for NamespaceSpec {
             "file that keeps states and write pointers of the zones; made, of empty zones, if it \
              is not there. Only volumes that end with the process (mem, null) do without",
             |n| &mut n.zone_table,
+        )
+        .or("none")
+        .in_url(),
+        Row::<Self>::new(
+            "fdp-handles",
+            "N",
+            "give it placement handles (Flexible Data Placement), by which a host groups what it \
+             writes; what is written by each is counted in reclaim units",
+            |n| &mut n.fdp_handles,
+        )
+        .range(1, MAX_HANDLES as u32)
+        .or("none")
+        .in_url(),
+        Row::<Self>::new(
+            "fdp-unit",
+            "SIZE",
+            "size of a reclaim unit",
+            |n| &mut n.fdp_unit,
+        )
+        .or("256M")
+        .in_url(),
+        Row::<Self>::new(
+            "fdp-table",
+            "PATH",
+            "file that keeps the counts, settings and events of the placement handles; made if it \
+             is not there. Only volumes that end with the process (mem, null) do without",
+            |n| &mut n.fdp_table,
         )
         .or("none")
         .in_url(),

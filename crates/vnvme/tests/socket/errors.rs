@@ -664,7 +664,8 @@ const REFUSED: &[(&str, &str)] = &[
         "vnvme: unknown field `nsd`, did you mean `nsid`? expected one of `volume`, \
          `read-only`, `block-size`, `on-read-error`, `on-write-error`, `nsid`, `nguid`, `eui64`, \
          `path`, `reservations`, `zone-size`, `zone-capacity`, `max-open-zones`, \
-         `max-active-zones`, `zone-table`, `ana-group`, `ana-state`",
+         `max-active-zones`, `zone-table`, `fdp-handles`, `fdp-unit`, `fdp-table`, \
+         `ana-group`, `ana-state`",
     ),
     ("detach a 7", "vnvme: \"a\" has no namespace 7"),
     (

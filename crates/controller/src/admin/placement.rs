@@ -1,0 +1,308 @@
+//! What the control half knows of Flexible Data Placement ("NVMe Base 2.1", 8.1.10): log pages,
+//! features, and the Data Placement directive (ibid., 8.1.8).
+//!
+//! Each namespace with placement handles is an Endurance Group by itself, whose identifier is its
+//! NSID, with one reclaim group and one configuration. That was configured: as long as there is the
+//! namespace, and so always, a host cannot change it ("NVMe Base 2.1", 5.1.25.1, Flexible Data
+//! Placement: Command Sequence Error). The directive is enabled from the start, as hosts presume;
+//! they may disable it.
+//!
+//! What hosts set here is kept with the counts, and outlasts resets. There is no asynchronous event
+//! for the FDP Events log page: hosts read it when they like.
+
+use super::{AdminResult, INVALID_FIELD, Outcome};
+use crate::controller::Controller;
+use crate::engine::Namespace;
+use crate::placed::PlacementState;
+use nvme::cmd::admin::{
+    DirectiveCdw11, DirectiveParameters, EnableDirectiveCdw12, FeatureSelect, GetFeaturesCdw10,
+    GetLogPage,
+};
+use nvme::cmd::io::DirectiveType;
+use nvme::feature::{FdpEventDescriptor, FdpEventsCdw11, FdpMode};
+use nvme::identify::EnduranceGroupList;
+use nvme::log::{
+    EnduranceGroup, FDP_EVENTS, FdpAttributes, FdpConfiguration, FdpConfigurations, FdpEvent,
+    FdpEventFlags, FdpEventType, FdpEventsHeader, FdpStatistics, HandleUsage, HandleUsageHeader,
+    ReclaimUnitHandle, ReclaimUnitHandleAttributes, ReclaimUnitHandleType,
+};
+use nvme::{Command, Status};
+use placement::{EventSet, SUPPORTED_EVENTS};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The configuration that is in effect, and the only one.
+const MODE: FdpMode = FdpMode::new().with_fdpe(true);
+
+/// A directive's bit in [`DirectiveParameters`].
+fn directives(types: &[DirectiveType]) -> [u8; 32] {
+    let mut bits = [0; 32];
+    if let Some(first) = bits.first_mut() {
+        *first = types.iter().fold(0, |all, ty| all | 1 << (ty.0 & 7));
+    }
+    bits
+}
+
+/// The Endurance Group of a namespace (ENDGID); 0 where it is in none.
+pub(super) fn group_of(ns: &Namespace) -> u16 {
+    let group = ns.is_placed().then(|| u16::try_from(ns.config.nsid).ok());
+    group.flatten().unwrap_or(0)
+}
+
+impl Controller {
+    /// A namespace has placement handles.
+    pub(super) fn has_placement(&self) -> bool {
+        self.engine.offers().placed
+    }
+
+    /// The Endurance Groups from that one on.
+    pub(super) fn endurance_groups(&self, from: u16) -> EnduranceGroupList {
+        let groups = self.engine.active().map(group_of);
+        let mut groups: Vec<u16> = groups.filter(|group| *group >= from.max(1)).collect();
+        groups.sort_unstable();
+        EnduranceGroupList::from_iter(groups)
+    }
+
+    /// The namespace that is the Endurance Group, and its handles.
+    fn group(&self, endgid: u16) -> Result<(&Namespace, &PlacementState), Status> {
+        let mut namespaces = self.engine.active();
+        let found = namespaces.find(|ns| endgid != 0 && group_of(ns) == endgid);
+        let state = found.and_then(|ns| Some((ns, ns.config.placement.as_deref()?)));
+        state.ok_or(INVALID_FIELD)
+    }
+
+    /// The handles of a namespace; FDP Disabled where it has none.
+    fn placement_under(&self, nsid: u32) -> Result<&PlacementState, Status> {
+        let index = self.engine.namespace_index(nsid)?;
+        let ns = self.engine.namespaces.get(index);
+        let state = ns.and_then(|ns| ns.config.placement.as_deref());
+        state.ok_or(Status::FDP_DISABLED.with_dnr(true))
+    }
+
+    // ---- log pages
+
+    /// Endurance Group Information. What is read is counted for the controller as a whole (SMART).
+    pub(super) fn endurance_group_log(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
+        let (ns, state) = self.group(get.lsi)?;
+        let placement = state.get();
+        let units = |bytes: u64| EnduranceGroup::units(bytes.into()).into();
+        let mut log = EnduranceGroup::new_zeroed();
+        log.avsp = 100;
+        log.avspt = 10;
+        log.duw = units(placement.host_bytes());
+        log.muw = units(placement.media_bytes());
+        log.tegcap = (u128::from(ns.blocks) << ns.shift).into();
+        Ok(log.as_bytes().to_vec())
+    }
+
+    /// FDP Configurations: one.
+    pub(super) fn fdp_configurations(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
+        let (ns, state) = self.group(get.lsi)?;
+        let geometry = state.get().geometry();
+        let handle = ReclaimUnitHandle {
+            ruht: ReclaimUnitHandleType::INITIALLY_ISOLATED,
+            ..Default::default()
+        };
+        let handles = usize::from(geometry.handles);
+        let size = size_of::<FdpConfiguration>() + handles * size_of::<ReclaimUnitHandle>();
+        // 576 bytes at most.
+        let size = size.next_multiple_of(8) as u16;
+        let configuration = FdpConfiguration {
+            dsze: size.into(),
+            fdpa: FdpAttributes::new()
+                .with_fdpvwc(ns.volatile_cache)
+                .with_fdpcv(true),
+            nrg: 1.into(),
+            nruh: geometry.handles.into(),
+            maxpids_z: (geometry.handles - 1).into(),
+            nns: 1.into(),
+            runs: geometry.unit_bytes().into(),
+            ..Default::default()
+        };
+        let whole = size_of::<FdpConfigurations>() + usize::from(size);
+        let header = FdpConfigurations {
+            sze: (whole as u32).into(),
+            ..Default::default()
+        };
+        let mut page = [header.as_bytes(), configuration.as_bytes()].concat();
+        page.extend(handle.as_bytes().repeat(handles));
+        page.resize(whole, 0);
+        Ok(page)
+    }
+
+    /// Reclaim Unit Handle Usage: all of them are the namespace's.
+    pub(super) fn handle_usage(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
+        let (_, state) = self.group(get.lsi)?;
+        let handles = state.get().geometry().handles;
+        let header = HandleUsageHeader {
+            nruh: handles.into(),
+            ..Default::default()
+        };
+        let usage = HandleUsage {
+            ruha: ReclaimUnitHandleAttributes::HOST_SPECIFIED,
+            ..Default::default()
+        };
+        let mut page = header.as_bytes().to_vec();
+        page.extend(usage.as_bytes().repeat(handles.into()));
+        Ok(page)
+    }
+
+    /// FDP Statistics. The controller itself writes what it copies, moves nothing, and erases
+    /// nothing.
+    pub(super) fn fdp_statistics(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
+        let (_, state) = self.group(get.lsi)?;
+        let log = FdpStatistics {
+            hbmw: u128::from(state.get().host_bytes()).into(),
+            mbmw: u128::from(state.get().media_bytes()).into(),
+            ..Default::default()
+        };
+        Ok(log.as_bytes().to_vec())
+    }
+
+    /// FDP Events: those of the host, or of the controller, of which there are none.
+    pub(super) fn fdp_events(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
+        let (_, state) = self.group(get.lsi)?;
+        let host = get.lsp & 1 != 0;
+        let events = state.get().events();
+        let events = events.into_iter();
+        let of_host = |event: &placement::Event| event.ty < FdpEventType::MEDIA_REALLOCATED;
+        let events: Vec<FdpEvent> = events
+            .filter(|event| of_host(event) == host)
+            .map(|event| self.fdp_event(&event))
+            .collect();
+        let header = FdpEventsHeader {
+            numfdpe: (events.len() as u32).into(),
+            ..Default::default()
+        };
+        let mut page = header.as_bytes().to_vec();
+        page.extend_from_slice(events.as_bytes());
+        page.resize((1 + FDP_EVENTS) * size_of::<FdpEvent>(), 0);
+        Ok(page)
+    }
+
+    fn fdp_event(&self, event: &placement::Event) -> FdpEvent {
+        FdpEvent {
+            fdpet: event.ty,
+            fdpef: FdpEventFlags::new()
+                .with_piv(true)
+                .with_nsidv(true)
+                .with_lv(true),
+            pid: event.identifier.into(),
+            timestamp: self.admin.features.timestamp_at(event.at),
+            nsid: event.nsid.into(),
+            ruhid: event.handle.into(),
+            ..Default::default()
+        }
+    }
+
+    // ---- features
+
+    /// The value of Flexible Data Placement of an Endurance Group.
+    pub(super) fn fdp_mode(&self, command: &Command) -> Result<u32, Status> {
+        self.group(command.cdw11.get() as u16)?;
+        Ok(MODE.into_bits())
+    }
+
+    /// Set Features of the same: it stays as it is.
+    pub(super) fn set_fdp_mode(&self, command: &Command) -> Result<(), Status> {
+        self.group(command.cdw11.get() as u16)?;
+        match FdpMode::from_bits(command.cdw12.get()) == MODE {
+            true => Ok(()),
+            false => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true)),
+        }
+    }
+
+    /// The events of a handle, and whether they are enabled: as data; how many there are.
+    pub(super) fn fdp_event_types(&self, command: &Command) -> Result<u32, Status> {
+        let (state, handle, wanted) = self.fdp_event_command(command)?;
+        let select = GetFeaturesCdw10::from_bits(command.cdw10.get()).sel();
+        let enabled = match select {
+            FeatureSelect::DEFAULT => EventSet::NONE,
+            _ => state.get().recorded(handle),
+        };
+        let descriptors = SUPPORTED_EVENTS.map(|fdpet| FdpEventDescriptor {
+            fdpet,
+            fdpeta: enabled.contains(fdpet).into(),
+        });
+        // Hosts that say for how many they have room get no more.
+        let room = match wanted {
+            0 => descriptors.len(),
+            room => room.min(descriptors.len()),
+        };
+        let descriptors = descriptors.get(..room).unwrap_or_default();
+        self.write_host(command, descriptors.as_bytes())?;
+        Ok(SUPPORTED_EVENTS.len() as u32)
+    }
+
+    /// Set Features of the same.
+    pub(super) fn set_fdp_event_types(&self, command: &Command) -> Result<(), Status> {
+        let (state, handle, count) = self.fdp_event_command(command)?;
+        let mut types = vec![0; count];
+        if count > 0 {
+            self.read_host(command, &mut types)?;
+        }
+        let mut types = types.into_iter().map(FdpEventType);
+        let set = types.try_fold(EventSet::NONE, EventSet::with);
+        let on = command.cdw12.get() & 1 != 0;
+        let set = set.ok_or(INVALID_FIELD)?;
+        state.get().record_events(handle, set, on);
+        Ok(())
+    }
+
+    /// The handle that a command of FDP Events is about, and its number of event types.
+    fn fdp_event_command(
+        &self,
+        command: &Command,
+    ) -> Result<(&PlacementState, u16, usize), Status> {
+        let cdw11 = FdpEventsCdw11::from_bits(command.cdw11.get());
+        let state = self.placement_under(command.nsid.get())?;
+        let geometry = state.get().geometry();
+        let handle = geometry.handle_of(cdw11.phndl()).ok_or(INVALID_FIELD)?;
+        Ok((state, handle, cdw11.noet().into()))
+    }
+
+    // ---- directives
+
+    /// Directive Receive: what directives there are.
+    pub(super) fn directive_receive(&mut self, command: &Command) -> AdminResult {
+        let cdw11 = DirectiveCdw11::from_bits(command.cdw11.get());
+        let index = self.engine.namespace_index(command.nsid.get())?;
+        let parameters = cdw11.doper() == DirectiveCdw11::RETURN_PARAMETERS;
+        if cdw11.dtype() != DirectiveType::IDENTIFY || !parameters {
+            return Err(INVALID_FIELD);
+        }
+        let ns = self.engine.namespaces.get(index);
+        let state = ns.and_then(|ns| ns.config.placement.as_deref());
+        let both = &[DirectiveType::IDENTIFY, DirectiveType::DATA_PLACEMENT];
+        let [first, ..] = both;
+        let identify = std::slice::from_ref(first);
+        let mut data = DirectiveParameters::new_zeroed();
+        data.supported = directives(state.map_or(identify, |_| both));
+        data.enabled = directives(match state {
+            Some(state) if state.get().is_enabled() => both,
+            _ => identify,
+        });
+        if state.is_some() {
+            data.persistent = directives(&[DirectiveType::DATA_PLACEMENT]);
+        }
+        let bytes = data.as_bytes();
+        let wanted = (u64::from(command.cdw10.get()) + 1) * 4;
+        let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+        self.write_host(command, bytes.get(..wanted).unwrap_or(bytes))?;
+        Ok(Outcome::Done(0))
+    }
+
+    /// Directive Send: the Data Placement directive is enabled, or disabled.
+    pub(super) fn directive_send(&mut self, command: &Command) -> AdminResult {
+        let cdw11 = DirectiveCdw11::from_bits(command.cdw11.get());
+        let cdw12 = EnableDirectiveCdw12::from_bits(command.cdw12.get());
+        let enable = cdw11.doper() == DirectiveCdw11::ENABLE;
+        let identify = cdw11.dtype() == DirectiveType::IDENTIFY;
+        self.engine.namespace_index(command.nsid.get())?;
+        if !identify || !enable || cdw12.dtype() != DirectiveType::DATA_PLACEMENT {
+            return Err(INVALID_FIELD);
+        }
+        let state = self.placement_under(command.nsid.get())?;
+        state.get().enable(cdw12.endir());
+        Ok(Outcome::Done(0))
+    }
+}

@@ -1,0 +1,186 @@
+//! Flexible Data Placement ("NVMe Base 2.1", 8.1.10): which handle a write goes by, and I/O
+//! Management Receive and Send (ibid., 7.3 and 7.4).
+//!
+//! *A write counts when it is about to be given to the volume*, once it has been checked: the unit
+//! of its handle has room for so many blocks less, whether the write fails or not. Where its data
+//! goes, no volume is told: handles are counted, no more.
+//!
+//! *What the next process finds.* A command is recorded, then its blocks are counted, then the
+//! volume gets it. What was recorded is begun again by the next process, and not counted again: so
+//! of each worker that has died, the last write is not counted if it came to its end between the
+//! two.
+
+use super::Engine;
+use super::slots::Kind;
+use crate::placed::PlacementState;
+use dma::{Access, SegmentList};
+use nvme::cmd::io::{DirectiveType, RwCdw13};
+use nvme::cmd::placement::{
+    HandleStatus, HandleStatusHeader, IoManagementReceiveCdw10, IoManagementSendCdw10,
+    ReceiveOperation, SendOperation,
+};
+use nvme::log::FdpEventType;
+use nvme::{Command, Status};
+use placement::Writer;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
+
+/// The directive of a command that writes: Directive Type, and Directive Specific.
+fn directive(command: &Command, dtype: DirectiveType) -> (DirectiveType, u16) {
+    (dtype, RwCdw13::from_bits(command.cdw13.get()).dspec())
+}
+
+impl Engine {
+    /// Takes so many blocks out of the unit of the handle that the command names, where its
+    /// namespace has handles. `again`: it was counted in another process. Without Data Placement
+    /// directives ("NVMe Base 2.1", 8.1.8) those of commands mean nothing, and with them all others
+    /// are invalid.
+    #[inline]
+    pub(super) fn place(
+        &self,
+        index: usize,
+        command: &Command,
+        dtype: DirectiveType,
+        blocks: u64,
+        writer: Writer,
+        again: bool,
+    ) -> Result<(), Status> {
+        let ns = self.namespaces.get(index);
+        match ns.and_then(|ns| ns.config.placement.as_deref()) {
+            None => Ok(()),
+            Some(state) => {
+                let directive = directive(command, dtype);
+                place_in(state, command.nsid.get(), directive, blocks, writer, again)
+            }
+        }
+    }
+
+    /// The placement of a command's namespace, with its index.
+    fn placement_of(&self, command: &Command) -> Result<(usize, Arc<PlacementState>), Status> {
+        let index = self.namespace_index(command.nsid.get())?;
+        let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
+        let placement = ns.config.placement.clone();
+        let placement = placement.ok_or(Status::FDP_DISABLED.with_dnr(true))?;
+        Ok((index, placement))
+    }
+
+    /// I/O Management Receive: what is left of each handle's unit.
+    pub(super) fn io_management_receive(
+        &mut self,
+        sqid: u16,
+        command: &Command,
+    ) -> Result<(), Status> {
+        let cdw10 = IoManagementReceiveCdw10::from_bits(command.cdw10.get());
+        let bytes = (u64::from(command.cdw11.get()) + 1) * 4;
+        let (ns, state) = self.placement_of(command)?;
+        if cdw10.mo() != ReceiveOperation::HANDLE_STATUS || bytes > self.max_transfer {
+            return Err(INVALID);
+        }
+        let index = self.slot_for(sqid, command, ns)?;
+        let mut list = SegmentList::new();
+        self.walk(command, bytes, Access::Write, &mut list)?;
+        let mut data = statuses(&state);
+        // Zeroes behind the last descriptor.
+        data.resize(usize::try_from(bytes).map_err(|_| INVALID)?, 0);
+        list.copy_from(0, &data);
+        drop(list);
+        if let Some(slot) = self.slots.get(index) {
+            slot.bytes = bytes;
+        }
+        self.end(index);
+        Ok(())
+    }
+
+    /// I/O Management Send: handles refer to new units. Where an identifier is invalid, none does.
+    pub(super) fn io_management_send(
+        &mut self,
+        sqid: u16,
+        command: &Command,
+    ) -> Result<(), Status> {
+        let cdw10 = IoManagementSendCdw10::from_bits(command.cdw10.get());
+        let (ns, state) = self.placement_of(command)?;
+        if self.namespaces.get(ns).is_some_and(|ns| ns.read_only) {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
+        }
+        let placement = state.get();
+        let geometry = *placement.geometry();
+        let count = usize::from(cdw10.mos()) + 1;
+        if cdw10.mo() != SendOperation::HANDLE_UPDATE || count > usize::from(geometry.handles) {
+            return Err(INVALID);
+        }
+        let mut data = vec![0; count * 2];
+        let mut list = SegmentList::new();
+        self.walk(command, data.len() as u64, Access::Read, &mut list)?;
+        list.copy_to(0, &mut data);
+        drop(list);
+        let (identifiers, _) = data.as_chunks::<2>();
+        let identifiers = identifiers.iter().map(|bytes| u16::from_le_bytes(*bytes));
+        let handles = identifiers.map(|id| Some((id, geometry.handle_of(id)?)));
+        let handles: Vec<_> = handles.collect::<Option<_>>().ok_or(INVALID)?;
+        let index = self.slot_for(sqid, command, ns)?;
+        if let Some(slot) = self.slots.get(index) {
+            slot.kind = Kind::Other;
+        }
+        for (identifier, handle) in handles {
+            if placement.renew(handle).is_some() {
+                let event = FdpEventType::UNIT_NOT_FULLY_WRITTEN;
+                state.happened(event, command.nsid.get(), handle, identifier);
+            }
+        }
+        crash::point!("controller.placement.renewed");
+        self.end(index);
+        Ok(())
+    }
+}
+
+fn place_in(
+    state: &PlacementState,
+    nsid: u32,
+    (dtype, dspec): (DirectiveType, u16),
+    blocks: u64,
+    writer: Writer,
+    again: bool,
+) -> Result<(), Status> {
+    let placement = state.get();
+    let identifier = match dtype {
+        DirectiveType::IDENTIFY => None,
+        _ if !placement.is_enabled() => None,
+        DirectiveType::DATA_PLACEMENT => Some(dspec),
+        _ => return Err(INVALID),
+    };
+    if again {
+        return Ok(());
+    }
+    crash::point!("controller.placement.recorded");
+    let chosen = placement.choose(identifier);
+    if let Some(invalid) = chosen.invalid {
+        let event = FdpEventType::INVALID_PLACEMENT_IDENTIFIER;
+        state.happened(event, nsid, chosen.handle, invalid);
+    }
+    placement.write(chosen.handle, blocks, writer);
+    crash::point!("controller.placement.counted");
+    Ok(())
+}
+
+/// Reclaim Unit Handle Status, of all handles.
+fn statuses(state: &PlacementState) -> Vec<u8> {
+    let placement = state.get();
+    let handles = placement.geometry().handles;
+    let header = HandleStatusHeader {
+        nruhsd: handles.into(),
+        ..Default::default()
+    };
+    let mut data = header.as_bytes().to_vec();
+    for handle in 0..handles {
+        let status = HandleStatus {
+            pid: handle.into(),
+            ruhid: handle.into(),
+            ruamw: placement.left(handle).into(),
+            ..Default::default()
+        };
+        data.extend_from_slice(status.as_bytes());
+    }
+    data
+}

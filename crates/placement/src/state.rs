@@ -1,0 +1,283 @@
+//! The state of a placement, and every change of it.
+
+use crate::table::{COUNTERS, HANDLES, Row, Words};
+use crate::{Event, EventSet, Geometry, GeometryError};
+use nvme::log::{FDP_EVENTS, FdpEventType};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Words of [`COUNTERS`].
+const HOST_BYTES: usize = 0;
+const MEDIA_BYTES: usize = 1;
+const FLAGS: usize = 2;
+const EVENTS: usize = 3;
+/// Of [`FLAGS`]: the host has disabled the Data Placement directive.
+const DISABLED: u64 = 1;
+
+/// Words of a handle.
+const LEFT: usize = 0;
+const BYTES: usize = 1;
+const UNITS: usize = 2;
+const ENABLED: usize = 3;
+
+/// Words of an event.
+const NUMBER: usize = 0;
+const AT: usize = 1;
+const WHERE: usize = 2;
+const WHAT: usize = 3;
+
+/// Who has blocks written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writer {
+    /// The host, which sends them, or has them zeroed.
+    Host,
+    /// The controller, which has them already (Copy).
+    Controller,
+}
+
+/// The handle that a write goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// Its number.
+    pub handle: u16,
+    /// The Placement Identifier that was given, and names no handle.
+    pub invalid: Option<u16>,
+}
+
+/// The placement of a namespace.
+#[derive(Debug)]
+pub struct Placement<W> {
+    geometry: Geometry,
+    words: W,
+}
+
+fn word(row: &Row, at: usize) -> &AtomicU64 {
+    let [first, ..] = row;
+    row.get(at).unwrap_or(first)
+}
+
+fn add(word: Option<&AtomicU64>, more: u64) {
+    let next = |value: u64| Some(value.saturating_add(more));
+    if let Some(word) = word {
+        let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+}
+
+fn load(word: Option<&AtomicU64>) -> u64 {
+    word.map_or(0, |word| word.load(Ordering::Relaxed))
+}
+
+impl<W: Words> Placement<W> {
+    /// The placement in this table: [`table::check`](crate::table::check) has found it good.
+    ///
+    /// # Errors
+    /// A placement cannot be like that.
+    pub fn new(geometry: Geometry, words: W) -> Result<Self, GeometryError> {
+        geometry.check()?;
+        Ok(Self { geometry, words })
+    }
+
+    /// What it is like.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Where its words are.
+    pub fn words(&self) -> &W {
+        &self.words
+    }
+
+    fn word(&self, row: usize, at: usize) -> Option<&AtomicU64> {
+        Some(word(self.words.row(row)?, at))
+    }
+
+    fn counter(&self, at: usize) -> Option<&AtomicU64> {
+        self.word(COUNTERS, at)
+    }
+
+    fn of_handle(&self, handle: u16, at: usize) -> Option<&AtomicU64> {
+        let there = handle < self.geometry.handles;
+        there.then(|| self.word(HANDLES + usize::from(handle), at))?
+    }
+
+    fn value(&self, handle: u16, at: usize) -> u64 {
+        load(self.of_handle(handle, at))
+    }
+
+    /// What a word says of the rest of a unit, as far as that can be.
+    fn rest(&self, word: u64) -> u64 {
+        word.clamp(1, self.geometry.unit)
+    }
+
+    // ---- writes
+
+    /// The handle of a write with this Placement Identifier, or without one: where that names none,
+    /// it is the default one ("NVMe Base 2.1", 8.1.10).
+    pub fn choose(&self, identifier: Option<u16>) -> Chosen {
+        let handle = identifier.map(|id| self.geometry.handle_of(id));
+        match handle {
+            Some(Some(handle)) => Chosen {
+                handle,
+                invalid: None,
+            },
+            Some(None) => Chosen {
+                handle: 0,
+                invalid: identifier,
+            },
+            None => Chosen {
+                handle: 0,
+                invalid: None,
+            },
+        }
+    }
+
+    /// So many blocks are written by a handle: its unit has room for so many less. Where that ends,
+    /// the handle refers to the next one, as often as it has to.
+    pub fn write(&self, handle: u16, blocks: u64, writer: Writer) {
+        let unit = self.geometry.unit;
+        let Some(left) = self.of_handle(handle, LEFT) else {
+            return;
+        };
+        let after = |left: u64| {
+            let left = self.rest(left);
+            Some(match blocks.checked_sub(left) {
+                None => left - blocks,
+                Some(over) => unit - over % unit,
+            })
+        };
+        let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
+        let before = self.rest(before.unwrap_or(unit));
+        let begun = blocks.checked_sub(before).map_or(0, |over| 1 + over / unit);
+        let bytes = blocks.saturating_mul(self.geometry.block.into());
+        add(self.of_handle(handle, BYTES), bytes);
+        add(self.of_handle(handle, UNITS), begun);
+        add(self.counter(MEDIA_BYTES), bytes);
+        if writer == Writer::Host {
+            add(self.counter(HOST_BYTES), bytes);
+        }
+    }
+
+    /// The host begins a new unit. What was left of one that was written in part; `None`: nothing
+    /// was written to it, and it stays.
+    pub fn renew(&self, handle: u16) -> Option<u64> {
+        let unit = self.geometry.unit;
+        let left = self.of_handle(handle, LEFT)?.swap(unit, Ordering::Relaxed);
+        let left = self.rest(left);
+        if left == unit {
+            return None;
+        }
+        add(self.of_handle(handle, UNITS), 1);
+        Some(left)
+    }
+
+    /// Blocks that can be written to the handle's unit (RUAMW), 1 to all of them.
+    pub fn left(&self, handle: u16) -> u64 {
+        self.rest(self.value(handle, LEFT))
+    }
+
+    /// Bytes that were written by the handle.
+    pub fn bytes(&self, handle: u16) -> u64 {
+        self.value(handle, BYTES)
+    }
+
+    /// Units that the handle refers to no more.
+    pub fn units(&self, handle: u16) -> u64 {
+        self.value(handle, UNITS)
+    }
+
+    /// Host Bytes with Metadata Written.
+    pub fn host_bytes(&self) -> u64 {
+        load(self.counter(HOST_BYTES))
+    }
+
+    /// Media Bytes with Metadata Written.
+    pub fn media_bytes(&self) -> u64 {
+        load(self.counter(MEDIA_BYTES))
+    }
+
+    // ---- the directive
+
+    /// The Data Placement directive is enabled: writes may have Placement Identifiers.
+    pub fn is_enabled(&self) -> bool {
+        load(self.counter(FLAGS)) & DISABLED == 0
+    }
+
+    /// The host enables the directive, or disables it.
+    pub fn enable(&self, on: bool) {
+        let Some(flags) = self.counter(FLAGS) else {
+            return;
+        };
+        match on {
+            true => flags.fetch_and(!DISABLED, Ordering::Relaxed),
+            false => flags.fetch_or(DISABLED, Ordering::Relaxed),
+        };
+    }
+
+    // ---- events
+
+    /// Events that the handle records.
+    pub fn recorded(&self, handle: u16) -> EventSet {
+        EventSet(self.value(handle, ENABLED))
+    }
+
+    /// The handle records these events from now on, or does so no more.
+    pub fn record_events(&self, handle: u16, events: EventSet, on: bool) {
+        let Some(word) = self.of_handle(handle, ENABLED) else {
+            return;
+        };
+        match on {
+            true => word.fetch_or(events.0, Ordering::Relaxed),
+            false => word.fetch_and(!events.0, Ordering::Relaxed),
+        };
+    }
+
+    fn event_row(&self, number: u64) -> Option<&Row> {
+        let place = (number % FDP_EVENTS as u64) as usize;
+        let first = HANDLES + usize::from(self.geometry.handles);
+        self.words.row(first + place)
+    }
+
+    /// An event has happened that its handle records: the oldest one makes room.
+    pub fn record(&self, event: &Event) {
+        let Some(count) = self.counter(EVENTS) else {
+            return;
+        };
+        let number = count.fetch_add(1, Ordering::Relaxed);
+        let Some(row) = self.event_row(number) else {
+            return;
+        };
+        let place = u64::from(event.nsid) << 32 | u64::from(event.handle);
+        let what = u64::from(event.identifier) << 8 | u64::from(event.ty.0);
+        // It counts when its number is there: one that is not whole is not read.
+        word(row, NUMBER).store(0, Ordering::Release);
+        word(row, AT).store(event.at, Ordering::Release);
+        word(row, WHERE).store(place, Ordering::Release);
+        word(row, WHAT).store(what, Ordering::Release);
+        word(row, NUMBER).store(number.wrapping_add(1), Ordering::Release);
+    }
+
+    /// What has happened, the oldest first: as many of the last events as are kept.
+    pub fn events(&self) -> Vec<Event> {
+        let end = load(self.counter(EVENTS));
+        let first = end.saturating_sub(FDP_EVENTS as u64);
+        (first..end)
+            .filter_map(|number| self.event(number))
+            .collect()
+    }
+
+    fn event(&self, number: u64) -> Option<Event> {
+        let row = self.event_row(number)?;
+        let load = |at| word(row, at).load(Ordering::Acquire);
+        let whole = || load(NUMBER) == number.wrapping_add(1);
+        if !whole() {
+            return None;
+        }
+        let (at, place, what) = (load(AT), load(WHERE), load(WHAT));
+        whole().then_some(Event {
+            ty: FdpEventType(what as u8),
+            identifier: (what >> 8) as u16,
+            handle: place as u16,
+            nsid: (place >> 32) as u32,
+            at,
+        })
+    }
+}

@@ -1,0 +1,211 @@
+//! The state of a placement as data: rows of eight words of 64 bits, in the processor's order.
+//!
+//! ```text
+//! row 0          header      says what the placement is like, and whose it is; never changes
+//! row 1          counters    bytes that the host wrote, bytes written, flags, events so far
+//! row 2, 3, ..   handles     blocks left in the unit, bytes written, units begun, events enabled
+//! then 63 rows   events      number of the event (from 1; 0: none), time, what and where
+//! ```
+//!
+//! Each word is stored at once. A process that dies leaves them as they are; what was read may have
+//! been written by an enemy, and is bounded by the geometry that the namespace is to have.
+
+use crate::Geometry;
+use nvme::log::FDP_EVENTS;
+use std::sync::atomic::AtomicU64;
+
+/// Eight words.
+pub type Row = [AtomicU64; 8];
+/// Bytes of a row.
+pub const ROW: usize = size_of::<Row>();
+/// The form of the table that this program writes.
+pub const VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"vnvmefdp";
+/// Row of the counters.
+pub(crate) const COUNTERS: usize = 1;
+/// Row of the first handle.
+pub(crate) const HANDLES: usize = 2;
+
+/// Where the words are.
+pub trait Words {
+    /// A row; `None`: there is none of this number.
+    fn row(&self, number: usize) -> Option<&Row>;
+}
+
+impl Words for Vec<Row> {
+    fn row(&self, number: usize) -> Option<&Row> {
+        self.get(number)
+    }
+}
+
+/// Why a table cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    /// It ends before its end.
+    #[error("it has {found} bytes, and a table of these handles has {needed}")]
+    Short {
+        /// Bytes that there are.
+        found: usize,
+        /// Bytes that there have to be.
+        needed: usize,
+    },
+    /// It begins otherwise than such tables do.
+    #[error("this is no table of placement handles")]
+    Magic,
+    /// A newer program has written it.
+    #[error("its format is version {0}, which this program does not know")]
+    Version(u32),
+    /// The header is not what was written.
+    #[error("its header is damaged")]
+    Checksum,
+    /// It is another namespace's.
+    #[error("it has the placement handles of another namespace")]
+    OtherNamespace,
+    /// Its handles or units are others.
+    #[error(
+        "it has {handles} handles with units of {unit} blocks of {block} bytes, which is not what \
+         the namespace is to have"
+    )]
+    OtherGeometry {
+        /// How many.
+        handles: u16,
+        /// Blocks of a unit.
+        unit: u64,
+        /// Bytes of a block.
+        block: u32,
+    },
+    /// The words of a handle are damaged.
+    #[error("what it says of handle {0} cannot be")]
+    Handle(u16),
+}
+
+/// Whose placement it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The namespace's NGUID.
+    pub namespace: [u8; 16],
+}
+
+/// Rows of a table with so many handles.
+pub const fn rows(handles: u16) -> usize {
+    HANDLES + handles as usize + FDP_EVENTS
+}
+
+/// Bytes of it.
+pub const fn len(handles: u16) -> usize {
+    rows(handles) * ROW
+}
+
+/// The header.
+fn header(geometry: &Geometry, identity: Identity) -> [u8; ROW] {
+    let mut bytes = [0; ROW];
+    let fields: [&[u8]; 6] = [
+        &MAGIC,
+        &VERSION.to_ne_bytes(),
+        &geometry.block.to_ne_bytes(),
+        &geometry.unit.to_ne_bytes(),
+        &u64::from(geometry.handles).to_ne_bytes(),
+        &identity.namespace,
+    ];
+    let fields = fields.into_iter().flatten();
+    for (to, from) in bytes.iter_mut().zip(fields) {
+        *to = *from;
+    }
+    let (content, sum) = bytes.split_at_mut(ROW - 4);
+    sum.copy_from_slice(&crc32fast::hash(content).to_ne_bytes());
+    bytes
+}
+
+/// A table of handles that nothing was written by.
+pub fn encode(geometry: &Geometry, identity: Identity) -> Vec<u8> {
+    let mut bytes = header(geometry, identity).to_vec();
+    bytes.resize(HANDLES * ROW, 0);
+    for _ in 0..geometry.handles {
+        bytes.extend_from_slice(&geometry.unit.to_ne_bytes());
+        bytes.resize(bytes.len().next_multiple_of(ROW), 0);
+    }
+    bytes.resize(len(geometry.handles), 0);
+    bytes
+}
+
+/// The same as words of this process.
+pub fn empty(geometry: Geometry, identity: Identity) -> Vec<Row> {
+    words(&encode(&geometry, identity))
+}
+
+/// The words of whole rows.
+pub fn words(bytes: &[u8]) -> Vec<Row> {
+    let (rows, _) = bytes.as_chunks::<ROW>();
+    let word = |row: &[u8; ROW], at: usize| {
+        let bytes = row.as_chunks::<8>().0.get(at);
+        AtomicU64::new(bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes)))
+    };
+    let row = |row: &[u8; ROW]| std::array::from_fn(|at| word(row, at));
+    rows.iter().map(row).collect()
+}
+
+/// Whether this is the table of a namespace like that, with handles like that. What lies behind its
+/// end does not matter.
+///
+/// # Errors
+/// [`TableError`].
+pub fn check(bytes: &[u8], geometry: &Geometry, identity: Identity) -> Result<(), TableError> {
+    let needed = len(geometry.handles);
+    let short = TableError::Short {
+        found: bytes.len(),
+        needed,
+    };
+    let found = bytes.first_chunk().ok_or(short)?;
+    check_header(found, geometry, identity)?;
+    let (rows, _) = bytes.get(..needed).ok_or(short)?.as_chunks::<ROW>();
+    for (handle, row) in (0..geometry.handles).zip(rows.iter().skip(HANDLES)) {
+        if !(1..=geometry.unit).contains(&field(row, 0)) {
+            return Err(TableError::Handle(handle));
+        }
+    }
+    Ok(())
+}
+
+fn field(row: &[u8; ROW], at: usize) -> u64 {
+    let bytes = row.get(at..).and_then(|rest| rest.first_chunk());
+    bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+}
+
+fn field32(row: &[u8; ROW], at: usize) -> u32 {
+    let bytes = row.get(at..).and_then(|rest| rest.first_chunk());
+    bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+fn check_header(
+    found: &[u8; ROW],
+    geometry: &Geometry,
+    identity: Identity,
+) -> Result<(), TableError> {
+    let (magic, _) = found.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(TableError::Magic);
+    }
+    let version = field32(found, 8);
+    if version != VERSION {
+        return Err(TableError::Version(version));
+    }
+    let (content, sum) = found.split_at(ROW - 4);
+    if sum != crc32fast::hash(content).to_ne_bytes() {
+        return Err(TableError::Checksum);
+    }
+    if *found == header(geometry, identity) {
+        return Ok(());
+    }
+    let (block, unit) = (field32(found, 12), field(found, 16));
+    let handles = u16::try_from(field(found, 24)).unwrap_or(u16::MAX);
+    let same = (handles, unit, block) == (geometry.handles, geometry.unit, geometry.block);
+    match same {
+        true => Err(TableError::OtherNamespace),
+        false => Err(TableError::OtherGeometry {
+            handles,
+            unit,
+            block,
+        }),
+    }
+}

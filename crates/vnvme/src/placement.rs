@@ -1,0 +1,127 @@
+//! Flexible Data Placement: what a user says of a namespace's placement handles, and the file that
+//! these are kept in.
+
+use crate::identity;
+use crate::options::Size;
+use crate::spec::NamespaceSpec;
+use crate::table_file;
+use anyhow::{Context, Result, ensure};
+use controller::{PlacementState, PlacementTable};
+use placement::{Geometry, Identity, table};
+use std::path::Path;
+use std::sync::Arc;
+use volume::{PreviousProcess, Volume};
+
+/// Bytes of a reclaim unit where nothing is said.
+const UNIT: u64 = 256 << 20;
+
+/// The placement handles of a namespace on this volume, if it is to have any.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn open(
+    spec: &NamespaceSpec,
+    volume: &Arc<dyn Volume>,
+    previous: PreviousProcess,
+) -> Result<Option<Arc<PlacementState>>> {
+    let Some(handles) = spec.fdp_handles else {
+        return Ok(None);
+    };
+    let url = &*spec.volume;
+    let block = spec.block_size;
+    let block = block.unwrap_or_else(|| volume.info().block_size.max(512));
+    let unit = spec.fdp_unit.map_or(UNIT, |Size(unit)| unit);
+    let whole = unit > 0 && unit.is_multiple_of(block.into());
+    ensure!(
+        whole,
+        "{url}: fdp-unit is {unit} bytes: whole blocks of {block} bytes are allowed"
+    );
+    let geometry = Geometry {
+        handles: u16::try_from(handles).unwrap_or(u16::MAX),
+        unit: unit / u64::from(block),
+        block,
+    };
+    geometry.check().with_context(|| url.to_owned())?;
+    let state = match &spec.fdp_table {
+        Some(path) => {
+            let identity = Identity {
+                namespace: identity::nguid("fdp", 1, &volume.id()),
+            };
+            kept(path, geometry, identity, previous).with_context(|| format!("{url}: fdp-table"))?
+        }
+        None => {
+            let mut ending = ["mem://", "null://"].iter();
+            ensure!(
+                ending.any(|kind| url.starts_with(kind)) && volume.kept_memory().is_none(),
+                "{url}: fdp-handles needs fdp-table, a file that keeps the counts: the volume is \
+                 there when this process has ended"
+            );
+            PlacementState::in_memory(geometry)?
+        }
+    };
+    Ok(Some(Arc::new(state)))
+}
+
+/// The handles in a file, which is made if it is not there.
+fn kept(
+    path: &Path,
+    geometry: Geometry,
+    identity: Identity,
+    previous: PreviousProcess,
+) -> Result<PlacementState> {
+    let fresh = || Ok(table::encode(&geometry, identity));
+    let (volume, pages) = table_file::open(path, fresh, previous)?;
+    let shown = path.display();
+    let bytes = table_file::read(&pages, table::len(geometry.handles))?;
+    table::check(&bytes, &geometry, identity).with_context(|| {
+        format!("{shown}: to remove the file is to have all counts begin at zero")
+    })?;
+    let kept = PlacementTable::new(&pages, geometry.handles, Some(Arc::new(volume)));
+    let kept = kept.with_context(|| format!("{shown}: the file is shorter than the table"))?;
+    Ok(PlacementState::new(geometry, kept)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::url::parse;
+
+    fn handles(url: &str) -> Result<Option<Arc<PlacementState>>> {
+        let volume: Arc<dyn Volume> = Arc::new(volume::MemVolume::new(1 << 20).unwrap());
+        open(&parse(url).unwrap(), &volume, PreviousProcess::default())
+    }
+
+    fn error(url: &str) -> String {
+        format!("{:#}", handles(url).err().unwrap())
+    }
+
+    #[test]
+    fn what_cannot_be_is_said_in_words() {
+        assert!(handles("mem://1M").unwrap().is_none());
+        assert!(handles("mem://1M?fdp-handles=8").unwrap().is_some());
+        for (options, said) in [
+            ("fdp-handles=2&fdp-unit=700", "whole blocks of 512 bytes"),
+            ("fdp-handles=2&fdp-unit=0", "whole blocks of 512 bytes"),
+            ("fdp-handles=2&fdp-unit=1024T", "1 to 2^40"),
+        ] {
+            let text = error(&format!("mem://1M?{options}"));
+            assert!(text.contains(said), "{options}: {text}");
+        }
+        assert!(error("disk.raw?fdp-handles=2").contains("fdp-table"));
+    }
+
+    #[test]
+    fn the_file_is_made_and_is_another_volumes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fdp");
+        let url = format!("mem://1M?fdp-handles=4&fdp-table={}", path.display());
+        drop(handles(&url).unwrap().unwrap());
+        let len = std::fs::metadata(&path).unwrap().len();
+        assert_eq!(len, table_file::PAGE as u64 * 2);
+        drop(handles(&url).unwrap().unwrap());
+        let more = url.replace("handles=4", "handles=5");
+        assert!(error(&more).contains("4 handles with units"));
+        std::fs::write(&path, [7; table_file::PAGE]).unwrap();
+        assert!(error(&url).contains("no table of placement handles"));
+    }
+}

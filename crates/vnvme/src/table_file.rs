@@ -1,0 +1,81 @@
+//! The file of a table that is mapped: it is memory of the process, and there when that has ended.
+
+use anyhow::{Context, Result};
+use dma::SharedPages;
+use rustix::fs::{CWD, OFlags, RenameFlags};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use volume::{Direct, FileOptions, FileVolume, Format, PreviousProcess};
+
+/// The file is whole pages.
+pub const PAGE: usize = 4096;
+
+/// The file, whose lock is the table's: the previous process has ended when this one has it; and
+/// its pages. `fresh` is what it is made of if it is not there.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn open(
+    path: &Path,
+    fresh: impl FnOnce() -> Result<Vec<u8>>,
+    previous: PreviousProcess,
+) -> Result<(FileVolume, SharedPages)> {
+    let shown = path.display();
+    if !path.exists() {
+        make(path, fresh()?).with_context(|| shown.to_string())?;
+    }
+    let options = FileOptions {
+        direct: Direct::Off,
+        format: Format::Raw,
+        previous,
+        ..FileOptions::default()
+    };
+    let volume = FileVolume::open(path, options)?;
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(OFlags::NONBLOCK.bits() as i32)
+        .open(path)
+        .with_context(|| shown.to_string())?;
+    let pages = SharedPages::of_file(file.into()).with_context(|| shown.to_string())?;
+    Ok((volume, pages))
+}
+
+/// As much of the file as a table of so many bytes has, or all of it.
+pub fn read(pages: &SharedPages, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; pages.len().min(len)];
+    pages.memory().read(0, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Makes the file: under another name, made durable, and then renamed.
+fn make(path: &Path, mut bytes: Vec<u8>) -> Result<()> {
+    bytes.resize(bytes.len().next_multiple_of(PAGE), 0);
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new: PathBuf = path.with_file_name(name);
+    let mut file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits() as i32)
+        .open(&new)?;
+    file.write_all(&bytes)?;
+    file.sync_all()?;
+    match rustix::fs::renameat_with(CWD, &new, CWD, path, RenameFlags::NOREPLACE) {
+        Ok(()) => {}
+        // Another process was first.
+        Err(rustix::io::Errno::EXIST) => std::fs::remove_file(&new)?,
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => std::fs::rename(&new, path)?,
+        Err(error) => return Err(error.into()),
+    }
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    File::open(folder)?.sync_all()?;
+    Ok(())
+}
