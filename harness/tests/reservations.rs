@@ -2,7 +2,7 @@
 //! reservations by nvme-cli, and what they do to reads and writes of the block layer.
 //!
 //! `VNVME_GUEST_FENCES` says how often two guests fence each other by nvme-cli (12), and
-//! `VNVME_FENCES` how often a program in each does so without a pause (300).
+//! `VNVME_FENCES` how often a program in each does so without a pause (200).
 //!
 //! The process that is killed between a fence and the next start is in
 //! `vnvme/tests/socket/subsystem.rs`, too.
@@ -61,6 +61,11 @@ struct Shared {
 
 impl Shared {
     fn new() -> Result<Shared> {
+        Shared::with("")
+    }
+
+    /// Each with these options of its volume.
+    fn with(options: &str) -> Result<Shared> {
         let disks = Disks::new()?;
         let volume = disks.sparse("shared.raw", 64)?;
         let at = |name: &str| disks.dir().join(name);
@@ -68,7 +73,8 @@ impl Shared {
         for (name, cntlid) in [("a", 1), ("b", 2)] {
             config += &format!(
                 "[[controller]]\nsocket = {:?}\nsubsystem = \"cluster\"\ncntlid = {cntlid}\n\
-                 [[controller.namespace]]\nvolume = {volume:?}\nreservations = {:?}\n",
+                 [[controller.namespace]]\nvolume = {{ url = {volume:?}{options} }}\n\
+                 reservations = {:?}\n",
                 at(name),
                 at("reservations"),
             );
@@ -301,9 +307,10 @@ fn two_guests_fence_each_other_without_a_pause() -> Result<()> {
         return Ok(());
     }
     let fences = std::env::var("VNVME_FENCES");
-    let fences: u64 = fences.map_or(Ok(300), |said| said.parse())?;
+    let fences: u64 = fences.map_or(Ok(200), |said| said.parse())?;
     let limit = Duration::from_secs(600 + fences);
-    let shared = Shared::new()?;
+    // So writes wait: some are in flight at each fence.
+    let shared = Shared::with(", write-iops = 1000")?;
     let two = Two::boot(&shared, "fences", limit)?;
     let soak = build("soak", &["-p", "soak"])?;
     let began = Instant::now();
