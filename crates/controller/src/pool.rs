@@ -50,6 +50,7 @@ impl PooledNamespace {
             nguid: self.nguid,
             eui64: self.eui64(),
             zones: None,
+            placement: None,
         })
     }
 }
