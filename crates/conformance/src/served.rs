@@ -1,5 +1,5 @@
-//! `vnvme` as a child process, for the suite to run against: a disk of its own, one whose host makes
-//! namespaces, one with placement handles, and two disks of one subsystem.
+//! `vnvme` as a child process, for the suite to run against: a disk of its own, one whose host
+//! makes namespaces, one with placement handles, and two disks of one subsystem.
 
 use crate::suite::Target;
 use std::fs::{self, File};
