@@ -11,6 +11,7 @@ use crate::macros::{open_values, wire_layout, zeroed_default};
 mod ana;
 pub mod discovery;
 mod effects;
+mod lba_status;
 mod persistent_event;
 mod reservation;
 mod sanitize;
@@ -21,6 +22,10 @@ pub use ana::{AnaGroup, AnaGroupState, AnaHeader, AnaState, ana_groups};
 pub use effects::{
     CommandEffects, CommandsSupported, FeatureEffects, FeaturesSupported, LidSupported,
     SupportedLogPages,
+};
+pub use lba_status::{
+    LbaRangeDescriptor, LbaRangeStatus, LbaStatusCondition, LbaStatusDescriptor, LbaStatusElement,
+    LbaStatusHeader, LbaStatusListHeader,
 };
 pub use persistent_event::{
     FormatCompletion, FormatStart, HardwareError, HardwareErrorCode, PersistentEvent,
