@@ -1,6 +1,7 @@
 //! What a controller is made of: identity, limits, namespaces.
 
 use crate::cloud::Cloud;
+use crate::engine::commands::Offer;
 use crate::fabrics::FabricsConfig;
 use crate::pci::PciIds;
 use crate::subsystem::{MAX_CNTLID, Subsystem};
@@ -265,6 +266,15 @@ impl ControllerConfig {
     /// be kept out of them meanwhile.
     pub(crate) fn erases(&self) -> bool {
         self.subsystem.is_none() && self.fabrics.is_none()
+    }
+
+    /// Which I/O commands a controller like this has. What other hosts reach over a network is not
+    /// marked: their controllers know nothing of each other.
+    pub(crate) fn offer(&self) -> Offer {
+        Offer {
+            shared: self.subsystem.is_some(),
+            marks: self.fabrics.is_none(),
+        }
     }
 
     /// Checks every field.

@@ -95,6 +95,7 @@ mod controller;
 mod engine;
 mod fabrics;
 mod irq;
+mod marks;
 mod passthrough;
 pub mod pci;
 mod remote;

@@ -112,6 +112,7 @@ fn every_io_opcode() {
         assert_eq!(says.csupp(), !invalid, "{}", Op(opcode));
         let writes = [
             Op::WRITE,
+            Op::WRITE_UNCORRECTABLE,
             Op::WRITE_ZEROES,
             Op::DATASET_MANAGEMENT,
             Op::COPY,

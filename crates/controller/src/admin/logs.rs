@@ -1,6 +1,7 @@
 //! Get Log Page ("NVMe Base 2.1", 5.1.12), and what fills the logs.
 
 use super::{AdminResult, INVALID_FIELD, Outcome, features, table};
+use crate::config::ControllerConfig;
 use crate::controller::Controller;
 use crate::engine;
 use crate::survival::Since;
@@ -124,8 +125,12 @@ static LOG_PAGES: &[LogPage] = &[
     })
     .after(|c| c.clear_events(EventType::NOTICE))
     .offered_if(|c| c.config.fabrics.is_some() || c.is_shared()),
+    LogPage::new(Lid::LBA_STATUS, |c, _, _| Ok(c.lba_status_log()))
+        .before(Controller::before_lba_status)
+        .after(Controller::lba_status_read)
+        .offered_if(Controller::reports_lbas),
     LogPage::new(Lid::FEATURES_SUPPORTED, |c, _, _| {
-        Ok(features_supported(c.is_shared()))
+        Ok(features_supported(c.config()))
     })
     .lpa(Lpa::new().with_mlps(true)),
     LogPage::new(Lid::SANITIZE_STATUS, |c, _, _| Ok(c.sanitize_log()))
@@ -312,19 +317,32 @@ impl Controller {
         if csi != Csi::NVM && !zoned {
             return log.as_bytes().to_vec();
         }
-        for (opcode, effects) in engine::commands::effects(self.is_shared(), zoned) {
+        for (opcode, effects) in engine::commands::effects(self.config.offer(), zoned) {
             set(&mut log.iocs, opcode.0, effects);
         }
         log.as_bytes().to_vec()
     }
 
-    /// A command ended with an error: counts it, keeps it in the error log, tells the log, within
-    /// limits.
+    /// A command ended with an error.
     pub(crate) fn failed(&mut self, sqid: u16, cid: u16, status: Status, nsid: u32, lba: u64) {
+        self.command_failed((sqid, cid), status, (nsid, lba), false);
+    }
+
+    /// The same, of a queue and a CID, at a block, which may be marked: counts it, keeps it in the
+    /// error log, tells the log, within limits. A block that a host has made unreadable is no media
+    /// error: the standard leaves that to the controller ("NVMe Base 2.1", 5.1.12.1.3).
+    pub(crate) fn command_failed(
+        &mut self,
+        (sqid, cid): (u16, u16),
+        status: Status,
+        (nsid, lba): (u32, u64),
+        marked: bool,
+    ) {
         if status.is(Status::ABORT_REQUESTED) {
             return;
         }
-        if status.sct() == StatusCodeType::MEDIA && !status.is(Status::COMPARE_FAILURE) {
+        let media = status.sct() == StatusCodeType::MEDIA && !marked;
+        if media && !status.is(Status::COMPARE_FAILURE) {
             self.engine.stats.media_errors.add(1);
             self.capture("a media or data integrity error");
         }
@@ -403,9 +421,9 @@ fn supported_log_pages(controller: &Controller) -> Vec<u8> {
     log.as_bytes().to_vec()
 }
 
-fn features_supported(shared: bool) -> Vec<u8> {
+fn features_supported(config: &ControllerConfig) -> Vec<u8> {
     let mut log = FeaturesSupported::new_zeroed();
-    for (fid, capabilities) in features::supported(shared) {
+    for (fid, capabilities) in features::supported(config) {
         // Scope: bit 0 namespace, bit 1 controller.
         let scope = if capabilities.namespace_specific() {
             1

@@ -7,6 +7,7 @@ mod events;
 mod features;
 mod identify;
 mod keep_alive;
+mod lba_status;
 mod logs;
 mod notifications;
 mod persistent_events;
@@ -26,6 +27,7 @@ pub(crate) use erase::Erasure;
 pub(crate) use events::AsyncEvents;
 pub(crate) use features::Features;
 use keep_alive::KeepAlive;
+pub(crate) use lba_status::LbaStatus;
 pub(crate) use logs::Logs;
 use notifications::Notifications;
 use nvme::cmd::{Fuse, Psdt};
@@ -65,10 +67,11 @@ pub(crate) struct Admin {
     pub self_test: SelfTest,
     pub erasure: Erasure,
     pub persistent_events: PersistentEvents,
+    pub lba_status: LbaStatus,
     /// The last controller-level reset, or the power-on.
     pub last_reset: Instant,
-    /// When the keep alive timer, the self-test and what is being erased have to be looked at next:
-    /// one comparison a round for all. See [`Admin::rearm`].
+    /// When the keep alive timer, the alert of marked blocks, the self-test and what is being
+    /// erased have to be looked at next: one comparison a round for all. See [`Admin::rearm`].
     timer: Option<Instant>,
     made: Instant,
     /// Failures are logged at most so often.
@@ -92,6 +95,7 @@ impl Admin {
             self_test: SelfTest::default(),
             erasure: Erasure::default(),
             persistent_events: PersistentEvents::default(),
+            lba_status: LbaStatus::new(),
             last_reset: Instant::now(),
             timer: None,
             made: Instant::now(),
@@ -111,15 +115,17 @@ impl Admin {
         self.cache_flushes.clear();
         self.self_test.reset(self.logs.power_on_hours());
         self.persistent_events.reset();
+        self.lba_status.reset();
         self.rearm();
     }
 
-    /// The keep alive timer was set, or a self-test has begun or ended, or erasing has.
+    /// The keep alive timer was set, or a self-test has begun or ended, or erasing has, or the host
+    /// is to be told of marked blocks.
     pub fn rearm(&mut self) {
         self.timer = match self.self_test.is_running() || self.erasure.is_running() {
             // In each round.
             true => Some(self.made),
-            false => self.keep_alive.deadline(),
+            false => self.next_timer(),
         };
     }
 }
@@ -154,7 +160,7 @@ impl RateLimit {
 }
 
 impl Controller {
-    /// Looks at the timers that are due: keep alive, self-test, what is being erased.
+    /// Looks at the timers that are due: keep alive, alerts, self-test, what is being erased.
     #[inline]
     pub(crate) fn check_timers(&mut self, budget: &mut Budget) -> bool {
         self.admin.timer.is_some_and(|at| self.now >= at) && self.timers(budget)
@@ -163,6 +169,7 @@ impl Controller {
     #[cold]
     fn timers(&mut self, budget: &mut Budget) -> bool {
         let mut worked = self.check_keep_alive();
+        worked |= self.check_lba_alert();
         worked |= self.go_on_testing(budget);
         worked |= self.go_on_erasing(budget);
         self.admin.rearm();

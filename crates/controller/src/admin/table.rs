@@ -61,6 +61,9 @@ static COMMANDS: &[AdminCommand] = &[
         .offered_if(ControllerConfig::erases),
     AdminCommand::new(Op::SANITIZE, Controller::sanitize, ERASES)
         .offered_if(ControllerConfig::erases),
+    AdminCommand::new(Op::GET_LBA_STATUS, Controller::get_lba_status, NOTHING)
+        .oacs(Oacs::new().with_glss(true))
+        .offered_if(|config| config.offer().marks),
     #[cfg(test)]
     super::toy::COMMAND,
 ];

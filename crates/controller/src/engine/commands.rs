@@ -24,8 +24,17 @@ struct IoCommand {
     oncs: Oncs,
     /// With which reservations it conflicts.
     group: Option<CommandGroup>,
-    /// Only controllers of a subsystem have it.
-    shared: bool,
+    /// Not every controller has it.
+    offered: fn(Offer) -> bool,
+}
+
+/// What decides which commands a controller has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    /// It is one of a subsystem.
+    pub shared: bool,
+    /// Blocks can be marked.
+    pub marks: bool,
 }
 
 impl IoCommand {
@@ -37,7 +46,7 @@ impl IoCommand {
             effects,
             oncs: Oncs::new(),
             group: None,
-            shared: false,
+            offered: |_| true,
         }
     }
 
@@ -91,9 +100,14 @@ impl IoCommand {
     /// A reservation command.
     const fn reservation(opcode: Op, effects: CommandEffects) -> Self {
         IoCommand {
-            shared: true,
+            offered: |offer| offer.shared,
             ..Self::new(opcode, Engine::reservation, effects).oncs(Oncs::new().with_reservs(true))
         }
+    }
+
+    /// Not every controller has it.
+    const fn offered_if(self, offered: fn(Offer) -> bool) -> Self {
+        IoCommand { offered, ..self }
     }
 
     /// The bit by which Identify Controller says that the command is there.
@@ -114,6 +128,15 @@ static COMMANDS: &[IoCommand] = &[
         .writes()
         .zoned(Engine::zoned_write),
     IoCommand::new(Op::READ, Engine::read_write, NOTHING).reads(),
+    IoCommand::new(
+        Op::WRITE_UNCORRECTABLE,
+        Engine::write_uncorrectable,
+        CONTENT,
+    )
+    .writes()
+    .not_zoned()
+    .oncs(Oncs::new().with_nvmwusv(true))
+    .offered_if(|offer| offer.marks),
     IoCommand::new(Op::COMPARE, Engine::compare, NOTHING)
         .reads()
         .oncs(Oncs::new().with_nvmcmps(true)),
@@ -140,10 +163,10 @@ static COMMANDS: &[IoCommand] = &[
     IoCommand::of_zones(Op::ZONE_APPEND, Engine::zoned_write, CONTENT).writes(),
 ];
 
-/// What starts the command; `None` when a controller like this has no such command: `shared` if it
-/// is one of a subsystem; `zoned` if the command is for a zoned namespace.
-pub(super) fn handler(opcode: Op, shared: bool, zoned: bool) -> Option<Handler> {
-    let command = offered(shared).find(|command| command.opcode == opcode)?;
+/// What starts the command; `None` when a controller like this has no such command, of a zoned
+/// namespace if `zoned`.
+pub(super) fn handler(opcode: Op, offer: Offer, zoned: bool) -> Option<Handler> {
+    let command = offered(offer).find(|command| command.opcode == opcode)?;
     command.of(zoned)
 }
 
@@ -153,20 +176,20 @@ pub(super) fn group(opcode: Op) -> Option<CommandGroup> {
     command.group
 }
 
-fn offered(shared: bool) -> impl Iterator<Item = &'static IoCommand> {
+fn offered(offer: Offer) -> impl Iterator<Item = &'static IoCommand> {
     let commands = COMMANDS.iter();
-    commands.filter(move |command| shared || !command.shared)
+    commands.filter(move |command| (command.offered)(offer))
 }
 
 /// What Identify Controller says about the commands.
-pub(crate) fn oncs(shared: bool) -> Oncs {
-    let bits = offered(shared).map(|command| command.oncs.into_bits());
+pub(crate) fn oncs(offer: Offer) -> Oncs {
+    let bits = offered(offer).map(|command| command.oncs.into_bits());
     Oncs::from_bits(bits.fold(Oncs::new().into_bits(), |all, bits| all | bits))
 }
 
 /// What the Commands Supported and Effects log page says about the commands of the NVM command set,
 /// or those of zoned namespaces.
-pub(crate) fn effects(shared: bool, zoned: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
-    let commands = offered(shared).filter(move |command| command.of(zoned).is_some());
+pub(crate) fn effects(offer: Offer, zoned: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
+    let commands = offered(offer).filter(move |command| command.of(zoned).is_some());
     commands.map(|command| (command.opcode, command.effects.with_csupp(true)))
 }

@@ -43,7 +43,7 @@ impl Engine {
 
     /// There may be commands that are not to be done.
     pub(super) fn is_gated(&self) -> bool {
-        self.shared || self.closed
+        self.offer.shared || self.closed
     }
 
     /// What a command ends with on a namespace that is closed.
@@ -131,10 +131,11 @@ impl Engine {
         self.open_by_nsid.clone_from(&self.by_nsid);
         for found in &mut self.open_by_nsid {
             let ns = self.namespaces.get(usize::from(*found));
-            // Of writes to zones each is checked.
+            // Of writes to zones each is checked, and of commands where blocks are marked.
             let open = |ns: &Namespace| {
                 let reached = ana::refusal(ns.ana).is_none() && !ns.is_zoned();
-                ns.access == Access::FULL && reached && ns.closed.is_none()
+                let open = ns.closed.is_none() && !ns.watched;
+                ns.access == Access::FULL && reached && open
             };
             if ns.is_some_and(|ns| !open(ns)) {
                 *found = NO_NAMESPACE;
