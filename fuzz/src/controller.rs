@@ -305,8 +305,8 @@ impl World {
     }
 
     fn command(&mut self, input: &mut Input<'_>, admin: bool) {
-        const ADMIN: [u8; 14] = [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 0x18, 0x7c, 0x14, 0xc0];
-        const IO: [NvmOpcode; 8] = [
+        const ADMIN: [u8; 15] = [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 0x18, 0x7c, 0x14, 0xc0, 0x86];
+        const IO: [NvmOpcode; 9] = [
             NvmOpcode::READ,
             NvmOpcode::WRITE,
             NvmOpcode::FLUSH,
@@ -315,6 +315,7 @@ impl World {
             NvmOpcode::COMPARE,
             NvmOpcode::VERIFY,
             NvmOpcode::COPY,
+            NvmOpcode::WRITE_UNCORRECTABLE,
         ];
         const ZONES: [NvmOpcode; 3] = [
             NvmOpcode::ZONE_APPEND,

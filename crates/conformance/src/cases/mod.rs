@@ -8,6 +8,7 @@ mod identify;
 mod interrupts;
 mod io;
 mod io_more;
+mod lba_status;
 mod logs;
 mod offered;
 mod pairs;
@@ -36,6 +37,7 @@ pub const CASES: &[&[Case]] = &[
     offered::CASES,
     io::CASES,
     io_more::CASES,
+    lba_status::CASES,
     atomic::CASES,
     pointers::CASES,
     rings::CASES,
