@@ -330,6 +330,33 @@ fn only_marks_cost_something() {
     assert_eq!(general(&mut h), 0);
 }
 
+/// A process that dies on the way leaves a block as the host has seen it.
+#[test]
+fn what_has_completed_is_committed() {
+    let mut h = Host::ready();
+    for point in [
+        "controller.mark.recorded",
+        "controller.mark.marked",
+        "controller.commit.before",
+        "controller.commit.after",
+        "controller.mark.committed",
+    ] {
+        for (passed, slba) in (1..4).zip(20..) {
+            crash::disarm();
+            crash::arm(point, passed);
+            assert_eq!(mark(&mut h, slba, 1), Status::SUCCESS);
+            crash::disarm();
+            assert_eq!(read(&mut h, slba, 1), UNREADABLE, "{point} {passed}");
+            crash::arm(point, passed);
+            assert_eq!(write(&mut h, slba, 1), Status::SUCCESS);
+            crash::disarm();
+            assert_eq!(read(&mut h, slba, 1), Status::SUCCESS, "{point} {passed}");
+        }
+        let died = h.crashes.get(point).copied();
+        assert!(died >= Some(1), "{point} is never passed");
+    }
+}
+
 #[test]
 fn an_erased_namespace_has_no_marks() {
     let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512), ns(2, mem(MIB), 512)]);
