@@ -332,11 +332,11 @@ impl World {
     }
 
     fn command(&mut self, input: &mut Input<'_>, admin: bool) {
-        const ADMIN: [u8; 16] = [
-            0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 0x18, 0x7c, 0x14, 0xc0, 0x0d, 0x15,
+        const ADMIN: [u8; 17] = [
+            0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 0x18, 0x7c, 0x14, 0xc0, 0x0d, 0x15, 0x86,
         ];
         const DIRECTIVES: [u8; 2] = [0x19, 0x1a];
-        const IO: [NvmOpcode; 8] = [
+        const IO: [NvmOpcode; 9] = [
             NvmOpcode::READ,
             NvmOpcode::WRITE,
             NvmOpcode::FLUSH,
@@ -345,6 +345,7 @@ impl World {
             NvmOpcode::COMPARE,
             NvmOpcode::VERIFY,
             NvmOpcode::COPY,
+            NvmOpcode::WRITE_UNCORRECTABLE,
         ];
         const ZONES: [NvmOpcode; 3] = [
             NvmOpcode::ZONE_APPEND,

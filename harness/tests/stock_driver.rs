@@ -67,6 +67,7 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
     checks.check("write zeroes", || write_zeroes(&guest, &first));
     checks.check("copy", || copy(&guest));
     if Controller::chosen()? == Controller::Vnvme {
+        checks.check("write uncorrectable", || write_uncorrectable(&guest));
         checks.check("self-test", || self_test(&guest));
         checks.check("telemetry", || telemetry(&guest));
         checks.check("format", || format_nvm(&guest));
@@ -441,6 +442,51 @@ fn copy(guest: &Guest) -> Result<()> {
          ! nvme copy $(disk 2 1) --sdlba=16 $across --slbs=5 --blocks=1 || exit 1
          rm /tmp/random /tmp/got /tmp/want",
     )?;
+    Ok(())
+}
+
+/// Blocks that are marked cannot be read, by whichever command; those beside them can, and they can
+/// when they are written. What is marked is told, and no medium is called bad for it.
+fn write_uncorrectable(guest: &Guest) -> Result<()> {
+    let status = run(
+        guest,
+        "d=$(disk 1 1); c=/dev/$(ctrl 1)
+         media() { nvme smart-log -o json $c | tr -d ' ' | sed -n 's/^\"media_errors\"://p'; }
+         before=$(media)
+         head -c 16384 /dev/urandom >/tmp/random
+         dd if=/tmp/random of=$d bs=4096 oflag=direct 2>/dev/null
+         nvme write-uncor $d --start-block=10 --block-count=2
+         ! dd if=$d of=/tmp/got bs=512 skip=11 count=1 iflag=direct 2>/tmp/said || exit 1
+         # Linux's word for an error of the medium is ENODATA.
+         grep -q 'No data available\\|Input/output error' /tmp/said
+         ! dd if=$d of=/tmp/got bs=16384 count=1 iflag=direct 2>/dev/null || exit 1
+         ! nvme verify $d --start-block=12 --block-count=0 2>/tmp/said || exit 1
+         dd if=$d bs=512 count=10 iflag=direct 2>/dev/null | cmp -n 5120 - /tmp/random
+         nvme get-lba-status $d -n 1 --start-lba=0 --max-dw=63 --action=0x11 --range-len=32 >/tmp/status
+         nvme lba-status-log $c >/tmp/log
+         # A write of one block heals that one.
+         dd if=/tmp/random of=$d bs=512 seek=11 skip=11 count=1 oflag=direct 2>/dev/null
+         dd if=$d bs=512 skip=11 count=1 iflag=direct 2>/dev/null >/tmp/got
+         tail -c +5633 /tmp/random | cmp -n 512 - /tmp/got
+         ! dd if=$d of=/tmp/got bs=512 skip=10 count=1 iflag=direct 2>/dev/null || exit 1
+         nvme write-zeroes -s 10 -c 0 $d
+         dd if=/tmp/random of=$d bs=4096 oflag=direct 2>/dev/null
+         dd if=$d bs=4096 count=4 iflag=direct 2>/dev/null | cmp - /tmp/random
+         [ \"$(media)\" = \"$before\" ]
+         nvme get-lba-status $d -n 1 --start-lba=0 --max-dw=63 --action=0x11 --range-len=32 >/tmp/after
+         rm /tmp/random /tmp/got
+         cat /tmp/status /tmp/log; echo ---; cat /tmp/after",
+    )?;
+    let (marked, after) = status.split_once("---").context("two answers")?;
+    // Three blocks in a range, by Write Uncorrectable; nvme-cli writes places in several ways.
+    for told in [
+        "(NLSD): 1",
+        "Status: 0x3",
+        "Estimate of Unrecoverable Logical Blocks: 3",
+    ] {
+        ensure!(marked.contains(told), "{told}: {marked}");
+    }
+    ensure!(after.contains("(NLSD): 0"), "{after}");
     Ok(())
 }
 

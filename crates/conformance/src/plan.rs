@@ -65,8 +65,6 @@ pub const GROUPS: &[Group] = &[
             "1-m", If("OACS bit 7"), "virtualization management: resources of secondary \
              controllers",
                 "not written";
-            "1-n", If("OACS bit 9"), "Get LBA Status: ranges and actions",
-                "not written";
             "1-o", If("OACS bit 6"), "NVMe-MI Send and Receive",
                 "the management interface has a test plan of its own";
             "1.21-b", If("OACS bit 10"), "Lockdown: commands and features that are prohibited",

@@ -1,6 +1,7 @@
 //! What a controller is made of: identity, limits, namespaces.
 
 use crate::cloud::Cloud;
+use crate::engine::commands::Offer;
 use crate::fabrics::FabricsConfig;
 use crate::pci::PciIds;
 use crate::placed::PlacementState;
@@ -300,6 +301,16 @@ impl ControllerConfig {
     /// has.
     pub(crate) fn sanitizes(&self) -> bool {
         self.erases() && self.pool.is_none()
+    }
+
+    /// Which I/O commands a controller like this has, as far as no namespace decides it. What other hosts reach over a network is not
+    /// marked: their controllers know nothing of each other.
+    pub(crate) fn offer(&self) -> Offer {
+        Offer {
+            shared: self.subsystem.is_some(),
+            marks: self.fabrics.is_none(),
+            placed: false,
+        }
     }
 
     /// Checks every field.

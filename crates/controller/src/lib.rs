@@ -96,6 +96,7 @@ mod controller;
 mod engine;
 mod fabrics;
 mod irq;
+mod marks;
 mod passthrough;
 pub mod pci;
 mod placed;

@@ -245,7 +245,7 @@ fn what_is_wrong_with_any_io_command() {
     );
     h.enable();
     h.create_pair(1, 64);
-    for opcode in [3, 4, 6, 7, 0x0a, 0x0d, 0x15, 0x21, 0x7d, 0x80, 0xff] {
+    for opcode in [3, 6, 7, 0x0a, 0x0d, 0x15, 0x21, 0x7d, 0x80, 0xff] {
         let status = h.io(Command::new(opcode, 0, 1));
         assert_eq!(plain(status), Status::INVALID_OPCODE, "{opcode:#x}");
     }
@@ -255,6 +255,7 @@ fn what_is_wrong_with_any_io_command() {
         NvmOpcode::WRITE_ZEROES,
         NvmOpcode::COMPARE,
         NvmOpcode::VERIFY,
+        NvmOpcode::WRITE_UNCORRECTABLE,
     ];
     for opcode in opcodes {
         for (slba, blocks) in [

@@ -126,6 +126,7 @@ fn io_opcodes(placed: bool) {
         assert_eq!(says.csupp(), !invalid, "{}", Op(opcode));
         let writes = [
             Op::WRITE,
+            Op::WRITE_UNCORRECTABLE,
             Op::WRITE_ZEROES,
             Op::DATASET_MANAGEMENT,
             Op::COPY,

@@ -247,6 +247,19 @@ pub struct AsyncEventConfig {
     pub dlpcn: bool,
 }
 
+/// Value of [`Fid::LBA_STATUS_INFORMATION_ATTRIBUTES`] (NVM Command Set 1.1, 4.1.3.5), in units of
+/// 100 ms.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct LbaStatusAttributes {
+    /// LBA Status Information Report Interval: an alert comes so long after the log page was read,
+    /// at least.
+    pub lsiri: u16,
+    /// LBA Status Information Poll Interval: the host should not read the log page more often. Not
+    /// changeable.
+    pub lsipi: u16,
+}
+
 /// Value of [`Fid::AUTONOMOUS_POWER_STATE_TRANSITION`] (NVMe Base 2.1, 5.1.25.1.6).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]

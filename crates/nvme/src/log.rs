@@ -12,6 +12,7 @@ mod ana;
 pub mod discovery;
 mod effects;
 mod endurance_group;
+mod lba_status;
 mod persistent_event;
 mod placement;
 mod reservation;
@@ -25,6 +26,10 @@ pub use effects::{
     SupportedLogPages,
 };
 pub use endurance_group::EnduranceGroup;
+pub use lba_status::{
+    LbaRangeDescriptor, LbaRangeStatus, LbaStatusCondition, LbaStatusDescriptor, LbaStatusElement,
+    LbaStatusHeader, LbaStatusListHeader,
+};
 pub use persistent_event::{
     ChangeNamespace, FormatCompletion, FormatStart, HardwareError, HardwareErrorCode,
     PersistentEvent, PersistentEventAction, PersistentEventHeader, PersistentEventType,

@@ -8,6 +8,7 @@ mod identify;
 mod interrupts;
 mod io;
 mod io_more;
+mod lba_status;
 mod logs;
 mod namespaces;
 mod offered;
@@ -39,6 +40,7 @@ pub const CASES: &[&[Case]] = &[
     namespaces::CASES,
     io::CASES,
     io_more::CASES,
+    lba_status::CASES,
     atomic::CASES,
     placement::CASES,
     pointers::CASES,

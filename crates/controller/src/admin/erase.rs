@@ -577,6 +577,9 @@ impl Controller {
         }
         match cause {
             Cause::Format(cid) => {
+                if failed.is_none() {
+                    self.unmark_all(&nsids);
+                }
                 self.close(&nsids, None);
                 if let Some(status) = failed {
                     let nsid = nsids.first().copied().unwrap_or(0);
@@ -597,6 +600,7 @@ impl Controller {
                 match failed {
                     None => {
                         erasure.outcome = SanitizeOutcome::COMPLETED;
+                        self.unmark_all(&nsids);
                         self.close(&nsids, None);
                     }
                     Some(_) => {

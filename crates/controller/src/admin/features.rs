@@ -15,11 +15,11 @@
 //! does not ask. What a feature can do (Select 011b) is the same for every namespace, and told
 //! whatever the NSID is.
 
-use super::{AdminResult, INVALID_FIELD, Outcome};
+use super::{AdminResult, INVALID_FIELD, Outcome, lba_status};
 use crate::config::ControllerConfig;
 use crate::controller::Controller;
 use crate::engine::Coalescing;
-use crate::engine::commands::Offers;
+use crate::engine::commands::Offer;
 use crate::engine::copy::CROSS_FORMATS;
 use crate::survival::Since;
 use crate::survival::state::FeatureValues;
@@ -55,6 +55,8 @@ pub(crate) struct Features {
     timestamp: Timestamp,
     host_identifier: [u8; 16],
     host_behavior: HostBehavior,
+    /// LBA Status Information Report Interval, in units of 100 ms.
+    pub lsiri: u16,
     /// Reservation notification masks, by NSID.
     notification_masks: BTreeMap<u32, u32>,
 }
@@ -123,6 +125,7 @@ impl Features {
                 .as_ref()
                 .map_or([0; 16], |s| *s.host.bytes()),
             host_behavior: HostBehavior::default(),
+            lsiri: lba_status::attributes(0).lsiri(),
             notification_masks: BTreeMap::new(),
         }
     }
@@ -146,6 +149,7 @@ impl Features {
                 },
             host_identifier,
             host_behavior,
+            lsiri,
             // Of controllers that do not outlive their process.
             notification_masks: _,
         } = self;
@@ -171,6 +175,7 @@ impl Features {
                 host_behavior.hdisns,
                 host_behavior.cdfe.get(),
             ),
+            lsiri: *lsiri,
         }
     }
 
@@ -203,6 +208,7 @@ impl Features {
                 cdfe: cdfe.into(),
                 ..HostBehavior::default()
             },
+            lsiri: saved.lsiri,
             notification_masks: BTreeMap::new(),
         }
     }
@@ -228,9 +234,13 @@ impl Features {
     }
 }
 
-/// What a feature can be, or `None` when it is not supported.
-fn capabilities(fid: Fid, offers: Offers) -> Option<FeatureCapabilities> {
-    let Offers { shared, placed } = offers;
+/// What a feature can be, or `None` when a controller like that does not have it.
+fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
+    let Offer {
+        shared,
+        placed,
+        marks,
+    } = offer;
     let capabilities = FeatureCapabilities::new().with_changeable(true);
     match fid {
         Fid::FLEXIBLE_DATA_PLACEMENT if placed => {
@@ -260,6 +270,7 @@ fn capabilities(fid: Fid, offers: Offers) -> Option<FeatureCapabilities> {
         | Fid::IO_COMMAND_SET_PROFILE
         | Fid::HOST_BEHAVIOR_SUPPORT
         | Fid::HOST_IDENTIFIER => Some(capabilities),
+        Fid::LBA_STATUS_INFORMATION_ATTRIBUTES if marks => Some(capabilities),
         Fid::ERROR_RECOVERY => Some(capabilities.with_namespace_specific(true)),
         _ => None,
     }
@@ -289,23 +300,22 @@ fn accepted(wanted: &HostBehavior) -> Option<HostBehavior> {
 }
 
 /// The features that are supported, for the log page of their effects.
-pub(super) fn supported(offers: Offers) -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
+pub(super) fn supported(offer: Offer) -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
     (0..=0xff)
         .map(Fid)
-        .filter_map(move |fid| Some((fid, capabilities(fid, offers)?)))
+        .filter_map(move |fid| Some((fid, capabilities(fid, offer)?)))
 }
 
 /// Whether a feature is supported.
-pub(super) fn is_supported(fid: Fid) -> bool {
-    let (shared, placed) = (false, false);
-    capabilities(fid, Offers { shared, placed }).is_some()
+pub(super) fn is_supported(fid: Fid, offer: Offer) -> bool {
+    capabilities(fid, offer).is_some()
 }
 
 impl Controller {
     pub(super) fn get_features(&mut self, command: &Command) -> AdminResult {
         let cdw10 = GetFeaturesCdw10::from_bits(command.cdw10.get());
         let fid = cdw10.fid();
-        let capabilities = capabilities(fid, self.engine.offers()).ok_or(INVALID_FIELD)?;
+        let capabilities = capabilities(fid, self.engine.offer()).ok_or(INVALID_FIELD)?;
         if fid == Fid::VOLATILE_WRITE_CACHE && !self.has_write_cache() {
             return Err(INVALID_FIELD);
         }
@@ -403,6 +413,9 @@ impl Controller {
                 self.write_host(command, features.host_behavior.as_bytes())?;
                 0
             }
+            Fid::LBA_STATUS_INFORMATION_ATTRIBUTES => {
+                lba_status::attributes(features.lsiri).into_bits()
+            }
             Fid::RESERVATION_NOTIFICATION_MASK => {
                 features.notification_mask(command.nsid.get()).into_bits()
             }
@@ -426,7 +439,7 @@ impl Controller {
     pub(super) fn set_features(&mut self, command: &Command) -> AdminResult {
         let cdw10 = SetFeaturesCdw10::from_bits(command.cdw10.get());
         let (fid, cdw11, nsid) = (cdw10.fid(), command.cdw11.get(), command.nsid.get());
-        let capabilities = capabilities(fid, self.engine.offers()).ok_or(INVALID_FIELD)?;
+        let capabilities = capabilities(fid, self.engine.offer()).ok_or(INVALID_FIELD)?;
         if cdw10.sv() && !capabilities.saveable() {
             return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr(true));
         }
@@ -490,6 +503,7 @@ impl Controller {
             Fid::WRITE_ATOMICITY => self.admin.features.write_atomicity = cdw11 & 1,
             Fid::ASYNC_EVENT_CONFIG => {
                 self.admin.features.event_config = cdw11;
+                self.admin.rearm();
                 self.check_temperature();
             }
             Fid::TIMESTAMP => {
@@ -531,6 +545,12 @@ impl Controller {
             }
             Fid::FLEXIBLE_DATA_PLACEMENT => self.set_fdp_mode(command)?,
             Fid::FDP_EVENTS => self.set_fdp_event_types(command)?,
+            Fid::LBA_STATUS_INFORMATION_ATTRIBUTES => {
+                let attributes = lba_status::attributes(cdw11 as u16);
+                self.admin.features.lsiri = attributes.lsiri();
+                self.admin.rearm();
+                result = attributes.into_bits();
+            }
             Fid::RESERVATION_NOTIFICATION_MASK => {
                 let chosen = self.namespaces_under(nsid);
                 let masks = &mut self.admin.features.notification_masks;

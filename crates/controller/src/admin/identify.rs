@@ -25,6 +25,9 @@ use nvme::regs::{CcCss, Vs};
 use nvme::{Command, Completion, Status};
 use zerocopy::{FromZeros, IntoBytes};
 
+/// WUSL: what may be marked at once, in pages of 4096 bytes, as a power of two; of blocks of 512
+/// bytes.
+const MARKED_AT_ONCE: u8 = (crate::marks::MOST_BLOCKS / 8).ilog2() as u8;
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true);
 
 /// Largest NSID that a list can start behind ("NVMe Base 2.1", 5.1.13.2.2).
@@ -162,7 +165,7 @@ impl Controller {
         page.mdts = config.mdts;
         page.cntlid = config.cntlid.into();
         page.ver = Vs::V2_1.into_bits().into();
-        page.oaes = Oaes::new().with_nsan(true);
+        page.oaes = Oaes::new().with_nsan(true).with_lsian(self.reports_lbas());
         page.ctratt = Ctratt::new().with_hids(true);
         page.cntrltype = ControllerType::IO;
         page.nvmsr = 1; // an NVMe storage device
@@ -187,10 +190,11 @@ impl Controller {
         page.maxcmd = (config.queue_entries as u16).into();
         page.nn = config.max_namespaces.into();
         // Features have Select (and nothing can be saved); Timestamp is one.
-        let oncs = engine::commands::oncs(self.engine.offers());
+        let offer = self.engine.offer();
+        let oncs = engine::commands::oncs(offer);
         page.oncs = oncs
             .with_ssfs(true)
-            .with_tss(features::is_supported(Fid::TIMESTAMP));
+            .with_tss(features::is_supported(Fid::TIMESTAMP, offer));
         page.cdfs = engine::copy::FORMATS.into();
         page.vwc = Vwc::new().with_vwcp(volatile).with_fb(3);
         page.sgls = Sgls::new().with_sgls(1).with_sllldts(true);
@@ -342,6 +346,10 @@ impl Controller {
     fn nvm_controller(&self) -> NvmController {
         let mut data = NvmController::new_zeroed();
         data.vsl = self.config.mdts;
+        if self.config.offer().marks {
+            // Recommended (ONCS has the command's bit). Larger blocks may be as many.
+            data.wusl = MARKED_AT_ONCE;
+        }
         data.dmrl = 0; // 256 ranges, the most that fit
         data.ver = 0x0001_0100.into();
         data

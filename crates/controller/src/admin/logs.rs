@@ -3,7 +3,7 @@
 use super::{AdminResult, INVALID_FIELD, Outcome, features, table};
 use crate::controller::Controller;
 use crate::engine;
-use crate::engine::commands::Offers;
+use crate::engine::commands::Offer;
 use crate::survival::Since;
 use crate::survival::state::HeldCommand;
 use nvme::aen::{AsyncEvent, ErrorEvent, EventType, SmartEvent};
@@ -128,8 +128,12 @@ static LOG_PAGES: &[LogPage] = &[
     })
     .after(|c| c.clear_events(EventType::NOTICE))
     .offered_if(|c| c.config.fabrics.is_some() || c.is_shared()),
+    LogPage::new(Lid::LBA_STATUS, |c, _, _| Ok(c.lba_status_log()))
+        .before(Controller::before_lba_status)
+        .after(Controller::lba_status_read)
+        .offered_if(Controller::reports_lbas),
     LogPage::new(Lid::FEATURES_SUPPORTED, |c, _, _| {
-        Ok(features_supported(c.engine.offers()))
+        Ok(features_supported(c.engine.offer()))
     })
     .lpa(Lpa::new().with_mlps(true)),
     LogPage::new(Lid::FDP_CONFIGURATIONS, |c, get, _| {
@@ -332,19 +336,32 @@ impl Controller {
         if csi != Csi::NVM && !zoned {
             return log.as_bytes().to_vec();
         }
-        for (opcode, effects) in engine::commands::effects(self.engine.offers(), zoned) {
+        for (opcode, effects) in engine::commands::effects(self.engine.offer(), zoned) {
             set(&mut log.iocs, opcode.0, effects);
         }
         log.as_bytes().to_vec()
     }
 
-    /// A command ended with an error: counts it, keeps it in the error log, tells the log, within
-    /// limits.
+    /// A command ended with an error.
     pub(crate) fn failed(&mut self, sqid: u16, cid: u16, status: Status, nsid: u32, lba: u64) {
+        self.command_failed((sqid, cid), status, (nsid, lba), false);
+    }
+
+    /// The same, of a queue and a CID, at a block, which may be marked: counts it, keeps it in the
+    /// error log, tells the log, within limits. A block that a host has made unreadable is no media
+    /// error: the standard leaves that to the controller ("NVMe Base 2.1", 5.1.12.1.3).
+    pub(crate) fn command_failed(
+        &mut self,
+        (sqid, cid): (u16, u16),
+        status: Status,
+        (nsid, lba): (u32, u64),
+        marked: bool,
+    ) {
         if status.is(Status::ABORT_REQUESTED) {
             return;
         }
-        if status.sct() == StatusCodeType::MEDIA && !status.is(Status::COMPARE_FAILURE) {
+        let media = status.sct() == StatusCodeType::MEDIA && !marked;
+        if media && !status.is(Status::COMPARE_FAILURE) {
             self.engine.stats.media_errors.add(1);
             self.capture("a media or data integrity error");
         }
@@ -425,9 +442,9 @@ fn supported_log_pages(controller: &Controller) -> Vec<u8> {
     log.as_bytes().to_vec()
 }
 
-fn features_supported(offers: Offers) -> Vec<u8> {
+fn features_supported(offer: Offer) -> Vec<u8> {
     let mut log = FeaturesSupported::new_zeroed();
-    for (fid, capabilities) in features::supported(offers) {
+    for (fid, capabilities) in features::supported(offer) {
         // Scope: bit 0 namespace, bit 1 controller, bit 3 Endurance Group.
         let scope = match fid {
             Fid::FLEXIBLE_DATA_PLACEMENT => 8,

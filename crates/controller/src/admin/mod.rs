@@ -7,6 +7,7 @@ mod events;
 mod features;
 mod identify;
 mod keep_alive;
+mod lba_status;
 mod logs;
 mod management;
 mod notifications;
@@ -28,6 +29,7 @@ pub(crate) use erase::Erasure;
 pub(crate) use events::AsyncEvents;
 pub(crate) use features::Features;
 use keep_alive::KeepAlive;
+pub(crate) use lba_status::LbaStatus;
 pub(crate) use logs::Logs;
 pub(crate) use management::Management;
 use notifications::Notifications;
@@ -69,11 +71,12 @@ pub(crate) struct Admin {
     pub erasure: Erasure,
     pub management: Management,
     pub persistent_events: PersistentEvents,
+    pub lba_status: LbaStatus,
     /// The last controller-level reset, or the power-on.
     pub last_reset: Instant,
-    /// When the keep alive timer, the self-test, what is being erased and the namespaces that the
-    /// host manages have to be looked at next: one comparison a round for all. See
-    /// [`Admin::rearm`].
+    /// When the keep alive timer, the alert of marked blocks, the self-test, what is being erased
+    /// and the namespaces that the host manages have to be looked at next: one comparison a round
+    /// for all. See [`Admin::rearm`].
     timer: Option<Instant>,
     made: Instant,
     /// Failures are logged at most so often.
@@ -98,6 +101,7 @@ impl Admin {
             erasure: Erasure::default(),
             management: Management::default(),
             persistent_events: PersistentEvents::default(),
+            lba_status: LbaStatus::new(),
             last_reset: Instant::now(),
             timer: None,
             made: Instant::now(),
@@ -118,11 +122,12 @@ impl Admin {
         self.self_test.reset(self.logs.power_on_hours());
         self.persistent_events.reset();
         self.management.reset();
+        self.lba_status.reset();
         self.rearm();
     }
 
     /// The keep alive timer was set, or a self-test has begun or ended, or erasing has, or managing
-    /// namespaces.
+    /// namespaces, or the host is to be told of marked blocks.
     pub fn rearm(&mut self) {
         let busy = self.self_test.is_running()
             || self.erasure.is_running()
@@ -130,7 +135,7 @@ impl Admin {
         self.timer = match busy {
             // In each round.
             true => Some(self.made),
-            false => self.keep_alive.deadline(),
+            false => self.next_timer(),
         };
     }
 }
@@ -165,7 +170,8 @@ impl RateLimit {
 }
 
 impl Controller {
-    /// Looks at the timers that are due: keep alive, self-test, what is being erased or managed.
+    /// Looks at the timers that are due: keep alive, alerts, self-test, what is being erased or
+    /// managed.
     #[inline]
     pub(crate) fn check_timers(&mut self, budget: &mut Budget) -> bool {
         self.admin.timer.is_some_and(|at| self.now >= at) && self.timers(budget)
@@ -174,6 +180,7 @@ impl Controller {
     #[cold]
     fn timers(&mut self, budget: &mut Budget) -> bool {
         let mut worked = self.check_keep_alive();
+        worked |= self.check_lba_alert();
         worked |= self.go_on_testing(budget);
         worked |= self.go_on_erasing(budget);
         worked |= self.go_on_managing();

@@ -51,7 +51,7 @@ pub(super) fn group_of(ns: &Namespace) -> u16 {
 impl Controller {
     /// A namespace has placement handles.
     pub(super) fn has_placement(&self) -> bool {
-        self.engine.offers().placed
+        self.engine.offer().placed
     }
 
     /// The Endurance Groups from that one on.

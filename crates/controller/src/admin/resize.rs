@@ -28,6 +28,7 @@ impl Controller {
             }
             tracing::info!(nsid, before = ns.blocks, blocks, "resized");
             self.order_all(|| Order::Resized { index, blocks });
+            self.cut_marks(nsid, blocks);
             self.tell_changed(nsid);
             changed = true;
         }

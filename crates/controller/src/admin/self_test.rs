@@ -364,11 +364,24 @@ impl Controller {
     pub(super) fn go_on_testing(&mut self, budget: &mut Budget) -> bool {
         let mut worked = false;
         if let Some(running) = &mut self.admin.self_test.running
-            && let Some((_, number)) = running.reading
+            && let Some((read, number)) = running.reading
             && let Some(result) = self.engine.take_own(number)
         {
             worked = true;
-            let status = result.map_or_else(|e| status_of(e, false), |()| Status::SUCCESS);
+            let status = match result {
+                Err(error) => status_of(error, false),
+                Ok(())
+                    if self
+                        .marks
+                        .table
+                        .of(read.nsid)
+                        .first(read.slba, read.blocks)
+                        .is_some() =>
+                {
+                    Status::UNRECOVERED_READ_ERROR
+                }
+                Ok(()) => Status::SUCCESS,
+            };
             match running.ended(status) {
                 Next::GoOn => {}
                 Next::Bad(at, status) => {

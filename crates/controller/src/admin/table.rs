@@ -78,6 +78,9 @@ static COMMANDS: &[AdminCommand] = &[
         .offered_if(|c| c.config.erases()),
     AdminCommand::new(Op::SANITIZE, Controller::sanitize, ERASES)
         .offered_if(|c| c.config.sanitizes()),
+    AdminCommand::new(Op::GET_LBA_STATUS, Controller::get_lba_status, NOTHING)
+        .oacs(Oacs::new().with_glss(true))
+        .offered_if(|c| c.config.offer().marks),
     #[cfg(test)]
     super::toy::COMMAND,
 ];

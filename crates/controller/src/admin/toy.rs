@@ -14,7 +14,7 @@ const OPCODE: AdminOpcode = AdminOpcode(0xc0);
 pub(super) const COMMAND: AdminCommand =
     AdminCommand::new(OPCODE, double, CommandEffects::new().with_ncc(true))
         .concerning_queues()
-        .oacs(Oacs::new().with_glss(true))
+        .oacs(Oacs::new().with_hmlms(true))
         .offered_if(|c| c.config.mdts == 5);
 
 /// Completes with twice dword 10.
@@ -54,7 +54,7 @@ mod tests {
         assert!(matches!(done, Ok(Outcome::Done(42))));
         let effects = log(&with).acs[usize::from(OPCODE.0)];
         assert!(effects.csupp() && effects.ncc() && !effects.lbcc());
-        assert!(with.identify_controller().oacs.glss());
+        assert!(with.identify_controller().oacs.hmlms());
         assert!(with.identify_controller().oacs.dbcs());
         assert!(table::concerns_queues(OPCODE));
         assert!(!table::concerns_queues(AdminOpcode(OPCODE.0 + 1)));
@@ -66,6 +66,6 @@ mod tests {
         let refused = without.dispatch(OPCODE, &Command::new(OPCODE.0, 1, 0));
         assert!(matches!(refused, Err(status) if status.is(Status::INVALID_OPCODE)));
         assert!(!log(&without).acs[usize::from(OPCODE.0)].csupp());
-        assert!(!without.identify_controller().oacs.glss());
+        assert!(!without.identify_controller().oacs.hmlms());
     }
 }

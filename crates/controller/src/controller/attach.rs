@@ -160,6 +160,8 @@ impl Controller {
         self.migration.set_namespace(index, Namespace::nothing());
         self.order_all(|| Order::Detach(index));
         self.stop_sharing(nsid);
+        // What is attached under this ID later is another namespace.
+        self.marks.table.forget(nsid);
         tracing::info!(nsid, "detached");
         self.tell_changed(nsid);
         self.settle();

@@ -237,6 +237,7 @@ impl Controller {
         self.admin.reset(&self.config);
         self.reset_erasure();
         self.reset_sharing();
+        self.marks.reset();
         self.apply_features();
         self.shutdown = Shutdown::No;
         self.state = State::Resetting;

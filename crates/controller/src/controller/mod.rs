@@ -3,6 +3,7 @@
 mod attach;
 mod bus_master;
 mod lifecycle;
+mod marking;
 mod migration;
 mod queues;
 mod registers;
@@ -22,6 +23,7 @@ use attach::Attaching;
 use bus_master::Draining;
 use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
 use lifecycle::{Shutdown, State};
+use marking::MarkingState;
 use migration::{Migration, Place};
 use nvme::regs::{Aqa, Cap, CapCss, Cc, Csts};
 use queues::Queues;
@@ -47,6 +49,7 @@ pub struct Controller {
     pub(crate) engine: Engine,
     pub(crate) admin: Admin,
     pub(crate) migration: Migration,
+    pub(crate) marks: MarkingState,
     /// Of a controller that is one of a subsystem. Behind the engines: nothing is in flight when it
     /// leaves that.
     sharing: Option<Sharing>,
@@ -205,6 +208,8 @@ impl Controller {
         }
         config.max_namespaces = config.max_namespaces.max(seen.last().copied().unwrap_or(1));
         let vectors = config.io_queues + 1;
+        let marks = MarkingState::default();
+        let offer = config.offer();
         let template = EngineConfig {
             id,
             share: 0,
@@ -217,8 +222,12 @@ impl Controller {
             stats,
             pending: Arc::default(),
             state,
-            shared: sharing.is_some(),
+            offer,
+            marks: marks.table.clone(),
         };
+        if let Some(sharing) = &sharing {
+            sharing.share_marks(&marks.table);
+        }
         let engine = Engine::new(template.clone(), opened)?;
         let timeout = config.reset_timeout.as_millis().div_ceil(500).clamp(1, 255) as u8;
         let cap = Cap::new()
@@ -237,6 +246,7 @@ impl Controller {
             engine,
             admin,
             migration: Migration::new(template, configured),
+            marks,
             sharing,
             survival,
             queues: Queues::default(),
@@ -471,13 +481,15 @@ impl Controller {
                 status,
                 nsid,
                 lba,
-            } => self.failed(sqid, cid, status, nsid, lba),
+                marked,
+            } => self.command_failed((sqid, cid), status, (nsid, lba), marked),
             Event::InvalidDoorbell { qid, cq, value } => {
                 self.invalid_doorbell_value(qid, cq, value);
             }
             Event::Flushed { number, failed } => self.flush_completed(Place::Own, number, failed),
             Event::AbortMissed { sqid, cid } => self.abort_missed(sqid, cid),
             Event::Reservation(command) => self.reservation(*command),
+            Event::Marking(marking) => self.change_marks(Place::Own, *marking),
             Event::Released(queues) => self.queue_released(queues),
             Event::MigrationCancelled => self.migration_cancelled(),
             Event::Broken(what) => self.broken(what),
@@ -553,6 +565,7 @@ impl Controller {
             self.self_test_deadline(),
             self.erase_deadline(),
             self.management_deadline(),
+            self.lba_alert_deadline(),
         ];
         deadlines.into_iter().flatten().min()
     }

@@ -8,13 +8,14 @@ use super::Controller;
 use crate::ana::{self, Told};
 use crate::config::{ConfigError, InSubsystem};
 use crate::engine::{Asked, ReservationCommand, ReservationEnd};
-use crate::subsystem::{Inbox, Membership, Message, SharedNamespace, Submitted};
+use crate::marks::MarkTable;
+use crate::subsystem::{Awaited, Inbox, Membership, Message, SharedNamespace, Submitted};
 use nvme::Status;
 use nvme::log::AnaState;
 use reservations::{Access, HostId, Operation};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 /// A namespace that is attached, or was and has not gone.
@@ -140,6 +141,13 @@ impl Sharing {
         Ok(())
     }
 
+    /// The marks of the namespaces are those of all their controllers.
+    pub fn share_marks(&self, table: &MarkTable) {
+        for shared in self.shared() {
+            table.share(shared.nsid(), shared.marks().clone());
+        }
+    }
+
     /// Forgets namespaces of which nothing is left.
     fn forget(&mut self, which: impl Fn(&Part) -> bool) {
         let cntlid = self.membership.cntlid();
@@ -177,7 +185,11 @@ impl Controller {
     /// A namespace comes under this index. What is allowed on it is known from now on.
     pub(super) fn share(&mut self, nsid: u32, index: usize) -> Result<(), ConfigError> {
         match &mut self.sharing {
-            Some(sharing) => sharing.attach(nsid, index),
+            Some(sharing) => {
+                sharing.attach(nsid, index)?;
+                sharing.share_marks(&self.marks.table);
+                Ok(())
+            }
             None => Ok(()),
         }
     }
@@ -235,6 +247,7 @@ impl Controller {
                     number,
                 } => self.access_changed(nsid, access, abort, number),
                 Message::Ana { group, state, done } => self.ana_state_changed(group, state, done),
+                Message::Marks { nsid } => self.marks_changed(nsid),
                 Message::Notice { nsid, notification } => {
                     self.reservation_notice(nsid, notification);
                 }
@@ -268,6 +281,39 @@ impl Controller {
         sharing.unanswered.push(Owed::Access(shared, number));
         self.migration.wait();
         self.answer_others();
+    }
+
+    /// Another controller has marked blocks, or taken marks away.
+    fn marks_changed(&mut self, nsid: u32) {
+        let Some(sharing) = &self.sharing else {
+            return;
+        };
+        let mut parts = sharing.parts.iter();
+        let Some(part) = parts.find(|part| part.shared.nsid() == nsid) else {
+            // It has been detached since.
+            return;
+        };
+        let marked = part.shared.take_marked(sharing.membership.cntlid());
+        self.engine.look_at_marks(part.index);
+        // It has looked, which the other one waits for.
+        drop(marked.awaited);
+        if marked.news {
+            self.blocks_marked();
+        }
+    }
+
+    /// The other controllers are told that marks have changed. With `waits`, blocks were marked:
+    /// what is returned is gone when all of them know.
+    pub(super) fn tell_of_marks(&self, nsid: u32, waits: bool) -> Weak<Awaited> {
+        let Some(sharing) = &self.sharing else {
+            return Weak::new();
+        };
+        let Some(shared) = sharing.namespace(nsid) else {
+            return Weak::new();
+        };
+        let awaited = waits.then(|| Awaited::by(&sharing.inbox));
+        shared.tell_of_marks(sharing.membership.cntlid(), awaited.as_ref());
+        awaited.as_ref().map_or_else(Weak::new, Arc::downgrade)
     }
 
     fn ana_state_changed(&mut self, group: u32, state: AnaState, done: Sender<()>) {

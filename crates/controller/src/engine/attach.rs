@@ -49,6 +49,7 @@ impl Engine {
         {
             *found = u16::try_from(index).unwrap_or(NO_NAMESPACE);
         }
+        self.find_marks(index);
         self.index_namespaces();
     }
 

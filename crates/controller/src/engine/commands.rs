@@ -24,19 +24,19 @@ struct IoCommand {
     oncs: Oncs,
     /// With which reservations it conflicts.
     group: Option<CommandGroup>,
-    /// Only controllers of a subsystem have it.
-    shared: bool,
-    /// Only controllers have it with a namespace that has placement handles.
-    placed: bool,
+    /// Not every controller has it.
+    offered: fn(Offer) -> bool,
 }
 
 /// What decides which commands a controller has.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Offers {
+pub(crate) struct Offer {
     /// It is one of a subsystem.
     pub shared: bool,
     /// A namespace of its has placement handles.
     pub placed: bool,
+    /// Blocks can be marked.
+    pub marks: bool,
 }
 
 impl IoCommand {
@@ -48,8 +48,7 @@ impl IoCommand {
             effects,
             oncs: Oncs::new(),
             group: None,
-            shared: false,
-            placed: false,
+            offered: |_| true,
         }
     }
 
@@ -103,7 +102,7 @@ impl IoCommand {
     /// A reservation command.
     const fn reservation(opcode: Op, effects: CommandEffects) -> Self {
         IoCommand {
-            shared: true,
+            offered: |offer| offer.shared,
             ..Self::new(opcode, Engine::reservation, effects).oncs(Oncs::new().with_reservs(true))
         }
     }
@@ -111,9 +110,14 @@ impl IoCommand {
     /// A command of namespaces with placement handles.
     const fn of_placement(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         IoCommand {
-            placed: true,
+            offered: |offer| offer.placed,
             ..Self::new(opcode, handler, effects)
         }
+    }
+
+    /// Not every controller has it.
+    const fn offered_if(self, offered: fn(Offer) -> bool) -> Self {
+        IoCommand { offered, ..self }
     }
 
     /// The bit by which Identify Controller says that the command is there.
@@ -134,6 +138,15 @@ static COMMANDS: &[IoCommand] = &[
         .writes()
         .zoned(Engine::zoned_write),
     IoCommand::new(Op::READ, Engine::read_write, NOTHING).reads(),
+    IoCommand::new(
+        Op::WRITE_UNCORRECTABLE,
+        Engine::write_uncorrectable,
+        CONTENT,
+    )
+    .writes()
+    .not_zoned()
+    .oncs(Oncs::new().with_nvmwusv(true))
+    .offered_if(|offer| offer.marks),
     IoCommand::new(Op::COMPARE, Engine::compare, NOTHING)
         .reads()
         .oncs(Oncs::new().with_nvmcmps(true)),
@@ -172,8 +185,8 @@ static COMMANDS: &[IoCommand] = &[
 
 /// What starts the command; `None` when a controller like this has no such command: `zoned` if the
 /// command is for a zoned namespace.
-pub(super) fn handler(opcode: Op, offers: Offers, zoned: bool) -> Option<Handler> {
-    let command = offered(offers).find(|command| command.opcode == opcode)?;
+pub(super) fn handler(opcode: Op, offer: Offer, zoned: bool) -> Option<Handler> {
+    let command = offered(offer).find(|command| command.opcode == opcode)?;
     command.of(zoned)
 }
 
@@ -183,22 +196,20 @@ pub(super) fn group(opcode: Op) -> Option<CommandGroup> {
     command.group
 }
 
-fn offered(offers: Offers) -> impl Iterator<Item = &'static IoCommand> {
-    let has = move |command: &&IoCommand| {
-        (offers.shared || !command.shared) && (offers.placed || !command.placed)
-    };
-    COMMANDS.iter().filter(has)
+fn offered(offer: Offer) -> impl Iterator<Item = &'static IoCommand> {
+    let commands = COMMANDS.iter();
+    commands.filter(move |command| (command.offered)(offer))
 }
 
 /// What Identify Controller says about the commands.
-pub(crate) fn oncs(offers: Offers) -> Oncs {
-    let bits = offered(offers).map(|command| command.oncs.into_bits());
+pub(crate) fn oncs(offer: Offer) -> Oncs {
+    let bits = offered(offer).map(|command| command.oncs.into_bits());
     Oncs::from_bits(bits.fold(Oncs::new().into_bits(), |all, bits| all | bits))
 }
 
 /// What the Commands Supported and Effects log page says about the commands of the NVM command set,
 /// or those of zoned namespaces.
-pub(crate) fn effects(offers: Offers, zoned: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
-    let commands = offered(offers).filter(move |command| command.of(zoned).is_some());
+pub(crate) fn effects(offer: Offer, zoned: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
+    let commands = offered(offer).filter(move |command| command.of(zoned).is_some());
     commands.map(|command| (command.opcode, command.effects.with_csupp(true)))
 }

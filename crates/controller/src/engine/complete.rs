@@ -126,7 +126,7 @@ impl Engine {
             return self.broken("a request completes without its slot");
         };
         match &mut slot.work {
-            Work::Single | Work::Zeroes(_) | Work::Append => {
+            Work::Single | Work::Write | Work::Zeroes(_) | Work::Append => {
                 if let Err(error) = completion.result {
                     let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
                     slot.status = match error.kind {
@@ -143,7 +143,10 @@ impl Engine {
                 if completion.data.buffer().is_none() {
                     slot.list = completion.data;
                 }
-                self.end(index);
+                match slot.work {
+                    Work::Write | Work::Zeroes(_) => self.end_write(index),
+                    _ => self.end(index),
+                }
             }
             Work::Ranges(_) => {
                 self.range_done(index, completion.result);
@@ -164,7 +167,9 @@ impl Engine {
                 }
                 self.end(index);
             }
-            Work::Reservation => self.broken("a reservation command is with a volume"),
+            Work::Reservation | Work::Marking(_) => {
+                self.broken("a command is with a volume that the control half executes");
+            }
             Work::Copy(_) => self.complete_copy(index, completion, false),
             Work::ZoneSend(_) => self.zone_sent(index, completion.result),
             Work::FlushAll(_) => {

@@ -18,6 +18,7 @@ use dma::{Access, Buffer, SegmentList};
 use nvme::cmd::io::{CopyCdw12, CopyRange, DirectiveType};
 use nvme::{Command, Status};
 use placement::Writer;
+use std::ops::Range;
 use volume::{Budget, IoErrorKind, Op, Request};
 use zerocopy::FromBytes;
 
@@ -72,6 +73,8 @@ pub(super) struct Copying {
     count: usize,
     /// Index of the namespace that is written.
     ns: usize,
+    /// Byte offset of where the first piece went.
+    begun: u64,
     /// Byte offset of where the next piece goes.
     to: u64,
     fua: bool,
@@ -233,6 +236,7 @@ impl Engine {
                 sources,
                 count,
                 ns,
+                begun: start,
                 to: start,
                 fua,
                 step: Step::Read,
@@ -280,8 +284,18 @@ impl Engine {
             None => copying.ns,
         };
         let ns = slot.ns;
+        let (begun, to) = (copying.begun, copying.to);
         let Some((op, offset, len)) = request else {
-            return self.end_with(index, result);
+            return self.end_copy(index, begun..to, result);
+        };
+        if op == Op::Read && self.reads_marked(index, offset, len) {
+            return self.next_copy(index);
+        }
+        let Some(slot) = self.slots.get(index) else {
+            return self.broken("Copy goes on without its slot");
+        };
+        let Work::Copy(copying) = &mut slot.work else {
+            return self.broken("Copy goes on in another command's slot");
         };
         let data = copying.data(len);
         let tag = self.slots.tag(index);
@@ -297,6 +311,35 @@ impl Engine {
         }) {
             self.complete_copy(index, completion, true);
         }
+    }
+
+    /// The next piece has a block that cannot be read: the command fails, by that block's fault.
+    fn reads_marked(&mut self, index: u16, offset: u64, len: u64) -> bool {
+        let Some(slot) = self.slots.get(index) else {
+            return false;
+        };
+        let ns = slot.ns;
+        let Some(namespace) = self.namespaces.get(ns) else {
+            return false;
+        };
+        let (shift, nsid) = (namespace.shift, namespace.config.nsid);
+        let Some(lba) = self.marked(ns, offset >> shift, len >> shift) else {
+            return false;
+        };
+        if let Some(slot) = self.slots.get(index) {
+            slot.status = Status::UNRECOVERED_READ_ERROR;
+            (slot.nsid, slot.slba) = (nsid, lba);
+        }
+        true
+    }
+
+    /// The command ends; bytes of this range were written, though it may have failed behind them.
+    fn end_copy(&mut self, index: u16, written: Range<u64>, result: u32) {
+        let ns = self.slots.get(index).map(|slot| slot.ns);
+        let ns = ns.and_then(|ns| self.namespaces.get(ns));
+        let shift = ns.map_or(0, |ns| ns.shift);
+        let blocks = (written.end - written.start) >> shift;
+        self.end_written(index, &[(written.start >> shift, blocks)], result);
     }
 
     /// A request is over. Where that was within the call that gave it to the volume, the next one

@@ -43,7 +43,7 @@ impl Engine {
 
     /// There may be commands that are not to be done.
     pub(super) fn is_gated(&self) -> bool {
-        self.shared || self.closed
+        self.offer.shared || self.closed
     }
 
     /// What a command ends with on a namespace that is closed.
@@ -133,9 +133,10 @@ impl Engine {
         self.open_by_nsid.clone_from(&self.by_nsid);
         for found in &mut self.open_by_nsid {
             let ns = self.namespaces.get(usize::from(*found));
-            // Of writes to zones each is checked, of those by handles each is counted.
+            // Of writes to zones each is checked, of those by handles each is counted, and of
+            // commands where blocks are marked each is looked at.
             let open = |ns: &Namespace| {
-                let plain = !ns.is_zoned() && !ns.is_placed();
+                let plain = !ns.is_zoned() && !ns.is_placed() && !ns.watched;
                 let reached = ana::refusal(ns.ana).is_none() && plain;
                 ns.access == Access::FULL && reached && ns.closed.is_none()
             };

@@ -44,7 +44,7 @@ impl Engine {
     /// Starts one I/O command that was fetched from `sqid`.
     pub(super) fn execute(&mut self, sqid: u16, command: &Command) {
         let zoned = self.is_zoned(command.nsid.get());
-        let result = match commands::handler(command.nvm_opcode(), self.offers(), zoned) {
+        let result = match commands::handler(command.nvm_opcode(), self.offer(), zoned) {
             // Fused operations are not offered (Identify Controller, FUSES).
             _ if command.flags.fuse() != Fuse::NORMAL => Err(Status::INVALID_FIELD.with_dnr(true)),
             Some(start) => match self.is_gated().then(|| self.barred(command)).flatten() {
@@ -55,7 +55,8 @@ impl Engine {
         };
         let slot = self.starting.take();
         if let Err(status) = result {
-            let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
+            let (cid, nsid) = (command.cid.get(), command.nsid.get());
+            let lba = self.first_unreadable(command, status);
             if ana::is_refusal(status) {
                 self.passed_by(status, nsid);
             } else {
@@ -66,10 +67,10 @@ impl Engine {
     }
 
     /// What decides which commands there are.
-    pub fn offers(&self) -> commands::Offers {
-        commands::Offers {
-            shared: self.shared,
+    pub fn offer(&self) -> commands::Offer {
+        commands::Offer {
             placed: self.placed,
+            ..self.offer
         }
     }
 
@@ -95,6 +96,9 @@ impl Engine {
             }
             let checked = zones.lock().check_read(slba, blocks);
             checked.map_err(zones::Refusal::status)?;
+        }
+        if !write && ns.watched && ns.marks.first(slba, blocks).is_some() {
+            return Err(Status::UNRECOVERED_READ_ERROR);
         }
         Ok(Extent {
             ns: index,
@@ -191,6 +195,7 @@ impl Engine {
             self.place(ns, command, dtype, blocks, Writer::Host, again)?;
         }
         let op = if write {
+            self.watch_write(index);
             Op::Write {
                 fua: cdw12.fua() || !self.write_cache,
             }

@@ -45,9 +45,11 @@ mod run;
 mod scratch;
 mod slots;
 mod timing;
+mod uncorrectable;
 mod zoned;
 
 use crate::irq::{Irqs, Pending};
+use crate::marks::MarkTable;
 use crate::stats::{ControllerStats, IoStats};
 use crate::survival::state::AdminQueue;
 use attach::Detached;
@@ -77,6 +79,7 @@ pub use recover::Recovery;
 pub(crate) use recover::{SavedCq, SavedSq};
 pub(crate) use reservation::{Asked, ReservationCommand, ReservationEnd};
 pub use slots::tag_owner;
+pub(crate) use uncorrectable::{Change, Marking};
 
 /// Not the index of any namespace.
 const NO_NAMESPACE: u16 = u16::MAX;
@@ -96,6 +99,8 @@ pub(crate) enum Event {
         status: Status,
         nsid: u32,
         lba: u64,
+        /// The block cannot be read because Write Uncorrectable has marked it.
+        marked: bool,
     },
     /// A doorbell (a completion queue's head if `cq`) was written with a value that its queue does
     /// not allow.
@@ -111,6 +116,8 @@ pub(crate) enum Event {
     MigrationCancelled,
     /// A reservation command was fetched: it ends by [`Engine::end_reservation`].
     Reservation(Box<ReservationCommand>),
+    /// A command marks blocks, or takes marks away: it ends by [`Engine::end_marking`].
+    Marking(Box<Marking>),
     /// A rule that always holds is broken: this one ([`Engine::broken`]).
     Broken(&'static str),
 }
@@ -129,8 +136,10 @@ pub(crate) struct EngineConfig {
     pub page: Arc<SharedPages>,
     pub stats: Arc<ControllerStats>,
     pub pending: Arc<Pending>,
-    /// The controller is one of a subsystem: it has reservations.
-    pub shared: bool,
+    /// Which commands it has.
+    pub offer: commands::Offer,
+    /// The marked blocks of its namespaces.
+    pub marks: Arc<MarkTable>,
     /// What the next process finds, if there is to be one.
     pub state: Option<StateMemory>,
 }
@@ -158,8 +167,10 @@ pub(crate) struct Engine {
     by_nsid: Vec<u16>,
     /// The same of those on which everything is allowed, for the short way.
     open_by_nsid: Vec<u16>,
-    /// The controller is one of a subsystem: it has reservations.
-    shared: bool,
+    /// Which commands the controller has.
+    offer: commands::Offer,
+    /// The marked blocks of its namespaces.
+    marks: Arc<MarkTable>,
     /// A namespace at least is closed to hosts.
     closed: bool,
     /// A namespace at least has placement handles.
@@ -264,7 +275,8 @@ impl Engine {
             namespaces,
             open_by_nsid: by_nsid.clone(),
             by_nsid,
-            shared: config.shared,
+            offer: config.offer,
+            marks: config.marks,
             closed: false,
             placed: false,
             fences: Vec::new(),
@@ -304,6 +316,8 @@ impl Engine {
             long: run::LongWork::default(),
             distance: Distance::new(),
         };
+        let all = 0..engine.namespaces.len();
+        all.for_each(|index| engine.find_marks(index));
         engine.index_namespaces();
         Ok(engine)
     }
@@ -334,6 +348,7 @@ impl Engine {
         self.doorbells.forget();
         self.slots.release_all_kept();
         self.forget_reservations();
+        self.forget_marking();
         self.slots.orphan_all();
         let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight().collect();
         for (tag, ns) in in_flight {

@@ -2,6 +2,7 @@
 
 use super::zoned::with_table;
 use crate::config::{ConfigError, NamespaceConfig};
+use crate::marks::Marks;
 use crate::passthrough::Passthrough;
 use crate::stats::IoStats;
 use nvme::Status;
@@ -37,6 +38,11 @@ pub(crate) struct Namespace {
     pub ana: AnaState,
     /// Commands on it end with this: it is being erased, or was not wholly.
     pub closed: Option<Status>,
+    /// Blocks that Write Uncorrectable has marked.
+    pub marks: Arc<Marks>,
+    /// There were some when the engine looked last: commands take the general way, which checks
+    /// them.
+    pub watched: bool,
 }
 
 impl Namespace {
@@ -159,6 +165,8 @@ impl Namespace {
             access: Access::FULL,
             ana: AnaState::OPTIMIZED,
             closed: None,
+            marks: Arc::default(),
+            watched: false,
             config,
         })
     }

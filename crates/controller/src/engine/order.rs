@@ -38,6 +38,8 @@ pub(crate) enum Order {
     Migrate(u16),
     /// It is to stay, if it was not released yet: answered by whichever of the two events is true.
     CancelMigration,
+    /// A command that changes marks ends, with this status or its own.
+    EndMarking(u64, Option<Status>),
     /// Queues that another engine has released.
     InstallMigrated(Box<MigratingQueues>),
 
@@ -73,6 +75,8 @@ pub(crate) enum Order {
         index: usize,
         status: Option<Status>,
     },
+    /// Blocks of the namespace of this index were marked, or are so no more.
+    LookAtMarks(usize),
     /// The receiver of a vector's interrupts.
     Vector(u16, Option<Arc<dyn IrqSink>>),
     ForgetSinks,
@@ -152,6 +156,8 @@ impl Engine {
                 None => self.broken("a namespace was resized that is not there"),
             },
             Order::Close { index, status } => self.close(index, status),
+            Order::LookAtMarks(index) => self.look_at_marks(index),
+            Order::EndMarking(tag, status) => self.end_marking(tag, status),
             Order::Vector(vector, sink) => self.irqs.set_vector(vector, sink),
             Order::ForgetSinks => self.irqs.forget_sinks(),
             Order::Features {

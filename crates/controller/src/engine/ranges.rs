@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::complete::status_of;
-use super::slots::Work;
+use super::slots::{Deallocating, Work};
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{DsmCdw10, DsmCdw11, DsmRange};
 use nvme::{Command, Status};
@@ -11,6 +11,14 @@ use zerocopy::FromBytes;
 
 /// What a range counts in a round's budget: what a volume deallocates within the call is not much.
 const RANGE_UNITS: u32 = 16;
+
+impl Deallocating {
+    /// Nothing more is deallocated, and what was may be so in part.
+    fn stop(&mut self) {
+        self.left.clear();
+        self.unmarks.clear();
+    }
+}
 
 impl Engine {
     pub(super) fn dataset_management(
@@ -30,13 +38,17 @@ impl Engine {
         }
         // Of zones nothing goes but by a reset.
         let (shift, zoned) = (ns.shift, ns.is_zoned());
+        // What is read then is known: not what was there before.
+        let info = ns.config.volume.info();
+        let unmarks = ns.watched && info.deallocate && info.zeroes_after_deallocate;
         let mut bytes = [0u8; nvme::cmd::io::DSM_MAX_RANGES * 16];
         let bytes = bytes.get_mut(..count * 16).ok_or(Status::INTERNAL_ERROR)?;
         let mut list = SegmentList::new();
         self.walk(command, bytes.len() as u64, Access::Read, &mut list)?;
         list.copy_to(0, bytes);
         drop(list);
-        let mut ranges = Vec::with_capacity(count);
+        let mut left = Vec::with_capacity(count);
+        let mut unmarked = Vec::new();
         for raw in bytes.chunks_exact(16) {
             let range = DsmRange::read_from_bytes(raw).map_err(|_| Status::INTERNAL_ERROR)?;
             let (slba, nlb) = (range.slba.get(), u64::from(range.nlb.get()));
@@ -44,14 +56,20 @@ impl Engine {
                 return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
             }
             if attributes.ad() && nlb > 0 && !zoned {
-                ranges.push((slba << shift, nlb << shift));
+                left.push((slba << shift, nlb << shift));
+                if unmarks {
+                    unmarked.push((slba, nlb));
+                }
             }
         }
         // The other attributes are hints.
         let index = self.slot_for(sqid, command, ns_index)?;
-        ranges.reverse();
+        left.reverse();
         if let Some(slot) = self.slots.get(index) {
-            slot.work = Work::Ranges(ranges);
+            slot.work = Work::Ranges(Box::new(Deallocating {
+                left,
+                unmarks: unmarked,
+            }));
         }
         self.next_range(index);
         Ok(())
@@ -68,8 +86,9 @@ impl Engine {
         let Work::Ranges(ranges) = &mut slot.work else {
             return self.broken("Dataset Management goes on in another command's slot");
         };
-        let Some((offset, len)) = ranges.pop() else {
-            return self.end(index);
+        let Some((offset, len)) = ranges.left.pop() else {
+            let unmarks = std::mem::take(&mut ranges.unmarks);
+            return self.end_written(index, &unmarks, 0);
         };
         let tag = self.slots.tag(index);
         let Some(ns) = self.namespaces.get_mut(ns) else {
@@ -92,8 +111,11 @@ impl Engine {
     fn park_or_end(&mut self, index: u16) {
         match self.slots.get(index).map(|slot| &slot.work) {
             // In front: one after the other comes to its end.
-            Some(Work::Ranges(ranges)) if !ranges.is_empty() => self.parked.push_front(index),
-            _ => self.end(index),
+            Some(Work::Ranges(ranges)) if !ranges.left.is_empty() => {
+                self.parked.push_front(index);
+            }
+            // There is none left.
+            _ => self.next_range(index),
         }
     }
 
@@ -136,7 +158,7 @@ impl Engine {
         };
         slot.status = status;
         if let Work::Ranges(ranges) = &mut slot.work {
-            ranges.clear();
+            ranges.stop();
         }
     }
 
@@ -147,11 +169,15 @@ impl Engine {
         match result {
             Ok(()) => {}
             // Deallocation is advice: what the volume cannot deallocate stays allocated.
-            Err(error) if error.kind == IoErrorKind::Unsupported => {}
+            Err(error) if error.kind == IoErrorKind::Unsupported => {
+                if let Work::Ranges(ranges) = &mut slot.work {
+                    ranges.unmarks.clear();
+                }
+            }
             Err(error) => {
                 slot.status = status_of(error, true);
                 if let Work::Ranges(ranges) = &mut slot.work {
-                    ranges.clear();
+                    ranges.stop();
                 }
             }
         }

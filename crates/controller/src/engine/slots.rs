@@ -13,9 +13,8 @@ pub(super) enum Work {
     Single,
     /// The same, which zeroes so many bytes.
     Zeroes(u64),
-    /// Dataset Management: the ranges (byte offset, byte length) that have not been deallocated
-    /// yet, last first.
-    Ranges(Vec<(u64, u64)>),
+    /// Dataset Management.
+    Ranges(Box<Deallocating>),
     /// Compare: the request reads into host memory, the guest's data waits in the slot.
     Compare,
     /// Flush of every namespace, one after the other: the index of the next one.
@@ -28,10 +27,23 @@ pub(super) enum Work {
     Reservation,
     /// Copy, piece by piece.
     Copy(Box<Copying>),
+    /// A write to a namespace with marked blocks: those that it writes are so no more.
+    Write,
+    /// The control half marks blocks, or takes marks away: then it ends, with dword 0 of the
+    /// completion.
+    Marking(u32),
     /// Zone Append: the slot has the block that it was placed at.
     Append,
     /// Zone Management Send.
     ZoneSend(Box<Sending>),
+}
+
+/// What is left to do of Dataset Management.
+pub(super) struct Deallocating {
+    /// Byte offset and length of what has not been deallocated yet, last first.
+    pub left: Vec<(u64, u64)>,
+    /// First blocks and blocks that are marked no more when all is deallocated.
+    pub unmarks: Vec<(u64, u64)>,
 }
 
 /// A command in flight.
@@ -452,6 +464,14 @@ impl Slots {
     /// Tags of the reservation commands in flight.
     pub fn reservations(&self) -> impl Iterator<Item = u64> {
         let waits = |slot: &Slot| slot.used && !slot.kept && matches!(slot.work, Work::Reservation);
+        let slots = self.slots.iter().enumerate();
+        let waiting = slots.filter(move |(_, slot)| waits(slot));
+        waiting.map(|(i, _)| self.tag(i as u16))
+    }
+
+    /// Tags of the commands that wait until marks are changed.
+    pub fn marking(&self) -> impl Iterator<Item = u64> {
+        let waits = |slot: &Slot| slot.used && !slot.kept && matches!(slot.work, Work::Marking(_));
         let slots = self.slots.iter().enumerate();
         let waiting = slots.filter(move |(_, slot)| waits(slot));
         waiting.map(|(i, _)| self.tag(i as u16))

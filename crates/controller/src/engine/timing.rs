@@ -150,13 +150,20 @@ impl Engine {
         let index = self.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.namespaces.get(index));
         let record = ns.map_or(&self.nowhere, |ns| &ns.record);
-        record.failed(failure_of(status));
+        let marked = self.is_marked(status, nsid, lba);
+        // It is what a host has asked for, and no fault of the medium.
+        let failure = match marked {
+            true => Failure::Aborted,
+            false => failure_of(status),
+        };
+        record.failed(failure);
         self.events.push_back(Event::Failed {
             sqid,
             cid,
             status,
             nsid,
             lba,
+            marked,
         });
     }
 }

@@ -29,6 +29,9 @@ pub(crate) enum Message {
         state: AnaState,
         done: Sender<()>,
     },
+    /// Blocks of a namespace were marked, or are so no more: see
+    /// [`SharedNamespace::take_marked`](super::SharedNamespace::take_marked).
+    Marks { nsid: u32 },
     /// The host is to be told.
     Notice {
         nsid: u32,
@@ -69,6 +72,11 @@ impl Inbox {
         }
         messages.push_back(message);
         drop(messages);
+        self.wake();
+    }
+
+    /// Wakes the controller's worker: something that it waits for may have happened.
+    pub fn wake(&self) {
         if let Some(waker) = &*self.waker.lock().unpoisoned() {
             waker.wake_by_ref();
         }

@@ -29,7 +29,7 @@ mod inbox;
 mod namespace;
 
 pub(crate) use inbox::{Inbox, Message};
-pub(crate) use namespace::{SharedNamespace, Submitted};
+pub(crate) use namespace::{Awaited, SharedNamespace, Submitted};
 
 use crate::ana::{AnaChange, FIRST_GROUP};
 use crate::config::ConfigError;

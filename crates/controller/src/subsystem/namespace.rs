@@ -1,6 +1,7 @@
 //! A namespace that controllers of a subsystem share: its reservations, one operation at a time.
 
 use super::{Inbox, Message, ReservationStore, Subsystem};
+use crate::marks::Marks;
 use nvme::Status;
 use reservations::{Access, Change, HostId, Operation, Reservations};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -41,6 +42,35 @@ struct Attached {
     host: HostId,
     /// What its host may do, as it was told last.
     access: Access,
+    marked: Marked,
+    /// It has been left a message about marks, and has not taken it.
+    told_of_marks: bool,
+}
+
+/// What a controller has not taken yet of the marks that another one has changed.
+#[derive(Debug, Default)]
+pub(crate) struct Marked {
+    /// Blocks were marked.
+    pub news: bool,
+    /// To be dropped when its engine has looked.
+    pub awaited: Vec<Arc<Awaited>>,
+}
+
+/// A controller waits until all who have one of these have dropped it.
+#[derive(Debug)]
+pub(crate) struct Awaited(Arc<Inbox>);
+
+impl Awaited {
+    /// The controller of this inbox waits.
+    pub fn by(inbox: &Arc<Inbox>) -> Arc<Self> {
+        Arc::new(Awaited(inbox.clone()))
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.0.wake();
+    }
 }
 
 #[derive(Debug)]
@@ -60,6 +90,7 @@ pub(crate) struct SharedNamespace {
     group: u32,
     subsystem: Weak<Subsystem>,
     store: Option<Box<dyn ReservationStore>>,
+    marks: Arc<Marks>,
     state: Mutex<State>,
 }
 
@@ -84,6 +115,7 @@ impl SharedNamespace {
             group,
             subsystem,
             store,
+            marks: Arc::default(),
             state: Mutex::new(State {
                 reservations,
                 attached: BTreeMap::new(),
@@ -134,9 +166,41 @@ impl SharedNamespace {
             inbox: inbox.clone(),
             host,
             access,
+            marked: Marked::default(),
+            told_of_marks: false,
         };
         state.attached.insert(cntlid, attached);
         access
+    }
+
+    /// Its marked blocks.
+    pub fn marks(&self) -> &Arc<Marks> {
+        &self.marks
+    }
+
+    /// A controller has changed marks: the others are told. With `awaited` it has marked blocks,
+    /// and waits until they know.
+    pub fn tell_of_marks(&self, cntlid: u16, awaited: Option<&Arc<Awaited>>) {
+        let nsid = self.nsid;
+        let mut state = self.lock();
+        let others = state.attached.iter_mut().filter(|(id, _)| **id != cntlid);
+        for (_, attached) in others {
+            attached.marked.news |= awaited.is_some();
+            attached.marked.awaited.extend(awaited.cloned());
+            if !std::mem::replace(&mut attached.told_of_marks, true) {
+                attached.inbox.leave(Message::Marks { nsid });
+            }
+        }
+    }
+
+    /// A controller takes its [`Message::Marks`]: what it was left for.
+    pub fn take_marked(&self, cntlid: u16) -> Marked {
+        let mut state = self.lock();
+        let Some(attached) = state.attached.get_mut(&cntlid) else {
+            return Marked::default();
+        };
+        attached.told_of_marks = false;
+        std::mem::take(&mut attached.marked)
     }
 
     /// No command of the controller's can be in flight on the namespace any more, and none will be

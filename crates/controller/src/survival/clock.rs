@@ -35,6 +35,10 @@ impl Since {
         }
     }
 
+    pub fn instant(&self) -> Instant {
+        self.at
+    }
+
     pub fn elapsed(&self) -> Duration {
         self.at.elapsed()
     }

@@ -200,6 +200,7 @@ impl Controller {
         if let Some(survival) = &mut self.survival {
             survival.commit(&state);
         }
+        self.marks_committed();
         crash::point!("controller.commit.after");
     }
 

@@ -2,7 +2,9 @@
 
 use super::state::{AdminQueue, ControlState, Ending, Identity, STATE_OLDEST_READ};
 use super::{Kept, RestoreError, STATE_VERSION};
-use crate::admin::{AsyncEvents, Erasure, Features, Logs, Management, SelfTest, Telemetry};
+use crate::admin::{
+    AsyncEvents, Erasure, Features, LbaStatus, Logs, Management, SelfTest, Telemetry,
+};
 use crate::config::{ControllerConfig, NamespaceConfig};
 use crate::controller::{Controller, DoorbellPage};
 use crate::engine::{MemoryChange, Order, Recovery, SavedCq, SavedSq};
@@ -180,6 +182,10 @@ impl Controller {
         }
         if let Some(saved) = &logs.persistent_events {
             self.restore_persistent_events(saved);
+        }
+        if let Some(saved) = &logs.lba_status {
+            self.admin.lba_status = LbaStatus::restore(saved);
+            self.restore_marks(&saved.marks);
         }
         let stats = &self.engine.stats;
         let counters = logs.counters;

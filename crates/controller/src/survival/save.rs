@@ -94,6 +94,7 @@ impl Controller {
             self_test: Some(self.admin.self_test.save()),
             erasure: Some(self.admin.erasure.save()),
             persistent_events: Some(self.admin.persistent_events.save()),
+            lba_status: Some(self.admin.lba_status.save(self.marks.table.listed())),
             counters: Counters {
                 media_errors: stats.media_errors.get(),
                 error_log_entries: stats.error_log_entries.get(),

@@ -5,6 +5,7 @@
 //! something else. What is decoded here is believed in nothing: [`restore`](super::restore) checks
 //! it.
 
+use crate::marks::Listed;
 use minicbor::{Decode, Encode};
 use nvme::Command;
 use zerocopy::FromBytes;
@@ -192,6 +193,9 @@ pub(crate) struct FeatureValues {
     /// Of Host Behavior Support: ACRE, ETDAS, LBAFEE, HDISNS, CDFE.
     #[cbor(n(11), default)]
     pub host_behavior: (u8, u8, u8, u8, u16),
+    /// LBA Status Information Report Interval, in units of 100 ms.
+    #[cbor(n(12), default)]
+    pub lsiri: u16,
 }
 
 /// Where the admin queue is.
@@ -353,6 +357,32 @@ pub(crate) struct LogState {
     pub erasure: Option<EraseState>,
     #[n(7)]
     pub persistent_events: Option<PersistentEventState>,
+    #[n(9)]
+    pub lba_status: Option<LbaStatusState>,
+}
+
+/// Marked blocks, and what the host has read of them.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct LbaStatusState {
+    /// By NSID: first blocks, and how many.
+    #[n(0)]
+    pub marks: Listed,
+    /// LBA Status Generation Counter.
+    #[n(1)]
+    pub generation: u16,
+    /// Blocks were marked since the log page was read.
+    #[n(2)]
+    pub news: bool,
+    /// The host was told so.
+    #[n(3)]
+    pub alerted: bool,
+    /// The log page, as it is being read: generation and marks.
+    #[n(4)]
+    pub reading: Option<(u16, Listed)>,
+    /// Wall-clock time in ms when the report interval began.
+    #[n(5)]
+    pub since: u64,
 }
 
 /// What the telemetry logs have.
@@ -513,13 +543,13 @@ mod tests {
     fn features_of_an_older_version_are_read() {
         let now = FeatureValues::default();
         let mut bytes = minicbor::to_vec(&now).unwrap();
-        // A map of twelve, whose last value that version did not have.
-        assert_eq!(
-            (bytes[0], &bytes[bytes.len() - 7..]),
-            (0xac, &[11, 0x85, 0, 0, 0, 0, 0][..])
-        );
-        bytes.truncate(bytes.len() - 7);
-        bytes[0] = 0xab;
-        assert_eq!(minicbor::decode::<FeatureValues>(&bytes).unwrap(), now);
+        // A map of thirteen, whose last values those versions did not have.
+        for (map, last) in [(0xad, &[12, 0][..]), (0xac, &[11, 0x85, 0, 0, 0, 0, 0])] {
+            let rest = bytes.len() - last.len();
+            assert_eq!((bytes[0], &bytes[rest..]), (map, last));
+            bytes.truncate(rest);
+            bytes[0] = map - 1;
+            assert_eq!(minicbor::decode::<FeatureValues>(&bytes).unwrap(), now);
+        }
     }
 }

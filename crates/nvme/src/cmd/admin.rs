@@ -1,10 +1,11 @@
-//! Command dwords and results of Admin commands: NVMe Base 2.1, 5.1 and 5.2; of Format NVM,
-//! NVM Command Set 1.1, 4.1.2.
+//! Command dwords and results of Admin commands: NVMe Base 2.1, 5.1 and 5.2; of Format NVM and
+//! Get LBA Status, NVM Command Set 1.1, 4.1.2 and 4.2.1.
 //!
 //! Commands whose only arguments are addresses have no type here: Doorbell Buffer Config (NVMe Base
 //! 2.1, 5.2.5) takes the shadow doorbell page in PRP1 and the EventIdx page in PRP2.
 
 use bitfield_struct::bitfield;
+use zerocopy::Unaligned;
 
 use crate::macros::open_values;
 
@@ -243,6 +244,29 @@ pub struct AbortResult {
     pub ianp: bool,
     #[bits(31)]
     __: u32,
+}
+
+open_values! {
+    /// Action Type of Get LBA Status (NVM Command Set 1.1, 4.2.1).
+    #[derive(Unaligned)]
+    pub LbaStatusAction: u8 {
+        ALLOCATED = 0x02, "Return tracked allocated LBAs";
+        SCAN = 0x10, "Perform a scan and return Untracked LBAs and Tracked LBAs";
+        TRACKED = 0x11, "Return Tracked LBAs";
+    }
+}
+
+/// Dword 13 of Get LBA Status (NVM Command Set 1.1, 4.2.1). Dwords 10 and 11 have the Starting LBA,
+/// dword 12 the Maximum Number of Dwords, zero-based.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct GetLbaStatusCdw13 {
+    /// Range Length in logical blocks; 0 for all from the Starting LBA on.
+    pub rl: u16,
+    __: u8,
+    /// Action Type.
+    #[bits(8)]
+    pub atype: LbaStatusAction,
 }
 
 /// Dword 10 of Format NVM (NVMe Base 2.1, 5.1.10; NVM Command Set 1.1, 4.1.2).

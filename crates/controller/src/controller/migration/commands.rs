@@ -196,7 +196,7 @@ impl Controller {
         if !migration.any_queue() {
             return Some(true);
         }
-        let wanted = migration.links.iter().map(|link| link.sent).collect();
+        let wanted = migration.orders();
         migration.configuring.push((cid, wanted));
         migration.wait();
         Some(false)
@@ -220,8 +220,7 @@ impl Controller {
         let mut worked = false;
         let configuring = std::mem::take(&mut self.migration.configuring);
         for (cid, wanted) in configuring {
-            let mut links = self.migration.links.iter().zip(&wanted);
-            if links.all(|(link, wanted)| !link.is_open() || link.handled() >= *wanted) {
+            if self.migration.has_applied(&wanted) {
                 self.finish_admin(cid, Status::SUCCESS, 0);
                 worked = true;
             } else {

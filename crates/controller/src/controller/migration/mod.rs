@@ -84,6 +84,17 @@ impl Migration {
         self.links.iter()
     }
 
+    /// How many orders each remote engine was given.
+    pub(super) fn orders(&self) -> Vec<u64> {
+        self.links.iter().map(|link| link.sent).collect()
+    }
+
+    /// The remote engines have applied so many orders each. Those that came later knew already.
+    pub(super) fn has_applied(&self, orders: &[u64]) -> bool {
+        let mut links = self.links.iter().zip(orders);
+        links.all(|(link, order)| !link.is_open() || link.handled() >= *order)
+    }
+
     pub fn any_queue(&self) -> bool {
         !self.cqs.is_empty() || !self.sqs.is_empty()
     }
@@ -179,7 +190,7 @@ impl Controller {
     }
 
     /// Has one engine apply an order.
-    fn order(&mut self, place: Place, order: Order) {
+    pub(super) fn order(&mut self, place: Place, order: Order) {
         match place {
             Place::Own => {
                 let _ = self.engine.apply(order);
@@ -310,6 +321,7 @@ impl Controller {
             Event::Flushed { number, failed } => {
                 self.flush_completed(Place::Remote(at), number, failed);
             }
+            Event::Marking(marking) => self.change_marks(Place::Remote(at), *marking),
             event => self.event(event),
         }
     }
@@ -328,8 +340,10 @@ impl Controller {
         if self.migration.waiting {
             worked |= self.end_configuring();
             worked |= self.answer_others();
+            worked |= self.end_waiting_marks();
             let migration = &self.migration;
-            let waiting = !migration.configuring.is_empty() || self.owes_answers();
+            let waiting =
+                !migration.configuring.is_empty() || self.owes_answers() || self.marks.is_waiting();
             self.migration.waiting = waiting;
         }
         worked |= self.release_held();

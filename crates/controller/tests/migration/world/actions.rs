@@ -35,17 +35,20 @@ impl World {
         place: u64,
         read: bool,
         wrote: Option<Vec<u8>>,
-    ) {
+    ) -> u16 {
         self.used.insert(place);
         let mut cid = 0;
         self.ringing(|h| cid = h.submit(qid, command));
         let waiting = Waiting {
             place,
             read,
+            marks: false,
+            reads: read,
             wrote,
             inside: Some(place < self.size),
         };
         assert!(self.waiting.insert((qid, cid), waiting).is_none());
+        cid
     }
 
     /// A command that is neither a read nor a write.
@@ -60,7 +63,8 @@ impl World {
         let memory = DATA + place * 4096;
         let command = |h: &mut Host, opcode| h.rw(opcode, 1, place * 8, 8, WINDOW + place * 4096);
         let zeroes = vec![0; 4096];
-        let (command, wrote) = match self.random() % 5 {
+        let kind = self.random() % 7;
+        let (command, wrote) = match kind {
             0 => (command(&mut self.h, NvmOpcode::WRITE_ZEROES), Some(zeroes)),
             1 => {
                 let there = self.model.get(&place).unwrap_or(&zeroes);
@@ -80,9 +84,17 @@ impl World {
                 self.forget(place);
                 (command, None)
             }
-            _ => (Command::new(NvmOpcode::FLUSH.0, 0, 1), None),
+            4 => (Command::new(NvmOpcode::FLUSH.0, 0, 1), None),
+            _ => (
+                command(&mut self.h, NvmOpcode::WRITE_UNCORRECTABLE),
+                Some(Vec::new()),
+            ),
         };
-        self.submitted(qid, command, place, false, wrote);
+        let cid = self.submitted(qid, command, place, false, wrote);
+        if let Some(waiting) = self.waiting.get_mut(&(qid, cid)) {
+            waiting.marks = kind > 4;
+            waiting.reads = matches!(kind, 1 | 2);
+        }
     }
 
     /// Takes completions of a completion queue, at most so many.
@@ -113,8 +125,27 @@ impl World {
                 }
                 continue;
             }
+            if status.is(Status::UNRECOVERED_READ_ERROR) {
+                let marked = self.marked.contains(&waiting.place);
+                // A resize takes marks away.
+                let marked = marked || waiting.inside.is_none();
+                assert!(waiting.reads && marked, "{key:?}: unreadable");
+                continue;
+            }
             if status == Status::SUCCESS {
                 assert_ne!(waiting.inside, Some(false), "{key:?}: behind the end");
+                let marked = self.marked.contains(&waiting.place);
+                assert!(!waiting.reads || !marked, "{key:?}: was marked");
+                if waiting.marks {
+                    match waiting.inside {
+                        // It was marked before the resize, or after it.
+                        None => self.forget(waiting.place),
+                        Some(_) => {
+                            self.marked.insert(waiting.place);
+                        }
+                    }
+                    continue;
+                }
                 if waiting.read {
                     let wanted = self.model.get(&waiting.place).cloned();
                     let found = self.h.read(DATA + waiting.place * 4096, 4096);
@@ -124,6 +155,7 @@ impl World {
                     );
                 } else if let Some(bytes) = waiting.wrote {
                     self.model.insert(waiting.place, bytes);
+                    self.marked.remove(&waiting.place);
                 }
                 continue;
             }
@@ -205,6 +237,8 @@ impl World {
         // One that dies in it has it before it begins again.
         assert_eq!(changed, places != self.size && self.h.deaths == deaths);
         self.size = places;
+        // What is behind the end is marked no more.
+        self.marked.retain(|place| *place < places);
     }
 
     /// Takes the data's window away, in the middle of everything; after the answer nothing touches

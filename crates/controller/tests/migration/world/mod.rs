@@ -32,6 +32,10 @@ pub struct Waiting {
     pub read: bool,
     /// What a write leaves.
     pub wrote: Option<Vec<u8>>,
+    /// It marks the place by Write Uncorrectable.
+    pub marks: bool,
+    /// It ends with Unrecovered Read Error where the place is marked.
+    pub reads: bool,
     /// The namespace had its place when the command was submitted; none when it was resized since.
     pub inside: Option<bool>,
 }
@@ -48,6 +52,8 @@ pub struct World {
     pub waiting: BTreeMap<(u16, u16), Waiting>,
     /// What is on the volume.
     pub model: BTreeMap<u64, Vec<u8>>,
+    /// Places that Write Uncorrectable has marked.
+    pub marked: BTreeSet<u64>,
     pub used: BTreeSet<u64>,
     /// Of these, places with who knows what in them.
     pub forgotten: BTreeSet<u64>,
@@ -184,6 +190,7 @@ impl World {
             faults,
             waiting: BTreeMap::new(),
             model: BTreeMap::new(),
+            marked: BTreeSet::new(),
             used: BTreeSet::new(),
             forgotten: BTreeSet::new(),
             mapped: true,

@@ -1,0 +1,298 @@
+//! Which blocks cannot be read: Get LBA Status ("NVM Command Set 1.1", 4.2.1), the LBA Status
+//! Information log page (4.1.4.5), its alert and its feature (4.1.3.5, 5.2.1).
+//!
+//! What is reported are the blocks that Write Uncorrectable has marked; a scan finds no others. A
+//! block that a volume could not read is in the error log, and is not tracked: it may be read the
+//! next time, and nobody would see that it was written.
+
+use super::{AdminResult, INVALID_FIELD, Outcome};
+use crate::controller::Controller;
+use crate::marks::{Listed, PIECES};
+use crate::survival::Since;
+use crate::survival::state::LbaStatusState;
+use nvme::aen::{AsyncEvent, EventType, Notice};
+use nvme::cmd::admin::{GetLbaStatusCdw13, GetLogPage, LbaStatusAction};
+use nvme::feature::{AsyncEventConfig, LbaStatusAttributes};
+use nvme::log::{
+    LbaRangeDescriptor, LbaRangeStatus, LbaStatusCondition, LbaStatusDescriptor, LbaStatusElement,
+    LbaStatusHeader, LbaStatusListHeader, Lid,
+};
+use nvme::{Command, Status};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// LBA Status Information Poll Interval, in units of 100 ms.
+const POLL_INTERVAL: u16 = 10;
+/// Value of the feature where the host has asked for this report interval: that, or the closest one
+/// that there is.
+pub(super) fn attributes(lsiri: u16) -> LbaStatusAttributes {
+    LbaStatusAttributes::new()
+        .with_lsiri(lsiri.max(POLL_INTERVAL))
+        .with_lsipi(POLL_INTERVAL)
+}
+
+/// What the host has read of the log page, and what it was told.
+pub(crate) struct LbaStatus {
+    /// LBA Status Generation Counter.
+    generation: u16,
+    /// Blocks were marked since the host has read the page.
+    news: bool,
+    /// It was told so.
+    alerted: bool,
+    /// The page as the host has begun to read it, with Retain Asynchronous Event.
+    reading: Option<(u16, Listed)>,
+    /// The report interval began.
+    since: Since,
+}
+
+impl LbaStatus {
+    pub fn new() -> Self {
+        LbaStatus {
+            generation: 0,
+            news: false,
+            alerted: false,
+            reading: None,
+            since: Since::now(),
+        }
+    }
+
+    /// A controller-level reset: the host reads the page anew, and what was to be told to it may be
+    /// lost.
+    pub fn reset(&mut self) {
+        self.reading = None;
+        self.alerted = false;
+    }
+
+    /// Blocks were marked.
+    fn marked(&mut self) {
+        // What comes before the host has read the page is of one generation.
+        if !std::mem::replace(&mut self.news, true) {
+            self.generation = self.generation.wrapping_add(1);
+            self.alerted = false;
+        }
+    }
+
+    /// When the host is to be told, if it wants to be.
+    pub fn alert_at(&self, attributes: LbaStatusAttributes) -> Option<Instant> {
+        let interval = Duration::from_millis(100) * attributes.lsiri().into();
+        (self.news && !self.alerted).then(|| self.since.instant() + interval)
+    }
+
+    pub fn save(&self, marks: Listed) -> LbaStatusState {
+        LbaStatusState {
+            marks,
+            generation: self.generation,
+            news: self.news,
+            alerted: self.alerted,
+            reading: self.reading.clone(),
+            since: self.since.wall(),
+        }
+    }
+
+    /// As [`LbaStatus::save`] said; the marks are [`Controller::restore_marks`]'.
+    pub fn restore(saved: &LbaStatusState) -> Self {
+        let ranges = |(_, marks): &(u16, Listed)| {
+            let all = marks.iter().map(|(_, ranges)| 1 + ranges.len());
+            all.sum::<usize>()
+        };
+        let most = 2 * PIECES as usize;
+        let reading = saved.reading.clone();
+        LbaStatus {
+            generation: saved.generation,
+            news: saved.news,
+            alerted: saved.alerted,
+            reading: reading.filter(|page| ranges(page) <= most),
+            since: Since::from_wall(saved.since),
+        }
+    }
+}
+
+/// Zero-based. Marked ranges have fewer than 2^32 blocks.
+fn zero_based(blocks: u64) -> u32 {
+    u32::try_from(blocks.saturating_sub(1)).unwrap_or(u32::MAX)
+}
+
+impl Controller {
+    /// Blocks can be marked, and the host can ask for them.
+    pub(super) fn reports_lbas(&self) -> bool {
+        self.config.offer().marks
+    }
+
+    // ---- Get LBA Status
+
+    pub(super) fn get_lba_status(&mut self, command: &Command) -> AdminResult {
+        let nsid = command.nsid.get();
+        let cdw13 = GetLbaStatusCdw13::from_bits(command.cdw13.get());
+        let index = self.engine.namespace_index(nsid)?;
+        if let Some(status) = self.engine.unreached(nsid) {
+            return Err(status);
+        }
+        let ns = self.engine.namespaces.get(index);
+        let ns = ns.ok_or(Status::INTERNAL_ERROR)?;
+        if let Some(status) = ns.closed {
+            return Err(status);
+        }
+        if !matches!(
+            cdw13.atype(),
+            LbaStatusAction::SCAN | LbaStatusAction::TRACKED
+        ) {
+            return Err(INVALID_FIELD);
+        }
+        let slba = command.slba();
+        let out_of_range = Status::LBA_OUT_OF_RANGE.with_dnr(true);
+        let left = ns.blocks.checked_sub(slba).filter(|left| *left > 0);
+        let left = left.ok_or(out_of_range)?;
+        let length = match cdw13.rl() {
+            0 => left,
+            length => u64::from(length),
+        };
+        if length > left {
+            return Err(out_of_range);
+        }
+        let found = ns.marks.within(slba..slba + length);
+        let bytes = (u64::from(command.cdw12.get()) + 1) * 4;
+        self.write_host(command, &descriptors(&found, bytes))?;
+        Ok(Outcome::Done(0))
+    }
+
+    // ---- the log page
+
+    /// Before the log page is read: it stays as it was while the host reads it with Retain
+    /// Asynchronous Event, until it reads it without.
+    pub(super) fn before_lba_status(&mut self, get: &GetLogPage) -> Result<bool, Status> {
+        if !get.rae {
+            self.admin.lba_status.reading = None;
+        } else if self.admin.lba_status.reading.is_none() {
+            let page = (self.admin.lba_status.generation, self.marks.table.listed());
+            self.admin.lba_status.reading = Some(page);
+            self.lba_status_known();
+        }
+        Ok(true)
+    }
+
+    pub(super) fn lba_status_log(&self) -> Vec<u8> {
+        match &self.admin.lba_status.reading {
+            Some((generation, marks)) => log_page(*generation, marks),
+            None => log_page(self.admin.lba_status.generation, &self.marks.table.listed()),
+        }
+    }
+
+    /// The host has what the page says.
+    fn lba_status_known(&mut self) {
+        self.admin.lba_status.news = false;
+        self.admin.rearm();
+        self.touch();
+    }
+
+    /// It was read without Retain Asynchronous Event.
+    pub(super) fn lba_status_read(&mut self) {
+        self.admin.lba_status.since = Since::now();
+        self.lba_status_known();
+        self.clear_events(EventType::NOTICE);
+    }
+
+    // ---- the alert
+
+    /// Blocks were marked, by this controller's host or by another one's.
+    pub(crate) fn blocks_marked(&mut self) {
+        self.touch();
+        self.admin.lba_status.marked();
+        self.admin.rearm();
+    }
+
+    /// The host is told of marked blocks, if it is time and it wants to be.
+    pub(super) fn check_lba_alert(&mut self) -> bool {
+        if self.admin.alert_at().is_none_or(|at| self.now < at) {
+            return false;
+        }
+        self.touch();
+        self.admin.lba_status.alerted = true;
+        let marks = self.marks.table.all();
+        // They may have been written meanwhile.
+        if marks.iter().any(|(_, marks)| marks.any()) {
+            let event = AsyncEvent::notice(Notice::LBA_STATUS_ALERT, Lid::LBA_STATUS);
+            self.notify(event);
+        }
+        true
+    }
+
+    /// When the host is to be told of marked blocks.
+    pub(crate) fn lba_alert_deadline(&self) -> Option<Instant> {
+        self.admin.alert_at()
+    }
+}
+
+impl super::Admin {
+    fn alert_at(&self) -> Option<Instant> {
+        let wanted = AsyncEventConfig::from_bits(self.features.event_config).lsian();
+        let at = self.lba_status.alert_at(attributes(self.features.lsiri));
+        at.filter(|_| wanted)
+    }
+
+    /// The sooner one of the keep alive timer and the alert of marked blocks.
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        let timers = [self.keep_alive.deadline(), self.alert_at()];
+        timers.into_iter().flatten().min()
+    }
+}
+
+/// The log page of these marks.
+fn log_page(generation: u16, marks: &Listed) -> Vec<u8> {
+    let (mut elements, mut unreadable) = (Vec::new(), 0u64);
+    for (nsid, ranges) in marks {
+        let element = LbaStatusElement {
+            neid: (*nsid).into(),
+            nlrd: (ranges.len() as u32).into(),
+            ratype: LbaStatusAction::TRACKED,
+            ..Default::default()
+        };
+        elements.extend_from_slice(element.as_bytes());
+        for &(slba, blocks) in ranges {
+            unreadable = unreadable.saturating_add(blocks);
+            let descriptor = LbaRangeDescriptor {
+                rslba: slba.into(),
+                rnlb_z: zero_based(blocks).into(),
+                ..Default::default()
+            };
+            elements.extend_from_slice(descriptor.as_bytes());
+        }
+    }
+    let header = LbaStatusHeader {
+        lslplen: ((size_of::<LbaStatusHeader>() + elements.len()) as u32).into(),
+        nlslne: (marks.len() as u32).into(),
+        estulb: u32::try_from(unreadable).unwrap_or(u32::MAX - 1).into(),
+        lsgc: generation.into(),
+        ..Default::default()
+    };
+    let mut page = header.as_bytes().to_vec();
+    page.append(&mut elements);
+    page
+}
+
+/// The LBA Status Descriptor List of marked ranges, as far as these bytes last.
+fn descriptors(found: &[Range<u64>], bytes: u64) -> Vec<u8> {
+    let room = bytes.saturating_sub(size_of::<LbaStatusListHeader>() as u64);
+    let room = usize::try_from(room).unwrap_or(usize::MAX) / size_of::<LbaStatusDescriptor>();
+    let count = found.len().min(room);
+    let header = LbaStatusListHeader {
+        nlsd: (count as u32).into(),
+        cmpc: match count == found.len() {
+            true => LbaStatusCondition::COMPLETE,
+            false => LbaStatusCondition::INCOMPLETE,
+        },
+        ..Default::default()
+    };
+    let mut list = header.as_bytes().to_vec();
+    for range in found.iter().take(count) {
+        let descriptor = LbaStatusDescriptor {
+            dslba: range.start.into(),
+            nlb_z: zero_based(range.end - range.start).into(),
+            stas: LbaRangeStatus::WRITE_UNCORRECTABLE,
+            ..Default::default()
+        };
+        list.extend_from_slice(descriptor.as_bytes());
+    }
+    list.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
+    list
+}

@@ -1,0 +1,184 @@
+//! Marks of Write Uncorrectable, as the control half changes them: who is told, who is waited for,
+//! and what is committed first. [`marks`](crate::marks) says how that fits together.
+
+use super::Controller;
+use super::migration::Place;
+use crate::engine::{Change, Marking, Order};
+use crate::marks::{Listed, MarkTable, Marks, PIECES};
+use crate::subsystem::Awaited;
+use nvme::Status;
+use std::sync::{Arc, Weak};
+
+/// A Write Uncorrectable command whose blocks are marked, until every engine knows.
+struct Waiting {
+    place: Place,
+    tag: u64,
+    /// For each remote engine the order that it is to apply.
+    orders: Vec<u64>,
+    /// Gone when all other controllers know.
+    awaited: Weak<Awaited>,
+}
+
+/// The end of a command that has changed marks.
+struct End {
+    place: Place,
+    tag: u64,
+    /// `None`: its own.
+    status: Option<Status>,
+}
+
+/// The marks of the namespaces, and commands that wait.
+#[derive(Default)]
+pub(crate) struct MarkingState {
+    pub table: Arc<MarkTable>,
+    waiting: Vec<Waiting>,
+    /// They end when what they did is committed.
+    uncommitted: Vec<End>,
+}
+
+impl MarkingState {
+    /// A controller-level reset: no command waits any more.
+    pub fn reset(&mut self) {
+        self.waiting.clear();
+        self.uncommitted.clear();
+    }
+
+    /// Commands wait until every engine knows.
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+impl Controller {
+    /// A command changes marks, in this engine.
+    pub(super) fn change_marks(&mut self, place: Place, marking: Marking) {
+        let Marking { tag, ns, change } = marking;
+        let found = self.engine.namespaces.get(ns);
+        let Some((nsid, marks)) = found.map(|ns| (ns.config.nsid, ns.marks.clone())) else {
+            let status = Some(Status::INTERNAL_ERROR);
+            return self.end_marking(End { place, tag, status });
+        };
+        match change {
+            Change::Mark(slba, blocks) => {
+                if !self.mark(&marks, slba, blocks) {
+                    // There is no status for it. Others that are written make room.
+                    let status = Some(Status::INTERNAL_ERROR);
+                    return self.end_marking(End { place, tag, status });
+                }
+                crash::point!("controller.mark.marked");
+                self.order_all(|| Order::LookAtMarks(ns));
+                let waiting = Waiting {
+                    place,
+                    tag,
+                    orders: self.migration.orders(),
+                    awaited: self.tell_of_marks(nsid, true),
+                };
+                self.marks.waiting.push(waiting);
+                self.migration.wait();
+                self.end_waiting_marks();
+                self.blocks_marked();
+            }
+            Change::Written(ranges) => {
+                marks.written(&ranges);
+                self.marks_went(nsid, &marks);
+                let status = None;
+                self.end_marking(End { place, tag, status });
+            }
+        }
+    }
+
+    /// Marks blocks, if there is room. All that is marked here is: no other thread marks what
+    /// another process has to know.
+    fn mark(&self, marks: &Marks, slba: u64, blocks: u64) -> bool {
+        let others = self.marks.table.pieces().saturating_sub(marks.pieces());
+        marks.mark(slba, blocks, PIECES.saturating_sub(others))
+    }
+
+    /// Marks of a namespace have gone: if these were the last, its commands go the short way again.
+    fn marks_went(&mut self, nsid: u32, marks: &Marks) {
+        self.touch();
+        if marks.any() {
+            return;
+        }
+        if let Ok(index) = self.engine.namespace_index(nsid) {
+            self.order_all(|| Order::LookAtMarks(index));
+        }
+        self.tell_of_marks(nsid, false);
+    }
+
+    /// Ends the commands of which every engine knows. Returns whether there was one.
+    pub(super) fn end_waiting_marks(&mut self) -> bool {
+        let mut worked = false;
+        for waiting in std::mem::take(&mut self.marks.waiting) {
+            let known = self.migration.has_applied(&waiting.orders);
+            if !known || waiting.awaited.strong_count() > 0 {
+                self.marks.waiting.push(waiting);
+                continue;
+            }
+            worked = true;
+            let Waiting { place, tag, .. } = waiting;
+            let status = None;
+            self.end_marking(End { place, tag, status });
+        }
+        worked
+    }
+
+    /// The command ends when what it did is committed.
+    fn end_marking(&mut self, end: End) {
+        self.touch();
+        match self.survives() {
+            true => self.marks.uncommitted.push(end),
+            false => self.send_end(end),
+        }
+    }
+
+    fn send_end(&mut self, End { place, tag, status }: End) {
+        self.order(place, Order::EndMarking(tag, status));
+    }
+
+    /// What was changed is committed.
+    pub(crate) fn marks_committed(&mut self) {
+        crash::point!("controller.mark.committed");
+        for end in std::mem::take(&mut self.marks.uncommitted) {
+            self.send_end(end);
+        }
+    }
+
+    // ---- what else takes marks away
+
+    /// Namespaces were erased, whole.
+    pub(crate) fn unmark_all(&mut self, nsids: &[u32]) {
+        for &nsid in nsids {
+            self.cut_marks(nsid, 0);
+        }
+    }
+
+    /// A namespace has so many blocks now: those behind them are not there.
+    pub(crate) fn cut_marks(&mut self, nsid: u32, blocks: u64) {
+        let marks = self.marks.table.of(nsid);
+        if marks.cut(blocks) {
+            self.marks_went(nsid, &marks);
+        }
+    }
+
+    // ---- what the next process finds
+
+    /// The marks that the process before had, as far as the namespaces have such blocks; no more
+    /// than there may be.
+    pub(crate) fn restore_marks(&mut self, saved: &Listed) {
+        for (nsid, ranges) in saved {
+            let Ok(index) = self.engine.namespace_index(*nsid) else {
+                continue;
+            };
+            let Some(ns) = self.engine.namespaces.get(index) else {
+                continue;
+            };
+            let (marks, size) = (ns.marks.clone(), ns.blocks);
+            for &(slba, blocks) in ranges {
+                let there = blocks.min(size.saturating_sub(slba));
+                self.mark(&marks, slba, there);
+            }
+            self.order_all(|| Order::LookAtMarks(index));
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Write Uncorrectable ("NVM Command Set 1.1", 3.3.7) and what follows from it: blocks that cannot
+//! be read, and writes after which they can. [`marks`](crate::marks) says how that fits together.
+//!
+//! Marks change in the control half, which commits them: a command that changes some waits for that
+//! ([`Work::Marking`]), a write when its volume has done it. So the next process finds a block
+//! marked, or not, as the host has seen it, or as a command says that is executed again.
+
+use super::slots::{Kind, Work};
+use super::{Engine, Event};
+use crate::marks::MOST_BLOCKS;
+use nvme::cmd::io::RwCdw12;
+use nvme::{Command, Status};
+
+/// A command that changes marks.
+pub(crate) struct Marking {
+    /// Names it to the engine.
+    pub tag: u64,
+    /// Index of its namespace.
+    pub ns: usize,
+    pub change: Change,
+}
+
+/// What it does.
+pub(crate) enum Change {
+    /// Marks blocks: the first one, and how many.
+    Mark(u64, u64),
+    /// These (first block, blocks) were written.
+    Written(Vec<(u64, u64)>),
+}
+
+impl Engine {
+    /// The namespace under this index has the marks of its NSID.
+    pub(super) fn find_marks(&mut self, index: usize) {
+        if let Some(ns) = self.namespaces.get_mut(index)
+            && !ns.is_vacant()
+        {
+            ns.marks = self.marks.of(ns.config.nsid);
+            ns.watched = ns.marks.any();
+        }
+    }
+
+    /// The first block of a namespace was marked, or none is any more, perhaps.
+    pub fn look_at_marks(&mut self, index: usize) {
+        let Some(ns) = self.namespaces.get_mut(index) else {
+            return self.broken("blocks are marked of a namespace that is not there");
+        };
+        let any = ns.marks.any();
+        if std::mem::replace(&mut ns.watched, any) != any {
+            self.index_namespaces();
+        }
+    }
+
+    /// Write Uncorrectable.
+    pub(super) fn write_uncorrectable(
+        &mut self,
+        sqid: u16,
+        command: &Command,
+    ) -> Result<(), Status> {
+        let blocks = u64::from(RwCdw12::from_bits(command.cdw12.get()).nlb());
+        let extent = self.extent(command, blocks, true)?;
+        if blocks > MOST_BLOCKS {
+            return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr(true));
+        }
+        let index = self.slot_for(sqid, command, extent.ns)?;
+        if let Some(slot) = self.slots.get(index) {
+            slot.kind = Kind::Other;
+            slot.slba = extent.slba;
+        }
+        crash::point!("controller.mark.recorded");
+        self.change_marks(index, Change::Mark(extent.slba, blocks), 0);
+        Ok(())
+    }
+
+    /// The control half changes marks, and then the command ends, with dword 0 of its completion.
+    fn change_marks(&mut self, index: u16, change: Change, result: u32) {
+        let tag = self.slots.tag(index);
+        let Some(slot) = self.slots.get(index) else {
+            return self.broken("a command changes marks without its slot");
+        };
+        slot.work = Work::Marking(result);
+        let ns = slot.ns;
+        self.events
+            .push_back(Event::Marking(Box::new(Marking { tag, ns, change })));
+    }
+
+    /// The control half is done with the marks that a command changes: it ends with this status, or
+    /// with its own. Unless it is not in flight any more.
+    pub fn end_marking(&mut self, tag: u64, status: Option<Status>) {
+        let Some((index, slot)) = self.slots.tagged(tag) else {
+            return;
+        };
+        let Work::Marking(result) = slot.work else {
+            return;
+        };
+        slot.status = status.unwrap_or(slot.status);
+        self.end_with(index, result);
+    }
+
+    /// Commands that wait for the control half, whose queue is gone: it does without them.
+    pub(super) fn forget_marking(&mut self) {
+        let tags: Vec<u64> = self.slots.marking().collect();
+        for tag in tags {
+            if let Some(index) = self.slots.of_tag(tag) {
+                self.free_slot(index);
+            }
+        }
+    }
+
+    /// A write begins: where blocks are marked, some may be so no more when it ends.
+    pub(super) fn watch_write(&mut self, index: u16) {
+        if let Some(slot) = self.slots.get(index)
+            && self.namespaces.get(slot.ns).is_some_and(|ns| ns.watched)
+        {
+            slot.work = Work::Write;
+        }
+    }
+
+    /// A command ends that has written its blocks, unless it failed.
+    pub(super) fn end_write(&mut self, index: u16) {
+        let Some(slot) = self.slots.get(index) else {
+            return self.broken("a write ends without its slot");
+        };
+        let (ns, slba, mut bytes) = (slot.ns, slot.slba, slot.bytes);
+        if let Work::Zeroes(zeroed) = slot.work {
+            bytes = zeroed;
+        }
+        let failed = !slot.status.is_success();
+        let shift = self.namespaces.get(ns).map_or(0, |ns| ns.shift);
+        match failed {
+            true => self.end(index),
+            false => self.end_written(index, &[(slba, bytes >> shift)], 0),
+        }
+    }
+
+    /// A command ends, with dword 0 of its completion; these blocks were written.
+    pub(super) fn end_written(&mut self, index: u16, written: &[(u64, u64)], result: u32) {
+        let ns = self.slots.get(index).map(|slot| slot.ns);
+        let ns = ns.and_then(|ns| self.namespaces.get(ns));
+        let any_marked = ns.is_some_and(|ns| {
+            let mut written = written.iter();
+            written.any(|(slba, blocks)| ns.marks.first(*slba, *blocks).is_some())
+        });
+        match any_marked {
+            true => self.change_marks(index, Change::Written(written.to_vec()), result),
+            false => self.end_with(index, result),
+        }
+    }
+
+    /// The namespace of this index has these blocks marked, of so many from one on: the first one.
+    pub(super) fn marked(&self, ns: usize, slba: u64, blocks: u64) -> Option<u64> {
+        let ns = self.namespaces.get(ns).filter(|ns| ns.watched)?;
+        ns.marks.first(slba, blocks)
+    }
+
+    /// A command that reads fails: the lowest block of it that is marked, else its first.
+    pub(super) fn first_unreadable(&self, command: &Command, status: Status) -> u64 {
+        let slba = command.slba();
+        if !status.is(Status::UNRECOVERED_READ_ERROR) {
+            return slba;
+        }
+        let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
+        let index = self.namespace_index(command.nsid.get()).ok();
+        let marked = index.and_then(|index| self.marked(index, slba, blocks.into()));
+        marked.unwrap_or(slba)
+    }
+
+    /// A command ends so because this block is marked.
+    pub(super) fn is_marked(&self, status: Status, nsid: u32, lba: u64) -> bool {
+        status.is(Status::UNRECOVERED_READ_ERROR)
+            && self
+                .namespace_index(nsid)
+                .is_ok_and(|index| self.marked(index, lba, 1).is_some())
+    }
+}
