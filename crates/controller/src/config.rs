@@ -303,8 +303,8 @@ impl ControllerConfig {
         self.erases() && self.pool.is_none()
     }
 
-    /// Which I/O commands a controller like this has, as far as no namespace decides it. What other hosts reach over a network is not
-    /// marked: their controllers know nothing of each other.
+    /// Which I/O commands a controller like this has, as far as no namespace decides it. What other
+    /// hosts reach over a network is not marked: their controllers know nothing of each other.
     pub(crate) fn offer(&self) -> Offer {
         Offer {
             shared: self.subsystem.is_some(),
