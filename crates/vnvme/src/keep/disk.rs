@@ -159,8 +159,15 @@ impl Left {
             let fd = self.fds.get(&noted.number);
             if let Some(socket) = fd.filter(|_| is_client) {
                 let _ = shutdown(socket, Shutdown::Both);
-                let disk = self.identity.as_ref().map(|identity| &*identity.name);
-                tracing::error!(disk, "its client is disconnected: {why}");
+                match &self.identity {
+                    Some(Identity { name, .. }) => {
+                        tracing::error!(disk = name, "its client is disconnected: {why}");
+                    }
+                    // It was handed on to a disk that was not finished: nobody has answered it.
+                    None => tracing::warn!(
+                        "a client has to connect again: the process has died while it made its disk"
+                    ),
+                }
             }
         }
         for number in self.noted.iter().map(|noted| noted.number) {
