@@ -9,6 +9,7 @@ use nvme::{AdminOpcode, Command, Completion, NvmOpcode, Status};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use volume::{Effect, Fault, OpKind};
+use zerocopy::IntoBytes;
 
 /// What a command must complete with.
 enum Expected {
@@ -307,4 +308,28 @@ fn counters_outlive_the_process() {
     h.die();
     assert_eq!(h.c.stats().host_reads(), 5);
     assert_eq!(h.c.stats().bytes_read(), 5 * 4096);
+}
+
+/// Linux clears the memory of a completion queue only when the commands have completed that create
+/// it and its submission queue: a process that ends before finds completions of an earlier queue.
+#[test]
+fn completions_of_an_earlier_queue_are_none_of_a_new_one() {
+    let mut h = Host::ready();
+    let (sq, cq) = (RINGS + 0x8000, RINGS + 0x9000);
+    let earlier = Completion {
+        sqhd: 2.into(),
+        sqid: 2.into(),
+        cid: 7.into(),
+        status_phase: Completion::pack_status(Status::SUCCESS, true),
+        ..Completion::default()
+    };
+    for place in 0..2 {
+        h.write(cq + place * 16, earlier.as_bytes());
+    }
+    h.create_cq_in(sq);
+    h.die();
+    h.write(cq, &[0; 16 * 16]);
+    h.pairs.insert(2, Pair::new(sq, cq, 16));
+    let read = h.rw(NvmOpcode::READ, 1, 0, 1, PAGE);
+    assert_eq!(h.command(2, read).status(), Status::SUCCESS);
 }
