@@ -456,6 +456,7 @@ impl Engine {
             if let Some(cq) = cq
                 && cq.memory.mapped_in(dma, iova, len)
             {
+                cq.clear();
                 Self::note_cq(&self.hot, qid, cq);
             }
         }

@@ -235,6 +235,8 @@ pub(crate) struct Cq {
     pub unsignalled: u32,
     /// When the first of them was posted, if interrupts are being coalesced.
     pub unsignalled_since: Option<Instant>,
+    /// Its memory may hold completions of an earlier queue. See [`Cq::clear`].
+    pub holds_earlier: bool,
 }
 
 impl Cq {
@@ -254,6 +256,18 @@ impl Cq {
             users: 0,
             unsignalled: 0,
             unsignalled_since: None,
+            holds_earlier: false,
+        }
+    }
+
+    /// The next process finds by the phases what was posted. Completions of an earlier queue would
+    /// be some: Linux clears the memory of a queue only when the command has completed that
+    /// creates it.
+    pub fn clear(&mut self) {
+        if let Some(ring) = self.memory.ring()
+            && std::mem::take(&mut self.holds_earlier)
+        {
+            (0..self.size).for_each(|index| ring.store_cqe(index, [0; 16]));
         }
     }
 

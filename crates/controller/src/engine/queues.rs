@@ -32,16 +32,11 @@ impl Engine {
     /// A new completion queue, to be installed. `None` when its memory is not there.
     pub fn make_cq(&self, qid: u16, iova: u64, size: u32, vector: Option<u16>) -> Option<Cq> {
         let mut memory = QueueMemory::new(&self.dma, iova, size, 16, Access::Write)?;
-        // The next process finds by the phases what was posted. Completions of an earlier queue in
-        // that memory would be some: Linux clears it only when this command has completed.
-        if self.hot.is_some()
-            && let Some(ring) = memory.ring()
-        {
-            (0..size).for_each(|index| ring.store_cqe(index, [0; 16]));
-        }
         memory.release();
         let cells = self.doorbells.cells(qid, Which::CqHead)?;
-        Some(Cq::new(memory, Watch::create(size, cells), vector))
+        let mut cq = Cq::new(memory, Watch::create(size, cells), vector);
+        cq.holds_earlier = self.hot.is_some();
+        Some(cq)
     }
 
     /// A new submission queue, to be installed in the engine that has its completion queue. `None`
@@ -57,6 +52,7 @@ impl Engine {
     pub(super) fn install_cq(&mut self, qid: u16, mut cq: Cq) {
         if self.master {
             cq.memory.mapped(&self.dma);
+            cq.clear();
         }
         Self::note_cq(&self.hot, qid, &cq);
         let Some(slot) = self.cqs.get_mut(usize::from(qid)) else {
