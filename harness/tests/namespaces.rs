@@ -16,23 +16,18 @@ use harness::served::Controller;
 use harness::{Daemon, Guest};
 use serde_json::Value;
 
-/// `$c` is the controller. `there N` and `gone N` wait for namespace N; `field NAME` is a number
-/// that Identify Controller has.
+/// `$c` is the controller. `there N` waits for namespace N, which is `$d` then, and `gone N` until
+/// there is none; `field NAME` is a number that Identify Controller has. Linux numbers its disks as
+/// it happens to find them.
 const LIB: &str = r#"
 c=/dev/$(ctrl 1)
-there() {
-    for try in $(seq 100); do
-        [ -b ${c}n$1 ] && return 0
-        sleep 0.1
-    done
-    echo "${c}n$1 does not come"; exit 1
-}
+there() { d=$(wait_disk 1 $1); }
 gone() {
     for try in $(seq 100); do
-        [ -b ${c}n$1 ] || return 0
+        disk 1 $1 >/dev/null || return 0
         sleep 0.1
     done
-    echo "${c}n$1 does not go"; exit 1
+    echo "namespace $1 does not go"; exit 1
 }
 field() { nvme id-ctrl $c | sed -n "s/^$1 *: *//p"; }
 listed() { nvme list-ns $c $2 | grep -q ":0x$1\$"; }
@@ -165,7 +160,7 @@ fn create(guest: &Guest, pooled: &Pooled) -> Result<()> {
          listed 2 --all && listed 3 --all && ! listed 2 || exit 1
          [ $(field unvmcap) = $((176 << 20)) ]
          [ $(nvme id-ns $c -n 2 --force | sed -n 's/^nsze *: *//p') = 0x20000 ]
-         [ ! -b ${c}n2 ] && [ ! -b ${c}n3 ]",
+         ! disk 1 2 && ! disk 1 3",
     )?;
     ensure!(pooled.files()?.len() == 2, "{:?}", pooled.files()?);
     let shown = pooled.show()?;
@@ -178,7 +173,7 @@ fn attach(guest: &Guest, pooled: &Pooled) -> Result<()> {
         "{LIB}
          nvme attach-ns $c --namespace-id=2 --controllers=1
          there 2; listed 2; nvme list-ctrl $c --namespace-id=2 | grep -q ':0x1$'
-         d=${{c}}n2; [ $(blockdev --getsize64 $d) = $((64 << 20)) ]
+         [ $(blockdev --getsize64 $d) = $((64 << 20)) ]
          fio --name=v --filename=$d --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite \\
              --bs=16k --size=32m --verify=crc32c --do_verify=1 --output-format=terse >/tmp/fio \\
              || {{ cat /tmp/fio; exit 1; }}
@@ -202,8 +197,7 @@ fn attach(guest: &Guest, pooled: &Pooled) -> Result<()> {
 fn detach(guest: &Guest) -> Result<()> {
     script(
         guest,
-        "d=${c}n2
-         nvme detach-ns $c --namespace-id=2 --controllers=1
+        "nvme detach-ns $c --namespace-id=2 --controllers=1
          gone 2; ! listed 2 && listed 2 --all || exit 1
          nvme attach-ns $c --namespace-id=2 --controllers=1
          there 2
@@ -228,7 +222,7 @@ fn refused(guest: &Guest) -> Result<()> {
          refuses 'controller list' attach-ns $c --namespace-id=3 --controllers=7
          refuses 'denied' delete-ns $c --namespace-id=1
          refuses 'denied' detach-ns $c --namespace-id=1 --controllers=1
-         [ -b ${c}n1 ]",
+         disk 1 1",
     )?;
     Ok(())
 }
@@ -258,8 +252,8 @@ fn busy(guest: &Guest) -> Result<()> {
              nvme create-ns $c --nsze=65536 --ncap=65536 --flbas=0 | grep -q 'nsid:2'
              nvme attach-ns $c --namespace-id=2 --controllers=1
              there 2
-             fio_on ${{c}}n1 8 >/tmp/own 2>&1 & own=$!
-             fio_on ${{c}}n2 60 >/tmp/goes 2>&1 & goes=$!
+             fio_on $(disk 1 1) 8 >/tmp/own 2>&1 & own=$!
+             fio_on $d 60 >/tmp/goes 2>&1 & goes=$!
              sleep 2
              [ $turn = 1 ] && nvme detach-ns $c --namespace-id=2 --controllers=1
              nvme delete-ns $c --namespace-id=2
@@ -280,7 +274,7 @@ fn stays(guest: &Guest) -> Result<()> {
          nvme create-ns $c --nsze=8 --ncap=8 --flbas=0 | grep -q 'nsid:3'
          nvme attach-ns $c --namespace-id=2 --controllers=1
          there 2
-         mkfs.ext4 -q ${c}n2; mkdir -p /tmp/m; mount ${c}n2 /tmp/m
+         mkfs.ext4 -q $d; mkdir -p /tmp/m; mount $d /tmp/m
          echo 'it stays' >/tmp/m/file; umount /tmp/m",
     )?;
     Ok(())
@@ -290,7 +284,7 @@ fn after_restart(guest: &Guest, pooled: &Pooled) -> Result<()> {
     script(
         guest,
         "listed 2 && ! listed 3 && listed 3 --all || exit 1
-         mkdir -p /tmp/m; mount ${c}n2 /tmp/m
+         there 2; mkdir -p /tmp/m; mount $d /tmp/m
          [ \"$(cat /tmp/m/file)\" = 'it stays' ]; umount /tmp/m
          nvme delete-ns $c --namespace-id=2; gone 2
          nvme delete-ns $c --namespace-id=3",
