@@ -157,8 +157,9 @@ mod tests {
         for _ in 0..1500 {
             commands += crate::controller::run(&crate::controller::script(&mut chance), true).1;
         }
+        // One for four scripts. The more a script may do, the fewer of its steps are these.
         assert!(
-            commands > 500,
+            commands > 375,
             "only {commands} commands reached the device: the scripts try nothing"
         );
     }
