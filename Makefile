@@ -17,8 +17,11 @@ CARGO ?= cargo
 FUZZ_SECONDS ?= 600
 export CARGO
 
+# Not written in a recipe: make would run such a line even where it is to print them only.
+AGAIN = $(MAKE) --no-print-directory
+
 .DEFAULT_GOAL := demo
-.PHONY: demo quick test test-all beside check msrv deny conformance cost fuzz bench docs install uninstall package help \
+.PHONY: demo quick test test-all prebuild check msrv deny conformance cost fuzz bench docs install uninstall package help \
 	tools-build tools-guest tools-bench
 
 # Both programs by one build: each by itself has other features of what they share, and has it built
@@ -41,18 +44,18 @@ quick: tools-build
 
 # What tests skip is printed at the end; in CI a skip that .ci/skips does not list is a failure.
 test:
-	harness/skips.sh $(MAKE) --no-print-directory test-all
+	harness/skips.sh $(AGAIN) test-all
 
 test-all: check tools-guest
 	$(CARGO) build $(PROGRAMS:%=--package %) --bins --example vfio_selftest
 	mkdir -p $(BUILT)
 	cp $(DEBUG)/vnvme $(DEBUG)/prepare $(DEBUG)/soak $(DEBUG)/examples/vfio_selftest $(BUILT)
 	$(BUILT)/prepare
-	nice -n 19 $(MAKE) --no-print-directory beside >target/beside.log 2>&1 & \
+	nice -n 19 $(AGAIN) prebuild >target/prebuild.log 2>&1 & \
 	status=0; VNVME_PROGRAMS=$(BUILT) $(CARGO) test --workspace --no-fail-fast || status=$$?; wait; exit $$status
 	$(CARGO) test -p vnvme --no-default-features --bin vnvme parts::
 	$(MODELS)
-	$(MAKE) --no-print-directory cost
+	$(AGAIN) cost
 	fuzz/run.sh 10
 
 # What guests run, by one build: each by itself has other features of what they share, and has it built again. And so has what is
@@ -63,7 +66,7 @@ BUILT = $(CURDIR)/target/programs
 
 # What the last steps of `test` want, built while its guests leave a processor idle: the linking of the program as it is released
 # takes minutes of one. What fails here is told of by the step that wants it.
-beside: tools-bench
+prebuild: tools-bench
 	-$(CARGO) build --release -p vnvme
 	-$(MODELS) --no-run
 	-fuzz/run.sh build

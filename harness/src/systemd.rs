@@ -195,8 +195,7 @@ impl Machine {
 
     /// A file of it, as other processes of this machine reach it.
     pub fn path(&self, inside: &str) -> PathBuf {
-        let root = PathBuf::from(format!("/proc/{}/root", self.init));
-        root.join(inside.trim_start_matches('/'))
+        self::inside(self.init, inside)
     }
 
     /// The directory with all files that are not as they were in the tree, and nothing else. Those
@@ -261,14 +260,21 @@ impl Machine {
     }
 }
 
+/// The socket at which systemd takes orders, in its own namespaces.
+const SYSTEMD_SOCKET: &str = "/run/systemd/private";
+
+/// A file as a process has it, as other processes reach it.
+fn inside(pid: u32, path: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/root")).join(path.trim_start_matches('/'))
+}
+
 /// Process 1 as this machine sees it, once it takes orders: the child of the one that made its
 /// namespaces.
 fn init(parent: u32) -> Option<u32> {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
     let init = children.ok()?.split_whitespace().next()?.parse().ok()?;
     let name = fs::read_to_string(format!("/proc/{init}/comm")).ok()?;
-    let private = format!("/proc/{init}/root/run/systemd/private");
-    (name.trim() == "systemd" && Path::new(&private).exists()).then_some(init)
+    (name.trim() == "systemd" && inside(init, SYSTEMD_SOCKET).exists()).then_some(init)
 }
 
 /// A package as dpkg notes one that is installed, from its name and version.

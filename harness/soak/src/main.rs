@@ -35,6 +35,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+const USAGE: &str = "usage: soak nvme|virtio|block|hostile TARGET SECONDS [IMAGE], \
+                     soak fence DEVICE HOST TURNS";
+
 fn main() -> ExitCode {
     outcome::exit("soak", run())
 }
@@ -55,7 +58,7 @@ fn run() -> Outcome {
             (image, virtio::run(Path::new(socket), end(seconds)?)?)
         }
         ["block", device, seconds, image] => (image, block::run(device, end(seconds)?)?),
-        _ => return Err("usage: soak nvme|virtio|block|hostile TARGET SECONDS [IMAGE], soak fence DEVICE HOST TURNS".into()),
+        _ => return Err(USAGE.into()),
     };
     let (path, bytes) = image;
     std::fs::write(path, bytes)?;

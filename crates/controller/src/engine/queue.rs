@@ -236,7 +236,7 @@ pub(crate) struct Cq {
     /// When the first of them was posted, if interrupts are being coalesced.
     pub unsignalled_since: Option<Instant>,
     /// Its memory may hold completions of an earlier queue. See [`Cq::clear`].
-    pub holds_earlier: bool,
+    pub is_stale: bool,
 }
 
 impl Cq {
@@ -256,7 +256,7 @@ impl Cq {
             users: 0,
             unsignalled: 0,
             unsignalled_since: None,
-            holds_earlier: false,
+            is_stale: false,
         }
     }
 
@@ -265,7 +265,7 @@ impl Cq {
     /// creates it.
     pub fn clear(&mut self) {
         if let Some(ring) = self.memory.ring()
-            && std::mem::take(&mut self.holds_earlier)
+            && std::mem::take(&mut self.is_stale)
         {
             (0..self.size).for_each(|index| ring.store_cqe(index, [0; 16]));
         }

@@ -35,7 +35,7 @@ impl Engine {
         memory.release();
         let cells = self.doorbells.cells(qid, Which::CqHead)?;
         let mut cq = Cq::new(memory, Watch::create(size, cells), vector);
-        cq.holds_earlier = self.hot.is_some();
+        cq.is_stale = self.hot.is_some();
         Some(cq)
     }
 
