@@ -3,8 +3,8 @@
 //!
 //! The initramfs holds only what is needed before the tools image is mounted, because every byte of
 //! it costs boot time. The tools image (ext4, attached by virtio-blk) holds the programs under
-//! test: nvme-cli, fio, e2fsprogs, xfsprogs, util-linux, with their libraries, all kernel modules
-//! that a test may load, and a tree of ordinary files to copy.
+//! test: nvme-cli, fio, e2fsprogs, xfsprogs, btrfs-progs, util-linux, with their libraries, all
+//! kernel modules that a test may load, and a tree of ordinary files to copy.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,6 +34,7 @@ const WISH: Wish = Wish {
         "fio",
         "e2fsprogs",
         "xfsprogs",
+        "btrfs-progs",
         "util-linux",
         "kexec-tools",
         "xz-utils",
@@ -75,7 +76,7 @@ const WISH: Wish = Wish {
 };
 
 /// Programs on the tools image.
-const PROGRAMS: [&str; 17] = [
+const PROGRAMS: [&str; 19] = [
     "nvme",
     "fio",
     "mke2fs",
@@ -88,6 +89,8 @@ const PROGRAMS: [&str; 17] = [
     "mkfs.xfs",
     "xfs_repair",
     "xfs_io",
+    "mkfs.btrfs",
+    "btrfs",
     "blkdiscard",
     "blockdev",
     "lsblk",
@@ -99,8 +102,9 @@ const PROGRAMS: [&str; 17] = [
 const BOOT_MODULES: [&str; 1] = ["virtio_blk"];
 
 /// Modules on the tools image, for `modprobe`.
-const MODULES: [&str; 10] = [
+const MODULES: [&str; 11] = [
     "xfs",
+    "btrfs",
     "vfio",
     "vfio-pci",
     "vfio_iommu_type1",

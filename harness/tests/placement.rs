@@ -4,14 +4,11 @@
 
 mod common;
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, bail, ensure};
-use common::{Checks, Disks, LONG, run, run_for};
+use anyhow::{Result, ensure};
+use common::{Checks, Disks, LONG, kill_serving, run, run_for};
 use harness::progress::skip;
 use harness::served::Controller;
 use harness::{Daemon, Guest};
-use rustix::process::{Pid, Signal, kill_process};
 
 /// `$d` is the disk, `$n` its character device, `$c` its controller. `left`: RUAMW of each handle.
 /// `stats`: HBMW and MBMW.
@@ -140,17 +137,9 @@ fn killed(guest: &Guest, daemon: &Daemon) -> Result<()> {
     let seen =
         "echo $(left) $(stats) $(nvme fdp events $c -e 1 --host-events | grep -c 'Event Type: ')";
     let before = script(guest, seen)?;
-    let serving = daemon.serving();
-    let pid = i32::try_from(serving).ok().and_then(Pid::from_raw);
-    kill_process(pid.context("a process ID")?, Signal::KILL)?;
-    for _ in 0..600 {
-        if daemon.serving() != serving {
-            let after = script(guest, seen)?;
-            ensure!(before == after, "{before:?}, then {after:?}");
-            ensure!(!before.starts_with("2016 "), "{before}");
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    bail!("no process follows")
+    kill_serving(daemon)?;
+    let after = script(guest, seen)?;
+    ensure!(before == after, "{before:?}, then {after:?}");
+    ensure!(!before.starts_with("2016 "), "{before}");
+    Ok(())
 }

@@ -5,9 +5,11 @@
 mod common;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use anyhow::Result;
-use common::{Checks, Disks, LONG, run, run_for};
+use anyhow::{Result, ensure};
+use common::{Checks, Disks, LONG, kill_serving, run, run_for};
 use harness::progress::skip;
 use harness::served::Controller;
 use harness::{Daemon, Guest};
@@ -18,10 +20,18 @@ const LIB: &str = "d=$(wait_disk 1 1); q=/sys/block/$(basename $d)/queue";
 /// A zone has 8192 blocks of 512 bytes, 6144 of which can be written.
 const ZONES: &str = "zone-size=4M&zone-capacity=3M&max-open-zones=4&max-active-zones=6";
 
-fn serve(disk: &Path) -> Result<Daemon> {
+/// Without limits: with 14 active zones btrfs of Linux 6.12 aborts a transaction (EAGAIN), or runs
+/// out of space while it moves what is left of its zones, though no command fails and nothing is
+/// killed. fio keeps to limits, above.
+const OF_BTRFS: &str = "zone-size=8M&zone-capacity=6M";
+
+fn volume(disk: &Path, zones: &str) -> String {
     let table = disk.with_extension("zones");
-    let volume = format!("{}?{ZONES}&zone-table={}", disk.display(), table.display());
-    Daemon::builder("zones").volume(volume).start()
+    format!("{}?{zones}&zone-table={}", disk.display(), table.display())
+}
+
+fn serve(disk: &Path) -> Result<Daemon> {
+    Daemon::builder("zones").volume(volume(disk, ZONES)).start()
 }
 
 fn boot(daemon: &Daemon) -> Result<Guest> {
@@ -74,5 +84,121 @@ fn fio(guest: &Guest) -> Result<()> {
              >/tmp/fio || {{ cat /tmp/fio; exit 1; }}"
     );
     run_for(guest, LONG, &text)?;
+    Ok(())
+}
+
+/// A file system that appends to zones and resets them: filled, half of it removed, and filled
+/// again, while the process that serves it is killed again and again.
+#[test]
+fn a_file_system_of_zones() -> Result<()> {
+    if Controller::chosen()? == Controller::Qemu {
+        skip("zones::a_file_system_of_zones", "the zones are vnvme's");
+        return Ok(());
+    }
+    let disks = Disks::new()?;
+    let disk = disks.sparse("disk.raw", 48 * 8)?;
+    let daemon = Daemon::builder("btrfs")
+        .arg("--keeper")
+        .arg("process")
+        .volume(volume(&disk, OF_BTRFS))
+        .start()?;
+    let guest = boot(&daemon)?;
+    let mut checks = Checks::new("btrfs");
+    checks.check("it is made and mounted", || made(&guest));
+    checks.check("it is filled", || killed_meanwhile(&daemon, &guest, FILL));
+    checks.check("half of it is written again", || {
+        killed_meanwhile(&daemon, &guest, REPLACE)
+    });
+    checks.check("it is whole", || whole(&guest));
+    guest.poweroff()?;
+    // What the next guest reads, no cache has.
+    let guest = boot(&daemon)?;
+    checks.check("the next guest finds it whole", || whole(&guest));
+    checks.finish();
+    guest.poweroff()?;
+    daemon.terminate()
+}
+
+/// `fill FIRST LAST` writes files with numbers, each made durable, and keeps their checksums.
+/// `empty` is how many zones are.
+const FILES: &str = r#"
+modprobe btrfs; mkdir -p /tmp/m
+[ -e /dev/btrfs-control ] || mknod /dev/btrfs-control c 10 234
+fill() {
+    for n in $(seq $1 $2); do
+        head -c 3000000 /dev/urandom >/tmp/file; cp /tmp/file /tmp/m/$n; sync /tmp/m/$n
+        (cd /tmp; md5sum file | sed "s/file/$n/") >>/tmp/sums
+    done
+    sync
+}
+empty() { nvme zns report-zones $d --descs=48 | grep -c 'State: 0x10'; }
+"#;
+
+fn made(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        &format!(
+            "{FILES}
+             mkfs.btrfs -q -O zoned -d single -m single $d
+             mount -t btrfs $d /tmp/m; dmesg | grep -q 'zoned mode enabled with zone size 8388608'
+             [ $(empty) -gt 40 ]"
+        ),
+    )?;
+    Ok(())
+}
+
+const FILL: &str = r#"
+fill 1 40; echo $(empty) zones empty
+[ $(empty) -lt 26 ]
+"#;
+
+/// What is left of zones moves, and those that have become empty are reset by the file system.
+const REPLACE: &str = r#"
+for turn in 1 2; do
+    for n in $(seq 1 2 40); do rm /tmp/m/$n; sed -i "/ $n\$/d" /tmp/sums; done; sync
+    btrfs balance start -dusage=60 /tmp/m >/tmp/said 2>&1 || { cat /tmp/said; dmesg | tail; exit 1; }
+    sync; echo $(empty) zones empty
+    [ $(empty) -gt 27 ]
+    for n in $(seq 1 2 40); do fill $n $n; done; echo $(empty) zones empty
+done
+cp /tmp/sums /tmp/m/sums
+"#;
+
+fn whole(guest: &Guest) -> Result<()> {
+    let text = format!(
+        "{LIB}\n{FILES}
+         ! grep -q /tmp/m /proc/mounts || umount /tmp/m
+         btrfs check $d >/tmp/check 2>&1 || {{ cat /tmp/check; exit 1; }}
+         mount -t btrfs $d /tmp/m; cd /tmp/m; md5sum -c sums | grep -v OK && exit 1
+         [ $(wc -l <sums) = 40 ]
+         btrfs scrub start -B /tmp/m >/tmp/scrub 2>&1 || {{ cat /tmp/scrub; exit 1; }}
+         grep -q 'no errors found' /tmp/scrub || {{ cat /tmp/scrub; exit 1; }}
+         dmesg | grep -Ei 'BTRFS (error|critical)|I/O error|nvme.*(timeout|abort|reset)' && exit 1
+         cd /; umount /tmp/m"
+    );
+    run_for(guest, LONG, &text)?;
+    Ok(())
+}
+
+/// The process that serves is killed every second while the guest works.
+fn killed_meanwhile(daemon: &Daemon, guest: &Guest, text: &str) -> Result<()> {
+    let ended = AtomicBool::new(false);
+    let (said, kills) = std::thread::scope(|scope| {
+        let killer = scope.spawn(|| -> Result<usize> {
+            let mut kills = 0;
+            while !ended.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_secs(2));
+                kill_serving(daemon)?;
+                kills += 1;
+            }
+            Ok(kills)
+        });
+        let said = run_for(guest, LONG, &format!("{LIB}\n{FILES}\n{text}"));
+        ended.store(true, Ordering::Release);
+        (said, killer.join().unwrap())
+    });
+    let (said, kills) = (said?, kills?);
+    eprintln!("btrfs: {}, {kills} kills", said.trim().replace('\n', ", "));
+    ensure!(kills > 2, "{kills} kills");
     Ok(())
 }

@@ -14,13 +14,28 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use harness::cache::checkout;
-use harness::{Cache, Disk, Guest};
+use harness::{Cache, Daemon, Disk, Guest};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Longer than a minute, for what writes much.
 pub const LONG: Duration = Duration::from_secs(240);
+
+/// Ends the process that serves as nobody expects, and waits until its keeper has another.
+pub fn kill_serving(daemon: &Daemon) -> Result<()> {
+    let serving = daemon.serving();
+    let pid = i32::try_from(serving).ok().and_then(Pid::from_raw);
+    kill_process(pid.context("a process ID")?, Signal::KILL)?;
+    let began = Instant::now();
+    // Between two of them, the keeper is what `serving` answers.
+    while [serving, daemon.process().pid()].contains(&daemon.serving()) {
+        ensure!(began.elapsed() < LONG, "no process follows");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
 
 /// Runs the checks of one boot one after the other, goes on after one that fails, and
 /// fails at the end if any did.
