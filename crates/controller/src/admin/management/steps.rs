@@ -1,0 +1,347 @@
+//! A command at work, step by step.
+
+use super::{GRACE, LOOK, Stage, Task};
+use crate::config::ConfigError;
+use crate::controller::{Attach, Controller};
+use crate::engine::Namespace;
+use crate::pool::{PoolChange, PoolError, PooledNamespace};
+use nvme::Status;
+use nvme::cmd::namespace::{ManagementCdw10, ManagementSelect};
+use std::sync::Arc;
+use std::time::Instant;
+use volume::Io;
+
+impl Controller {
+    /// Goes on with the command at work. `true`: there was something to do.
+    pub(in crate::admin) fn go_on_managing(&mut self) -> bool {
+        let Some(running) = &mut self.admin.management.running else {
+            return false;
+        };
+        match running.stage {
+            Stage::Begin => {
+                running.stage = Stage::Ready;
+                self.touch();
+                true
+            }
+            Stage::Ready => {
+                self.begin_task();
+                true
+            }
+            Stage::Leaving(since, early) => self.leave(since, early),
+            Stage::Changing(number) => match self.admin.management.answers.take(number) {
+                None => false,
+                Some(result) => {
+                    self.changed_pool(result);
+                    true
+                }
+            },
+            // It needs the worker's ring: `show_pooled`.
+            Stage::Show => {
+                self.ask_for_tidy();
+                false
+            }
+            Stage::NotShown => {
+                self.not_shown();
+                true
+            }
+            Stage::Showing => {
+                self.ask_for_tidy();
+                match self.attaching() {
+                    Attach::Under => false,
+                    Attach::Done => {
+                        self.end_managing();
+                        true
+                    }
+                    Attach::Refused => {
+                        self.not_shown();
+                        true
+                    }
+                }
+            }
+        }
+    }
+
+    fn set_stage(&mut self, stage: Stage) {
+        if let Some(running) = &mut self.admin.management.running {
+            running.stage = stage;
+        }
+        self.admin.management.look = None;
+    }
+
+    /// The worker is to call `tidy`, now and then.
+    fn ask_for_tidy(&mut self) {
+        let management = &mut self.admin.management;
+        if management.look.is_none_or(|at| self.now >= at) {
+            management.look = Some(self.now + LOOK);
+            management.answers.wake();
+        }
+    }
+
+    /// The namespace that the task is about now.
+    fn task_namespace(&self) -> Option<PooledNamespace> {
+        let wanted = match &self.admin.management.running.as_ref()?.task {
+            Task::Create { nguid, .. } | Task::Attach(nguid) | Task::Detach(nguid) => *nguid,
+            Task::Delete(nguids) => *nguids.front()?,
+        };
+        let all = self.config.pool.as_ref()?.namespaces();
+        all.into_iter().find(|ns| ns.nguid == wanted)
+    }
+
+    /// The engines have this very namespace.
+    fn is_shown(&self, pooled: &PooledNamespace) -> bool {
+        let mut active = self.engine.active().map(|ns| &ns.config);
+        active.any(|ns| ns.nsid == pooled.nsid && ns.nguid == pooled.nguid)
+    }
+
+    fn begin_task(&mut self) {
+        let running = self.admin.management.running.as_ref();
+        let Some(task) = running.map(|running| running.task.clone()) else {
+            return;
+        };
+        let leaves = matches!(task, Task::Delete(_) | Task::Detach(_));
+        match self.task_namespace() {
+            Some(pooled) if leaves && self.is_shown(&pooled) => {
+                self.set_stage(Stage::Leaving(self.now, false));
+                self.detach(pooled.nsid);
+                self.ask_for_tidy();
+            }
+            _ => self.change_pool(),
+        }
+    }
+
+    fn leave(&mut self, since: Instant, early: bool) -> bool {
+        if self.has_detached() {
+            self.change_pool();
+            return true;
+        }
+        if !early && self.now.saturating_duration_since(since) >= GRACE {
+            self.set_stage(Stage::Leaving(since, true));
+            self.end_detached_early();
+        }
+        // What has ended is closed there.
+        self.ask_for_tidy();
+        false
+    }
+
+    /// The pool's turn.
+    fn change_pool(&mut self) {
+        let cntlid = self.config.cntlid;
+        let running = self.admin.management.running.as_ref();
+        let (Some(running), Some(pool)) = (running, self.config.pool.clone()) else {
+            return;
+        };
+        let change = match &running.task {
+            Task::Create {
+                nsid,
+                blocks,
+                nguid,
+                shared,
+            } => PoolChange::Create {
+                nsid: *nsid,
+                blocks: *blocks,
+                nguid: *nguid,
+                shared: *shared,
+            },
+            Task::Delete(nguids) => match nguids.front() {
+                Some(nguid) => PoolChange::Delete { nguid: *nguid },
+                None => return self.end_managing(),
+            },
+            Task::Attach(nguid) if running.failed.is_none() => PoolChange::Attach {
+                nguid: *nguid,
+                cntlid,
+            },
+            Task::Attach(nguid) | Task::Detach(nguid) => PoolChange::Detach {
+                nguid: *nguid,
+                cntlid,
+            },
+        };
+        let before = self.task_namespace();
+        if let Some(running) = &mut self.admin.management.running {
+            running.before = before;
+        }
+        self.admin.management.number += 1;
+        let number = self.admin.management.number;
+        let answers = Arc::downgrade(&self.admin.management.answers);
+        self.set_stage(Stage::Changing(number));
+        let done = move |result| {
+            if let Some(answers) = answers.upgrade() {
+                answers.leave(number, result);
+            }
+        };
+        crash::point!("controller.pool.before");
+        pool.change(change, Box::new(done));
+    }
+
+    /// The pool has made a change, or has not.
+    fn changed_pool(&mut self, result: Result<(), PoolError>) {
+        crash::point!("controller.pool.changed");
+        let namespace = self.task_namespace();
+        let is_there = namespace.as_ref().is_some_and(|ns| self.is_shown(ns));
+        self.record_change(namespace.as_ref(), result);
+        let Some(running) = &mut self.admin.management.running else {
+            return;
+        };
+        if let Err(error) = result {
+            running.failed.get_or_insert(match error {
+                PoolError::NoSpace => Status::NAMESPACE_INSUFFICIENT_CAPACITY,
+                PoolError::Failed => Status::INTERNAL_ERROR,
+            });
+        }
+        match (&mut running.task, result) {
+            (Task::Attach(_), Ok(())) if running.failed.is_none() => match (namespace, is_there) {
+                (Some(_), false) => self.set_stage(Stage::Show),
+                (Some(_), true) => self.end_managing(),
+                // Somebody has deleted it who has not asked the controller.
+                (None, _) => {
+                    running.failed = Some(Status::INTERNAL_ERROR);
+                    self.end_managing();
+                }
+            },
+            (Task::Delete(nguids), Ok(())) => {
+                nguids.pop_front();
+                match nguids.is_empty() {
+                    true => self.end_managing(),
+                    false => self.set_stage(Stage::Begin),
+                }
+            }
+            // It is kept that it is attached: so the host finds it, too.
+            (Task::Delete(_) | Task::Detach(_), Err(_)) => {
+                let attached = |ns: &PooledNamespace| ns.attached.contains(&self.config.cntlid);
+                match namespace.as_ref().is_some_and(attached) && !is_there {
+                    true => self.set_stage(Stage::Show),
+                    false => self.end_managing(),
+                }
+            }
+            _ => self.end_managing(),
+        }
+        self.touch();
+    }
+
+    /// A namespace was created or deleted: the log has it.
+    fn record_change(&mut self, now: Option<&PooledNamespace>, result: Result<(), PoolError>) {
+        let running = self.admin.management.running.as_mut();
+        let Some(running) = running.filter(|_| result.is_ok()) else {
+            return;
+        };
+        let before = running.before.take();
+        let (select, namespace) = match &running.task {
+            Task::Create { .. } => (ManagementSelect::CREATE, now.cloned()),
+            // Of one that was gone already nothing is known.
+            Task::Delete(_) => (ManagementSelect::DELETE, before),
+            Task::Attach(_) | Task::Detach(_) => return,
+        };
+        if let Some(namespace) = namespace {
+            let cdw10 = ManagementCdw10::new().with_sel(select).into_bits();
+            self.record_namespace_change(cdw10, &namespace);
+        }
+    }
+
+    /// The engines open what the pool has opened.
+    pub(crate) fn show_pooled(&mut self, io: &Io) {
+        let running = self.admin.management.running.as_ref();
+        if running.is_none_or(|running| running.stage != Stage::Show) {
+            return;
+        }
+        let config = self.task_namespace().and_then(|pooled| pooled.config());
+        let attached = match config {
+            Some(config) => self.attach(config, io),
+            None => return self.set_stage(Stage::NotShown),
+        };
+        match attached {
+            Ok(()) => self.set_stage(Stage::Showing),
+            // Another one is on its way.
+            Err(ConfigError::Attaching) => {}
+            Err(error) => {
+                tracing::error!(%error, "a namespace of the pool cannot be attached");
+                // Not here: the round that follows tells the host.
+                self.set_stage(Stage::NotShown);
+            }
+        }
+    }
+
+    /// An engine could not open it.
+    fn not_shown(&mut self) {
+        let Some(running) = &mut self.admin.management.running else {
+            return;
+        };
+        running.failed.get_or_insert(Status::INTERNAL_ERROR);
+        match running.task {
+            // It is to be kept that it is not attached.
+            Task::Attach(_) => self.change_pool(),
+            _ => self.end_managing(),
+        }
+    }
+
+    /// The command is over, and the next one begins.
+    fn end_managing(&mut self) {
+        let Some(running) = self.admin.management.running.take() else {
+            return;
+        };
+        let status = running.failed.unwrap_or(Status::SUCCESS);
+        let (nsid, task) = (running.nsid, running.task);
+        tracing::info!(nsid, ?task, %status, "namespaces were managed");
+        if let Some(cid) = running.cid {
+            let result = match task {
+                Task::Create { nsid, .. } if status.is_success() => nsid,
+                _ => 0,
+            };
+            if !status.is_success() {
+                self.failed(0, cid, status, nsid, 0);
+            }
+            self.finish_admin(cid, status, result);
+        }
+        self.touch();
+        while !self.admin.management.is_running()
+            && let Some(next) = self.admin.management.waiting.pop_front()
+        {
+            self.admin_command(&next);
+        }
+        self.admin.rearm();
+    }
+
+    /// When to go on with a command, though nothing else happens.
+    pub(crate) fn management_deadline(&self) -> Option<Instant> {
+        let management = &self.admin.management;
+        match management.running.as_ref()?.stage {
+            Stage::Begin | Stage::Ready | Stage::NotShown => Some(self.now),
+            Stage::Changing(_) => None,
+            Stage::Leaving(..) | Stage::Show | Stage::Showing => {
+                Some(management.look.unwrap_or(self.now))
+            }
+        }
+    }
+
+    // ---- what the host finds
+
+    /// The namespaces of the pool.
+    pub(in crate::admin) fn pooled(&self) -> Vec<PooledNamespace> {
+        let pool = self.config.pool.as_ref();
+        pool.map_or_else(Vec::new, |pool| pool.namespaces())
+    }
+
+    /// A namespace is one of the pool.
+    pub(in crate::admin) fn is_pooled(&self, ns: &Namespace) -> bool {
+        let mut pooled = self.pooled().into_iter();
+        pooled.any(|pooled| pooled.nguid == ns.config.nguid)
+    }
+
+    /// Namespaces of the pool that the host does not find.
+    pub(in crate::admin) fn not_attached(&self) -> Vec<PooledNamespace> {
+        let mut all = self.pooled();
+        all.retain(|pooled| !self.is_shown(pooled));
+        all
+    }
+
+    /// Bytes that all namespaces may have, and those that none has.
+    pub(in crate::admin) fn pool_capacity(&self) -> (u128, u128) {
+        let Some(pool) = &self.config.pool else {
+            return (0, 0);
+        };
+        let (capacity, used) = (pool.capacity(), pool.used());
+        // It may have been larger.
+        (
+            capacity.max(used).into(),
+            capacity.saturating_sub(used).into(),
+        )
+    }
+}
