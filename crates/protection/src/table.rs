@@ -12,6 +12,10 @@
 //! is found there, old or new, the place whose checksum matches has its metadata. Where neither
 //! does, the data is damaged, or was torn.
 //!
+//! One bit of the word, of which there is no checksum, says that the write has ended well. Where
+//! the newer place has not got it, either may be the data's ([`is_in_doubt`]): before one is used
+//! for another write, the data is read, and the other place is given up ([`settle`]).
+//!
 //! Places of another generation are of blocks that were never written: so all are forgotten by one
 //! store.
 
@@ -24,12 +28,16 @@ pub const HEADER: usize = 4096;
 pub const GENERATION: usize = 64;
 /// Bytes of a place before its metadata.
 pub const WORD: usize = 8;
+/// Of a word: the write has ended well.
+const DONE: u64 = 1 << 39;
 /// The form of the file that this program writes.
 pub const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmemet";
 /// Bytes of the header that its checksum is of.
 const CHECKED: usize = 48;
+/// The numbers of places, which wrap.
+const NUMBERS: u8 = 0x7f;
 /// Bits of a generation.
 const GENERATIONS: u32 = 24;
 
@@ -219,7 +227,7 @@ pub struct Block {
 impl Block {
     /// The word of a place with that metadata.
     fn word(&self, metadata: &[u8], number: u8) -> u64 {
-        let head = wrapped(self.generation) << 8 | u32::from(number);
+        let head = wrapped(self.generation) << 8 | u32::from(number & NUMBERS);
         let mut hasher = Hasher::new_with_initial(self.checksum);
         hasher.update(metadata);
         hasher.update(&self.lba.to_le_bytes());
@@ -250,7 +258,7 @@ fn place(bytes: &[u8], generation: u32) -> Option<Place<'_>> {
 }
 
 const fn number(word: u64) -> u8 {
-    (word >> 32) as u8
+    (word >> 32) as u8 & NUMBERS
 }
 
 /// Both places, the newer one first.
@@ -259,7 +267,7 @@ fn places(entry: &[u8], generation: u32) -> [(usize, Option<Place<'_>>); 2] {
     let (first, second) = entry.split_at(half);
     let (a, b) = (place(first, generation), place(second, generation));
     let swapped = match (a, b) {
-        (Some((a, _)), Some((b, _))) => number(b).wrapping_sub(number(a)) < 0x80,
+        (Some((a, _)), Some((b, _))) => number(b).wrapping_sub(number(a)) & NUMBERS < 0x40,
         (None, _) => true,
         _ => false,
     };
@@ -272,7 +280,7 @@ fn places(entry: &[u8], generation: u32) -> [(usize, Option<Place<'_>>); 2] {
 /// What the entry says of the block.
 pub fn find(entry: &[u8], block: Block) -> Found<'_> {
     let [(_, newer), (_, older)] = places(entry, block.generation);
-    let matches = |(word, metadata): Place<'_>| block.word(metadata, number(word)) == word;
+    let matches = |(word, metadata): Place<'_>| block.word(metadata, number(word)) == word & !DONE;
     match (newer, older) {
         (Some(newer), _) if matches(newer) => Found::Written(newer.1),
         (_, Some(older)) if matches(older) => Found::Written(older.1),
@@ -287,4 +295,31 @@ pub fn put(entry: &[u8], block: Block, metadata: &[u8]) -> (usize, u64) {
     let [(_, newer), (at, _)] = places(entry, block.generation);
     let next = newer.map_or(0, |(word, _)| number(word).wrapping_add(1));
     (at, block.word(metadata, next))
+}
+
+/// Either place may be that of the data which is there: the newer one's write has not ended well.
+pub fn is_in_doubt(entry: &[u8], generation: u32) -> bool {
+    match places(entry, generation) {
+        [(_, Some((word, _))), (_, Some(_))] => word & DONE == 0,
+        _ => false,
+    }
+}
+
+/// A block with this data is to be written, and its entry is in doubt: the place (offset in the
+/// entry) whose word is to be replaced, and by which. `None`: none matches, or there is no doubt.
+pub fn settle(entry: &[u8], block: Block) -> Option<(usize, u64)> {
+    let [(at, newer), (_, older)] = places(entry, block.generation);
+    let ((word, metadata), (old, before)) = (newer?, older?);
+    let matches = |word: u64, metadata| block.word(metadata, number(word)) == word & !DONE;
+    match (matches(word, metadata), matches(old, before)) {
+        (true, _) => Some((at, word | DONE)),
+        (_, true) => Some((at, 0)),
+        _ => None,
+    }
+}
+
+/// The write of the newer place has ended well: its offset, and its word from now on.
+pub fn done(entry: &[u8], generation: u32) -> Option<(usize, u64)> {
+    let [(at, newer), _] = places(entry, generation);
+    Some((at, newer?.0 | DONE))
 }

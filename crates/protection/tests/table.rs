@@ -80,8 +80,21 @@ impl Model {
         let (at, word) = table::put(&self.entry, self.block(data), &[metadata; 8]);
         self.entry[at + 8..at + 16].fill(metadata);
         if !half {
-            self.entry[at..at + 8].copy_from_slice(&word.to_le_bytes());
+            self.store((at, word));
         }
+    }
+
+    fn store(&mut self, (at, word): (usize, u64)) {
+        self.entry[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    }
+
+    /// What is done before a write.
+    fn settle(&mut self) {
+        if table::is_in_doubt(&self.entry, self.generation) {
+            let settled = table::settle(&self.entry, self.block(self.data));
+            self.store(settled.unwrap());
+        }
+        assert!(!table::is_in_doubt(&self.entry, self.generation));
     }
 }
 
@@ -89,29 +102,30 @@ proptest! {
     /// After any writes, one that dies before its data, or in the middle of its metadata, leaves
     /// the block as it was.
     #[test]
-    fn a_block_has_its_metadata(steps in prop::collection::vec((any::<u8>(), 0..5_u8), 1..600)) {
+    fn a_block_has_its_metadata(steps in prop::collection::vec((any::<u8>(), 0..6_u8), 1..600)) {
         let mut model = Model { entry: vec![0; 32], generation: 1, data: 0, metadata: None };
         for (value, how) in steps {
             let metadata = !value;
             match how {
-                // It dies, and the next process finds the block.
+                // It dies before its data is there, or with it, and the next process finds that.
                 0 | 1 if model.metadata.is_some() => {
-                    let before = model.entry.clone();
+                    model.settle();
                     model.put(value, metadata, how == 0);
-                    let found = table::find(&model.entry, model.block(model.data));
-                    let kept = [model.metadata.unwrap(); 8];
-                    let same = value == model.data && how == 1;
-                    if !same {
-                        prop_assert_eq!(found, Found::Written(&kept[..]));
-                    }
-                    model.entry = before;
+                }
+                3 if model.metadata.is_some() => {
+                    model.settle();
+                    model.put(value, metadata, false);
+                    (model.data, model.metadata) = (value, Some(metadata));
                 }
                 2 => {
                     model.generation = table::next_generation(model.generation);
                     model.metadata = None;
                 }
                 _ => {
+                    model.settle();
                     model.put(value, metadata, false);
+                    let done = table::done(&model.entry, model.generation);
+                    model.store(done.unwrap());
                     (model.data, model.metadata) = (value, Some(metadata));
                 }
             }
@@ -120,15 +134,9 @@ proptest! {
                 None => prop_assert_eq!(found, Found::Unwritten),
                 Some(byte) => {
                     prop_assert_eq!(found, Found::Written(&[byte; 8][..]));
-                    let other = table::find(&model.entry, model.block(model.data ^ 0x55));
-                    // Both bytes of a place depend on one: the older may be that very block.
-                    if other != Found::Damaged(&[byte; 8][..]) {
-                        let old = !(model.data ^ 0x55);
-                        prop_assert_eq!(other, Found::Written(&[old; 8][..]));
-                    }
                     let elsewhere = Block { lba: 78, ..model.block(model.data) };
                     let found = table::find(&model.entry, elsewhere);
-                    prop_assert_eq!(found, Found::Damaged(&[byte; 8][..]));
+                    prop_assert!(matches!(found, Found::Damaged(_)));
                 }
             }
         }
@@ -145,6 +153,9 @@ proptest! {
         for len in 0..bytes.len() {
             let _ = table::find(&bytes[..len], block);
             let _ = table::put(&bytes[..len], block, &[0; 8]);
+            let _ = table::settle(&bytes[..len], block);
+            let _ = table::done(&bytes[..len], 3);
+            let _ = table::is_in_doubt(&bytes[..len], 3);
         }
         let mut header = table::encode(&LAYOUT, WHOSE);
         header[at] ^= 1 << bit;
