@@ -156,6 +156,7 @@ impl World {
             nguid: [1; 16],
             zones: None,
             placement: None,
+            metadata: None,
             eui64: [0; 8],
         };
         let io = Io::new(IoOptions::default());

@@ -198,6 +198,7 @@ impl Bench {
             nguid: [1; 16],
             zones: None,
             placement: None,
+            metadata: None,
             eui64: [1; 8],
         };
         let target = Target::new(TargetConfig {

@@ -106,6 +106,7 @@ fn namespaces(hold: bool) -> Option<Vec<NamespaceConfig>> {
         nguid: [1; 16],
         zones: None,
         placement: None,
+        metadata: None,
         eui64: [0; 8],
     };
     Some(vec![

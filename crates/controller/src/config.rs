@@ -3,6 +3,7 @@
 use crate::cloud::Cloud;
 use crate::engine::commands::Offer;
 use crate::fabrics::FabricsConfig;
+use crate::metadata::MetadataState;
 use crate::pci::PciIds;
 use crate::placed::PlacementState;
 use crate::pool::NamespacePool;
@@ -125,6 +126,9 @@ pub struct NamespaceConfig {
     /// Its placement handles (Flexible Data Placement), if it has any: those of one controller. It
     /// has no zones then.
     pub placement: Option<Arc<PlacementState>>,
+    /// The metadata of its blocks, if they have any: on one worker, of one controller. It has
+    /// neither zones nor placement handles then.
+    pub metadata: Option<Arc<MetadataState>>,
 }
 
 /// Why a configuration is refused.
@@ -217,8 +221,22 @@ pub enum ConfigError {
         /// Bytes.
         block: u32,
     },
-    /// The volume ends before the zones do.
-    #[error("namespace {nsid}: its zones need {needed} bytes, and the volume has {size}")]
+    /// A namespace with metadata is one controller's, and lives on one worker.
+    #[error(
+        "namespace {0} has metadata: its controller has one worker, is in no subsystem, no other \
+         hosts reach it, and it has neither zones nor placement handles"
+    )]
+    SharedMetadata(u32),
+    /// The metadata is of other blocks than the namespace has.
+    #[error("namespace {nsid}: its metadata is of blocks of {block} bytes")]
+    MetadataBlock {
+        /// Its namespace.
+        nsid: u32,
+        /// Bytes.
+        block: u32,
+    },
+    /// The volume ends before the zones, or the blocks with metadata, do.
+    #[error("namespace {nsid}: its blocks or zones need {needed} bytes, and the volume has {size}")]
     ZonesSize {
         /// Its namespace.
         nsid: u32,
@@ -374,11 +392,28 @@ impl ControllerConfig {
 }
 
 impl NamespaceConfig {
+    /// The file that is flushed after the volume; and it is lost.
+    pub(crate) fn table(&self) -> Option<(&Arc<dyn Volume>, bool)> {
+        let zones = self.zones.as_ref().and_then(|zones| zones.table());
+        let of_zones = zones.map(|table| (table.volume(), table.is_lost()));
+        of_zones.or_else(|| self.metadata.as_ref()?.file())
+    }
+
+    /// How many blocks it has, whatever the volume's size is.
+    pub(crate) fn fixed_blocks(&self) -> Option<u64> {
+        let zones = self.zones.as_ref().map(|zones| zones.blocks());
+        zones.or_else(|| Some(self.metadata.as_ref()?.blocks()))
+    }
+
     /// Checks whether a controller like that can have the namespace.
     pub(crate) fn check_for(&self, config: &ControllerConfig) -> Result<(), ConfigError> {
         let alone = config.subsystem.is_none() && config.fabrics.is_none();
         if self.zones.is_some() && !(alone && config.workers <= 1) {
             return Err(ConfigError::SharedZones(self.nsid));
+        }
+        let plain = self.zones.is_none() && self.placement.is_none();
+        if self.metadata.is_some() && !(alone && config.workers <= 1 && plain) {
+            return Err(ConfigError::SharedMetadata(self.nsid));
         }
         match self.placement.is_none() || (alone && self.zones.is_none()) {
             true => Ok(()),
@@ -423,7 +458,12 @@ impl NamespaceConfig {
         if block != block_size {
             return Err(ConfigError::PlacementBlock { nsid, block });
         }
-        let needed = self.zones.as_ref().map_or(0, |zones| zones.blocks());
+        let layout = self.metadata.as_ref().map(|metadata| *metadata.layout());
+        if let Some(layout) = layout.filter(|layout| layout.block != block_size) {
+            let block = layout.block;
+            return Err(ConfigError::MetadataBlock { nsid, block });
+        }
+        let needed = self.fixed_blocks().unwrap_or_default();
         let needed = needed.saturating_mul(block_size.into());
         if needed > size {
             return Err(ConfigError::ZonesSize { nsid, needed, size });

@@ -48,6 +48,7 @@
 //!     nguid: [1; 16],
 //!     zones: None,
 //!     placement: None,
+//!     metadata: None,
 //!     eui64: [1; 8],
 //! };
 //! let mut controller = Controller::new(0, ControllerConfig::default(), vec![namespace], &io)?;
@@ -97,6 +98,7 @@ mod engine;
 mod fabrics;
 mod irq;
 mod marks;
+mod metadata;
 mod passthrough;
 pub mod pci;
 mod placed;
@@ -107,6 +109,7 @@ mod subsystem;
 mod survival;
 mod zoned;
 
+pub use crate::metadata::MetadataState;
 pub use crate::placed::{PlacementError, PlacementState, PlacementTable};
 pub use crate::zoned::{ZoneTable, ZonedState};
 pub use ana::{AnaChange, MAX_ANA_GROUP};

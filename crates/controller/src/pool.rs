@@ -51,6 +51,7 @@ impl PooledNamespace {
             eui64: self.eui64(),
             zones: None,
             placement: None,
+            metadata: None,
         })
     }
 }

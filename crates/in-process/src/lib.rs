@@ -231,6 +231,7 @@ pub fn memory_disk(size: u64) -> Result<Arc<InProcess>, TransportError> {
         nguid: [1; 16],
         zones: None,
         placement: None,
+        metadata: None,
         eui64: [1; 8],
     };
     let io = Io::new(IoOptions::default());

@@ -31,6 +31,7 @@ fn host(idle_window: IdleWindow) -> Host {
         nguid: [1; 16],
         zones: None,
         placement: None,
+        metadata: None,
         eui64: [1; 8],
     };
     let io = Io::new(IoOptions::default());

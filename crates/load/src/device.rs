@@ -55,6 +55,7 @@ impl Local {
             nguid: [1; 16],
             zones: None,
             placement: None,
+            metadata: None,
             eui64: [1; 8],
             volume: self.volume.clone(),
         };

@@ -32,6 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             nguid: [1; 16],
             zones: None,
             placement: None,
+            metadata: None,
             eui64: [1; 8],
         };
         let config = ControllerConfig {

@@ -34,6 +34,7 @@ fn controller(size: u64, config: ControllerConfig) -> Arc<InProcess> {
             nguid: [1; 16],
             zones: None,
             placement: None,
+            metadata: None,
             eui64: [1; 8],
         };
         Controller::new(0, config, vec![namespace], &io).map(|c| Host::new(c, io).unwrap())

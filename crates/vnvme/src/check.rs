@@ -215,6 +215,7 @@ impl Seen {
             let shares = of.is_some_and(|controller| controller.subsystem.is_some());
             check_zones(namespace, of.is_none() || shares)?;
             check_placement(namespace, of.is_none() || shares)?;
+            check_metadata(namespace, of.is_none() || shares)?;
             if namespace.reservations.is_some() && !shares {
                 let why = "reservations are of disks with subsystem";
                 return Err(origin.error("reservations", why));
@@ -424,6 +425,38 @@ fn check_placement(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
         let why = "placement handles are of one disk, without subsystem and zones, and not for \
                    other hosts; its commands take the generic path";
         return Err(origin.error("fdp-handles", why));
+    }
+    Ok(())
+}
+
+/// What is said of the metadata of a namespace's blocks.
+fn check_metadata(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
+    let origin = &namespace.origin;
+    for (key, said) in [
+        ("metadata", namespace.metadata.is_some()),
+        ("metadata-extended", namespace.metadata_extended.is_some()),
+        ("protection", namespace.protection.is_some()),
+    ] {
+        if said && namespace.metadata_size.is_none() {
+            let why = format!("{key} has no effect without metadata-size");
+            return Err(origin.error(key, why));
+        }
+    }
+    for (key, said) in [
+        ("guard", namespace.guard.is_some()),
+        ("protection-first", namespace.protection_first.is_some()),
+    ] {
+        if said && namespace.protection.unwrap_or_default() == 0 {
+            let why = format!("{key} has no effect without protection");
+            return Err(origin.error(key, why));
+        }
+    }
+    let direct = namespace.path == Some(PathChoice::Direct);
+    let accounted = namespace.zone_size.is_some() || namespace.fdp_handles.is_some();
+    if namespace.metadata_size.is_some() && (shared || direct || accounted) {
+        let why = "metadata is of one disk, without subsystem, zones and placement handles, and \
+                   not for other hosts; its commands take the generic path";
+        return Err(origin.error("metadata-size", why));
     }
     Ok(())
 }

@@ -352,6 +352,7 @@ pub fn namespace_config(
         },
         zones: None,
         placement: None,
+        metadata: None,
         eui64: match &spec.eui64 {
             Some(text) => hex("eui64", text)?,
             None => identity::eui64(serial, nsid, &id),
@@ -386,19 +387,23 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         direct,
         zones,
         placement,
+        metadata,
     } in opened
     {
         volumes.push(volume);
         backends.extend(device);
-        // Of writes to zones each is checked here, of those by handles each is counted.
-        directs.push(direct.filter(|_| zones.is_none() && placement.is_none()));
-        kept.push((zones, placement));
+        // Of writes to zones each is checked here, of those by handles each is counted, and
+        // metadata is kept here.
+        let plain = zones.is_none() && placement.is_none() && metadata.is_none();
+        directs.push(direct.filter(|_| plain));
+        kept.push((zones, placement, metadata));
     }
     let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
     let serial = serial(spec, &ids);
     let mut namespaces = Vec::new();
     let volumes = volumes.into_iter().zip(kept);
-    for ((ns, place), (volume, (zones, placement))) in spec.namespaces.iter().zip(1..).zip(volumes)
+    for ((ns, place), (volume, (zones, placement, metadata))) in
+        spec.namespaces.iter().zip(1..).zip(volumes)
     {
         if !is_within(&ns.volume) {
             crew.sizes.watch(&volume, &resized);
@@ -407,10 +412,12 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         namespaces.push(NamespaceConfig {
             zones,
             placement,
+            metadata,
             ..namespace_config(ns, nsid, &serial, volume)?
         });
     }
-    let zoned = namespaces.iter().any(|ns| ns.zones.is_some());
+    let alone = |ns: &NamespaceConfig| ns.zones.is_some() || ns.metadata.is_some();
+    let alone = namespaces.iter().any(alone);
     let shown: Vec<(u32, u32)> = namespaces
         .iter()
         .map(|ns| (ns.nsid, ns.block_size))
@@ -419,7 +426,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
     let limited =
         |ns: &NamespaceSpec| Extras::split(&ns.volume).is_ok_and(|(_, extras)| extras.is_limited());
     let limited = spec.namespaces.iter().any(limited);
-    let spread = if limited || zoned || subsystem.is_some() {
+    let spread = if limited || alone || subsystem.is_some() {
         Spread::Off
     } else {
         crew.options.spread

@@ -39,6 +39,7 @@ mod limits;
 mod log;
 mod log_format;
 mod manage;
+mod metadata;
 mod notify;
 mod numbers;
 mod on_error;

@@ -11,10 +11,12 @@ use crate::pools::{Pool, Pools};
 use crate::removal::RemovalWatch;
 use crate::spec::{ControllerSpec, NamespaceSpec, ServeOptions};
 use crate::subsystems::Subsystems;
-use crate::{placement, zones};
+use crate::{metadata, placement, zones};
 use anyhow::{Context, Result, bail, ensure};
 use control::EventSender;
-use controller::{Controller, ControllerConfig, NamespaceConfig, PlacementState, ZonedState};
+use controller::{
+    Controller, ControllerConfig, MetadataState, NamespaceConfig, PlacementState, ZonedState,
+};
 use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
 use in_process::{self, Host};
 use mediate::Slice;
@@ -38,6 +40,8 @@ pub struct Opened {
     pub zones: Option<Arc<ZonedState>>,
     /// Its placement handles, if it is to have any.
     pub placement: Option<Arc<PlacementState>>,
+    /// The metadata of its blocks, if they are to have any.
+    pub metadata: Option<Arc<MetadataState>>,
 }
 
 /// The kinds of volumes that this program knows: those of `volume`, and devices, which are entered
@@ -186,6 +190,7 @@ impl Opener {
                 direct: None,
                 zones: None,
                 placement: None,
+                metadata: None,
             },
         };
         let volume = place.keep(opened.volume, url);
@@ -193,10 +198,12 @@ impl Opener {
         let volume: Arc<dyn Volume> = Arc::new(volume);
         let zones = zones::open(spec, &volume, self.previous)?;
         let placement = placement::open(spec, &volume, self.previous)?;
+        let metadata = metadata::open(spec, &volume, self.previous)?;
         let opened = Opened {
             volume,
             zones,
             placement,
+            metadata,
             ..opened
         };
         self.limits.enter(url, &opened.volume);
@@ -317,6 +324,7 @@ fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<
         nguid: [1; 16],
         zones: None,
         placement: None,
+        metadata: None,
         eui64: [1; 8],
         volume,
     };
@@ -399,6 +407,7 @@ impl Below {
                 direct: None,
                 zones: None,
                 placement: None,
+                metadata: None,
             });
         }
         // The same blocks that the volume stands on.
@@ -421,6 +430,7 @@ impl Below {
             direct: Some(direct),
             zones: None,
             placement: None,
+            metadata: None,
         })
     }
 }

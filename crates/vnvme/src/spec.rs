@@ -78,6 +78,18 @@ pub struct NamespaceSpec {
     pub fdp_unit: Option<Size>,
     /// File that keeps the placement handles' counts.
     pub fdp_table: Option<PathBuf>,
+    /// File that keeps the metadata of its blocks.
+    pub metadata: Option<PathBuf>,
+    /// Bytes of metadata of a block, if it is to have any.
+    pub metadata_size: Option<u16>,
+    /// Hosts have metadata behind each block's data.
+    pub metadata_extended: Option<bool>,
+    /// Type of protection information in the metadata, 0 for none.
+    pub protection: Option<u8>,
+    /// Bits of its guard.
+    pub guard: Option<u8>,
+    /// It is in the first bytes of the metadata.
+    pub protection_first: Option<bool>,
     /// The ANA group of a namespace of a subsystem; the same for all disks.
     pub ana_group: Option<u32>,
     /// How this disk's host reaches that group.
@@ -721,7 +733,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 22);
+        assert_eq!(count, 32);
     }
 
     #[test]

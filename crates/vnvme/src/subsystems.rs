@@ -77,6 +77,7 @@ pub fn open(
         direct: None,
         zones: None,
         placement: None,
+        metadata: None,
     };
     if let Some(volume) = opener.subsystems.volume(name, nsid)
         && subsystem.has_namespace(nsid)

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use dma::SharedPages;
-use rustix::fs::{CWD, OFlags, RenameFlags};
+use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -22,9 +22,23 @@ pub fn open(
     fresh: impl FnOnce() -> Result<Vec<u8>>,
     previous: PreviousProcess,
 ) -> Result<(FileVolume, SharedPages)> {
+    open_sized(path, 0, fresh, previous)
+}
+
+/// The same of a file that has zeroes behind what it is made of, `size` bytes in all. Its blocks
+/// are allocated: what is stored there later has its place.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn open_sized(
+    path: &Path,
+    size: u64,
+    fresh: impl FnOnce() -> Result<Vec<u8>>,
+    previous: PreviousProcess,
+) -> Result<(FileVolume, SharedPages)> {
     let shown = path.display();
     if !path.exists() {
-        make(path, fresh()?).with_context(|| shown.to_string())?;
+        make(path, fresh()?, size).with_context(|| shown.to_string())?;
     }
     let options = FileOptions {
         direct: Direct::Off,
@@ -51,7 +65,7 @@ pub fn read(pages: &SharedPages, len: usize) -> Result<Vec<u8>> {
 }
 
 /// Makes the file: under another name, made durable, and then renamed.
-fn make(path: &Path, mut bytes: Vec<u8>) -> Result<()> {
+fn make(path: &Path, mut bytes: Vec<u8>, size: u64) -> Result<()> {
     bytes.resize(bytes.len().next_multiple_of(PAGE), 0);
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
@@ -63,7 +77,13 @@ fn make(path: &Path, mut bytes: Vec<u8>) -> Result<()> {
         .mode(0o600)
         .custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits() as i32)
         .open(&new)?;
-    file.write_all(&bytes)?;
+    let written = file.write_all(&bytes).map_err(anyhow::Error::from);
+    let allocated = written.and_then(|()| allocate(&file, size));
+    if let Err(error) = allocated {
+        drop(file);
+        let _ = std::fs::remove_file(&new);
+        return Err(error);
+    }
     file.sync_all()?;
     match rustix::fs::renameat_with(CWD, &new, CWD, path, RenameFlags::NOREPLACE) {
         Ok(()) => {}
@@ -78,4 +98,16 @@ fn make(path: &Path, mut bytes: Vec<u8>) -> Result<()> {
     };
     File::open(folder)?.sync_all()?;
     Ok(())
+}
+
+/// Makes the file as long as that, with room for all of it where its file system can promise that.
+fn allocate(file: &File, size: u64) -> Result<()> {
+    if size == 0 {
+        return Ok(());
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(file.set_len(size)?),
+        Err(error) => Err(error).with_context(|| format!("{size} bytes of metadata")),
+    }
 }

@@ -20,7 +20,8 @@
 use super::self_test::About;
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
-use crate::engine::{Order, OwnRequest, status_of};
+use crate::engine::{Namespace, Order, OwnRequest, status_of};
+use crate::metadata::MetadataState;
 use crate::survival::state::{EraseRunning, EraseState};
 use dma::{Buffer, SegmentList};
 use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
@@ -290,6 +291,18 @@ pub(super) fn sanicap() -> Sanicap {
     Sanicap::new().with_bes(true).with_ows(true).with_nodmmas(1)
 }
 
+/// The namespace has its metadata so, and that protection.
+fn is_format_of(cdw10: FormatCdw10, ns: &Namespace) -> bool {
+    let layout = ns.config.metadata.as_deref().map(MetadataState::layout);
+    let protection = layout.and_then(|layout| layout.protection);
+    let place = layout.is_none_or(|layout| layout.extended == cdw10.mset());
+    place
+        && match protection {
+            None => cdw10.pi() == 0,
+            Some(found) => cdw10.pi() == found.kind as u8 && cdw10.pil() == found.first,
+        }
+}
+
 impl Controller {
     pub(super) fn format_nvm(&mut self, command: &Command) -> AdminResult {
         let cdw10 = FormatCdw10::from_bits(command.cdw10.get());
@@ -301,8 +314,10 @@ impl Controller {
                 vec![nsid]
             }
         };
-        // Protection information needs metadata, which the one format has not.
-        if cdw10.lbaf() != 0 || cdw10.pi() != 0 {
+        // Each namespace has one format, with what protection it has.
+        let other = |ns: &Namespace| nsids.contains(&ns.config.nsid) && !is_format_of(cdw10, ns);
+        let fits = !self.engine.active().any(other);
+        if cdw10.lbaf() != 0 || !fits {
             return Err(Status::INVALID_FORMAT.with_dnr(true));
         }
         if !matches!(cdw10.ses(), SecureErase::NONE | SecureErase::USER_DATA) {
@@ -443,13 +458,18 @@ impl Controller {
         }
     }
 
-    /// What zones hold goes: nothing is in flight that could change them, and the flush at the end
-    /// makes their tables durable, too.
+    /// What zones hold goes, and metadata: nothing is in flight that could change them, and the
+    /// flush at the end makes their tables durable, too.
     fn empty_zones(&self, nsids: &[u32]) {
         let namespaces = self.engine.active();
         let erased = namespaces.filter(|ns| nsids.contains(&ns.config.nsid));
-        for zones in erased.filter_map(|ns| ns.config.zones.as_ref()) {
-            zones.empty();
+        for ns in erased {
+            if let Some(zones) = &ns.config.zones {
+                zones.empty();
+            }
+            if let Some(metadata) = &ns.config.metadata {
+                metadata.forget();
+            }
         }
     }
 

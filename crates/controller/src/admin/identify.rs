@@ -8,21 +8,23 @@ use crate::ana;
 use crate::controller::Controller;
 use crate::engine::{self, Namespace};
 use crate::fabrics::FabricsConfig;
+use crate::metadata::MetadataState;
 use crate::pool::PooledNamespace;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{Cns, Csi, IdentifyCdw10, IdentifyCdw11};
 use nvme::feature::Fid;
 use nvme::identify::{
-    Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Fpi, Frmw, IDENTIFY_SIZE,
-    IdentifyController, IdentifyNamespace, IndependentNamespace, IndependentNsfeat,
-    IoCommandSetVector, IoCommandSets, LbaFormat, NamespaceDescriptors, Nmic, Nqn, Nsattr, Nsfeat,
-    NsidList, Nstat, NvmController, NvmNamespace, Oaes, Ozcs, PowerState,
+    Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Dpc, Dps, Flbas, Fpi, Frmw,
+    IDENTIFY_SIZE, IdentifyController, IdentifyNamespace, IndependentNamespace, IndependentNsfeat,
+    IoCommandSetVector, IoCommandSets, LbaFormat, Mc, NamespaceDescriptors, Nmic, Nqn, Nsattr,
+    Nsfeat, NsidList, Nstat, NvmController, NvmNamespace, Oaes, Ozcs, PowerState,
     PrimaryControllerCapabilities, QueueEntrySize, Rescap, SecondaryControllerList, Sgls, Vwc,
     ZonedController, ZonedNamespace,
 };
 use nvme::log::AnaState;
 use nvme::regs::{CcCss, Vs};
 use nvme::{Command, Completion, Status};
+use protection::{Guard, Layout, Type};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// WUSL: what may be marked at once, in pages of 4096 bytes, as a power of two; of blocks of 512
@@ -66,6 +68,7 @@ impl Controller {
                 self.check_csi(cdw11.csi())?;
                 match (cdw11.csi(), self.find(nsid)?) {
                     (Csi::ZONED, Found::Active(ns)) => page(&zoned_namespace(ns)?),
+                    (Csi::NVM, Found::Active(ns)) => page(&nvm_namespace(ns)),
                     _ => page(&NvmNamespace::new_zeroed()),
                 }
             }
@@ -280,14 +283,15 @@ impl Controller {
         data.npdg_z = in_blocks_z(info.deallocate_granularity).into();
         data.npda_z = data.npdg_z;
         data.nows_z = data.npwg_z;
-        if !ns.is_zoned() {
+        if !ns.is_fixed() {
             let copy = engine::copy::Limits::new(ns.shift);
             data.mssrl = copy.range.into();
             data.mcl = copy.command.into();
             data.msrc_z = copy.ranges_z;
         }
-        // What was never written to a zone is read as the volume has it.
-        let zeroes = info.deallocate && info.zeroes_after_deallocate && !ns.is_zoned();
+        // What was never written to a zone is read as the volume has it; blocks with metadata are
+        // not deallocated.
+        let zeroes = info.deallocate && info.zeroes_after_deallocate && !ns.is_fixed();
         if self.config.erases() {
             data.fpi = self.format_progress(nsid);
         }
@@ -308,6 +312,9 @@ impl Controller {
         data.nguid = ns.config.nguid;
         data.eui64 = ns.config.eui64;
         data.lbaf[0] = LbaFormat::new(ns.shift as u8);
+        if let Some(metadata) = &ns.config.metadata {
+            describe_metadata(&mut data, metadata.layout());
+        }
         atomicity(&mut data, ns);
         if self.config.fabrics.is_some() {
             FabricsConfig::describe_namespace(&mut data);
@@ -346,6 +353,10 @@ impl Controller {
     fn nvm_controller(&self) -> NvmController {
         let mut data = NvmController::new_zeroed();
         data.vsl = self.config.mdts;
+        if self.engine.active().any(Namespace::has_metadata) {
+            // Each block's metadata is written, too.
+            data.wzsl = self.config.mdts;
+        }
         if self.config.offer().marks {
             // Recommended (ONCS has the command's bit). Larger blocks may be as many.
             data.wusl = MARKED_AT_ONCE;
@@ -463,6 +474,44 @@ fn zoned_namespace(ns: &Namespace) -> Result<ZonedNamespace, Status> {
     data.mor_z = limit_z(geometry.max_open).into();
     data.lbafe[0].zsze = geometry.size.into();
     Ok(data)
+}
+
+/// What Identify Namespace says of metadata: MS, and the one way to have it, with the one kind of
+/// protection.
+fn describe_metadata(data: &mut IdentifyNamespace, layout: &Layout) {
+    data.lbaf[0].ms = layout.metadata.into();
+    data.flbas = Flbas::for_format(0).with_mtelba(layout.extended);
+    data.mc = Mc::new()
+        .with_mtelba(layout.extended)
+        .with_mtsmptr(!layout.extended);
+    if let Some(protection) = layout.protection {
+        let kind = protection.kind;
+        data.dpc = Dpc::new()
+            .with_pit1s(kind == Type::One)
+            .with_pit2s(kind == Type::Two)
+            .with_pit3s(kind == Type::Three)
+            .with_pifb(protection.first)
+            .with_pilb(!protection.first);
+        data.dps = Dps::new().with_pit(kind as u8).with_pip(protection.first);
+    }
+}
+
+/// What is specific to the NVM command set: the guard's format (ELBAF), and the size of the storage
+/// tag, which is never compared (LBSTM).
+fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
+    let mut data = NvmNamespace::new_zeroed();
+    let layout = ns.config.metadata.as_deref().map(MetadataState::layout);
+    if let Some(protection) = layout.and_then(|layout| layout.protection) {
+        let guard = protection.guard;
+        let format: u32 = match guard {
+            Guard::Bits16 => 0,
+            Guard::Bits32 => 1,
+            Guard::Bits64 => 2,
+        };
+        let storage = u32::from(guard.storage_bits());
+        data.elbaf[0] = (storage | format << 7).into();
+    }
+    data
 }
 
 /// The command set of a namespace.

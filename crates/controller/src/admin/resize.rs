@@ -17,8 +17,8 @@ impl Controller {
             let Some(ns) = self.engine.namespaces.get(index) else {
                 break;
             };
-            // It has as many zones as it was made with.
-            if ns.is_zoned() {
+            // It has as many blocks as it was made with.
+            if ns.is_fixed() {
                 continue;
             }
             let nsid = ns.config.nsid;

@@ -20,12 +20,25 @@ struct IoCommand {
     handler: Option<Handler>,
     /// The same of a zoned namespace.
     zoned: Option<Handler>,
+    /// The same of one whose blocks have metadata.
+    metadata: Option<Handler>,
     effects: CommandEffects,
     oncs: Oncs,
     /// With which reservations it conflicts.
     group: Option<CommandGroup>,
     /// Not every controller has it.
     offered: fn(Offer) -> bool,
+}
+
+/// What decides which commands a namespace has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sort {
+    /// One of the NVM command set.
+    Plain,
+    /// It has zones.
+    Zoned,
+    /// Its blocks have metadata.
+    Metadata,
 }
 
 /// What decides which commands a controller has.
@@ -45,6 +58,7 @@ impl IoCommand {
             opcode,
             handler: Some(handler),
             zoned: Some(handler),
+            metadata: Some(handler),
             effects,
             oncs: Oncs::new(),
             group: None,
@@ -56,6 +70,7 @@ impl IoCommand {
     const fn of_zones(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         IoCommand {
             handler: None,
+            metadata: None,
             ..Self::new(opcode, handler, effects)
         }
     }
@@ -76,6 +91,22 @@ impl IoCommand {
         }
     }
 
+    /// Namespaces with metadata do it otherwise.
+    const fn with_metadata(self) -> Self {
+        IoCommand {
+            metadata: Some(Engine::with_metadata),
+            ..self
+        }
+    }
+
+    /// Namespaces with metadata do not have it.
+    const fn not_with_metadata(self) -> Self {
+        IoCommand {
+            metadata: None,
+            ..self
+        }
+    }
+
     /// It reads a namespace.
     const fn reads(self) -> Self {
         IoCommand {
@@ -92,10 +123,11 @@ impl IoCommand {
         }
     }
 
-    const fn of(&self, zoned: bool) -> Option<Handler> {
-        match zoned {
-            true => self.zoned,
-            false => self.handler,
+    const fn of(&self, sort: Sort) -> Option<Handler> {
+        match sort {
+            Sort::Zoned => self.zoned,
+            Sort::Metadata => self.metadata,
+            Sort::Plain => self.handler,
         }
     }
 
@@ -136,8 +168,11 @@ static COMMANDS: &[IoCommand] = &[
     IoCommand::new(Op::FLUSH, Engine::flush, NOTHING).writes(),
     IoCommand::new(Op::WRITE, Engine::read_write, CONTENT)
         .writes()
-        .zoned(Engine::zoned_write),
-    IoCommand::new(Op::READ, Engine::read_write, NOTHING).reads(),
+        .zoned(Engine::zoned_write)
+        .with_metadata(),
+    IoCommand::new(Op::READ, Engine::read_write, NOTHING)
+        .reads()
+        .with_metadata(),
     IoCommand::new(
         Op::WRITE_UNCORRECTABLE,
         Engine::write_uncorrectable,
@@ -145,24 +180,29 @@ static COMMANDS: &[IoCommand] = &[
     )
     .writes()
     .not_zoned()
+    .not_with_metadata()
     .oncs(Oncs::new().with_nvmwusv(true))
     .offered_if(|offer| offer.marks),
     IoCommand::new(Op::COMPARE, Engine::compare, NOTHING)
         .reads()
+        .with_metadata()
         .oncs(Oncs::new().with_nvmcmps(true)),
     IoCommand::new(Op::WRITE_ZEROES, Engine::write_zeroes, CONTENT)
         .writes()
         .zoned(Engine::zoned_write)
+        .with_metadata()
         .oncs(Oncs::new().with_nvmwzsv(true)),
     IoCommand::new(Op::DATASET_MANAGEMENT, Engine::dataset_management, CONTENT)
         .writes()
         .oncs(Oncs::new().with_nvmdsmsv(true)),
     IoCommand::new(Op::VERIFY, Engine::verify, NOTHING)
         .reads()
+        .with_metadata()
         .oncs(Oncs::new().with_nvmvfys(true)),
     IoCommand::new(Op::COPY, Engine::copy, CONTENT)
         .writes()
         .not_zoned()
+        .not_with_metadata()
         .oncs(Oncs::new().with_nvmcpys(true)),
     IoCommand::reservation(Op::RESERVATION_REGISTER, NOTHING),
     IoCommand::reservation(Op::RESERVATION_REPORT, NOTHING),
@@ -183,11 +223,11 @@ static COMMANDS: &[IoCommand] = &[
     IoCommand::of_zones(Op::ZONE_APPEND, Engine::zoned_write, CONTENT).writes(),
 ];
 
-/// What starts the command; `None` when a controller like this has no such command: `zoned` if the
-/// command is for a zoned namespace.
-pub(super) fn handler(opcode: Op, offer: Offer, zoned: bool) -> Option<Handler> {
+/// What starts the command; `None` when a controller like this has no such command for
+/// namespaces of that sort.
+pub(super) fn handler(opcode: Op, offer: Offer, sort: Sort) -> Option<Handler> {
     let command = offered(offer).find(|command| command.opcode == opcode)?;
-    command.of(zoned)
+    command.of(sort)
 }
 
 /// With which reservations the command conflicts.
@@ -210,6 +250,7 @@ pub(crate) fn oncs(offer: Offer) -> Oncs {
 /// What the Commands Supported and Effects log page says about the commands of the NVM command set,
 /// or those of zoned namespaces.
 pub(crate) fn effects(offer: Offer, zoned: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
-    let commands = offered(offer).filter(move |command| command.of(zoned).is_some());
+    let sort = if zoned { Sort::Zoned } else { Sort::Plain };
+    let commands = offered(offer).filter(move |command| command.of(sort).is_some());
     commands.map(|command| (command.opcode, command.effects.with_csupp(true)))
 }

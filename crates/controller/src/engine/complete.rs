@@ -85,6 +85,7 @@ impl Engine {
         let slba = slot.slba;
         let zeroes = match slot.work {
             Work::Zeroes(bytes) => bytes,
+            Work::Metadata(ref moving) => moving.zeroed(),
             _ => 0,
         };
         let Some(ns) = self.namespaces.get_mut(slot.ns) else {
@@ -172,6 +173,7 @@ impl Engine {
             }
             Work::Copy(_) => self.complete_copy(index, completion, false),
             Work::ZoneSend(_) => self.zone_sent(index, completion.result),
+            Work::Metadata(_) => self.complete_metadata(index, completion),
             Work::FlushAll(_) => {
                 self.flush_done(index, completion.result);
                 self.flush_next(index);

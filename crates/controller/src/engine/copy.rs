@@ -261,7 +261,7 @@ impl Engine {
         }
         let ns = |index: usize| self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR);
         let (source, to) = (ns(index)?, ns(to)?);
-        match source.shift == to.shift && !source.is_zoned() {
+        match source.shift == to.shift && !source.is_fixed() {
             true => Ok(index),
             false => Err(Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT.with_dnr(true)),
         }

@@ -133,10 +133,11 @@ impl Engine {
         self.open_by_nsid.clone_from(&self.by_nsid);
         for found in &mut self.open_by_nsid {
             let ns = self.namespaces.get(usize::from(*found));
-            // Of writes to zones each is checked, of those by handles each is counted, and of
-            // commands where blocks are marked each is looked at.
+            // Of writes to zones each is checked, of those by handles each is counted, of commands
+            // where blocks are marked each is looked at, and blocks with metadata are not the
+            // volume's alone.
             let open = |ns: &Namespace| {
-                let plain = !ns.is_zoned() && !ns.is_placed() && !ns.watched;
+                let plain = !ns.is_fixed() && !ns.is_placed() && !ns.watched;
                 let reached = ana::refusal(ns.ana).is_none() && plain;
                 ns.access == Access::FULL && reached && ns.closed.is_none()
             };

@@ -43,8 +43,8 @@ fn sgl_status(error: dma::sgl::SglError) -> Status {
 impl Engine {
     /// Starts one I/O command that was fetched from `sqid`.
     pub(super) fn execute(&mut self, sqid: u16, command: &Command) {
-        let zoned = self.is_zoned(command.nsid.get());
-        let result = match commands::handler(command.nvm_opcode(), self.offer(), zoned) {
+        let sort = self.sort_of(command.nsid.get());
+        let result = match commands::handler(command.nvm_opcode(), self.offer(), sort) {
             // Fused operations are not offered (Identify Controller, FUSES).
             _ if command.flags.fuse() != Fuse::NORMAL => Err(Status::INVALID_FIELD.with_dnr(true)),
             Some(start) => match self.is_gated().then(|| self.barred(command)).flatten() {

@@ -243,8 +243,8 @@ impl Hot {
 /// which this engine recorded commands, from 1 on. In the entry: CDW2 and CDW3, which are reserved.
 const ORDER: usize = 1;
 /// Of a completion that waits for room: status and dword 0 (of Zone Append, the record's own LBA is
-/// dwords 0 and 1). In the entry: the metadata pointer, and
-/// no namespace has metadata.
+/// dwords 0 and 1). In the entry: the metadata pointer, without which commands of namespaces with
+/// metadata are not executed again.
 const ENDING: usize = 2;
 /// Queue, and how many commands were fetched from it before. In the entry: CDW14 and CDW15, which
 /// are about protection information.

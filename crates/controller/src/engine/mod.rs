@@ -28,6 +28,7 @@ mod invariant;
 mod io;
 mod journal;
 mod keep;
+mod metadata;
 mod migrate;
 mod namespace;
 mod order;

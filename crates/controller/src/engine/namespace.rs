@@ -1,5 +1,6 @@
 //! A namespace as the data path sees it.
 
+use super::commands::Sort;
 use super::zoned::with_table;
 use crate::config::{ConfigError, NamespaceConfig};
 use crate::marks::Marks;
@@ -57,7 +58,7 @@ impl Namespace {
     pub fn covers(&self, slba: u64, blocks: u64) -> bool {
         let within = |size| slba.checked_add(blocks).is_some_and(|end| end <= size);
         within(self.blocks)
-            || !self.is_zoned() && within(self.config.volume.info().size >> self.shift)
+            || !self.is_fixed() && within(self.config.volume.info().size >> self.shift)
     }
 
     /// It has zones.
@@ -70,6 +71,27 @@ impl Namespace {
     #[inline]
     pub fn is_placed(&self) -> bool {
         self.config.placement.is_some()
+    }
+
+    /// Its blocks have metadata.
+    #[inline]
+    pub fn has_metadata(&self) -> bool {
+        self.config.metadata.is_some()
+    }
+
+    /// It has as many blocks as it was made with, and what is in them stays: others keep account of
+    /// it.
+    pub fn is_fixed(&self) -> bool {
+        self.is_zoned() || self.has_metadata()
+    }
+
+    /// Which handlers its commands have.
+    pub fn sort(&self) -> Sort {
+        match (self.is_zoned(), self.has_metadata()) {
+            (true, _) => Sort::Zoned,
+            (_, true) => Sort::Metadata,
+            _ => Sort::Plain,
+        }
     }
 
     /// Its volume has so many blocks now.
@@ -103,6 +125,7 @@ impl Namespace {
             eui64: [0; 8],
             zones: None,
             placement: None,
+            metadata: None,
         }
     }
 
@@ -143,19 +166,19 @@ impl Namespace {
             .map_err(|error| ConfigError::Volume { nsid, error })?;
         let info = config.volume.info();
         let shift = config.block_size.trailing_zeros();
-        let zones = config.zones.as_deref();
-        let table = zones.and_then(|zones| zones.table());
+        let fixed = config.fixed_blocks();
+        let table = config.table().map(|(table, _)| table);
         let queue = match table {
             None => queue,
             Some(table) => {
                 with_table(queue, table, io).map_err(|error| ConfigError::Volume { nsid, error })?
             }
         };
-        let cached = table.is_some_and(|table| table.volume().info().volatile_cache);
+        let cached = table.is_some_and(|table| table.info().volatile_cache);
         Ok(Namespace {
             record,
             shift,
-            blocks: zones.map_or(info.size >> shift, |zones| zones.blocks()),
+            blocks: fixed.unwrap_or(info.size >> shift),
             read_only: config.read_only || info.read_only,
             volatile_cache: info.volatile_cache || cached,
             immediate: queue.is_immediate(),

@@ -36,8 +36,9 @@ impl Engine {
         if attributes.ad() && ns.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
-        // Of zones nothing goes but by a reset.
-        let (shift, zoned) = (ns.shift, ns.is_zoned());
+        // Of zones nothing goes but by a reset; and blocks with metadata keep what they have, whose
+        // checksum is beside it.
+        let (shift, kept) = (ns.shift, ns.is_fixed());
         // What is read then is known: not what was there before.
         let info = ns.config.volume.info();
         let unmarks = ns.watched && info.deallocate && info.zeroes_after_deallocate;
@@ -55,7 +56,7 @@ impl Engine {
             if !ns.covers(slba, nlb) {
                 return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
             }
-            if attributes.ad() && nlb > 0 && !zoned {
+            if attributes.ad() && nlb > 0 && !kept {
                 left.push((slba << shift, nlb << shift));
                 if unmarks {
                     unmarked.push((slba, nlb));
@@ -136,6 +137,12 @@ impl Engine {
                 }
                 Some(Work::ZoneSend(_)) => {
                     if self.next_send(index) {
+                        waiting.push(index);
+                    }
+                }
+                Some(Work::Metadata(_)) => {
+                    budget.spend(self.units_of_metadata(index));
+                    if self.next_metadata(index) {
                         waiting.push(index);
                     }
                 }

@@ -2,6 +2,7 @@
 
 use super::copy::Copying;
 use super::journal::Records;
+use super::metadata::Moving;
 use super::zoned::Sending;
 use dma::{Rows, SegmentList};
 use nvme::{Command, Status};
@@ -36,6 +37,8 @@ pub(super) enum Work {
     Append,
     /// Zone Management Send.
     ZoneSend(Box<Sending>),
+    /// A command of blocks with metadata.
+    Metadata(Box<Moving>),
 }
 
 /// What is left to do of Dataset Management.
@@ -459,6 +462,17 @@ impl Slots {
             slot.used && !slot.kept && slot.ns == ns && (start..end).contains(&slot.slba)
         };
         self.slots.iter().filter(within).any(writes)
+    }
+
+    /// Such a command of blocks with metadata is in flight on the namespace of this index: it is
+    /// told with its first block.
+    pub fn any_metadata(&self, ns: usize, such: impl Fn(&Moving, u64) -> bool) -> bool {
+        self.slots.iter().any(|slot| match &slot.work {
+            Work::Metadata(moving) if slot.used && !slot.kept && slot.ns == ns => {
+                such(moving, slot.slba)
+            }
+            _ => false,
+        })
     }
 
     /// Tags of the reservation commands in flight.

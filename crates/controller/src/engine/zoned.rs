@@ -21,10 +21,11 @@
 //! behind a write pointer is read as the volume has it.
 
 use super::Engine;
+use super::commands::Sort;
 use super::complete::status_of;
 use super::io::Extent;
 use super::slots::{Kind, Slot, Work};
-use crate::zoned::{ZoneTable, ZonedState};
+use crate::zoned::ZonedState;
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
 use nvme::cmd::zone::{ReceiveCdw13, ReportHeader, SendCdw13, ZoneDescriptor, Zra, Zsa};
@@ -32,7 +33,7 @@ use nvme::{Command, NvmOpcode, Status};
 use std::sync::Arc;
 use std::time::Instant;
 use volume::{Completion, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request};
-use volume::{VolumeError, VolumeQueue};
+use volume::{Volume, VolumeError, VolumeQueue};
 use zerocopy::IntoBytes;
 use zones::{Action, Filter, Refusal, Reported};
 
@@ -68,11 +69,11 @@ impl Reset {
 }
 
 impl Engine {
-    /// The namespace has zones.
-    pub(super) fn is_zoned(&self, nsid: u32) -> bool {
+    /// Which handlers commands on the namespace have.
+    pub(super) fn sort_of(&self, nsid: u32) -> Sort {
         let index = self.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.namespaces.get(index));
-        ns.is_some_and(super::Namespace::is_zoned)
+        ns.map_or(Sort::Plain, super::Namespace::sort)
     }
 
     fn zones_of(&self, index: usize) -> Result<Arc<ZonedState>, Status> {
@@ -420,8 +421,8 @@ impl Engine {
 
     // ---- the table
 
-    /// What completes has to be durable, and the table of its namespace is not yet: that is flushed
-    /// first. `false`: there is nothing to wait for.
+    /// What completes has to be durable, and the table of its namespace (of zones, or metadata) is
+    /// not yet: that is flushed first. `false`: there is nothing to wait for.
     pub(super) fn waits_for_table(&mut self, index: u16, completion: &mut Completion) -> bool {
         let Some(slot) = self.slots.get(index) else {
             return false;
@@ -430,14 +431,11 @@ impl Engine {
             return false;
         }
         let ns = slot.ns;
-        let zones = self
-            .namespaces
-            .get(ns)
-            .and_then(|ns| ns.config.zones.as_ref());
-        let Some(table) = zones.and_then(|zones| zones.table()) else {
+        let table = self.namespaces.get(ns).and_then(|ns| ns.config.table());
+        let Some((_, lost)) = table else {
             return false;
         };
-        if table.is_lost() {
+        if lost {
             completion.result = Err(IoErrorKind::NotDurable.into());
             return false;
         }
@@ -454,6 +452,9 @@ impl Engine {
 
 /// When the command is over, what it did is durable.
 fn makes_durable(slot: &Slot) -> bool {
+    if let Work::Metadata(moving) = &slot.work {
+        return moving.makes_durable();
+    }
     matches!(
         slot.work,
         Work::FlushAll(_) | Work::OwnFlush | Work::Zeroes(_)
@@ -480,10 +481,10 @@ struct WithTable {
 /// A queue into the volume, and one to the file of the table.
 pub(super) fn with_table(
     data: OpenQueue,
-    table: &ZoneTable,
+    table: &Arc<dyn Volume>,
     io: &Io,
 ) -> Result<OpenQueue, VolumeError> {
-    let table = table.volume().open(io)?;
+    let table = table.open(io)?;
     Ok(data.wrapped(|data| OpenQueue::new(WithTable { data, table })))
 }
 

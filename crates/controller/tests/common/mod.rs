@@ -180,6 +180,7 @@ pub fn ns(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfi
         nguid: [nsid as u8; 16],
         zones: None,
         placement: None,
+        metadata: None,
         eui64: [0; 8],
     }
 }

@@ -27,6 +27,7 @@ pub fn namespace(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> Namespa
         nguid: [nsid as u8; 16],
         zones: None,
         placement: None,
+        metadata: None,
         eui64: [nsid as u8; 8],
     }
 }

@@ -116,6 +116,7 @@ pub fn namespace(nsid: u32, volume: Arc<dyn Volume>) -> NamespaceConfig {
         nguid: [nsid as u8; 16],
         zones: None,
         placement: None,
+        metadata: None,
         eui64: [nsid as u8; 8],
     }
 }

@@ -80,6 +80,7 @@ impl Manager {
             volume,
             zones,
             placement,
+            metadata,
             ..
         } = opened;
         let nsid = spec.nsid.unwrap_or(1);
@@ -92,6 +93,7 @@ impl Manager {
             let config = NamespaceConfig {
                 zones,
                 placement,
+                metadata,
                 ..config
             };
             let attached = controller.attach(config, io);

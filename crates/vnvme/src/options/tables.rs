@@ -255,6 +255,58 @@ impl Spec for NamespaceSpec {
         .or("none")
         .in_url(),
         Row::<Self>::new(
+            "metadata",
+            "PATH",
+            "file that keeps the metadata of the blocks; made, of blocks that were never written, \
+             if it is not there. Only volumes in memory that end with the process (mem) do without",
+            |n| &mut n.metadata,
+        )
+        .or("none")
+        .in_url(),
+        Row::<Self>::new(
+            "metadata-size",
+            "N",
+            "give each block so many bytes of metadata: 8, 16 or 64; the disk then lives on one \
+             worker",
+            |n| &mut n.metadata_size,
+        )
+        .or("no metadata")
+        .in_url(),
+        Row::<Self>::new(
+            "metadata-extended",
+            "on|off",
+            "hosts have the metadata behind each block's data (extended LBAs), not in a buffer of \
+             its own",
+            |n| &mut n.metadata_extended,
+        )
+        .or("off")
+        .in_url(),
+        Row::<Self>::new(
+            "protection",
+            "N",
+            "type of end-to-end protection information in the metadata, 1 to 3; 0 for none",
+            |n| &mut n.protection,
+        )
+        .or("0")
+        .in_url(),
+        Row::<Self>::new(
+            "guard",
+            "16|32|64",
+            "size of protection information's guard: 16, or, for blocks of 4096 bytes with 16 \
+             bytes of metadata or more, 32 or 64",
+            |n| &mut n.guard,
+        )
+        .or("16")
+        .in_url(),
+        Row::<Self>::new(
+            "protection-first",
+            "on|off",
+            "protection information is in the first bytes of the metadata, not the last ones",
+            |n| &mut n.protection_first,
+        )
+        .or("off")
+        .in_url(),
+        Row::<Self>::new(
             "ana-group",
             "N",
             "of disks in a subsystem: ANA group of the namespace (ANAGRPID), the same for all of \

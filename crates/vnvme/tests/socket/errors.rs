@@ -665,6 +665,8 @@ const REFUSED: &[(&str, &str)] = &[
          `read-only`, `block-size`, `on-read-error`, `on-write-error`, `nsid`, `nguid`, `eui64`, \
          `path`, `reservations`, `zone-size`, `zone-capacity`, `max-open-zones`, \
          `max-active-zones`, `zone-table`, `fdp-handles`, `fdp-unit`, `fdp-table`, \
+         `metadata`, `metadata-size`, `metadata-extended`, `protection`, `guard`, \
+         `protection-first`, \
          `ana-group`, `ana-state`",
     ),
     ("detach a 7", "vnvme: \"a\" has no namespace 7"),

@@ -1,0 +1,536 @@
+//! The commands of namespaces whose blocks have metadata ("NVM Command Set 1.1", 5.2 and 5.3).
+//!
+//! *A write* is copied into memory of the process, where its tuples are made or checked; then its
+//! metadata goes to the file, then its data to the volume. *A read* comes into such memory, too:
+//! its data tells which metadata belongs to it ([`protection::table`]), and the guest gets both
+//! when they are right. So a command that fails has written nothing, and one that dies in the
+//! middle has left each block old or new.
+//!
+//! *A write that follows one that died or failed* reads the blocks first: so it uses the place that
+//! is not their data's.
+//!
+//! *Nothing overlaps.* A block's metadata has two places, of which a write needs one. So a write
+//! waits until no other command on its blocks is in flight, and a read until no write is: parked,
+//! as a command that finds no memory left.
+//!
+//! *What the next process finds.* A record has no room for tags and metadata pointers. A command
+//! that was in flight ends with Command Interrupted: the host sends it again ("NVMe Base 2.1",
+//! 4.2.3.1).
+
+use super::Engine;
+use super::complete::status_of;
+use super::slots::{Kind, Work};
+use crate::metadata::{Kept, MetadataState};
+use dma::{Access, Buffer, SegmentList};
+use nvme::cmd::Psdt;
+use nvme::cmd::io::{Prinfo, RwCdw12, WriteZeroesCdw12};
+use nvme::{Command, NvmOpcode, Status};
+use protection::{Checks, Mismatch, Protection, Tags, Type, table};
+use std::sync::Arc;
+use volume::{Budget, Completion, IoErrorKind, Op};
+
+const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
+
+/// A command of a namespace with metadata.
+pub(super) struct Moving {
+    opcode: NvmOpcode,
+    blocks: u64,
+    offset: u64,
+    /// Bytes of data.
+    len: u64,
+    /// The host's memory: of data, and of metadata unless that is between the data or nowhere.
+    data: SegmentList,
+    metadata: SegmentList,
+    /// The host has no metadata: it is made here, or taken away.
+    stripped: bool,
+    prinfo: Prinfo,
+    tags: Tags,
+    deallocate: bool,
+    /// When it is over, what it did is durable.
+    durable: bool,
+    /// What the blocks have is read before they are written.
+    settling: bool,
+    /// It is with the volume: others on the same blocks wait.
+    begun: bool,
+}
+
+impl Moving {
+    fn changes(&self) -> bool {
+        matches!(self.opcode, NvmOpcode::WRITE | NvmOpcode::WRITE_ZEROES)
+    }
+
+    /// When the request at hand is over, what it did is durable.
+    pub fn makes_durable(&self) -> bool {
+        self.durable && !self.settling
+    }
+
+    /// Bytes of zeroes that it writes.
+    pub fn zeroed(&self) -> u64 {
+        match self.is_zeroes() {
+            true => self.len,
+            false => 0,
+        }
+    }
+
+    fn is_zeroes(&self) -> bool {
+        self.opcode == NvmOpcode::WRITE_ZEROES
+    }
+
+    /// As the counters have it, and a volume that is to repeat the request at hand.
+    fn kind(&self) -> Kind {
+        match self.opcode {
+            _ if self.settling => Kind::Verify,
+            NvmOpcode::WRITE if self.durable => Kind::DurableWrite,
+            NvmOpcode::WRITE => Kind::Write,
+            NvmOpcode::WRITE_ZEROES => Kind::Other,
+            NvmOpcode::VERIFY => Kind::Verify,
+            _ => Kind::Read,
+        }
+    }
+
+    fn checks(&self) -> Checks {
+        Checks {
+            guard: self.prinfo.prchk_guard(),
+            application: self.prinfo.prchk_apptag(),
+            reference: self.prinfo.prchk_reftag(),
+        }
+    }
+
+    fn tags_of(&self, protection: &Protection, index: u64) -> Tags {
+        Tags {
+            block: protection.tags_of(self.tags.block, index),
+            ..self.tags
+        }
+    }
+
+    /// The host's metadata of a block.
+    fn host_metadata(&self, state: &MetadataState, index: u64, block: u64) -> (&SegmentList, u64) {
+        let size = u64::from(state.layout().metadata);
+        match state.layout().extended {
+            true => (&self.data, index * (block + size) + block),
+            false => (&self.metadata, index * size),
+        }
+    }
+
+    /// Where a block's data is in the host's list.
+    fn host_data(&self, state: &MetadataState, index: u64, block: u64) -> u64 {
+        match state.layout().extended && !self.stripped {
+            true => index * (block + u64::from(state.layout().metadata)),
+            false => index * block,
+        }
+    }
+}
+
+fn mismatch(mismatch: Mismatch) -> Status {
+    match mismatch {
+        Mismatch::Guard => Status::GUARD_CHECK_ERROR,
+        Mismatch::Application => Status::APPLICATION_TAG_CHECK_ERROR,
+        Mismatch::Reference => Status::REFERENCE_TAG_CHECK_ERROR,
+    }
+}
+
+fn is_aborted(completion: &Completion) -> bool {
+    completion
+        .result
+        .is_err_and(|error| error.kind == IoErrorKind::Aborted)
+}
+
+/// Whether the command asks for what cannot be done ("NVM Command Set 1.1", 5.3.2 and 5.3.3).
+fn refused(protection: &Protection, opcode: NvmOpcode, prinfo: Prinfo, fits: bool) -> bool {
+    let looks = matches!(opcode, NvmOpcode::COMPARE | NvmOpcode::VERIFY);
+    let impossible = protection.kind == Type::Three || !fits;
+    looks && prinfo.pract() || prinfo.prchk_reftag() && impossible
+}
+
+impl Engine {
+    fn metadata_of(&self, ns: usize) -> Option<Arc<MetadataState>> {
+        self.namespaces.get(ns)?.config.metadata.clone()
+    }
+
+    /// Read, Write, Compare, Verify and Write Zeroes, of blocks with metadata.
+    pub(super) fn with_metadata(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
+        let opcode = command.nvm_opcode();
+        let zeroes = opcode == NvmOpcode::WRITE_ZEROES;
+        let cdw12 = RwCdw12::from_bits(command.cdw12.get());
+        let write = zeroes || opcode == NvmOpcode::WRITE;
+        let blocks = u64::from(cdw12.nlb());
+        let extent = self.extent(command, blocks, write)?;
+        let state = self.metadata_of(extent.ns).ok_or(Status::INTERNAL_ERROR)?;
+        if self.slots.is_reserved() {
+            return Err(Status::COMMAND_INTERRUPTED);
+        }
+        let layout = *state.layout();
+        let prinfo = match layout.protection {
+            Some(_) => cdw12.prinfo(),
+            None => Prinfo::new(),
+        };
+        let mut tags = Tags {
+            application: command.cdw15.get() as u16,
+            mask: (command.cdw15.get() >> 16) as u16,
+            block: 0,
+        };
+        if let Some(protection) = layout.protection {
+            let (cdw2, cdw3) = (command.cdw2.get(), command.cdw3.get());
+            tags.block = protection
+                .guard
+                .command_tags(cdw2, cdw3, command.cdw14.get());
+            let fits = protection.is_initial(tags.block, extent.slba);
+            if refused(&protection, opcode, prinfo, fits) {
+                return Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr(true));
+            }
+        }
+        let stripped = prinfo.pract() && layout.is_tuple_only();
+        let size = u64::from(layout.metadata) * blocks;
+        let transfers = !zeroes && opcode != NvmOpcode::VERIFY;
+        let moved = match layout.extended && !stripped && transfers {
+            true => extent.len + size,
+            false => extent.len,
+        };
+        if moved > self.max_transfer {
+            return Err(INVALID);
+        }
+        let index = self.slot_for(sqid, command, extent.ns)?;
+        let (mut data, mut metadata) = (SegmentList::new(), SegmentList::new());
+        if transfers {
+            let access = match opcode == NvmOpcode::READ {
+                true => Access::Write,
+                false => Access::Read,
+            };
+            if !layout.extended && !stripped {
+                self.walk_metadata(command, size, access, &mut metadata)?;
+            }
+            self.walk(command, moved, access, &mut data)?;
+        }
+        let deallocate = WriteZeroesCdw12::from_bits(command.cdw12.get()).deac();
+        let durable = write && (cdw12.fua() || !self.write_cache);
+        if let Some(slot) = self.slots.get(index) {
+            slot.slba = extent.slba;
+            slot.bytes = if zeroes { 0 } else { extent.len };
+            let moving = Moving {
+                opcode,
+                blocks,
+                offset: extent.offset,
+                len: extent.len,
+                data,
+                metadata,
+                stripped,
+                prinfo,
+                tags,
+                deallocate: zeroes && deallocate,
+                durable,
+                settling: false,
+                begun: false,
+            };
+            slot.kind = moving.kind();
+            slot.work = Work::Metadata(Box::new(moving));
+        }
+        // Those that wait have their turn first.
+        if !self.parked.is_empty() || self.next_metadata(index) {
+            self.parked.push_back(index);
+        }
+        Ok(())
+    }
+
+    /// Finds the memory that the command's metadata pointer describes ("NVMe Base 2.1", 4.1.1):
+    /// one contiguous buffer, aligned to a dword.
+    fn walk_metadata(
+        &self,
+        command: &Command,
+        len: u64,
+        access: Access,
+        list: &mut SegmentList,
+    ) -> Result<(), Status> {
+        let at = command.mptr.get();
+        // An SGL segment of one descriptor is not offered (SGLS).
+        let contiguous = matches!(command.flags.psdt(), Psdt::PRP | Psdt::SGL_MPTR_BUFFER);
+        if !contiguous || !at.is_multiple_of(4) {
+            return Err(INVALID);
+        }
+        let bytes = u32::try_from(len).map_err(|_| INVALID)?;
+        // As the SGL of one data block says the same.
+        let [a, b, c, d, e, f, g, h] = at.to_le_bytes();
+        let [i, j, k, l] = bytes.to_le_bytes();
+        let descriptor = [a, b, c, d, e, f, g, h, i, j, k, l, 0, 0, 0, 0];
+        list.begin(&self.dma);
+        let walked = dma::sgl::walk(&self.dma, descriptor, len, access, list);
+        walked.map_err(|_| Status::DATA_TRANSFER_ERROR)
+    }
+
+    /// Begins the command, unless it has to wait for others: then it has its turn in a later round.
+    #[must_use]
+    pub(super) fn next_metadata(&mut self, index: u16) -> bool {
+        let Some(slot) = self.slots.get(index) else {
+            self.broken("a command with metadata goes on without its slot");
+            return false;
+        };
+        let (ns, slba, failed) = (slot.ns, slot.slba, !slot.status.is_success());
+        let Work::Metadata(moving) = &slot.work else {
+            self.broken("a command with metadata goes on in another command's slot");
+            return false;
+        };
+        let (blocks, changes, len) = (moving.blocks, moving.changes(), moving.len);
+        let zeroes = moving.is_zeroes();
+        if failed {
+            self.end_metadata(index);
+            return false;
+        }
+        let overlaps = |other: &Moving, at: u64| {
+            let apart = at >= slba + blocks || slba >= at + other.blocks;
+            other.begun && !apart && (changes || other.changes())
+        };
+        if self.slots.any_metadata(ns, overlaps) {
+            return true;
+        }
+        let Some(state) = self.metadata_of(ns) else {
+            self.broken("a command with metadata is where there is none");
+            return false;
+        };
+        let settling = changes && state.is_in_doubt(slba, blocks);
+        let buffer = match zeroes && !settling {
+            true => None,
+            false => match self.scratch.take(len) {
+                Ok(buffer) => Some(buffer),
+                Err(_) => return true,
+            },
+        };
+        let taken = buffer.is_some();
+        if let Some(slot) = self.slots.get(index)
+            && let Work::Metadata(moving) = &mut slot.work
+        {
+            slot.scratch = if taken { len } else { 0 };
+            moving.begun = true;
+            moving.settling = settling;
+            slot.kind = moving.kind();
+        }
+        match (settling, buffer) {
+            (true, Some(buffer)) => {
+                let (offset, data) = (slba * u64::from(state.layout().block), buffer);
+                self.submit(index, ns, Op::Read, offset, len, SegmentList::owned(data));
+            }
+            (_, buffer) => self.move_metadata(index, &state, buffer),
+        }
+        false
+    }
+
+    /// Gives the volume the command's request. A write's data is in the buffer by then, and its
+    /// metadata in the file.
+    fn move_metadata(&mut self, index: u16, state: &MetadataState, buffer: Option<Buffer>) {
+        let Some(slot) = self.slots.get(index) else {
+            return self.broken("a command with metadata goes on without its slot");
+        };
+        let ns = slot.ns;
+        let Work::Metadata(moving) = &mut slot.work else {
+            return self.broken("a command with metadata goes on in another command's slot");
+        };
+        moving.settling = false;
+        slot.kind = moving.kind();
+        let (offset, len, fua) = (moving.offset, moving.len, moving.durable);
+        let op = match moving.opcode {
+            NvmOpcode::WRITE => Op::Write { fua },
+            NvmOpcode::WRITE_ZEROES => Op::WriteZeroes {
+                deallocate: moving.deallocate,
+                fua,
+            },
+            _ => Op::Read,
+        };
+        let slba = slot.slba;
+        match prepare(moving, slba, state, buffer) {
+            Ok(data) => {
+                crash::point!("controller.metadata.prepared");
+                self.submit(index, ns, op, offset, len, data);
+            }
+            Err((status, lba)) => {
+                (slot.status, slot.slba) = (status, lba);
+                self.end_metadata(index);
+            }
+        }
+    }
+
+    /// What beginning the command spends of a round's budget.
+    pub(super) fn units_of_metadata(&mut self, index: u16) -> u32 {
+        let slot = self.slots.get(index);
+        let bytes = slot.map_or(0, |slot| match &slot.work {
+            Work::Metadata(moving) => moving.len,
+            _ => 0,
+        });
+        Budget::units_of(bytes, 0)
+    }
+
+    /// The request of a command with metadata is over.
+    pub(super) fn complete_metadata(&mut self, index: u16, mut completion: Completion) {
+        let interrupting = self.interrupting;
+        let Some(slot) = self.slots.get(index) else {
+            return self.broken("a request completes without its slot");
+        };
+        let (ns, slba, abort) = (slot.ns, slot.slba, slot.abort);
+        let Work::Metadata(moving) = &slot.work else {
+            return self.broken("a command with metadata ends in another command's slot");
+        };
+        let done = match completion.result {
+            Ok(()) | Err(_) if moving.settling && !is_aborted(&completion) => {
+                let Some(state) = self.metadata_of(ns) else {
+                    return self.broken("a command with metadata is where there is none");
+                };
+                // What cannot be read is settled by no place, and is written anyway.
+                let read = completion.result.is_ok();
+                if let Some(data) = completion.data.buffer().filter(|_| read) {
+                    let datas = data.chunks_exact(state.layout().block as usize);
+                    for (data, lba) in datas.zip(slba..) {
+                        state.settle(lba, table::checksum(data));
+                    }
+                }
+                let buffer = completion.data.take_buffer();
+                return self.move_metadata(index, &state, buffer);
+            }
+            Err(error) if error.kind == IoErrorKind::Aborted && interrupting && !abort => {
+                Err((Status::COMMAND_INTERRUPTED, slba))
+            }
+            Err(error) => Err((status_of(error, moving.changes()), slba)),
+            Ok(()) if moving.changes() => {
+                let state = self.namespaces.get(ns);
+                let state = state.and_then(|ns| ns.config.metadata.as_deref());
+                for lba in (slba..).take(moving.blocks as usize) {
+                    state.inspect(|state| state.done(lba));
+                }
+                Ok(())
+            }
+            Ok(()) => {
+                let state = self.namespaces.get(ns);
+                let state = state.and_then(|ns| ns.config.metadata.as_deref());
+                match (state, completion.data.buffer()) {
+                    (Some(state), Some(data)) => deliver(moving, slba, state, data),
+                    _ => Err((Status::INTERNAL_ERROR, slba)),
+                }
+            }
+        };
+        if let Err((status, lba)) = done
+            && let Some(slot) = self.slots.get(index)
+        {
+            (slot.status, slot.slba) = (status, lba);
+        }
+        self.end_metadata(index);
+    }
+
+    /// The command is over: it keeps nothing of the host's memory.
+    fn end_metadata(&mut self, index: u16) {
+        if let Some(slot) = self.slots.get(index) {
+            slot.work = Work::Single;
+        }
+        self.end(index);
+    }
+}
+
+/// Data of a write in the buffer, and its metadata in the file; or what is wrong with it, at which
+/// block.
+fn prepare(
+    moving: &Moving,
+    slba: u64,
+    state: &MetadataState,
+    buffer: Option<Buffer>,
+) -> Result<SegmentList, (Status, u64)> {
+    let layout = state.layout();
+    let (size, block) = (usize::from(layout.metadata), u64::from(layout.block));
+    let write_fault = |lba| (Status::WRITE_FAULT, lba);
+    if moving.is_zeroes() {
+        let data = vec![0; layout.block as usize];
+        let checksum = table::checksum(&data);
+        let mut metadata = vec![0; size];
+        for (lba, at) in (slba..).zip(0..moving.blocks) {
+            if let Some(protection) = layout.protection.filter(|_| moving.prinfo.pract()) {
+                protection.generate(&data, &mut metadata, moving.tags_of(&protection, at));
+            }
+            let kept = state.write(lba, checksum, &metadata);
+            kept.ok_or_else(|| write_fault(lba))?;
+        }
+        return Ok(SegmentList::new());
+    }
+    let mut buffer = buffer.ok_or((Status::INTERNAL_ERROR, slba))?;
+    if !moving.changes() {
+        return Ok(SegmentList::owned(buffer));
+    }
+    // All of it is checked before any is kept.
+    let mut all = vec![0; size * moving.blocks as usize];
+    let datas = buffer.chunks_exact_mut(layout.block as usize);
+    for ((data, metadata), at) in datas.zip(all.chunks_exact_mut(size)).zip(0..) {
+        moving
+            .data
+            .copy_to(moving.host_data(state, at, block), data);
+        if !moving.stripped {
+            let (list, offset) = moving.host_metadata(state, at, block);
+            list.copy_to(offset, metadata);
+        }
+        let Some(protection) = &layout.protection else {
+            continue;
+        };
+        let tags = moving.tags_of(protection, at);
+        if moving.prinfo.pract() {
+            protection.generate(data, metadata, tags);
+            continue;
+        }
+        let checked = protection.check(data, metadata, tags, moving.checks());
+        checked.map_err(|error| (mismatch(error), slba + at))?;
+    }
+    let datas = buffer.chunks_exact(layout.block as usize);
+    for ((data, metadata), lba) in datas.zip(all.chunks_exact(size)).zip(slba..) {
+        let kept = state.write(lba, table::checksum(data), metadata);
+        kept.ok_or_else(|| write_fault(lba))?;
+    }
+    Ok(SegmentList::owned(buffer))
+}
+
+/// Checks what was read, and gives it to the host, or compares it with what that has.
+fn deliver(
+    moving: &Moving,
+    slba: u64,
+    state: &MetadataState,
+    data: &[u8],
+) -> Result<(), (Status, u64)> {
+    let layout = state.layout();
+    let (size, block) = (usize::from(layout.metadata), u64::from(layout.block));
+    let mut all = vec![0; size * moving.blocks as usize];
+    let datas = || data.chunks_exact(layout.block as usize);
+    for ((data, metadata), at) in datas().zip(all.chunks_exact_mut(size)).zip(0..) {
+        let lba = slba + at;
+        let unreadable = (Status::UNRECOVERED_READ_ERROR, lba);
+        let kept = state.read(lba, table::checksum(data), metadata);
+        let kept = kept.ok_or(unreadable)?;
+        if let Some(protection) = &layout.protection {
+            let tags = moving.tags_of(protection, at);
+            let checked = protection.check(data, metadata, tags, moving.checks());
+            checked.map_err(|error| (mismatch(error), lba))?;
+        }
+        if kept == Kept::Damaged {
+            return Err(unreadable);
+        }
+    }
+    for ((data, metadata), at) in datas().zip(all.chunks_exact_mut(size)).zip(0..) {
+        let offset = moving.host_data(state, at, block);
+        let (list, beside) = moving.host_metadata(state, at, block);
+        match moving.opcode {
+            NvmOpcode::READ => {
+                moving.data.copy_from(offset, data);
+                if !moving.stripped {
+                    list.copy_from(beside, metadata);
+                }
+            }
+            NvmOpcode::COMPARE => {
+                let mut host = [0; 64];
+                let host = host.get_mut(..size).unwrap_or_default();
+                list.copy_to(beside, host);
+                // Tuples are checked, not compared.
+                if let Some(protection) = &layout.protection {
+                    for metadata in [&mut *metadata, &mut *host] {
+                        if let Some(tuple) = protection.tuple_in_mut(metadata) {
+                            tuple.fill(0);
+                        }
+                    }
+                }
+                if !moving.data.equals(offset, data) || host != metadata {
+                    return Err((Status::COMPARE_FAILURE, slba + at));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

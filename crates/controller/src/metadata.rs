@@ -1,0 +1,190 @@
+//! The metadata of a namespace's blocks, and the file that it is kept in.
+//!
+//! The file is memory that others may map, too: metadata is in it when the store is done, without a
+//! system call, and the process that comes next finds it there. What a host makes durable (Flush,
+//! Force Unit Access) waits for the file, too, which is a volume for that.
+
+use dma::{MapError, SharedPages};
+use protection::Layout;
+use protection::table::{self, Block, Found};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use volume::Volume;
+
+/// Bytes of the longest entry.
+const ENTRY: usize = table::entry(64);
+
+/// The metadata of a namespace.
+#[derive(Debug)]
+pub struct MetadataState {
+    layout: Layout,
+    blocks: u64,
+    generation: AtomicU32,
+    pages: SharedPages,
+    volume: Option<Arc<dyn Volume>>,
+}
+
+/// What there is for a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// It was never written.
+    Unwritten,
+    /// The metadata is its data's.
+    Written,
+    /// The data is not what was written with this metadata, which is the newest.
+    Damaged,
+}
+
+impl MetadataState {
+    /// Metadata in the pages of a file, whose header ([`table::decode`]) says that generation;
+    /// `volume` is the file, whose flushes make durable what is stored there. `None`: the pages are
+    /// fewer than the blocks need.
+    pub fn new(
+        layout: Layout,
+        blocks: u64,
+        generation: u32,
+        pages: SharedPages,
+        volume: Option<Arc<dyn Volume>>,
+    ) -> Option<Self> {
+        let needed = table::len(blocks, layout.metadata)?;
+        (needed <= pages.len() as u64).then_some(Self {
+            layout,
+            blocks,
+            generation: AtomicU32::new(generation),
+            pages,
+            volume,
+        })
+    }
+
+    /// Metadata that ends with the process.
+    ///
+    /// # Errors
+    /// [`MapError`]: there is no memory.
+    pub fn in_memory(layout: Layout, blocks: u64) -> Result<Self, MapError> {
+        let len = table::len(blocks, layout.metadata).and_then(|len| usize::try_from(len).ok());
+        let pages = SharedPages::named("vnvme-metadata", len.ok_or(MapError::Overflow)?)?;
+        let made = Self::new(layout, blocks, 1, pages, None);
+        made.ok_or(MapError::Overflow)
+    }
+
+    /// What the blocks look like.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Blocks of the namespace.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// The file, and that others have made it shorter: what is stored goes nowhere.
+    pub(crate) fn file(&self) -> Option<(&Arc<dyn Volume>, bool)> {
+        self.volume.as_ref().map(|volume| (volume, self.is_lost()))
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.pages.memory().is_poisoned()
+    }
+
+    fn block(&self, lba: u64, checksum: u32) -> Block {
+        Block {
+            lba,
+            checksum,
+            generation: self.generation.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The entry of a block, and where it is.
+    fn entry(&self, lba: u64) -> Option<(usize, [u8; ENTRY], usize)> {
+        let len = table::entry(self.layout.metadata);
+        let at = usize::try_from(lba).ok()?.checked_mul(len)?;
+        let at = at.checked_add(table::HEADER)?;
+        let mut bytes = [0; ENTRY];
+        let entry = bytes.get_mut(..len)?;
+        self.pages.memory().read(at, entry).ok()?;
+        Some((at, bytes, len))
+    }
+
+    /// The metadata of a block whose data has this checksum. `None`: the file is lost.
+    pub(crate) fn read(&self, lba: u64, checksum: u32, metadata: &mut [u8]) -> Option<Kept> {
+        let (_, bytes, len) = self.entry(lba)?;
+        let found = table::find(bytes.get(..len)?, self.block(lba, checksum));
+        Some(match found {
+            Found::Unwritten => {
+                self.layout.unwritten(metadata);
+                Kept::Unwritten
+            }
+            Found::Written(kept) => {
+                metadata.copy_from_slice(kept);
+                Kept::Written
+            }
+            Found::Damaged(kept) => {
+                metadata.copy_from_slice(kept);
+                Kept::Damaged
+            }
+        })
+    }
+
+    /// Keeps metadata of data that is to be written. `None`: the file is lost.
+    pub(crate) fn write(&self, lba: u64, checksum: u32, metadata: &[u8]) -> Option<()> {
+        let (at, bytes, len) = self.entry(lba)?;
+        let entry = bytes.get(..len)?;
+        let (place, word) = table::put(entry, self.block(lba, checksum), metadata);
+        let (memory, at) = (self.pages.memory(), at + place);
+        memory.write(at + table::WORD, metadata).ok()?;
+        crash::point!("controller.metadata.stored");
+        memory
+            .atomic_u64(at)?
+            .store(word.to_le(), Ordering::Release);
+        crash::point!("controller.metadata.kept");
+        (!self.is_lost()).then_some(())
+    }
+
+    fn store(&self, at: usize, place: Option<(usize, u64)>) {
+        if let Some((place, word)) = place
+            && let Some(cell) = self.pages.memory().atomic_u64(at + place)
+        {
+            cell.store(word.to_le(), Ordering::Release);
+        }
+    }
+
+    /// Of one of these blocks it is not known whether it has the newest metadata or that before:
+    /// before it is written, its data is read for [`MetadataState::settle`].
+    pub(crate) fn is_in_doubt(&self, slba: u64, blocks: u64) -> bool {
+        let generation = self.generation.load(Ordering::Relaxed);
+        (slba..).zip(0..blocks).any(|(lba, _)| {
+            let entry = self.entry(lba);
+            let entry = entry.as_ref().and_then(|(_, bytes, len)| bytes.get(..*len));
+            entry.is_some_and(|entry| table::is_in_doubt(entry, generation))
+        })
+    }
+
+    /// A block that is to be written has data with this checksum.
+    pub(crate) fn settle(&self, lba: u64, checksum: u32) {
+        if let Some((at, bytes, len)) = self.entry(lba)
+            && let Some(entry) = bytes.get(..len)
+            && table::is_in_doubt(entry, self.generation.load(Ordering::Relaxed))
+        {
+            self.store(at, table::settle(entry, self.block(lba, checksum)));
+        }
+    }
+
+    /// The write of a block has ended well.
+    pub(crate) fn done(&self, lba: u64) {
+        if let Some((at, bytes, len)) = self.entry(lba)
+            && let Some(entry) = bytes.get(..len)
+        {
+            let generation = self.generation.load(Ordering::Relaxed);
+            self.store(at, table::done(entry, generation));
+        }
+    }
+
+    /// No block was ever written: the data goes, too.
+    pub(crate) fn forget(&self) {
+        let next = table::next_generation(self.generation.load(Ordering::Relaxed));
+        self.generation.store(next, Ordering::Relaxed);
+        if let Some(word) = self.pages.memory().atomic_u64(table::GENERATION) {
+            word.store(u64::from(next).to_le(), Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Blocks with metadata: every command against a model, protection information with every wrong
+//! tag, what waits for the file, and what the next process finds.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+#[path = "metadata/commands.rs"]
+mod commands;
+mod common;
+#[path = "metadata/history.rs"]
+mod history;
+#[path = "metadata/lasting.rs"]
+mod lasting;
+#[path = "metadata/world.rs"]
+mod world;

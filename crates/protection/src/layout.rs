@@ -1,0 +1,84 @@
+//! What a namespace's blocks look like.
+
+use crate::Protection;
+
+/// Blocks with metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes of data in a block.
+    pub block: u32,
+    /// Bytes of metadata of a block (MS): 8, 16 or 64.
+    pub metadata: u16,
+    /// Hosts have the metadata behind each block's data (extended LBAs), not in a buffer of its
+    /// own.
+    pub extended: bool,
+    /// The metadata contains protection information.
+    pub protection: Option<Protection>,
+}
+
+/// Why no blocks look like that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// The size of blocks.
+    #[error("blocks of {0} bytes have no metadata: 512 and 4096 are allowed")]
+    Block(u32),
+    /// The size of metadata.
+    #[error("{0} bytes of metadata: 8, 16 and 64 are allowed")]
+    Metadata(u16),
+    /// The tuple is larger than the metadata.
+    #[error("a guard of {guard} bits is in a tuple of 16 bytes, and the metadata has {metadata}")]
+    Room {
+        /// Bits of the guard.
+        guard: u8,
+        /// Bytes of the metadata.
+        metadata: u16,
+    },
+    /// The larger guards are of large blocks.
+    #[error("a guard of {0} bits is for blocks of 4096 bytes")]
+    SmallBlock(u8),
+}
+
+impl Layout {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// See [`LayoutError`]. Guards of 32 and 64 bits need blocks of 4096 bytes ("NVM Command Set
+    /// 1.1", 5.3.1).
+    pub fn check(&self) -> Result<(), LayoutError> {
+        if !matches!(self.block, 512 | 4096) {
+            return Err(LayoutError::Block(self.block));
+        }
+        if !matches!(self.metadata, 8 | 16 | 64) {
+            return Err(LayoutError::Metadata(self.metadata));
+        }
+        let Some(protection) = self.protection else {
+            return Ok(());
+        };
+        let (guard, metadata) = (protection.guard.bits(), self.metadata);
+        if protection.guard.tuple() > usize::from(metadata) {
+            return Err(LayoutError::Room { guard, metadata });
+        }
+        match guard > 16 && self.block < 4096 {
+            true => Err(LayoutError::SmallBlock(guard)),
+            false => Ok(()),
+        }
+    }
+
+    /// The metadata is the tuple and nothing else: where a host has PRACT set, it is not
+    /// transferred.
+    pub fn is_tuple_only(&self) -> bool {
+        let metadata = usize::from(self.metadata);
+        self.protection.is_some_and(|p| p.guard.tuple() == metadata)
+    }
+
+    /// The metadata of a block that was never written: a tuple of ones, which is not checked, and
+    /// zeroes ("NVM Command Set 1.1", 3.3.3.2.1).
+    pub fn unwritten(&self, metadata: &mut [u8]) {
+        metadata.fill(0);
+        if let Some(protection) = self.protection
+            && let Some(tuple) = protection.tuple_in_mut(metadata)
+        {
+            tuple.fill(0xff);
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Metadata and protection information of a namespace ("NVM Command Set 1.1", 5.2 and 5.3): the
+//! tuples of the three guard formats, how they are made and checked, and the form in which a file
+//! keeps the metadata beside the volume ([`table`]).
+//!
+//! ```
+//! use protection::{Checks, Guard, Layout, Mismatch, Protection, Tags, Type};
+//!
+//! let tuples = Protection { kind: Type::One, guard: Guard::Bits16, first: false };
+//! let layout = Layout { block: 512, metadata: 8, extended: false, protection: Some(tuples) };
+//! layout.check()?;
+//!
+//! let (data, mut metadata) = ([7; 512], [0; 8]);
+//! let tags = Tags { application: 0x1234, mask: 0xffff, block: 99 };
+//! tuples.generate(&data, &mut metadata, tags);
+//! assert_eq!(tuples.check(&data, &metadata, tags, Checks::ALL), Ok(()));
+//! assert_eq!(tuples.check(&[8; 512], &metadata, tags, Checks::ALL), Err(Mismatch::Guard));
+//! # Ok::<(), protection::LayoutError>(())
+//! ```
+//!
+//! *What may not be here:* I/O, commands, memory of guests.
+#![forbid(unsafe_code)]
+
+mod layout;
+pub mod table;
+mod tuple;
+
+pub use layout::{Layout, LayoutError};
+pub use tuple::{Checks, Guard, Mismatch, Protection, Tags, Type};

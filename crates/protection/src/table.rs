@@ -1,0 +1,325 @@
+//! The metadata of a namespace as a file keeps it, beside the volume that has the data.
+//!
+//! ```text
+//! byte 0      header (one page)   says what the blocks are like, and whose they are; the word at
+//!                                 byte 64, the generation, is the only one that changes
+//! byte 4096   entry 0, entry 1..  one for each block: two places for its metadata
+//! ```
+//!
+//! A place is a word and metadata. The word has a checksum over the block's data, its metadata, its
+//! number, and over the rest of the word: a number that says which place is the newer one, and the
+//! generation. A write goes to the older place, before its data goes to the volume; whichever data
+//! is found there, old or new, the place whose checksum matches has its metadata. Where neither
+//! does, the data is damaged, or was torn.
+//!
+//! One bit of the word, of which there is no checksum, says that the write has ended well. Where
+//! the newer place has not got it, either may be the data's ([`is_in_doubt`]): before one is used
+//! for another write, the data is read, and the other place is given up ([`settle`]).
+//!
+//! Places of another generation are of blocks that were never written: so all are forgotten by one
+//! store.
+
+use crate::{Layout, Type};
+use crc32fast::Hasher;
+
+/// Bytes before the first entry.
+pub const HEADER: usize = 4096;
+/// Where the generation is.
+pub const GENERATION: usize = 64;
+/// Bytes of a place before its metadata.
+pub const WORD: usize = 8;
+/// Of a word: the write has ended well.
+const DONE: u64 = 1 << 39;
+/// The form of the file that this program writes.
+pub const VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"vnvmemet";
+/// Bytes of the header that its checksum is of.
+const CHECKED: usize = 48;
+/// The numbers of places, which wrap.
+const NUMBERS: u8 = 0x7f;
+/// Bits of a generation.
+const GENERATIONS: u32 = 24;
+
+/// Why a file cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    /// It ends before its end.
+    #[error("it has {found} bytes, and the metadata of these blocks has {needed}")]
+    Size {
+        /// Bytes that there are.
+        found: u64,
+        /// Bytes that there have to be.
+        needed: u64,
+    },
+    /// It begins otherwise than such files do.
+    #[error("this is no file of metadata")]
+    Magic,
+    /// A newer program has written it.
+    #[error("its format is version {0}, which this program does not know")]
+    Version(u32),
+    /// The header is not what was written.
+    #[error("its header is damaged")]
+    Checksum,
+    /// It is another namespace's.
+    #[error("it has the metadata of another volume")]
+    OtherNamespace,
+    /// Its blocks are others.
+    #[error(
+        "it is of {blocks} blocks of {block} bytes with {metadata} bytes of metadata (protection \
+         {protection}, guard of {guard} bits{first}), which is not what the namespace is to have"
+    )]
+    OtherLayout {
+        /// How many.
+        blocks: u64,
+        /// Bytes of a block.
+        block: u32,
+        /// Bytes of metadata of a block.
+        metadata: u16,
+        /// Type of protection, 0 for none.
+        protection: u8,
+        /// Bits of the guard.
+        guard: u8,
+        /// Where the tuple is.
+        first: &'static str,
+    },
+}
+
+/// Whose metadata it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// A number of the volume's.
+    pub namespace: [u8; 16],
+    /// Blocks of the namespace.
+    pub blocks: u64,
+}
+
+/// Bytes of an entry.
+pub const fn entry(metadata: u16) -> usize {
+    2 * (WORD + metadata as usize)
+}
+
+/// Bytes of a file for so many blocks; none if that is no number.
+pub fn len(blocks: u64, metadata: u16) -> Option<u64> {
+    let entries = blocks.checked_mul(entry(metadata) as u64)?;
+    let all = entries.checked_add(HEADER as u64)?;
+    all.checked_next_multiple_of(HEADER as u64)
+}
+
+/// The header of a new file: what follows it is zeroes.
+pub fn encode(layout: &Layout, identity: Identity) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend(layout.block.to_le_bytes());
+    bytes.extend(identity.namespace);
+    bytes.extend(identity.blocks.to_le_bytes());
+    bytes.extend(layout.metadata.to_le_bytes());
+    let (kind, guard, first) = protection(layout);
+    bytes.extend([kind, guard, u8::from(first)]);
+    bytes.resize(CHECKED, 0);
+    bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+    bytes.resize(GENERATION, 0);
+    bytes.extend(1_u64.to_le_bytes());
+    bytes.resize(HEADER, 0);
+    bytes
+}
+
+fn protection(layout: &Layout) -> (u8, u8, bool) {
+    layout.protection.map_or((0, 0, false), |protection| {
+        let kind: Type = protection.kind;
+        (kind as u8, protection.guard.bits(), protection.first)
+    })
+}
+
+/// Checks the header of a file of `size` bytes: its generation.
+///
+/// # Errors
+/// See [`TableError`].
+pub fn decode(
+    bytes: &[u8],
+    size: u64,
+    layout: &Layout,
+    identity: Identity,
+) -> Result<u32, TableError> {
+    let needed = len(identity.blocks, layout.metadata).unwrap_or(u64::MAX);
+    let short = TableError::Size {
+        found: size,
+        needed,
+    };
+    let mut rest = bytes.get(..HEADER).ok_or(short)?;
+    let checked = rest.get(..CHECKED).ok_or(short)?;
+    if take(&mut rest) != MAGIC {
+        return Err(TableError::Magic);
+    }
+    match u32::from_le_bytes(take(&mut rest)) {
+        VERSION => {}
+        other => return Err(TableError::Version(other)),
+    }
+    let block = u32::from_le_bytes(take(&mut rest));
+    let namespace: [u8; 16] = take(&mut rest);
+    let blocks = u64::from_le_bytes(take(&mut rest));
+    let metadata = u16::from_le_bytes(take(&mut rest));
+    let [kind, guard, first] = take(&mut rest);
+    let _: [u8; 3] = take(&mut rest);
+    if u32::from_le_bytes(take(&mut rest)) != crc32fast::hash(checked) {
+        return Err(TableError::Checksum);
+    }
+    let found = (block, blocks, metadata, (kind, guard, first != 0));
+    let wanted = (layout.block, identity.blocks, layout.metadata);
+    if found != (wanted.0, wanted.1, wanted.2, protection(layout)) {
+        return Err(TableError::OtherLayout {
+            blocks,
+            block,
+            metadata,
+            protection: kind,
+            guard,
+            first: if first != 0 { ", in front" } else { "" },
+        });
+    }
+    if namespace != identity.namespace {
+        return Err(TableError::OtherNamespace);
+    }
+    if size != needed {
+        return Err(short);
+    }
+    let _: [u8; GENERATION - CHECKED - 4] = take(&mut rest);
+    let generation = u64::from_le_bytes(take(&mut rest));
+    let generation = u32::try_from(generation).ok();
+    let generation = generation.filter(|number| *number != 0 && *number == wrapped(*number));
+    generation.ok_or(TableError::Checksum)
+}
+
+/// The first bytes, and `rest` behind them; zeroes where it ends before.
+fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
+    let (bytes, behind) = rest.split_first_chunk().unwrap_or((&[0; N], &[]));
+    *rest = behind;
+    *bytes
+}
+
+const fn wrapped(generation: u32) -> u32 {
+    generation & ((1 << GENERATIONS) - 1)
+}
+
+/// The one after that generation.
+pub const fn next_generation(generation: u32) -> u32 {
+    match wrapped(generation.wrapping_add(1)) {
+        0 => 1,
+        next => next,
+    }
+}
+
+/// Of a block's data, for [`Block`].
+pub fn checksum(data: &[u8]) -> u32 {
+    crc32fast::hash(data)
+}
+
+/// A block with its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its number.
+    pub lba: u64,
+    /// [`checksum`] of its data.
+    pub checksum: u32,
+    /// The file's.
+    pub generation: u32,
+}
+
+impl Block {
+    /// The word of a place with that metadata.
+    fn word(&self, metadata: &[u8], number: u8) -> u64 {
+        let head = wrapped(self.generation) << 8 | u32::from(number & NUMBERS);
+        let mut hasher = Hasher::new_with_initial(self.checksum);
+        hasher.update(metadata);
+        hasher.update(&self.lba.to_le_bytes());
+        hasher.update(&head.to_le_bytes());
+        u64::from(head) << 32 | u64::from(hasher.finalize())
+    }
+}
+
+/// What an entry has for a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found<'a> {
+    /// It was never written.
+    Unwritten,
+    /// The metadata of this data.
+    Written(&'a [u8]),
+    /// The data is not what was written with any metadata: this is the newest.
+    Damaged(&'a [u8]),
+}
+
+/// A place that was written: its word and its metadata.
+type Place<'a> = (u64, &'a [u8]);
+
+/// The place in these bytes, if it was written in this generation.
+fn place(bytes: &[u8], generation: u32) -> Option<Place<'_>> {
+    let (word, metadata) = bytes.split_first_chunk::<WORD>()?;
+    let word = u64::from_le_bytes(*word);
+    ((word >> 40) as u32 == wrapped(generation)).then_some((word, metadata))
+}
+
+const fn number(word: u64) -> u8 {
+    (word >> 32) as u8 & NUMBERS
+}
+
+/// Both places, the newer one first.
+fn places(entry: &[u8], generation: u32) -> [(usize, Option<Place<'_>>); 2] {
+    let half = entry.len() / 2;
+    let (first, second) = entry.split_at(half);
+    let (a, b) = (place(first, generation), place(second, generation));
+    let swapped = match (a, b) {
+        (Some((a, _)), Some((b, _))) => number(b).wrapping_sub(number(a)) & NUMBERS < 0x40,
+        (None, _) => true,
+        _ => false,
+    };
+    match swapped {
+        true => [(half, b), (0, a)],
+        false => [(0, a), (half, b)],
+    }
+}
+
+/// What the entry says of the block.
+pub fn find(entry: &[u8], block: Block) -> Found<'_> {
+    let [(_, newer), (_, older)] = places(entry, block.generation);
+    let matches = |(word, metadata): Place<'_>| block.word(metadata, number(word)) == word & !DONE;
+    match (newer, older) {
+        (Some(newer), _) if matches(newer) => Found::Written(newer.1),
+        (_, Some(older)) if matches(older) => Found::Written(older.1),
+        (Some((_, metadata)), _) | (None, Some((_, metadata))) => Found::Damaged(metadata),
+        (None, None) => Found::Unwritten,
+    }
+}
+
+/// Where metadata of new data goes: the offset of the place in the entry, and its word, which is
+/// stored after the metadata behind it.
+pub fn put(entry: &[u8], block: Block, metadata: &[u8]) -> (usize, u64) {
+    let [(_, newer), (at, _)] = places(entry, block.generation);
+    let next = newer.map_or(0, |(word, _)| number(word).wrapping_add(1));
+    (at, block.word(metadata, next))
+}
+
+/// Either place may be that of the data which is there: the newer one's write has not ended well.
+pub fn is_in_doubt(entry: &[u8], generation: u32) -> bool {
+    match places(entry, generation) {
+        [(_, Some((word, _))), (_, Some(_))] => word & DONE == 0,
+        _ => false,
+    }
+}
+
+/// A block with this data is to be written, and its entry is in doubt: the place (offset in the
+/// entry) whose word is to be replaced, and by which. `None`: none matches, or there is no doubt.
+pub fn settle(entry: &[u8], block: Block) -> Option<(usize, u64)> {
+    let [(at, newer), (_, older)] = places(entry, block.generation);
+    let ((word, metadata), (old, before)) = (newer?, older?);
+    let matches = |word: u64, metadata| block.word(metadata, number(word)) == word & !DONE;
+    match (matches(word, metadata), matches(old, before)) {
+        (true, _) => Some((at, word | DONE)),
+        (_, true) => Some((at, 0)),
+        _ => None,
+    }
+}
+
+/// The write of the newer place has ended well: its offset, and its word from now on.
+pub fn done(entry: &[u8], generation: u32) -> Option<(usize, u64)> {
+    let [(at, newer), _] = places(entry, generation);
+    Some((at, newer?.0 | DONE))
+}

@@ -1,0 +1,291 @@
+//! Tuples of protection information: "NVM Command Set 1.1", 5.3.1.
+//!
+//! ```text
+//! guard of 16 bits   guard 2   application tag 2   reference tag 4
+//! guard of 32 bits   guard 4   application tag 2   storage tag 2, reference tag 8
+//! guard of 64 bits   guard 8   application tag 2   reference tag 6
+//! ```
+//!
+//! All fields are big-endian. The storage tag has the fewest bits that each format allows (0, 16
+//! and 0), and its mask (LBSTM) is 0: it is kept, and never compared.
+
+use crc::{Crc, Table};
+
+static T10_DIF: Crc<u16, Table<16>> = Crc::<u16, Table<16>>::new(&crc::CRC_16_T10_DIF);
+static NVME: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&crc::CRC_64_NVME);
+
+/// The type of protection, of which the reference tag's meaning depends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// The reference tag is of the block's number.
+    One = 1,
+    /// It begins where the command says.
+    Two = 2,
+    /// It is the application's, and not checked.
+    Three = 3,
+}
+
+impl Type {
+    /// By its number, 1 to 3.
+    pub fn of(number: u8) -> Option<Self> {
+        [Self::One, Self::Two, Self::Three]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
+    }
+}
+
+/// How long the guard is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guard {
+    /// CRC-16/T10-DIF.
+    Bits16,
+    /// CRC-32C.
+    Bits32,
+    /// CRC-64/NVME.
+    Bits64,
+}
+
+impl Guard {
+    /// By its bits: 16, 32 or 64.
+    pub fn of(bits: u8) -> Option<Self> {
+        [Self::Bits16, Self::Bits32, Self::Bits64]
+            .into_iter()
+            .find(|guard| guard.bits() == bits)
+    }
+
+    /// Its bits.
+    pub const fn bits(self) -> u8 {
+        match self {
+            Self::Bits16 => 16,
+            Self::Bits32 => 32,
+            Self::Bits64 => 64,
+        }
+    }
+
+    /// Bytes of the whole tuple.
+    pub const fn tuple(self) -> usize {
+        match self {
+            Self::Bits16 => 8,
+            Self::Bits32 | Self::Bits64 => 16,
+        }
+    }
+
+    /// Bits of the storage tag (STS).
+    pub const fn storage_bits(self) -> u8 {
+        match self {
+            Self::Bits32 => 16,
+            Self::Bits16 | Self::Bits64 => 0,
+        }
+    }
+
+    /// Bits of storage tag and reference tag together.
+    const fn tag_bits(self) -> u32 {
+        match self {
+            Self::Bits16 => 32,
+            Self::Bits32 => 80,
+            Self::Bits64 => 48,
+        }
+    }
+
+    /// The bits of a number that a reference tag has.
+    pub const fn reference_mask(self) -> u64 {
+        u64::MAX >> (64 + self.storage_bits() as u32 - self.tag_bits())
+    }
+
+    /// Storage tag and reference tag as a command has them, of its dwords 2, 3 and 14 ("NVM Command
+    /// Set 1.1", 3.3.2: LBTU, LBTL).
+    pub const fn command_tags(self, cdw2: u32, cdw3: u32, cdw14: u32) -> u128 {
+        let all = (cdw2 as u128) << 64 | (cdw3 as u128) << 32 | cdw14 as u128;
+        all & ((1 << self.tag_bits()) - 1)
+    }
+
+    /// Bytes of the guard, at the beginning of `field`.
+    fn of_bytes(self, parts: [&[u8]; 2], field: &mut [u8; 8]) -> usize {
+        let [data, metadata] = parts;
+        let mut put = |bytes: &[u8]| {
+            field
+                .iter_mut()
+                .zip(bytes)
+                .for_each(|(to, from)| *to = *from);
+            bytes.len()
+        };
+        match self {
+            Self::Bits16 => {
+                let mut digest = T10_DIF.digest();
+                digest.update(data);
+                digest.update(metadata);
+                put(&digest.finalize().to_be_bytes())
+            }
+            Self::Bits32 => {
+                let crc = crc32c::crc32c_append(crc32c::crc32c(data), metadata);
+                put(&crc.to_be_bytes())
+            }
+            Self::Bits64 => {
+                let mut digest = NVME.digest();
+                digest.update(data);
+                digest.update(metadata);
+                put(&digest.finalize().to_be_bytes())
+            }
+        }
+    }
+}
+
+/// What the tags of one block are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tags {
+    /// Application tag (LBAT).
+    pub application: u16,
+    /// The bits of it that are compared (LBATM).
+    pub mask: u16,
+    /// Storage tag and reference tag, as they stand in the tuple: [`Protection::tags_of`].
+    pub block: u128,
+}
+
+/// What is checked of a block (PRCHK).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checks {
+    /// The guard.
+    pub guard: bool,
+    /// The application tag.
+    pub application: bool,
+    /// The reference tag; of Type 3 never.
+    pub reference: bool,
+}
+
+impl Checks {
+    /// Everything.
+    pub const ALL: Self = Self {
+        guard: true,
+        application: true,
+        reference: true,
+    };
+}
+
+/// What is not as it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Mismatch {
+    /// The guard.
+    #[error("the guard is not that of the data")]
+    Guard,
+    /// The application tag.
+    #[error("the application tag is another")]
+    Application,
+    /// The reference tag.
+    #[error("the reference tag is another")]
+    Reference,
+}
+
+/// Protection information of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protection {
+    /// Type.
+    pub kind: Type,
+    /// Guard.
+    pub guard: Guard,
+    /// The tuple is the first bytes of the metadata, not the last ones.
+    pub first: bool,
+}
+
+impl Protection {
+    /// The tags of the block at `index` of a command whose tags are `initial`
+    /// ([`Guard::command_tags`]): the reference tag is one more with each block, but of Type 3,
+    /// where all blocks have the same.
+    pub fn tags_of(&self, initial: u128, index: u64) -> u128 {
+        let mask = u128::from(self.guard.reference_mask());
+        match self.kind {
+            Type::Three => initial,
+            _ => initial & !mask | initial.wrapping_add(index.into()) & mask,
+        }
+    }
+
+    /// The initial tags are such that a block of this number may have them: of Type 1 the reference
+    /// tag is the number's low bits.
+    pub fn is_initial(&self, initial: u128, slba: u64) -> bool {
+        let mask = self.guard.reference_mask();
+        self.kind != Type::One || initial as u64 & mask == slba & mask
+    }
+
+    /// Where the tuple begins in metadata of so many bytes.
+    fn start(&self, metadata: usize) -> Option<usize> {
+        let last = metadata.checked_sub(self.guard.tuple())?;
+        Some(if self.first { 0 } else { last })
+    }
+
+    /// The tuple in the metadata of a block; none if that is shorter.
+    pub fn tuple_in_mut<'a>(&self, metadata: &'a mut [u8]) -> Option<&'a mut [u8]> {
+        let start = self.start(metadata.len())?;
+        metadata.get_mut(start..start + self.guard.tuple())
+    }
+
+    /// Guard of the data, and of the metadata before the tuple.
+    fn guard_of(&self, data: &[u8], metadata: &[u8]) -> Option<([u8; 8], usize)> {
+        let before = metadata.get(..self.start(metadata.len())?)?;
+        let mut field = [0; 8];
+        let len = self.guard.of_bytes([data, before], &mut field);
+        Some((field, len))
+    }
+
+    /// Makes the tuple of a block. Metadata that is shorter than a tuple stays as it is.
+    pub fn generate(&self, data: &[u8], metadata: &mut [u8], tags: Tags) {
+        let Some((guard, len)) = self.guard_of(data, metadata) else {
+            return;
+        };
+        let block = tags.block.to_be_bytes();
+        let skipped = block.len() - self.guard.tag_bits() as usize / 8;
+        let application = tags.application.to_be_bytes();
+        let fields = guard.iter().take(len).chain(&application);
+        let fields = fields.chain(block.iter().skip(skipped));
+        if let Some(tuple) = self.tuple_in_mut(metadata) {
+            tuple
+                .iter_mut()
+                .zip(fields)
+                .for_each(|(to, from)| *to = *from);
+        }
+    }
+
+    /// Checks the tuple of a block. An application tag of FFFFh has nothing checked, of Type 3 with
+    /// a reference tag of ones ("NVM Command Set 1.1", 5.3.3).
+    ///
+    /// # Errors
+    /// The first check that fails, in this order: guard, application tag, reference tag. Metadata
+    /// that is shorter than a tuple is [`Mismatch::Guard`].
+    pub fn check(
+        &self,
+        data: &[u8],
+        metadata: &[u8],
+        tags: Tags,
+        checks: Checks,
+    ) -> Result<(), Mismatch> {
+        let start = self.start(metadata.len()).ok_or(Mismatch::Guard)?;
+        let guard_len = usize::from(self.guard.bits()) / 8;
+        let mut fields = metadata.iter().skip(start).copied();
+        let mut take = |len: usize| {
+            let bytes = fields.by_ref().take(len);
+            bytes.fold(0, |all: u128, byte| all << 8 | u128::from(byte))
+        };
+        let guard = take(guard_len);
+        let application = take(2) as u16;
+        let block = take(self.guard.tag_bits() as usize / 8);
+        let mask = u128::from(self.guard.reference_mask());
+        let escaped = application == 0xffff && (self.kind != Type::Three || block & mask == mask);
+        if escaped {
+            return Ok(());
+        }
+        if checks.guard {
+            let (found, len) = self.guard_of(data, metadata).ok_or(Mismatch::Guard)?;
+            let found = found.iter().take(len);
+            let found = found.fold(0, |all, byte| all << 8 | u128::from(*byte));
+            if found != guard {
+                return Err(Mismatch::Guard);
+            }
+        }
+        if checks.application && (application ^ tags.application) & tags.mask != 0 {
+            return Err(Mismatch::Application);
+        }
+        let compared = checks.reference && self.kind != Type::Three;
+        match compared && (block ^ tags.block) & mask != 0 {
+            true => Err(Mismatch::Reference),
+            false => Ok(()),
+        }
+    }
+}
