@@ -1,0 +1,147 @@
+//! A namespace with protection information under Linux: what its block layer makes of it, fio
+//! through it and past it, and damage from below.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod common;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::Result;
+use common::{Checks, Disks, LONG, run_for};
+use harness::progress::skip;
+use harness::served::Controller;
+use harness::{Daemon, Guest};
+
+/// `$d` is the disk, `$g` its character device, `$q` what the block layer says of it.
+const LIB: &str = "d=$(wait_disk 1 1); n=$(basename $d); q=/sys/block/$n; g=/dev/ng${n#nvme}";
+
+const PROTECTION: &str = "block-size=4096&metadata-size=8&protection=1";
+
+fn serve(disk: &Path) -> Result<Daemon> {
+    let file = disk.with_extension("metadata");
+    let volume = format!(
+        "{}?{PROTECTION}&metadata={}",
+        disk.display(),
+        file.display()
+    );
+    Daemon::builder("protection").volume(volume).start()
+}
+
+fn script(guest: &Guest, text: &str) -> Result<String> {
+    run_for(guest, LONG, &format!("{LIB}\n{text}"))
+}
+
+#[test]
+fn a_protected_disk() -> Result<()> {
+    if Controller::chosen()? == Controller::Qemu {
+        skip("protection::a_protected_disk", "the metadata is vnvme's");
+        return Ok(());
+    }
+    let disks = Disks::new()?;
+    let disk = disks.sparse("disk.raw", 64)?;
+    let daemon = serve(&disk)?;
+    let guest = Guest::builder("protection")
+        .vfio_user(daemon.socket())
+        .boot()?;
+    let mut checks = Checks::new("protection");
+    checks.check("what Linux sees", || sees(&guest));
+    checks.check("fio verify, with Linux's own tuples", || fio(&guest));
+    checks.check("fio past the block layer, with tuples of its own", || {
+        past(&guest)
+    });
+    checks.check("a wrong tag", || wrong(&guest));
+    checks.check("damage below", || damage(&guest, &disk));
+    checks.finish();
+    guest.poweroff()?;
+    daemon.terminate()
+}
+
+fn sees(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        "[ $(cat $q/metadata_bytes) = 8 ]
+         [ $(cat $q/integrity/format) = T10-DIF-TYPE1-CRC ]
+         [ $(blockdev --getsize64 $d) = 67108864 ]
+         nvme id-ns $d >/tmp/id; grep -q '^dps *: 0x1$' /tmp/id
+         grep -q '^mc *: 0x2$' /tmp/id; grep -q 'lbaf *0 : ms:8 *lbads:12' /tmp/id",
+    )?;
+    Ok(())
+}
+
+fn fio(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        "fio --name=pi --filename=$d --direct=1 --ioengine=libaio --iodepth=16 --rw=randrw \\
+             --bsrange=4k-128k --size=32m --verify=crc32c --output-format=terse >/tmp/fio ||
+             { cat /tmp/fio; exit 1; }",
+    )?;
+    Ok(())
+}
+
+/// Tuples that fio makes and checks, with the controller's checks on and off; and those that the
+/// controller makes and takes away.
+fn past(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        "own='--pi_act=0 --md_per_io_size=256'; tag='--apptag=0x1234 --apptag_mask=0xffff'
+         for pi in \"$own --pi_chk=GUARD,REFTAG,APPTAG $tag\" \"$own --pi_chk=GUARD\" \
+                   '--pi_act=1 --pi_chk=GUARD,REFTAG'; do
+             fio --name=past --filename=$g --ioengine=io_uring_cmd --cmd_type=nvme --iodepth=8 \
+                 --rw=randwrite --bsrange=4k-128k --size=16m --verify=crc32c --do_verify=1 $pi \
+                 --output-format=terse >/tmp/fio 2>&1 || { echo \"$pi\"; cat /tmp/fio; exit 1; }
+         done",
+    )?;
+    Ok(())
+}
+
+/// What the guest says of its data is wrong: nothing is written, and the status says what is wrong.
+fn wrong(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        "block() {
+             how=$1; at=$2; tag=$3; shift 3
+             nvme $how $d -s $at -c 0 -z 4096 --ref-tag=$tag \"$@\"
+         }
+         refuses() {
+             words=$1; shift
+             if block \"$@\" >/tmp/said 2>&1; then echo \"$* is done\"; exit 1; fi
+             grep -qi \"$words\" /tmp/said || { cat /tmp/said; exit 1; }
+         }
+         checked() { block $1 $2 $3 -y 8 -p 7 -d $4 -M /tmp/tuple; }
+         head -c 4096 /dev/urandom >/tmp/data; head -c 4096 /dev/zero >/tmp/zeroes
+         block write 12000 12000 -d /tmp/data -p 8
+         same() {
+             checked read 12000 12000 /tmp/back
+             cmp /tmp/data /tmp/back; [ $(wc -c </tmp/tuple) = 8 ]
+         }
+         same
+         own='-y 8 -p 7 -M /tmp/tuple -d'
+         refuses 'guard' write 12000 12000 $own /tmp/zeroes
+         refuses 'reference tag' write 12001 12001 $own /tmp/data
+         refuses 'protection information' write 12000 12001 $own /tmp/data
+         same",
+    )?;
+    Ok(())
+}
+
+/// A block that is changed below cannot be read, and its neighbour can.
+fn damage(guest: &Guest, disk: &Path) -> Result<()> {
+    let file = File::options().read(true).write(true).open(disk)?;
+    script(
+        guest,
+        "dd if=/dev/urandom of=$d bs=4096 seek=9000 count=2 oflag=direct",
+    )?;
+    let mut block = [0; 4096];
+    file.read_exact_at(&mut block, 9000 * 4096)?;
+    block[100] ^= 1;
+    file.write_all_at(&block, 9000 * 4096)?;
+    script(
+        guest,
+        "! dd if=$d of=/dev/null bs=4096 skip=9000 count=1 iflag=direct
+         dd if=$d of=/dev/null bs=4096 skip=9001 count=1 iflag=direct",
+    )?;
+    Ok(())
+}
