@@ -4,14 +4,15 @@
 use crate::mediate::{BLOCKS, Below};
 use crate::pool::Pool;
 use controller::{
-    Controller, ControllerConfig, IrqSink, NamespaceConfig, NamespacePool, PlacementState,
-    ZonedState, pci,
+    Controller, ControllerConfig, IrqSink, MetadataState, NamespaceConfig, NamespacePool,
+    PlacementState, ZonedState, pci,
 };
 use dma::{Memory, Prot};
 use nvme::cmd::namespace::NewNamespace;
 use nvme::identify::ControllerList;
 use nvme::regs::{self, Aqa, Cc};
 use nvme::{AdminOpcode, Command, NvmOpcode};
+use protection::{Guard, Layout, Protection, Type};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::{
@@ -143,6 +144,23 @@ fn placed(config: NamespaceConfig) -> Option<NamespaceConfig> {
     })
 }
 
+/// The namespace whose blocks have metadata, behind each block or apart from it.
+fn protected(config: NamespaceConfig, extended: bool) -> Option<NamespaceConfig> {
+    let layout = Layout {
+        block: config.block_size,
+        metadata: if extended { 16 } else { 8 },
+        extended,
+        protection: Some(Protection {
+            kind: if extended { Type::Two } else { Type::One },
+            guard: Guard::Bits16,
+            first: extended,
+        }),
+    };
+    let blocks = config.volume.info().size / u64::from(config.block_size);
+    let metadata = Some(Arc::new(MetadataState::in_memory(layout, blocks).ok()?));
+    Some(NamespaceConfig { metadata, ..config })
+}
+
 impl World {
     fn new(setup: u8, direct: bool) -> Option<World> {
         let faulty = FaultVolume::new(Arc::new(MemVolume::new(BLOCKS << 9).ok()?));
@@ -167,7 +185,7 @@ impl World {
             mdts: 4,
             mapped_doorbells: setup & 1 != 0,
             max_in_flight: if setup & 2 != 0 { 3 } else { 64 },
-            max_namespaces: 6,
+            max_namespaces: 7,
             ..ControllerConfig::default()
         };
         let namespaces = vec![
@@ -176,6 +194,10 @@ impl World {
             zoned(namespace(3, Arc::new(MemVolume::new(64 << 10).ok()?), 512))?,
             namespace(4, plain, 512),
             placed(namespace(5, Arc::new(MemVolume::new(64 << 10).ok()?), 512))?,
+            protected(
+                namespace(6, Arc::new(MemVolume::new(64 << 10).ok()?), 512),
+                setup & 64 != 0,
+            )?,
         ];
         let mut controller = Controller::new(7, config, namespaces, &io).ok()?;
         // Bus Master Enable and Memory Space Enable: the input may clear them.
@@ -396,6 +418,15 @@ impl World {
         if !admin && nsid == 5 {
             // Directive Specific.
             command.cdw13 = command.cdw11;
+        }
+        if !admin && nsid == 6 {
+            // Where the metadata is, and the tags: the block's number, often enough.
+            command.mptr = (input.address() & !3).into();
+            command.cdw14 = match sensible {
+                true => command.cdw10,
+                false => command.cdw11,
+            };
+            command.cdw15 = command.cdw13;
         }
         if admin {
             command.cdw13 = input.number().into();

@@ -45,7 +45,7 @@ const AT_ONCE: &str = "controller.answer.";
 const MADE: &str = "vnvme.disk.";
 
 /// Points that no load here passes, and where each is tested.
-const ELSEWHERE: [&str; 13] = [
+const ELSEWHERE: [&str; 14] = [
     // QEMU 11.1.3 ends by an assertion where a guest chooses its write cache while the daemon is
     // away: `vhost-blk/tests/deaths.rs`.
     "vhost-blk.write-cache.noted",
@@ -64,6 +64,8 @@ const ELSEWHERE: [&str; 13] = [
     // Of blocks marked as unreadable: `controller/tests/uncorrectable.rs`.
     "controller.mark.marked",
     "controller.mark.recorded",
+    // Of metadata: `controller/tests/metadata/history.rs`.
+    "controller.metadata.",
     // Of placement handles: `controller/tests/placement/lasting.rs`.
     "controller.placement.",
     // Of namespaces that guests make: `controller/tests/namespaces/deaths.rs`,
