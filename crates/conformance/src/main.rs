@@ -87,6 +87,7 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
         (served.alone(), "a disk of its own"),
         (served.pool(), "a disk whose host makes namespaces"),
         (served.placed(), "a disk with placement handles"),
+        (served.protected(), "a disk with metadata"),
         (served.shared(), "two disks of one subsystem"),
     ] {
         good &= all(arguments, &target, name)?;

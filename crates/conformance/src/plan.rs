@@ -89,10 +89,6 @@ pub const GROUPS: &[Group] = &[
     Group {
         title: "3 NVM features",
         left_out: left_out![
-            "3.1-b", If("metadata"), "metadata by separate buffer and extended blocks",
-                "not written: the cases use namespaces without metadata";
-            "3.2-a", If("DPC"), "end-to-end protection, all types, PRACT and PRCHK",
-                "not written: the cases use namespaces without metadata";
             "3.4-4", If("HMPRE"), "the host memory buffer enabled twice",
                 "not written: a controller of ours wants none";
             "3.4-b", If("HMPRE"), "the host memory buffer enabled, used, disabled",

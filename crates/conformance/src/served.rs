@@ -1,5 +1,6 @@
 //! `vnvme` as a child process, for the suite to run against: a disk of its own, one whose host
-//! makes namespaces, one with placement handles, and two disks of one subsystem.
+//! makes namespaces, one with placement handles, one whose blocks have metadata, and two disks of
+//! one subsystem.
 
 use crate::suite::Target;
 use std::fs::{self, File};
@@ -52,6 +53,17 @@ pub fn start(program: &Path) -> io::Result<Served> {
         text("placed.sock"),
         text("placed.fdp")
     );
+    config += &format!(
+        "[[controller]]\nname = \"protected\"\nsocket = {}\nmax-namespaces = 4\n\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\n\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 4096\n\
+         metadata-size = 8\nprotection = 1\nmetadata = {}\n\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\n\
+         metadata-size = 16\nmetadata-extended = true\nmetadata = {}\n",
+        text("protected.sock"),
+        text("protected.metadata"),
+        text("extended.metadata")
+    );
     for (name, cntlid) in [("one", 1), ("two", 2)] {
         config += &format!(
             "[[controller]]\nname = \"{name}\"\nsocket = {}\nsubsystem = \"conformance\"\n\
@@ -81,7 +93,7 @@ pub fn start(program: &Path) -> io::Result<Served> {
 impl Served {
     fn wait(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + START;
-        for name in ["alone", "pool", "placed", "one", "two"] {
+        for name in ["alone", "pool", "placed", "protected", "one", "two"] {
             while UnixStream::connect(self.socket(name)).is_err() {
                 if let Some(status) = self.child.try_wait()? {
                     let text = format!("the program has ended: {status}");
@@ -120,6 +132,14 @@ impl Served {
     pub fn placed(&self) -> Target {
         Target {
             socket: self.socket("placed"),
+            second: None,
+        }
+    }
+
+    /// The disk with metadata.
+    pub fn protected(&self) -> Target {
+        Target {
+            socket: self.socket("protected"),
             second: None,
         }
     }

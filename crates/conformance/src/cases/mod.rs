@@ -10,6 +10,7 @@ mod io;
 mod io_more;
 mod lba_status;
 mod logs;
+mod metadata;
 mod namespaces;
 mod offered;
 mod pairs;
@@ -43,6 +44,7 @@ pub const CASES: &[&[Case]] = &[
     lba_status::CASES,
     atomic::CASES,
     placement::CASES,
+    metadata::CASES,
     pointers::CASES,
     rings::CASES,
     interrupts::CASES,

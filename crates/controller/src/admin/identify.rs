@@ -283,12 +283,11 @@ impl Controller {
         data.npdg_z = in_blocks_z(info.deallocate_granularity).into();
         data.npda_z = data.npdg_z;
         data.nows_z = data.npwg_z;
-        if !ns.is_fixed() {
-            let copy = engine::copy::Limits::new(ns.shift);
-            data.mssrl = copy.range.into();
-            data.mcl = copy.command.into();
-            data.msrc_z = copy.ranges_z;
-        }
+        // Of all namespaces, as the controller has Copy, though zones and metadata have none.
+        let copy = engine::copy::Limits::new(ns.shift);
+        data.mssrl = copy.range.into();
+        data.mcl = copy.command.into();
+        data.msrc_z = copy.ranges_z;
         // What was never written to a zone is read as the volume has it; blocks with metadata are
         // not deallocated.
         let zeroes = info.deallocate && info.zeroes_after_deallocate && !ns.is_fixed();

@@ -1,0 +1,275 @@
+//! Metadata, and the protection information in it (NVM Command Set 1.1, 2.1.6 and 5.3).
+
+use crate::bytes::{pattern, u8_at, u16_at, u32_at};
+use crate::case::{Need::*, cases};
+use crate::host::{Fields, Host, nvm};
+use crate::info::Namespace;
+use crate::verdict::{Check, Expect, not_applicable, require, same};
+use nvme::{Command, NvmOpcode as Op, Status};
+
+cases! {
+    metadata_separate, ["3.1-b"], If("MC bit 1"), Io, "NVM Command Set 1.1, 2.1.6",
+        "metadata in a buffer of its own is written and read, in the order of the blocks";
+    metadata_extended, ["3.1-b"], If("MC bit 0"), Io, "NVM Command Set 1.1, 2.1.6",
+        "metadata behind each block's data is written and read";
+    metadata_pointer_errors, ["3.1-b"], If("MC bit 1"), Io, "Base 2.1, 4.1.1",
+        "a metadata pointer that is no multiple of four is Invalid Field in Command";
+    protection_made, ["3.2-a"], If("DPC"), Io, "NVM Command Set 1.1, 5.3.2.2",
+        "with PRACT a write makes the tuple of its data, its block and its tag, and a read takes \
+         it away";
+    protection_checked, ["3.2-a"], If("DPC"), Io, "NVM Command Set 1.1, 5.3.2.4",
+        "a wrong guard, application tag or reference tag has its status, and nothing is written";
+    protection_unchecked, ["3.2-a"], If("DPC"), Io, "NVM Command Set 1.1, 5.3.2.4",
+        "an application tag of ones is not checked, nor is what PRCHK leaves out";
+    protection_initial, ["3.2-a"], If("DPC"), Io, "NVM Command Set 1.1, 5.3.3",
+        "of Type 1, a reference tag that is to be checked and is not the block's number is Invalid \
+         Protection Information";
+}
+
+/// PRINFO, at its place in dword 12.
+const PRACT: u32 = 1 << 29;
+const GUARD: u32 = 1 << 28;
+const APPLICATION: u32 = 1 << 27;
+const REFERENCE: u32 = 1 << 26;
+const ALL_CHECKS: u32 = GUARD | APPLICATION | REFERENCE;
+
+const BLOCKS: u64 = 3;
+
+/// A namespace with metadata, with its blocks extended by it or not.
+fn with_metadata(host: &mut Host, extended: bool) -> Check<Namespace> {
+    for nsid in host.nsids()? {
+        let ns = host.namespace_of(nsid)?;
+        let is_extended = u8_at(&ns.page, 26) & 0x10 != 0;
+        let protected = u8_at(&ns.page, 99) & 1 != 0;
+        if ns.metadata() > 0 && is_extended == extended && !protected && ns.blocks >= 4096 {
+            return Ok(ns);
+        }
+    }
+    not_applicable("no namespace of 4096 blocks at least has such metadata")
+}
+
+/// A namespace with protection information of Type 1 in the last bytes of metadata in a buffer of
+/// its own, with guards of 16 bits.
+fn protected(host: &mut Host) -> Check<Namespace> {
+    for nsid in host.nsids()? {
+        let ns = host.namespace_of(nsid)?;
+        let of_type_1 = u8_at(&ns.page, 29) & 0xf == 1;
+        let extended = u8_at(&ns.page, 26) & 0x10 != 0;
+        if !of_type_1 || extended || ns.metadata() != 8 {
+            continue;
+        }
+        let nvm = host.identify(5, nsid)?;
+        let format = u32_at(&nvm, 12 + 4 * ns.format());
+        if format >> 7 & 3 == 0 {
+            return Ok(ns);
+        }
+    }
+    not_applicable("no namespace has protection information of Type 1 with guards of 16 bits alone")
+}
+
+/// CRC-16/T10-DIF, bit by bit.
+fn crc(data: &[u8]) -> u16 {
+    data.iter().fold(0, |crc, byte| {
+        (0..8).fold(crc ^ u16::from(*byte) << 8, |crc: u16, _| {
+            let shifted = crc << 1;
+            if crc & 0x8000 != 0 {
+                shifted ^ 0x8bb7
+            } else {
+                shifted
+            }
+        })
+    })
+}
+
+/// Guard, application tag and reference tag, as they are in metadata.
+fn tuple(data: &[u8], application: u16, reference: u32) -> Vec<u8> {
+    let mut bytes = crc(data).to_be_bytes().to_vec();
+    bytes.extend(application.to_be_bytes());
+    bytes.extend(reference.to_be_bytes());
+    bytes
+}
+
+/// A read or write with metadata in a buffer of its own, and the expected tags.
+fn command(
+    host: &mut Host,
+    opcode: Op,
+    ns: &Namespace,
+    slba: u64,
+    (data, metadata): (u64, u64),
+    (prinfo, tag): (u32, u16),
+) -> Check<Command> {
+    let (prp1, prp2) = host.prps(data, BLOCKS * ns.block)?;
+    Ok(nvm(opcode, ns.nsid)
+        .prp(prp1, prp2)
+        .slba(slba)
+        .dw(4, metadata as u32)
+        .dw(5, (metadata >> 32) as u32)
+        .dw(12, prinfo | (BLOCKS - 1) as u32)
+        .dw(14, slba as u32)
+        .dw(15, 0xffff_0000 | u32::from(tag)))
+}
+
+/// Writes what is in both buffers.
+fn write(
+    host: &mut Host,
+    ns: &Namespace,
+    slba: u64,
+    (data, metadata): (&[u8], &[u8]),
+    how: (u32, u16),
+) -> Check<nvme::Completion> {
+    let at = (host.alloc(data.len() as u64)?, host.alloc(4096)?);
+    host.put(at.0, data)?;
+    host.put(at.1, metadata)?;
+    let command = command(host, Op::WRITE, ns, slba, at, how)?;
+    host.io(command)
+}
+
+/// Reads into both buffers, which has to succeed.
+fn read(host: &mut Host, ns: &Namespace, slba: u64, how: (u32, u16)) -> Check<(Vec<u8>, Vec<u8>)> {
+    let bytes = BLOCKS * ns.block;
+    let at = (host.alloc(bytes)?, host.alloc(4096)?);
+    host.put(at.1, &[0xa5; 4096])?;
+    let command = command(host, Op::READ, ns, slba, at, how)?;
+    host.io(command)?.succeeds("a read with metadata")?;
+    let metadata = BLOCKS as usize * usize::from(ns.metadata());
+    Ok((host.get(at.0, bytes as usize)?, host.get(at.1, metadata)?))
+}
+
+/// Tuples of all blocks.
+fn tuples(ns: &Namespace, data: &[u8], application: u16, slba: u64) -> Vec<u8> {
+    let blocks = data.chunks_exact(ns.block as usize).zip(slba as u32..);
+    let one = |(block, lba)| tuple(block, application, lba);
+    blocks.flat_map(one).collect()
+}
+
+fn metadata_separate(host: &mut Host) -> Check {
+    let ns = with_metadata(host, false)?;
+    let data = pattern(61, (BLOCKS * ns.block) as usize);
+    let mut metadata = pattern(62, BLOCKS as usize * usize::from(ns.metadata()));
+    if u8_at(&ns.page, 29) & 7 != 0 && ns.metadata() == 8 {
+        metadata = tuples(&ns, &data, 0x1234, 40);
+    }
+    write(host, &ns, 40, (&data, &metadata), (0, 0))?.succeeds("a write with metadata")?;
+    let found = read(host, &ns, 40, (0, 0))?;
+    require!(found.0 == data, "the data differ");
+    require!(found.1 == metadata, "the metadata differ");
+    Ok(())
+}
+
+fn metadata_extended(host: &mut Host) -> Check {
+    let ns = with_metadata(host, true)?;
+    let bytes = ns.bytes(BLOCKS);
+    let data = pattern(63, bytes as usize);
+    let at = host.alloc(bytes)?;
+    host.put(at, &data)?;
+    let command = host.rw_command(Op::WRITE, &ns, 40, BLOCKS, at)?;
+    host.io(command)?
+        .succeeds("a write of extended blocks, nothing of which is to be checked")?;
+    host.put(at, &vec![0; bytes as usize])?;
+    let command = host.rw_command(Op::READ, &ns, 40, BLOCKS, at)?;
+    host.io(command)?.succeeds("a read of extended blocks")?;
+    require!(host.get(at, data.len())? == data, "the blocks differ");
+    Ok(())
+}
+
+fn metadata_pointer_errors(host: &mut Host) -> Check {
+    let ns = with_metadata(host, false)?;
+    let at = (host.alloc(BLOCKS * ns.block)?, host.alloc(4096)?);
+    for offset in 1..4 {
+        let at = (at.0, at.1 + offset);
+        let command = command(host, Op::READ, &ns, 40, at, (0, 0))?;
+        host.io(command)?.expect(
+            Status::INVALID_FIELD,
+            &format!("a metadata pointer that ends with {offset}"),
+        )?;
+    }
+    Ok(())
+}
+
+fn protection_made(host: &mut Host) -> Check {
+    let ns = protected(host)?;
+    let data = pattern(64, (BLOCKS * ns.block) as usize);
+    let nothing = [0x5a; 24];
+    write(host, &ns, 80, (&data, &nothing), (PRACT, 0xbeef))?.succeeds("a write with PRACT")?;
+    let found = read(host, &ns, 80, (ALL_CHECKS, 0xbeef))?;
+    require!(found.0 == data, "the data differ");
+    let expected = tuples(&ns, &data, 0xbeef, 80);
+    require!(
+        found.1 == expected,
+        "the tuples are {:02x?}, and should be {expected:02x?}",
+        found.1
+    );
+    let taken = read(host, &ns, 80, (PRACT | ALL_CHECKS, 0xbeef))?;
+    require!(taken.0 == data, "the data without their tuples differ");
+    require!(
+        taken.1 == vec![0xa5; 24],
+        "metadata is transferred though PRACT takes it away"
+    );
+    Ok(())
+}
+
+fn protection_checked(host: &mut Host) -> Check {
+    let ns = protected(host)?;
+    let before = pattern(65, (BLOCKS * ns.block) as usize);
+    write(host, &ns, 120, (&before, &[0; 24]), (PRACT, 7))?.succeeds("a write with PRACT")?;
+    let data = pattern(66, before.len());
+    let right = tuples(&ns, &data, 7, 120);
+    // A byte of the second block's tuple.
+    for (byte, status, what) in [
+        (9, Status::GUARD_CHECK_ERROR, "a guard"),
+        (
+            10,
+            Status::APPLICATION_TAG_CHECK_ERROR,
+            "an application tag",
+        ),
+        (15, Status::REFERENCE_TAG_CHECK_ERROR, "a reference tag"),
+    ] {
+        let mut wrong = right.clone();
+        if let Some(byte) = wrong.get_mut(byte) {
+            *byte ^= 0x10;
+        }
+        let entry = write(host, &ns, 120, (&data, &wrong), (ALL_CHECKS, 7))?;
+        entry.expect(status, &format!("a write with {what} that is wrong"))?;
+        let found = read(host, &ns, 120, (ALL_CHECKS, 7))?;
+        require!(
+            found.0 == before,
+            "a write with {what} that is wrong was done"
+        );
+    }
+    write(host, &ns, 120, (&data, &right), (ALL_CHECKS, 7))?.succeeds("a write that is right")?;
+    let found = read(host, &ns, 120, (ALL_CHECKS, 7))?;
+    require!(found == (data, right), "what was written differs");
+    Ok(())
+}
+
+fn protection_unchecked(host: &mut Host) -> Check {
+    let ns = protected(host)?;
+    let data = pattern(67, (BLOCKS * ns.block) as usize);
+    let mut loose = tuples(&ns, &data, 0xffff, 160);
+    loose.iter_mut().step_by(8).for_each(|guard| *guard ^= 1);
+    write(host, &ns, 160, (&data, &loose), (ALL_CHECKS, 7))?
+        .succeeds("a write whose application tags are ones")?;
+    let found = read(host, &ns, 160, (ALL_CHECKS, 7))?;
+    require!(found == (data.clone(), loose), "what was written differs");
+    let mut wrong = tuples(&ns, &data, 8, 160);
+    wrong.iter_mut().step_by(8).for_each(|guard| *guard ^= 1);
+    write(host, &ns, 160, (&data, &wrong), (REFERENCE, 7))?
+        .succeeds("a write of which only the reference tags are checked")?;
+    let found = read(host, &ns, 160, (REFERENCE, 7))?;
+    same!(
+        u16_at(&found.1, 2),
+        0x0800_u16,
+        "the application tag as it lies"
+    );
+    Ok(())
+}
+
+fn protection_initial(host: &mut Host) -> Check {
+    let ns = protected(host)?;
+    let at = (host.alloc(BLOCKS * ns.block)?, host.alloc(4096)?);
+    let other = command(host, Op::READ, &ns, 200, at, (REFERENCE, 0))?.dw(14, 201);
+    host.io(other)?.expect(
+        Status::INVALID_PROTECTION_INFORMATION,
+        "a reference tag that is to be checked and is another block's",
+    )
+}
