@@ -29,7 +29,7 @@ use nvme::cmd::namespace::{
 };
 use nvme::identify::{ControllerList, Dps, Nmic};
 use nvme::{Command, Status};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -209,7 +209,8 @@ impl Management {
                 nguid: *nguid,
                 shared: saved.shared,
             }),
-            (2, [_, ..]) => Some(Task::Delete(nguids.iter().copied().collect())),
+            // None: of a pool that had none, when all of it was to be deleted.
+            (2, _) => Some(Task::Delete(nguids.iter().copied().collect())),
             (3, [nguid]) => Some(Task::Attach(*nguid)),
             (4, [nguid]) => Some(Task::Detach(*nguid)),
             _ => return None,
@@ -467,8 +468,9 @@ impl Controller {
 
     /// The engines have this very namespace.
     fn is_shown(&self, pooled: &PooledNamespace) -> bool {
-        let mut active = self.engine.active().map(|ns| &ns.config);
-        active.any(|ns| ns.nsid == pooled.nsid && ns.nguid == pooled.nguid)
+        let index = self.engine.namespace_index(pooled.nsid).ok();
+        let ns = index.and_then(|index| self.engine.namespaces.get(index));
+        ns.is_some_and(|ns| ns.config.nguid == pooled.nguid)
     }
 
     fn begin_task(&mut self) {
@@ -697,10 +699,12 @@ impl Controller {
         pool.map_or_else(Vec::new, |pool| pool.namespaces())
     }
 
-    /// A namespace is one of the pool.
-    pub(super) fn is_pooled(&self, ns: &Namespace) -> bool {
-        let mut pooled = self.pooled().into_iter();
-        pooled.any(|pooled| pooled.nguid == ns.config.nguid)
+    /// The namespaces that are not of the pool. Hosts ask for what is made of them as often as they
+    /// like, on a thread that is not theirs alone.
+    pub(super) fn not_pooled(&self) -> impl Iterator<Item = &Namespace> {
+        let pooled: BTreeSet<_> = self.pooled().iter().map(|pooled| pooled.nguid).collect();
+        let active = self.engine.active();
+        active.filter(move |ns| !pooled.contains(&ns.config.nguid))
     }
 
     /// Namespaces of the pool that the host does not find.
