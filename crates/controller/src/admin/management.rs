@@ -1,4 +1,4 @@
-//! Namespace Management and Namespace Attachment ("NVMe Base 2.1", 5.1.20 and 5.1.21): namespaces
+//! Namespace Management and Namespace Attachment ("NVMe Base 2.1", 5.1.21 and 5.1.20): namespaces
 //! that a host makes, of a pool ([`NamespacePool`]), one command after the other.
 //!
 //! | command | 1 | 2 | 3 |
