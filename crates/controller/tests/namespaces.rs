@@ -704,3 +704,24 @@ fn what_was_created_and_deleted_is_in_the_persistent_event_log() {
     }
     assert_eq!(found, [(1, 24, nsid), (0, 24, nsid)], "the newest first");
 }
+
+/// A guest that has made many namespaces may ask for their capacity all the time: what that costs
+/// does not grow with the square of their number.
+#[test]
+fn the_pool_is_asked_as_often_whatever_is_attached() {
+    let (mut h, pool) = host();
+    let asked = |h: &mut Host| {
+        pool.asked.store(0, Ordering::Relaxed);
+        identify(h);
+        let identified = pool.asked.swap(0, Ordering::Relaxed);
+        allocated(h);
+        (identified, pool.asked.load(Ordering::Relaxed))
+    };
+    let before = asked(&mut h);
+    for nsid in 2..=4 {
+        assert_eq!(create(&mut h, 8), nsid);
+        assert_eq!(attach(&mut h, nsid), Status::SUCCESS);
+    }
+    assert!(before.0 > 0 && before.1 > 0);
+    assert_eq!(asked(&mut h), before);
+}

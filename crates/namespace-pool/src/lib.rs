@@ -27,6 +27,7 @@ pub use manifest::{Entry, MANIFEST, Nguid};
 
 use files::Folder;
 use manifest::Manifest;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -144,8 +145,9 @@ impl PoolFolder {
     /// Keeps that a controller has a namespace, or has it no more.
     ///
     /// # Errors
-    /// There is none of this NGUID, unless it is to be detached; it is not known what the next
-    /// process finds.
+    /// There is none of this NGUID, unless it is to be detached; its file is not what the manifest
+    /// says, if it is to be attached: nobody could open the folder then. Or it is not known what
+    /// the next process finds.
     pub fn set_attached(
         &mut self,
         nguid: Nguid,
@@ -160,6 +162,9 @@ impl PoolFolder {
         };
         if entry.attached().contains(&cntlid) == attached {
             return Ok(());
+        }
+        if attached {
+            self.folder.check_file(entry)?;
         }
         self.replace(self.manifest.with_attached(nguid, cntlid, attached))?;
         crash::point!("namespace-pool.attached");
@@ -176,16 +181,23 @@ impl PoolFolder {
         Ok(())
     }
 
-    /// Removes the files that nobody has.
+    /// Removes the files that nobody has. One that cannot be removed holds up no other: what a host
+    /// has deleted must not fill the disk because of it.
     fn remove_pending(&mut self) -> Result<(), PoolError> {
-        if self.manifest.pending().is_empty() {
-            return Ok(());
-        }
+        let (mut removed, mut result) = (BTreeSet::new(), Ok(()));
         for nguid in self.manifest.pending() {
-            self.folder.remove_file(*nguid)?;
+            match self.folder.remove_file(*nguid) {
+                Ok(()) => {
+                    removed.insert(*nguid);
+                }
+                Err(error) => result = result.and(Err(error)),
+            }
         }
-        self.folder.sync()?;
-        crash::point!("namespace-pool.removed");
-        self.replace(self.manifest.without_pending())
+        if !removed.is_empty() {
+            self.folder.sync()?;
+            crash::point!("namespace-pool.removed");
+            self.replace(self.manifest.without_pending(&removed))?;
+        }
+        result
     }
 }

@@ -247,12 +247,10 @@ impl Manifest {
         next
     }
 
-    pub fn without_pending(&self) -> Self {
-        let pending = BTreeSet::new();
-        Self {
-            pending,
-            ..self.clone()
-        }
+    pub fn without_pending(&self, removed: &BTreeSet<Nguid>) -> Self {
+        let mut next = self.clone();
+        next.pending.retain(|nguid| !removed.contains(nguid));
+        next
     }
 
     pub fn with(&self, entry: Entry) -> Self {

@@ -94,6 +94,47 @@ fn namespaces_are_there_as_they_were_kept() {
 }
 
 #[test]
+fn a_file_that_cannot_be_removed_holds_up_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut pool = open(dir.path()).unwrap();
+    (1..=3).for_each(|nsid| pool.create(&new(nsid, 8)).unwrap());
+    let [first, second, third] = [1, 2, 3].map(|nsid| pool.file(nguid(nsid)));
+    fs::remove_file(&first).unwrap();
+    fs::create_dir(&first).unwrap();
+    pool.delete(nguid(1)).unwrap();
+    pool.delete(nguid(2)).unwrap();
+    assert!(first.exists() && !second.exists());
+    let manifest = fs::read_to_string(dir.path().join(MANIFEST)).unwrap();
+    let is_pending = |nsid| manifest.contains(&nguid(nsid).to_string());
+    assert!(is_pending(1) && !is_pending(2), "{manifest}");
+    // It is tried again with the next deletion.
+    fs::remove_dir(&first).unwrap();
+    fs::write(&first, "").unwrap();
+    pool.delete(nguid(3)).unwrap();
+    assert!(!first.exists() && !third.exists());
+}
+
+#[test]
+fn a_file_that_has_changed_is_not_attached() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut pool = open(dir.path()).unwrap();
+    pool.create(&new(1, 8)).unwrap();
+    let path = pool.file(nguid(1));
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    for len in [4095, 8192] {
+        file.set_len(len).unwrap();
+        let error = pool.set_attached(nguid(1), 1, true).unwrap_err();
+        assert!(matches!(error, PoolError::File { nsid: 1, .. }), "{error}");
+    }
+    assert_eq!(found(&pool), [(1, 8, vec![])]);
+    file.set_len(4096).unwrap();
+    pool.set_attached(nguid(1), 1, true).unwrap();
+    // It can be detached, whatever has become of it.
+    file.set_len(0).unwrap();
+    pool.set_attached(nguid(1), 1, false).unwrap();
+}
+
+#[test]
 fn what_contradicts_is_not_made() {
     let dir = tempfile::tempdir().unwrap();
     let mut pool = open(dir.path()).unwrap();

@@ -154,8 +154,9 @@ impl Controller {
     pub(super) fn identify_controller(&self) -> IdentifyController {
         let config = &self.config;
         let (pool, unallocated) = self.pool_capacity();
-        let others = self.engine.active().filter(|ns| !self.is_pooled(ns));
-        let others = others.map(|ns| u128::from(ns.blocks) << ns.shift);
+        let others = self
+            .not_pooled()
+            .map(|ns| u128::from(ns.blocks) << ns.shift);
         let capacity = pool + others.sum::<u128>();
         let volatile = self.has_write_cache();
         let mut page = IdentifyController::new_zeroed();

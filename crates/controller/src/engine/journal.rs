@@ -47,7 +47,7 @@ mod hot {
     pub const CQ_REGISTER: usize = 5;
     /// Its head, as far as known then.
     pub const CQ_HEAD: usize = 6;
-    /// Its tail and phase while its memory is not there, else 0.
+    /// Its tail and phase, and whether it is stale, while its memory is not there, else 0.
     pub const AWAY: usize = 7;
 }
 
@@ -63,6 +63,8 @@ const _: () = assert!(MAX_QUEUE_ENTRIES <= 1 << TAIL_BITS);
 const FLAG: u64 = 1 << 32;
 /// Another one.
 const PHASE: u64 = 1 << 33;
+/// And one more, which processes before it did not write: [`Cq::is_stale`].
+const STALE: u64 = 1 << 34;
 
 /// The rows of the queues, one each, by their numbers.
 #[derive(Clone)]
@@ -103,6 +105,8 @@ pub(super) struct CqNote {
     pub head: u32,
     /// Tail and phase, if its memory was not there.
     pub away: Option<(u32, bool)>,
+    /// It was not there since the queue was created: [`Cq::is_stale`].
+    pub is_stale: bool,
 }
 
 fn store(row: &Row, word: usize, value: u64) {
@@ -189,7 +193,10 @@ impl Hot {
         store(row, hot::CQ_REGISTER, optional(register_seen(&cq.watch)));
         let away = match cq.memory.ring() {
             Some(_) => 0,
-            None => u64::from(cq.tail) | FLAG | flag(cq.phase, PHASE),
+            None => {
+                let flags = FLAG | flag(cq.phase, PHASE) | flag(cq.is_stale, STALE);
+                u64::from(cq.tail) | flags
+            }
         };
         crash::point!("controller.queue.noted");
         store(row, hot::AWAY, away);
@@ -232,6 +239,7 @@ impl Hot {
                 register: option(load(row, hot::CQ_REGISTER)),
                 head: load(row, hot::CQ_HEAD) as u32,
                 away: (away & FLAG != 0).then_some((away as u32, away & PHASE != 0)),
+                is_stale: away & (FLAG | STALE) == FLAG | STALE,
             }
         })
     }

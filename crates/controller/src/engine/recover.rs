@@ -211,6 +211,7 @@ impl Engine {
         })?;
         let mut cq = Cq::new(memory, watch, vector);
         (cq.tail, cq.phase, cq.head, cq.seen) = (tail, phase, head, UNSEEN);
+        cq.is_stale = note.is_stale;
         self.park_anew(qid, Which::CqHead, head);
         let cells = self.doorbells.cells(qid, Which::CqHead);
         refresh_head(&mut cq, cells, &mut self.events, qid);

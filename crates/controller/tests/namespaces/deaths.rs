@@ -105,6 +105,31 @@ fn the_next_process_asks_the_pool_again() {
     }
 }
 
+/// All namespaces of a pool are to be deleted that has none, and the process dies.
+#[test]
+fn none_are_deleted_wherever_the_process_dies() {
+    for rounds in 0..8 {
+        let pool = Arc::<TestPool>::default();
+        let config = ControllerConfig {
+            max_namespaces: 4,
+            pool: Some(pool.clone()),
+            ..Default::default()
+        };
+        let mut h = Host::with(config, Vec::new());
+        h.enable();
+        let cid = h.submit(0, delete_command(ALL));
+        for _ in 0..rounds {
+            h.round();
+        }
+        h.die();
+        h.until(|h| h.peek(0).is_some());
+        let done = h.reap(0).unwrap();
+        let told = (done.cid.get(), done.status());
+        assert_eq!(told, (cid, Status::SUCCESS), "{rounds}");
+        assert_eq!(create_of(&mut h, &new(8)), (Status::SUCCESS, 1), "{rounds}");
+    }
+}
+
 /// Commands are in flight on a namespace that goes, and the process dies.
 #[test]
 fn what_was_in_flight_ends_before_its_namespace_does() {

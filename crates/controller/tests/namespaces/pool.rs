@@ -23,6 +23,8 @@ pub struct TestPool {
     pub changes: Mutex<Vec<PoolChange>>,
     /// What is attached is not open.
     pub closed: AtomicBool,
+    /// How often its namespaces were asked for.
+    pub asked: AtomicU32,
 }
 
 impl std::fmt::Debug for TestPool {
@@ -116,6 +118,7 @@ impl NamespacePool for TestPool {
     }
 
     fn namespaces(&self) -> Vec<PooledNamespace> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         let all = self.namespaces.lock().unwrap();
         all.iter().map(|(ns, _)| ns.clone()).collect()
     }

@@ -5,6 +5,8 @@ use controller::ControllerConfig;
 use nvme::cmd::admin::CreateQueueCdw10;
 use nvme::feature::Fid;
 use nvme::log::Lid;
+use nvme::pci::command;
+use nvme::regs;
 use nvme::{AdminOpcode, Command, Completion, NvmOpcode, Status};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -332,4 +334,35 @@ fn completions_of_an_earlier_queue_are_none_of_a_new_one() {
     h.pairs.insert(2, Pair::new(sq, cq, 16));
     let read = h.rw(NvmOpcode::READ, 1, 0, 1, PAGE);
     assert_eq!(h.command(2, read).status(), Status::SUCCESS);
+}
+
+/// The same of a queue whose function was no bus master when it was created: its memory is cleared
+/// by the process that may reach it, though another one made the queue.
+#[test]
+fn a_queue_is_cleared_by_the_process_that_may() {
+    let mut h = Host::with(ControllerConfig::default(), vec![ns(1, mem(1 << 20), 512)]);
+    let earlier = Completion {
+        sqhd: 2.into(),
+        cid: 7.into(),
+        status_phase: Completion::pack_status(Status::SUCCESS, true),
+        ..Completion::default()
+    };
+    for place in 0..2 {
+        h.write(ACQ + place * 16, earlier.as_bytes());
+    }
+    h.set_command(command::MEMORY_SPACE, true);
+    h.set32(regs::AQA, 0x001f_001f);
+    h.set64(regs::ASQ, ASQ);
+    h.set64(regs::ACQ, ACQ);
+    h.pairs.insert(0, Pair::new(ASQ, ACQ, 32));
+    h.set32(regs::CC, Host::cc_enabled().into_bits());
+    assert!(h.csts().rdy());
+    assert_eq!(h.read(ACQ, 16), earlier.as_bytes(), "no bus master");
+    h.die();
+    h.set_command(command::BUS_MASTER, true);
+    h.round();
+    assert_eq!(h.read(ACQ, 32), [0; 32]);
+    h.die();
+    let (status, _) = h.identify(1, 0, 0);
+    assert_eq!(status, Status::SUCCESS);
 }

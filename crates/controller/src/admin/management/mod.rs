@@ -1,4 +1,4 @@
-//! Namespace Management and Namespace Attachment ("NVMe Base 2.1", 5.1.20 and 5.1.21): namespaces
+//! Namespace Management and Namespace Attachment ("NVMe Base 2.1", 5.1.21 and 5.1.20): namespaces
 //! that a host makes, of a pool ([`NamespacePool`]), one command after the other.
 //!
 //! | command | 1 | 2 | 3 |
@@ -199,7 +199,8 @@ impl Management {
                 nguid: *nguid,
                 shared: saved.shared,
             }),
-            (2, [_, ..]) => Some(Task::Delete(nguids.iter().copied().collect())),
+            // None: of a pool that had none, when all of it was to be deleted.
+            (2, _) => Some(Task::Delete(nguids.iter().copied().collect())),
             (3, [nguid]) => Some(Task::Attach(*nguid)),
             (4, [nguid]) => Some(Task::Detach(*nguid)),
             _ => return None,

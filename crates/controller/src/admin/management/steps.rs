@@ -7,6 +7,7 @@ use crate::engine::Namespace;
 use crate::pool::{PoolChange, PoolError, PooledNamespace};
 use nvme::Status;
 use nvme::cmd::namespace::{ManagementCdw10, ManagementSelect};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 use volume::Io;
@@ -89,8 +90,9 @@ impl Controller {
 
     /// The engines have this very namespace.
     fn is_shown(&self, pooled: &PooledNamespace) -> bool {
-        let mut active = self.engine.active().map(|ns| &ns.config);
-        active.any(|ns| ns.nsid == pooled.nsid && ns.nguid == pooled.nguid)
+        let index = self.engine.namespace_index(pooled.nsid).ok();
+        let ns = index.and_then(|index| self.engine.namespaces.get(index));
+        ns.is_some_and(|ns| ns.config.nguid == pooled.nguid)
     }
 
     fn begin_task(&mut self) {
@@ -319,10 +321,12 @@ impl Controller {
         pool.map_or_else(Vec::new, |pool| pool.namespaces())
     }
 
-    /// A namespace is one of the pool.
-    pub(in crate::admin) fn is_pooled(&self, ns: &Namespace) -> bool {
-        let mut pooled = self.pooled().into_iter();
-        pooled.any(|pooled| pooled.nguid == ns.config.nguid)
+    /// The namespaces that are not of the pool. Hosts ask for what is made of them as often as they
+    /// like, on a thread that is not theirs alone.
+    pub(in crate::admin) fn not_pooled(&self) -> impl Iterator<Item = &Namespace> {
+        let pooled: BTreeSet<_> = self.pooled().iter().map(|pooled| pooled.nguid).collect();
+        let active = self.engine.active();
+        active.filter(move |ns| !pooled.contains(&ns.config.nguid))
     }
 
     /// Namespaces of the pool that the host does not find.
