@@ -114,7 +114,7 @@ fn scripts_and_tests_write_to_the_file() {
 }
 
 #[test]
-#[ignore = "run by the test above, as another process"]
+#[ignore = "a process that another test starts"]
 fn skips_when_asked_to() {
     testkit::skip("testkit::gate", "why not");
 }

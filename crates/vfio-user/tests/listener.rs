@@ -96,7 +96,7 @@ impl Drop for Elsewhere {
 }
 
 #[test]
-#[ignore = "it is a process that other tests start"]
+#[ignore = "a process that another test starts"]
 fn listens_elsewhere() {
     let listener = UnixListener::bind(std::env::var_os(ELSEWHERE).unwrap()).unwrap();
     println!("\nlistening");

@@ -139,7 +139,7 @@ fn all() -> impl Iterator<Item = &'static Case> {
 
 /// In a process of its own: enters the sandbox, tries, and ends with what became of it.
 #[test]
-#[ignore = "the process that the other tests start"]
+#[ignore = "a process that another test starts"]
 fn child() {
     let Ok(name) = std::env::var(TRY) else {
         return;

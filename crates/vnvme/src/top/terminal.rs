@@ -229,7 +229,7 @@ mod tests {
 
     /// Not a test: what the next one runs in a terminal.
     #[test]
-    #[ignore = "it panics: the next test starts it, as another process"]
+    #[ignore = "a process that another test starts"]
     fn panics_in_a_terminal() {
         let _terminal = Terminal::open().unwrap();
         panic!("something went wrong");
