@@ -131,11 +131,13 @@ impl Folder {
         })?;
         let new = path.with_extension("toml.new");
         let written = || -> io::Result<()> {
-            let mut file = options()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .open(&new)?;
+            // Made anew: what somebody has linked here, or a process has left that died, is not
+            // written to.
+            match std::fs::remove_file(&new) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut file = options().write(true).create_new(true).open(&new)?;
             crash::point!("namespace-pool.manifest.begun");
             file.write_all(text.as_bytes())?;
             crash::point!("namespace-pool.manifest.written");

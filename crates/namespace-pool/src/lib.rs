@@ -73,7 +73,8 @@ impl PoolFolder {
             }
         };
         let mut pool = PoolFolder { folder, manifest };
-        pool.remove_pending()?;
+        // What stays is tried again with the next deletion: no namespace is kept from its host by it.
+        let _ = pool.remove_pending();
         for entry in pool.manifest.namespaces() {
             pool.folder.check_file(entry)?;
         }

@@ -107,6 +107,10 @@ fn a_file_that_cannot_be_removed_holds_up_no_other() {
     let manifest = fs::read_to_string(dir.path().join(MANIFEST)).unwrap();
     let is_pending = |nsid| manifest.contains(&nguid(nsid).to_string());
     assert!(is_pending(1) && !is_pending(2), "{manifest}");
+    // Nor does it keep the others from the next process.
+    drop(pool);
+    let mut pool = open(dir.path()).unwrap();
+    assert_eq!(pool.namespaces().len(), 1);
     // It is tried again with the next deletion.
     fs::remove_dir(&first).unwrap();
     fs::write(&first, "").unwrap();
@@ -198,6 +202,18 @@ fn what_is_somebody_elses_stays() {
     let mut pool = open(dir.path()).unwrap();
     assert!(pool.create(&new(77, 8)).is_err());
     drop(pool);
+}
+
+#[test]
+fn what_is_linked_to_is_not_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let victim = dir.path().join("victim");
+    fs::write(&victim, "precious").unwrap();
+    fs::hard_link(&victim, dir.path().join("pool.toml.new")).unwrap();
+    let mut pool = open(dir.path()).unwrap();
+    pool.create(&new(1, 8)).unwrap();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert_eq!(pool.namespaces().len(), 1);
 }
 
 #[test]
