@@ -11,8 +11,11 @@ use std::time::{Duration, Instant};
 
 /// Between two looks at the clock of a loop that finds nothing: more than this is a gap.
 pub(crate) const GAP: Duration = Duration::from_micros(100);
-/// How long others are taken to want the processor after they had it.
+/// How long others are taken to want the processor after they had it, at first.
 const LASTS: Duration = Duration::from_millis(20);
+/// And at most, where they are found again and again: to find them costs several milliseconds of
+/// polling that they would have used, such as the threads of a library that serves the volume.
+const LONGEST: Duration = Duration::from_millis(320);
 
 /// What a loop knows of others.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +23,8 @@ pub(crate) struct Crowd {
     /// The end of the last gap, and the thread's own time then.
     mark: Option<(Instant, Duration)>,
     until: Instant,
+    /// How long they are taken to want it when they are found next.
+    lasts: Duration,
 }
 
 impl Crowd {
@@ -28,6 +33,7 @@ impl Crowd {
         Self {
             mark: None,
             until: now,
+            lasts: LASTS,
         }
     }
 
@@ -38,7 +44,13 @@ impl Crowd {
             let passed = now.saturating_duration_since(then);
             let without = passed.saturating_sub(own.saturating_sub(own_then));
             if without >= gap / 2 {
-                self.until = now + LASTS;
+                // They have not been away for as long as they were there.
+                let again = now.saturating_duration_since(self.until) < self.lasts;
+                self.lasts = match again {
+                    true => (self.lasts * 2).min(LONGEST),
+                    false => LASTS,
+                };
+                self.until = now + self.lasts;
             }
         }
         self.mark = Some((now, own));
@@ -74,6 +86,28 @@ mod tests {
         crowd.gap(ms(3), start + ms(9), ms(3));
         assert!(crowd.is_there(start + ms(9)) && crowd.is_there(start + ms(28)));
         assert!(!crowd.is_there(start + ms(29)));
+    }
+
+    /// Two gaps that end at `at`: when they are not believed in any more, in milliseconds from then.
+    fn found(crowd: &mut Crowd, start: Instant, at: u64) -> u64 {
+        crowd.slept();
+        crowd.gap(ms(3), start + ms(at - 6), ms(0));
+        crowd.gap(ms(3), start + ms(at), ms(3));
+        let gone = (0..10_000).find(|passed| !crowd.is_there(start + ms(at + passed)));
+        gone.unwrap()
+    }
+
+    #[test]
+    fn those_who_stay_are_looked_for_less_often() {
+        let start = Instant::now();
+        let mut crowd = Crowd::new(start);
+        let mut at = 1000;
+        for lasts in [20, 40, 80, 160, 320, 320] {
+            assert_eq!(found(&mut crowd, start, at), lasts);
+            at += lasts + 10;
+        }
+        // They have been away for longer than they were there.
+        assert_eq!(found(&mut crowd, start, at + 1000), 20);
     }
 
     #[test]
