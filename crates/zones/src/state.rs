@@ -282,14 +282,10 @@ impl Zones {
         let number = self.geometry.zone_of(lba);
         let zone = number.and_then(|number| Some((number, self.get(number)?)));
         zone.is_some_and(|(number, zone)| {
-            let offset = lba - self.geometry.start_of(number);
-            let end = offset.saturating_add(blocks);
+            let end = (lba - self.geometry.start_of(number)).saturating_add(blocks);
             match (zone.state, self.zrwa_of(&zone)) {
                 (State::Full, _) => end <= self.geometry.capacity,
-                // The pointer may have gone on to the middle of it.
-                (_, Some(zrwa)) => {
-                    offset < zone.written || end <= zone.written + u64::from(zrwa.size)
-                }
+                (_, Some(zrwa)) => end <= zone.written + u64::from(zrwa.size),
                 _ => end <= zone.written,
             }
         })
