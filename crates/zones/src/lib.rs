@@ -25,8 +25,8 @@
 //! ```
 //!
 //! A zone that was opened for it ([`Zones::open_with_zrwa`]) has a Zone Random Write Area
-//! ([`Zrwa`]): a write that ends in it leaves the write pointer where it is, one that ends behind it
-//! takes the pointer along, and so does [`Zones::flush`].
+//! ([`Zrwa`]): a write that ends in it leaves the write pointer where it is, one that ends behind
+//! it takes the pointer along, and so does [`Zones::flush`].
 //!
 //! Numbers are of logical blocks, and begin at the namespace's first one. A table ([`table`]) is
 //! the state as words, one for each zone, each of which counts by itself: the caller keeps it, and

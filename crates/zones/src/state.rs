@@ -233,8 +233,8 @@ impl Zones {
         Ok(self.geometry.start_of(number) + zone.written)
     }
 
-    /// Takes a write that was checked: the write pointer is behind it from now on; or where the Zone
-    /// Random Write Area reaches its end.
+    /// Takes a write that was checked: the write pointer is behind it from now on; or where the
+    /// Zone Random Write Area reaches its end.
     ///
     /// # Errors
     /// As [`Zones::check_write`]; nothing has changed then.

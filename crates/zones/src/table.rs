@@ -22,8 +22,8 @@ pub const VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"vnvmezns";
 /// Of a word: bits of the blocks that were written.
 const WRITTEN_BITS: u32 = 48;
-/// Of a word: the zone has a Zone Random Write Area. Programs that know of none take such a word for
-/// a damaged one.
+/// Of a word: the zone has a Zone Random Write Area. Programs that know of none take such a word
+/// for a damaged one.
 const ZRWA: u64 = 1 << 52;
 
 /// Why a table cannot be read.

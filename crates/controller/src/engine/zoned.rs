@@ -11,11 +11,11 @@
 //! was. A reset waits until no write of its zones is in flight: so no older write is begun again on
 //! top of newer data.
 //!
-//! *A Zone Random Write Area* (ibid., Zone Random Write Area) is nothing but a rule of which writes a
-//! zone takes, and how far its write pointer is then: their data goes to the volume at once. So it
-//! can be read, and be written again, and what the host calls a flush moves the pointer alone. A
-//! record of a write, or of an action that is refused once it was done, is made only when it was
-//! allowed; the next process does not do it a second time.
+//! *A Zone Random Write Area* (ibid., ZRWA) is nothing but a rule of which writes a zone takes, and
+//! how far its write pointer is then: their data goes to the volume at once. So it can be read, and
+//! be written again, and what the host calls a flush moves the pointer alone. A record of a write,
+//! or of an action that is refused once it was done, is made only when it was allowed; the next
+//! process does not do it a second time.
 //!
 //! *What is durable.* The words are memory of the table's file. What a host waits for with Flush or
 //! Force Unit Access, and each change of a zone by Zone Management Send, is over when the file has

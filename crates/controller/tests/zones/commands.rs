@@ -155,7 +155,8 @@ fn every_status() {
     assert_eq!(z.send(Zsa::RESET, 8 * 64), Status::LBA_OUT_OF_RANGE);
     let open = open_with_zrwa(5 * 64);
     assert_eq!(plain(z.h.io(open)), Status::INVALID_FIELD);
-    // Every status that zones without random write areas have has been seen, on a namespace that refuses writes one more.
+    // Every status that zones have has been seen, but for those of random write areas; a namespace
+    // that refuses writes has one more.
     let state = Zones::new(GEOMETRY).unwrap();
     let config = NamespaceConfig {
         read_only: true,
