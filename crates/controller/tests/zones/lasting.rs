@@ -200,6 +200,9 @@ pub fn histories(geometry: Geometry) {
             .wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) % below
     };
+    let died = |h: &Host, before: u32| h.crashes.values().sum::<u32>() > before;
+    // Openings with an area, and flushes of it, that a process has died within.
+    let mut died_within = [0u32; 2];
     for step in 0..4000u64 {
         match random(3) {
             0 => crash::arm(POINTS[random(11) as usize], random(2) + 1),
@@ -213,7 +216,14 @@ pub fn histories(geometry: Geometry) {
             data[(at * BLOCK) as usize..][..bytes.len()].copy_from_slice(bytes);
         };
         let deaths: u32 = z.h.crashes.values().sum();
-        match random(if geometry.zrwa.is_some() { 15 } else { 10 }) {
+        let empty = model.get(zone as u32).unwrap().state == State::Empty;
+        // Areas are for empty zones: these get some, and the others are made empty for it.
+        let choice = match random(if geometry.zrwa.is_some() { 15 } else { 10 }) {
+            4..7 if empty && geometry.zrwa.is_some() => 10,
+            10..12 if !empty => 7,
+            choice => choice,
+        };
+        match choice {
             0..4 => {
                 let written = model.get(zone as u32).unwrap().written;
                 let lba = match model.get(zone as u32).unwrap().zrwa {
@@ -233,9 +243,8 @@ pub fn histories(geometry: Geometry) {
                 if wanted.is_ok() {
                     put(lba, &fresh);
                     // A process that finds the record alone leaves the zone closed.
-                    let died = z.h.crashes.values().sum::<u32>() > deaths;
                     let number = (lba / 64) as u32;
-                    if closed && died && z.states()[number as usize].0 == CLOSED {
+                    if closed && died(&z.h, deaths) && z.states()[number as usize].0 == CLOSED {
                         assert!(model.get(number).unwrap().zrwa, "step {step}");
                         model.act(number, Action::Close).unwrap();
                     }
@@ -263,13 +272,16 @@ pub fn histories(geometry: Geometry) {
                 let wanted = model.open_with_zrwa(zone as u32);
                 let status = z.open_with_zrwa(start);
                 assert_eq!(status, status_of(wanted), "step {step}");
+                died_within[0] += u32::from(died(&z.h, deaths) && wanted.is_ok());
             }
             12.. => {
                 let written = model.get(zone as u32).unwrap().written;
-                let lba = (start + written + random(9)).min(8 * 64 - 1);
+                let last = [3, 7, 3, 7, random(9)][random(5) as usize];
+                let lba = (start + written + last).min(8 * 64 - 1);
                 let wanted = model.flush(lba);
                 let status = z.send(Zsa::FLUSH_ZRWA, lba);
                 assert_eq!(status, status_of(wanted), "step {step}, {lba}");
+                died_within[1] += u32::from(died(&z.h, deaths) && wanted.is_ok());
             }
             _ => {
                 let actions = [
@@ -301,6 +313,9 @@ pub fn histories(geometry: Geometry) {
             z.blocks(start, 64),
             data[(start * BLOCK) as usize..][..64 * 512]
         );
+    }
+    if geometry.zrwa.is_some() {
+        assert!(died_within.iter().all(|n| *n > 10), "{died_within:?}");
     }
     for point in POINTS {
         assert!(
