@@ -19,7 +19,7 @@ use volume::{
     Effect, Fault, FaultVolume, Faults, Io, IoErrorKind, IoOptions, MemVolume, OpKind, Volume,
 };
 use zerocopy::IntoBytes;
-use zones::{Geometry, Zones};
+use zones::{Geometry, Zones, Zrwa};
 
 const PAGE: u64 = 4096;
 /// Windows of guest memory, of [`WINDOW`] bytes each, one behind the other from IOVA 0 on.
@@ -117,7 +117,7 @@ fn ring(qid: u16, cq: bool) -> u64 {
     u64::from(qid) * 2 * PAGE + u64::from(cq) * PAGE
 }
 
-/// The namespace with zones: few small ones.
+/// The namespace with zones: few small ones, of which two may have a random write area.
 fn zoned(config: NamespaceConfig) -> Option<NamespaceConfig> {
     let zones = Zones::new(Geometry {
         zones: 8,
@@ -125,6 +125,11 @@ fn zoned(config: NamespaceConfig) -> Option<NamespaceConfig> {
         capacity: 12,
         max_open: Some(2),
         max_active: Some(3),
+        zrwa: Some(Zrwa {
+            size: 4,
+            granularity: 2,
+            resources: Some(2),
+        }),
     });
     let zones = Some(Arc::new(ZonedState::new(zones.ok()?, None)));
     Some(NamespaceConfig { zones, ..config })

@@ -87,6 +87,117 @@ fn fio(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
+/// Areas of 128 blocks, flushed by 32, of two zones at a time.
+const AREAS: &str =
+    "zone-size=4M&zone-capacity=3M&zrwa-size=64K&zrwa-granularity=16K&zrwa-resources=2";
+
+/// `zone` says of the zone that begins at a block: its state, write pointer and attributes. `put`
+/// and `get` write and read blocks, of one byte, by passthrough: the block layer keeps to the write
+/// pointer. `refused`: by this status.
+const OF_AREAS: &str = r#"
+n=/dev/ng${d#/dev/nvme}
+zone() {
+    nvme zns report-zones $d --descs=1 --start-lba=$1 >/tmp/zone
+    x='*\([0-9a-fx]*\) .*'
+    set -- $(sed -n "s/.*WP: ${x}State: ${x}Attrs: $x/\2 \1 \3/p" /tmp/zone)
+    echo $(($1)) $(($2)) $(($3))
+}
+of() { head -c $(($1 * 512)) /dev/zero | tr '\0' "$2"; }
+put() {
+    of $2 $3 >/tmp/put
+    nvme write $n -s $1 -c $(($2 - 1)) -z $(($2 * 512)) --data=/tmp/put
+}
+get() {
+    of $2 $3 >/tmp/put
+    rm -f /tmp/get
+    nvme read $n -s $1 -c $(($2 - 1)) -z $(($2 * 512)) --data=/tmp/get >/dev/null 2>&1
+    cmp /tmp/put /tmp/get
+}
+is() { [ "$1" = "$2" ] || { echo "$1, and not $2"; exit 1; }; }
+refused() {
+    wanted=$1; shift
+    if "$@" >/tmp/said 2>&1; then echo "$*: not refused"; exit 1; fi
+    grep -qi "$wanted" /tmp/said || { cat /tmp/said; exit 1; }
+}
+"#;
+
+/// Zone Random Write Areas by nvme-cli, and what is left of them when the process was killed.
+#[test]
+fn random_write_areas() -> Result<()> {
+    if Controller::chosen()? == Controller::Qemu {
+        skip("zones::random_write_areas", "the zones are vnvme's");
+        return Ok(());
+    }
+    let disks = Disks::new()?;
+    let disk = disks.sparse("disk.raw", 32)?;
+    let daemon = Daemon::builder("areas")
+        .arg("--keeper")
+        .arg("process")
+        .volume(volume(&disk, AREAS))
+        .start()?;
+    let guest = boot(&daemon)?;
+    let of_areas = |text: &str| script(&guest, &format!("{OF_AREAS}\n{text}"));
+    let mut checks = Checks::new("areas");
+    checks.check("what there is", || of_areas(WHAT_THERE_IS).map(drop));
+    checks.check("writes in any order, and flushes", || {
+        of_areas(ANY_ORDER).map(drop)
+    });
+    checks.check("what is refused", || of_areas(REFUSED).map(drop));
+    checks.check("the process is killed", || {
+        kill_serving(&daemon)?;
+        of_areas(AFTER).map(drop)
+    });
+    checks.finish();
+    guest.poweroff()?;
+    daemon.terminate()
+}
+
+const WHAT_THERE_IS: &str = r#"
+nvme zns id-ns $d >/tmp/id
+field() { sed -n "s/^$1 *: *\([0-9a-fx]*\).*/\1/p" /tmp/id; }
+is $(($(field ozcs) & 2)) 2; is $(($(field numzrwa))) 1; is $(($(field zrwacap))) 1
+is $(field zrwafg) 32; is $(field zrwasz) 128
+"#;
+
+/// The second zone begins at block 8192.
+const ANY_ORDER: &str = r#"
+nvme zns open-zone $d --start-lba=8192 --zrwaa
+is "$(zone 8192)" '48 8192 8'
+put 8292 8 a; put 8192 8 b; put 8294 2 c
+is "$(zone 8192)" '48 8192 8'
+get 8292 2 a; get 8294 2 c; get 8296 4 a; get 8192 8 b
+# Ten blocks beyond the area take the pointer along.
+put 8320 10 d; is "$(zone 8192)" '48 8224 8'; get 8320 10 d; get 8192 8 b
+nvme zns zrwa-flush-zone $d --lba=8255; is "$(zone 8192)" '48 8256 8'
+"#;
+
+const REFUSED: &str = r#"
+refused 'invalid write' put 8255 1 x
+refused 'invalid write' put 8511 2 x
+refused 'invalid field' nvme zns zrwa-flush-zone $d --lba=8256
+refused operation nvme zns zrwa-flush-zone $d --lba=8384
+refused operation nvme zns zrwa-flush-zone $d --lba=100
+of 1 x >/tmp/put
+refused operation nvme zns zone-append $d --zslba=8192 -z 512 --data=/tmp/put
+refused operation nvme zns open-zone $d --start-lba=8192 --zrwaa
+nvme zns open-zone $d --start-lba=16384 --zrwaa
+refused 'zrwa' nvme zns open-zone $d --start-lba=24576 --zrwaa
+is "$(zone 24576)" '16 24576 0'; is "$(zone 8192)" '48 8256 8'
+# The zone that is finished gives the area to another one.
+nvme zns finish-zone $d --start-lba=16384; nvme zns open-zone $d --start-lba=24576 --zrwaa
+is "$(zone 24576)" '48 24576 8'
+"#;
+
+const AFTER: &str = r#"
+is "$(zone 8192)" '48 8256 8'; is "$(zone 24576)" '48 24576 8'
+get 8292 2 a; get 8294 2 c; get 8320 10 d
+put 8300 4 e; get 8300 4 e
+nvme zns close-zone $d --start-lba=8192; is "$(zone 8192)" '64 8256 8'
+nvme zns zrwa-flush-zone $d --lba=8383; is "$(zone 8192)" '32 8384 8'
+nvme zns reset-zone $d --start-lba=8192; is "$(zone 8192)" '16 8192 0'
+get 8300 4 '\0'; get 8192 8 '\0'
+"#;
+
 /// A file system that appends to zones and resets them: written, half of that removed, and written
 /// again, while the process that serves it is killed again and again.
 #[test]

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
+#[path = "zones/areas.rs"]
+mod areas;
 #[path = "zones/commands.rs"]
 mod commands;
 mod common;

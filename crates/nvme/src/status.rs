@@ -229,6 +229,8 @@ statuses! {
         INCOMPATIBLE_NAMESPACE_OR_FORMAT = 0x85, "Incompatible Namespace or Format";
         FAST_COPY_NOT_POSSIBLE = 0x86, "Fast Copy Not Possible";
         OVERLAPPING_IO_RANGE = 0x87, "Overlapping I/O Range";
+        INVALID_ZONE_OPERATION_REQUEST = 0xb6, "Invalid Zone Operation Request";
+        ZRWA_RESOURCES_UNAVAILABLE = 0xb7, "ZRWA Resources Unavailable";
         ZONED_BOUNDARY_ERROR = 0xb8, "Zoned Boundary Error";
         ZONE_IS_FULL = 0xb9, "Zone Is Full";
         ZONE_IS_READ_ONLY = 0xba, "Zone Is Read Only";

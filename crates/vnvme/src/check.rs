@@ -392,9 +392,19 @@ fn check_zones(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
         ("max-open-zones", namespace.max_open_zones.is_some()),
         ("max-active-zones", namespace.max_active_zones.is_some()),
         ("zone-table", namespace.zone_table.is_some()),
+        ("zrwa-size", namespace.zrwa_size.is_some()),
     ] {
         if said && namespace.zone_size.is_none() {
             let why = format!("{key} has no effect without zone-size");
+            return Err(origin.error(key, why));
+        }
+    }
+    for (key, said) in [
+        ("zrwa-granularity", namespace.zrwa_granularity.is_some()),
+        ("zrwa-resources", namespace.zrwa_resources.is_some()),
+    ] {
+        if said && namespace.zrwa_size.is_none() {
+            let why = format!("{key} has no effect without zrwa-size");
             return Err(origin.error(key, why));
         }
     }

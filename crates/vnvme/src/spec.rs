@@ -70,6 +70,12 @@ pub struct NamespaceSpec {
     pub max_open_zones: Option<u32>,
     /// Zones that may be active at a time.
     pub max_active_zones: Option<u32>,
+    /// Bytes of a zone's random write area, if zones may have any.
+    pub zrwa_size: Option<Size>,
+    /// Bytes that such an area is flushed by.
+    pub zrwa_granularity: Option<Size>,
+    /// Zones that may have such an area at a time.
+    pub zrwa_resources: Option<u32>,
     /// File that keeps the zones.
     pub zone_table: Option<PathBuf>,
     /// Placement handles (Flexible Data Placement), if it is to have any.
@@ -733,7 +739,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 32);
+        assert_eq!(count, 35);
     }
 
     #[test]

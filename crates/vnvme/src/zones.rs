@@ -9,8 +9,9 @@ use controller::{ZoneTable, ZonedState};
 use std::path::Path;
 use std::sync::Arc;
 use volume::{PreviousProcess, Volume};
+use zones::table::TableError;
 use zones::table::{self, Identity};
-use zones::{Geometry, Zones};
+use zones::{Geometry, Zones, Zrwa};
 
 /// The zones of a namespace on this volume, if it is to have any.
 ///
@@ -55,13 +56,18 @@ pub fn open(
 
 fn geometry(spec: &NamespaceSpec, size: u64, block: u64, bytes: u64) -> Result<Geometry> {
     let capacity = spec.zone_capacity.map_or(size, |Size(capacity)| capacity);
-    for (key, value) in [("zone-size", size), ("zone-capacity", capacity)] {
+    let blocks = |key: &str, value: u64| {
         let whole = value > 0 && value.is_multiple_of(block);
         ensure!(
             whole,
             "{key} is {value} bytes: whole blocks of {block} bytes are allowed"
         );
-    }
+        Ok(value / block)
+    };
+    let (blocks_of_size, capacity) = (
+        blocks("zone-size", size)?,
+        blocks("zone-capacity", capacity)?,
+    );
     let count = bytes / size;
     ensure!(
         count > 0,
@@ -69,13 +75,36 @@ fn geometry(spec: &NamespaceSpec, size: u64, block: u64, bytes: u64) -> Result<G
     );
     let geometry = Geometry {
         zones: u32::try_from(count).unwrap_or(u32::MAX),
-        size: size / block,
-        capacity: capacity / block,
+        size: blocks_of_size,
+        capacity,
         max_open: spec.max_open_zones.or(spec.max_active_zones),
         max_active: spec.max_active_zones,
+        zrwa: zrwa(spec, block, blocks)?,
     };
     geometry.check()?;
     Ok(geometry)
+}
+
+/// What zones' random write areas are like, if they may have any.
+fn zrwa(
+    spec: &NamespaceSpec,
+    block: u64,
+    blocks: impl Fn(&str, u64) -> Result<u64>,
+) -> Result<Option<Zrwa>> {
+    let Some(Size(size)) = spec.zrwa_size else {
+        return Ok(None);
+    };
+    // Fields of 16 bits say so to the guest.
+    let few = |key: &str, value: u64| {
+        let blocks = u16::try_from(blocks(key, value)?);
+        blocks.with_context(|| format!("{key}: {} blocks at most are allowed", u16::MAX))
+    };
+    let granularity = spec.zrwa_granularity.map_or(block, |Size(by)| by);
+    Ok(Some(Zrwa {
+        size: few("zrwa-size", size)?,
+        granularity: few("zrwa-granularity", granularity)?,
+        resources: spec.zrwa_resources,
+    }))
 }
 
 /// The zones in a file, which is made if it is not there.
@@ -89,8 +118,13 @@ fn kept(
     let (volume, pages) = table_file::open(path, fresh, previous)?;
     let shown = path.display();
     let bytes = table_file::read(&pages, table::len(geometry.zones))?;
-    let zones = table::decode(&bytes, geometry, identity).with_context(|| {
-        format!("{shown}: to remove the file is to have all zones empty, whatever is in them")
+    let zones = table::decode(&bytes, geometry, identity).map_err(|error| match error {
+        TableError::Zrwa(_) => anyhow::Error::new(error).context(format!(
+            "{shown}: zrwa-size and zrwa-granularity are not what they were"
+        )),
+        _ => anyhow::Error::new(error).context(format!(
+            "{shown}: to remove the file is to have all zones empty, whatever is in them"
+        )),
     })?;
     let kept = ZoneTable::new(pages, geometry.zones, Arc::new(volume));
     let Some(kept) = kept else {
@@ -126,11 +160,64 @@ mod tests {
                 "zone-size=64K&max-open-zones=3&max-active-zones=2",
                 "no more open ones",
             ),
+            ("zone-size=64K&zrwa-size=700", "zrwa-size is 700 bytes"),
+            ("zone-size=64K&zrwa-size=0", "zrwa-size is 0 bytes"),
+            (
+                "zone-size=64K&zrwa-size=8K&zrwa-granularity=3K",
+                "flushed by 6: a multiple",
+            ),
+            ("zone-size=64K&zrwa-size=128K", "256 blocks"),
+            ("zone-size=64K&zrwa-size=32M", "65535 blocks at most"),
+            (
+                "zone-size=64K&zrwa-size=8K&max-active-zones=2&zrwa-resources=3",
+                "no more than active zones",
+            ),
         ] {
             let text = error(&format!("mem://1M?{options}"));
             assert!(text.contains(said), "{options}: {text}");
         }
         assert!(error("disk.raw?zone-size=64K").contains("zone-table"));
+    }
+
+    #[test]
+    fn areas_are_as_they_were_asked_for() {
+        for (options, wanted) in [
+            ("", None),
+            ("&zrwa-size=8K", Some((16, 1, None))),
+            (
+                "&zrwa-size=8K&zrwa-granularity=2K&zrwa-resources=5",
+                Some((16, 4, Some(5))),
+            ),
+        ] {
+            let spec = parse(&format!("mem://1M?zone-size=64K{options}")).unwrap();
+            let found = geometry(&spec, 64 << 10, 512, 1 << 20).unwrap().zrwa;
+            let found = found.map(|zrwa| (zrwa.size, zrwa.granularity, zrwa.resources));
+            assert_eq!(found, wanted);
+        }
+    }
+
+    /// A file of a time before there were areas is read with them, and one in which zones have some
+    /// is not read without.
+    #[test]
+    fn a_file_that_areas_come_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("zones");
+        let url = format!("mem://1M?zone-size=64K&zone-table={}", path.display());
+        let area = format!("{url}&zrwa-size=8K");
+        drop(zones(&url, 1 << 20).unwrap().unwrap());
+        drop(zones(&area, 1 << 20).unwrap().unwrap());
+        let spec = parse(&area).unwrap();
+        let mut state = Zones::new(geometry(&spec, 64 << 10, 512, 1 << 20).unwrap()).unwrap();
+        state.open_with_zrwa(3).unwrap();
+        let word = table::word(3, state.get(3).unwrap());
+        let mut bytes = std::fs::read(&path).unwrap();
+        let at = table::HEADER + 3 * table::WORD;
+        bytes[at..at + table::WORD].copy_from_slice(&word.to_le_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        drop(zones(&area, 1 << 20).unwrap().unwrap());
+        let text = error(&url);
+        assert!(text.contains("zrwa-size and zrwa-granularity"), "{text}");
+        assert!(text.contains("zone 3 has a random write area"), "{text}");
     }
 
     #[test]

@@ -17,6 +17,20 @@ pub struct Geometry {
     pub max_open: Option<u32>,
     /// Zones that may be open or closed at a time; `None`: all.
     pub max_active: Option<u32>,
+    /// Zone Random Write Areas, if zones may have any.
+    pub zrwa: Option<Zrwa>,
+}
+
+/// What the Zone Random Write Area of a zone is like: so many blocks from the write pointer on can
+/// be written in any order, and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Zrwa {
+    /// Blocks of it, a multiple of `granularity` (ZRWASZ).
+    pub size: u16,
+    /// Blocks that the write pointer moves by, or a multiple of them (ZRWAFG).
+    pub granularity: u16,
+    /// Zones that may have one at a time; `None`: all that may be active.
+    pub resources: Option<u32>,
 }
 
 /// Why zones cannot be like that.
@@ -41,6 +55,22 @@ pub enum GeometryError {
         "the limits of open and active zones: 1 at least, and no more open ones than active ones"
     )]
     Limits,
+    /// A Zone Random Write Area cannot be like that.
+    #[error(
+        "a random write area of {size} blocks, flushed by {granularity}: a multiple of that, which \
+         the zone's capacity, {capacity} blocks, is too, and no more than that capacity is allowed"
+    )]
+    Zrwa {
+        /// Its size.
+        size: u16,
+        /// Its flush granularity.
+        granularity: u16,
+        /// The zones' capacity.
+        capacity: u64,
+    },
+    /// No zone may have a Zone Random Write Area, or more than may be active.
+    #[error("the number of random write areas: 1 at least, and no more than active zones")]
+    ZrwaResources,
 }
 
 impl Geometry {
@@ -63,7 +93,34 @@ impl Geometry {
         if none || more {
             return Err(GeometryError::Limits);
         }
-        Ok(())
+        self.zrwa.map_or(Ok(()), |zrwa| self.check_zrwa(zrwa))
+    }
+
+    fn check_zrwa(&self, zrwa: Zrwa) -> Result<(), GeometryError> {
+        let (size, granularity) = (u64::from(zrwa.size), u64::from(zrwa.granularity));
+        // Else the last blocks of a zone could never be flushed.
+        let whole = granularity > 0
+            && size.is_multiple_of(granularity)
+            && self.capacity.is_multiple_of(granularity);
+        if !whole || !(1..=self.capacity).contains(&size) {
+            return Err(GeometryError::Zrwa {
+                size: zrwa.size,
+                granularity: zrwa.granularity,
+                capacity: self.capacity,
+            });
+        }
+        let more = matches!((zrwa.resources, self.max_active), (Some(r), Some(a)) if r > a);
+        match zrwa.resources == Some(0) || more {
+            true => Err(GeometryError::ZrwaResources),
+            false => Ok(()),
+        }
+    }
+
+    /// Zones that may have a Zone Random Write Area at a time, if any may.
+    pub fn zrwa_resources(&self) -> Option<u32> {
+        let zrwa = self.zrwa?;
+        let limit = zrwa.resources.or(self.max_active);
+        Some(limit.map_or(self.zones, |limit| limit.min(self.zones)))
     }
 
     /// Blocks of the namespace.

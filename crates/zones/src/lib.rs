@@ -11,7 +11,7 @@
 //! use zones::{Action, Geometry, Refusal, State, Zones};
 //!
 //! let (max_open, max_active) = (Some(2), None);
-//! let geometry = Geometry { zones: 4, size: 16, capacity: 12, max_open, max_active };
+//! let geometry = Geometry { zones: 4, size: 16, capacity: 12, max_open, max_active, zrwa: None };
 //! let mut zones = Zones::new(geometry)?;
 //! zones.write(0, 8)?;
 //! assert_eq!(zones.check_write(4, 1), Err(Refusal::InvalidWrite));
@@ -23,6 +23,10 @@
 //! assert_eq!(zones.open(), 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! A zone that was opened for it ([`Zones::open_with_zrwa`]) has a Zone Random Write Area
+//! ([`Zrwa`]): a write that ends in it leaves the write pointer where it is, one that ends behind
+//! it takes the pointer along, and so does [`Zones::flush`].
 //!
 //! Numbers are of logical blocks, and begin at the namespace's first one. A table ([`table`]) is
 //! the state as words, one for each zone, each of which counts by itself: the caller keeps it, and
@@ -36,6 +40,6 @@ mod state;
 pub mod table;
 mod types;
 
-pub use geometry::{Geometry, GeometryError, MAX_ZONES};
+pub use geometry::{Geometry, GeometryError, MAX_ZONES, Zrwa};
 pub use state::{Reported, Zone, Zones};
 pub use types::{Action, Filter, Refusal, State};

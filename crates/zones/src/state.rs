@@ -1,6 +1,6 @@
 //! The state of a namespace's zones, and every change of it.
 
-use crate::{Action, Filter, Geometry, GeometryError, Refusal, State};
+use crate::{Action, Filter, Geometry, GeometryError, Refusal, State, Zrwa};
 use std::collections::VecDeque;
 
 /// One zone.
@@ -10,7 +10,11 @@ pub struct Zone {
     pub state: State,
     /// Blocks before its write pointer, from its first one on. Of a full zone, those that were
     /// written before it was finished.
+    /// The blocks behind it may be written, too, where the zone has a Zone Random Write Area; of a
+    /// full zone that had one all count.
     pub written: u64,
+    /// It has a Zone Random Write Area; it is active then.
+    pub zrwa: bool,
     /// Its data is being taken away.
     pub resetting: bool,
 }
@@ -19,6 +23,7 @@ impl Zone {
     pub(crate) const EMPTY: Self = Self {
         state: State::Empty,
         written: 0,
+        zrwa: false,
         resetting: false,
     };
 }
@@ -34,6 +39,8 @@ pub struct Reported {
     pub capacity: u64,
     /// The block that is written next; all bits are ones where a write pointer means nothing.
     pub write_pointer: u64,
+    /// It has a Zone Random Write Area.
+    pub zrwa: bool,
 }
 
 /// All zones of a namespace.
@@ -43,6 +50,8 @@ pub struct Zones {
     zones: Vec<Zone>,
     open: u32,
     active: u32,
+    /// Those that have a Zone Random Write Area.
+    zrwas: u32,
     /// Those that are implicitly open; the first one to be closed for another one comes first.
     implicit: VecDeque<u32>,
     /// Those that have changed since [`Zones::take_changed`].
@@ -62,6 +71,7 @@ impl Zones {
             zones,
             open: 0,
             active: 0,
+            zrwas: 0,
             implicit: VecDeque::new(),
             changed: Vec::new(),
         })
@@ -76,6 +86,7 @@ impl Zones {
             geometry,
             open: count(State::is_open),
             active: count(State::is_active),
+            zrwas: zones.iter().filter(|zone| zone.zrwa).count() as u32,
             implicit: implicit.map(|(zone, _)| zone).collect(),
             changed: Vec::new(),
             zones,
@@ -102,6 +113,11 @@ impl Zones {
         self.active
     }
 
+    /// How many have a Zone Random Write Area.
+    pub fn zrwas(&self) -> u32 {
+        self.zrwas
+    }
+
     /// The zones that have changed since the last call, each of them once.
     pub fn take_changed(&mut self) -> impl Iterator<Item = u32> + '_ {
         self.changed.sort_unstable();
@@ -111,7 +127,7 @@ impl Zones {
 
     /// Nobody remembers what was open: open zones are closed ones, or empty where nothing was
     /// written to them. So it is after a loss of power, for one, and when another process begins
-    /// anew.
+    /// anew. A Zone Random Write Area stays: what it holds is with the volume.
     pub fn power_lost(&mut self) {
         for number in 0..self.geometry.zones {
             let Some(zone) = self.get(number) else {
@@ -121,7 +137,7 @@ impl Zones {
                 self.cancel_reset(number);
             }
             match zone.state {
-                _ if zone.state.is_active() && zone.written == 0 => {
+                _ if zone.state.is_active() && zone.written == 0 && !zone.zrwa => {
                     self.change(number, State::Empty, 0);
                 }
                 state if state.is_open() => self.change(number, State::Closed, zone.written),
@@ -169,10 +185,38 @@ impl Zones {
     pub fn check_write(&self, lba: u64, blocks: u64) -> Result<(), Refusal> {
         let (number, zone) = self.writable(lba)?;
         let offset = lba - self.geometry.start_of(number);
+        if let Some(zrwa) = self.zrwa_of(&zone) {
+            return self.check_random(zone, zrwa, offset, blocks);
+        }
         if offset != zone.written {
             return Err(Refusal::InvalidWrite);
         }
         self.check_room(zone, blocks)
+    }
+
+    /// Whether a zone with a Zone Random Write Area takes a write there: from the write pointer on,
+    /// and as far as a flush can make room for it ("NVMe Zoned Namespace Command Set 1.1", Zone
+    /// Random Write Area: twice its size).
+    fn check_random(
+        &self,
+        zone: Zone,
+        zrwa: Zrwa,
+        offset: u64,
+        blocks: u64,
+    ) -> Result<(), Refusal> {
+        let end = offset.saturating_add(blocks.max(1));
+        if offset < zone.written || end > zone.written + 2 * u64::from(zrwa.size) {
+            return Err(Refusal::InvalidWrite);
+        }
+        if end > self.geometry.capacity {
+            return Err(Refusal::Boundary);
+        }
+        self.check_limits(zone.state)
+    }
+
+    /// What the Zone Random Write Area of the zone is like, if it has one.
+    fn zrwa_of(&self, zone: &Zone) -> Option<Zrwa> {
+        self.geometry.zrwa.filter(|_| zone.zrwa)
     }
 
     /// Where an append of so many blocks to the zone that begins at `start` goes to now.
@@ -182,11 +226,15 @@ impl Zones {
     pub fn check_append(&self, start: u64, blocks: u64) -> Result<u64, Refusal> {
         let number = self.zone_at(start)?;
         let (_, zone) = self.writable(start)?;
+        if zone.zrwa {
+            return Err(Refusal::InvalidOperation);
+        }
         self.check_room(zone, blocks)?;
         Ok(self.geometry.start_of(number) + zone.written)
     }
 
-    /// Takes a write that was checked: the write pointer is behind it from now on.
+    /// Takes a write that was checked: the write pointer is behind it from now on; or where the
+    /// Zone Random Write Area reaches its end.
     ///
     /// # Errors
     /// As [`Zones::check_write`]; nothing has changed then.
@@ -198,10 +246,24 @@ impl Zones {
         let Some(zone) = self.get(number) else {
             return Err(Refusal::OutOfRange);
         };
-        let written = zone.written + blocks;
-        if written == self.geometry.capacity {
-            self.change(number, State::Full, written);
+        let Some(zrwa) = self.zrwa_of(&zone) else {
+            self.advance(number, zone, zone.written + blocks);
             return Ok(());
+        };
+        let end = lba - self.geometry.start_of(number) + blocks;
+        let beyond = end.saturating_sub(zone.written + u64::from(zrwa.size));
+        // The implicit flush. The pointer stays before the write's end, so that no zone gets full.
+        let flushed = beyond.next_multiple_of(u64::from(zrwa.granularity).max(1));
+        if flushed > 0 || !zone.state.is_open() {
+            self.advance(number, zone, zone.written + flushed);
+        }
+        Ok(())
+    }
+
+    /// The zone is written as far as that, and open or full by it.
+    fn advance(&mut self, number: u32, zone: Zone, written: u64) {
+        if written == self.geometry.capacity {
+            return self.change(number, State::Full, written);
         }
         if !zone.state.is_open() {
             self.make_room();
@@ -211,19 +273,21 @@ impl Zones {
             _ => State::ImplicitlyOpen,
         };
         self.change(number, state, written);
-        Ok(())
     }
 
-    /// The write pointer of their zone is behind these blocks.
-    pub fn is_written(&self, lba: u64, blocks: u64) -> bool {
+    /// A write of these blocks that was checked once, and may have been taken then, needs nothing
+    /// more of its zone: the write pointer is behind it; or the Zone Random Write Area reaches its
+    /// end, and if it was not taken, then the zone is one that was closed at once after it.
+    pub fn is_taken(&self, lba: u64, blocks: u64) -> bool {
         let number = self.geometry.zone_of(lba);
         let zone = number.and_then(|number| Some((number, self.get(number)?)));
         zone.is_some_and(|(number, zone)| {
-            let end = (lba - self.geometry.start_of(number)).checked_add(blocks);
-            end.is_some_and(|end| match zone.state {
-                State::Full => end <= self.geometry.capacity,
+            let end = (lba - self.geometry.start_of(number)).saturating_add(blocks);
+            match (zone.state, self.zrwa_of(&zone)) {
+                (State::Full, _) => end <= self.geometry.capacity,
+                (_, Some(zrwa)) => end <= zone.written + u64::from(zrwa.size),
                 _ => end <= zone.written,
-            })
+            }
         })
     }
 
@@ -313,7 +377,85 @@ impl Zones {
             (Action::Offline, S::ReadOnly | S::Offline) => S::Offline,
             _ => return Err(Refusal::InvalidTransition),
         };
-        self.change(number, state, zone.written);
+        // Where in its Zone Random Write Area a zone was written, nobody knows.
+        let written = match zone.zrwa && state == S::Full {
+            true => self.geometry.capacity,
+            false => zone.written,
+        };
+        self.change(number, state, written);
+        Ok(())
+    }
+
+    /// Whether a zone can be opened with a Zone Random Write Area now.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check_open_with_zrwa(&self, number: u32) -> Result<(), Refusal> {
+        let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
+        match zone.state {
+            _ if zone.resetting => return Err(Refusal::Resetting),
+            State::Empty => {}
+            state if state.is_active() => return Err(Refusal::InvalidOperation),
+            _ => return Err(Refusal::InvalidTransition),
+        }
+        let resources = self.geometry.zrwa_resources();
+        let resources = resources.ok_or(Refusal::InvalidOperation)?;
+        self.check_limits(zone.state)?;
+        match self.zrwas < resources {
+            true => Ok(()),
+            false => Err(Refusal::ZrwaResources),
+        }
+    }
+
+    /// Opens an empty zone, and gives it a Zone Random Write Area: Open Zone with ZRWAA.
+    ///
+    /// # Errors
+    /// As [`Zones::check_open_with_zrwa`]; nothing has changed then.
+    pub fn open_with_zrwa(&mut self, number: u32) -> Result<(), Refusal> {
+        self.check_open_with_zrwa(number)?;
+        self.make_room();
+        self.change(number, State::ExplicitlyOpen, 0);
+        if let Some(zone) = self.zones.get_mut(number as usize) {
+            zone.zrwa = true;
+            self.zrwas += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether a zone's Zone Random Write Area can be flushed up to this block: its last one, or
+    /// one before it that makes a multiple of the granularity.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check_flush(&self, lba: u64) -> Result<(), Refusal> {
+        let number = self.geometry.zone_of(lba).ok_or(Refusal::OutOfRange)?;
+        let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
+        if zone.resetting {
+            return Err(Refusal::Resetting);
+        }
+        let zrwa = self.zrwa_of(&zone).ok_or(Refusal::InvalidOperation)?;
+        let end = lba - self.geometry.start_of(number) + 1;
+        let reach = zone.written + u64::from(zrwa.size);
+        if end <= zone.written || end > reach.min(self.geometry.capacity) {
+            return Err(Refusal::InvalidOperation);
+        }
+        if !(end - zone.written).is_multiple_of(u64::from(zrwa.granularity)) {
+            return Err(Refusal::Granularity);
+        }
+        self.check_limits(zone.state)
+    }
+
+    /// Moves the write pointer of the block's zone behind that block: Flush Explicit ZRWA Range. A
+    /// closed zone is opened by it, as by a write.
+    ///
+    /// # Errors
+    /// As [`Zones::check_flush`]; nothing has changed then.
+    pub fn flush(&mut self, lba: u64) -> Result<(), Refusal> {
+        self.check_flush(lba)?;
+        let number = self.geometry.zone_of(lba).ok_or(Refusal::OutOfRange)?;
+        let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
+        let end = lba - self.geometry.start_of(number) + 1;
+        self.advance(number, zone, end);
         Ok(())
     }
 
@@ -368,7 +510,10 @@ impl Zones {
             return Err(Refusal::InvalidTransition);
         }
         zone.resetting = true;
-        Ok((start, zone.written.min(capacity)))
+        // Where in its Zone Random Write Area a zone was written, nobody knows, nor how large that
+        // was for another process.
+        let written = if zone.zrwa { capacity } else { zone.written };
+        Ok((start, written.min(capacity)))
     }
 
     /// The zones that a reset of all is about: those that are active or full.
@@ -404,6 +549,10 @@ impl Zones {
         };
         let before = zone.state;
         (zone.state, zone.written) = (state, written);
+        if zone.zrwa && !state.is_active() {
+            zone.zrwa = false;
+            self.zrwas -= 1;
+        }
         self.open = self.open + u32::from(state.is_open()) - u32::from(before.is_open());
         self.active = self.active + u32::from(state.is_active()) - u32::from(before.is_active());
         let implicit = |state| state == State::ImplicitlyOpen;
@@ -430,6 +579,7 @@ impl Zones {
                 state: zone.state,
                 start,
                 capacity: self.geometry.capacity,
+                zrwa: zone.zrwa,
                 write_pointer: match zone.state.has_write_pointer() {
                     true => start + zone.written,
                     false => u64::MAX,

@@ -22,6 +22,9 @@ pub const VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"vnvmezns";
 /// Of a word: bits of the blocks that were written.
 const WRITTEN_BITS: u32 = 48;
+/// Of a word: the zone has a Zone Random Write Area. Programs that know of none take such a word
+/// for a damaged one.
+const ZRWA: u64 = 1 << 52;
 
 /// Why a table cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,6 +67,13 @@ pub enum TableError {
     /// The word of a zone is damaged.
     #[error("what it says of zone {0} cannot be")]
     Zone(u32),
+    /// The zone has a Zone Random Write Area, and the namespace is to have none, or with another
+    /// granularity.
+    #[error(
+        "zone {0} has a random write area, which the namespace is not to have, or not with that \
+         granularity"
+    )]
+    Zrwa(u32),
 }
 
 /// Bytes of a table of so many zones.
@@ -103,7 +113,8 @@ pub fn header(geometry: &Geometry, identity: Identity) -> [u8; HEADER] {
 
 /// The word of a zone, by its number.
 pub fn word(number: u32, zone: Zone) -> u64 {
-    let content = u64::from(zone.state.number()) << WRITTEN_BITS | zone.written;
+    let zrwa = if zone.zrwa { ZRWA } else { 0 };
+    let content = u64::from(zone.state.number()) << WRITTEN_BITS | zone.written | zrwa;
     content | check(number, content) << 56
 }
 
@@ -117,9 +128,11 @@ fn check(number: u32, content: u64) -> u64 {
 }
 
 /// The zone that a word says.
-fn zone(number: u32, word: u64, geometry: &Geometry) -> Option<Zone> {
+fn zone(number: u32, word: u64, geometry: &Geometry) -> Result<Zone, TableError> {
+    let damaged = TableError::Zone(number);
     let content = word & ((1 << 56) - 1);
-    let state = State::of((content >> WRITTEN_BITS) as u8)?;
+    let zrwa = content & ZRWA != 0;
+    let state = State::of(((content & !ZRWA) >> WRITTEN_BITS) as u8).ok_or(damaged)?;
     let written = content & ((1 << WRITTEN_BITS) - 1);
     let possible = match state {
         State::Empty => written == 0,
@@ -127,9 +140,17 @@ fn zone(number: u32, word: u64, geometry: &Geometry) -> Option<Zone> {
         _ => written < geometry.capacity,
     };
     let whole = word >> 56 == check(number, content);
-    (possible && whole).then_some(Zone {
+    if !possible || !whole || (zrwa && !state.is_active()) {
+        return Err(damaged);
+    }
+    let moves = |by: u16| by > 0 && written.is_multiple_of(u64::from(by));
+    if zrwa && !geometry.zrwa.is_some_and(|zrwa| moves(zrwa.granularity)) {
+        return Err(TableError::Zrwa(number));
+    }
+    Ok(Zone {
         state,
         written,
+        zrwa,
         resetting: false,
     })
 }
@@ -163,7 +184,7 @@ pub fn decode(bytes: &[u8], geometry: Geometry, identity: Identity) -> Result<Zo
     let words = words.ok_or(short(needed))?;
     let zones = (0..).zip(words).map(|(number, word)| {
         let word = u64::from_le_bytes(*word);
-        zone(number, word, &geometry).ok_or(TableError::Zone(number))
+        zone(number, word, &geometry)
     });
     Ok(Zones::of(geometry, zones.collect::<Result<_, _>>()?))
 }

@@ -129,8 +129,9 @@ pub enum Refusal {
     /// The zone is gone.
     #[error("the zone is offline")]
     Offline,
-    /// It does not begin at the write pointer.
-    #[error("it does not begin at the zone's write pointer")]
+    /// It does not begin at the write pointer, or leaves the Zone Random Write Area and what is
+    /// flushed for it.
+    #[error("it does not begin at the zone's write pointer, or not within reach of it")]
     InvalidWrite,
     /// So many zones are active that this one cannot be.
     #[error("too many zones are active")]
@@ -141,6 +142,16 @@ pub enum Refusal {
     /// A zone in this state cannot do that.
     #[error("the zone's state does not allow that")]
     InvalidTransition,
+    /// What is about a Zone Random Write Area, of a zone that has none or cannot get one, or about
+    /// blocks outside of it; or an append to a zone that has one.
+    #[error("the zone's random write area does not allow that")]
+    InvalidOperation,
+    /// So many zones have a Zone Random Write Area that this one cannot get one.
+    #[error("too many zones have a random write area")]
+    ZrwaResources,
+    /// It would move the write pointer by other than the flush granularity.
+    #[error("what is flushed is no multiple of the granularity")]
+    Granularity,
     /// The zone is being reset: the command may come again.
     #[error("the zone is being reset")]
     Resetting,
@@ -151,7 +162,7 @@ impl Refusal {
     pub const fn status(self) -> Status {
         let status = match self {
             Self::OutOfRange => Status::LBA_OUT_OF_RANGE,
-            Self::NotAtStart => Status::INVALID_FIELD,
+            Self::NotAtStart | Self::Granularity => Status::INVALID_FIELD,
             Self::Boundary => Status::ZONED_BOUNDARY_ERROR,
             Self::Full => Status::ZONE_IS_FULL,
             Self::ReadOnly => Status::ZONE_IS_READ_ONLY,
@@ -160,6 +171,8 @@ impl Refusal {
             Self::TooManyActive => Status::TOO_MANY_ACTIVE_ZONES,
             Self::TooManyOpen => Status::TOO_MANY_OPEN_ZONES,
             Self::InvalidTransition => Status::INVALID_ZONE_STATE_TRANSITION,
+            Self::InvalidOperation => Status::INVALID_ZONE_OPERATION_REQUEST,
+            Self::ZrwaResources => Status::ZRWA_RESOURCES_UNAVAILABLE,
             Self::Resetting => return Status::COMMAND_INTERRUPTED,
         };
         status.with_dnr(true)

@@ -4,7 +4,7 @@
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
 use zones::table::{self, Identity};
-use zones::{Action, Filter, Geometry, Refusal, State, Zones};
+use zones::{Action, Filter, Geometry, Refusal, State, Zones, Zrwa};
 
 /// Numbers that are the same each time (SplitMix64).
 struct Chance(u64);
@@ -28,6 +28,8 @@ impl Chance {
 struct Model {
     geometry: Geometry,
     zones: Vec<(State, u64)>,
+    /// Zones with a Zone Random Write Area.
+    areas: Vec<bool>,
     /// Implicitly open zones, in the order in which they were opened.
     order: Vec<usize>,
 }
@@ -47,6 +49,7 @@ impl Model {
             self.order.push(zone);
         }
         self.zones[zone] = (state, written);
+        self.areas[zone] &= state.is_active();
     }
 
     /// A zone that is not open becomes so.
@@ -84,6 +87,9 @@ impl Model {
             State::Full => return Err(Refusal::Full),
             State::ReadOnly => return Err(Refusal::ReadOnly),
             State::Offline => return Err(Refusal::Offline),
+            _ if self.areas.get(zone) == Some(&true) => {
+                return self.write_in_area(zone, offset, blocks);
+            }
             _ if offset != written => return Err(Refusal::InvalidWrite),
             _ if offset + blocks > capacity => return Err(Refusal::Boundary),
             _ => {}
@@ -103,6 +109,85 @@ impl Model {
         Ok(())
     }
 
+    fn write_in_area(&mut self, zone: usize, offset: u64, blocks: u64) -> Result<(), Refusal> {
+        let zrwa = self.geometry.zrwa.unwrap();
+        let (state, mut written) = self.zones[zone];
+        let size = u64::from(zrwa.size);
+        for block in offset..offset + blocks {
+            // The area, and as much behind it again.
+            if block < written || block - written >= size * 2 {
+                return Err(Refusal::InvalidWrite);
+            }
+        }
+        if offset + blocks > self.geometry.capacity {
+            return Err(Refusal::Boundary);
+        }
+        self.open(zone)?;
+        while offset + blocks > written + size {
+            written += u64::from(zrwa.granularity);
+        }
+        let state = match state {
+            State::ExplicitlyOpen => state,
+            _ => State::ImplicitlyOpen,
+        };
+        self.set(zone, state, written);
+        Ok(())
+    }
+
+    fn open_with_zrwa(&mut self, zone: usize) -> Result<(), Refusal> {
+        match self.zones[zone].0 {
+            State::Empty => {}
+            State::Full | State::ReadOnly | State::Offline => {
+                return Err(Refusal::InvalidTransition);
+            }
+            _ => return Err(Refusal::InvalidOperation),
+        }
+        let Some(zrwa) = self.geometry.zrwa else {
+            return Err(Refusal::InvalidOperation);
+        };
+        let before = self.clone();
+        self.open(zone)?;
+        let areas = before.areas.iter().filter(|area| **area).count() as u32;
+        if zrwa.resources.is_some_and(|max| areas >= max) {
+            *self = before;
+            return Err(Refusal::ZrwaResources);
+        }
+        self.set(zone, State::ExplicitlyOpen, 0);
+        self.areas[zone] = true;
+        Ok(())
+    }
+
+    fn flush(&mut self, zone: usize, last: u64) -> Result<(), Refusal> {
+        if self.areas.get(zone) != Some(&true) {
+            let outside = zone >= self.zones.len();
+            return Err([Refusal::InvalidOperation, Refusal::OutOfRange][usize::from(outside)]);
+        }
+        let zrwa = self.geometry.zrwa.unwrap();
+        let (state, written) = self.zones[zone];
+        let end = self.geometry.capacity.min(written + u64::from(zrwa.size));
+        if !(written..end).contains(&last) {
+            return Err(Refusal::InvalidOperation);
+        }
+        let mut pointer = written;
+        while pointer <= last {
+            pointer += u64::from(zrwa.granularity);
+        }
+        if pointer != last + 1 {
+            return Err(Refusal::Granularity);
+        }
+        let before = self.clone();
+        self.open(zone)?;
+        if pointer == self.geometry.capacity {
+            *self = before;
+            self.set(zone, State::Full, pointer);
+        } else if state == State::ExplicitlyOpen {
+            self.set(zone, state, pointer);
+        } else {
+            self.set(zone, State::ImplicitlyOpen, pointer);
+        }
+        Ok(())
+    }
+
     fn act(&mut self, zone: usize, action: Action) -> Result<(), Refusal> {
         use State as S;
         let (state, written) = self.zones[zone];
@@ -117,6 +202,8 @@ impl Model {
             (Action::Offline, S::ReadOnly | S::Offline) => S::Offline,
             _ => return Err(Refusal::InvalidTransition),
         };
+        let all = next == S::Full && self.areas[zone];
+        let written = [written, self.geometry.capacity][usize::from(all)];
         self.set(zone, next, written);
         Ok(())
     }
@@ -156,10 +243,14 @@ fn compare(zones: &Zones, model: &Model, step: u64) {
         let zone = zones.get(number).unwrap();
         assert_eq!(zone.state, *state, "zone {number}, step {step}");
         assert_eq!(zone.written, *written, "zone {number}, step {step}");
+        let area = model.areas[number as usize];
+        assert_eq!(zone.zrwa, area, "zone {number}, step {step}");
         assert!(!zone.resetting);
     }
     assert_eq!(zones.open(), model.count(State::is_open), "step {step}");
     assert_eq!(zones.active(), model.count(State::is_active), "step {step}");
+    let areas = model.areas.iter().filter(|area| **area).count();
+    assert_eq!(zones.zrwas() as usize, areas, "step {step}");
     let Geometry {
         max_open,
         max_active,
@@ -175,12 +266,15 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
     let mut model = Model {
         geometry,
         zones: vec![(State::Empty, 0); geometry.zones as usize],
+        areas: vec![false; geometry.zones as usize],
         order: Vec::new(),
     };
     let identity = Identity {
         namespace: [7; 16],
         block: 512,
     };
+    // Writes that may be in flight: the next process has to know that they were taken.
+    let mut in_flight: Vec<(u64, u64)> = Vec::new();
     // The table as somebody keeps it who stores the words that have changed.
     let mut kept = table::encode(&zones, identity);
     for step in 0..steps {
@@ -189,24 +283,40 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
         let start = geometry.start_of(number);
         let there = zone < model.zones.len();
         let blocks = 1 + chance.below(geometry.capacity / 2 + 2);
-        match chance.below(100) {
+        match chance.below(if geometry.zrwa.is_some() { 120 } else { 100 }) {
             // A write where it belongs, near it, or anywhere.
             0..40 => {
                 let written = model.zones.get(zone).map_or(0, |zone| zone.1);
                 let lba = match chance.below(8) {
                     0 => chance.below(geometry.blocks() + 4),
                     1 => start + written + 1,
+                    2..5 if model.areas.get(zone) == Some(&true) => {
+                        start + written + chance.below(geometry.capacity)
+                    }
                     _ => start + written,
                 };
                 let wanted = model.write(lba, blocks);
                 assert_eq!(zones.check_write(lba, blocks), wanted, "step {step}");
+                let before = zones.clone();
                 assert_eq!(zones.write(lba, blocks), wanted, "step {step}");
-                assert!(wanted.is_err() || zones.is_written(lba, blocks));
+                if wanted.is_ok() {
+                    in_flight.push((lba, blocks));
+                }
+                // What has not been taken moves the pointer, or opens a zone that is closed.
+                let number = (lba / geometry.size) as u32;
+                if wanted.is_ok() && before.is_taken(lba, blocks) {
+                    let (was, is) = (before.get(number).unwrap(), zones.get(number).unwrap());
+                    assert!(was == is || was.state == State::Closed, "step {step}");
+                    assert_eq!((was.written, was.zrwa), (is.written, true), "step {step}");
+                }
             }
             40..60 => {
                 let place = zones.check_append(start, blocks);
                 let offset = model.zones.get(zone).map_or(0, |zone| zone.1);
-                let wanted = model.write_at(zone, offset, blocks);
+                let wanted = match model.areas.get(zone) {
+                    Some(true) => Err(Refusal::InvalidOperation),
+                    _ => model.write_at(zone, offset, blocks),
+                };
                 assert_eq!(place, wanted.map(|()| start + offset), "step {step}");
                 if let Ok(place) = place {
                     zones.write(place, blocks).unwrap();
@@ -227,6 +337,8 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
                     Ok((lba, blocks)) => {
                         assert_eq!(lba, start);
                         assert!(blocks >= model.zones[zone].1 && blocks <= geometry.capacity);
+                        // Where it was written in its area, nobody knows.
+                        assert!(!zones.get(number).unwrap().zrwa || blocks == geometry.capacity);
                         for lba in [start, start + blocks.min(geometry.size - 1)] {
                             let refused = zones.check_write(lba, 1);
                             assert_eq!(refused, Err(Refusal::Resetting));
@@ -269,7 +381,8 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
                 for zone in 0..model.zones.len() {
                     let (state, written) = model.zones[zone];
                     if state.is_active() {
-                        let state = [State::Empty, State::Closed][usize::from(written > 0)];
+                        let kept = written > 0 || model.areas[zone];
+                        let state = [State::Empty, State::Closed][usize::from(kept)];
                         model.set(zone, state, written);
                     }
                 }
@@ -279,7 +392,23 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
                 zones = Zones::new(geometry).unwrap();
                 kept = table::encode(&zones, identity);
                 model.zones.fill((State::Empty, 0));
+                model.areas.fill(false);
                 model.order.clear();
+            }
+            100..110 if there => {
+                let wanted = model.open_with_zrwa(zone);
+                assert_eq!(zones.check_open_with_zrwa(number), wanted, "step {step}");
+                assert_eq!(zones.open_with_zrwa(number), wanted, "step {step}");
+            }
+            110.. => {
+                let written = model.zones.get(zone).map_or(0, |zone| zone.1);
+                let lba = match chance.below(8) {
+                    0 => chance.below(geometry.blocks() + 4),
+                    _ => start + written + chance.below(geometry.capacity),
+                };
+                let wanted = model.flush((lba / geometry.size) as usize, lba % geometry.size);
+                assert_eq!(zones.check_flush(lba), wanted, "step {step}");
+                assert_eq!(zones.flush(lba), wanted, "step {step}");
             }
             _ => {
                 let filter = Filter::of(chance.below(8) as u8).unwrap();
@@ -300,6 +429,8 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
                         _ => zone.start + written,
                     };
                     assert_eq!(zone.write_pointer, pointer);
+                    let area = model.areas[(zone.start / geometry.size) as usize];
+                    assert_eq!(zone.zrwa, area);
                     assert_eq!(zone.capacity, geometry.capacity);
                     (zone.start, zone.state)
                 });
@@ -314,6 +445,18 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
             }
         }
         compare(&zones, &model, step);
+        // A reset waits for them.
+        in_flight.retain(|(lba, _)| {
+            let state = model.zones[(lba / geometry.size) as usize].0;
+            state.is_active() || state == State::Full
+        });
+        in_flight.drain(..in_flight.len().saturating_sub(8));
+        for (lba, blocks) in &in_flight {
+            assert!(
+                zones.is_taken(*lba, *blocks),
+                "{lba}, {blocks}, step {step}"
+            );
+        }
         let changed: Vec<u32> = zones.take_changed().collect();
         for number in changed {
             let at = table::HEADER + number as usize * table::WORD;
@@ -347,8 +490,25 @@ fn random_histories_are_those_of_a_naive_model() {
                 capacity,
                 max_open,
                 max_active,
+                zrwa: None,
             };
-            history(geometry, seed, steps / 15);
+            history(geometry, seed, steps / 60);
+            for (size, granularity, resources) in [(4, 2, Some(1)), (1, 1, None), (8, 4, Some(2))] {
+                let max = max_active.unwrap_or(u32::MAX);
+                let resources = resources.map(|resources: u32| resources.min(max));
+                let zrwa = Zrwa {
+                    size,
+                    granularity,
+                    resources,
+                };
+                let geometry = Geometry {
+                    zrwa: Some(zrwa),
+                    ..geometry
+                };
+                if geometry.check().is_ok() {
+                    history(geometry, seed, steps / 60);
+                }
+            }
         }
     }
 }

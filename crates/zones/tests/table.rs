@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use zones::table::{HEADER, Identity, TableError, WORD, decode, encode, header, len};
-use zones::{Action, Geometry, GeometryError, MAX_ZONES, State, Zones};
+use zones::{Action, Geometry, GeometryError, MAX_ZONES, State, Zones, Zrwa};
 
 const GEOMETRY: Geometry = Geometry {
     zones: 5,
@@ -12,6 +12,17 @@ const GEOMETRY: Geometry = Geometry {
     capacity: 48,
     max_open: Some(2),
     max_active: Some(3),
+    zrwa: None,
+};
+
+/// With Zone Random Write Areas.
+const RANDOM: Geometry = Geometry {
+    zrwa: Some(Zrwa {
+        size: 16,
+        granularity: 4,
+        resources: Some(2),
+    }),
+    ..GEOMETRY
 };
 
 const IDENTITY: Identity = Identity {
@@ -44,6 +55,53 @@ fn what_was_kept_is_found_again() {
         assert_eq!((zones.open(), zones.active()), (0, 1));
         assert_eq!(zones.get(3).unwrap().state, State::Empty);
     }
+}
+
+/// What has a Zone Random Write Area keeps it, and a table of a time before there were any is read
+/// as it is.
+#[test]
+fn areas_are_found_again() {
+    let mut zones = Zones::new(RANDOM).unwrap();
+    for number in [0, 2] {
+        zones.open_with_zrwa(number).unwrap();
+    }
+    zones.write(128 + 4, 16).unwrap();
+    let pointer = zones.get(2).unwrap().written;
+    assert_eq!(pointer, 4, "of 20 blocks all but 16 are flushed");
+    let bytes = encode(&zones, IDENTITY);
+    let mut found = decode(&bytes, RANDOM, IDENTITY).unwrap();
+    assert_eq!((found.zrwas(), found.open()), (2, 2));
+    found.power_lost();
+    for (number, written) in [(0, 0), (2, 4)] {
+        let zone = found.get(number).unwrap();
+        let closed = (State::Closed, written, true);
+        assert_eq!((zone.state, zone.written, zone.zrwa), closed);
+    }
+    assert_eq!(found.check_write(7, 5), Ok(()));
+    assert_eq!(found.check_write(128 + 4, 32), Ok(()));
+    // Without areas, or with others, the zone is not what it was.
+    let coarse = Zrwa {
+        size: 16,
+        granularity: 8,
+        resources: None,
+    };
+    for (zrwa, zone) in [(None, 0), (Some(coarse), 2)] {
+        let geometry = Geometry { zrwa, ..GEOMETRY };
+        let error = decode(&bytes, geometry, IDENTITY).unwrap_err();
+        assert_eq!(error, TableError::Zrwa(zone));
+    }
+    let older = encode(&used(), IDENTITY);
+    let found = decode(&older, RANDOM, IDENTITY).unwrap();
+    assert_eq!(encode(&found, IDENTITY), older);
+    assert_eq!(found.zrwas(), 0);
+    // A flag that no such zone can have.
+    let mut full = used().get(1).unwrap();
+    full.zrwa = true;
+    let mut bytes = older;
+    let word = zones::table::word(1, full).to_le_bytes();
+    bytes[HEADER + WORD..HEADER + 2 * WORD].copy_from_slice(&word);
+    let error = decode(&bytes, RANDOM, IDENTITY).unwrap_err();
+    assert_eq!(error, TableError::Zone(1));
 }
 
 #[test]
@@ -135,6 +193,26 @@ fn geometries() {
     assert!(with(|g| g.max_active = Some(1)).is_err());
     assert!(with(|g| g.max_open = None).is_err());
     assert!(with(|g| (g.max_open, g.max_active) = (None, None)).is_ok());
+    let area = |size, granularity, resources| {
+        let zrwa = Some(Zrwa {
+            size,
+            granularity,
+            resources,
+        });
+        let geometry = Geometry { zrwa, ..GEOMETRY };
+        geometry.check().map(|()| geometry.zrwa_resources())
+    };
+    assert_eq!(GEOMETRY.zrwa_resources(), None);
+    assert_eq!(area(16, 4, None), Ok(Some(3)));
+    assert_eq!(area(48, 48, Some(2)), Ok(Some(2)));
+    for (size, granularity) in [(0, 1), (16, 0), (6, 4), (64, 4), (10, 5), (60, 12)] {
+        let error = area(size, granularity, None).unwrap_err();
+        assert!(matches!(error, GeometryError::Zrwa { .. }), "{size}");
+    }
+    for resources in [0, 4] {
+        let error = area(16, 4, Some(resources)).unwrap_err();
+        assert_eq!(error, GeometryError::ZrwaResources);
+    }
 }
 
 proptest! {

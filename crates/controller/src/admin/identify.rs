@@ -19,7 +19,7 @@ use nvme::identify::{
     IoCommandSetVector, IoCommandSets, LbaFormat, Mc, NamespaceDescriptors, Nmic, Nqn, Nsattr,
     Nsfeat, NsidList, Nstat, NvmController, NvmNamespace, Oaes, Ozcs, PowerState,
     PrimaryControllerCapabilities, QueueEntrySize, Rescap, SecondaryControllerList, Sgls, Vwc,
-    ZonedController, ZonedNamespace,
+    ZonedController, ZonedNamespace, Zrwacap,
 };
 use nvme::log::AnaState;
 use nvme::regs::{CcCss, Vs};
@@ -473,6 +473,13 @@ fn zoned_namespace(ns: &Namespace) -> Result<ZonedNamespace, Status> {
     data.mar_z = limit_z(geometry.max_active).into();
     data.mor_z = limit_z(geometry.max_open).into();
     data.lbafe[0].zsze = geometry.size.into();
+    if let Some(zrwa) = geometry.zrwa {
+        data.ozcs.set_zrwasup(true);
+        data.numzrwa_z = limit_z(geometry.zrwa_resources()).into();
+        data.zrwafg = zrwa.granularity.into();
+        data.zrwasz = zrwa.size.into();
+        data.zrwacap = Zrwacap::new().with_expflushsup(true);
+    }
     Ok(data)
 }
 

@@ -11,6 +11,12 @@
 //! was. A reset waits until no write of its zones is in flight: so no older write is begun again on
 //! top of newer data.
 //!
+//! *A Zone Random Write Area* (ibid., ZRWA) is nothing but a rule of which writes a zone takes, and
+//! how far its write pointer is then: their data goes to the volume at once. So it can be read, and
+//! be written again, and what the host calls a flush moves the pointer alone. A record of a write,
+//! or of an action that is refused once it was done, is made only when it was allowed; the next
+//! process does not do it a second time.
+//!
 //! *What is durable.* The words are memory of the table's file. What a host waits for with Flush or
 //! Force Unit Access, and each change of a zone by Zone Management Send, is over when the file has
 //! been flushed, too, after the data: the write pointer is never behind what was said to be
@@ -52,6 +58,17 @@ pub(super) struct Sending {
     waits: bool,
     /// The table is being flushed.
     flushing: bool,
+}
+
+/// What Zone Management Send is to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    Act(Action),
+    /// Open Zone with ZRWAA.
+    OpenWithZrwa,
+    /// Flush Explicit ZRWA Range.
+    Flush,
+    Reset,
 }
 
 /// A zone that is being reset.
@@ -106,7 +123,7 @@ impl Engine {
         let mut zones = zoned.lock();
         let slba = command.slba();
         let replayed = self.slots.is_reserved();
-        let taken = replayed && zones.is_written(slba, blocks);
+        let taken = replayed && zones.is_taken(slba, blocks);
         let placed = match append && !replayed {
             true => zones.check_append(slba, blocks),
             false if taken => Ok(slba),
@@ -215,29 +232,47 @@ impl Engine {
         if ns.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
+        let (all, mut zones) = (cdw13.select_all(), zoned.lock());
+        let of_zrwa = !all && zones.geometry().zrwa.is_some();
         let action = match cdw13.zsa() {
-            Zsa::CLOSE => Some(Action::Close),
-            Zsa::FINISH => Some(Action::Finish),
-            Zsa::OPEN => Some(Action::Open),
-            Zsa::OFFLINE => Some(Action::Offline),
-            Zsa::RESET => None,
-            // No zone descriptor has an extension, and no zone a random write area.
+            Zsa::CLOSE => Sent::Act(Action::Close),
+            Zsa::FINISH => Sent::Act(Action::Finish),
+            Zsa::OPEN if !cdw13.zsaso() => Sent::Act(Action::Open),
+            // Of Select All that are closed zones, which cannot get an area.
+            Zsa::OPEN if of_zrwa => Sent::OpenWithZrwa,
+            Zsa::OFFLINE => Sent::Act(Action::Offline),
+            Zsa::RESET => Sent::Reset,
+            Zsa::FLUSH_ZRWA if of_zrwa => Sent::Flush,
+            // No zone descriptor has an extension.
             _ => return Err(Status::INVALID_FIELD.with_dnr(true)),
         };
-        if cdw13.zsaso() && action == Some(Action::Open) {
-            return Err(Status::INVALID_FIELD.with_dnr(true));
-        }
-        let mut zones = zoned.lock();
-        let zone = match cdw13.select_all() {
+        let slba = command.slba();
+        let zone = match all || action == Sent::Flush {
             true => None,
-            false => Some(zones.zone_at(command.slba()).map_err(Refusal::status)?),
+            false => Some(zones.zone_at(slba).map_err(Refusal::status)?),
         };
+        let allowed = match (action, zone) {
+            (Sent::OpenWithZrwa, Some(zone)) => zones.check_open_with_zrwa(zone),
+            (Sent::Flush, _) => zones.check_flush(slba),
+            _ => Ok(()),
+        };
+        // It was done before, if it was recorded and is not allowed any more.
+        let taken = allowed.is_err() && self.slots.is_reserved();
+        if !taken {
+            allowed.map_err(Refusal::status)?;
+        }
         let slot = self.slot_for(sqid, command, index)?;
+        crash::point!("controller.zone.sent");
         let mut sending = Sending::default();
         match (action, zone) {
-            (Some(action), Some(zone)) => zones.act(zone, action).map_err(Refusal::status)?,
-            (Some(action), None) => zones.act_on_all(action).map_err(Refusal::status)?,
-            (None, zone) => {
+            _ if taken => {}
+            (Sent::Act(action), Some(zone)) => zones.act(zone, action).map_err(Refusal::status)?,
+            (Sent::Act(action), None) => zones.act_on_all(action).map_err(Refusal::status)?,
+            (Sent::OpenWithZrwa, Some(zone)) => {
+                zones.open_with_zrwa(zone).map_err(Refusal::status)?;
+            }
+            (Sent::OpenWithZrwa | Sent::Flush, _) => zones.flush(slba).map_err(Refusal::status)?,
+            (Sent::Reset, zone) => {
                 let all = match zone {
                     Some(zone) => vec![zone],
                     None => zones.resettable().map_err(Refusal::status)?,
@@ -465,6 +500,10 @@ fn descriptor(zone: &Reported) -> ZoneDescriptor {
     ZoneDescriptor {
         zt: ZoneDescriptor::SEQUENTIAL_WRITE_REQUIRED,
         zs: zone.state.number() << 4,
+        za: match zone.zrwa {
+            true => ZoneDescriptor::ZRWAV,
+            false => 0,
+        },
         zcap: zone.capacity.into(),
         zslba: zone.start.into(),
         wp: zone.write_pointer.into(),

@@ -146,14 +146,17 @@ fn every_status() {
     for zsa in [
         Zsa(0),
         Zsa::SET_DESCRIPTOR_EXTENSION,
-        Zsa::COMMIT,
+        Zsa::FLUSH_ZRWA,
         Zsa(0xff),
     ] {
         assert_eq!(z.send(zsa, 0), Status::INVALID_FIELD, "{zsa}");
     }
     assert_eq!(z.send(Zsa::RESET, 1), Status::INVALID_FIELD);
     assert_eq!(z.send(Zsa::RESET, 8 * 64), Status::LBA_OUT_OF_RANGE);
-    // Every status that zones have has been seen, on a namespace that refuses writes one more.
+    let open = open_with_zrwa(5 * 64);
+    assert_eq!(plain(z.h.io(open)), Status::INVALID_FIELD);
+    // Every status that zones have has been seen, but for those of random write areas; a namespace
+    // that refuses writes has one more.
     let state = Zones::new(GEOMETRY).unwrap();
     let config = NamespaceConfig {
         read_only: true,
@@ -282,6 +285,7 @@ fn far_appends() {
         capacity: 1 << 40,
         max_open: None,
         max_active: None,
+        zrwa: None,
     };
     let config = with_zones(
         ns(1, null(1 << 52), 512),

@@ -164,13 +164,23 @@ fn controllers_that_cannot_have_zones() {
     );
 }
 
-/// Random commands, one after the other, of a process that dies wherever it may; a state machine of
-/// its own says what becomes of each, and what is written where.
 #[test]
 fn histories_with_deaths() {
-    const POINTS: [&str; 10] = [
+    // Which zone is closed for another one is each process's own choice.
+    histories(Geometry {
+        max_open: None,
+        max_active: None,
+        ..GEOMETRY
+    });
+}
+
+/// Random commands, one after the other, of a process that dies wherever it may; a state machine of
+/// its own says what becomes of each, and what is written where.
+pub fn histories(geometry: Geometry) {
+    const POINTS: [&str; 11] = [
         "controller.zone.recorded",
         "controller.zone.taken",
+        "controller.zone.sent",
         "controller.zone.changed",
         "controller.zone.reset",
         "controller.record.fields",
@@ -180,12 +190,6 @@ fn histories_with_deaths() {
         "controller.submit.submitted",
         "controller.post.posted",
     ];
-    // Which zone is closed for another one is each process's own choice.
-    let geometry = Geometry {
-        max_open: None,
-        max_active: None,
-        ..GEOMETRY
-    };
     let mut z = Zoned::new(geometry);
     let mut model = Zones::new(geometry).unwrap();
     let mut data = vec![0u8; BYTES as usize];
@@ -196,9 +200,12 @@ fn histories_with_deaths() {
             .wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) % below
     };
+    let died = |h: &Host, before: u32| h.crashes.values().sum::<u32>() > before;
+    // Openings with an area, and flushes of it, that a process has died within.
+    let mut died_within = [0u32; 2];
     for step in 0..4000u64 {
         match random(3) {
-            0 => crash::arm(POINTS[random(10) as usize], random(2) + 1),
+            0 => crash::arm(POINTS[random(11) as usize], random(2) + 1),
             1 => z.h.die(),
             _ => {}
         }
@@ -208,11 +215,25 @@ fn histories_with_deaths() {
         let mut put = |at: u64, bytes: &[u8]| {
             data[(at * BLOCK) as usize..][..bytes.len()].copy_from_slice(bytes);
         };
-        match random(10) {
+        let deaths: u32 = z.h.crashes.values().sum();
+        let empty = model.get(zone as u32).unwrap().state == State::Empty;
+        // Areas are for empty zones: these get some, and the others are made empty for it.
+        let choice = match random(if geometry.zrwa.is_some() { 15 } else { 10 }) {
+            4..7 if empty && geometry.zrwa.is_some() => 10,
+            10..12 if !empty => 7,
+            choice => choice,
+        };
+        match choice {
             0..4 => {
                 let written = model.get(zone as u32).unwrap().written;
-                let lba = start + written + u64::from(random(12) == 0);
+                let lba = match model.get(zone as u32).unwrap().zrwa {
+                    true => start + written + random(20),
+                    false => start + written + u64::from(random(12) == 0),
+                };
                 z.h.write(DATA, &fresh);
+                let closed = model
+                    .get((lba / 64) as u32)
+                    .is_some_and(|z| z.state == State::Closed);
                 let wanted = match lba + blocks > 8 * 64 {
                     true => Err(Refusal::OutOfRange),
                     false => model.write(lba, blocks),
@@ -221,6 +242,12 @@ fn histories_with_deaths() {
                 assert_eq!(status, status_of(wanted), "step {step}");
                 if wanted.is_ok() {
                     put(lba, &fresh);
+                    // A process that finds the record alone leaves the zone closed.
+                    let number = (lba / 64) as u32;
+                    if closed && died(&z.h, deaths) && z.states()[number as usize].0 == CLOSED {
+                        assert!(model.get(number).unwrap().zrwa, "step {step}");
+                        model.act(number, Action::Close).unwrap();
+                    }
                 }
             }
             4..7 => {
@@ -241,6 +268,21 @@ fn histories_with_deaths() {
                 model.end_reset(zone as u32);
                 put(at, &vec![0; (blocks * BLOCK) as usize]);
             }
+            10..12 => {
+                let wanted = model.open_with_zrwa(zone as u32);
+                let status = z.open_with_zrwa(start);
+                assert_eq!(status, status_of(wanted), "step {step}");
+                died_within[0] += u32::from(died(&z.h, deaths) && wanted.is_ok());
+            }
+            12.. => {
+                let written = model.get(zone as u32).unwrap().written;
+                let last = [3, 7, 3, 7, random(9)][random(5) as usize];
+                let lba = (start + written + last).min(8 * 64 - 1);
+                let wanted = model.flush(lba);
+                let status = z.send(Zsa::FLUSH_ZRWA, lba);
+                assert_eq!(status, status_of(wanted), "step {step}, {lba}");
+                died_within[1] += u32::from(died(&z.h, deaths) && wanted.is_ok());
+            }
             _ => {
                 let actions = [
                     (Zsa::OPEN, Action::Open),
@@ -257,6 +299,8 @@ fn histories_with_deaths() {
         for (number, (state, pointer)) in (0..).zip(states) {
             let zone = model.get(number).unwrap();
             assert_eq!(state, zone.state.number(), "zone {number}, step {step}");
+            let area = z.kept().get(number).unwrap().zrwa;
+            assert_eq!(area, zone.zrwa, "zone {number}, step {step}");
             if zone.state != State::Full {
                 assert_eq!(
                     pointer,
@@ -269,6 +313,9 @@ fn histories_with_deaths() {
             z.blocks(start, 64),
             data[(start * BLOCK) as usize..][..64 * 512]
         );
+    }
+    if geometry.zrwa.is_some() {
+        assert!(died_within.iter().all(|n| *n > 10), "{died_within:?}");
     }
     for point in POINTS {
         assert!(

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use volume::{Faults, Volume};
 use zerocopy::FromBytes;
 use zones::table::{self, Identity};
-use zones::{Geometry, Refusal, Zones};
+use zones::{Geometry, Refusal, Zones, Zrwa};
 
 /// Eight zones of 64 blocks, 48 of which can be written.
 pub const GEOMETRY: Geometry = Geometry {
@@ -19,6 +19,17 @@ pub const GEOMETRY: Geometry = Geometry {
     capacity: 48,
     max_open: Some(2),
     max_active: Some(3),
+    zrwa: None,
+};
+
+/// The same, of which one may have a Zone Random Write Area of eight blocks.
+pub const RANDOM: Geometry = Geometry {
+    zrwa: Some(Zrwa {
+        size: 8,
+        granularity: 4,
+        resources: Some(1),
+    }),
+    ..GEOMETRY
 };
 
 pub const BLOCK: u64 = 512;
@@ -36,6 +47,7 @@ pub struct Zoned {
     pub data: Arc<Faults>,
     pub file: Arc<Faults>,
     pub pages: SharedPages,
+    geometry: Geometry,
 }
 
 /// What is in the table.
@@ -98,11 +110,12 @@ impl Zoned {
             data,
             file: faults,
             pages,
+            geometry,
         }
     }
 
     pub fn kept(&self) -> Zones {
-        kept(&self.pages, GEOMETRY)
+        kept(&self.pages, self.geometry)
     }
 
     pub fn command(&self, opcode: NvmOpcode, slba: u64, blocks: u32) -> Command {
@@ -126,6 +139,19 @@ impl Zoned {
     pub fn send(&mut self, zsa: Zsa, slba: u64) -> Status {
         let command = send(zsa, slba, false);
         plain(self.h.io(command))
+    }
+
+    /// Open Zone with ZRWAA.
+    pub fn open_with_zrwa(&mut self, slba: u64) -> Status {
+        plain(self.h.io(open_with_zrwa(slba)))
+    }
+
+    /// Which zones have a Zone Random Write Area.
+    pub fn areas(&mut self) -> Vec<usize> {
+        let (_, zones) = self.report(0, 0, false, 4096).unwrap();
+        let areas = zones.iter().enumerate();
+        let areas = areas.filter(|(_, zone)| zone.za & ZoneDescriptor::ZRWAV != 0);
+        areas.map(|(number, _)| number).collect()
     }
 
     pub fn send_all(&mut self, zsa: Zsa) -> Status {
@@ -167,7 +193,9 @@ impl Zoned {
             assert_eq!(zone.zslba.get(), u64::from(number) * 64);
             assert_eq!(zone.zcap.get(), 48);
             // The table says the same at any time.
-            assert_eq!(kept.get(number).unwrap().state.number(), zone.state());
+            let kept = kept.get(number).unwrap();
+            assert_eq!(kept.state.number(), zone.state());
+            assert_eq!(zone.za, if kept.zrwa { ZoneDescriptor::ZRWAV } else { 0 });
         }
         let states = zones.iter().map(|zone| (zone.state(), zone.wp.get()));
         states.collect()
@@ -186,6 +214,13 @@ pub fn send(zsa: Zsa, slba: u64, all: bool) -> Command {
     let mut command = Command::new(NvmOpcode::ZONE_MANAGEMENT_SEND.0, 0, 1);
     command.set_slba(slba);
     let cdw13 = SendCdw13::new().with_zsa(zsa).with_select_all(all);
+    command.cdw13 = cdw13.into_bits().into();
+    command
+}
+
+pub fn open_with_zrwa(slba: u64) -> Command {
+    let mut command = send(Zsa::OPEN, slba, false);
+    let cdw13 = SendCdw13::from_bits(command.cdw13.get()).with_zsaso(true);
     command.cdw13 = cdw13.into_bits().into();
     command
 }

@@ -18,7 +18,7 @@ open_values! {
         RESET = 0x04, "Reset Zone";
         OFFLINE = 0x05, "Offline Zone";
         SET_DESCRIPTOR_EXTENSION = 0x10, "Set Zone Descriptor Extension";
-        COMMIT = 0x11, "Commit Zone";
+        FLUSH_ZRWA = 0x11, "Flush Explicit ZRWA Range";
     }
 }
 
@@ -30,7 +30,8 @@ open_values! {
     }
 }
 
-/// Dword 13 of Zone Management Send; the zone is named by [`crate::Command::slba`].
+/// Dword 13 of Zone Management Send; the zone is named by [`crate::Command::slba`], which of
+/// [`Zsa::FLUSH_ZRWA`] is the last block that is flushed.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct SendCdw13 {
@@ -39,7 +40,7 @@ pub struct SendCdw13 {
     pub zsa: Zsa,
     /// Select All: all zones whose state the action is for.
     pub select_all: bool,
-    /// Zone Send Action Specific Option.
+    /// Zone Send Action Specific Option; of Open Zone: allocate a Zone Random Write Area (ZRWAA).
     pub zsaso: bool,
     #[bits(22)]
     __: u32,
@@ -95,6 +96,9 @@ wire_struct! {
 }
 
 impl ZoneDescriptor {
+    /// Of Zone Attributes: the zone has a Zone Random Write Area (ZRWAV).
+    pub const ZRWAV: u8 = 1 << 3;
+
     /// Zone Type of a zone that is written from its first block on.
     pub const SEQUENTIAL_WRITE_REQUIRED: u8 = 2;
 
@@ -112,6 +116,8 @@ mod tests {
     fn dword_13() {
         let send = SendCdw13::new().with_zsa(Zsa::RESET).with_select_all(true);
         assert_eq!(send.into_bits(), 0x104);
+        let open = SendCdw13::new().with_zsa(Zsa::OPEN).with_zsaso(true);
+        assert_eq!(open.into_bits(), 0x203);
         let receive = ReceiveCdw13::new().with_zrasf(5).with_partial(true);
         assert_eq!(receive.into_bits(), 0x1_0500);
     }

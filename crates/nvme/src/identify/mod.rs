@@ -78,7 +78,7 @@ pub use text::{Ascii, Nqn};
 pub use virtualization::{
     Crt, PrimaryControllerCapabilities, SecondaryController, SecondaryControllerList,
 };
-pub use zoned::{Ozcs, ZonedController, ZonedLbaFormat, ZonedNamespace};
+pub use zoned::{Ozcs, ZonedController, ZonedLbaFormat, ZonedNamespace, Zrwacap};
 
 /// Size of every Identify data structure, in bytes.
 pub const IDENTIFY_SIZE: usize = 4096;

@@ -19,6 +19,16 @@ pub struct Ozcs {
     __: u16,
 }
 
+/// Zone Random Write Area Capability.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct Zrwacap {
+    /// Explicit ZRWA Flush Operations Supported.
+    pub expflushsup: bool,
+    #[bits(7)]
+    __: u8,
+}
+
 wire_struct! {
     /// LBA Format Extension, 16 bytes.
     pub struct ZonedLbaFormat(16) {
@@ -47,8 +57,20 @@ pub struct ZonedNamespace {
     pub rrl: U32,
     /// Finish Recommended Limit.
     pub frl: U32,
+    /// Reset Recommended Limits 1 to 3.
+    pub rrl_more: [U32; 3],
+    /// Finish Recommended Limits 1 to 3.
+    pub frl_more: [U32; 3],
+    /// Number of Zone Random Write Area Resources, zero-based.
+    pub numzrwa_z: U32,
+    /// Zone Random Write Area Flush Granularity, in logical blocks.
+    pub zrwafg: U16,
+    /// Zone Random Write Area Size, in logical blocks.
+    pub zrwasz: U16,
+    /// Zone Random Write Area Capability.
+    pub zrwacap: Zrwacap,
     #[doc(hidden)]
-    pub reserved20: [u8; 2796],
+    pub reserved53: [u8; 2763],
     /// LBA Format Extensions, as many as there are LBA formats.
     pub lbafe: [ZonedLbaFormat; 64],
     /// Vendor specific.
@@ -56,8 +78,8 @@ pub struct ZonedNamespace {
 }
 
 wire_layout!(
-    ZonedNamespace, 4096, zoc @ 0, ozcs @ 2, mar_z @ 4, mor_z @ 8, rrl @ 12, frl @ 16, lbafe @ 2816,
-    vs @ 3840,
+    ZonedNamespace, 4096, zoc @ 0, ozcs @ 2, mar_z @ 4, mor_z @ 8, rrl @ 12, frl @ 16,
+    numzrwa_z @ 44, zrwafg @ 48, zrwasz @ 50, zrwacap @ 52, lbafe @ 2816, vs @ 3840,
 );
 
 /// Zoned Namespace command set specific Identify Controller (CNS 06h, CSI 02h), 4096 bytes.

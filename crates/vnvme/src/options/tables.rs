@@ -219,6 +219,33 @@ impl Spec for NamespaceSpec {
         .or("all")
         .in_url(),
         Row::<Self>::new(
+            "zrwa-size",
+            "SIZE",
+            "let the guest open zones with a Zone Random Write Area (ZRWA) of this size, behind the \
+             write pointer, in which blocks are written in any order, and again",
+            |n| &mut n.zrwa_size,
+        )
+        .or("no such areas")
+        .in_url(),
+        Row::<Self>::new(
+            "zrwa-granularity",
+            "SIZE",
+            "what the write pointer of a zone with a random write area moves by, of which the area \
+             and the zone's capacity are multiples",
+            |n| &mut n.zrwa_granularity,
+        )
+        .or("a block")
+        .in_url(),
+        Row::<Self>::new(
+            "zrwa-resources",
+            "N",
+            "zones that may have a random write area at a time",
+            |n| &mut n.zrwa_resources,
+        )
+        .range(1, u32::MAX)
+        .or("as many as may be active")
+        .in_url(),
+        Row::<Self>::new(
             "zone-table",
             "PATH",
             "file that keeps states and write pointers of the zones; made, of empty zones, if it \
