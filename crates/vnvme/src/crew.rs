@@ -353,6 +353,7 @@ pub fn namespace_config(
         zones: None,
         placement: None,
         metadata: None,
+        formats: None,
         eui64: match &spec.eui64 {
             Some(text) => hex("eui64", text)?,
             None => identity::eui64(serial, nsid, &id),

@@ -325,6 +325,7 @@ fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<
         zones: None,
         placement: None,
         metadata: None,
+        formats: None,
         eui64: [1; 8],
         volume,
     };
