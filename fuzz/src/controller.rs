@@ -4,8 +4,8 @@
 use crate::mediate::{BLOCKS, Below};
 use crate::pool::Pool;
 use controller::{
-    Controller, ControllerConfig, IrqSink, MetadataState, NamespaceConfig, NamespacePool,
-    PlacementState, ZonedState, pci,
+    Controller, ControllerConfig, FormatStore, Formats, IrqSink, MetadataState, NamespaceConfig,
+    NamespacePool, PlacementState, Saved, ZonedState, pci,
 };
 use dma::{Memory, Prot};
 use nvme::cmd::namespace::NewNamespace;
@@ -97,6 +97,16 @@ enum Window {
     Gone(Vec<u8>),
 }
 
+/// Keeps the format of a namespace as long as the world lasts.
+#[derive(Debug)]
+struct Keeps;
+
+impl FormatStore for Keeps {
+    fn save(&self, _: u32, done: Saved) {
+        done(true);
+    }
+}
+
 struct World {
     controller: Controller,
     /// The device below the first namespace, if that is on the direct path.
@@ -180,6 +190,7 @@ impl World {
             zones: None,
             placement: None,
             metadata: None,
+            formats: None,
             eui64: [0; 8],
         };
         let io = Io::new(IoOptions::default());
@@ -195,7 +206,10 @@ impl World {
         };
         let namespaces = vec![
             namespace(1, Arc::new(faulty) as Arc<dyn Volume>, 512),
-            namespace(2, plain.clone(), 4096),
+            NamespaceConfig {
+                formats: Some(Formats::new(4096, Arc::new(Keeps))),
+                ..namespace(2, plain.clone(), 4096)
+            },
             zoned(namespace(3, Arc::new(MemVolume::new(64 << 10).ok()?), 512))?,
             namespace(4, plain, 512),
             placed(namespace(5, Arc::new(MemVolume::new(64 << 10).ok()?), 512))?,

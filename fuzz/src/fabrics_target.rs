@@ -199,6 +199,7 @@ impl Bench {
             zones: None,
             placement: None,
             metadata: None,
+            formats: None,
             eui64: [1; 8],
         };
         let target = Target::new(TargetConfig {

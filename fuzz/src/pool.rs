@@ -57,12 +57,13 @@ impl Pool {
             PoolChange::Create {
                 nsid,
                 blocks,
+                block_size,
                 nguid,
                 shared,
             } => all.push(PooledNamespace {
                 nsid: *nsid,
                 blocks: *blocks,
-                block_size: 512,
+                block_size: *block_size,
                 nguid: *nguid,
                 shared: *shared,
                 attached: Vec::new(),
@@ -75,6 +76,12 @@ impl Pool {
                 let volume = MemVolume::new(found.bytes()).map_err(|_| PoolError::NoSpace)?;
                 let volume: Arc<dyn Volume> = Arc::new(volume);
                 (found.attached, found.volume) = (vec![*cntlid], Some(volume));
+            }
+            PoolChange::Format { nguid, block_size } => {
+                let found = all.iter_mut().find(|ns| ns.nguid == *nguid);
+                let found = found.ok_or(PoolError::Failed)?;
+                (found.blocks, found.block_size) =
+                    (found.bytes() / u64::from(*block_size), *block_size);
             }
             PoolChange::Detach { nguid, .. } => {
                 for found in all.iter_mut().filter(|ns| ns.nguid == *nguid) {

@@ -107,6 +107,7 @@ fn namespaces(hold: bool) -> Option<Vec<NamespaceConfig>> {
         zones: None,
         placement: None,
         metadata: None,
+        formats: None,
         eui64: [0; 8],
     };
     Some(vec![

@@ -41,9 +41,6 @@ pub const GROUPS: &[Group] = &[
             "1.6-e", If("OACS bit 1"), "Format NVM with cryptographic erase",
                 "what was erased cannot be told from a key that was changed; 1.6-d tries user \
                  data erase";
-            "1.6-f", If("OACS bit 1"), "Format NVM to each other LBA format, and back",
-                "it would change the namespaces under the cases that follow; a test of the \
-                 program's own";
             "1.7-6", If("SANICAP"), "the event of a sanitize operation that enters media \
              verification",
                 "media verification is of NVMe Base 2.2; the cases know 2.1";

@@ -33,9 +33,10 @@ pub fn start(program: &Path) -> io::Result<Served> {
     let text = |name: &str| format!("{:?}", path(name).display().to_string());
     let mut config = format!(
         "[[controller]]\nname = \"alone\"\nsocket = {}\nmax-namespaces = 4\n\
-         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\n\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\nformat-file = {}\n\
          [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 4096\n",
-        text("alone.sock")
+        text("alone.sock"),
+        text("alone.format")
     );
     fs::create_dir(path("namespaces"))?;
     config += &format!(

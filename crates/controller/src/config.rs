@@ -3,6 +3,7 @@
 use crate::cloud::Cloud;
 use crate::engine::commands::Offer;
 use crate::fabrics::FabricsConfig;
+use crate::formats::Formats;
 use crate::metadata::MetadataState;
 use crate::pci::PciIds;
 use crate::placed::PlacementState;
@@ -113,7 +114,8 @@ pub struct NamespaceConfig {
     pub nsid: u32,
     /// What it stands on.
     pub volume: Arc<dyn Volume>,
-    /// Logical block size in bytes: 512 or 4096.
+    /// Logical block size in bytes: 512 or 4096. With several formats, that of the one that is
+    /// kept.
     pub block_size: u32,
     /// Writes are refused with Namespace is Write Protected.
     pub read_only: bool,
@@ -129,6 +131,9 @@ pub struct NamespaceConfig {
     /// The metadata of its blocks, if they have any: on one worker, of one controller. It has
     /// neither zones nor placement handles then.
     pub metadata: Option<Arc<MetadataState>>,
+    /// The LBA formats that its host may choose from (Format NVM); `None`: it has one. With several
+    /// it has neither zones nor placement handles nor metadata.
+    pub formats: Option<Formats>,
 }
 
 /// Why a configuration is refused.
@@ -227,6 +232,12 @@ pub enum ConfigError {
          hosts reach it, and it has neither zones nor placement handles"
     )]
     SharedMetadata(u32),
+    /// Zones, placement handles and metadata are of one LBA format.
+    #[error(
+        "namespace {0} can have several LBA formats only without zones, placement handles and \
+         metadata"
+    )]
+    FixedFormat(u32),
     /// The metadata is of other blocks than the namespace has.
     #[error("namespace {nsid}: its metadata is of blocks of {block} bytes")]
     MetadataBlock {
@@ -414,6 +425,9 @@ impl NamespaceConfig {
         let plain = self.zones.is_none() && self.placement.is_none();
         if self.metadata.is_some() && !(alone && config.workers <= 1 && plain) {
             return Err(ConfigError::SharedMetadata(self.nsid));
+        }
+        if self.formats.is_some() && (!plain || self.metadata.is_some()) {
+            return Err(ConfigError::FixedFormat(self.nsid));
         }
         match self.placement.is_none() || (alone && self.zones.is_none()) {
             true => Ok(()),

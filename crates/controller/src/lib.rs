@@ -49,6 +49,7 @@
 //!     zones: None,
 //!     placement: None,
 //!     metadata: None,
+//!     formats: None,
 //!     eui64: [1; 8],
 //! };
 //! let mut controller = Controller::new(0, ControllerConfig::default(), vec![namespace], &io)?;
@@ -96,6 +97,7 @@ mod config;
 mod controller;
 mod engine;
 mod fabrics;
+mod formats;
 mod irq;
 mod marks;
 mod metadata;
@@ -120,6 +122,7 @@ pub use config::{
 pub use controller::{Attach, Controller, DoorbellPage};
 pub use engine::{Recovery, tag_owner};
 pub use fabrics::{AnaGroup, FabricsConfig};
+pub use formats::{FormatStore, Formats};
 pub use irq::IrqSink;
 pub use passthrough::{Passed, Passthrough};
 pub use pool::{NamespacePool, PoolChange, PoolDone, PoolError, PooledNamespace};

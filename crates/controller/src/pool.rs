@@ -1,6 +1,8 @@
 //! Where the namespaces come from that a host makes (Namespace Management).
 
 use crate::config::NamespaceConfig;
+use crate::formats::{FormatStore, Formats};
+use crate::subsystem::Saved;
 use std::fmt::Debug;
 use std::sync::Arc;
 use volume::Volume;
@@ -40,8 +42,12 @@ impl PooledNamespace {
         id
     }
 
-    /// As a controller has it; `None`: it is not open.
-    pub(crate) fn config(&self) -> Option<NamespaceConfig> {
+    /// As a controller has it, whose pool that is; `None`: it is not open.
+    pub(crate) fn config(&self, pool: &Arc<dyn NamespacePool>) -> Option<NamespaceConfig> {
+        let store = PooledFormat {
+            pool: pool.clone(),
+            nguid: self.nguid,
+        };
         Some(NamespaceConfig {
             nsid: self.nsid,
             volume: self.volume.clone()?,
@@ -52,6 +58,7 @@ impl PooledNamespace {
             zones: None,
             placement: None,
             metadata: None,
+            formats: Some(Formats::new(pool.block_size(), Arc::new(store))),
         })
     }
 }
@@ -64,8 +71,10 @@ pub enum PoolChange {
     Create {
         /// Its ID, which no other one of the pool has.
         nsid: u32,
-        /// Size in blocks of [`NamespacePool::block_size`].
+        /// Size in blocks.
         blocks: u64,
+        /// Bytes of a block: 512 or 4096.
+        block_size: u32,
         /// Of [`NamespacePool::new_nguid`].
         nguid: [u8; 16],
         /// NMIC.SHRNS.
@@ -82,6 +91,13 @@ pub enum PoolChange {
         nguid: [u8; 16],
         /// The controller.
         cntlid: u16,
+    },
+    /// One has blocks of another size from now on, as many as it has bytes for. It is open.
+    Format {
+        /// Which one.
+        nguid: [u8; 16],
+        /// Bytes of a block: 512 or 4096.
+        block_size: u32,
     },
     /// A controller does not have it any more.
     Detach {
@@ -101,6 +117,22 @@ pub enum PoolError {
     Failed,
 }
 
+/// The pool keeps the format of a namespace.
+#[derive(Debug)]
+struct PooledFormat {
+    pool: Arc<dyn NamespacePool>,
+    nguid: [u8; 16],
+}
+
+impl FormatStore for PooledFormat {
+    fn save(&self, block_size: u32, done: Saved) {
+        let nguid = self.nguid;
+        let change = PoolChange::Format { nguid, block_size };
+        self.pool
+            .change(change, Box::new(move |result| done(result.is_ok())));
+    }
+}
+
 /// What is to be called when a change is made, or cannot be.
 pub type PoolDone = Box<dyn FnOnce(Result<(), PoolError>) + Send>;
 
@@ -109,7 +141,8 @@ pub trait NamespacePool: Send + Sync + Debug {
     /// Bytes that all namespaces together may have.
     fn capacity(&self) -> u64;
 
-    /// Logical block size of new namespaces, in bytes: 512 or 4096.
+    /// Logical block size in bytes of namespaces with LBA format 0, 512 or 4096; format 1 has the
+    /// other one.
     fn block_size(&self) -> u32;
 
     /// Its namespaces, as they are kept. Must not block.

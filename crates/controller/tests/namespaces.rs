@@ -207,6 +207,7 @@ fn what_all_have_in_common_is_told() {
     let (mut h, _) = host();
     let common = identify_ns(&mut h, 0, ALL);
     assert_eq!((common.nsze.get(), common.lbaf[0].lbads), (0, 9));
+    assert_eq!((common.nlbaf_z, common.lbaf[1].lbads), (1, 12));
     let mut h = Host::ready();
     let (status, _) = h.identify(0, ALL, 0);
     assert_eq!(plain(status), Status::INVALID_NAMESPACE_OR_FORMAT);
@@ -259,7 +260,7 @@ fn fields_of_a_new_namespace_that_are_wrong() {
             Status::THIN_PROVISIONING_NOT_SUPPORTED,
         ),
         (with(|new| new.ncap = 9.into()), Status::INVALID_FIELD),
-        (with(|new| new.flbas = 1.into()), Status::INVALID_FORMAT),
+        (with(|new| new.flbas = 2.into()), Status::INVALID_FORMAT),
         (with(|new| new.flbas = 0x10.into()), Status::INVALID_FORMAT),
         (with(|new| new.dps = 1.into()), Status::INVALID_FORMAT),
         (with(|new| new.nmic = 2.into()), Status::INVALID_FIELD),
@@ -671,6 +672,7 @@ fn the_pool_has_each_step_once() {
             PoolChange::Attach { .. } => 2,
             PoolChange::Detach { .. } => 3,
             PoolChange::Delete { .. } => 4,
+            PoolChange::Format { .. } => 5,
         })
         .collect();
     assert_eq!(kinds, [1, 2, 4]);
@@ -724,4 +726,108 @@ fn the_pool_is_asked_as_often_whatever_is_attached() {
     }
     assert!(before.0 > 0 && before.1 > 0);
     assert_eq!(asked(&mut h), before);
+}
+
+fn format(nsid: u32, lbaf: u32) -> Command {
+    let mut command = Command::new(AdminOpcode::FORMAT_NVM.0, 0, nsid);
+    command.cdw10 = lbaf.into();
+    command
+}
+
+/// Bytes of a block, and how many there are.
+fn shape(h: &mut Host, cns: u8, nsid: u32) -> (u32, u64) {
+    let ns = identify_ns(h, cns, nsid);
+    let format = ns.formatted().unwrap();
+    (format.block_size().unwrap(), ns.nsze.get())
+}
+
+#[test]
+fn a_namespace_is_made_with_the_blocks_that_it_is_to_have() {
+    let (mut h, pool) = host();
+    let large = NewNamespace {
+        flbas: 1.into(),
+        ..new(256)
+    };
+    assert_eq!(create_of(&mut h, &large), (Status::SUCCESS, 2));
+    assert_eq!(shape(&mut h, 0x11, 2), (4096, 256));
+    // All that is left, and more than that.
+    let rest = (CAPACITY - (1 << 20)) / 4096;
+    let too_large = NewNamespace {
+        flbas: 1.into(),
+        ..new(rest + 1)
+    };
+    let (status, _) = create_of(&mut h, &too_large);
+    let expected = Status::NAMESPACE_INSUFFICIENT_CAPACITY;
+    assert_eq!(plain(status), expected);
+    assert_eq!(attach(&mut h, 2), Status::SUCCESS);
+    assert_eq!(shape(&mut h, 0, 2), (4096, 256));
+    h.write(DATA, &[0x5a; 4096]);
+    let command = h.rw(NvmOpcode::WRITE, 2, 255, 1, DATA);
+    assert_eq!(h.io(command), Status::SUCCESS);
+    let command = h.rw(NvmOpcode::WRITE, 2, 256, 1, DATA);
+    assert_eq!(plain(h.io(command)), Status::LBA_OUT_OF_RANGE);
+    let used = pool.used();
+    // The host formats it, and the pool keeps that.
+    for (lbaf, expected) in [(0, (512, 2048)), (1, (4096, 256)), (0, (512, 2048))] {
+        assert_eq!(h.admin(format(2, lbaf)).status(), Status::SUCCESS);
+        assert_eq!(shape(&mut h, 0, 2), expected);
+        let kept = &pool.namespaces()[0];
+        assert_eq!((kept.block_size, kept.blocks), expected);
+        assert_eq!(pool.used(), used);
+    }
+    assert_eq!(put(&mut h, 2, 2047, 0xa5), Status::SUCCESS);
+    assert_eq!(get(&mut h, 2, 0), vec![0; 512]);
+    h.die();
+    assert_eq!(shape(&mut h, 0, 2), (512, 2048));
+    assert_eq!(get(&mut h, 2, 2047), vec![0xa5; 512]);
+    assert_eq!(detach(&mut h, 2), Status::SUCCESS);
+    assert_eq!(shape(&mut h, 0x11, 2), (512, 2048));
+    // The one of the configuration has one format.
+    assert_eq!(
+        plain(h.admin(format(1, 1)).status()),
+        Status::INVALID_FORMAT
+    );
+}
+
+/// What is not a whole number of larger blocks has no such format.
+#[test]
+fn a_namespace_of_odd_size_has_one_format() {
+    let (mut h, _) = host();
+    assert_eq!(create(&mut h, 9), 2);
+    assert_eq!(identify_ns(&mut h, 0x11, 2).nlbaf_z, 0);
+    assert_eq!(attach(&mut h, 2), Status::SUCCESS);
+    assert_eq!(identify_ns(&mut h, 0, 2).nlbaf_z, 0);
+    assert_eq!(
+        plain(h.admin(format(2, 1)).status()),
+        Status::INVALID_FORMAT
+    );
+    assert_eq!(h.admin(format(2, 0)).status(), Status::SUCCESS);
+}
+
+/// A command at work that changes the pool has its turn first.
+#[test]
+fn a_format_and_a_new_namespace_do_not_meet_in_the_pool() {
+    let (mut h, pool) = host();
+    assert_eq!(create(&mut h, 8), 2);
+    assert_eq!(attach(&mut h, 2), Status::SUCCESS);
+    pool.holds.store(true, Ordering::Relaxed);
+    let command = create_command(&h, &new(8));
+    let made = h.submit(0, command);
+    let formatted = h.submit(0, format(2, 1));
+    for _ in 0..40 {
+        h.round();
+    }
+    let changes = pool.changes.lock().unwrap().len();
+    assert_eq!(changes, 3, "one at a time");
+    pool.holds.store(false, Ordering::Relaxed);
+    pool.release();
+    let mut done = Vec::new();
+    h.until(|h| {
+        done.extend(h.reap_all(0));
+        done.len() == 2
+    });
+    let cids: Vec<u16> = done.iter().map(|done| done.cid.get()).collect();
+    assert_eq!(cids, [made, formatted]);
+    assert!(done.iter().all(|done| done.status().is_success()));
+    assert_eq!(shape(&mut h, 0, 2), (4096, 1));
 }

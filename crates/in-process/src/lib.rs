@@ -232,6 +232,7 @@ pub fn memory_disk(size: u64) -> Result<Arc<InProcess>, TransportError> {
         zones: None,
         placement: None,
         metadata: None,
+        formats: None,
         eui64: [1; 8],
     };
     let io = Io::new(IoOptions::default());

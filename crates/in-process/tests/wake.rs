@@ -32,6 +32,7 @@ fn host(idle_window: IdleWindow) -> Host {
         zones: None,
         placement: None,
         metadata: None,
+        formats: None,
         eui64: [1; 8],
     };
     let io = Io::new(IoOptions::default());

@@ -56,6 +56,7 @@ impl Local {
             zones: None,
             placement: None,
             metadata: None,
+            formats: None,
             eui64: [1; 8],
             volume: self.volume.clone(),
         };

@@ -33,6 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             zones: None,
             placement: None,
             metadata: None,
+            formats: None,
             eui64: [1; 8],
         };
         let config = ControllerConfig {

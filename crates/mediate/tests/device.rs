@@ -35,6 +35,7 @@ fn controller(size: u64, config: ControllerConfig) -> Arc<InProcess> {
             zones: None,
             placement: None,
             metadata: None,
+            formats: None,
             eui64: [1; 8],
         };
         Controller::new(0, config, vec![namespace], &io).map(|c| Host::new(c, io).unwrap())

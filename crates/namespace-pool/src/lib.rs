@@ -172,6 +172,31 @@ impl PoolFolder {
         Ok(())
     }
 
+    /// Keeps that a namespace has blocks of so many bytes (512 or 4096) from now on, as many as it
+    /// has bytes for. When this returns, that outlasts the process and a loss of power.
+    ///
+    /// # Errors
+    /// There is none of this NGUID, or its size is not a whole number of these. Or it is not known
+    /// what the next process finds.
+    pub fn set_block_size(&mut self, nguid: Nguid, block_size: u32) -> Result<(), PoolError> {
+        let Some(entry) = self.manifest.find(nguid) else {
+            return Err(PoolError::Unknown(nguid));
+        };
+        if entry.block_size() == block_size {
+            return Ok(());
+        }
+        let next = self.manifest.with_block_size(nguid, block_size);
+        let next = next.ok_or_else(|| PoolError::File {
+            path: self.file(nguid),
+            nsid: entry.nsid(),
+            why: format!("does not divide into blocks of {block_size} bytes"),
+        })?;
+        next.check(&self.folder.manifest_path())?;
+        self.replace(next)?;
+        crash::point!("namespace-pool.formatted");
+        Ok(())
+    }
+
     fn replace(&mut self, manifest: Manifest) -> Result<(), PoolError> {
         if let Err(error) = self.folder.write_manifest(&manifest) {
             // The new one may be there for all that.

@@ -267,6 +267,22 @@ impl Manifest {
         next
     }
 
+    /// `None`: a namespace is no whole number of these blocks.
+    pub fn with_block_size(&self, nguid: Nguid, block_size: u32) -> Option<Self> {
+        let mut next = self.clone();
+        for entry in &mut next.namespaces {
+            if entry.nguid == nguid {
+                let bytes = entry.bytes();
+                if block_size == 0 || !bytes.is_multiple_of(block_size.into()) {
+                    return None;
+                }
+                entry.blocks = bytes / u64::from(block_size);
+                entry.block_size = block_size;
+            }
+        }
+        Some(next)
+    }
+
     pub fn with_attached(&self, nguid: Nguid, cntlid: u16, attached: bool) -> Self {
         let mut next = self.clone();
         for entry in &mut next.namespaces {

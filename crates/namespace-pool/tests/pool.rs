@@ -281,10 +281,40 @@ fn a_folder_that_is_damaged_is_refused_in_words() {
     open(path).unwrap();
 }
 
+/// A namespace keeps its size in bytes, and its file.
+#[test]
+fn blocks_get_another_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut pool = open(dir.path()).unwrap();
+    pool.create(&new(1, 16)).unwrap();
+    pool.create(&new(2, 9)).unwrap();
+    let file = pool.file(nguid(1));
+    fs::write(&file, [7; 8192]).unwrap();
+    pool.set_attached(nguid(1), 1, true).unwrap();
+    for (size, blocks) in [(4096, 2), (4096, 2), (512, 16), (4096, 2)] {
+        pool.set_block_size(nguid(1), size).unwrap();
+        drop(pool);
+        pool = open(dir.path()).unwrap();
+        let entry = &pool.namespaces()[0];
+        assert_eq!((entry.block_size(), entry.blocks()), (size, blocks));
+        assert_eq!((entry.bytes(), entry.attached().len()), (8192, 1));
+        assert_eq!(fs::read(&file).unwrap(), [7; 8192]);
+    }
+    let odd = pool.set_block_size(nguid(2), 4096).unwrap_err();
+    assert!(odd.to_string().contains("does not divide"), "{odd}");
+    for size in [0, 1024, 8192] {
+        pool.set_block_size(nguid(1), size).unwrap_err();
+    }
+    let unknown = pool.set_block_size(nguid(3), 4096).unwrap_err();
+    assert!(matches!(unknown, PoolError::Unknown(_)));
+    assert_eq!(found(&pool), [(1, 2, vec![1]), (2, 9, vec![])]);
+}
+
 type Step = fn(&mut PoolFolder) -> Result<(), PoolError>;
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     |pool| pool.create(&new(1, 8)),
+    |pool| pool.set_block_size(nguid(1), 4096),
     |pool| pool.create(&new(2, 16)),
     |pool| pool.set_attached(nguid(1), 1, true),
     |pool| pool.delete(nguid(2)),
@@ -354,6 +384,7 @@ fn the_process_dies_at_every_point() {
         "file.made",
         "create.made",
         "delete.pending",
+        "formatted",
         "removed",
     ] {
         let name = format!("namespace-pool.{point}");

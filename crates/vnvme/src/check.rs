@@ -216,6 +216,7 @@ impl Seen {
             check_zones(namespace, of.is_none() || shares)?;
             check_placement(namespace, of.is_none() || shares)?;
             check_metadata(namespace, of.is_none() || shares)?;
+            check_formats(namespace, of.is_none() || shares)?;
             if namespace.reservations.is_some() && !shares {
                 let why = "reservations are of disks with subsystem";
                 return Err(origin.error("reservations", why));
@@ -467,6 +468,20 @@ fn check_metadata(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
         let why = "metadata is of one disk, without subsystem, zones and placement handles, and \
                    not for other hosts; its commands take the generic path";
         return Err(origin.error("metadata-size", why));
+    }
+    Ok(())
+}
+
+/// What is said of a namespace's LBA formats.
+fn check_formats(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
+    let direct = namespace.path == Some(PathChoice::Direct);
+    let accounted = namespace.zone_size.is_some() || namespace.fdp_handles.is_some();
+    let other = shared || direct || accounted || namespace.metadata_size.is_some();
+    if namespace.format_file.is_some() && other {
+        let why = "a guest chooses the LBA format of namespaces of one disk, without subsystem, \
+                   zones, placement handles and metadata, and not for other hosts; their commands \
+                   take the generic path";
+        return Err(namespace.origin.error("format-file", why));
     }
     Ok(())
 }

@@ -353,6 +353,7 @@ pub fn namespace_config(
         zones: None,
         placement: None,
         metadata: None,
+        formats: None,
         eui64: match &spec.eui64 {
             Some(text) => hex("eui64", text)?,
             None => identity::eui64(serial, nsid, &id),
@@ -388,32 +389,37 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         zones,
         placement,
         metadata,
+        formats,
     } in opened
     {
         volumes.push(volume);
         backends.extend(device);
         // Of writes to zones each is checked here, of those by handles each is counted, and
-        // metadata is kept here.
+        // metadata is kept here; what a device has of blocks is of one size.
         let plain = zones.is_none() && placement.is_none() && metadata.is_none();
-        directs.push(direct.filter(|_| plain));
-        kept.push((zones, placement, metadata));
+        directs.push(direct.filter(|_| plain && formats.is_none()));
+        kept.push((zones, placement, metadata, formats));
     }
     let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
     let serial = serial(spec, &ids);
     let mut namespaces = Vec::new();
     let volumes = volumes.into_iter().zip(kept);
-    for ((ns, place), (volume, (zones, placement, metadata))) in
+    for ((ns, place), (volume, (zones, placement, metadata, formats))) in
         spec.namespaces.iter().zip(1..).zip(volumes)
     {
         if !is_within(&ns.volume) {
             crew.sizes.watch(&volume, &resized);
         }
         let nsid = ns.nsid.unwrap_or(place);
+        let plain = namespace_config(ns, nsid, &serial, volume)?;
+        let kept = formats.as_ref().map(|chosen| chosen.block_size);
         namespaces.push(NamespaceConfig {
             zones,
             placement,
             metadata,
-            ..namespace_config(ns, nsid, &serial, volume)?
+            block_size: kept.unwrap_or(plain.block_size),
+            formats: formats.map(|chosen| chosen.formats),
+            ..plain
         });
     }
     let alone = |ns: &NamespaceConfig| ns.zones.is_some() || ns.metadata.is_some();

@@ -27,6 +27,7 @@ mod direct;
 mod discover;
 mod discovery;
 mod ending;
+mod formats;
 mod front;
 mod heap;
 mod host_keys;

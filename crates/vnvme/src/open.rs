@@ -3,6 +3,7 @@
 use crate::confine::SandboxMode;
 use crate::devices::DeviceRegistry;
 use crate::direct::{Direct, PathChoice};
+use crate::formats::Chosen;
 use crate::keep::{self, KeptServers};
 use crate::limits::LimitRegistry;
 use crate::on_error::OnErrorRegistry;
@@ -11,7 +12,7 @@ use crate::pools::{Pool, Pools};
 use crate::removal::RemovalWatch;
 use crate::spec::{ControllerSpec, NamespaceSpec, ServeOptions};
 use crate::subsystems::Subsystems;
-use crate::{metadata, placement, zones};
+use crate::{formats, metadata, placement, zones};
 use anyhow::{Context, Result, bail, ensure};
 use control::EventSender;
 use controller::{
@@ -42,6 +43,8 @@ pub struct Opened {
     pub placement: Option<Arc<PlacementState>>,
     /// The metadata of its blocks, if they are to have any.
     pub metadata: Option<Arc<MetadataState>>,
+    /// The LBA formats that its host may choose from, if there are several.
+    pub formats: Option<Chosen>,
 }
 
 /// The kinds of volumes that this program knows: those of `volume`, and devices, which are entered
@@ -191,6 +194,7 @@ impl Opener {
                 zones: None,
                 placement: None,
                 metadata: None,
+                formats: None,
             },
         };
         let volume = place.keep(opened.volume, url);
@@ -199,11 +203,13 @@ impl Opener {
         let zones = zones::open(spec, &volume, self.previous)?;
         let placement = placement::open(spec, &volume, self.previous)?;
         let metadata = metadata::open(spec, &volume, self.previous)?;
+        let formats = formats::open(spec, &volume, self.previous)?;
         let opened = Opened {
             volume,
             zones,
             placement,
             metadata,
+            formats,
             ..opened
         };
         self.limits.enter(url, &opened.volume);
@@ -325,6 +331,7 @@ fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<
         zones: None,
         placement: None,
         metadata: None,
+        formats: None,
         eui64: [1; 8],
         volume,
     };
@@ -408,6 +415,7 @@ impl Below {
                 zones: None,
                 placement: None,
                 metadata: None,
+                formats: None,
             });
         }
         // The same blocks that the volume stands on.
@@ -431,6 +439,7 @@ impl Below {
             zones: None,
             placement: None,
             metadata: None,
+            formats: None,
         })
     }
 }

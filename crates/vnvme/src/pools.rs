@@ -157,7 +157,6 @@ struct Writer {
     folder: PoolFolder,
     opener: Opener,
     known: Arc<Known>,
-    block_size: u32,
 }
 
 impl Writer {
@@ -167,6 +166,7 @@ impl Writer {
                 PoolChange::Create { nguid, .. }
                 | PoolChange::Delete { nguid }
                 | PoolChange::Attach { nguid, .. }
+                | PoolChange::Format { nguid, .. }
                 | PoolChange::Detach { nguid, .. } => *nguid,
             });
             let before = self.known.find(nguid.0).map(|ns| ns.nsid);
@@ -194,6 +194,7 @@ impl Writer {
             PoolChange::Create {
                 nsid,
                 blocks,
+                block_size,
                 shared,
                 ..
             } => {
@@ -201,7 +202,7 @@ impl Writer {
                     nsid: *nsid,
                     nguid,
                     blocks: *blocks,
-                    block_size: self.block_size,
+                    block_size: *block_size,
                     shared: *shared,
                 };
                 self.folder.create(&new).map_err(failed)
@@ -217,6 +218,10 @@ impl Writer {
                     self.known.set_volume(nguid.0, volume);
                 }
                 Ok(())
+            }
+            PoolChange::Format { block_size, .. } => {
+                let kept = self.folder.set_block_size(nguid, *block_size);
+                kept.map_err(failed)
             }
             PoolChange::Detach { cntlid, .. } => {
                 let kept = self.folder.set_attached(nguid, *cntlid, false);
@@ -285,7 +290,6 @@ impl Pool {
             folder,
             opener,
             known: known.clone(),
-            block_size,
         };
         Ok(Self {
             path,
@@ -387,6 +391,7 @@ mod tests {
         PoolChange::Create {
             nsid,
             blocks,
+            block_size: 512,
             nguid: [nsid as u8; 16],
             shared: false,
         }
@@ -399,8 +404,8 @@ mod tests {
         let spec = spec(dir.path(), "pool-block-size = 4096\n");
         let pool = open(&pools, &spec).unwrap();
         assert!(pools.of("d").is_some() && pools.of("e").is_none());
-        assert_eq!(change(&pool, create(1, 8)), Ok(()));
-        assert_eq!(change(&pool, create(2, 8)), Ok(()));
+        assert_eq!(change(&pool, create(1, 64)), Ok(()));
+        assert_eq!(change(&pool, create(2, 64)), Ok(()));
         let nguid = [2; 16];
         let attach = PoolChange::Attach { nguid, cntlid: 1 };
         assert_eq!(change(&pool, attach.clone()), Ok(()));
@@ -427,6 +432,27 @@ mod tests {
         assert_eq!(pool.used(), 0);
         let gone = change(&pool, PoolChange::Attach { nguid, cntlid: 1 });
         assert_eq!(gone, Err(PoolError::Failed));
+    }
+
+    #[test]
+    fn the_next_process_finds_the_blocks_that_a_guest_has_chosen() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pools, spec) = (Pools::default(), spec(dir.path(), ""));
+        let pool = open(&pools, &spec).unwrap();
+        assert_eq!(change(&pool, create(1, 16)), Ok(()));
+        let nguid = [1; 16];
+        let attach = PoolChange::Attach { nguid, cntlid: 1 };
+        assert_eq!(change(&pool, attach), Ok(()));
+        let block_size = 4096;
+        let format = PoolChange::Format { nguid, block_size };
+        assert_eq!(change(&pool, format), Ok(()));
+        let shape = |pool: &Pool| {
+            let ns = pool.namespaces().remove(0);
+            (ns.block_size, ns.blocks, ns.volume.is_some())
+        };
+        assert_eq!(shape(&pool), (4096, 2, true));
+        drop(pool);
+        assert_eq!(shape(&open(&pools, &spec).unwrap()), (4096, 2, true));
     }
 
     /// A guest may write what it wants.

@@ -96,6 +96,8 @@ pub struct NamespaceSpec {
     pub guard: Option<u8>,
     /// It is in the first bytes of the metadata.
     pub protection_first: Option<bool>,
+    /// File that keeps the LBA format that its host has chosen.
+    pub format_file: Option<PathBuf>,
     /// The ANA group of a namespace of a subsystem; the same for all disks.
     pub ana_group: Option<u32>,
     /// How this disk's host reaches that group.
@@ -739,7 +741,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 35);
+        assert_eq!(count, 36);
     }
 
     #[test]

@@ -78,6 +78,7 @@ pub fn open(
         zones: None,
         placement: None,
         metadata: None,
+        formats: None,
     };
     if let Some(volume) = opener.subsystems.volume(name, nsid)
         && subsystem.has_namespace(nsid)

@@ -1,6 +1,6 @@
 //! Namespace Management and Namespace Attachment (NVMe Base 2.1, 5.1.20, 5.1.21, 8.1.15).
 
-use crate::bytes::{pattern, u8_at, u32_at, u64_at, u128_at};
+use crate::bytes::{pattern, u8_at, u16_at, u32_at, u64_at, u128_at};
 use crate::case::{Need::*, cases};
 use crate::host::{Fields, Host, PAGE, admin};
 use crate::info::ALL;
@@ -15,6 +15,9 @@ cases! {
         "UNVMCAP goes down and up; what is more than that is Namespace Insufficient Capacity";
     namespace_create_invalid, ["8.3-a"], If("OACS bit 3"), Admin, "Base 2.1, 5.1.21",
         "wrong sizes, formats and selections are refused, and nothing is created";
+    namespace_create_formats, ["8.3-a"], If("OACS bit 3"), Io, "Base 2.1, 5.1.21",
+        "a namespace is created with each LBA format without metadata that is common to all, and \
+         holds data";
     namespace_attach_invalid, ["8.3-a"], If("OACS bit 3"), Admin, "Base 2.1, 5.1.20",
         "attached twice, detached twice, wrong lists and namespaces: each has its status";
     namespace_deleted_attached, ["8.2-b"], If("OACS bit 3"), Io, "Base 2.1, 5.1.21",
@@ -184,6 +187,31 @@ fn namespace_create_invalid(host: &mut Host) -> Check {
         .expect(Status::INVALID_FIELD, "a reserved selection")?;
     if host.identify(0x10, 0)? != before {
         return failed("a namespace was created all the same");
+    }
+    Ok(())
+}
+
+fn namespace_create_formats(host: &mut Host) -> Check {
+    offered(host)?;
+    let common = host.identify(0x00, ALL)?;
+    for format in 0..=usize::from(u8_at(&common, 25)).min(15) {
+        let at = 128 + 4 * format;
+        let (ms, lbads) = (u16_at(&common, at), u8_at(&common, at + 2));
+        if ms != 0 || lbads == 0 {
+            continue;
+        }
+        let command = create_command(host, BLOCKS, BLOCKS, format as u8)?;
+        let done = host.admin(command)?;
+        done.succeeds(&format!("a namespace of format {format}"))?;
+        let nsid = done.dw0.get();
+        attach(host, nsid)?;
+        let ns = host.namespace_of(nsid)?;
+        same!(ns.block, 1u64 << lbads, "bytes of a block");
+        same!(ns.blocks, BLOCKS, "NSZE");
+        let data = pattern(22, ns.block as usize);
+        host.write(&ns, BLOCKS - 1, &data)?;
+        host.holds(&ns, BLOCKS - 1, &data, "of a new namespace")?;
+        delete(host, nsid)?;
     }
     Ok(())
 }

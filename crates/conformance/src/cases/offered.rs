@@ -4,7 +4,7 @@
 use crate::bytes::{pattern, u8_at, u16_at, u32_at};
 use crate::case::{Need::*, cases};
 use crate::host::{Fields, Host, PAGE, admin, nvm};
-use crate::info::ALL;
+use crate::info::{ALL, Namespace};
 use crate::verdict::{Check, Expect, applies_if, failed, require, same};
 use nvme::{AdminOpcode as Op, Command, NvmOpcode, Status};
 use std::time::{Duration, Instant};
@@ -24,6 +24,9 @@ cases! {
         "an NSID above NN is Invalid Namespace or Format";
     format_user_data_erase, ["1.6-d"], If("OACS bit 1"), Io, "Base 2.1, 5.1.10",
         "after a format with user data erase the old data cannot be read, and the namespace works";
+    format_other_formats, ["1.6-f"], If("OACS bit 1, NLBAF"), Io, "Base 2.1, 5.1.10",
+        "a format to each other LBA format without metadata, and back: FLBAS and NSZE follow, the \
+         old data cannot be read, and the namespace works to its last block";
     firmware_absent, ["1-c"], If("OACS bit 2 is 0"), Admin, "Base 2.1, 5.1.8, 5.1.9",
         "without firmware download and commit both are Invalid Command Opcode";
     namespace_management_absent, ["8.2-a"], If("OACS bit 3 is 0"), Admin, "Base 2.1, 5.1",
@@ -164,6 +167,63 @@ fn format_user_data_erase(host: &mut Host) -> Check {
     );
     host.write(&ns, 0, &data)?;
     host.holds(&ns, 0, &data, "after a format")
+}
+
+fn format_other_formats(host: &mut Host) -> Check {
+    format_offered(host)?;
+    let ns = host.namespace()?;
+    let others = (0..=usize::from(u8_at(&ns.page, 25))).filter(|format| {
+        let at = 128 + 4 * format;
+        // One whose LBADS is 0 is not available now.
+        *format != ns.format() && u16_at(&ns.page, at) == 0 && u8_at(&ns.page, at + 2) >= 9
+    });
+    let others: Vec<usize> = others.collect();
+    applies_if(
+        !others.is_empty(),
+        "there is no other format without metadata",
+    )?;
+    for format in others {
+        let other = format_to(host, &ns, format);
+        // The cases that follow find the namespace as it was.
+        let back = format_to(host, &ns, ns.format());
+        other.and(back)?;
+    }
+    let after = host.namespace_of(ns.nsid)?;
+    same!(after.blocks, ns.blocks, "NSZE in the first format again");
+    Ok(())
+}
+
+fn format_to(host: &mut Host, before: &Namespace, format: usize) -> Check {
+    let data = pattern(6, 8 * before.block as usize);
+    let now = host.namespace_of(before.nsid)?;
+    host.write(&now, 0, &data)?;
+    let fna = u8_at(&host.controller()?.0, 524);
+    let nsid = if fna & 1 != 0 { ALL } else { before.nsid };
+    let lbaf = format as u32;
+    let command = admin(Op::FORMAT_NVM, nsid).dw(10, lbaf & 0xf | (lbaf >> 4 & 3) << 12);
+    host.admin(command)?
+        .succeeds(&format!("Format NVM to format {format}"))?;
+    let ns = host.namespace_of(before.nsid)?;
+    same!(ns.format() as u64, format as u64, "the format in FLBAS");
+    let lbads = u8_at(&before.page, 128 + 4 * format + 2);
+    same!(ns.block, 1u64 << lbads, "bytes of a block");
+    let (old, new) = (before.blocks * before.block, ns.blocks * ns.block);
+    require!(
+        new <= old && old - new < 4096.max(ns.block),
+        "{old} bytes became {new}"
+    );
+    let blocks = data.len() as u64 / ns.block;
+    require!(
+        host.read(&ns, 0, blocks)? != data,
+        "the old data are there after a format"
+    );
+    let last = ns.blocks - blocks;
+    host.write(&ns, last, &data)?;
+    host.holds(&ns, last, &data, "at the end of the new format")?;
+    let at = host.alloc(data.len() as u64)?;
+    let beyond = host.rw_command(NvmOpcode::READ, &ns, last + 1, blocks, at)?;
+    host.io(beyond)?
+        .expect(Status::LBA_OUT_OF_RANGE, "a read beyond the last block")
 }
 
 fn firmware_absent(host: &mut Host) -> Check {

@@ -8,6 +8,7 @@ use crate::ana;
 use crate::controller::Controller;
 use crate::engine::{self, Namespace};
 use crate::fabrics::FabricsConfig;
+use crate::formats::{available, sizes_from};
 use crate::metadata::MetadataState;
 use crate::pool::PooledNamespace;
 use nvme::cmd::NSID_BROADCAST;
@@ -249,7 +250,7 @@ impl Controller {
             .pool
             .as_ref()
             .map_or(512, |pool| pool.block_size());
-        data.lbaf[0] = LbaFormat::new(block_size.trailing_zeros() as u8);
+        describe_formats(&mut data, &sizes_from(block_size).map(Some), 0);
         data.fpi = Fpi::new().with_fpis(self.config.erases());
         page(&data)
     }
@@ -267,7 +268,11 @@ impl Controller {
                 data.fpi = Fpi::new().with_fpis(self.config.erases());
                 data.nguid = pooled.nguid;
                 data.eui64 = pooled.eui64();
-                data.lbaf[0] = LbaFormat::new(pooled.block_size.trailing_zeros() as u8);
+                let first = self.config.pool.as_ref().map(|pool| pool.block_size());
+                let sizes = sizes_from(first.unwrap_or(pooled.block_size));
+                let fits = |size: u32| pooled.bytes().is_multiple_of(size.into());
+                let sizes = available(sizes, pooled.block_size, fits);
+                describe_formats(&mut data, &sizes, self.flbas_of(pooled).index());
                 return page(&data);
             }
             Found::Inactive => return page(&data),
@@ -311,7 +316,7 @@ impl Controller {
         data.nsattr = Nsattr::new().with_cwp(ns.read_only);
         data.nguid = ns.config.nguid;
         data.eui64 = ns.config.eui64;
-        data.lbaf[0] = LbaFormat::new(ns.shift as u8);
+        describe_formats(&mut data, &ns.config.lba_formats(), ns.config.lba_format());
         if let Some(metadata) = &ns.config.metadata {
             describe_metadata(&mut data, metadata.layout());
         }
@@ -481,6 +486,16 @@ fn zoned_namespace(ns: &Namespace) -> Result<ZonedNamespace, Status> {
         data.zrwacap = Zrwacap::new().with_expflushsup(true);
     }
     Ok(data)
+}
+
+/// The LBA formats, by bytes of a block (`None`: it is not available), and the index of the one
+/// that the namespace has.
+fn describe_formats(data: &mut IdentifyNamespace, sizes: &[Option<u32>], index: u8) {
+    for (to, size) in data.lbaf.iter_mut().zip(sizes) {
+        *to = LbaFormat::new(size.map_or(0, |size| size.trailing_zeros() as u8));
+    }
+    data.nlbaf_z = sizes.len().saturating_sub(1) as u8;
+    data.flbas = Flbas::for_format(index);
 }
 
 /// What Identify Namespace says of metadata: MS, and the one way to have it, with the one kind of

@@ -2,6 +2,7 @@
 //! says how to add one.
 
 mod abort;
+mod answers;
 mod erase;
 mod events;
 mod features;

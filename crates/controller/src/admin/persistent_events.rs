@@ -130,6 +130,7 @@ impl Controller {
             cdw10: cdw10.into(),
             nsze: namespace.blocks.into(),
             ncap: namespace.blocks.into(),
+            flbas: self.flbas_of(namespace),
             nmic: Nmic::new().with_shrns(namespace.shared),
             nsid: namespace.nsid.into(),
             ..Default::default()

@@ -28,6 +28,7 @@ const INVENTORY: CommandEffects = CommandEffects::new().with_nic(true);
 
 /// Effects of a command that erases namespaces.
 const ERASES: CommandEffects = CommandEffects::new().with_lbcc(true);
+const FORMATS: CommandEffects = ERASES.with_ncc(true);
 
 /// Every admin command, by opcode.
 static COMMANDS: &[AdminCommand] = &[
@@ -73,7 +74,7 @@ static COMMANDS: &[AdminCommand] = &[
     .concerning_queues()
     .oacs(Oacs::new().with_dbcs(true))
     .offered_if(|c| c.config.shadow_doorbells),
-    AdminCommand::new(Op::FORMAT_NVM, Controller::format_nvm, ERASES)
+    AdminCommand::new(Op::FORMAT_NVM, Controller::format_nvm, FORMATS)
         .oacs(Oacs::new().with_fnvms(true))
         .offered_if(|c| c.config.erases()),
     AdminCommand::new(Op::SANITIZE, Controller::sanitize, ERASES)

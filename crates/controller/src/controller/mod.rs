@@ -181,7 +181,7 @@ impl Controller {
         if let Some(pool) = &config.pool {
             let pooled = pool.namespaces().into_iter();
             let attached = pooled.filter(|ns| ns.attached.contains(&config.cntlid));
-            namespaces.extend(attached.filter_map(|ns| ns.config()));
+            namespaces.extend(attached.filter_map(|ns| ns.config(pool)));
         }
         let configured = namespaces.clone();
         let stats = Arc::new(ControllerStats::new(config.io_queues, config.workers));

@@ -102,6 +102,13 @@ impl Namespace {
         }
     }
 
+    /// It has blocks of so many bytes now, and so many of them. Nothing is in flight on it.
+    pub fn reformatted(&mut self, block_size: u32, blocks: u64) {
+        self.config.block_size = block_size;
+        self.shift = block_size.trailing_zeros();
+        self.resized(blocks);
+    }
+
     /// When to look at them next, though nothing wakes the worker.
     pub fn deadline(&self) -> Option<Instant> {
         let passed = self.passthrough.as_ref().and_then(|p| p.deadline());
@@ -126,6 +133,7 @@ impl Namespace {
             zones: None,
             placement: None,
             metadata: None,
+            formats: None,
         }
     }
 

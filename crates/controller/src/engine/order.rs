@@ -69,6 +69,12 @@ pub(crate) enum Order {
         index: usize,
         blocks: u64,
     },
+    /// The namespace of this index, which is closed, has blocks of so many bytes now.
+    Reformatted {
+        index: usize,
+        block_size: u32,
+        blocks: u64,
+    },
     /// Commands on the namespace of this index end with this status from now on; `None`: it is open
     /// again.
     Close {
@@ -154,6 +160,14 @@ impl Engine {
             Order::Resized { index, blocks } => match self.namespaces.get_mut(index) {
                 Some(ns) => ns.resized(blocks),
                 None => self.broken("a namespace was resized that is not there"),
+            },
+            Order::Reformatted {
+                index,
+                block_size,
+                blocks,
+            } => match self.namespaces.get_mut(index) {
+                Some(ns) => ns.reformatted(block_size, blocks),
+                None => self.broken("a namespace was formatted that is not there"),
             },
             Order::Close { index, status } => self.close(index, status),
             Order::LookAtMarks(index) => self.look_at_marks(index),

@@ -46,8 +46,9 @@ fn same<T: PartialEq + std::fmt::Debug>(
 }
 
 impl Identity {
-    /// What is configured now is the disk that the host knows.
-    fn check(&self, now: &Identity) -> Result<(), RestoreError> {
+    /// What is configured now is the disk that the host knows; these namespaces may have blocks of
+    /// these sizes by now.
+    fn check(&self, now: &Identity, changing: &[(u32, u32)]) -> Result<(), RestoreError> {
         same("model number", &self.model, &now.model)?;
         same("serial number", &self.serial, &now.serial)?;
         same("NQN", &self.subnqn, &now.subnqn)?;
@@ -65,7 +66,10 @@ impl Identity {
         for before in &self.namespaces {
             let found = now.namespaces.iter().find(|ns| ns.nsid == before.nsid);
             let now = found.ok_or(RestoreError::NoNamespace(before.nsid))?;
-            same("block size", &before.block_size, &now.block_size)?;
+            // A format that goes on has kept its blocks' size already, perhaps.
+            if !changing.contains(&(now.nsid, now.block_size)) {
+                same("block size", &before.block_size, &now.block_size)?;
+            }
             same("NGUID", &before.nguid, &now.nguid)?;
             same("EUI-64", &before.eui64, &now.eui64)?;
         }
@@ -95,7 +99,10 @@ impl Controller {
         let saved = ControlState::read(&state)?;
         let mut controller = Self::make(id, config, namespaces, io, page, Some(state))?;
         let identity = controller.identity();
-        saved.identity.check(&identity)?;
+        let erasure = saved.logs.erasure.as_ref();
+        let running = erasure.and_then(|erasure| erasure.running.as_ref());
+        let changing = running.map_or(&[][..], |running| &running.changes);
+        saved.identity.check(&identity, changing)?;
         controller.restore_memory(kept)?;
         controller.restore_interrupts(&saved, kept)?;
         controller.restore_control(&saved)?;

@@ -331,6 +331,9 @@ pub(crate) struct ManagementState {
     pub failed: Option<u16>,
     #[n(7)]
     pub waiting: Vec<HeldCommand>,
+    /// Of a namespace that is created: bytes of its blocks, 0 for those that the pool has first.
+    #[cbor(n(8), default)]
+    pub block_size: u32,
 }
 
 /// Logs and counters that the host can read.
@@ -508,6 +511,15 @@ pub(crate) struct EraseRunning {
     /// Status, 15 bits.
     #[n(7)]
     pub failed: Option<u16>,
+    /// Namespaces that are to have other blocks then, and bytes of these.
+    #[cbor(n(8), default)]
+    pub changes: Vec<(u32, u32)>,
+    /// Of these changes, so many are kept.
+    #[cbor(n(9), default)]
+    pub kept: u32,
+    /// Nobody waits for Format NVM any more.
+    #[cbor(n(10), default)]
+    pub abandoned: bool,
 }
 
 /// SMART's counters.

@@ -181,6 +181,7 @@ pub fn ns(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfi
         zones: None,
         placement: None,
         metadata: None,
+        formats: None,
         eui64: [0; 8],
     }
 }

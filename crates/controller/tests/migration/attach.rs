@@ -4,16 +4,17 @@
 use crate::common::*;
 use crate::rules::migrate_to_others;
 use crate::world::{PAIRS, World};
-use controller::Attach;
+use controller::{Attach, FormatStore, Formats, NamespaceConfig, Saved};
 use nvme::aen::{AsyncEvent, Notice};
 use nvme::cmd::io::CopyRange;
 use nvme::feature::Fid;
+use nvme::identify::IdentifyNamespace;
 use nvme::log::Lid;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use volume::{Effect, Fault, Info, Io, OpKind, OpenQueue, Volume, VolumeError};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// The NSIDs that the host finds.
 fn listed(w: &mut World) -> Vec<u32> {
@@ -288,4 +289,89 @@ fn what_a_host_says_of_itself_is_known_to_every_worker() {
             );
         }
     }
+}
+
+/// Keeps nothing, and says so when the test wants.
+#[derive(Default)]
+struct Keeps(Mutex<Option<Saved>>);
+
+impl std::fmt::Debug for Keeps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keeps").finish_non_exhaustive()
+    }
+}
+
+impl FormatStore for Keeps {
+    fn save(&self, _: u32, done: Saved) {
+        *self.0.lock().unwrap() = Some(done);
+    }
+}
+
+/// When the host knows of the new blocks, every worker does, and what was in flight is over.
+#[test]
+fn a_format_counts_in_every_queue() {
+    let mut w = World::new(false);
+    migrate_to_others(&mut w);
+    let (volume, faults) = faulty(1 << 20);
+    let keeps = Arc::<Keeps>::default();
+    let config = NamespaceConfig {
+        formats: Some(Formats::new(512, keeps.clone())),
+        ..ns(2, Arc::new(Cached(volume)), 512)
+    };
+    let World { h, .. } = &mut w;
+    h.c.attach(config, &h.io).unwrap();
+    rest(&mut w);
+    for (lbaf, blocks) in [(1, 256), (0, 2048), (1, 256)] {
+        // In each queue a write is in flight.
+        faults.add(Fault::always(OpKind::Write, Effect::Hold));
+        for qid in 1..=PAIRS {
+            let command = w.h.rw(NvmOpcode::WRITE, 2, u64::from(qid), 1, DATA);
+            w.h.submit(qid, command);
+        }
+        w.h.run_held(&faults, usize::from(PAIRS));
+        let mut command = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 2);
+        command.cdw10 = lbaf.into();
+        w.h.submit(0, command);
+        rest(&mut w);
+        assert!(keeps.0.lock().unwrap().is_none(), "they are in flight");
+        faults.clear();
+        faults.release();
+        let mut done = None;
+        while done.is_none() {
+            w.wake_all();
+            w.h.round();
+            done = keeps.0.lock().unwrap().take();
+        }
+        // The other workers come later.
+        let beside = w.h.beside.take();
+        done.unwrap()(true);
+        for _ in 0..100 {
+            w.h.round();
+        }
+        assert_eq!(block_size(&mut w), (1 << 20) / blocks);
+        assert!(w.h.reap(0).is_none(), "not every worker knows");
+        w.h.beside = beside;
+        rest(&mut w);
+        let done = w.h.reap(0).expect("its end");
+        assert_eq!(done.status(), Status::SUCCESS);
+        for qid in 1..=PAIRS {
+            assert_eq!(w.h.reap(qid).expect("its end").status(), Status::SUCCESS);
+        }
+        for qid in 1..=PAIRS {
+            for (slba, expected) in [
+                (blocks - 1, Status::SUCCESS),
+                (blocks, Status::LBA_OUT_OF_RANGE),
+            ] {
+                let command = w.h.rw(NvmOpcode::WRITE, 2, slba, 1, DATA);
+                let status = w.h.command(qid, command).status();
+                assert_eq!(plain(status), expected, "{qid} {slba}");
+            }
+        }
+    }
+}
+
+fn block_size(w: &mut World) -> u64 {
+    let (_, page) = w.h.identify(0, 2, 0);
+    let ns = IdentifyNamespace::read_from_bytes(&page).unwrap();
+    ns.formatted().unwrap().block_size().unwrap().into()
 }

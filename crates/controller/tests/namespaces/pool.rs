@@ -59,6 +59,7 @@ impl TestPool {
             PoolChange::Create {
                 nsid,
                 blocks,
+                block_size,
                 nguid,
                 shared,
             } => {
@@ -72,7 +73,7 @@ impl TestPool {
                 let pooled = PooledNamespace {
                     nsid: *nsid,
                     blocks: *blocks,
-                    block_size: self.block_size(),
+                    block_size: *block_size,
                     nguid: *nguid,
                     shared: *shared,
                     attached: Vec::new(),
@@ -95,6 +96,12 @@ impl TestPool {
                 let closed = self.closed.load(Ordering::Relaxed);
                 let volume: Arc<dyn Volume> = volume.clone();
                 pooled.volume = (!closed).then_some(volume);
+            }
+            PoolChange::Format { nguid, block_size } => {
+                let at = place(nguid).ok_or(PoolError::Failed)?;
+                let (pooled, _) = &mut all[at];
+                pooled.blocks = pooled.bytes() / u64::from(*block_size);
+                pooled.block_size = *block_size;
             }
             PoolChange::Detach { nguid, cntlid } => {
                 if let Some(at) = place(nguid) {

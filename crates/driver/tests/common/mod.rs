@@ -28,6 +28,7 @@ pub fn namespace(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> Namespa
         zones: None,
         placement: None,
         metadata: None,
+        formats: None,
         eui64: [nsid as u8; 8],
     }
 }

@@ -117,6 +117,7 @@ pub fn namespace(nsid: u32, volume: Arc<dyn Volume>) -> NamespaceConfig {
         zones: None,
         placement: None,
         metadata: None,
+        formats: None,
         eui64: [nsid as u8; 8],
     }
 }

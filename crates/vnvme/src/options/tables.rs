@@ -334,6 +334,16 @@ impl Spec for NamespaceSpec {
         .or("off")
         .in_url(),
         Row::<Self>::new(
+            "format-file",
+            "PATH",
+            "let the guest choose the block size (Format NVM): format 0 has that of block-size, \
+             format 1 the other one of 512 and 4096, if the volume can have it; the file keeps the \
+             choice, and is made if it is not there",
+            |n| &mut n.format_file,
+        )
+        .or("one LBA format")
+        .in_url(),
+        Row::<Self>::new(
             "ana-group",
             "N",
             "of disks in a subsystem: ANA group of the namespace (ANAGRPID), the same for all of \

@@ -18,6 +18,7 @@ mod disks;
 mod errors;
 mod fairness;
 mod footprint;
+mod formats;
 mod hanging;
 mod idle;
 mod interrupts;

@@ -3,6 +3,7 @@
 use super::{CONTROLLERS, DENIED, INVALID_NAMESPACE, Running, Stage, Task};
 use crate::admin::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
+use crate::formats::sizes_from;
 use crate::pool::{NamespacePool, PooledNamespace};
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::Csi;
@@ -65,11 +66,11 @@ impl Controller {
         }
         let mut new = NewNamespace::new_zeroed();
         self.read_host(command, new.as_mut_bytes())?;
-        // One format, as each namespace has here: without metadata and so without protection
-        // information.
-        if new.flbas.into_bits() != 0 || new.dps != Dps::new() {
-            return Err(Status::INVALID_FORMAT.with_dnr(true));
-        }
+        // Formats without metadata, and so without protection information.
+        let sizes = sizes_from(pool.block_size());
+        let block_size = sizes.get(usize::from(new.flbas.into_bits())).copied();
+        let block_size = block_size.filter(|_| new.dps == Dps::new());
+        let block_size = block_size.ok_or(Status::INVALID_FORMAT.with_dnr(true))?;
         let shared = new.nmic.shrns();
         if !new.reserved_is_zero() || new.nmic != Nmic::new().with_shrns(shared) {
             return Err(INVALID_FIELD);
@@ -88,7 +89,7 @@ impl Controller {
         if new.ncap.get() != blocks {
             return Err(Status::THIN_PROVISIONING_NOT_SUPPORTED.with_dnr(true));
         }
-        let bytes = u128::from(blocks) * u128::from(pool.block_size());
+        let bytes = u128::from(blocks) * u128::from(block_size);
         if bytes > u128::from(pool.capacity().saturating_sub(pool.used())) {
             self.admin.logs.information = u64::try_from(bytes).unwrap_or(u64::MAX);
             return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY.with_dnr(true));
@@ -102,6 +103,7 @@ impl Controller {
         Ok(Task::Create {
             nsid,
             blocks,
+            block_size,
             nguid: pool.new_nguid().ok_or(Status::INTERNAL_ERROR)?,
             shared,
         })

@@ -18,14 +18,14 @@
 mod commands;
 mod steps;
 
+use super::answers::Answers;
 use crate::pool::{PoolError, PooledNamespace};
 use crate::survival::state::{HeldCommand, ManagementState};
 use nvme::{Command, Status};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
-use sync::Unpoisoned;
 
 /// After this time, commands in flight on a namespace that goes end early.
 const GRACE: Duration = Duration::from_secs(5);
@@ -42,6 +42,8 @@ enum Task {
     Create {
         nsid: u32,
         blocks: u64,
+        /// Of a block.
+        block_size: u32,
         nguid: [u8; 16],
         shared: bool,
     },
@@ -79,44 +81,12 @@ struct Running {
     before: Option<PooledNamespace>,
 }
 
-/// Ends of changes, by their numbers.
-#[derive(Default)]
-struct Answers {
-    answers: Mutex<VecDeque<(u64, Result<(), PoolError>)>>,
-    /// Wakes the controller's worker, once that is known.
-    waker: Mutex<Option<Waker>>,
-}
-
-impl Answers {
-    fn leave(&self, number: u64, result: Result<(), PoolError>) {
-        self.answers.lock().unpoisoned().push_back((number, result));
-        self.wake();
-    }
-
-    fn wake(&self) {
-        if let Some(waker) = &*self.waker.lock().unpoisoned() {
-            waker.wake_by_ref();
-        }
-    }
-
-    /// The end of the change of this number; those before are forgotten.
-    fn take(&self, number: u64) -> Option<Result<(), PoolError>> {
-        let mut answers = self.answers.lock().unpoisoned();
-        while let Some((answered, result)) = answers.pop_front() {
-            if answered == number {
-                return Some(result);
-            }
-        }
-        None
-    }
-}
-
 /// The command at work, and those that wait for it.
 #[derive(Default)]
 pub(crate) struct Management {
     running: Option<Running>,
     waiting: VecDeque<Command>,
-    answers: Arc<Answers>,
+    answers: Arc<Answers<Result<(), PoolError>>>,
     /// Of the last change.
     number: u64,
     /// When to look again.
@@ -143,7 +113,7 @@ impl Management {
     }
 
     pub fn set_waker(&self, waker: Waker) {
-        *self.answers.waker.lock().unpoisoned() = Some(waker);
+        self.answers.set_waker(waker);
     }
 
     pub fn save(&self) -> Option<ManagementState> {
@@ -164,11 +134,13 @@ impl Management {
         let nguids = match &running.task {
             Task::Create {
                 blocks,
+                block_size,
                 nguid,
                 shared,
                 ..
             } => {
                 (state.task, state.blocks, state.shared) = (1, *blocks, *shared);
+                state.block_size = *block_size;
                 nguid.to_vec()
             }
             Task::Delete(nguids) => {
@@ -196,6 +168,7 @@ impl Management {
             (1, [nguid]) => Some(Task::Create {
                 nsid: saved.nsid,
                 blocks: saved.blocks,
+                block_size: saved.block_size,
                 nguid: *nguid,
                 shared: saved.shared,
             }),

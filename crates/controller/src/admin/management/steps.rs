@@ -136,11 +136,17 @@ impl Controller {
             Task::Create {
                 nsid,
                 blocks,
+                block_size,
                 nguid,
                 shared,
             } => PoolChange::Create {
                 nsid: *nsid,
                 blocks: *blocks,
+                // Processes that had one format did not say.
+                block_size: match block_size {
+                    0 => pool.block_size(),
+                    size => *size,
+                },
                 nguid: *nguid,
                 shared: *shared,
             },
@@ -244,7 +250,8 @@ impl Controller {
         if running.is_none_or(|running| running.stage != Stage::Show) {
             return;
         }
-        let config = self.task_namespace().and_then(|pooled| pooled.config());
+        let pool = self.config.pool.clone();
+        let config = pool.and_then(|pool| self.task_namespace()?.config(&pool));
         let attached = match config {
             Some(config) => self.attach(config, io),
             None => return self.set_stage(Stage::NotShown),

@@ -70,7 +70,7 @@ impl Migration {
     }
 
     /// What remote engines that are made later have at this index.
-    pub(super) fn set_namespace(&mut self, index: usize, config: NamespaceConfig) {
+    pub(crate) fn set_namespace(&mut self, index: usize, config: NamespaceConfig) {
         if let Some((_, namespaces)) = &mut self.template {
             match namespaces.get_mut(index) {
                 Some(place) => *place = config,
@@ -85,12 +85,12 @@ impl Migration {
     }
 
     /// How many orders each remote engine was given.
-    pub(super) fn orders(&self) -> Vec<u64> {
+    pub(crate) fn orders(&self) -> Vec<u64> {
         self.links.iter().map(|link| link.sent).collect()
     }
 
     /// The remote engines have applied so many orders each. Those that came later knew already.
-    pub(super) fn has_applied(&self, orders: &[u64]) -> bool {
+    pub(crate) fn has_applied(&self, orders: &[u64]) -> bool {
         let mut links = self.links.iter().zip(orders);
         links.all(|(link, order)| !link.is_open() || link.handled() >= *order)
     }
@@ -204,6 +204,7 @@ impl Controller {
     pub fn set_worker(&mut self, worker: u16, waker: Waker) {
         self.wake_for_others(waker.clone());
         self.admin.management.set_waker(waker.clone());
+        self.admin.erasure.set_waker(waker.clone());
         self.migration.own_worker = Some((worker, waker));
         for queue in &self.engine.stats.queues {
             queue.worker.set(worker.into());
@@ -288,8 +289,8 @@ impl Controller {
         // One that did not know of a receiver yet has left an interrupt pending; now it knows.
         self.engine.irqs.deliver_pending();
         let (mut worked, mut more) = (self.take_inbox(), false);
-        // The pool may have answered.
-        worked |= self.admin.management.is_running();
+        // The pool may have answered, or who keeps a format.
+        worked |= self.admin.management.is_running() || self.admin.erasure.is_running();
         for at in 0..self.migration.links.len() {
             let mut count = 0;
             while count < REPORTS_PER_DRAIN

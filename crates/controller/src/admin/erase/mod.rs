@@ -1,5 +1,5 @@
 //! Format NVM ("NVMe Base 2.1", 5.1.10; "NVM Command Set 1.1", 4.1.2) and Sanitize ("NVMe Base
-//! 2.1", 5.1.22 and 8.1.24). A namespace has one format: both of them erase.
+//! 2.1", 5.1.22 and 8.1.24): both of them erase.
 //!
 //! 1. The namespaces are closed, in every engine: commands on them end with Format In Progress or
 //!    Sanitize In Progress.
@@ -7,29 +7,35 @@
 //! 3. They are erased, by one request at a time, and only where a round's budget has room for it:
 //!    the commands of other hosts come first.
 //! 4. A flush makes that durable.
-//! 5. That it is over is committed. Only in the next round they are open again, and the host is
-//!    told: no process that follows erases what was written since.
+//! 5. Where a format changes their blocks' size ([`mod@format`]), that is kept.
+//! 6. That it is over is committed. Only in the next round they are open again, with blocks of the
+//!    new size, and the host is told: no process that follows erases what was written since.
 //!
-//! A reset of the controller ends a format where it is. A sanitize operation goes on when the
-//! controller is enabled again, and in the next process, where there is one. One that fails leaves
-//! the namespaces closed, until another one ends well or the host leaves the failure mode.
+//! A reset of the controller ends a format where it is, unless a new size may be kept already. A
+//! sanitize operation goes on when the controller is enabled again, and in the next process, where
+//! there is one. One that fails leaves the namespaces closed, until another one ends well or the
+//! host leaves the failure mode.
 //!
 //! What is erased is what the volumes let be reached: what a file system does with the blocks of a
 //! hole, or a device with what was overwritten, is theirs.
 
+mod format;
+
+use super::answers::Answers;
 use super::self_test::About;
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
 use crate::engine::{Namespace, Order, OwnRequest, status_of};
-use crate::metadata::MetadataState;
 use crate::survival::state::{EraseRunning, EraseState};
 use dma::{Buffer, SegmentList};
 use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
 use nvme::cmd::NSID_BROADCAST;
-use nvme::cmd::admin::{FormatCdw10, SanitizeAction as Action, SanitizeCdw10, SecureErase};
+use nvme::cmd::admin::{SanitizeAction as Action, SanitizeCdw10};
 use nvme::identify::{Fpi, Sanicap};
 use nvme::log::{Lid, SanitizeLog, SanitizeOutcome, SanitizeStatus, SelfTestOutcome};
 use nvme::{Command, Status};
+use std::sync::Arc;
+use std::task::Waker;
 use std::time::Instant;
 use volume::{Budget, IoError, IoErrorKind, Op};
 use zerocopy::IntoBytes;
@@ -70,7 +76,7 @@ impl Cause {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 enum Stage {
     /// The flush is to be ordered that waits for what is in flight.
     Close,
@@ -80,10 +86,16 @@ enum Stage {
     /// The flush is to be ordered that makes it durable.
     Flush,
     Flushing,
+    /// The next change of a format is to be kept.
+    Keep,
+    /// It is being kept: the number of the answer.
+    Keeping(u64),
     /// Everything is done, and that is to be committed.
     Done,
     /// It is committed.
     Over,
+    /// They are open. For each remote engine the order by which it knows.
+    Opening(Vec<u64>),
 }
 
 struct Running {
@@ -102,6 +114,12 @@ struct Running {
     writes: bool,
     tries: u32,
     failed: Option<Status>,
+    /// Namespaces that are to have other blocks then, and bytes of these.
+    changes: Vec<(u32, u32)>,
+    /// Of these changes, so many are kept.
+    kept: usize,
+    /// Nobody waits for Format NVM any more.
+    abandoned: bool,
 }
 
 impl Running {
@@ -117,6 +135,9 @@ impl Running {
             writes: false,
             tries: 0,
             failed: None,
+            changes: Vec::new(),
+            kept: 0,
+            abandoned: false,
         }
     }
 
@@ -172,11 +193,11 @@ impl Running {
 
     /// A controller-level reset: flushes that were ordered may never be told of.
     fn reset(&mut self) {
-        self.stage = match self.stage {
-            Stage::Closing => Stage::Close,
-            Stage::Flushing => Stage::Flush,
-            stage => stage,
-        };
+        match self.stage {
+            Stage::Closing => self.stage = Stage::Close,
+            Stage::Flushing => self.stage = Stage::Flush,
+            _ => {}
+        }
     }
 }
 
@@ -191,6 +212,10 @@ pub(crate) struct Erasure {
     passes: u8,
     /// Namespaces that a failed operation has left closed: there are some in the failure mode.
     locked: Vec<u32>,
+    /// Of those who keep formats.
+    answers: Arc<Answers<bool>>,
+    /// Of the last answer.
+    number: u64,
 }
 
 impl Erasure {
@@ -198,11 +223,17 @@ impl Erasure {
         self.running.is_some()
     }
 
+    /// The worker is woken by this when a format is kept.
+    pub fn set_waker(&self, waker: Waker) {
+        self.answers.set_waker(waker);
+    }
+
     /// CID of a Format NVM command that is not over.
     pub fn format(&self) -> Option<u16> {
-        match self.running.as_ref()?.cause {
-            Cause::Format(cid) => Some(cid),
-            Cause::Sanitize(..) => None,
+        let running = self.running.as_ref()?;
+        match running.cause {
+            Cause::Format(cid) if !running.abandoned => Some(cid),
+            Cause::Format(_) | Cause::Sanitize(..) => None,
         }
     }
 
@@ -243,8 +274,11 @@ impl Erasure {
             pass: running.pass,
             at: running.at as u32,
             offset: running.offset,
-            over: matches!(running.stage, Stage::Done | Stage::Over),
+            over: matches!(running.stage, Stage::Done | Stage::Over | Stage::Opening(_)),
             failed: running.failed.map(Status::into_bits),
+            changes: running.changes.clone(),
+            kept: running.kept as u32,
+            abandoned: running.abandoned,
         });
         EraseState {
             last: self.last.into_bits(),
@@ -273,6 +307,13 @@ impl Erasure {
                 at: (saved.at as usize).min(saved.nsids.len().saturating_sub(1)),
                 offset: saved.offset,
                 failed: saved.failed.map(Status::from_bits),
+                kept: match saved.over {
+                    true => (saved.kept as usize).min(saved.changes.len()),
+                    // What is kept is erased and kept again.
+                    false => 0,
+                },
+                changes: saved.changes.clone(),
+                abandoned: saved.abandoned,
                 ..Running::new(cause, saved.nsids.clone())
             }
         });
@@ -282,6 +323,7 @@ impl Erasure {
             outcome: SanitizeOutcome(saved.outcome),
             passes: saved.passes,
             locked: saved.locked.clone(),
+            ..Erasure::default()
         }
     }
 }
@@ -291,43 +333,17 @@ pub(super) fn sanicap() -> Sanicap {
     Sanicap::new().with_bes(true).with_ows(true).with_nodmmas(1)
 }
 
-/// The namespace has its metadata so, and that protection.
-fn is_format_of(cdw10: FormatCdw10, ns: &Namespace) -> bool {
-    let layout = ns.config.metadata.as_deref().map(MetadataState::layout);
-    let protection = layout.and_then(|layout| layout.protection);
-    let place = layout.is_none_or(|layout| layout.extended == cdw10.mset());
-    place
-        && match protection {
-            None => cdw10.pi() == 0,
-            Some(found) => cdw10.pi() == found.kind as u8 && cdw10.pil() == found.first,
-        }
+/// Bytes of a namespace that are erased: where its blocks may get another size, those behind its
+/// last one, too.
+fn size_of(ns: &Namespace) -> u64 {
+    let blocks = ns.blocks << ns.shift;
+    match ns.config.formats {
+        Some(_) => blocks.max(ns.config.volume.info().size),
+        None => blocks,
+    }
 }
 
 impl Controller {
-    pub(super) fn format_nvm(&mut self, command: &Command) -> AdminResult {
-        let cdw10 = FormatCdw10::from_bits(command.cdw10.get());
-        let nsid = command.nsid.get();
-        let nsids: Vec<u32> = match nsid {
-            NSID_BROADCAST => self.engine.active().map(|ns| ns.config.nsid).collect(),
-            nsid => {
-                self.engine.namespace_index(nsid)?;
-                vec![nsid]
-            }
-        };
-        // Each namespace has one format, with what protection it has.
-        let other = |ns: &Namespace| nsids.contains(&ns.config.nsid) && !is_format_of(cdw10, ns);
-        let fits = !self.engine.active().any(other);
-        if cdw10.lbaf() != 0 || !fits {
-            return Err(Status::INVALID_FORMAT.with_dnr(true));
-        }
-        if !matches!(cdw10.ses(), SecureErase::NONE | SecureErase::USER_DATA) {
-            return Err(INVALID_FIELD);
-        }
-        self.begin_erasing(Cause::Format(command.cid.get()), nsids)?;
-        self.record_format_start(nsid, command.cdw10.get());
-        Ok(Outcome::Later)
-    }
-
     pub(super) fn sanitize(&mut self, command: &Command) -> AdminResult {
         let cdw10 = SanitizeCdw10::from_bits(command.cdw10.get());
         if cdw10.emvs() {
@@ -354,7 +370,7 @@ impl Controller {
                 }
                 let nsids = self.engine.active().map(|ns| ns.config.nsid).collect();
                 let cause = Cause::Sanitize(cdw10, command.cdw11.get());
-                self.begin_erasing(cause, nsids)?;
+                self.begin_erasing(Running::new(cause, nsids))?;
                 let erasure = &mut self.admin.erasure;
                 erasure.last = cdw10;
                 erasure.outcome = SanitizeOutcome::IN_PROGRESS;
@@ -368,7 +384,8 @@ impl Controller {
     }
 
     /// Closes the namespaces, and erases them from the next round on.
-    fn begin_erasing(&mut self, cause: Cause, nsids: Vec<u32>) -> Result<(), Status> {
+    fn begin_erasing(&mut self, running: Running) -> Result<(), Status> {
+        let (cause, nsids) = (running.cause, running.nsids.clone());
         let sanitizes = matches!(cause, Cause::Sanitize(..));
         match self.admin.erasure.hinders() {
             Some(status) if status.is(Status::SANITIZE_FAILED) && sanitizes => {}
@@ -390,7 +407,7 @@ impl Controller {
         self.end_test_of(outcome, about);
         self.close(&nsids, Some(cause.closes_with()));
         tracing::info!(?nsids, ?cause, "erasing");
-        self.admin.erasure.running = Some(Running::new(cause, nsids));
+        self.admin.erasure.running = Some(running);
         self.admin.rearm();
         self.touch();
         Ok(())
@@ -427,6 +444,7 @@ impl Controller {
     pub(crate) fn reset_erasure(&mut self) {
         match &mut self.admin.erasure.running {
             Some(running) if matches!(running.cause, Cause::Sanitize(..)) => running.reset(),
+            Some(running) if running.may_be_kept() => running.abandoned = true,
             running => {
                 if let Some(Running { nsids, .. }) = running.take() {
                     self.close(&nsids, None);
@@ -452,7 +470,7 @@ impl Controller {
                 if let Some(status) = failed {
                     running.failed.get_or_insert(status);
                 }
-                running.stage = Stage::Done;
+                running.stage = running.keeps_next();
             }
             _ => {}
         }
@@ -486,8 +504,20 @@ impl Controller {
             running.request = None;
             running.ended(len, result);
         }
-        match running.stage {
+        match &running.stage {
             Stage::Closing | Stage::Flushing => worked,
+            Stage::Keep => worked | self.keep_format(),
+            Stage::Keeping(number) => {
+                let number = *number;
+                worked | self.format_kept(number)
+            }
+            Stage::Opening(orders) => {
+                let known = self.migration.has_applied(orders);
+                if known {
+                    self.end_erasing();
+                }
+                worked | known
+            }
             Stage::Close => worked | self.order_flush(Stage::Closing),
             Stage::Flush => worked | self.order_flush(Stage::Flushing),
             Stage::Erase => worked | self.erase_piece(budget),
@@ -497,7 +527,10 @@ impl Controller {
                 true
             }
             Stage::Over => {
-                self.end_erasing();
+                match running.cause {
+                    Cause::Format(_) => self.open_formatted(),
+                    Cause::Sanitize(..) => self.end_erasing(),
+                }
                 true
             }
         }
@@ -538,7 +571,7 @@ impl Controller {
             running.fail(Status::INVALID_NAMESPACE_OR_FORMAT);
             return true;
         };
-        let size = ns.blocks << ns.shift;
+        let size = size_of(ns);
         if running.offset >= size {
             running.next_namespace();
             return true;
@@ -576,7 +609,7 @@ impl Controller {
         number.is_some()
     }
 
-    /// It is over, and that is committed.
+    /// It is over, that is committed, and formatted namespaces are open.
     fn end_erasing(&mut self) {
         let Some(running) = self.admin.erasure.running.take() else {
             return;
@@ -589,6 +622,7 @@ impl Controller {
             nsids,
             pass,
             failed,
+            abandoned,
             ..
         } = running;
         match failed {
@@ -597,11 +631,7 @@ impl Controller {
         }
         match cause {
             Cause::Format(cid) => {
-                if failed.is_none() {
-                    self.unmark_all(&nsids);
-                }
-                self.close(&nsids, None);
-                if let Some(status) = failed {
+                if let Some(status) = failed.filter(|_| !abandoned) {
                     let nsid = nsids.first().copied().unwrap_or(0);
                     self.failed(0, cid, status, nsid, 0);
                 }
@@ -611,7 +641,9 @@ impl Controller {
                 };
                 let status = failed.unwrap_or(Status::SUCCESS);
                 self.record_format_end(asked, left.min(100) as u8, status);
-                self.finish_admin(cid, status, 0);
+                if !abandoned {
+                    self.finish_admin(cid, status, 0);
+                }
             }
             Cause::Sanitize(cdw10, _) => {
                 if cdw10.sanact() == Action::OVERWRITE {
@@ -647,7 +679,7 @@ impl Controller {
         let size = |nsid: &u32| {
             let index = self.engine.namespace_index(*nsid).ok();
             let ns = index.and_then(|index| self.engine.namespaces.get(index));
-            ns.map_or(0, |ns| u128::from(ns.blocks) << ns.shift)
+            ns.map_or(0, |ns| u128::from(size_of(ns)))
         };
         let each: u128 = running.nsids.iter().map(size).sum();
         let before: u128 = running.nsids.iter().take(running.at).map(size).sum();
@@ -699,7 +731,9 @@ impl Controller {
     pub(crate) fn erase_deadline(&self) -> Option<Instant> {
         let running = self.admin.erasure.running.as_ref()?;
         let due = match running.stage {
-            Stage::Closing | Stage::Flushing => false,
+            // The worker is woken.
+            Stage::Closing | Stage::Flushing | Stage::Keeping(_) | Stage::Opening(_) => false,
+            Stage::Keep => self.may_keep(),
             Stage::Close | Stage::Flush => self.may_test(),
             Stage::Erase => {
                 running.request.is_none() && self.may_test() && self.engine.may_begin_own()
