@@ -27,12 +27,19 @@ pub(crate) struct Cmb {
 /// As `/proc/PID/maps` shows it.
 const NAME: &str = "vnvme-cmb";
 
+/// A client's. One that has gone may keep the file, but no pages that this process has written.
+fn pages(size: u64) -> Result<SharedPages, MapError> {
+    let pages = SharedPages::named(NAME, size as usize)?;
+    pages.memory().empty_at_end();
+    Ok(pages)
+}
+
 impl Cmb {
     /// One of `size` zero bytes.
     pub(super) fn new(size: u64) -> Result<Self, MapError> {
         Ok(Cmb {
             size,
-            pages: Some(SharedPages::named(NAME, size as usize)?),
+            pages: Some(pages(size)?),
             cmbmsc: Cmbmsc::new(),
         })
     }
@@ -170,7 +177,7 @@ impl Controller {
         let Some(cmb) = &mut self.cmb else {
             return;
         };
-        cmb.pages = match SharedPages::named(NAME, cmb.size as usize) {
+        cmb.pages = match pages(cmb.size) {
             Ok(pages) => Some(pages),
             Err(error) => {
                 if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
@@ -185,7 +192,9 @@ impl Controller {
     /// As [`Cmb::cmbmsc`] said, with the file of a previous process.
     pub(crate) fn restore_cmb(&mut self, saved: u64, file: OwnedFd) -> Result<(), MapError> {
         if let Some(cmb) = &mut self.cmb {
-            cmb.pages = Some(SharedPages::open(file, cmb.size as usize)?);
+            let pages = SharedPages::open(file, cmb.size as usize)?;
+            pages.memory().empty_at_end();
+            cmb.pages = Some(pages);
             cmb.cmbmsc = Cmbmsc::from_bits(saved & !0xffc);
             let place = cmb.place().map(|(base, memory)| (base, memory.clone()));
             self.engine.apply(Order::DeviceMemory(place))?;

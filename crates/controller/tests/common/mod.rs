@@ -402,6 +402,8 @@ impl Host {
             &mut kept,
         )
         .unwrap();
+        // A process that is killed drops nothing, and so the file keeps its pages.
+        std::mem::forget(self.c.cmb_pages().cloned());
         self.c = c;
         self.io = io;
         self.recovery = recovery;
