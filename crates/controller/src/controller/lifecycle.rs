@@ -314,9 +314,9 @@ impl Controller {
         true
     }
 
-    /// The VMM resets the device: registers and configuration space as after power-on. It has ended
-    /// when [`Controller::is_resetting`] says no. Guest memory and interrupt receivers are the VMM's
-    /// and stay.
+    /// The VMM resets the device: registers and configuration space as after power-on. It has
+    /// ended when [`Controller::is_resetting`] says no. Guest memory and interrupt receivers are
+    /// the VMM's and stay.
     pub fn reset(&mut self) {
         self.reset_cmbmsc();
         self.function_level_reset();
