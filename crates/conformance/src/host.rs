@@ -120,6 +120,8 @@ pub fn nvm(opcode: NvmOpcode, nsid: u32) -> Command {
 pub struct Host {
     client: Client,
     ram: Memory,
+    /// Memory of the controller's, and where commands find it.
+    buffer: Option<(u64, Memory)>,
     /// The next byte of memory that nothing uses.
     free: u64,
     /// CAP.
@@ -166,6 +168,7 @@ impl Host {
         let mut host = Host {
             client,
             ram,
+            buffer: None,
             free: RAM_BASE,
             cap: Cap::new(),
             page_size: PAGE,
@@ -332,17 +335,33 @@ impl Host {
         Ok(at)
     }
 
+    /// Commands find memory of the controller's at this IOVA, and so does this host from now on.
+    pub fn know_buffer(&mut self, iova: u64, memory: Memory) {
+        self.buffer = Some((iova, memory));
+    }
+
+    /// What there is at an IOVA, and where in it.
+    fn memory(&self, iova: u64) -> (&Memory, usize) {
+        match &self.buffer {
+            Some((base, memory)) if iova.wrapping_sub(*base) < memory.len() as u64 => {
+                (memory, iova.wrapping_sub(*base) as usize)
+            }
+            _ => (&self.ram, iova.wrapping_sub(RAM_BASE) as usize),
+        }
+    }
+
     /// Copies from memory.
     pub fn get(&self, iova: u64, len: usize) -> Check<Vec<u8>> {
         let mut data = vec![0; len];
-        self.ram
-            .read(iova.wrapping_sub(RAM_BASE) as usize, &mut data)?;
+        let (memory, at) = self.memory(iova);
+        memory.read(at, &mut data)?;
         Ok(data)
     }
 
     /// Copies into memory.
     pub fn put(&self, iova: u64, data: &[u8]) -> Check {
-        Ok(self.ram.write(iova.wrapping_sub(RAM_BASE) as usize, data)?)
+        let (memory, at) = self.memory(iova);
+        Ok(memory.write(at, data)?)
     }
 
     /// Takes all memory away from the controller.
@@ -480,7 +499,8 @@ impl Host {
         };
         let at = cq.iova + 16 * u64::from(cq.head);
         let phase = cq.phase;
-        let cell = self.ram.atomic_u32((at - RAM_BASE) as usize + 12);
+        let (memory, offset) = self.memory(at);
+        let cell = memory.atomic_u32(offset + 12);
         let last = cell.map_or(0, |cell| u32::from_le(cell.load(Ordering::Acquire)));
         if (last >> 16 & 1 != 0) != phase {
             return Ok(None);

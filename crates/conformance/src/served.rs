@@ -1,4 +1,5 @@
-//! `vnvme` as a child process, for the suite to run against: a disk of its own, one whose host
+//! `vnvme` as a child process, for the suite to run against: a disk of its own (with a controller
+//! memory buffer), one whose host
 //! makes namespaces, one with placement handles, one whose blocks have metadata, and two disks of
 //! one subsystem.
 
@@ -32,8 +33,8 @@ pub fn start(program: &Path) -> io::Result<Served> {
     }
     let text = |name: &str| format!("{:?}", path(name).display().to_string());
     let mut config = format!(
-        "[[controller]]\nname = \"alone\"\nsocket = {}\nmax-namespaces = 4\n\
-         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\nformat-file = {}\n\
+        "[[controller]]\nname = \"alone\"\nsocket = {}\nmax-namespaces = 4\ncmb-size = \"1M\"\n\\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\nformat-file = {}\n\\
          [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 4096\n",
         text("alone.sock"),
         text("alone.format")

@@ -17,6 +17,10 @@ use volume::Volume;
 
 /// I/O queue pairs that fit the doorbell page and the MSI-X table of this controller.
 pub const MAX_IO_QUEUES: u16 = 64;
+/// Bytes of the smallest controller memory buffer.
+pub const MIN_CMB_SIZE: u64 = 4 << 10;
+/// Bytes of the largest controller memory buffer.
+pub const MAX_CMB_SIZE: u64 = 64 << 20;
 /// Entries of the largest queue.
 pub const MAX_QUEUE_ENTRIES: u32 = 4096;
 
@@ -48,6 +52,9 @@ pub struct ControllerConfig {
     pub mapped_doorbells: bool,
     /// Doorbell Buffer Config is offered.
     pub shadow_doorbells: bool,
+    /// Bytes of a controller memory buffer, a power of two from 4 KiB to 64 MiB; `None`: it has
+    /// none. Not where hosts reach it over a network.
+    pub cmb_size: Option<u64>,
     /// The volatile write cache feature after power-on, where a volume has one.
     pub write_cache: bool,
     /// Number of namespaces that may ever be there (NN); at least the highest NSID of those
@@ -95,6 +102,7 @@ impl Default for ControllerConfig {
             mdts: 8,
             mapped_doorbells: false,
             shadow_doorbells: true,
+            cmb_size: None,
             write_cache: true,
             max_namespaces: 0,
             max_in_flight: 512,
@@ -179,6 +187,9 @@ pub enum ConfigError {
         "a controller with a pool of namespaces is in no subsystem, and no other hosts reach it"
     )]
     SharedPool,
+    /// A controller memory buffer is memory of a PCI function.
+    #[error("a controller that hosts reach over a network has no controller memory buffer")]
+    FabricsMemory,
     /// Another process cannot go on with a controller of a subsystem.
     #[error("a controller in a subsystem cannot be gone on with by another process")]
     SharedState,
@@ -281,6 +292,9 @@ pub enum ConfigError {
     /// The state memory cannot be used.
     #[error(transparent)]
     State(#[from] state_memory::StateError),
+    /// Memory for the controller memory buffer could not be had.
+    #[error("controller memory buffer: {0}")]
+    MemoryBuffer(dma::MapError),
     /// Memory for the doorbell page could not be had.
     #[error("doorbell page: {0}")]
     Memory(dma::MapError),
@@ -385,6 +399,17 @@ impl ControllerConfig {
             cntlid <= MAX_CNTLID,
             "0 to 65519 are allowed",
         )?;
+        if let Some(size) = self.cmb_size {
+            range(
+                "cmb_size",
+                size,
+                size.is_power_of_two() && (MIN_CMB_SIZE..=MAX_CMB_SIZE).contains(&size),
+                "a power of two from 4 KiB to 64 MiB is allowed",
+            )?;
+            if self.fabrics.is_some() {
+                return Err(ConfigError::FabricsMemory);
+            }
+        }
         if self.subsystem.is_some() && self.workers > 1 {
             return Err(ConfigError::SharedWorkers);
         }

@@ -19,12 +19,15 @@ pub const DOORBELL_OFFSET: u64 = 0x1000;
 pub const DOORBELL_SIZE: u64 = 0x1000;
 /// Offset of the MSI-X table in BAR0, in bytes.
 pub const MSIX_TABLE_OFFSET: u64 = 0x2000;
+/// The BAR of the controller memory buffer (CMBLOC.BIR), all of which it takes.
+pub const CMB_BAR: u8 = 2;
 /// Offset of the MSI-X pending bit array in BAR0, in bytes.
 pub const MSIX_PBA_OFFSET: u64 = 0x3000;
 
 const COMMAND: usize = 0x04;
 const STATUS: usize = 0x06;
 const BAR0: usize = 0x10;
+const BAR2: usize = 0x18;
 const INTERRUPT_LINE: usize = 0x3c;
 const PM_CAP: usize = 0x40;
 const PM_CONTROL: usize = PM_CAP + 4;
@@ -83,8 +86,9 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// A function with `vectors` MSI-X vectors (1 to 2048).
-    pub fn new(ids: PciIds, vectors: u16) -> Self {
+    /// A function with `vectors` MSI-X vectors (1 to 2048), and a controller memory buffer of
+    /// `cmb_size` bytes, a power of two from 4096 on, if it has one.
+    pub fn new(ids: PciIds, vectors: u16, cmb_size: Option<u64>) -> Self {
         let mut space = ConfigSpace {
             bytes: Box::new([0; CONFIG_SIZE]),
             mask: Box::new([0; CONFIG_SIZE]),
@@ -92,6 +96,11 @@ impl ConfigSpace {
             memory_was_enabled: false,
         };
         space.header(ids);
+        if let Some(size) = cmb_size {
+            // 64-bit memory, prefetchable: reading it changes nothing.
+            space.set32(BAR2, 0b1100, !(size as u32 - 1));
+            space.set32(BAR2 + 4, 0, u32::MAX);
+        }
         space.power_management();
         space.msix(vectors);
         space.express();
@@ -296,7 +305,7 @@ mod tests {
 
     #[test]
     fn bar_sizing_reads_back_the_size() {
-        let mut space = ConfigSpace::new(PciIds::default(), 65);
+        let mut space = ConfigSpace::new(PciIds::default(), 65, None);
         space.write(0x10, &u32::MAX.to_le_bytes());
         space.write(0x14, &u32::MAX.to_le_bytes());
         let low = read32(&space, 0x10);
@@ -310,8 +319,23 @@ mod tests {
     }
 
     #[test]
+    fn the_memory_buffer_has_a_bar() {
+        for size in [4096, 1 << 20, 64 << 20] {
+            let mut space = ConfigSpace::new(PciIds::default(), 65, Some(size));
+            space.write(0x18, &u32::MAX.to_le_bytes());
+            space.write(0x1c, &u32::MAX.to_le_bytes());
+            let low = read32(&space, 0x18);
+            assert_eq!(low & 0xf, 0b1100, "64 bits, prefetchable");
+            let bar = u64::from(read32(&space, 0x1c)) << 32 | u64::from(low & !0xf);
+            assert_eq!(!bar + 1, size);
+            space.reset();
+            assert_eq!(read32(&space, 0x18), 0b1100);
+        }
+    }
+
+    #[test]
     fn capability_list_is_walkable_and_ends() {
-        let space = ConfigSpace::new(PciIds::default(), 65);
+        let space = ConfigSpace::new(PciIds::default(), 65, None);
         let mut at = read32(&space, 0x34) & 0xff;
         let mut seen = Vec::new();
         while at != 0 {
@@ -331,7 +355,7 @@ mod tests {
 
     #[test]
     fn read_only_bits_stay_and_reset_restores() {
-        let mut space = ConfigSpace::new(PciIds::default(), 65);
+        let mut space = ConfigSpace::new(PciIds::default(), 65, None);
         let id = read32(&space, 0);
         space.write(0, &[0xff; 16]);
         assert_eq!(read32(&space, 0), id);
@@ -352,19 +376,19 @@ mod tests {
             (0x69, &[0x80]),
             (0x68, &[0, 0x80, 0, 0]),
         ] {
-            let mut space = ConfigSpace::new(PciIds::default(), 65);
+            let mut space = ConfigSpace::new(PciIds::default(), 65, None);
             assert_eq!(space.write(at, data), ConfigEffect::FunctionLevelReset);
             let mut b = [0; 2];
             space.read(0x68, &mut b);
             assert_eq!(b[1] & 0x80, 0, "the bit reads as zero");
         }
-        let mut space = ConfigSpace::new(PciIds::default(), 65);
+        let mut space = ConfigSpace::new(PciIds::default(), 65, None);
         assert_eq!(space.write(0x68, &[0x10, 0x28]), ConfigEffect::None);
     }
 
     #[test]
     fn past_the_end() {
-        let mut space = ConfigSpace::new(PciIds::default(), 1);
+        let mut space = ConfigSpace::new(PciIds::default(), 1, None);
         let mut b = [0; 4];
         space.read(4094, &mut b);
         assert_eq!(b, [0, 0, 0xff, 0xff]);

@@ -117,6 +117,10 @@ pub enum DmaError {
     /// The memory's file shrank, its content is lost.
     #[error("memory file shrank")]
     Poisoned,
+    /// A transfer, or a structure, lies in the device's own memory in part only
+    /// ([`crate::DmaMap::set_device_memory`]).
+    #[error("a part of it lies in the device's own memory")]
+    Mixed,
     /// The segment list holds host memory, or another map's memory.
     #[error("segment list belongs to other memory")]
     ForeignList,

@@ -54,6 +54,7 @@ mod buffer;
 mod cache;
 #[allow(unsafe_code)]
 mod cells;
+mod device;
 mod epoch;
 mod error;
 #[allow(unsafe_code)]

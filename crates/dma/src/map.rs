@@ -2,12 +2,13 @@
 
 use std::cell::Cell;
 
+use crate::device::DeviceMemory;
 use crate::epoch::Epochs;
 use crate::list::Inner;
 use crate::memories::Memories;
 use crate::sigbus::MappingSlot;
 use crate::windows::{Entry, Windows};
-use crate::{DmaError, MapError, Memory, Pin, SegmentList, racy};
+use crate::{DmaError, MapError, Memory, Pin, Segment, SegmentList, racy};
 
 /// The unit of windows: their addresses, lengths and offsets into memory files are multiples of it
 /// (the page size that vfio-user announces). So a transfer has at most one segment for each page
@@ -109,6 +110,8 @@ pub(crate) struct Run {
 /// removes: memory is unmapped elsewhere.
 pub struct DmaMap {
     windows: Windows,
+    /// Memory of the device's own, which hides windows.
+    device: Option<DeviceMemory>,
     memories: Memories,
     generation: u64,
     epochs: Epochs,
@@ -130,6 +133,7 @@ impl DmaMap {
     pub fn new() -> DmaMap {
         DmaMap {
             windows: Windows::default(),
+            device: None,
             memories: Memories::default(),
             generation: 0,
             epochs: Epochs::new(),
@@ -261,6 +265,61 @@ impl DmaMap {
         self.epochs.retire(Vec::new());
     }
 
+    /// Puts memory of the device's own at an address, all of it (NVMe: a Controller Memory Buffer),
+    /// in place of what was there before; `None` takes it away. Its addresses are its own, whatever
+    /// windows there are: they are found again when it goes. Commands in flight keep the memory
+    /// that was there.
+    ///
+    /// # Errors
+    /// [`MapError::Overflow`], [`MapError::Misaligned`], [`MapError::ReadOnly`],
+    /// [`MapError::Poisoned`]. The map is then as before.
+    pub fn set_device_memory(&mut self, at: Option<(u64, Memory)>) -> Result<(), MapError> {
+        let new = match at {
+            Some((iova, memory)) => {
+                let last = last(iova, memory.len() as u64)?;
+                Some(DeviceMemory::new(iova, last, memory)?)
+            }
+            None => None,
+        };
+        let old = std::mem::replace(&mut self.device, new);
+        self.changed();
+        if let Some(old) = old {
+            self.epochs.retire(vec![old.memory]);
+        }
+        Ok(())
+    }
+
+    /// Where the device's own memory is, if it is there.
+    pub fn device_memory(&self) -> Option<(u64, &Memory)> {
+        let device = self.device.as_ref()?;
+        Some((device.start, &device.memory))
+    }
+
+    /// A range of addresses lies in the device's own memory in part only.
+    pub fn is_mixed(&self, iova: u64, len: u64) -> bool {
+        let device = self.device.as_ref();
+        device.is_some_and(|device| device.is_mixed(iova, len))
+    }
+
+    /// Some of a list's memory is the device's own; all of it then, unless it was put together of
+    /// several transfers.
+    pub fn is_device_memory(&self, list: &SegmentList) -> bool {
+        let device = self.device.as_ref();
+        device.is_some_and(|device| list.segments().iter().any(|s| device.has(s)))
+    }
+
+    /// Refuses a transfer of which a part is in the device's own memory and another is not.
+    ///
+    /// # Errors
+    /// [`DmaError::Mixed`].
+    #[inline]
+    pub(crate) fn unmixed(&self, segments: &[Segment]) -> Result<(), DmaError> {
+        match &self.device {
+            None => Ok(()),
+            Some(device) => device.unmixed(segments),
+        }
+    }
+
     /// Counts the changes; rings and caches that were resolved at another
     /// value must be resolved again.
     pub fn generation(&self) -> u64 {
@@ -363,15 +422,21 @@ impl DmaMap {
         }
     }
 
-    /// All windows, by address: for diagnostics and for saving state.
+    /// All windows, by address, whole: for diagnostics and for saving state.
     pub fn windows(&self) -> impl Iterator<Item = Window> + '_ {
         self.windows.iter().map(|entry| self.window(entry))
     }
 
     /// The window that `iova` lies in: for callers that translate addresses into another space, and
     /// remember a window until [`DmaMap::generation`] changes.
+    ///
+    /// Of a window that the device's own memory hides in part it is what is left around the
+    /// address.
     pub fn window_at(&self, iova: u64) -> Option<Window> {
-        self.entry_at(iova).map(|entry| self.window(entry))
+        if let Some(device) = self.device.as_ref().filter(|device| device.contains(iova)) {
+            return Some(device.window());
+        }
+        self.entry_at(iova).map(|entry| self.window(&entry))
     }
 
     fn window(&self, entry: &Entry) -> Window {
@@ -404,12 +469,21 @@ impl DmaMap {
 
     /// The memory behind `iova`, for structures that hold it.
     pub(crate) fn memory_at(&self, iova: u64) -> Option<&Memory> {
-        self.memories.get(self.entry_at(iova)?.memory?)
+        match &self.device {
+            Some(device) if device.contains(iova) => Some(&device.memory),
+            _ => self.memories.get(self.entry_at(iova)?.memory?),
+        }
     }
 
-    fn entry_at(&self, iova: u64) -> Option<&Entry> {
+    /// The window that an address outside of the device's own memory lies in, as far as that does
+    /// not hide it.
+    fn entry_at(&self, iova: u64) -> Option<Entry> {
         let entry = self.windows.at_or_below(iova)?;
-        (iova <= entry.last).then_some(entry)
+        let entry = (iova <= entry.last).then_some(*entry)?;
+        Some(match &self.device {
+            None => entry,
+            Some(device) => device.around(iova, entry),
+        })
     }
 
     /// Calls `each` with every run of host memory of a range, in order, and the
@@ -460,14 +534,25 @@ impl DmaMap {
                 return resolve(&cached, iova, access);
             }
         }
-        let entry = self.entry_at(iova).ok_or(DmaError::Unmapped { iova })?;
-        let memory = entry.memory.and_then(|memory| self.memories.get(memory));
-        let cached = Cached {
-            start: entry.start,
-            len: entry.len(),
-            host: entry.host,
-            prot: entry.prot,
-            slot: memory.map(Memory::slot),
+        let cached = match &self.device {
+            Some(device) if device.contains(iova) => Cached {
+                start: device.start,
+                len: device.memory.len() as u64,
+                host: device.memory.start(),
+                prot: Prot::RW,
+                slot: Some(device.memory.slot()),
+            },
+            _ => {
+                let entry = self.entry_at(iova).ok_or(DmaError::Unmapped { iova })?;
+                let memory = entry.memory.and_then(|memory| self.memories.get(memory));
+                Cached {
+                    start: entry.start,
+                    len: entry.len(),
+                    host: entry.host,
+                    prot: entry.prot,
+                    slot: memory.map(Memory::slot),
+                }
+            }
         };
         let way = self.replace.get() % WAYS;
         self.replace.set(way + 1);
@@ -490,6 +575,8 @@ impl Drop for DmaMap {
     /// Commands may outlive the map: what they use goes with the last of them.
     fn drop(&mut self) {
         self.unmap_all();
+        // This cannot fail.
+        let _ = self.set_device_memory(None);
     }
 }
 

@@ -6,9 +6,9 @@ use std::os::fd::AsRawFd;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::RecvFlags;
@@ -56,6 +56,8 @@ struct Pages {
     len: usize,
     /// None only inside `drop`.
     registration: Option<Registration>,
+    /// See [`Memory::empty_at_end`].
+    empties: AtomicBool,
     fd: OwnedFd,
     /// Never read: it is there to be dropped.
     _charge: Charge,
@@ -88,6 +90,10 @@ impl Drop for Pages {
                 let _ = unsafe { rustix::mm::munmap(start, left) };
                 break;
             }
+        }
+        if self.empties.load(Ordering::Relaxed) {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = rustix::fs::fallocate(&self.fd, flags, 0, self.len as u64);
         }
     }
 }
@@ -164,6 +170,7 @@ impl Memory {
                     ptr,
                     len: mapped,
                     registration: Some(registration),
+                    empties: AtomicBool::new(false),
                     fd,
                     _charge: charge,
                 }),
@@ -235,6 +242,12 @@ impl Memory {
     /// The file, for handing it on or for asking about it.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.pages.fd.as_fd()
+    }
+
+    /// When the last handle goes, the file is left without pages: others who still have it mapped
+    /// hold none that this process has written.
+    pub fn empty_at_end(&self) {
+        self.0.pages.empties.store(true, Ordering::Relaxed);
     }
 
     /// Another process keeps the file under this number, for the process that comes after this one.

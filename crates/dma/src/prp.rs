@@ -30,6 +30,9 @@ const CHUNK: usize = 64;
 /// page (aligned to a qword) and ends with that page; if more is left, the page's last entry points
 /// to the next list page. Every other entry is aligned to a page.
 ///
+/// All of the data lies in the device's own memory ([`DmaMap::set_device_memory`]), or none of it;
+/// lists may lie in either.
+///
 /// Each entry is copied once, before it is looked at; their number is bounded by `len`; nothing is
 /// allocated but segments in `out`. After an error `out` may hold a part.
 ///
@@ -67,9 +70,10 @@ pub fn walk(
     map.append(prp1, first, access, out)?;
     let left = len - first;
     if left == 0 {
-        return Ok(());
+        return Ok(map.unmixed(out.segments())?);
     }
-    rest(map, prp2, left, page_size, access, out)
+    rest(map, prp2, left, page_size, access, out)?;
+    Ok(map.unmixed(out.segments())?)
 }
 
 /// Appends what goes beyond the first page.

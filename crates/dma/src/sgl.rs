@@ -82,6 +82,9 @@ impl Descriptor {
 /// Appends the memory of `len` bytes that a command's SGL describes to `out`. `descriptor` is
 /// the command's own (SGL1).
 ///
+/// All of the data lies in the device's own memory ([`DmaMap::set_device_memory`]), or none of it;
+/// segments of descriptors may lie in either.
+///
 /// The list must describe at least `len` bytes, of which `out` gets the first `len`. Each
 /// descriptor is copied once, before it is looked at; their number is bounded by `len`
 /// ([`max_descriptors`]), that of segments, too; nothing is allocated but segments in `out`. After
@@ -114,7 +117,7 @@ pub fn walk(
         next = walk.segment(&segment, out)?;
     }
     if walk.left == 0 {
-        Ok(())
+        Ok(map.unmixed(out.segments())?)
     } else {
         Err(SglError::DataLengthInvalid)
     }

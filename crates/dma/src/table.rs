@@ -32,6 +32,9 @@ impl Table {
             return Err(DmaError::Overflow);
         }
         iova.checked_add(bytes - 1).ok_or(DmaError::Overflow)?;
+        if map.is_mixed(iova, bytes) {
+            return Err(DmaError::Mixed);
+        }
         let mut keep = Vec::new();
         if let Some(ptr) = contiguous(map, iova, bytes, align, access, &mut keep)? {
             return Ok(Table {

@@ -5,8 +5,9 @@ use dma::{MapError, Memory, Rows, SharedPages};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, send, socketpair};
 use std::num::NonZeroU32;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 #[test]
 fn pages_are_opened_again_from_their_file() {
@@ -86,4 +87,31 @@ fn a_memory_knows_under_which_number_it_is_kept() {
     let number = NonZeroU32::new(7).unwrap();
     memory.clone().set_kept(number);
     assert_eq!(memory.kept(), Some(number));
+}
+
+#[test]
+fn a_file_is_emptied_at_the_end() {
+    let blocks = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
+    for empties in [false, true] {
+        let pages = SharedPages::new(64 << 10).unwrap();
+        if empties {
+            pages.memory().empty_at_end();
+        }
+        pages.memory().write(0, &[1; 64 << 10]).unwrap();
+        let fd = pages.fd().try_clone_to_owned().unwrap();
+        let list = pages.memory().segments(0, 4096);
+        drop(pages);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(blocks(&fd), 128, "it is in use");
+        drop(list);
+        let limit = Instant::now() + Duration::from_secs(10);
+        while empties && blocks(&fd) > 0 {
+            assert!(Instant::now() < limit, "pages are still there");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if !empties {
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(blocks(&fd), 128, "nobody said so");
+        }
+    }
 }

@@ -238,10 +238,18 @@ pub(crate) fn walk(
     }
 }
 
+fn dma_status(error: dma::DmaError) -> Status {
+    match error {
+        // A part of the data is in the controller memory buffer ("NVMe Base 2.1", 8.2.1).
+        dma::DmaError::Mixed => Status::INVALID_USE_OF_CMB.with_dnr(true),
+        _ => Status::DATA_TRANSFER_ERROR,
+    }
+}
+
 fn prp_status(error: dma::PrpError) -> Status {
     match error {
         dma::PrpError::OffsetInvalid { .. } => Status::PRP_OFFSET_INVALID.with_dnr(true),
-        dma::PrpError::Dma(_) => Status::DATA_TRANSFER_ERROR,
+        dma::PrpError::Dma(error) => dma_status(error),
     }
 }
 
@@ -252,6 +260,6 @@ fn sgl_status(error: dma::SglError) -> Status {
         E::InvalidDescriptorCount => Status::INVALID_SGL_DESCRIPTOR_COUNT.with_dnr(true),
         E::DataLengthInvalid => Status::DATA_SGL_LENGTH_INVALID.with_dnr(true),
         E::DescriptorTypeInvalid(_) => Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr(true),
-        E::Dma(_) => Status::DATA_TRANSFER_ERROR,
+        E::Dma(error) => dma_status(error),
     }
 }

@@ -315,6 +315,90 @@ pub struct Aqa {
     __: u8,
 }
 
+/// CMBLOC, Controller Memory Buffer Location (NVMe Base 2.1, 3.1.4.11).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Cmbloc {
+    /// Base Indicator Register: 0, or 2 to 5; of a 64-bit BAR its lower half.
+    #[bits(3)]
+    pub bir: u8,
+    /// CMB Queue Mixed Memory Support: a queue may lie in it in part.
+    pub cqmms: bool,
+    /// CMB Queue Physically Discontiguous Support.
+    pub cqpds: bool,
+    /// CMB Data Pointer Mixed Locations Support: a PRP list or SGL may lie in it in part.
+    pub cdpmls: bool,
+    /// CMB Data Pointer and Command Independent Locations Support: PRP lists and SGLs may lie in
+    /// it though their command does not.
+    pub cdpcils: bool,
+    /// CMB Data Metadata Mixed Memory Support: data and metadata of a command may lie in it in
+    /// part.
+    pub cdmmms: bool,
+    /// CMB Queue Dword Alignment.
+    pub cqda: bool,
+    #[bits(3)]
+    __: u8,
+    /// Offset in the BAR, in units of [`Cmbsz::szu`].
+    #[bits(20)]
+    pub ofst: u32,
+}
+
+/// CMBSZ, Controller Memory Buffer Size (NVMe Base 2.1, 3.1.4.12).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Cmbsz {
+    /// Submission Queue Support.
+    pub sqs: bool,
+    /// Completion Queue Support.
+    pub cqs: bool,
+    /// PRP SGL List Support.
+    pub lists: bool,
+    /// Read Data Support: data that the controller moves to the host.
+    pub rds: bool,
+    /// Write Data Support: data that the controller takes from the host.
+    pub wds: bool,
+    #[bits(3)]
+    __: u8,
+    /// Size Units: `4096 << (4 * szu)` bytes.
+    #[bits(4)]
+    pub szu: u8,
+    /// Size in these units; 0: there is none.
+    #[bits(20)]
+    pub sz: u32,
+}
+
+impl Cmbsz {
+    /// Size in bytes.
+    pub const fn bytes(self) -> u64 {
+        (self.sz() as u64) << (12 + 4 * self.szu() as u32)
+    }
+}
+
+/// CMBMSC, Controller Memory Buffer Memory Space Control (NVMe Base 2.1, 3.1.4.16).
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct Cmbmsc {
+    /// Capabilities Registers Enabled: CMBLOC and CMBSZ say what there is.
+    pub cre: bool,
+    /// Controller Memory Space Enable: addresses of commands may be of it.
+    pub cmse: bool,
+    #[bits(10)]
+    __: u16,
+    /// Controller Base Address: bits 63:12 of the first of these addresses.
+    #[bits(52)]
+    pub cba: u64,
+}
+
+/// CMBSTS, Controller Memory Buffer Status (NVMe Base 2.1, 3.1.4.17).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Cmbsts {
+    /// Controller Base Address Invalid: CMBMSC.CMSE has no effect.
+    pub cbai: bool,
+    #[bits(31)]
+    __: u32,
+}
+
 /// CRTO, Controller Ready Timeouts (NVMe Base 2.1, 3.1.4.21).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
@@ -383,6 +467,31 @@ mod tests {
         assert_eq!(Vs::V2_1.into_bits(), 0x0002_0100);
         assert_eq!(Vs::V1_4.into_bits(), 0x0001_0400);
         assert_eq!(Crto::new().with_crimt(1).into_bits(), 1 << 16);
+    }
+
+    #[test]
+    fn memory_buffer_bits() {
+        assert_eq!(Cmbloc::new().with_bir(7).into_bits(), 7);
+        assert_eq!(Cmbloc::new().with_cqmms(true).into_bits(), 1 << 3);
+        assert_eq!(Cmbloc::new().with_cqpds(true).into_bits(), 1 << 4);
+        assert_eq!(Cmbloc::new().with_cdpmls(true).into_bits(), 1 << 5);
+        assert_eq!(Cmbloc::new().with_cdpcils(true).into_bits(), 1 << 6);
+        assert_eq!(Cmbloc::new().with_cdmmms(true).into_bits(), 1 << 7);
+        assert_eq!(Cmbloc::new().with_cqda(true).into_bits(), 1 << 8);
+        assert_eq!(Cmbloc::new().with_ofst(1).into_bits(), 1 << 12);
+        assert_eq!(Cmbsz::new().with_sqs(true).into_bits(), 1);
+        assert_eq!(Cmbsz::new().with_cqs(true).into_bits(), 2);
+        assert_eq!(Cmbsz::new().with_lists(true).into_bits(), 4);
+        assert_eq!(Cmbsz::new().with_rds(true).into_bits(), 8);
+        assert_eq!(Cmbsz::new().with_wds(true).into_bits(), 16);
+        assert_eq!(Cmbsz::new().with_szu(1).into_bits(), 1 << 8);
+        assert_eq!(Cmbsz::new().with_sz(1).into_bits(), 1 << 12);
+        assert_eq!(Cmbsz::new().with_sz(3).with_szu(2).bytes(), 3 << 20);
+        // As Linux writes it: an address with two bits.
+        let cmbmsc = Cmbmsc::from_bits(0xfeb0_0003);
+        assert!(cmbmsc.cre() && cmbmsc.cmse());
+        assert_eq!(cmbmsc.cba() << 12, 0xfeb0_0000);
+        assert_eq!(Cmbsts::new().with_cbai(true).into_bits(), 1);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::error::ConnectionError;
 use crate::inbox::{Inbox, Message};
 use crate::journal::{Journal, JournalError, JournalSetup};
 use crate::outbox::{Outbox, Sent};
-use crate::session::{Handled, Request, Session};
+use crate::session::{self, Handled, Request, Session};
 use crate::version::Capabilities;
 use crate::wire::{self, Command, Header};
 use rustix::io::Errno;
@@ -203,8 +203,8 @@ impl Connection {
         fd: impl FnMut(NonZeroU32) -> Option<OwnedFd>,
         device: &dyn Device,
     ) -> Result<Self, JournalError> {
-        let page = device.sent_file();
-        let (mut journal, left) = Journal::resume(journal, fd, page)?;
+        let file = |message: &[u8]| device.sent_file(session::asked_region(message)?);
+        let (mut journal, left) = Journal::resume(journal, fd, file)?;
         for number in left.earlier {
             journal.settle(number, device.needs_kept(number));
         }

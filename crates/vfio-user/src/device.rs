@@ -215,8 +215,8 @@ pub trait Device {
     /// The descriptors of the next call are kept under these numbers, where they are.
     fn descriptors_kept(&mut self, _numbers: &[Option<NonZeroU32>]) {}
 
-    /// The file that [`RegionInfo`]s have clients map, if one is ever sent.
-    fn sent_file(&self) -> Option<BorrowedFd<'_>> {
+    /// The file that the [`RegionInfo`] of this region has clients map, if it has one.
+    fn sent_file(&self, _region: u32) -> Option<BorrowedFd<'_>> {
         None
     }
 

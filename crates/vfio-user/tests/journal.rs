@@ -33,6 +33,10 @@ use vfio_user::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 const BAR0: u32 = 0;
+const BAR2: u32 = 2;
+/// Bytes of the files that are mapped.
+const PAGE_SIZE: u64 = 0x4000;
+const BUFFER_SIZE: u64 = 0x8000;
 const MSIX: u32 = 2;
 const VECTORS: u32 = 33;
 /// Requests under way.
@@ -58,6 +62,8 @@ impl Random {
 struct Disk {
     bar: Vec<u8>,
     page: OwnedFd,
+    /// All of it is mapped.
+    buffer: OwnedFd,
     windows: BTreeMap<u64, (u64, u64, Option<NonZeroU32>)>,
     vectors: BTreeMap<u32, (u64, Option<NonZeroU32>)>,
     /// An operation is under way.
@@ -76,10 +82,13 @@ static AREA: [MmapArea; 1] = [MmapArea {
 impl Disk {
     fn new() -> Self {
         let page = memfd_create("page", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&page, 0x4000).unwrap();
+        ftruncate(&page, PAGE_SIZE).unwrap();
+        let buffer = memfd_create("buffer", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&buffer, BUFFER_SIZE).unwrap();
         Self {
             bar: vec![0; 0x4000],
             page,
+            buffer,
             windows: BTreeMap::new(),
             vectors: BTreeMap::new(),
             pending: false,
@@ -120,14 +129,20 @@ impl Device for Disk {
     }
 
     fn region(&self, index: u32) -> Option<RegionInfo<'_>> {
-        (index == BAR0).then(|| RegionInfo {
-            size: self.bar.len() as u64,
+        let (size, areas): (_, &[MmapArea]) = match index {
+            BAR0 => (self.bar.len() as u64, &AREA),
+            BAR2 => (BUFFER_SIZE, &[]),
+            _ => return None,
+        };
+        let fd = self.sent_file(index)?;
+        Some(RegionInfo {
+            size,
             read: true,
             write: true,
             mmap: Some(RegionMmap {
-                fd: self.page.as_fd(),
+                fd,
                 offset: 0,
-                areas: &AREA,
+                areas,
             }),
         })
     }
@@ -204,8 +219,12 @@ impl Device for Disk {
         self.numbers = numbers.iter().copied().collect();
     }
 
-    fn sent_file(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.page.as_fd())
+    fn sent_file(&self, region: u32) -> Option<BorrowedFd<'_>> {
+        match region {
+            BAR0 => Some(self.page.as_fd()),
+            BAR2 => Some(self.buffer.as_fd()),
+            _ => None,
+        }
     }
 
     fn needs_kept(&self, number: NonZeroU32) -> bool {
@@ -415,7 +434,8 @@ struct Expected {
     id: u16,
     command: Command,
     payload: Option<Vec<u8>>,
-    has_fd: bool,
+    /// Size of the file that comes with it.
+    file: Option<u64>,
 }
 
 /// A client that takes nothing but what has to come.
@@ -453,18 +473,24 @@ impl Client {
         let text = br#"{"capabilities":{"max_msg_fds":8,"max_data_xfer_size":1048576,"write_multiple":true}}"#;
         let version = wire::Version { major: 0, minor: 0 };
         let bytes = message(1, Command::VERSION, 0, &[version.as_bytes(), text, &[0]]);
-        client.ask(bytes, Vec::new(), None, false);
+        client.ask(bytes, Vec::new(), None, None);
         client
     }
 
-    fn ask(&mut self, bytes: Vec<u8>, fds: Vec<OwnedFd>, payload: Option<Vec<u8>>, has_fd: bool) {
+    fn ask(
+        &mut self,
+        bytes: Vec<u8>,
+        fds: Vec<OwnedFd>,
+        payload: Option<Vec<u8>>,
+        file: Option<u64>,
+    ) {
         let header = Header::read_from_prefix(&bytes).unwrap().0;
         if header.flags & wire::flags::NO_REPLY == 0 {
             self.expected.push_back(Expected {
                 id: header.message_id,
                 command: header.command,
                 payload,
-                has_fd,
+                file,
             });
         }
         self.next_id = self.next_id.wrapping_add(1);
@@ -489,7 +515,7 @@ impl Client {
                 };
                 let bytes = region_write(id, flags, BAR0, offset, &data);
                 let echo = bytes[16..32].to_vec();
-                self.ask(bytes, Vec::new(), Some(echo), false);
+                self.ask(bytes, Vec::new(), Some(echo), None);
             }
             5..=8 => {
                 let count = match random.below(8) {
@@ -499,7 +525,7 @@ impl Client {
                 let bytes = region_read(id, BAR0, offset, count as u32);
                 let data = &self.bar[offset as usize..][..count as usize];
                 let answer = [&bytes[16..], data].concat();
-                self.ask(bytes, Vec::new(), Some(answer), false);
+                self.ask(bytes, Vec::new(), Some(answer), None);
             }
             9 | 10 => {
                 let iova = 0x10000 * (1 + random.below(20));
@@ -507,11 +533,11 @@ impl Client {
                 if self.windows.remove(&iova).is_some() {
                     let bytes = dma_unmap(id, iova);
                     let answer = bytes[16..].to_vec();
-                    self.ask(bytes, Vec::new(), Some(answer), false);
+                    self.ask(bytes, Vec::new(), Some(answer), None);
                 } else {
                     let sent = file.try_clone().unwrap();
                     self.windows.insert(iova, file);
-                    self.ask(dma_map(id, iova), vec![sent], Some(Vec::new()), false);
+                    self.ask(dma_map(id, iova), vec![sent], Some(Vec::new()), None);
                 }
             }
             11 | 12 => {
@@ -532,21 +558,25 @@ impl Client {
                 }
                 let flags = wire::irq_set::DATA_EVENTFD | wire::irq_set::ACTION_TRIGGER;
                 let bytes = set_irqs(id, flags, MSIX, start, count, &[]);
-                self.ask(bytes, sent, Some(Vec::new()), false);
+                self.ask(bytes, sent, Some(Vec::new()), None);
             }
             13 | 14 => {
+                let (index, size) = match random.below(2) {
+                    0 => (BAR0, PAGE_SIZE),
+                    _ => (BAR2, BUFFER_SIZE),
+                };
                 let info = wire::RegionInfo {
                     argsz: 4096,
-                    index: BAR0,
+                    index,
                     ..wire::RegionInfo::default()
                 };
                 let bytes = message(id, Command::DEVICE_GET_REGION_INFO, 0, &[info.as_bytes()]);
-                self.ask(bytes, Vec::new(), None, true);
+                self.ask(bytes, Vec::new(), None, Some(size));
             }
             _ => {
                 self.resets += 1;
                 let bytes = message(id, Command::DEVICE_RESET, 0, &[]);
-                self.ask(bytes, Vec::new(), Some(Vec::new()), false);
+                self.ask(bytes, Vec::new(), Some(Vec::new()), None);
             }
         }
     }
@@ -623,7 +653,8 @@ impl Client {
                 );
             }
             // It is dropped at once.
-            assert_eq!(fds.len(), usize::from(expected.has_fd));
+            let sizes = fds.iter().map(|fd| fstat(fd).unwrap().st_size as u64);
+            assert!(sizes.eq(expected.file), "another file");
             self.answered += 1;
         }
     }

@@ -212,14 +212,14 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
         library: volumes.iter().any(|url| rbd::is_image(url)),
         lock_memory: options.polling.pin_memory || vfio,
         vfio,
-        // A client that maps the doorbell page gets an open file of its own (vfio-user's witness),
-        // and so does systemd of each memory.
+        // A client that maps the doorbell page or a controller memory buffer gets an open file of
+        // its own (vfio-user's witness), and so does systemd of each memory.
         reopen: keep::is_systemd()
             || (keep::is_kept()
                 && specs
                     .controllers
                     .iter()
-                    .any(|c| c.doorbells == Some(DoorbellMode::Mapped))),
+                    .any(|c| c.doorbells == Some(DoorbellMode::Mapped) || c.cmb_size.is_some())),
         ublk: !specs.ublk.is_empty() || (options.daemon.is_some() && allows_ublk(options)),
         ..later(options)
     }

@@ -11,6 +11,7 @@ use crate::keep::Made;
 use crate::manage::{DiskSpec, Failed, Table};
 use crate::notify::ServiceLink;
 use crate::open::{Opened, Opener, is_within};
+use crate::options::Size;
 use crate::parts::ublk::{QueueSetup, Told};
 use crate::peers::{Assignment, Fixed, Peers};
 use crate::prepare::{OpenController, OpenExport, OpenTarget, Prepared, Unserved};
@@ -313,6 +314,7 @@ pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
         mdts: spec.mdts.unwrap_or(default.mdts),
         mapped_doorbells: spec.doorbells == Some(DoorbellMode::Mapped),
         shadow_doorbells: spec.shadow_doorbells.unwrap_or(default.shadow_doorbells),
+        cmb_size: spec.cmb_size.map(|Size(bytes)| bytes),
         write_cache: spec.write_cache.unwrap_or(default.write_cache),
         ..ControllerConfig::default()
     }

@@ -19,6 +19,7 @@ use volume::{PinPace, PinnedWindows, Pinner};
 
 const REGIONS: u32 = 9;
 const REGION_BAR0: u32 = 0;
+const REGION_CMB: u32 = pci::CMB_BAR as u32;
 const REGION_CONFIG: u32 = 7;
 const IRQS: u32 = 5;
 const IRQ_INTX: u32 = 0;
@@ -42,7 +43,8 @@ pub enum Waiting {
     Unmap,
     /// A reset drains commands.
     Reset,
-    /// Other workers may still signal receivers of interrupts that were taken away.
+    /// Other workers may still signal receivers of interrupts that were taken away, or do not know
+    /// yet where the controller memory buffer is.
     Receivers,
     /// Commands in flight may still reach guest memory though Bus Master Enable was cleared.
     BusMaster,
@@ -236,12 +238,20 @@ impl Device for NvmeDevice {
         };
         match index {
             REGION_BAR0 => {
-                let mmap = self.mapped_doorbells.then(|| RegionMmap {
-                    fd: self.controller.bar0_pages().fd(),
+                let mmap = self.sent_file(index).map(|fd| RegionMmap {
+                    fd,
                     offset: 0,
                     areas: &DOORBELL_AREA,
                 });
                 region(pci::BAR0_SIZE, mmap)
+            }
+            REGION_CMB => {
+                let mmap = self.sent_file(index).map(|fd| RegionMmap {
+                    fd,
+                    offset: 0,
+                    areas: &[],
+                });
+                region(self.controller.cmb_size(), mmap)
             }
             REGION_CONFIG => region(pci::CONFIG_SIZE as u64, None),
             _ if index < REGIONS => region(0, None),
@@ -252,6 +262,7 @@ impl Device for NvmeDevice {
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
         match index {
             REGION_BAR0 => self.controller.bar0_read(offset, data),
+            REGION_CMB => self.controller.cmb_read(offset, data),
             REGION_CONFIG => self.controller.config_read(offset, data),
             _ => return Err(Errno::INVAL),
         }
@@ -262,6 +273,18 @@ impl Device for NvmeDevice {
         match index {
             REGION_BAR0 => {
                 self.controller.bar0_write(offset, data);
+                // Other workers have to know where the controller memory buffer is.
+                let has_buffer = self.controller.cmb_size() > 0;
+                if !has_buffer || self.controller.receivers_settled() {
+                    return Ok(Outcome::Done);
+                }
+                if self.waiting == Waiting::BusMaster {
+                    return Ok(Outcome::Pending);
+                }
+                Ok(self.outcome(Waiting::Receivers))
+            }
+            REGION_CMB => {
+                self.controller.cmb_write(offset, data);
                 Ok(Outcome::Done)
             }
             REGION_CONFIG => {
@@ -443,9 +466,12 @@ impl Device for NvmeDevice {
         self.numbers.extend(numbers);
     }
 
-    fn sent_file(&self) -> Option<BorrowedFd<'_>> {
-        self.mapped_doorbells
-            .then(|| self.controller.bar0_pages().fd())
+    fn sent_file(&self, region: u32) -> Option<BorrowedFd<'_>> {
+        match region {
+            REGION_BAR0 if self.mapped_doorbells => Some(self.controller.bar0_pages().fd()),
+            REGION_CMB => self.controller.cmb_pages().map(|pages| pages.fd()),
+            _ => None,
+        }
     }
 
     fn needs_kept(&self, number: NonZeroU32) -> bool {

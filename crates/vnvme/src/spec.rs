@@ -152,6 +152,8 @@ pub struct ControllerSpec {
     pub doorbells: Option<DoorbellMode>,
     /// Offer shadow doorbells (Doorbell Buffer Config).
     pub shadow_doorbells: Option<bool>,
+    /// Bytes of the controller memory buffer.
+    pub cmb_size: Option<Size>,
     /// Volatile write cache on after power-on.
     pub write_cache: Option<bool>,
     /// I/O queue pairs.

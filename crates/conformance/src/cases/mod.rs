@@ -2,6 +2,7 @@
 
 mod abort;
 mod atomic;
+mod cmb;
 mod events;
 mod features;
 mod identify;
@@ -46,6 +47,7 @@ pub const CASES: &[&[Case]] = &[
     placement::CASES,
     metadata::CASES,
     pointers::CASES,
+    cmb::CASES,
     rings::CASES,
     interrupts::CASES,
     resets::CASES,

@@ -24,6 +24,7 @@ mod toy;
 
 use crate::config::ControllerConfig;
 use crate::controller::Controller;
+use crate::engine::dma_status;
 use abort::Aborts;
 use dma::{Access, SegmentList};
 pub(crate) use erase::Erasure;
@@ -241,7 +242,7 @@ impl Controller {
             Err(dma::prp::PrpError::OffsetInvalid { .. }) => {
                 Err(Status::PRP_OFFSET_INVALID.with_dnr(true))
             }
-            Err(_) => Err(Status::DATA_TRANSFER_ERROR),
+            Err(dma::prp::PrpError::Dma(error)) => Err(dma_status(error)),
         }
     }
 

@@ -10,12 +10,13 @@ const INVALID_QID: Status = Status::INVALID_QUEUE_IDENTIFIER.with_dnr(true);
 const INVALID_SIZE: Status = Status::INVALID_QUEUE_SIZE.with_dnr(true);
 
 impl Controller {
-    /// Checks what both kinds of queue have in common.
+    /// Checks what both kinds of queue have in common; `entry` is an entry's size in bytes.
     fn check_queue(
         &self,
         command: &Command,
         exists: bool,
         contiguous: bool,
+        entry: u64,
     ) -> Result<(u16, u32), Status> {
         let cdw10 = CreateQueueCdw10::from_bits(command.cdw10.get());
         let qid = cdw10.qid();
@@ -35,6 +36,14 @@ impl Controller {
         if !command.prp1().is_multiple_of(self.engine.page_size) {
             return Err(Status::PRP_OFFSET_INVALID.with_dnr(true));
         }
+        // CMBLOC.CQMMS is 0: a queue lies in the controller memory buffer, or outside.
+        if self
+            .engine
+            .dma
+            .is_mixed(command.prp1(), u64::from(size) * entry)
+        {
+            return Err(Status::INVALID_USE_OF_CMB.with_dnr(true));
+        }
         Ok((qid, size))
     }
 
@@ -42,7 +51,7 @@ impl Controller {
         let cdw11 = CreateCqCdw11::from_bits(command.cdw11.get());
         let qid = CreateQueueCdw10::from_bits(command.cdw10.get()).qid();
         let exists = self.cq_exists(qid);
-        let (qid, size) = self.check_queue(command, exists, cdw11.pc())?;
+        let (qid, size) = self.check_queue(command, exists, cdw11.pc(), 16)?;
         if self.cc.iocqes() != Completion::SIZE_LOG2 {
             return Err(INVALID_SIZE);
         }
@@ -61,7 +70,7 @@ impl Controller {
         let cdw11 = CreateSqCdw11::from_bits(command.cdw11.get());
         let qid = CreateQueueCdw10::from_bits(command.cdw10.get()).qid();
         let exists = self.sq_exists(qid);
-        let (qid, size) = self.check_queue(command, exists, cdw11.pc())?;
+        let (qid, size) = self.check_queue(command, exists, cdw11.pc(), 64)?;
         let cqid = cdw11.cqid();
         if cqid == 0 || cqid > self.config.io_queues {
             return Err(INVALID_QID);

@@ -35,7 +35,7 @@ impl Controller {
     pub fn config_write(&mut self, offset: u64, data: &[u8]) {
         let master = self.engine.is_master();
         if self.pci.write(offset, data) == ConfigEffect::FunctionLevelReset {
-            self.reset();
+            self.function_level_reset();
         }
         self.obey_command_register();
         self.touch();

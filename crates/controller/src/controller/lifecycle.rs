@@ -3,7 +3,7 @@
 //! A reset and a shutdown both wait for commands in flight; they go on in [`Controller::progress`],
 //! each round.
 
-use super::{Controller, MPSMAX};
+use super::{Cmb, Controller, MPSMAX};
 use crate::engine::Order;
 use crate::survival::state::Registers;
 use nvme::log::HardwareErrorCode;
@@ -53,6 +53,7 @@ impl Controller {
             // Numbered from 0 on, in the order of the lists above.
             state: self.state as u8,
             shutdown: self.shutdown as u8,
+            cmbmsc: self.cmb.as_ref().map(Cmb::cmbmsc),
         }
     }
 
@@ -252,6 +253,7 @@ impl Controller {
         }
         self.csts.set_nssro(true);
         self.reset_registers();
+        self.reset_cmbmsc();
         self.begin_reset();
     }
 
@@ -312,10 +314,17 @@ impl Controller {
         true
     }
 
-    /// The VMM resets the device (also: function level reset): registers and configuration space as
-    /// after power-on. It has ended when [`Controller::is_resetting`] says no. Guest memory and
-    /// interrupt receivers are the VMM's and stay.
+    /// The VMM resets the device: registers and configuration space as after power-on. It has
+    /// ended when [`Controller::is_resetting`] says no. Guest memory and interrupt receivers are
+    /// the VMM's and stay.
     pub fn reset(&mut self) {
+        self.reset_cmbmsc();
+        self.function_level_reset();
+    }
+
+    /// As [`Controller::reset`]; CMBMSC stays as it is ("NVMe Base 2.1", 3.1.4.16): drivers do not
+    /// look for the buffer again.
+    pub(super) fn function_level_reset(&mut self) {
         if self.has_queues() && self.shutdown != Shutdown::Complete {
             self.engine.stats.unsafe_shutdowns.add(1);
             self.record_hardware_error(HardwareErrorCode::UNSAFE_SHUTDOWN);

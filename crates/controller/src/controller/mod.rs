@@ -2,6 +2,7 @@
 
 mod attach;
 mod bus_master;
+mod cmb;
 mod lifecycle;
 mod marking;
 mod migration;
@@ -21,6 +22,7 @@ use crate::survival::state::Ending;
 pub use attach::Attach;
 use attach::Attaching;
 use bus_master::Draining;
+use cmb::Cmb;
 use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
 use lifecycle::{Shutdown, State};
 use marking::MarkingState;
@@ -66,6 +68,8 @@ pub struct Controller {
     aqa: Aqa,
     asq: u64,
     acq: u64,
+    /// Its memory buffer, if it is to have one.
+    pub(crate) cmb: Option<Cmb>,
     /// Bus Master Enable was cleared while commands were in flight.
     draining: Option<Draining>,
     /// A namespace that is being attached.
@@ -237,11 +241,14 @@ impl Controller {
             .with_nssrs(true)
             .with_css(CapCss::new().with_ncss(true).with_iocss(true))
             .with_mpsmax(MPSMAX)
+            .with_cmbs(config.cmb_size.is_some())
             .with_crwms(true);
         let admin = Admin::new(&config);
         engine.stats.power_cycles.add(1);
+        let cmb = config.cmb_size.map(Cmb::new).transpose();
         let mut controller = Controller {
-            pci: ConfigSpace::new(config.pci, vectors),
+            pci: ConfigSpace::new(config.pci, vectors, config.cmb_size),
+            cmb: cmb.map_err(ConfigError::MemoryBuffer)?,
             config,
             engine,
             admin,
@@ -305,6 +312,7 @@ impl Controller {
     pub fn disconnect(&mut self) {
         self.order_all(|| Order::ForgetSinks);
         self.reset();
+        self.renew_cmb();
         self.draining = None;
         self.dma_unmap_all();
         self.engine.stats.power_cycles.add(1);

@@ -39,6 +39,11 @@ impl Controller {
             o if o == regs::ASQ + 4 => high(self.asq),
             regs::ACQ => low(self.acq),
             o if o == regs::ACQ + 4 => high(self.acq),
+            o if (regs::CMBLOC..=regs::CMBSZ).contains(&o)
+                || (regs::CMBMSC..=regs::CMBSTS).contains(&o) =>
+            {
+                self.cmb.as_ref().map_or(0, |cmb| cmb.read_register(o))
+            }
             // Ready is as fast as enabling is: within the first unit of 500 ms.
             regs::CRTO => Crto::new().with_crwmt(u16::from(self.cap.to())).into_bits(),
             _ => 0,
@@ -67,6 +72,9 @@ impl Controller {
                 offset.saturating_add(4 * i as u64),
                 u32::from_le_bytes(bytes),
             );
+        }
+        if self.cmb.is_some() && offset < pci::DOORBELL_OFFSET {
+            self.obey_cmbmsc();
         }
         self.settle();
     }
@@ -97,6 +105,11 @@ impl Controller {
             o if o == regs::ASQ + 4 => self.asq = high(self.asq),
             regs::ACQ => self.acq = low(self.acq) & !0xfff,
             o if o == regs::ACQ + 4 => self.acq = high(self.acq),
+            o if o & !4 == regs::CMBMSC => {
+                if let Some(cmb) = &mut self.cmb {
+                    cmb.write_cmbmsc(o, value);
+                }
+            }
             pci::DOORBELL_OFFSET..pci::MSIX_TABLE_OFFSET => {
                 let index = ((offset - pci::DOORBELL_OFFSET) / 4) as usize;
                 if !self.has_queues() {

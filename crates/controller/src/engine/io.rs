@@ -4,7 +4,7 @@
 use super::slots::{Kind, Work};
 use super::{Engine, commands};
 use crate::ana;
-use dma::{Access, SegmentList};
+use dma::{Access, DmaError, SegmentList};
 use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
 use nvme::cmd::{Fuse, NSID_BROADCAST, Psdt};
 use nvme::{Command, NvmOpcode, Status};
@@ -22,10 +22,19 @@ pub(super) struct Extent {
     pub len: u64,
 }
 
+/// What a command ends with whose memory cannot be had.
+pub(crate) fn dma_status(error: DmaError) -> Status {
+    match error {
+        // CMBLOC.CDMMMS is 0 ("NVMe Base 2.1", 8.2.1).
+        DmaError::Mixed => Status::INVALID_USE_OF_CMB.with_dnr(true),
+        _ => Status::DATA_TRANSFER_ERROR,
+    }
+}
+
 fn prp_status(error: dma::prp::PrpError) -> Status {
     match error {
         dma::prp::PrpError::OffsetInvalid { .. } => Status::PRP_OFFSET_INVALID.with_dnr(true),
-        _ => Status::DATA_TRANSFER_ERROR,
+        dma::prp::PrpError::Dma(error) => dma_status(error),
     }
 }
 
@@ -36,7 +45,7 @@ fn sgl_status(error: dma::sgl::SglError) -> Status {
         E::InvalidDescriptorCount => Status::INVALID_SGL_DESCRIPTOR_COUNT.with_dnr(true),
         E::DataLengthInvalid => Status::DATA_SGL_LENGTH_INVALID.with_dnr(true),
         E::DescriptorTypeInvalid(_) => Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr(true),
-        _ => Status::DATA_TRANSFER_ERROR,
+        E::Dma(error) => dma_status(error),
     }
 }
 

@@ -200,6 +200,11 @@ impl Engine {
                 self.walk_metadata(command, size, access, &mut metadata)?;
             }
             self.walk(command, moved, access, &mut data)?;
+            // Data and metadata of a command lie in the controller memory buffer, or outside.
+            let is_here = |list| self.dma.is_device_memory(list);
+            if !metadata.is_empty() && is_here(&data) != is_here(&metadata) {
+                return Err(Status::INVALID_USE_OF_CMB.with_dnr(true));
+            }
         }
         let deallocate = WriteZeroesCdw12::from_bits(command.cdw12.get()).deac();
         let durable = write && (cdw12.fua() || !self.write_cache);
@@ -253,7 +258,10 @@ impl Engine {
         let descriptor = [a, b, c, d, e, f, g, h, i, j, k, l, 0, 0, 0, 0];
         list.begin(&self.dma);
         let walked = dma::sgl::walk(&self.dma, descriptor, len, access, list);
-        walked.map_err(|_| Status::DATA_TRANSFER_ERROR)
+        walked.map_err(|error| match error {
+            dma::SglError::Dma(error) => super::dma_status(error),
+            _ => Status::DATA_TRANSFER_ERROR,
+        })
     }
 
     /// Begins the command, unless it has to wait for others: then it has its turn in a later round.

@@ -71,6 +71,7 @@ use std::time::Instant;
 
 pub(crate) use complete::status_of;
 pub(crate) use interrupt::Coalescing;
+pub(crate) use io::dma_status;
 pub(crate) use migrate::MigratingQueues;
 pub(crate) use namespace::Namespace;
 pub(crate) use order::{MemoryChange, Order};

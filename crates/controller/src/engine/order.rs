@@ -10,7 +10,7 @@ use super::queue::Cq;
 use super::{Coalescing, Engine, MigratingQueues, Sq};
 use crate::config::NamespaceConfig;
 use crate::irq::IrqSink;
-use dma::{MapError, Memory, Prot};
+use dma::{DmaMap, MapError, Memory, Prot};
 use nvme::Status;
 use std::sync::Arc;
 
@@ -46,6 +46,8 @@ pub(crate) enum Order {
     // ---- to every engine
     /// Guest memory comes or goes.
     Memory(MemoryChange),
+    /// The controller memory buffer is at this address for commands, or is not there.
+    DeviceMemory(Option<(u64, Memory)>),
     /// Bus Master Enable, and how often it was set so far. Where it was cleared, memory was taken
     /// away.
     Master {
@@ -154,6 +156,7 @@ impl Engine {
             Order::CancelMigration => self.cancel_migration(),
             Order::InstallMigrated(queues) => self.install_migrated(*queues),
             Order::Memory(change) => return self.change_memory(change),
+            Order::DeviceMemory(at) => return self.set_device_memory(at).map(|()| 0),
             Order::Master { on, masterings } => self.set_master(on, masterings),
             Order::Shadow { shadow, eventidx } => self.configure_shadow(shadow, eventidx),
             Order::EndCommandsEarly => self.end_commands_early(),
@@ -223,6 +226,25 @@ impl Engine {
         }
     }
 
+    /// Queues and shadow buffers in the controller memory buffer, or where it hides the guest's
+    /// memory, are looked for where they are from now on.
+    fn set_device_memory(&mut self, at: Option<(u64, Memory)>) -> Result<(), MapError> {
+        let place = |dma: &DmaMap| {
+            let (iova, memory) = dma.device_memory()?;
+            Some((iova, memory.len() as u64))
+        };
+        let old = place(&self.dma);
+        self.dma.set_device_memory(at)?;
+        let places = [old, place(&self.dma)].into_iter().flatten();
+        for (iova, len) in places.clone() {
+            self.unmapped(iova, len);
+        }
+        for (iova, len) in places {
+            self.mapped(iova, len);
+        }
+        Ok(())
+    }
+
     /// The orders that bring a new engine, which has no queue, to where this one is.
     pub fn catch_up(&self) -> Vec<Order> {
         let windows = self.dma.windows().map(|window| {
@@ -236,6 +258,9 @@ impl Engine {
         let sinks = self.irqs.sinks();
         let sinks = sinks.map(|(vector, sink)| Order::Vector(vector, Some(sink)));
         let mut orders: Vec<Order> = windows.chain(sinks).collect();
+        if let Some((iova, memory)) = self.dma.device_memory() {
+            orders.push(Order::DeviceMemory(Some((iova, memory.clone()))));
+        }
         orders.push(Order::Master {
             on: self.is_master(),
             masterings: self.masterings(),

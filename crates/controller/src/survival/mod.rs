@@ -30,6 +30,7 @@ use nvme::Status;
 use state::{ControlState, Ending};
 use state_memory::{Control, KeptMemory, KeptWindow, Layout, StateError, StateMemory, WindowTable};
 use std::num::NonZeroU32;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,12 @@ pub trait Kept {
 
     /// The receiver of interrupts of this number ([`IrqSink::kept`]). `None`: it is not there.
     fn receiver(&mut self, number: NonZeroU32) -> Option<Arc<dyn IrqSink>>;
+
+    /// The file of the controller memory buffer ([`Controller::cmb_pages`]). `None`: it is not
+    /// there.
+    fn memory_buffer(&mut self) -> Option<OwnedFd> {
+        None
+    }
 }
 
 /// What a state memory must have room for, of a controller that is configured like this. Windows,

@@ -5,7 +5,7 @@ use super::{Kept, RestoreError, STATE_VERSION};
 use crate::admin::{
     AsyncEvents, Erasure, Features, LbaStatus, Logs, Management, SelfTest, Telemetry,
 };
-use crate::config::{ControllerConfig, NamespaceConfig};
+use crate::config::{ConfigError, ControllerConfig, NamespaceConfig};
 use crate::controller::{Controller, DoorbellPage};
 use crate::engine::{MemoryChange, Order, Recovery, SavedCq, SavedSq};
 use dma::Prot;
@@ -63,6 +63,8 @@ impl Identity {
         same("shadow doorbells", before, after)?;
         let (before, after) = (&self.max_namespaces, &now.max_namespaces);
         same("number of namespaces", before, after)?;
+        let (before, after) = (&self.cmb_size, &now.cmb_size);
+        same("controller memory buffer", before, after)?;
         for before in &self.namespaces {
             let found = now.namespaces.iter().find(|ns| ns.nsid == before.nsid);
             let now = found.ok_or(RestoreError::NoNamespace(before.nsid))?;
@@ -106,6 +108,7 @@ impl Controller {
         controller.restore_memory(kept)?;
         controller.restore_interrupts(&saved, kept)?;
         controller.restore_control(&saved)?;
+        controller.restore_memory_buffer(&saved, kept)?;
         let recovery = controller.restore_queues(&saved)?;
         controller.restore_commands(&saved)?;
         controller.compare_namespaces(&saved.identity, &identity);
@@ -143,6 +146,22 @@ impl Controller {
             mapped.map_err(|error| RestoreError::Window { iova, error })?;
         }
         Ok(())
+    }
+
+    fn restore_memory_buffer(
+        &mut self,
+        saved: &ControlState,
+        kept: &mut dyn Kept,
+    ) -> Result<(), RestoreError> {
+        if self.cmb.is_none() {
+            return Ok(());
+        }
+        let what = "the controller memory buffer";
+        let contradiction = RestoreError::Contradiction("CMBMSC is not there");
+        let cmbmsc = saved.registers.cmbmsc.ok_or(contradiction)?;
+        let file = kept.memory_buffer().ok_or(RestoreError::NotKept { what })?;
+        self.restore_cmb(cmbmsc, file)
+            .map_err(|error| RestoreError::Config(ConfigError::MemoryBuffer(error)))
     }
 
     fn restore_interrupts(

@@ -48,6 +48,7 @@ impl Controller {
             shadow_doorbells: config.shadow_doorbells,
             max_namespaces: config.max_namespaces,
             namespaces: self.namespace_identities(),
+            cmb_size: config.cmb_size,
         }
     }
 

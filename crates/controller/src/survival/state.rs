@@ -89,6 +89,9 @@ pub(crate) struct Identity {
     pub max_namespaces: u32,
     #[n(11)]
     pub namespaces: Vec<NamespaceIdentity>,
+    /// Bytes of the controller memory buffer.
+    #[n(12)]
+    pub cmb_size: Option<u64>,
 }
 
 /// A namespace that the host finds.
@@ -128,6 +131,9 @@ pub(crate) struct Registers {
     /// `controller::lifecycle::Shutdown`, in its order.
     #[n(6)]
     pub shutdown: u8,
+    /// CMBMSC, where there is a controller memory buffer.
+    #[n(7)]
+    pub cmbmsc: Option<u64>,
 }
 
 /// Configuration space, as far as the host can write it.

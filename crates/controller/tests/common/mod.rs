@@ -44,6 +44,8 @@ pub const RING_STEP: u64 = 0x2000;
 /// Shadow doorbells and EventIdx.
 pub const SHADOW: u64 = 0x8000;
 pub const EVENTIDX: u64 = 0x9000;
+/// Where commands find the controller memory buffer, once the host has said so.
+pub const CMB: u64 = 0x80_0000_0000;
 /// Data of I/O commands.
 pub const DATA: u64 = HIGH;
 
@@ -82,6 +84,7 @@ pub struct Keeper {
     memories: [Memory; 2],
     vectors: Vec<Arc<Count>>,
     pub pin: Arc<Count>,
+    pub buffer: Option<OwnedFd>,
 }
 
 impl Kept for Keeper {
@@ -97,6 +100,10 @@ impl Kept for Keeper {
         let vector = number.get().checked_sub(FIRST_VECTOR)?;
         let vector: Arc<dyn IrqSink> = self.vectors.get(vector as usize)?.clone();
         Some(vector)
+    }
+
+    fn memory_buffer(&mut self) -> Option<OwnedFd> {
+        self.buffer.take()
     }
 }
 
@@ -370,6 +377,7 @@ impl Host {
             memories: [self.low.clone(), self.high.clone()],
             vectors: self.vectors.clone(),
             pin: Arc::default(),
+            buffer: self.c.cmb_pages().map(|pages| again(pages.fd())),
         }
     }
 
@@ -395,6 +403,8 @@ impl Host {
             &mut kept,
         )
         .unwrap();
+        // A process that is killed drops nothing, and so the file keeps its pages.
+        std::mem::forget(self.c.cmb_pages().cloned());
         self.c = c;
         self.io = io;
         self.recovery = recovery;
@@ -437,7 +447,10 @@ impl Host {
     // ---- memory
 
     fn memory(&self, iova: u64) -> (&Memory, usize) {
-        if iova >= HIGH {
+        if (CMB..CMB + self.c.cmb_size()).contains(&iova) {
+            let pages = self.c.cmb_pages().unwrap();
+            (pages.memory(), (iova - CMB) as usize)
+        } else if iova >= HIGH {
             (&self.high, (iova - HIGH) as usize)
         } else {
             (&self.low, iova as usize)

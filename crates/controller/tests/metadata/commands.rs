@@ -3,7 +3,9 @@
 use crate::common::*;
 use crate::world::*;
 use controller::{Controller, ControllerConfig, MetadataState, NamespaceConfig};
+use dma::Prot;
 use nvme::identify::{IdentifyNamespace, NvmNamespace};
+use nvme::regs::{self, Cmbmsc};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use protection::{Guard, Layout, Type};
 use std::sync::Arc;
@@ -298,4 +300,39 @@ fn controllers_that_cannot_have_metadata() {
         ..config()
     };
     assert!(error(Default::default(), large).contains("of blocks of 512"));
+}
+
+/// Data and metadata of a command lie in the controller memory buffer, or outside (CMBLOC.CDMMMS).
+#[test]
+fn the_memory_buffer_has_both_or_none() {
+    let mut p = Protected::new(usual());
+    let on = Cmbmsc::new().with_cmse(true).with_cba(CMB >> 12);
+    p.h.set64(regs::CMBMSC, on.into_bits());
+    let (data, metadata) = p.fill(1, 8, 2);
+    p.h.write(CMB, &data);
+    p.h.write(CMB + 0x1000, &metadata);
+    let mut command = p.command(NvmOpcode::WRITE, 8, 2, ALL);
+    for (at, metadata_at, allowed) in [
+        (CMB, METADATA, false),
+        (DATA, CMB + 0x1000, false),
+        (CMB, CMB + 0x1000, true),
+        (DATA, METADATA, true),
+    ] {
+        command.set_prps(at, 0);
+        command.mptr = metadata_at.into();
+        let wanted = match allowed {
+            true => Status::SUCCESS,
+            false => Status::INVALID_USE_OF_CMB.with_dnr(true),
+        };
+        assert_eq!(p.h.io(command), wanted, "{at:#x} {metadata_at:#x}");
+    }
+    // The metadata alone crosses the end.
+    command.mptr = (CMB + (1 << 20) - 8).into();
+    let around = p.h.high.clone();
+    p.h.c
+        .dma_map(CMB + (1 << 20), 4096, Some((around, 0)), Prot::RW)
+        .unwrap();
+    let status = p.h.io(command);
+    assert_eq!(plain(status), Status::INVALID_USE_OF_CMB);
+    assert_eq!(p.read(8, 2, ALL), (data, metadata));
 }

@@ -78,7 +78,11 @@ impl Protected {
             metadata: Some(opened(layout, &pages, &file)),
             ..ns(1, volume, layout.block)
         };
-        let mut h = Host::with(ControllerConfig::default(), vec![config]);
+        let buffer = ControllerConfig {
+            cmb_size: Some(1 << 20),
+            ..ControllerConfig::default()
+        };
+        let mut h = Host::with(buffer, vec![config]);
         let again = pages.clone();
         h.reload = Some(Box::new(move |config| {
             config.metadata = Some(opened(layout, &again, &file));

@@ -57,6 +57,8 @@ fn another_disk_is_refused_by_what_differs() {
     assert!(refusal(|config, _| config.mapped_doorbells = true).contains("mapped doorbells"));
     assert!(refusal(|_, all| all[0].block_size = 4096).contains("block size 512"));
     assert!(refusal(|_, all| all[0].nguid = [7; 16]).contains("NGUID"));
+    let buffer = refusal(|config, _| config.cmb_size = Some(4096));
+    assert!(buffer.contains("controller memory buffer None, configured is Some(4096)"));
     let missing = refusal(|config, all| {
         config.max_namespaces = 1;
         all.clear();
@@ -85,6 +87,24 @@ fn what_was_not_kept_is_named() {
         receiver.to_string(),
         "a receiver of interrupts was not kept"
     );
+    // The controller memory buffer.
+    let config = ControllerConfig {
+        cmb_size: Some(4096),
+        ..Default::default()
+    };
+    let h = Host::with(config, vec![ns(1, mem(1 << 20), 512)]);
+    restore(&h, &mut h.keeper()).unwrap();
+    let mut keeper = h.keeper();
+    keeper.buffer = None;
+    let buffer = restore(&h, &mut keeper).unwrap_err();
+    assert_eq!(
+        buffer.to_string(),
+        "the controller memory buffer was not kept"
+    );
+    // Another file: not sealed, or of another size.
+    keeper.buffer = Some(h.low.fd().try_clone_to_owned().unwrap());
+    let buffer = restore(&h, &mut keeper).unwrap_err().to_string();
+    assert!(buffer.starts_with("controller memory buffer: not a memory file"));
     // Memory that has none.
     let mut h = Host::ready();
     let other = Memory::anonymous(4096).unwrap();

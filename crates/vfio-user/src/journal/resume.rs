@@ -26,14 +26,14 @@ pub(crate) struct Left {
 
 impl Journal {
     /// Begins with the client of a previous process. `fd` is asked for descriptors by their
-    /// numbers; `page` is the file that is sent with replies, if there is one.
+    /// numbers, and `file` for the one that is sent with the reply to a message.
     ///
     /// # Errors
     /// [`JournalError`]: nobody can go on with the client.
-    pub(crate) fn resume(
+    pub(crate) fn resume<'a>(
         setup: JournalSetup,
         mut fd: impl FnMut(NonZeroU32) -> Option<OwnedFd>,
-        page: Option<BorrowedFd<'_>>,
+        file: impl Fn(&[u8]) -> Option<BorrowedFd<'a>>,
     ) -> Result<(Self, Left), JournalError> {
         let mut journal = Self::new(setup)?;
         if journal.words.load(Word::Client) & ABANDONED != 0 {
@@ -47,7 +47,7 @@ impl Journal {
         journal.resume_place()?;
         let bytes = journal.get().ok_or(JournalError::Damaged("bytes"))?;
         let (groups, earlier) = journal.resume_groups(&mut fd)?;
-        let again = journal.resume_phase(page)?;
+        let again = journal.resume_phase(|| file(&bytes))?;
         crash::point!("vfio-user.resume.done");
         let inbox = Inbox::resumed(bytes, journal.place, groups);
         let left = Left {
@@ -159,7 +159,10 @@ impl Journal {
     }
 
     /// `true` if the message in hand is to be handled again.
-    fn resume_phase(&mut self, page: Option<BorrowedFd<'_>>) -> Result<bool, JournalError> {
+    fn resume_phase<'a>(
+        &mut self,
+        file: impl Fn() -> Option<BorrowedFd<'a>>,
+    ) -> Result<bool, JournalError> {
         let reply = self.words.load(Word::Reply);
         let level = self.replies.level().map_err(JournalError::Pipe)?;
         self.piped = level;
@@ -188,7 +191,7 @@ impl Journal {
             Phase::Writing | Phase::Heading => {
                 self.enter(Phase::Heading);
                 crash::point!("vfio-user.resume.heading");
-                self.resume_head(page).map_err(JournalError::Pipe)?;
+                self.resume_head(file()).map_err(JournalError::Pipe)?;
                 Ok(false)
             }
             Phase::Piped => Ok(false),

@@ -4,6 +4,8 @@ mod dma;
 mod irqs;
 mod region;
 
+pub(crate) use region::asked_region;
+
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;

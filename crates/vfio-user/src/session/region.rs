@@ -18,6 +18,16 @@ fn written(outcome: Outcome, payload: &[u8], reply: &mut Vec<u8>) -> Handled {
     }
 }
 
+/// The region that a message asks about.
+pub(crate) fn asked_region(message: &[u8]) -> Option<u32> {
+    let (header, payload) = split::<wire::Header>(message).ok()?;
+    if header.command != wire::Command::DEVICE_GET_REGION_INFO {
+        return None;
+    }
+    let (request, _) = split::<wire::RegionInfo>(payload).ok()?;
+    Some(request.index)
+}
+
 impl Session {
     /// Checks an access against the negotiated limit and the region.
     fn check_access(

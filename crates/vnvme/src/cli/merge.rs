@@ -86,6 +86,7 @@ mod tests {
         [[controller]]
         socket = "/run/b"
         doorbells = "trapped"
+        cmb-size = "4M"
         io-queues = 2
         queue-entries = 64
         mdts = 3
@@ -185,6 +186,11 @@ mod tests {
                 &["--doorbells", "mapped"],
                 |s, _| controllers(s, |c| c.doorbells == Some(DoorbellMode::Mapped)),
                 "[true, false]",
+            ),
+            (
+                &["--cmb-size", "2M"],
+                |s, _| controllers(s, |c| c.cmb_size.map(|size| size.0 >> 20)),
+                "[Some(2), Some(4)]",
             ),
             (
                 &["--no-shadow-doorbells"],

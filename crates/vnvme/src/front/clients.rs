@@ -86,9 +86,10 @@ impl NvmeFront {
     pub(super) fn admit(&mut self, fd: OwnedFd, kept: Option<NonZeroU32>) {
         let limits = self.device.protocol_limits();
         let socket = self.intake.admit(fd);
+        let buffer = self.device.controller.cmb_pages().map(|pages| pages.fd());
         let connection = match &self.survival {
             None => Connection::over(socket, limits),
-            Some(survival) => match survival.connect(socket, limits, kept) {
+            Some(survival) => match survival.connect(socket, limits, kept, buffer) {
                 Ok(connection) => connection,
                 Err(error) => {
                     let (error, log) = (&error as &dyn std::error::Error, &self.log);

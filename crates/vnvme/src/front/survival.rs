@@ -2,14 +2,14 @@
 
 use super::nvme::{NvmeFront, TOKEN_KEEPER};
 use crate::device::NvmeDevice;
-use crate::keep::{Left, Survival};
+use crate::keep::{Left, Survival, keep_memory_buffer};
 use keeper::Ticket;
 use receive::Socket;
 use rustix::io::Errno;
 use state_memory::StateMemory;
 use std::cell::RefCell;
 use std::num::NonZeroU32;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use vfio_user::{Connection, Journal, JournalError, JournalSetup, Limits, Pipe, SharedLedger};
@@ -61,14 +61,19 @@ impl FrontSurvival {
         })
     }
 
-    /// A connection with a client that has just come. It is kept first, unless it is already, under
-    /// this number.
+    /// A connection with a client that has just come, who will know the controller memory buffer
+    /// in this file. Both are kept first; not the client, if it is already, under this number.
     pub fn connect(
         &self,
         socket: Socket,
         limits: Limits,
         kept: Option<NonZeroU32>,
+        buffer: Option<BorrowedFd<'_>>,
     ) -> Result<Connection, JournalError> {
+        if let Some(file) = buffer {
+            // Where that fails nothing more is kept, as the connection will say.
+            let _ = keep_memory_buffer(&mut self.ledger.borrow_mut(), file);
+        }
         let setup = self.setup().map_err(JournalError::Pipe)?;
         let journal = Journal::new(setup)?;
         Ok(Connection::kept(socket, limits, journal, kept))

@@ -27,6 +27,7 @@ pub struct Made<'a> {
 struct Found<'a> {
     fds: &'a BTreeMap<NonZeroU32, OwnedFd>,
     memories: &'a mut MemoryCache,
+    buffer: Option<OwnedFd>,
 }
 
 impl Found<'_> {
@@ -53,6 +54,10 @@ impl KeptThings for Found<'_> {
     fn receiver(&mut self, number: NonZeroU32) -> Option<Arc<dyn IrqSink>> {
         let sink = IrqEventfd::new(self.copy(number)?, Some(number)).ok()?;
         Some(Arc::new(sink))
+    }
+
+    fn memory_buffer(&mut self) -> Option<OwnedFd> {
+        self.buffer.take()
     }
 }
 
@@ -128,6 +133,7 @@ impl Made<'_> {
         let mut found = Found {
             fds: &left.fds,
             memories,
+            buffer: left.memory_buffer(),
         };
         let (controller, recovery) = Controller::restore(
             self.id,

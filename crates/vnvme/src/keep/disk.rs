@@ -4,7 +4,7 @@
 use super::life::is_needed;
 use super::pool::{Kept, kept};
 use anyhow::{Context, Result, anyhow};
-use keeper::{Desk, KeepError, Ledger};
+use keeper::{Desk, KeepError, Ledger, LedgerError};
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use state_memory::{Area, Descriptor, DescriptorKind, Layout, StateMemory};
@@ -22,6 +22,10 @@ use vfio_user::{Listener, Pipe};
 const STATE: &str = "s";
 /// Between two looks whether the keeper has answered, where nobody is served meanwhile.
 const LOOK: Duration = Duration::from_micros(200);
+
+/// In the note of pages: which.
+const DOORBELLS: u64 = 0;
+const MEMORY_BUFFER: u64 = 1;
 
 /// In the note of a pipe's end: of which pipe.
 const REPLIES: u64 = 0;
@@ -138,6 +142,11 @@ impl Left {
         Some((self.fds.get(&number)?.try_clone().ok()?, noted.detail))
     }
 
+    /// The file of the controller memory buffer that its client knows.
+    pub fn memory_buffer(&self) -> Option<OwnedFd> {
+        self.copy(DescriptorKind::PAGES, Some(MEMORY_BUFFER))
+    }
+
     fn pipe(&mut self, which: u64) -> Option<Pipe> {
         Some(Pipe {
             reader: self.take(DescriptorKind::PIPE_READ, Some(which))?,
@@ -190,6 +199,22 @@ pub fn settled(desk: &mut Desk) -> Result<(), KeepError> {
         std::thread::sleep(LOOK);
     }
     Ok(())
+}
+
+/// Has the file of a controller memory buffer kept, in place of the one that was kept before. That
+/// it is shows a later [`Ledger::barrier`].
+///
+/// # Errors
+/// Nothing more is kept.
+pub fn keep_memory_buffer(ledger: &mut Ledger, file: BorrowedFd<'_>) -> Result<(), LedgerError> {
+    for noted in ledger.noted() {
+        if noted.kind == DescriptorKind::PAGES && noted.detail == MEMORY_BUFFER {
+            ledger.forget(noted.number);
+        }
+    }
+    ledger
+        .keep(DescriptorKind::PAGES, MEMORY_BUFFER, file)
+        .map(|_| ())
 }
 
 /// All disks that a previous process has left.
@@ -341,7 +366,7 @@ impl Survival {
                 ledger.keep(DescriptorKind::PIPE_WRITE, which, pipe.writer.as_fd())?;
             }
             if let Some(page) = first.page {
-                ledger.keep(DescriptorKind::PAGES, 0, page)?;
+                ledger.keep(DescriptorKind::PAGES, DOORBELLS, page)?;
             }
             // Another's is there for the next process, too.
             if let Some(file) = first.listener.own_file() {
@@ -397,7 +422,7 @@ impl Survival {
             Ok(table) => table,
             Err(error) => return Err(Box::new((left, error.into()))),
         };
-        let page = left.copy(DescriptorKind::PAGES, None);
+        let page = left.copy(DescriptorKind::PAGES, Some(DOORBELLS));
         let (Some(replies), Some(counter)) = (left.pipe(REPLIES), left.pipe(COUNTER)) else {
             return Err(Box::new((left, anyhow!("its pipes were not kept"))));
         };

@@ -25,7 +25,9 @@ mod versions;
 
 pub use configuration::{Before, before, is_noted, note, note_first};
 pub use controller::Made;
-pub use disk::{First, Identity, Left, Survival, discard_rest, left_of, listens_at};
+pub use disk::{
+    First, Identity, Left, Survival, discard_rest, keep_memory_buffer, left_of, listens_at,
+};
 pub use exports::{KeptSocket, LeftSocket, export_listens_at, left_socket};
 pub use life::{die_of_panics, last_pause, say_served, serves, tell_receiver};
 pub use memory::place as memory_place;

@@ -396,6 +396,15 @@ impl Spec for ControllerSpec {
             Flag::overrides("no-shadow-doorbells")
                 .help("do not offer shadow doorbells (Doorbell Buffer Config)"),
         ),
+        Row::<Self>::new(
+            "cmb-size",
+            "SIZE",
+            "controller memory buffer (CMB) of so many bytes, a power of two from 4K to 64M, in \
+             which the guest may have queues, lists and data; Linux needs 2M at least",
+            |c| &mut c.cmb_size,
+        )
+        .or("none")
+        .serve(Flag::default("cmb-size")),
         write_cache(|c| &mut c.write_cache),
         model(|c| &mut c.model),
         Row::<Self>::new(

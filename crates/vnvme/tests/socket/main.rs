@@ -10,6 +10,7 @@ mod bad_messages;
 mod bench;
 mod bus_master;
 mod clients;
+mod cmb;
 mod connects;
 mod control;
 mod devices;

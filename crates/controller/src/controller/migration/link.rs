@@ -18,7 +18,7 @@ pub(in crate::controller) struct Link {
     pub sent: u64,
     /// Of these, the last one that took memory away.
     pub unmap: u64,
-    /// And the last one about a receiver of interrupts.
+    /// And the last one about a receiver of interrupts, or about the controller memory buffer.
     pub receiver: u64,
     /// The last flush that it has answered.
     pub flushed: u64,
@@ -37,7 +37,7 @@ impl Drop for Link {
 impl Link {
     pub fn send(&mut self, order: Order) {
         let unmap = order.takes_memory_away();
-        let receiver = matches!(order, Order::Vector(..));
+        let receiver = matches!(order, Order::Vector(..) | Order::DeviceMemory(_));
         let namespaces = matches!(order, Order::Attach(..) | Order::Detach(_));
         // An engine that could not be opened has no queues and takes no orders.
         if self.orders.send(order).is_ok() {

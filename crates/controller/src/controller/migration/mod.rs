@@ -119,7 +119,8 @@ impl Migration {
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// No remote engine signals receivers any more that were taken away.
+    /// No remote engine signals receivers any more that were taken away, and all know where the
+    /// controller memory buffer is.
     pub fn receivers_settled(&self) -> bool {
         let over = |link: &Link| link.handled() >= link.receiver;
         self.links.iter().all(|link| !link.is_open() || over(link))

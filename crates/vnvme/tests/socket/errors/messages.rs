@@ -92,6 +92,18 @@ pub const MISTAKES: &[Mistake] = &[
         "vnvme: io-queues is 65: 1 to 64 are allowed",
     ),
     Mistake(
+        "-s s mem://1M --cmb-size 3M",
+        "",
+        1,
+        "vnvme: cmb-size is 3145728: a power of two from 4 KiB to 64 MiB is allowed",
+    ),
+    Mistake(
+        "-s s mem://1M --cmb-size much",
+        "",
+        2,
+        "error: invalid value 'much' for '--cmb-size <SIZE>'",
+    ),
+    Mistake(
         "-s s mem://1M --queue-entries 1000",
         "",
         1,
@@ -251,6 +263,13 @@ pub const MISTAKES: &[Mistake] = &[
         1,
         "vnvme: c.toml, line 11, controller b.sock, namespace 2: mem://1M?iops=fast: option \
          iops=fast: a number of requests per second is expected, such as 5000, or 0 for no limit",
+    ),
+    Mistake(
+        "-c c.toml",
+        "cmb-size = \"8G\"\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
+        1,
+        "vnvme: c.toml, line 8, controller b.sock: cmb-size is 8589934592: a power of two from \
+         4 KiB to 64 MiB is allowed",
     ),
     Mistake(
         "-c c.toml",

@@ -1,0 +1,204 @@
+//! The controller memory buffer ("NVMe Base 2.1", 8.2.1; registers: 3.1.4.11, 3.1.4.12, 3.1.4.16,
+//! 3.1.4.17): memory of the controller, behind a BAR of its own, in which the host may have queues,
+//! PRP lists, SGLs and data.
+//!
+//! The host reaches it by that BAR, by messages or by mapping its file. Commands name it by
+//! addresses from CMBMSC.CBA on, once CMBMSC.CMSE is set: there every engine's map has it, in place
+//! of the guest's memory. Whatever is in it the host can change at any time, as in its own memory.
+//!
+//! Each client has another file: one that has gone may still have the one before mapped.
+
+use super::Controller;
+use crate::engine::Order;
+use crate::pci;
+use dma::{MapError, Memory, SharedPages};
+use nvme::regs::{self, Cmbloc, Cmbmsc, Cmbsts, Cmbsz};
+use std::os::fd::OwnedFd;
+
+/// The buffer of a controller that is configured to have one.
+pub(crate) struct Cmb {
+    /// Bytes.
+    size: u64,
+    /// `None`: there was no memory for this client's.
+    pages: Option<SharedPages>,
+    cmbmsc: Cmbmsc,
+}
+
+/// As `/proc/PID/maps` shows it.
+const NAME: &str = "vnvme-cmb";
+
+/// A client's. One that has gone may keep the file, but no pages that this process has written.
+fn pages(size: u64) -> Result<SharedPages, MapError> {
+    let pages = SharedPages::named(NAME, size as usize)?;
+    pages.memory().empty_at_end();
+    Ok(pages)
+}
+
+impl Cmb {
+    /// One of `size` zero bytes.
+    pub(super) fn new(size: u64) -> Result<Self, MapError> {
+        Ok(Cmb {
+            size,
+            pages: Some(pages(size)?),
+            cmbmsc: Cmbmsc::new(),
+        })
+    }
+
+    /// The value of a register of its own, by the register's offset.
+    pub(super) fn read_register(&self, offset: u64) -> u32 {
+        let cmbmsc = self.cmbmsc.into_bits();
+        match offset {
+            // The registers are valid when the host has said that it knows them, and zero before.
+            regs::CMBLOC if self.is_shown() => Cmbloc::new()
+                .with_bir(pci::CMB_BAR)
+                .with_cdpmls(true)
+                .with_cdpcils(true)
+                .into_bits(),
+            regs::CMBSZ if self.is_shown() => Cmbsz::new()
+                .with_sqs(true)
+                .with_cqs(true)
+                .with_lists(true)
+                .with_rds(true)
+                .with_wds(true)
+                .with_sz((self.size >> 12) as u32)
+                .into_bits(),
+            regs::CMBMSC => cmbmsc as u32,
+            o if o == regs::CMBMSC + 4 => (cmbmsc >> 32) as u32,
+            regs::CMBSTS => Cmbsts::new()
+                .with_cbai(self.cmbmsc.cmse() && self.base().is_none())
+                .into_bits(),
+            _ => 0,
+        }
+    }
+
+    fn is_shown(&self) -> bool {
+        self.cmbmsc.cre() && self.pages.is_some()
+    }
+
+    /// Stores a half of CMBMSC, by its offset.
+    pub(super) fn write_cmbmsc(&mut self, offset: u64, value: u32) {
+        let (old, value) = (self.cmbmsc.into_bits(), u64::from(value));
+        let new = match offset {
+            // Bits 11:2 are reserved.
+            regs::CMBMSC => old & !0xffff_ffff | value & !0xffc,
+            _ => old & 0xffff_ffff | value << 32,
+        };
+        self.cmbmsc = Cmbmsc::from_bits(new);
+    }
+
+    /// The controller base address, if the whole buffer fits behind it.
+    fn base(&self) -> Option<u64> {
+        let base = self.cmbmsc.cba() << 12;
+        let last = self.size - 1;
+        base.checked_add(last).map(|_| base)
+    }
+
+    /// Where commands find it, if they do.
+    fn place(&self) -> Option<(u64, &Memory)> {
+        let base = self.base().filter(|_| self.cmbmsc.cmse())?;
+        Some((base, self.pages.as_ref()?.memory()))
+    }
+
+    /// CMBMSC.
+    pub(crate) fn cmbmsc(&self) -> u64 {
+        self.cmbmsc.into_bits()
+    }
+}
+
+impl Controller {
+    /// The memory behind the BAR of its controller memory buffer, which a client may map: of the
+    /// present client, or of the next one. `None`: it has no such buffer.
+    pub fn cmb_pages(&self) -> Option<&SharedPages> {
+        self.cmb.as_ref()?.pages.as_ref()
+    }
+
+    /// Bytes of that BAR; 0: there is none.
+    pub fn cmb_size(&self) -> u64 {
+        self.cmb.as_ref().map_or(0, |cmb| cmb.size)
+    }
+
+    /// Reads from the controller memory buffer. Where the function does not answer, all bits are
+    /// ones.
+    pub fn cmb_read(&mut self, offset: u64, data: &mut [u8]) {
+        let pages = self.cmb_pages().filter(|_| self.pci.decodes_memory());
+        let at = usize::try_from(offset).ok();
+        let read = at
+            .zip(pages)
+            .map(|(at, pages)| pages.memory().read(at, data));
+        if !matches!(read, Some(Ok(()))) {
+            data.fill(0xff);
+        }
+    }
+
+    /// Writes to the controller memory buffer; what does not fit in is dropped, as is everything
+    /// where the function does not answer.
+    pub fn cmb_write(&mut self, offset: u64, data: &[u8]) {
+        let pages = self.cmb_pages().filter(|_| self.pci.decodes_memory());
+        if let (Ok(at), Some(pages)) = (usize::try_from(offset), pages) {
+            let _ = pages.memory().write(at, data);
+        }
+    }
+
+    /// Has every engine find the buffer where CMBMSC says. That all do says
+    /// [`Controller::receivers_settled`].
+    pub(super) fn obey_cmbmsc(&mut self) {
+        let wanted = self.cmb.as_ref().and_then(Cmb::place);
+        let known = self.engine.dma.device_memory();
+        let is_same = match (wanted, known) {
+            (Some((base, memory)), Some((at, known))) => base == at && memory.is_same(known),
+            (wanted, known) => wanted.is_none() && known.is_none(),
+        };
+        if is_same {
+            return;
+        }
+        let wanted = wanted.map(|(base, memory)| (base, memory.clone()));
+        // The next process looks for queues where the state says that the buffer is, and needs none
+        // that are noted to have no memory. So they lose it before that is committed, and find it
+        // afterwards.
+        if known.is_some() {
+            self.order_all(|| Order::DeviceMemory(None));
+        }
+        if wanted.is_some() {
+            self.settle();
+            self.order_all(|| Order::DeviceMemory(wanted.clone()));
+        }
+    }
+
+    /// CMBMSC as after power-on.
+    pub(super) fn reset_cmbmsc(&mut self) {
+        if let Some(cmb) = &mut self.cmb {
+            cmb.cmbmsc = Cmbmsc::new();
+            self.obey_cmbmsc();
+        }
+    }
+
+    /// Another file for the next client: the one before keeps what it has mapped.
+    pub(super) fn renew_cmb(&mut self) {
+        let Some(cmb) = &mut self.cmb else {
+            return;
+        };
+        cmb.pages = match pages(cmb.size) {
+            Ok(pages) => Some(pages),
+            Err(error) => {
+                if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+                    let text = "no controller memory buffer for the next client";
+                    tracing::error!(%error, left_out, "{text}");
+                }
+                None
+            }
+        };
+    }
+
+    /// As [`Cmb::cmbmsc`] said, with the file of a previous process.
+    pub(crate) fn restore_cmb(&mut self, saved: u64, file: OwnedFd) -> Result<(), MapError> {
+        if let Some(cmb) = &mut self.cmb {
+            let pages = SharedPages::open(file, cmb.size as usize)?;
+            pages.memory().empty_at_end();
+            cmb.pages = Some(pages);
+            cmb.cmbmsc = Cmbmsc::from_bits(saved & !0xffc);
+            let place = cmb.place().map(|(base, memory)| (base, memory.clone()));
+            self.engine.apply(Order::DeviceMemory(place))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! Memory of the device's own, which it finds at some of its addresses (NVMe Base 2.1, 8.2.1:
+//! Controller Memory Buffer). The host can write to it at any time, as to its own.
+
+use crate::map::{PAGE, Prot, Window};
+use crate::windows::Entry;
+use crate::{DmaError, MapError, Memory, Segment};
+
+/// Where it is. Windows that lie there are hidden.
+pub(crate) struct DeviceMemory {
+    /// First address.
+    pub(crate) start: u64,
+    /// Last address, inclusive.
+    last: u64,
+    pub(crate) memory: Memory,
+}
+
+impl DeviceMemory {
+    /// All of a memory, from `start` to `last`: the caller has compared that with its length.
+    pub(crate) fn new(start: u64, last: u64, memory: Memory) -> Result<DeviceMemory, MapError> {
+        if !(start | memory.len() as u64).is_multiple_of(PAGE) {
+            return Err(MapError::Misaligned { iova: start });
+        }
+        if !memory.is_writable() {
+            return Err(MapError::ReadOnly);
+        }
+        if memory.is_poisoned() {
+            return Err(MapError::Poisoned);
+        }
+        Ok(DeviceMemory {
+            start,
+            last,
+            memory,
+        })
+    }
+
+    pub(crate) fn contains(&self, iova: u64) -> bool {
+        (self.start..=self.last).contains(&iova)
+    }
+
+    /// A range of addresses lies here in part only.
+    pub(crate) fn is_mixed(&self, iova: u64, len: u64) -> bool {
+        let last = iova.saturating_add(len.saturating_sub(1));
+        let touches = iova <= self.last && last >= self.start;
+        touches && !(self.contains(iova) && self.contains(last))
+    }
+
+    /// What is left of a window around an address outside.
+    pub(crate) fn around(&self, iova: u64, mut entry: Entry) -> Entry {
+        if iova < self.start {
+            // At least `iova`, so there is an address before.
+            entry.last = entry.last.min(self.start - 1);
+        } else if entry.start <= self.last {
+            // Less than `iova`, so there is an address behind.
+            let hidden = self.last - entry.start + 1;
+            entry.start += hidden;
+            if !entry.host.is_null() {
+                entry.host = entry.host.wrapping_add(hidden as usize);
+            }
+        }
+        entry
+    }
+
+    pub(crate) fn window(&self) -> Window {
+        Window {
+            iova: self.start,
+            len: self.memory.len() as u64,
+            backing: Some((self.memory.clone(), 0)),
+            prot: Prot::RW,
+        }
+    }
+
+    /// A piece of host memory is of this one: no piece is of two memories.
+    pub(crate) fn has(&self, segment: &Segment) -> bool {
+        let offset = segment
+            .as_ptr()
+            .addr()
+            .wrapping_sub(self.memory.start().addr());
+        offset < self.memory.len()
+    }
+
+    /// Refuses a transfer that is here in part only.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn unmixed(&self, segments: &[Segment]) -> Result<(), DmaError> {
+        let mut here = segments.iter().map(|segment| self.has(segment));
+        let first = here.next().unwrap_or_default();
+        match here.all(|here| here == first) {
+            true => Ok(()),
+            false => Err(DmaError::Mixed),
+        }
+    }
+}
