@@ -33,8 +33,8 @@ pub fn start(program: &Path) -> io::Result<Served> {
     }
     let text = |name: &str| format!("{:?}", path(name).display().to_string());
     let mut config = format!(
-        "[[controller]]\nname = \"alone\"\nsocket = {}\nmax-namespaces = 4\ncmb-size = \"1M\"\n\\
-         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\nformat-file = {}\n\\
+        "[[controller]]\nname = \"alone\"\nsocket = {}\nmax-namespaces = 4\ncmb-size = \"1M\"\n\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\nformat-file = {}\n\
          [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 4096\n",
         text("alone.sock"),
         text("alone.format")
