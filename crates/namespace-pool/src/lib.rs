@@ -73,7 +73,7 @@ impl PoolFolder {
             }
         };
         let mut pool = PoolFolder { folder, manifest };
-        // What stays is tried again with the next deletion: no namespace is kept from its host by it.
+        // What stays is tried again with the next deletion: it keeps no namespace from its host.
         let _ = pool.remove_pending();
         for entry in pool.manifest.namespaces() {
             pool.folder.check_file(entry)?;

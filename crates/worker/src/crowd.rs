@@ -88,7 +88,7 @@ mod tests {
         assert!(!crowd.is_there(start + ms(29)));
     }
 
-    /// Two gaps that end at `at`: when they are not believed in any more, in milliseconds from then.
+    /// Two gaps that end at `at`: for how many milliseconds others are believed in.
     fn found(crowd: &mut Crowd, start: Instant, at: u64) -> u64 {
         crowd.slept();
         crowd.gap(ms(3), start + ms(at - 6), ms(0));
