@@ -4,6 +4,7 @@
 use crate::balance::Spread;
 use crate::confine::Confinement;
 use crate::direct::{DirectPath, PathChoice, check_block_size};
+use crate::formats::Chosen;
 use crate::front::{Front, Hosts, NvmeFront, NvmeTcpDoor, Served, Worker};
 use crate::heap::Heap;
 use crate::identity;
@@ -414,15 +415,13 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         }
         let nsid = ns.nsid.unwrap_or(place);
         let plain = namespace_config(ns, nsid, &serial, volume)?;
-        let kept = formats.as_ref().map(|chosen| chosen.block_size);
-        namespaces.push(NamespaceConfig {
+        let config = NamespaceConfig {
             zones,
             placement,
             metadata,
-            block_size: kept.unwrap_or(plain.block_size),
-            formats: formats.map(|chosen| chosen.formats),
             ..plain
-        });
+        };
+        namespaces.push(Chosen::shape(formats, config));
     }
     let alone = |ns: &NamespaceConfig| ns.zones.is_some() || ns.metadata.is_some();
     let alone = namespaces.iter().any(alone);

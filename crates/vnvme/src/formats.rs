@@ -9,13 +9,15 @@ use crate::identity;
 use crate::spec::NamespaceSpec;
 use crate::table_file;
 use anyhow::{Context, Result, bail, ensure};
-use controller::{FormatStore, Formats, Saved};
+use controller::{FormatStore, Formats, NamespaceConfig, Saved};
 use rustix::fs::OFlags;
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use sync::Unpoisoned;
 use volume::{FileVolume, PreviousProcess, Volume};
 
@@ -30,8 +32,47 @@ const APART: usize = table_file::PAGE;
 /// The formats that a namespace can have, and bytes of its blocks.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    pub formats: Formats,
-    pub block_size: u32,
+    formats: Formats,
+    block_size: u32,
+    /// The same, as it is kept now.
+    now: Weak<AtomicU32>,
+}
+
+impl Chosen {
+    /// A namespace has its blocks so, if there is something to choose.
+    pub fn shape(chosen: Option<Self>, config: NamespaceConfig) -> NamespaceConfig {
+        match chosen {
+            None => config,
+            Some(chosen) => NamespaceConfig {
+                block_size: chosen.block_size,
+                formats: Some(chosen.formats),
+                ..config
+            },
+        }
+    }
+}
+
+/// Bytes of a block of the namespaces that can have several formats, by disk and NSID, for those
+/// who show them.
+#[derive(Default)]
+pub struct BlockSizes(Mutex<HashMap<(String, u32), Weak<AtomicU32>>>);
+
+impl BlockSizes {
+    /// A namespace was opened.
+    pub fn enter(&self, disk: &str, nsid: u32, chosen: Option<&Chosen>) {
+        let mut all = self.0.lock().unpoisoned();
+        all.retain(|_, size| size.strong_count() > 0);
+        if let Some(chosen) = chosen {
+            all.insert((disk.to_owned(), nsid), chosen.now.clone());
+        }
+    }
+
+    /// What is kept of it; `None`: it has one format.
+    pub fn of(&self, disk: &str, nsid: u32) -> Option<u32> {
+        let all = self.0.lock().unpoisoned();
+        let size = all.get(&(disk.to_owned(), nsid))?.upgrade()?;
+        Some(size.load(Ordering::Relaxed))
+    }
 }
 
 /// The formats of a namespace on this volume, if it is to have several.
@@ -52,8 +93,13 @@ pub fn open(
     let namespace = identity::nguid("format", 1, &volume.id());
     let opened = FormatFile::open(path, first, namespace, previous);
     let (file, block_size) = opened.with_context(|| format!("{url}: format-file"))?;
-    let store = FileStore(Mutex::new(Writer::File(Box::new(file))));
+    let now = Arc::new(AtomicU32::new(block_size));
+    let store = FileStore {
+        writer: Mutex::new(Writer::File(Box::new(file))),
+        now: now.clone(),
+    };
     Ok(Some(Chosen {
+        now: Arc::downgrade(&now),
         formats: Formats::new(first, Arc::new(store)),
         block_size,
     }))
@@ -209,7 +255,11 @@ impl FormatFile {
 
 /// Writes to the file, on a thread that is started when there is something to be written: born in
 /// the sandbox, if there is one.
-struct FileStore(Mutex<Writer>);
+struct FileStore {
+    writer: Mutex<Writer>,
+    /// Bytes of a block, as they are kept.
+    now: Arc<AtomicU32>,
+}
 
 enum Writer {
     File(Box<FormatFile>),
@@ -225,12 +275,13 @@ impl std::fmt::Debug for FileStore {
 }
 
 impl Writer {
-    fn start(mut file: Box<FormatFile>) -> Self {
+    fn start(mut file: Box<FormatFile>, now: Arc<AtomicU32>) -> Self {
         let (sizes, written) = channel::<(u32, Saved)>();
         let builder = std::thread::Builder::new().name("format".into());
         let thread = builder.spawn(move || {
             for (size, done) in written {
                 let kept = file.save(size);
+                now.store(file.newest.block_size, Ordering::Relaxed);
                 if let Err(error) = &kept {
                     let path = file.path.display();
                     tracing::error!(%path, %error, "an LBA format cannot be kept");
@@ -250,9 +301,9 @@ impl Writer {
 
 impl FormatStore for FileStore {
     fn save(&self, block_size: u32, done: Saved) {
-        let mut writer = self.0.lock().unpoisoned();
+        let mut writer = self.writer.lock().unpoisoned();
         *writer = match std::mem::replace(&mut *writer, Writer::None) {
-            Writer::File(file) => Writer::start(file),
+            Writer::File(file) => Writer::start(file, self.now.clone()),
             other => other,
         };
         let left = match &*writer {
@@ -364,12 +415,16 @@ mod tests {
         let (path, volume) = (folder.path().join("format"), volume());
         let namespace = identity::nguid("format", 1, &volume.id());
         let file = FormatFile::open(&path, 512, namespace, PreviousProcess::default());
-        let store = FileStore(Mutex::new(Writer::File(Box::new(file.unwrap().0))));
+        let store = FileStore {
+            writer: Mutex::new(Writer::File(Box::new(file.unwrap().0))),
+            now: Arc::default(),
+        };
         let (told, answer) = channel();
         for size in [4096, 512, 4096] {
             let told = told.clone();
             store.save(size, Box::new(move |kept| told.send(kept).unwrap()));
             assert!(answer.recv_timeout(Duration::from_secs(30)).unwrap());
+            assert_eq!(store.now.load(Ordering::Relaxed), size);
         }
         drop(store);
         assert_eq!(opened(&path, &volume).unwrap().block_size, 4096);

@@ -3,7 +3,7 @@
 use crate::confine::SandboxMode;
 use crate::devices::DeviceRegistry;
 use crate::direct::{Direct, PathChoice};
-use crate::formats::Chosen;
+use crate::formats::{BlockSizes, Chosen};
 use crate::keep::{self, KeptServers};
 use crate::limits::LimitRegistry;
 use crate::on_error::OnErrorRegistry;
@@ -118,6 +118,8 @@ pub struct Opener {
     pub subsystems: Subsystems,
     /// Pools of namespaces that guests make.
     pub pools: Pools,
+    /// What guests have chosen of their namespaces' formats.
+    pub block_sizes: BlockSizes,
     /// Where changes of these are told.
     events: EventSender,
 }
@@ -141,6 +143,7 @@ impl Opener {
             within,
             subsystems: Subsystems::default(),
             pools: Pools::default(),
+            block_sizes: BlockSizes::default(),
             events: registry.events.clone(),
         }
     }
@@ -204,6 +207,7 @@ impl Opener {
         let placement = placement::open(spec, &volume, self.previous)?;
         let metadata = metadata::open(spec, &volume, self.previous)?;
         let formats = formats::open(spec, &volume, self.previous)?;
+        self.block_sizes.enter(disk, nsid, formats.as_ref());
         let opened = Opened {
             volume,
             zones,

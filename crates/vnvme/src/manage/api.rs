@@ -76,7 +76,11 @@ impl Manager {
             _ => None,
         };
         let configured = namespaces.iter();
-        let configured = configured.map(|spec| describe_namespace(entry, spec));
+        let sizes = &self.crew.opener.block_sizes;
+        let configured = configured.zip(1..).map(|(spec, place)| {
+            let chosen = sizes.of(name, spec.nsid.unwrap_or(place));
+            describe_namespace(entry, spec, chosen)
+        });
         let mut described: Vec<Namespace> = configured.collect();
         if let Some(pool) = self.crew.opener.pools.of(name) {
             let pooled = pool.namespaces();
@@ -200,7 +204,8 @@ fn describe_pooled(pool: &Pool, namespace: &PooledNamespace) -> Namespace {
     }
 }
 
-fn describe_namespace(entry: &Entry, spec: &NamespaceSpec) -> Namespace {
+/// `chosen`: bytes of a block, as its guest has chosen them.
+fn describe_namespace(entry: &Entry, spec: &NamespaceSpec, chosen: Option<u32>) -> Namespace {
     let nsid = spec.nsid.unwrap_or(1);
     let volumes = entry.running.iter().flat_map(|running| &running.volumes);
     let volume = volumes.into_iter().find(|(id, _)| *id == nsid);
@@ -208,7 +213,7 @@ fn describe_namespace(entry: &Entry, spec: &NamespaceSpec) -> Namespace {
     let info = volume.as_ref().map(|volume| volume.info());
     let is_shared = entry.spec.is_in_subsystem();
     let block = info.as_ref().map_or(512, |info| info.block_size.max(512));
-    let block = spec.block_size.unwrap_or(block);
+    let block = chosen.or(spec.block_size).unwrap_or(block);
     let atomic = volume.map_or(0, |volume| volume.atomic_writes().unit_of_blocks(block));
     Namespace {
         nsid,

@@ -6,6 +6,7 @@ use super::refused::failed;
 use super::table::{Server, Taken};
 use super::{DiskSpec, Manager};
 use crate::crew::namespace_config;
+use crate::formats::Chosen;
 use crate::open::Opened;
 use crate::spec::NamespaceSpec;
 use control::Error;
@@ -81,6 +82,7 @@ impl Manager {
             zones,
             placement,
             metadata,
+            formats,
             ..
         } = opened;
         let nsid = spec.nsid.unwrap_or(1);
@@ -96,7 +98,7 @@ impl Manager {
                 metadata,
                 ..config
             };
-            let attached = controller.attach(config, io);
+            let attached = controller.attach(Chosen::shape(formats, config), io);
             attached.map_err(|error| Error::invalid(error.to_string()))
         })?;
         loop {

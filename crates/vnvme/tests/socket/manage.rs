@@ -3,6 +3,7 @@
 use crate::common::*;
 use control::api::DiskKind;
 use control::{Client, ClientError};
+use nvme::{AdminOpcode, Command, Status};
 use rustix::process::Signal;
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -771,4 +772,33 @@ fn limits_are_told_and_nothing_is_lost_at_them() {
     refused(m.client.resize("a", 1, 0), "");
     assert_eq!(m.client.resize("a", 1, 512).unwrap().bytes, 512);
     assert!(m.daemon.end().status.success());
+}
+
+/// A namespace that comes later has its formats, too; the operator sees what the guest has chosen.
+#[test]
+fn a_namespace_is_attached_with_the_blocks_that_its_guest_has_chosen() {
+    let m = Managed::start(&[]);
+    m.add("a", "mem://1M").unwrap();
+    let disk = m.place.disk("formatted.raw", 4 << 20);
+    let file = text(&m.place.path("format"));
+    let mut host = Host::up(&m.socket("a"));
+    let table = || object(json!({"volume": disk, "nsid": 2, "format-file": file}));
+    for before in [512, 4096] {
+        let attached = m.client.attach("a", &table()).unwrap();
+        assert_eq!(attached.block_size, before);
+        let ns = host.identify_namespace(2).unwrap();
+        assert_eq!(
+            (ns.nsze.get(), ns.nlbaf_z),
+            ((4 << 20) / u64::from(before), 1)
+        );
+        let mut format = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 2);
+        format.cdw10 = 1.into();
+        assert_eq!(host.run(0, format).status(), Status::SUCCESS);
+        let ns = host.identify_namespace(2).unwrap();
+        assert_eq!((ns.nsze.get(), ns.flbas.index()), (1024, 1));
+        let shown = m.client.disk("a").unwrap();
+        let sizes: Vec<_> = shown.namespaces.iter().map(|ns| ns.block_size).collect();
+        assert_eq!(sizes, [512, 4096]);
+        m.client.detach("a", 2).unwrap();
+    }
 }
