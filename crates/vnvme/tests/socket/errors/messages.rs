@@ -101,7 +101,8 @@ pub const MISTAKES: &[Mistake] = &[
         "-s s mem://1M --cmb-size much",
         "",
         2,
-        "error: invalid value 'much' for '--cmb-size <SIZE>'",
+        "error: invalid value 'much' for '--cmb-size <SIZE>': a size begins with a whole number, \
+         such as 512M, 1G or 64KiB",
     ),
     Mistake(
         "-s s mem://1M --queue-entries 1000",
@@ -354,7 +355,7 @@ pub const MISTAKES: &[Mistake] = &[
         "io_queues = 3\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
         1,
         "unknown field `io_queues`, did you mean `io-queues`? expected one of `name`, `socket`, \
-         `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, \
+         `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, `cmb-size`, \
          `write-cache`, `model`, `cloud`, `serial`, `firmware`, `subnqn`, `subsystem`, `cntlid`, \
          `host-id`, `io-queues`, `queue-entries`, `mdts`, `max-namespaces`, `pool`, \
          `pool-capacity`, `pool-block-size`, `namespace`",
