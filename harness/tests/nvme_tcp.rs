@@ -67,7 +67,10 @@ fn linux_is_a_target() -> Result<()> {
         skip("nvme-tcp::linux", "the tests run against QEMU's controller");
         return Ok(());
     }
-    let target = Nvmet::start("nvmet", 192)?;
+    // Two policies that lose ports, and one that loses cables.
+    let (seconds, _) = path_seconds(0);
+    let limit = LONG * 3 + Duration::from_secs(4 * seconds);
+    let target = Nvmet::start("nvmet", 192, limit)?;
     let mut checks = Checks::new("nvme-tcp");
     checks.check("discovery", || discovered(&target));
     checks.check("digests on and off", || digests(&target));

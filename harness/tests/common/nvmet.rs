@@ -1,5 +1,7 @@
 //! Linux's NVMe/TCP target in a guest, whose ports are reached from here by QEMU's user network.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use harness::Guest;
 
@@ -19,7 +21,7 @@ pub struct Nvmet {
 
 impl Nvmet {
     /// One with a namespace of `mib` MiB in the guest's memory.
-    pub fn start(name: &str, mib: u32) -> Result<Self> {
+    pub fn start(name: &str, mib: u32, limit: Duration) -> Result<Self> {
         let ports = [port()?, port()?];
         // Each port is behind a card of its own. They can be reached, and reach nothing.
         let card = |number: usize| {
@@ -36,6 +38,7 @@ impl Nvmet {
         let guest = Guest::builder(name)
             .cpus(1)
             .memory_mib(256 + mib)
+            .limit(limit)
             .qemu_args(card(1).into_iter().chain(card(2)))
             .boot()?;
         guest
