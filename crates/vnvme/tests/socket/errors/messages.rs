@@ -589,7 +589,7 @@ pub const REFUSED: &[(&str, &str)] = &[
          `path`, `reservations`, `zone-size`, `zone-capacity`, `max-open-zones`, \
          `max-active-zones`, `zone-table`, `fdp-handles`, `fdp-unit`, `fdp-table`, \
          `metadata`, `metadata-size`, `metadata-extended`, `protection`, `guard`, \
-         `protection-first`, \
+         `protection-first`, `format-file`, \
          `ana-group`, `ana-state`",
     ),
     ("detach a 7", "vnvme: \"a\" has no namespace 7"),
