@@ -3,7 +3,7 @@
 //!
 //! Descriptors of format 2h name the namespace of each source. Hosts use them when they have said
 //! so (Host Behavior Support, CDFE). Formats 1h and 3h are of namespaces with protection
-//! information, which there are none of.
+//! information, which have no Copy.
 //!
 //! What is copied goes through host memory a piece at a time, read and then written: a command has
 //! one request out at most. Where the volume is done with one within the call, the command is
