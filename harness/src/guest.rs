@@ -71,6 +71,9 @@ impl GuestBuilder {
     pub fn boot(self) -> Result<Guest> {
         let cache = Cache::open()?;
         let mut image = Image::get(&cache)?;
+        if self.newer_kernel {
+            image = image.with_newer_kernel(&cache)?;
+        }
         if let Some(kernel) = &self.kernel {
             image.kernel = kernel.clone();
         }

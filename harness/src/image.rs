@@ -171,6 +171,64 @@ impl Image {
     }
 }
 
+/// A newer kernel for clouds: with PCI peer-to-peer memory, which the one of the image is without.
+const NEWER_WISH: Wish = Wish {
+    name: "kernel",
+    suites: &["trixie", "trixie-backports"],
+    release: Some("trixie-backports"),
+    packages: &["linux-image-cloud-amd64", "xz-utils", "zstd"],
+    without: &[
+        "busybox",
+        "coreutils",
+        "cpio",
+        "debconf",
+        "dpkg",
+        "dracut",
+        "initramfs",
+        "klibc",
+        "kmod",
+        "libklibc",
+        "linux-base",
+        "linux-sysctl",
+        "logsave",
+        "perl",
+        "systemd",
+        "tar",
+        "udev",
+    ],
+};
+
+impl Image {
+    /// The same image with that kernel, and what of its modules a guest boots with.
+    pub fn with_newer_kernel(mut self, cache: &Cache) -> Result<Image> {
+        let tree = Tree::fetch(cache, &NEWER_WISH, |_| Ok(()))?;
+        let base = fs::read(&self.initramfs)?;
+        let recipe = format!("{BOOT_MODULES:?}");
+        let image = self.initramfs.display().to_string();
+        let key = cache::key(&[RECIPE, &tree.id(), &recipe, &image]);
+        let dir = cache.artefact("newer", &key, |part| {
+            say("image: newer kernel");
+            fs::write(part.join("vmlinux"), kernel::vmlinux(&tree)?)?;
+            let release = kernel::release(&tree)?;
+            let mut archive = Archive::new();
+            archive.directory(&format!("boot/{release}"));
+            for (i, module) in kernel::modules(&tree, &BOOT_MODULES)?.iter().enumerate() {
+                let path = format!("boot/{release}/{i:02}-{}.ko", module.name);
+                archive.file(&path, 0o644, &module.bytes);
+            }
+            // One archive behind the other is one.
+            let mut whole = base.clone();
+            whole.resize(whole.len().next_multiple_of(512), 0);
+            whole.extend(archive.finish());
+            Ok(fs::write(part.join("initramfs.cpio"), whole)?)
+        })?;
+        cache.prune("newer", &dir)?;
+        self.kernel = dir.join("vmlinux");
+        self.initramfs = dir.join("initramfs.cpio");
+        Ok(self)
+    }
+}
+
 fn initramfs(tree: &Tree) -> Result<Vec<u8>> {
     let busybox = tree.program("busybox")?;
     let mut archive = Archive::new();

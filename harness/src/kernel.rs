@@ -39,11 +39,17 @@ pub fn release(tree: &Tree) -> Result<String> {
 
 /// Unpacks the `vmlinux` out of the tree's `vmlinuz`.
 pub fn vmlinux(tree: &Tree) -> Result<Vec<u8>> {
-    let path = tree
-        .root()
-        .join("boot")
-        .join(format!("vmlinuz-{}", release(tree)?));
-    let image = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    let release = release(tree)?;
+    let root = tree.root();
+    let places = [
+        root.join(format!("boot/vmlinuz-{release}")),
+        // Newer packages have it beside its modules.
+        root.join(format!("usr/lib/modules/{release}/vmlinuz")),
+    ];
+    let [first, _] = &places;
+    let path = places.iter().find(|place| place.is_file());
+    let path = path.unwrap_or(first);
+    let image = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
     let payload = payload(&image).with_context(|| format!("{} is no bzImage", path.display()))?;
     let elf = unpack(tree, payload)?;
     if Elf::parse(&elf).is_none() {

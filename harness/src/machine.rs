@@ -55,6 +55,7 @@ pub struct GuestBuilder {
     firmware: Firmware,
     append: Vec<String>,
     pub(crate) kernel: Option<PathBuf>,
+    pub(crate) newer_kernel: bool,
     pub(crate) boot_disk: bool,
     shared_memory: bool,
     extra: Vec<OsString>,
@@ -104,6 +105,7 @@ impl Guest {
             firmware: Firmware::default(),
             append: Vec::new(),
             kernel: None,
+            newer_kernel: false,
             boot_disk: false,
             shared_memory: true,
             extra: Vec::new(),
@@ -161,6 +163,13 @@ impl GuestBuilder {
     /// Boots this `vmlinux` instead of the image's kernel. Debian's modules do not fit it.
     pub fn kernel(mut self, vmlinux: impl Into<PathBuf>) -> Self {
         self.kernel = Some(vmlinux.into());
+        self
+    }
+
+    /// Boots a newer kernel of Debian's (trixie-backports) than the image's. Of its modules there
+    /// are only those that a guest boots with.
+    pub fn newer_kernel(mut self) -> Self {
+        self.newer_kernel = true;
         self
     }
 
