@@ -209,6 +209,7 @@ impl Keeper<'_> {
         let mut began = Instant::now();
         while self.shared.is_used() {
             let first = self.path.first.lock().unpoisoned().take();
+            let is_first = first.is_some();
             let made = match first {
                 Some(controller) => Ok(controller),
                 None => {
@@ -231,7 +232,9 @@ impl Keeper<'_> {
                 }
             };
             let up = Instant::now();
-            let why = self.keep(controller, began);
+            // The one that the volume was opened by was there before this thread.
+            let away = (!is_first).then(|| began.elapsed());
+            let why = self.keep(controller, away);
             if matches!(why, Lost::Unused) {
                 break;
             }
@@ -258,8 +261,8 @@ impl Keeper<'_> {
         }
     }
 
-    /// An association, from its beginning to its end.
-    fn keep(&mut self, mut controller: Controller, began: Instant) -> Lost {
+    /// An association, from its beginning to its end; there was none for `away`.
+    fn keep(&mut self, mut controller: Controller, away: Option<Duration>) -> Lost {
         self.epoch += 1;
         self.made.clear();
         self.open.clear();
@@ -267,12 +270,12 @@ impl Keeper<'_> {
         self.looked_at = controller.ana;
         self.path.set_state(controller.ana);
         let portal = &self.path.portal.place;
+        let after = away.map_or_else(String::new, |away| format!(" after {away:.1?}"));
         self.shared.log.connected.line(|left_out| {
             tracing::info!(
                 left_out,
-                "{}: connected by {portal} after {:.1?} (controller {:#x}, {})",
+                "{}: connected by {portal}{after} (controller {:#x}, {})",
                 self.shared.subsystem,
-                began.elapsed(),
                 controller.cntlid,
                 controller.ana
             );
