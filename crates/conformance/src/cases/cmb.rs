@@ -132,7 +132,7 @@ fn cmb_registers(host: &mut Host) -> Check {
 fn cmb_base_address(host: &mut Host) -> Check {
     let buffer = Buffer::find(host)?;
     let last = u64::MAX - buffer.size + 1;
-    for (base, invalid) in [(RAM_BASE << 8, 0u32), (last, 0), (u64::MAX & !0xfff, 1)] {
+    for (base, invalid) in [(RAM_BASE << 8, 0u32), (last, 0), (!0xfff, 1)] {
         if invalid == 1 && buffer.size <= PAGE {
             continue;
         }
