@@ -29,6 +29,8 @@ const WINDOW: u64 = 8 * PAGE;
 const MAPPABLE: u64 = WINDOWS * WINDOW;
 const CANARY: u64 = 2 * WINDOW;
 const CANARY_BYTE: u8 = 0xa5;
+/// Bytes of the controller memory buffer: half a window.
+const BUFFER: u64 = 4 * PAGE;
 const QUEUES: u16 = 3;
 /// Entries of the queues that the script creates properly.
 const ENTRIES: u32 = 16;
@@ -200,6 +202,7 @@ impl World {
             io_queues: QUEUES,
             mdts: 4,
             mapped_doorbells: setup & 1 != 0,
+            cmb_size: (setup & 128 != 0).then_some(BUFFER),
             max_in_flight: if setup & 2 != 0 { 3 } else { 64 },
             max_namespaces: 7,
             ..ControllerConfig::default()
@@ -309,9 +312,16 @@ impl World {
         }
     }
 
-    /// The guest writes its own memory, where it is mapped.
+    /// The guest writes its own memory, where it is mapped, or the controller memory buffer, where
+    /// that is.
     fn poke(&mut self, at: u64, bytes: &[u8]) {
         let end = at.saturating_add(bytes.len() as u64);
+        if let Some((base, _)) = self.controller.dma().device_memory()
+            && at >= base
+            && end <= base + (BUFFER - 1)
+        {
+            return self.controller.cmb_write(at - base, bytes);
+        }
         if end > MAPPABLE || at / WINDOW != (end - 1) / WINDOW {
             return;
         }
@@ -325,6 +335,21 @@ impl World {
 
     fn set32(&mut self, offset: u64, value: u32) {
         self.controller.bar0_write(offset, &value.to_le_bytes());
+    }
+
+    /// The controller memory buffer goes somewhere, or away.
+    fn place_buffer(&mut self, how: u8) {
+        let base = match how % 6 {
+            0 => 0,
+            1 => WINDOW - 2 * PAGE,
+            2 => ring(1, false),
+            3 => MAPPABLE,
+            4 => u64::MAX - BUFFER + 1,
+            _ => u64::MAX & !(PAGE - 1),
+        };
+        let bits = u64::from(how % 4 != 3) << 1 | 1;
+        self.controller
+            .bar0_write(regs::CMBMSC, &(base | bits).to_le_bytes());
     }
 
     fn enable(&mut self) {
@@ -615,6 +640,7 @@ impl World {
                 3 => self.controller.flush(),
                 4 => self.set32(regs::CC, u32::from(input.u8()) << 10 | 0x46_0000),
                 5..=10 => self.enable(),
+                15 => self.place_buffer(how >> 4),
                 _ => self.create_pair(1 + u16::from(how >> 4) % QUEUES),
             },
             15 => {

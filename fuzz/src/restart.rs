@@ -7,7 +7,7 @@ use nvme::regs::{self, Aqa, Cc};
 use nvme::{AdminOpcode, Command, NvmOpcode};
 use state_memory::{Layout, StateMemory};
 use std::num::NonZeroU32;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::{Effect, Fault, FaultVolume, Io, IoOptions, MemVolume, OpKind};
@@ -21,6 +21,9 @@ const ACQ: u64 = 0x2000;
 const SHADOW: u64 = 0x3000;
 const RINGS: u64 = 0x1_0000;
 const DATA: u64 = 0x8_0000;
+/// Where commands find the controller memory buffer, of this size.
+const BUFFER: u64 = 0x10_0000_0000;
+const BUFFER_SIZE: u64 = 16 << 10;
 /// The numbers under which things are kept.
 const RAM: u32 = 1;
 const RECEIVER: u32 = 2;
@@ -35,7 +38,7 @@ impl IrqSink for Deaf {
     }
 }
 
-struct Keeper(Memory);
+struct Keeper(Memory, Option<OwnedFd>);
 
 impl Kept for Keeper {
     fn memory(&mut self, number: NonZeroU32, end: u64, _: bool) -> Option<Memory> {
@@ -45,6 +48,10 @@ impl Kept for Keeper {
 
     fn receiver(&mut self, number: NonZeroU32) -> Option<Arc<dyn IrqSink>> {
         (number.get() == RECEIVER).then(|| Arc::new(Deaf) as _)
+    }
+
+    fn memory_buffer(&mut self) -> Option<OwnedFd> {
+        self.1.take()
     }
 }
 
@@ -60,6 +67,7 @@ impl Guest {
         match (qid, cq) {
             (0, false) => ASQ,
             (0, true) => ACQ,
+            (QUEUES, cq) => BUFFER + u64::from(cq) * 0x1000,
             _ => RINGS + u64::from(qid) * 0x2000 + u64::from(cq) * 0x1000,
         }
     }
@@ -70,7 +78,8 @@ impl Guest {
         let entries = if qid == 0 { 32 } else { ENTRIES };
         if let Some(tail) = self.tails.get_mut(usize::from(qid)) {
             let at = Self::ring(qid, false) + u64::from(*tail) * 64;
-            let _ = self.memory.write(at as usize, command.as_bytes());
+            // As the host would find it: the last queue is in the controller memory buffer.
+            let _ = self.controller.dma().write(at, command.as_bytes());
             *tail = (*tail + 1) % entries;
             let value = tail.to_le_bytes();
             let offset = regs::doorbell_offset(qid, false, 0);
@@ -122,6 +131,7 @@ fn config() -> ControllerConfig {
         max_in_flight: 8,
         max_namespaces: 2,
         workers: 2,
+        cmb_size: Some(BUFFER_SIZE),
         ..ControllerConfig::default()
     }
 }
@@ -147,6 +157,7 @@ fn honest(state: &StateMemory, page: DoorbellPage) -> Option<Guest> {
     }
     // The command register: memory space, bus master.
     c.config_write(4, &[6, 0]);
+    c.bar0_write(regs::CMBMSC, &(BUFFER | 3).to_le_bytes());
     let aqa = Aqa::new().with_asqs_z(31).with_acqs_z(31);
     c.bar0_write(regs::AQA, &aqa.into_bits().to_le_bytes());
     c.bar0_write(regs::ASQ, &ASQ.to_le_bytes());
@@ -254,7 +265,9 @@ fn run(input: &[u8]) -> Option<()> {
     let page = DoorbellPage::from_fd(file).ok()?;
     let state = StateMemory::open(state.fd().try_clone_to_owned().ok()?).ok()?;
     let io = Io::new(IoOptions::default());
-    let mut kept = Keeper(before.memory.clone());
+    let buffer = before.controller.cmb_pages()?;
+    let buffer = buffer.fd().try_clone_to_owned().ok()?;
+    let mut kept = Keeper(before.memory.clone(), Some(buffer));
     let restored =
         Controller::restore(1, config(), namespaces(false)?, &io, page, state, &mut kept);
     let (controller, _) = restored.ok()?;
