@@ -11,11 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Between two looks at the clock of a loop that finds nothing: more than this is a gap.
 pub(crate) const GAP: Duration = Duration::from_micros(100);
-/// How long others are taken to want the processor after they had it, at first.
+/// How long others are taken to want the processor after they had it.
 const LASTS: Duration = Duration::from_millis(20);
-/// And at most, where they are found again and again: to find them costs several milliseconds of
-/// polling that they would have used, such as the threads of a library that serves the volume.
-const LONGEST: Duration = Duration::from_millis(320);
 
 /// What a loop knows of others.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +20,6 @@ pub(crate) struct Crowd {
     /// The end of the last gap, and the thread's own time then.
     mark: Option<(Instant, Duration)>,
     until: Instant,
-    /// How long they are taken to want it when they are found next.
-    lasts: Duration,
 }
 
 impl Crowd {
@@ -33,7 +28,6 @@ impl Crowd {
         Self {
             mark: None,
             until: now,
-            lasts: LASTS,
         }
     }
 
@@ -44,13 +38,7 @@ impl Crowd {
             let passed = now.saturating_duration_since(then);
             let without = passed.saturating_sub(own.saturating_sub(own_then));
             if without >= gap / 2 {
-                // They have not been away for as long as they were there.
-                let again = now.saturating_duration_since(self.until) < self.lasts;
-                self.lasts = match again {
-                    true => (self.lasts * 2).min(LONGEST),
-                    false => LASTS,
-                };
-                self.until = now + self.lasts;
+                self.until = now + LASTS;
             }
         }
         self.mark = Some((now, own));
@@ -88,6 +76,7 @@ mod tests {
         assert!(!crowd.is_there(start + ms(29)));
     }
 
+<<<<<<< HEAD
     /// Two gaps that end at `at`: for how many milliseconds others are believed in.
     fn found(crowd: &mut Crowd, start: Instant, at: u64) -> u64 {
         crowd.slept();
@@ -110,6 +99,8 @@ mod tests {
         assert_eq!(found(&mut crowd, start, at + 1000), 20);
     }
 
+=======
+>>>>>>> parent of 2ecada6 (worker: those who stay on the processor are looked for less often)
     #[test]
     fn the_hosts_gaps_are_not() {
         let start = Instant::now();
