@@ -76,31 +76,6 @@ mod tests {
         assert!(!crowd.is_there(start + ms(29)));
     }
 
-<<<<<<< HEAD
-    /// Two gaps that end at `at`: for how many milliseconds others are believed in.
-    fn found(crowd: &mut Crowd, start: Instant, at: u64) -> u64 {
-        crowd.slept();
-        crowd.gap(ms(3), start + ms(at - 6), ms(0));
-        crowd.gap(ms(3), start + ms(at), ms(3));
-        let gone = (0..10_000).find(|passed| !crowd.is_there(start + ms(at + passed)));
-        gone.unwrap()
-    }
-
-    #[test]
-    fn those_who_stay_are_looked_for_less_often() {
-        let start = Instant::now();
-        let mut crowd = Crowd::new(start);
-        let mut at = 1000;
-        for lasts in [20, 40, 80, 160, 320, 320] {
-            assert_eq!(found(&mut crowd, start, at), lasts);
-            at += lasts + 10;
-        }
-        // They have been away for longer than they were there.
-        assert_eq!(found(&mut crowd, start, at + 1000), 20);
-    }
-
-=======
->>>>>>> parent of 2ecada6 (worker: those who stay on the processor are looked for less often)
     #[test]
     fn the_hosts_gaps_are_not() {
         let start = Instant::now();
