@@ -345,7 +345,7 @@ impl World {
             2 => ring(1, false),
             3 => MAPPABLE,
             4 => u64::MAX - BUFFER + 1,
-            _ => u64::MAX & !(PAGE - 1),
+            _ => !(PAGE - 1),
         };
         let bits = u64::from(how % 4 != 3) << 1 | 1;
         self.controller
