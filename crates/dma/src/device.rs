@@ -3,7 +3,7 @@
 
 use crate::map::{PAGE, Prot, Window};
 use crate::windows::Entry;
-use crate::{DmaError, MapError, Memory, Segment};
+use crate::{DmaError, MapError, Memory, Segment, SegmentList};
 
 /// Where it is. Windows that lie there are hidden.
 pub(crate) struct DeviceMemory {
@@ -81,8 +81,8 @@ impl DeviceMemory {
     /// Refuses a transfer that is here in part only.
     #[cold]
     #[inline(never)]
-    pub(crate) fn unmixed(&self, segments: &[Segment]) -> Result<(), DmaError> {
-        let mut here = segments.iter().map(|segment| self.has(segment));
+    pub(crate) fn unmixed(&self, list: &SegmentList) -> Result<(), DmaError> {
+        let mut here = list.segments().iter().map(|segment| self.has(segment));
         let first = here.next().unwrap_or_default();
         match here.all(|here| here == first) {
             true => Ok(()),

@@ -69,10 +69,6 @@ impl Inner {
         }
     }
 
-    pub(crate) fn segments(&self) -> &[Segment] {
-        &self.segments
-    }
-
     /// Appends memory that the attached map has just translated.
     #[inline]
     pub(crate) fn push(&mut self, run: Run, bytes: usize, access: Access) {

@@ -8,7 +8,7 @@ use crate::list::Inner;
 use crate::memories::Memories;
 use crate::sigbus::MappingSlot;
 use crate::windows::{Entry, Windows};
-use crate::{DmaError, MapError, Memory, Pin, Segment, SegmentList, racy};
+use crate::{DmaError, MapError, Memory, Pin, SegmentList, racy};
 
 /// The unit of windows: their addresses, lengths and offsets into memory files are multiples of it
 /// (the page size that vfio-user announces). So a transfer has at most one segment for each page
@@ -313,10 +313,10 @@ impl DmaMap {
     /// # Errors
     /// [`DmaError::Mixed`].
     #[inline]
-    pub(crate) fn unmixed(&self, segments: &[Segment]) -> Result<(), DmaError> {
+    pub(crate) fn unmixed(&self, list: &SegmentList) -> Result<(), DmaError> {
         match &self.device {
             None => Ok(()),
-            Some(device) => device.unmixed(segments),
+            Some(device) => device.unmixed(list),
         }
     }
 

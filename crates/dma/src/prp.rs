@@ -48,6 +48,21 @@ pub fn walk(
     access: Access,
     out: &mut SegmentList,
 ) -> Result<(), PrpError> {
+    walk_any(map, prp1, prp2, len, page_size, access, out)?;
+    Ok(map.unmixed(out)?)
+}
+
+/// As [`walk`], wherever the data lies.
+#[inline]
+fn walk_any(
+    map: &DmaMap,
+    prp1: u64,
+    prp2: u64,
+    len: u64,
+    page_size: u64,
+    access: Access,
+    out: &mut SegmentList,
+) -> Result<(), PrpError> {
     if len == 0 {
         return Ok(());
     }
@@ -70,10 +85,9 @@ pub fn walk(
     map.append(prp1, first, access, out)?;
     let left = len - first;
     if left == 0 {
-        return Ok(map.unmixed(out.segments())?);
+        return Ok(());
     }
-    rest(map, prp2, left, page_size, access, out)?;
-    Ok(map.unmixed(out.segments())?)
+    rest(map, prp2, left, page_size, access, out)
 }
 
 /// Appends what goes beyond the first page.

@@ -92,7 +92,20 @@ impl Descriptor {
 ///
 /// # Errors
 /// See [`SglError`].
+#[inline]
 pub fn walk(
+    map: &DmaMap,
+    descriptor: [u8; 16],
+    len: u64,
+    access: Access,
+    out: &mut SegmentList,
+) -> Result<(), SglError> {
+    walk_any(map, descriptor, len, access, out)?;
+    Ok(map.unmixed(out)?)
+}
+
+/// As [`walk`], wherever the data lies.
+fn walk_any(
     map: &DmaMap,
     descriptor: [u8; 16],
     len: u64,
@@ -117,7 +130,7 @@ pub fn walk(
         next = walk.segment(&segment, out)?;
     }
     if walk.left == 0 {
-        Ok(map.unmixed(out.segments())?)
+        Ok(())
     } else {
         Err(SglError::DataLengthInvalid)
     }
