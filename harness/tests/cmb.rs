@@ -17,8 +17,9 @@ const LIB: &str = r#"
 d=$(wait_disk 1 1); c=$(ctrl 1); b=$(bdf 1)
 available() { cat /sys/bus/pci/devices/$b/p2pmem/available; }
 verified() {
-    fio --filename=$d --ioengine=libaio --direct=1 --rw=randrw --verify=crc32c --verify_fatal=1 --iodepth=32 \
-        --bsrange=4k-128k "$@" >/tmp/fio 2>&1 || { cat /tmp/fio; exit 1; }
+    fio --filename=$d --ioengine=libaio --direct=1 --rw=randrw --iodepth=32 \
+        --verify=crc32c --verify_fatal=1 --bsrange=4k-128k "$@" \
+        >/tmp/fio 2>&1 || { cat /tmp/fio; exit 1; }
 }
 is() { [ "$1" = "$2" ] || { echo "$1, and not $2"; exit 1; }; }
 "#;
@@ -126,8 +127,8 @@ fn killed(guest: &Guest, daemon: &Daemon) -> Result<()> {
         guest,
         &format!(
             "{LIB}
-             (verified --name=c --size=64m --loops=100 --time_based --runtime=20; echo ok >/tmp/verified) \
-                 >/tmp/job 2>&1 &"
+             (verified --name=c --size=64m --loops=100 --time_based --runtime=20
+              echo ok >/tmp/verified) >/tmp/job 2>&1 &"
         ),
     )?;
     for _ in 0..3 {

@@ -11,7 +11,6 @@ use nvme::feature::Fid;
 use nvme::identify::{IdentifyController, IdentifyNamespace};
 use nvme::log::{ErrorInformation, FirmwareSlot, Smart};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
-use std::sync::Arc;
 use volume::{Effect, Fault, IoErrorKind, OpKind};
 use zerocopy::FromBytes;
 
@@ -397,7 +396,7 @@ fn number_of_queues() {
 
 #[test]
 fn features_keep_what_they_were_set_to_until_a_reset() {
-    let mut h = Host::ready_with(vec![ns(1, Arc::new(Cached(mem(1 << 20))), 512)]);
+    let mut h = Host::ready_with(vec![ns(1, cached(mem(1 << 20)), 512)]);
     for (fid, select, value, default) in [
         (Fid::ARBITRATION, 0, 0x0102_0303, 5),
         (Fid::TEMPERATURE_THRESHOLD, 0, 360, 343),
@@ -581,7 +580,7 @@ fn features_with_data_and_by_namespace() {
 #[test]
 fn turning_the_write_cache_off_makes_everything_durable() {
     let (volume, faults) = faulty(1 << 20);
-    let mut h = Host::ready_with(vec![ns(1, Arc::new(Cached(volume)), 512)]);
+    let mut h = Host::ready_with(vec![ns(1, cached(volume), 512)]);
     faults.add(Fault::always(OpKind::Any, Effect::Hold));
     let write = h.rw(NvmOpcode::WRITE, 1, 0, 1, DATA);
     h.submit(1, write);

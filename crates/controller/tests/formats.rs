@@ -291,7 +291,10 @@ fn all_are_formatted_or_none() {
 #[test]
 fn a_volume_decides_which_formats_there_are() {
     let with = |size: u64, block: u32, first: u32| {
-        let volume: Arc<dyn Volume> = Arc::new(Blocks(mem(size), block));
+        let volume = described(mem(size), move |info| volume::Info {
+            block_size: block,
+            ..info
+        });
         let store = TestStore::new(first);
         let config = NamespaceConfig {
             formats: Some(store.formats(first)),
@@ -322,28 +325,6 @@ fn a_volume_decides_which_formats_there_are() {
     let io = Io::new(IoOptions::default());
     let made = Controller::new(3, ControllerConfig::default(), vec![config], &io);
     assert!(matches!(made.err(), Some(ConfigError::FixedFormat(1))));
-}
-
-/// A volume with larger blocks.
-#[derive(Debug)]
-struct Blocks(Arc<dyn Volume>, u32);
-
-impl Volume for Blocks {
-    fn info(&self) -> volume::Info {
-        volume::Info {
-            block_size: self.1,
-            ..self.0.info()
-        }
-    }
-    fn open(&self, io: &Io) -> Result<volume::OpenQueue, volume::VolumeError> {
-        self.0.open(io)
-    }
-    fn id(&self) -> Vec<u8> {
-        self.0.id()
-    }
-    fn inner(&self) -> Option<&dyn Volume> {
-        Some(&*self.0)
-    }
 }
 
 /// What is in flight has the old blocks: it is over before anything is erased.

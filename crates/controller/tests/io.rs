@@ -600,8 +600,7 @@ fn what_failed_is_repeated_as_it_was() {
     use volume::{ErrorAction, OnError, OnErrorVolume, Op};
     for fail in [Effect::Fail, Effect::FailLater] {
         let ops: Arc<std::sync::Mutex<Vec<Op>>> = Arc::default();
-        let spy: Arc<dyn volume::Volume> =
-            Arc::new(Spy(Arc::new(Cached(mem(1 << 20))), ops.clone()));
+        let spy: Arc<dyn volume::Volume> = Arc::new(Spy(cached(mem(1 << 20)), ops.clone()));
         let faulty = volume::FaultVolume::new(spy);
         let faults = faulty.faults();
         let retry = OnError {
@@ -692,7 +691,7 @@ impl volume::VolumeQueue for SpyQueue {
 fn write_through_where_it_is_asked_for() {
     use volume::Op;
     let ops: Arc<std::sync::Mutex<Vec<Op>>> = Arc::default();
-    let spy: Arc<dyn volume::Volume> = Arc::new(Spy(Arc::new(Cached(mem(1 << 20))), ops.clone()));
+    let spy: Arc<dyn volume::Volume> = Arc::new(Spy(cached(mem(1 << 20)), ops.clone()));
     let mut h = Host::ready_with(vec![ns(1, spy, 512)]);
     let take = || std::mem::take(&mut *ops.lock().unwrap());
     let mut write = h.rw(NvmOpcode::WRITE, 1, 0, 1, DATA);
@@ -727,7 +726,7 @@ fn write_through_where_it_is_asked_for() {
         write_cache: false,
         ..Default::default()
     };
-    let spy: Arc<dyn volume::Volume> = Arc::new(Spy(Arc::new(Cached(mem(1 << 20))), ops.clone()));
+    let spy: Arc<dyn volume::Volume> = Arc::new(Spy(cached(mem(1 << 20)), ops.clone()));
     let mut h = Host::with(config, vec![ns(1, spy, 512)]);
     for _ in 0..2 {
         h.enable();

@@ -9,7 +9,6 @@ use controller::{ControllerConfig, pci};
 use nvme::pci::command;
 use nvme::regs::{self, Aqa, Cap, Cc, CcCss, Shn, Shst, Vs};
 use nvme::{AdminOpcode, NvmOpcode, Status};
-use std::sync::Arc;
 use volume::{Effect, Fault, IoErrorKind, OpKind};
 
 fn fresh() -> Host {
@@ -190,7 +189,7 @@ fn larger_pages_are_used() {
 fn normal_and_abrupt_shutdown() {
     for how in [Shn::NORMAL, Shn::ABRUPT] {
         let (volume, faults) = faulty(1 << 20);
-        let mut h = Host::ready_with(vec![ns(1, Arc::new(Cached(volume)), 512)]);
+        let mut h = Host::ready_with(vec![ns(1, cached(volume), 512)]);
         faults.add(Fault::always(OpKind::Any, Effect::Hold));
         let write = h.rw(NvmOpcode::WRITE, 1, 0, 1, DATA);
         h.submit(1, write);
@@ -225,7 +224,7 @@ fn shutdown_while_disabled_and_with_a_failing_flush() {
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::with(
         ControllerConfig::default(),
-        vec![ns(1, Arc::new(Cached(volume)), 512)],
+        vec![ns(1, cached(volume), 512)],
     );
     faults.add(Fault::always(
         OpKind::Flush,
@@ -247,7 +246,7 @@ fn shutdown_while_disabled_and_with_a_failing_flush() {
 #[test]
 fn reset_and_shutdown_in_one_write_both_end() {
     let (volume, faults) = faulty(1 << 20);
-    let mut h = Host::ready_with(vec![ns(1, Arc::new(Cached(volume)), 512)]);
+    let mut h = Host::ready_with(vec![ns(1, cached(volume), 512)]);
     faults.add(Fault::always(OpKind::Flush, Effect::Hold));
     h.set32(regs::CC, Cc::new().with_shn(Shn::NORMAL).into_bits());
     h.run_held(&faults, 1);

@@ -21,8 +21,8 @@ fn host(shadow_doorbells: bool, placed: bool) -> Host {
         shadow_doorbells,
         ..Default::default()
     };
-    let (cached, _) = faulty(1 << 20);
-    let mut namespace = ns(1, Arc::new(Cached(cached)), 512);
+    let (volume, _) = faulty(1 << 20);
+    let mut namespace = ns(1, cached(volume), 512);
     let geometry = placement::Geometry {
         handles: 4,
         unit: 64,

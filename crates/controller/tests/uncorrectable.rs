@@ -20,8 +20,9 @@ use nvme::cmd::io::CopyRange;
 use nvme::log::{ErrorInformation, SelfTestCode, SelfTestLog, SelfTestOutcome, Smart};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-use volume::{Effect, Fault, IoErrorKind, MemVolume, OpKind, Volume};
+use volume::{Effect, Fault, IoErrorKind, MemVolume, OpKind};
 use zerocopy::{FromBytes, IntoBytes};
 
 const UNREADABLE: Status = Status::UNRECOVERED_READ_ERROR;
@@ -148,31 +149,14 @@ fn what_is_written_can_be_read_again() {
     assert_eq!(unreadable(&mut h, 64), Vec::<u64>::new());
 }
 
-/// A volume that may leave what was there where it deallocates.
-#[derive(Debug)]
-struct Forgetful(Arc<dyn Volume>);
-
-impl Volume for Forgetful {
-    fn info(&self) -> volume::Info {
-        volume::Info {
-            zeroes_after_deallocate: false,
-            ..self.0.info()
-        }
-    }
-    fn open(&self, io: &volume::Io) -> Result<volume::OpenQueue, volume::VolumeError> {
-        self.0.open(io)
-    }
-    fn id(&self) -> Vec<u8> {
-        self.0.id()
-    }
-    fn inner(&self) -> Option<&dyn Volume> {
-        Some(&*self.0)
-    }
-}
-
 #[test]
 fn deallocated_blocks_of_which_nothing_is_known_stay_marked() {
-    let mut h = Host::ready_with(vec![ns(1, Arc::new(Forgetful(mem(MIB))), 512)]);
+    // It may leave what was there where it deallocates.
+    let forgetful = described(mem(MIB), |info| volume::Info {
+        zeroes_after_deallocate: false,
+        ..info
+    });
+    let mut h = Host::ready_with(vec![ns(1, forgetful, 512)]);
     assert_eq!(mark(&mut h, 8, 4), Status::SUCCESS);
     assert_eq!(deallocate(&mut h, 0, 32), Status::SUCCESS);
     assert_eq!(unreadable(&mut h, 16), [8, 9, 10, 11]);
@@ -454,38 +438,19 @@ fn marked_blocks_are_no_media_errors() {
 #[test]
 fn blocks_behind_the_end_are_not_marked_when_they_come_back() {
     let volume = Arc::new(MemVolume::new(MIB).unwrap());
-    let grown = Arc::new(Sized(volume, std::sync::atomic::AtomicU64::new(MIB)));
-    let mut h = Host::ready_with(vec![ns(1, grown.clone(), 512)]);
+    let size = Arc::new(AtomicU64::new(MIB));
+    let told = size.clone();
+    let resized = described(volume, move |info| volume::Info {
+        size: told.load(Ordering::Relaxed),
+        ..info
+    });
+    let mut h = Host::ready_with(vec![ns(1, resized, 512)]);
     assert_eq!(mark(&mut h, 1000, 100), Status::SUCCESS);
     for (blocks, left) in [(1024, 24), (2048, 24), (512, 0), (2048, 0)] {
-        grown
-            .1
-            .store(blocks * 512, std::sync::atomic::Ordering::Relaxed);
+        size.store(blocks * 512, Ordering::Relaxed);
         assert!(h.outliving(|h| h.c.check_sizes()));
         let all = blocks.min(1200);
         assert_eq!(unreadable(&mut h, all).len(), left, "{blocks}");
-    }
-}
-
-/// A volume of another size than what it is on.
-#[derive(Debug)]
-struct Sized(Arc<dyn Volume>, std::sync::atomic::AtomicU64);
-
-impl Volume for Sized {
-    fn info(&self) -> volume::Info {
-        volume::Info {
-            size: self.1.load(std::sync::atomic::Ordering::Relaxed),
-            ..self.0.info()
-        }
-    }
-    fn open(&self, io: &volume::Io) -> Result<volume::OpenQueue, volume::VolumeError> {
-        self.0.open(io)
-    }
-    fn id(&self) -> Vec<u8> {
-        self.0.id()
-    }
-    fn inner(&self) -> Option<&dyn Volume> {
-        Some(&*self.0)
     }
 }
 

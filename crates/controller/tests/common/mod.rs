@@ -2,6 +2,10 @@
 //! ring a doorbell.
 #![allow(dead_code)]
 
+pub mod volumes;
+
+pub use volumes::*;
+
 use controller::{
     Controller, ControllerConfig, DoorbellPage, IrqSink, Kept, NamespaceConfig, Recovery, pci,
     state_layout,
@@ -19,10 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use volume::{
-    FaultVolume, Faults, Io, IoOptions, MemVolume, NullOptions, NullVolume, OpenQueue, QueueState,
-    Volume, VolumeQueue,
-};
+use volume::{Faults, Io, IoOptions, Volume};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Low window: rings and small buffers.
@@ -191,81 +192,6 @@ pub fn ns(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfi
         formats: None,
         eui64: [0; 8],
     }
-}
-
-pub fn mem(bytes: u64) -> Arc<dyn Volume> {
-    Arc::new(MemVolume::new(bytes).unwrap())
-}
-
-pub fn null(bytes: u64) -> Arc<dyn Volume> {
-    let options = NullOptions {
-        size: bytes,
-        ..Default::default()
-    };
-    Arc::new(NullVolume::new(options).unwrap())
-}
-
-/// A memory volume that says it has a volatile cache, so that flushes matter.
-#[derive(Debug)]
-pub struct Cached(pub Arc<dyn Volume>);
-
-impl Volume for Cached {
-    fn info(&self) -> volume::Info {
-        volume::Info {
-            volatile_cache: true,
-            ..self.0.info()
-        }
-    }
-    fn open(&self, io: &Io) -> Result<OpenQueue, volume::VolumeError> {
-        self.0.open(io)
-    }
-    fn id(&self) -> Vec<u8> {
-        self.0.id()
-    }
-    fn inner(&self) -> Option<&dyn Volume> {
-        Some(&*self.0)
-    }
-}
-
-/// A volume whose requests cannot be ended early.
-#[derive(Debug)]
-pub struct Stubborn(pub Arc<dyn Volume>);
-
-struct StubbornQueue(OpenQueue);
-
-impl VolumeQueue for StubbornQueue {
-    fn submit(&mut self, request: volume::Request) -> Option<volume::Completion> {
-        self.0.submit(request)
-    }
-    fn poll(&mut self, done: &mut dyn FnMut(volume::Completion)) -> usize {
-        self.0.poll(done)
-    }
-    fn state(&self) -> QueueState {
-        self.0.state()
-    }
-    fn cancel(&mut self, _: u64) {}
-}
-
-impl Volume for Stubborn {
-    fn info(&self) -> volume::Info {
-        self.0.info()
-    }
-    fn open(&self, io: &Io) -> Result<OpenQueue, volume::VolumeError> {
-        Ok(OpenQueue::new(StubbornQueue(self.0.open(io)?)))
-    }
-    fn id(&self) -> Vec<u8> {
-        self.0.id()
-    }
-    fn inner(&self) -> Option<&dyn Volume> {
-        Some(&*self.0)
-    }
-}
-
-/// A memory volume with faults, and where they are declared.
-pub fn faulty(bytes: u64) -> (Arc<dyn Volume>, Arc<Faults>) {
-    let volume = FaultVolume::new(mem(bytes));
-    let faults = volume.faults();
-    (Arc::new(volume), faults)
 }
 
 impl Host {

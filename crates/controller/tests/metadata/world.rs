@@ -69,11 +69,11 @@ impl Protected {
         let data = faulty_below.faults();
         let size = table::len(BLOCKS, layout.metadata).unwrap();
         let (file, faults) = faulty(size);
-        let file: Arc<dyn Volume> = Arc::new(Cached(file));
+        let file: Arc<dyn Volume> = cached(file);
         let pages = SharedPages::new(size as usize).unwrap();
         let header = table::encode(&layout, IDENTITY);
         pages.memory().write(0, &header).unwrap();
-        let volume: Arc<dyn Volume> = Arc::new(Cached(Arc::new(faulty_below)));
+        let volume: Arc<dyn Volume> = cached(Arc::new(faulty_below));
         let config = NamespaceConfig {
             metadata: Some(opened(layout, &pages, &file)),
             ..ns(1, volume, layout.block)

@@ -77,7 +77,7 @@ fn a_namespace_comes_and_goes_in_every_queue_without_a_reset() {
     for turn in 0..3u8 {
         let cid = wait_for_event(&mut w);
         let (volume, faults) = faulty(1 << 20);
-        let volume: Arc<dyn Volume> = Arc::new(Cached(volume));
+        let volume: Arc<dyn Volume> = cached(volume);
         let left = Arc::downgrade(&volume);
         // No other worker drains its messages: the host is not shown what it could not use there.
         let beside = w.h.beside.take();
@@ -316,7 +316,7 @@ fn a_format_counts_in_every_queue() {
     let keeps = Arc::<Keeps>::default();
     let config = NamespaceConfig {
         formats: Some(Formats::new(512, keeps.clone())),
-        ..ns(2, Arc::new(Cached(volume)), 512)
+        ..ns(2, cached(volume), 512)
     };
     let World { h, .. } = &mut w;
     h.c.attach(config, &h.io).unwrap();

@@ -11,36 +11,19 @@ use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use volume::{Io, IoOptions, OpenQueue, Volume};
+use volume::{Io, IoOptions};
 use zerocopy::IntoBytes;
-
-/// A volume that grows.
-#[derive(Debug)]
-struct Growing(Arc<dyn Volume>, AtomicU64);
-
-impl Volume for Growing {
-    fn info(&self) -> volume::Info {
-        volume::Info {
-            size: self.1.load(Ordering::Relaxed),
-            ..self.0.info()
-        }
-    }
-    fn open(&self, io: &Io) -> Result<OpenQueue, volume::VolumeError> {
-        self.0.open(io)
-    }
-    fn id(&self) -> Vec<u8> {
-        self.0.id()
-    }
-    fn inner(&self) -> Option<&dyn Volume> {
-        Some(&*self.0)
-    }
-}
 
 /// Pages of 8 KiB, delayed interrupts, shadow doorbells, formats of descriptors: a remote engine
 /// that is made afterwards works with all of them. It is told of a volume that grows, too.
 #[test]
 fn a_branch_that_is_made_late_knows_what_it_has_missed() {
-    let volume = Arc::new(Growing(mem(8 << 20), AtomicU64::new(1 << 20)));
+    let size = Arc::new(AtomicU64::new(1 << 20));
+    let told = size.clone();
+    let volume = described(mem(8 << 20), move |info| volume::Info {
+        size: told.load(Ordering::Relaxed),
+        ..info
+    });
     let mut h = Host::with(config(false), vec![ns(1, volume.clone(), 512)]);
     let flag = wake_flag(&Arc::default());
     h.c.set_worker(0, flag.clone().into());
@@ -121,7 +104,7 @@ fn a_branch_that_is_made_late_knows_what_it_has_missed() {
 
     let beyond = h.rw(NvmOpcode::READ, 1, 2048, 8, DATA);
     assert!(io(&mut h, beyond).is(Status::LBA_OUT_OF_RANGE));
-    volume.1.store(2 << 20, Ordering::Relaxed);
+    size.store(2 << 20, Ordering::Relaxed);
     assert!(h.c.check_sizes());
     h.run();
     assert_eq!(io(&mut h, beyond), Status::SUCCESS);

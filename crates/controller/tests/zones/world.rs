@@ -91,12 +91,12 @@ impl Zoned {
         let pages = SharedPages::new(4096).unwrap();
         let bytes = table::encode(&zones, IDENTITY);
         pages.memory().write(0, &bytes).unwrap();
-        let file: Arc<dyn Volume> = Arc::new(Cached(file));
+        let file: Arc<dyn Volume> = cached(file);
         let table = {
             let (pages, file) = (pages.clone(), file.clone());
             move || ZoneTable::new(pages.clone(), geometry.zones, file.clone())
         };
-        let config = ns(1, Arc::new(Cached(volume)), 512);
+        let config = ns(1, cached(volume), 512);
         let config = with_zones(config, zones, table());
         let mut h = Host::with(ControllerConfig::default(), vec![config]);
         let again = pages.clone();

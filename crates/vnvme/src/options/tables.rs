@@ -221,8 +221,8 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "zrwa-size",
             "SIZE",
-            "let the guest open zones with a Zone Random Write Area (ZRWA) of this size, behind the \
-             write pointer, in which blocks are written in any order, and again",
+            "let the guest open zones with a Zone Random Write Area (ZRWA) of this size, behind \
+             the write pointer, in which blocks are written in any order, and again",
             |n| &mut n.zrwa_size,
         )
         .or("no such areas")

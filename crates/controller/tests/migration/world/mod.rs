@@ -141,7 +141,7 @@ fn dying(
 impl World {
     pub fn new(mapped: bool) -> World {
         let (volume, faults) = faulty(8 << 20);
-        Self::on(Arc::new(Cached(volume)), faults, mapped)
+        Self::on(cached(volume), faults, mapped)
     }
 
     /// Commands cannot be ended early.

@@ -355,10 +355,10 @@ pub const MISTAKES: &[Mistake] = &[
         "io_queues = 3\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
         1,
         "unknown field `io_queues`, did you mean `io-queues`? expected one of `name`, `socket`, \
-         `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, `cmb-size`, \
-         `write-cache`, `model`, `cloud`, `serial`, `firmware`, `subnqn`, `subsystem`, `cntlid`, \
-         `host-id`, `io-queues`, `queue-entries`, `mdts`, `max-namespaces`, `pool`, \
-         `pool-capacity`, `pool-block-size`, `namespace`",
+         `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, \
+         `cmb-size`, `write-cache`, `model`, `cloud`, `serial`, `firmware`, `subnqn`, \
+         `subsystem`, `cntlid`, `host-id`, `io-queues`, `queue-entries`, `mdts`, \
+         `max-namespaces`, `pool`, `pool-capacity`, `pool-block-size`, `namespace`",
     ),
     Mistake(
         "-c c.toml",
