@@ -377,7 +377,7 @@ impl Zones {
             (Action::Offline, S::ReadOnly | S::Offline) => S::Offline,
             _ => return Err(Refusal::InvalidTransition),
         };
-        // Where in its Zone Random Write Area a zone was written, nobody knows.
+        // Which blocks of its Zone Random Write Area were written is not recorded.
         let written = match zone.zrwa && state == S::Full {
             true => self.geometry.capacity,
             false => zone.written,
@@ -510,8 +510,8 @@ impl Zones {
             return Err(Refusal::InvalidTransition);
         }
         zone.resetting = true;
-        // Where in its Zone Random Write Area a zone was written, nobody knows, nor how large that
-        // was for another process.
+        // Which blocks of its Zone Random Write Area were written is not recorded, nor how large it
+        // was in another process.
         let written = if zone.zrwa { capacity } else { zone.written };
         Ok((start, written.min(capacity)))
     }

@@ -13,7 +13,7 @@ cases! {
     cmb_registers, [], If("CAP.CMBS"), Disabled, "Base 2.1, 3.1.4.11, 3.1.4.12, 3.1.4.16",
         "CMBLOC and CMBSZ are zero until CMBMSC.CRE is set, and then name a place in a BAR";
     cmb_base_address, [], If("CAP.CMBS"), Disabled, "Base 2.1, 3.1.4.16, 3.1.4.17",
-        "CMBMSC keeps what is written, and CMBSTS.CBAI tells of an address where no room is";
+        "CMBMSC reads as it was written, and CMBSTS.CBAI is set where the buffer does not fit";
     cmb_bar, [], If("CAP.CMBS"), Disabled, "Base 2.1, 8.2.1",
         "what the host writes to the buffer's BAR it reads there";
     cmb_submission_queue, [], If("CMBSZ.SQS"), Admin, "Base 2.1, 8.2.1",

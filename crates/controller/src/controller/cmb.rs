@@ -6,7 +6,7 @@
 //! addresses from CMBMSC.CBA on, once CMBMSC.CMSE is set: there every engine's map has it, in place
 //! of the guest's memory. Whatever is in it the host can change at any time, as in its own memory.
 //!
-//! Each client has another file: one that has gone may still have the one before mapped.
+//! Each client has a file of its own: one that has disconnected may still have its file mapped.
 
 use super::Controller;
 use crate::engine::Order;
@@ -27,7 +27,8 @@ pub(crate) struct Cmb {
 /// As `/proc/PID/maps` shows it.
 const NAME: &str = "vnvme-cmb";
 
-/// A client's. One that has gone may keep the file, but no pages that this process has written.
+/// The pages of one client. After it has disconnected it may keep the file open, but none of the
+/// pages that this process has written.
 fn pages(size: u64) -> Result<SharedPages, MapError> {
     let pages = SharedPages::named(NAME, size as usize)?;
     pages.memory().empty_at_end();
@@ -172,7 +173,7 @@ impl Controller {
         }
     }
 
-    /// Another file for the next client: the one before keeps what it has mapped.
+    /// A new file for the next client: the previous client keeps its own mapped.
     pub(super) fn renew_cmb(&mut self) {
         let Some(cmb) = &mut self.cmb else {
             return;

@@ -523,7 +523,7 @@ pub(crate) struct EraseRunning {
     /// Of these changes, so many are kept.
     #[cbor(n(9), default)]
     pub kept: u32,
-    /// Nobody waits for Format NVM any more.
+    /// A reset has dropped the command: no completion is posted.
     #[cbor(n(10), default)]
     pub abandoned: bool,
 }

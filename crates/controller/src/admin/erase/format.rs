@@ -1,12 +1,12 @@
 //! Format NVM, and what it changes of a namespace: the size of its blocks.
 //!
-//! A namespace that can have several formats has somebody who keeps the one that was chosen
-//! ([`FormatStore`](crate::FormatStore)). That is kept when all is erased, durably, and before it
-//! counts. So a process that dies before leaves the format as it was, on what is erased in part;
-//! one that dies later leaves the other one, on what is erased. The next process is told which of
-//! them by its configuration; where it goes on with the command, it erases and keeps once more,
-//! with the same end. From the moment when something may be kept a reset does not end the format
-//! any more: what counts here must be what the next process finds.
+//! A namespace that can have several formats has a [`FormatStore`](crate::FormatStore), which
+//! stores the new format when everything is erased, and before the namespace uses it. A process
+//! that dies before leaves the old format on blocks that are erased in part; one that dies later
+//! leaves the new format on erased blocks. The next process reads from the store which of them it
+//! is; where it continues the command, it erases and stores again, with the same result. Once a
+//! format may have been stored, a reset does not abort the command: the namespace must have the
+//! format that the next process finds.
 //!
 //! The engines learn of it while the namespace is closed, and nothing is in flight on it.
 
@@ -93,7 +93,7 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// Nobody else changes what a pool keeps.
+    /// No other change of the pool is in flight.
     pub(super) fn may_keep(&self) -> bool {
         !self.admin.management.is_running()
     }

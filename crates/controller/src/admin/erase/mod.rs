@@ -118,7 +118,7 @@ struct Running {
     changes: Vec<(u32, u32)>,
     /// Of these changes, so many are kept.
     kept: usize,
-    /// Nobody waits for Format NVM any more.
+    /// A reset has dropped the command: no completion is posted.
     abandoned: bool,
 }
 

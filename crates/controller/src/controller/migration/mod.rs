@@ -290,7 +290,7 @@ impl Controller {
         // One that did not know of a receiver yet has left an interrupt pending; now it knows.
         self.engine.irqs.deliver_pending();
         let (mut worked, mut more) = (self.take_inbox(), false);
-        // The pool may have answered, or who keeps a format.
+        // The pool, or the store of a format, may have answered.
         worked |= self.admin.management.is_running() || self.admin.erasure.is_running();
         for at in 0..self.migration.links.len() {
             let mut count = 0;
