@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use volume::{
-    Completion, Ending, Inbox, Info, IoError, IoErrorKind, Op, QueueState, Request, VolumeQueue,
-    Wake,
+    Completion, Ending, Inbox, Info, Io, IoError, IoErrorKind, Op, Patience, QueueState, Request,
+    VolumeQueue, Wake,
 };
 
 /// Requests of a queue that are with the library at one time.
@@ -75,10 +75,13 @@ pub(crate) struct RbdQueue {
     given_up: usize,
     ended: Vec<Completion>,
     ending: Ending,
+    patience: Patience,
+    /// Requests that are no reads.
+    changes: usize,
 }
 
 impl RbdQueue {
-    pub(crate) fn new(shared: Arc<Shared>, inbox: Arc<Inbox<Done>>, ending: Ending) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, inbox: Arc<Inbox<Done>>, io: &Io) -> Self {
         Self {
             info: shared.info(),
             shared,
@@ -93,7 +96,9 @@ impl RbdQueue {
             bytes: 0,
             given_up: 0,
             ended: Vec::new(),
-            ending,
+            ending: io.ending_watch(),
+            patience: io.patience(),
+            changes: 0,
         }
     }
 
@@ -236,11 +241,25 @@ impl RbdQueue {
         if let Some(slot) = parent.filter(|slot| slot.as_ref().is_some_and(over))
             && let Some(parent) = slot.take()
         {
-            self.free.push(place);
-            self.count -= 1;
-            self.waiting.retain(|waiting| *waiting != place);
+            self.forget(place, parent.request.op);
             self.ended.push(parent.request.complete(parent.result));
         }
+    }
+
+    /// The request at this place has been taken out.
+    fn forget(&mut self, place: usize, op: Op) {
+        self.free.push(place);
+        self.count -= 1;
+        self.changes -= usize::from(op.changes());
+        self.waiting.retain(|waiting| *waiting != place);
+        self.wait_asleep();
+    }
+
+    /// A read alone comes back soon, and polling for it spares its wake-up. Several keep the
+    /// library's threads busy, and what changes something waits for the cluster's disks.
+    fn wait_asleep(&mut self) {
+        let polled = self.count == 1 && self.changes == 0;
+        self.patience.set(if polled { 0 } else { self.count });
     }
 
     /// Nobody waits for a request any more: it ends now, whatever the library does.
@@ -248,10 +267,8 @@ impl RbdQueue {
         let Some(parent) = self.parents.get_mut(place).and_then(Option::take) else {
             return;
         };
-        self.free.push(place);
-        self.count -= 1;
-        self.waiting.retain(|waiting| *waiting != place);
         let op = parent.request.op;
+        self.forget(place, op);
         if op.changes() && op != Op::Flush {
             self.given_up += parent.parts;
         }
@@ -291,7 +308,8 @@ impl VolumeQueue for RbdQueue {
                 return Some(request.complete(Err(error)));
             }
         }
-        match request.op {
+        let op = request.op;
+        match op {
             Op::Flush if self.info.read_only => return Some(request.complete(Ok(()))),
             op if op != Op::Flush && request.len == 0 => return Some(request.complete(Ok(()))),
             _ => {}
@@ -313,6 +331,8 @@ impl VolumeQueue for RbdQueue {
             *free = Some(parent);
         }
         self.count += 1;
+        self.changes += usize::from(op.changes());
+        self.wait_asleep();
         self.waiting.push_back(place);
         self.issue();
         None

@@ -362,7 +362,7 @@ impl Volume for RbdVolume {
             // It came between the two looks.
             inbox.put(Done::Connected);
         }
-        let queue = RbdQueue::new(self.0.clone(), inbox, io.ending_watch());
+        let queue = RbdQueue::new(self.0.clone(), inbox, io);
         Ok(OpenQueue::new(queue))
     }
 

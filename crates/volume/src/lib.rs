@@ -146,7 +146,7 @@ pub use file::{Direct, FileOptions, FileVolume, Format, PreviousProcess};
 pub use inbox::Inbox;
 pub use info::{Info, Kind};
 pub use io::{
-    Armed, Ending, Incoming, Io, IoCounters, IoOptions, IoStats, Lane, Outgoing, PinPace,
+    Armed, Ending, Incoming, Io, IoCounters, IoOptions, IoStats, Lane, Outgoing, Patience, PinPace,
     PinnedMemory, PinnedWindows, Pinner, RingStream, RingStreams, Watcher,
 };
 pub use limit::{LimitHandle, LimitVolume, Limits, Rates};

@@ -695,7 +695,21 @@ impl<F: Frontend + 'static> Worker<F> {
     /// Polling on after the last work may spare a wake-up.
     #[inline]
     fn keeps_window(&self) -> bool {
+        if self.shares_cpu && self.io.patient() > 0 && self.waits_for_threads() {
+            return false;
+        }
         self.io.in_flight() > 0 || self.awake().any(F::keeps_window)
+    }
+
+    /// All that is in flight is with threads that want this processor, and no front-end that was
+    /// busy lately waits for anything else.
+    fn waits_for_threads(&self) -> bool {
+        let mut in_flight = 0;
+        let all_wait = self.of(self.run_queue.hot()).all(|front| {
+            in_flight += front.in_flight();
+            front.in_flight() > 0
+        });
+        all_wait && in_flight <= self.io.patient()
     }
 
     /// Waits for descriptors, at most for `timeout`, and handles those that are ready. `true` when

@@ -9,6 +9,7 @@ mod inline;
 pub(crate) mod job;
 mod lane;
 mod others;
+mod patience;
 mod pool;
 mod registered;
 pub(crate) mod ring;
@@ -24,6 +25,7 @@ pub use lane::Lane;
 use lane::LaneEnd;
 pub use others::Armed;
 use others::Others;
+pub use patience::Patience;
 use ring::Ring;
 pub use stats::{IoCounters, IoStats};
 use std::any::Any;
@@ -87,6 +89,8 @@ pub struct Io {
     shared: RefCell<Vec<Shared>>,
     others: Rc<Others>,
     ending: Rc<Cell<bool>>,
+    /// Requests that are waited for asleep.
+    patient: Rc<Cell<usize>>,
     /// Volumes that were given up.
     given_up: Rc<RefCell<Vec<String>>>,
     stats: Arc<IoStats>,
@@ -106,6 +110,7 @@ impl Io {
             shared: RefCell::new(Vec::new()),
             others: Rc::default(),
             ending: Rc::new(Cell::new(false)),
+            patient: Rc::default(),
             given_up: Rc::default(),
             stats: Arc::default(),
             lane: None,
@@ -156,6 +161,17 @@ impl Io {
     pub fn ending_watch(&self) -> Ending {
         let limit = self.options.stop_timeout;
         Ending::new(self.ending.clone(), limit, self.given_up.clone())
+    }
+
+    /// For a queue whose requests threads of this host work on.
+    pub fn patience(&self) -> Patience {
+        Patience::new(self.patient.clone())
+    }
+
+    /// Requests that their queues want to be waited for asleep ([`Io::patience`]).
+    #[inline]
+    pub fn patient(&self) -> usize {
+        self.patient.get()
     }
 
     /// The worker ends: limits do not apply any more, so that what waits for them completes soon,

@@ -1,0 +1,126 @@
+//! A worker that shares its processor sleeps at once while threads work on all that is in flight.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use volume::{Budget, Completion, Io, IoOptions, Patience};
+use worker::{Context, Frontend, Handle, IdleWindow, Options, Worker};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Looks of a worker that polls on.
+const MANY: u64 = 100_000;
+
+/// A disk with requests in flight that nothing ever completes.
+#[derive(Default)]
+struct Disk {
+    in_flight: AtomicUsize,
+    /// How many of them threads of this host work on.
+    patient: AtomicUsize,
+    looks: AtomicU64,
+    arms: AtomicU64,
+}
+
+struct Front {
+    disk: Arc<Disk>,
+    patience: Patience,
+}
+
+impl Frontend for Front {
+    type Error = Infallible;
+
+    fn poll(&mut self, _now: Instant, _budget: &mut Budget) -> bool {
+        self.patience.set(self.disk.patient.load(Ordering::SeqCst));
+        self.disk.looks.fetch_add(1, Ordering::SeqCst);
+        false
+    }
+
+    fn complete(&mut self, _completion: Completion) {}
+
+    fn in_flight(&self) -> usize {
+        self.disk.in_flight.load(Ordering::SeqCst)
+    }
+
+    fn arm(&mut self) -> bool {
+        self.disk.arms.fetch_add(1, Ordering::SeqCst);
+        false
+    }
+
+    fn flush(&mut self) {}
+
+    fn is_drained(&self) -> bool {
+        true
+    }
+}
+
+/// Whether a worker with these front-ends sleeps, each with requests in flight and some of them
+/// with threads; its idle window has no end.
+fn sleeps(shares_cpu: bool, fronts: &[(usize, usize)]) -> bool {
+    let handle = Handle::new().unwrap();
+    let disks: Vec<Arc<Disk>> = fronts
+        .iter()
+        .map(|&(in_flight, patient)| {
+            Arc::new(Disk {
+                in_flight: in_flight.into(),
+                patient: patient.into(),
+                ..Disk::default()
+            })
+        })
+        .collect();
+    let (of_thread, of_worker) = (handle.clone(), disks.clone());
+    let thread = std::thread::spawn(move || {
+        let options = Options {
+            idle_window: IdleWindow::Fixed(Duration::from_secs(3600)),
+            shares_cpu,
+            ..Options::default()
+        };
+        let io = Rc::new(Io::new(IoOptions::default()));
+        let mut worker = Worker::new(io, &of_thread, options).unwrap();
+        for disk in of_worker {
+            let make = |context: &Context<'_>| {
+                Ok::<_, Infallible>(Front {
+                    disk,
+                    patience: context.io.patience(),
+                })
+            };
+            worker.add(make).unwrap();
+        }
+        worker.run().unwrap();
+    });
+    let began = Instant::now();
+    let slept = loop {
+        if disks
+            .iter()
+            .any(|disk| disk.arms.load(Ordering::SeqCst) > 0)
+        {
+            break true;
+        }
+        if disks
+            .iter()
+            .any(|disk| disk.looks.load(Ordering::SeqCst) > MANY)
+        {
+            break false;
+        }
+        assert!(began.elapsed() < TIMEOUT, "it neither polls nor sleeps");
+        std::thread::yield_now();
+    };
+    handle.post(Worker::stop);
+    thread.join().unwrap();
+    slept
+}
+
+#[test]
+fn what_threads_work_on_is_waited_for_asleep() {
+    assert!(sleeps(true, &[(3, 3)]));
+    assert!(sleeps(true, &[(1, 1), (2, 2)]));
+}
+
+#[test]
+fn everything_else_is_polled_for() {
+    assert!(!sleeps(true, &[(3, 0)]), "nothing is with threads");
+    assert!(!sleeps(true, &[(3, 2)]), "one is not with threads");
+    assert!(!sleeps(true, &[(1, 1), (1, 0)]), "another disk's is not");
+    assert!(!sleeps(false, &[(3, 3)]), "the processor is its own");
+}
