@@ -40,7 +40,11 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
     let two = volumes.serve()?;
     let mut volumes = Volumes::file("stock-ro", &locked);
     volumes.read_only = true;
+    let boot = disks.sparse("boot.bin", 0)?;
+    fs::write(&boot, "boots ".repeat(50_000))?;
     volumes.options = vec!["--cloud".into(), "amazon:/dev/sdf".into()];
+    let boot = boot.display().to_string();
+    volumes.options.extend(["--boot-partition".into(), boot]);
     let three = volumes.serve()?;
     let guest = Guest::builder("stock")
         .disk(one.disk())
@@ -70,6 +74,7 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
         checks.check("write uncorrectable", || write_uncorrectable(&guest));
         checks.check("self-test", || self_test(&guest));
         checks.check("telemetry", || telemetry(&guest));
+        checks.check("boot partitions", || boot_partitions(&guest));
         checks.check("format", || format_nvm(&guest));
         checks.check("sanitize", || sanitize(&guest));
         checks.check("persistent event log", || persistent_events(&guest));
@@ -543,6 +548,22 @@ fn telemetry(guest: &Guest) -> Result<()> {
          capture after
          [ $(reads after) -ge $(($(reads before) + 32)) ]
          rm /tmp/before /tmp/after",
+    )?;
+    Ok(())
+}
+
+/// Both have the file, behind a header, and zeroes up to their end.
+fn boot_partitions(guest: &Guest) -> Result<()> {
+    run(
+        guest,
+        "c=/dev/$(ctrl 3)
+         yes 'boots ' | tr -d '\\n' | head -c 300000 >/tmp/wanted
+         head -c $((3 * 131072 - 300000)) /dev/zero >>/tmp/wanted
+         for id in 0 1; do
+             nvme boot-part-log $c --lsp=$id --output-file=/tmp/boot
+             tail -c $((3 * 131072)) /tmp/boot | cmp - /tmp/wanted
+         done
+         rm /tmp/boot /tmp/wanted",
     )?;
     Ok(())
 }

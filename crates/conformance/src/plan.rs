@@ -156,8 +156,9 @@ pub const GROUPS: &[Group] = &[
     Group {
         title: "11 Boot partition",
         left_out: left_out![
-            "11.1-b", If("CAP.BPS"), "boot partitions: read, write, protection",
-                "not written: a controller of ours has none";
+            "11.1-e", If("CAP.BPS and OACS bit 2"), "boot partitions are written and protected \
+             against that",
+                "not written: those of a controller of ours are read only";
         ],
     },
     Group {

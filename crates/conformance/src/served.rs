@@ -1,8 +1,8 @@
 //! `vnvme` as a child process, for the suite to run against: a disk of its own (with a controller
-//! memory buffer), one whose host
-//! makes namespaces, one with placement handles, one whose blocks have metadata, and two disks of
-//! one subsystem.
+//! memory buffer and boot partitions), one whose host makes namespaces, one with placement handles,
+//! one whose blocks have metadata, and two disks of one subsystem.
 
+use crate::bytes::pattern;
 use crate::suite::Target;
 use std::fs::{self, File};
 use std::io;
@@ -31,12 +31,15 @@ pub fn start(program: &Path) -> io::Result<Served> {
     for name in ["first.raw", "second.raw"] {
         File::create(path(name))?.set_len(64 << 20)?;
     }
+    fs::write(path("boot.bin"), pattern(1, 200_000))?;
     let text = |name: &str| format!("{:?}", path(name).display().to_string());
     let mut config = format!(
         "[[controller]]\nname = \"alone\"\nsocket = {}\nmax-namespaces = 4\ncmb-size = \"1M\"\n\
+         boot-partition = {}\n\
          [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\nformat-file = {}\n\
          [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 4096\n",
         text("alone.sock"),
+        text("boot.bin"),
         text("alone.format")
     );
     fs::create_dir(path("namespaces"))?;

@@ -1,6 +1,7 @@
 //! What a controller is made of: identity, limits, namespaces.
 
 use crate::cloud::Cloud;
+use crate::controller::BootImage;
 use crate::engine::commands::Offer;
 use crate::fabrics::FabricsConfig;
 use crate::formats::Formats;
@@ -55,6 +56,9 @@ pub struct ControllerConfig {
     /// Bytes of a controller memory buffer, a power of two from 4 KiB to 64 MiB; `None`: it has
     /// none. Not where hosts reach it over a network.
     pub cmb_size: Option<u64>,
+    /// What its two Boot Partitions hold; `None`: it has none. Not where hosts reach it over a
+    /// network.
+    pub boot: Option<BootImage>,
     /// The volatile write cache feature after power-on, where a volume has one.
     pub write_cache: bool,
     /// Number of namespaces that may ever be there (NN); at least the highest NSID of those
@@ -103,6 +107,7 @@ impl Default for ControllerConfig {
             mapped_doorbells: false,
             shadow_doorbells: true,
             cmb_size: None,
+            boot: None,
             write_cache: true,
             max_namespaces: 0,
             max_in_flight: 512,
@@ -190,6 +195,9 @@ pub enum ConfigError {
     /// A controller memory buffer is memory of a PCI function.
     #[error("a controller that hosts reach over a network has no controller memory buffer")]
     FabricsMemory,
+    /// Hosts that come over a network read no registers of Boot Partitions.
+    #[error("a controller that hosts reach over a network has no Boot Partitions")]
+    FabricsBoot,
     /// Another process cannot go on with a controller of a subsystem.
     #[error("a controller in a subsystem cannot be gone on with by another process")]
     SharedState,
@@ -409,6 +417,9 @@ impl ControllerConfig {
             if self.fabrics.is_some() {
                 return Err(ConfigError::FabricsMemory);
             }
+        }
+        if self.boot.is_some() && self.fabrics.is_some() {
+            return Err(ConfigError::FabricsBoot);
         }
         if self.subsystem.is_some() && self.workers > 1 {
             return Err(ConfigError::SharedWorkers);

@@ -120,7 +120,7 @@ pub use config::{
     ConfigError, ControllerConfig, InSubsystem, MAX_CMB_SIZE, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES,
     MIN_CMB_SIZE, NamespaceConfig,
 };
-pub use controller::{Attach, Controller, DoorbellPage};
+pub use controller::{Attach, BootImage, BootImageError, Controller, DoorbellPage, MAX_BOOT_IMAGE};
 pub use engine::{Recovery, tag_owner};
 pub use fabrics::{AnaGroup, FabricsConfig};
 pub use formats::{FormatStore, Formats};

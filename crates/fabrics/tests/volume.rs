@@ -541,10 +541,7 @@ fn requests_fail_when_a_subsystem_stays_away() {
     worker.write(0, &[1; 4096]).unwrap();
     // Whoever connects says so after the workers have their queues.
     let reach = reached(&watch);
-    assert!(
-        reach.lost == 0 && target.url() == reach.server,
-        "{reach:?}"
-    );
+    assert!(reach.lost == 0 && target.url() == reach.server, "{reach:?}");
     target.stop(0);
     let began = Instant::now();
     let error = worker.write(0, &[2; 4096]).unwrap_err();

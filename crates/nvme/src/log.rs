@@ -285,6 +285,23 @@ pub struct FirmwareSlot {
 
 wire_layout!(FirmwareSlot, 512, afi @ 0, frs @ 8);
 
+/// What the Boot Partition log begins with, 16 bytes (NVMe Base 2.1, 5.1.12.1.19); the partition's
+/// data follows.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct BootPartitionHeader {
+    /// Log Page Identifier.
+    pub lid: Lid,
+    #[doc(hidden)]
+    pub reserved1: [u8; 3],
+    /// Boot Partition Information ([`crate::regs::Bpinfo`]), without the status of reads.
+    pub bpinfo: U32,
+    #[doc(hidden)]
+    pub reserved8: [u8; 8],
+}
+
+wire_layout!(BootPartitionHeader, 16, lid @ 0, bpinfo @ 4);
+
 /// Active Firmware Info.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

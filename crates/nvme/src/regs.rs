@@ -315,6 +315,49 @@ pub struct Aqa {
     __: u8,
 }
 
+/// BPINFO, Boot Partition Information (NVMe Base 2.1, 3.1.4.13).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Bpinfo {
+    /// Boot Partition Size, in units of 128 KiB.
+    #[bits(15)]
+    pub bpsz: u16,
+    #[bits(9)]
+    __: u16,
+    /// Boot Read Status.
+    #[bits(2)]
+    pub brs: BootReadStatus,
+    #[bits(5)]
+    __: u8,
+    /// Active Boot Partition ID.
+    pub abpid: bool,
+}
+
+open_values! {
+    /// BPINFO.BRS, Boot Read Status (2 bits).
+    pub BootReadStatus: u8 {
+        NONE = 0, "No read was requested";
+        IN_PROGRESS = 1, "Boot Partition read in progress";
+        SUCCESS = 2, "Boot Partition read completed successfully";
+        ERROR = 3, "Boot Partition read completed with an error";
+    }
+}
+
+/// BPRSEL, Boot Partition Read Select (NVMe Base 2.1, 3.1.4.14).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Bprsel {
+    /// Boot Partition Read Size, in units of 4 KiB.
+    #[bits(10)]
+    pub bprsz: u16,
+    /// Boot Partition Read Offset, in units of 4 KiB.
+    #[bits(20)]
+    pub bprof: u32,
+    __: bool,
+    /// Boot Partition Identifier.
+    pub bpid: bool,
+}
+
 /// CMBLOC, Controller Memory Buffer Location (NVMe Base 2.1, 3.1.4.11).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]

@@ -376,6 +376,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         resized,
         subsystem,
         pool,
+        boot,
     } = open;
     let spec = &spec;
     let paths = &crew.registry.paths;
@@ -452,6 +453,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
     let config = ControllerConfig {
         subsystem: subsystem.transpose()?,
         pool: pool.map(|pool| pool as Arc<dyn NamespacePool>),
+        boot,
         workers,
         max_namespaces: room,
         ..config(spec, serial)

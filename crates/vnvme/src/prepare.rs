@@ -21,15 +21,19 @@ use crate::subsystems;
 use crate::tcp;
 use crate::ublk::OpenDisk;
 use anyhow::{Context, Result, anyhow};
-use controller::{ControllerConfig, DoorbellPage, Subsystem};
+use controller::{BootImage, ControllerConfig, DoorbellPage, MAX_BOOT_IMAGE, Subsystem};
 use fabrics_target::HostKey;
 use keeper::Desk;
 use receive::{Intake, Receiver};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::OFlags;
 use state_memory::Layout;
+use std::fs::OpenOptions;
+use std::io::Read;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -102,6 +106,7 @@ pub struct ReadyController {
     subsystem: Option<Arc<Subsystem>>,
     /// Of namespaces that its guest makes.
     pool: Option<Arc<Pool>>,
+    boot: Option<BootImage>,
 }
 
 impl ReadyController {
@@ -121,6 +126,7 @@ impl ReadyController {
         Ok(Self {
             volumes: volumes.collect::<Result<_>>()?,
             pool: opener.open_pool(spec)?,
+            boot: boot_image(spec)?,
             spec: spec.clone(),
             subsystem,
         })
@@ -140,6 +146,7 @@ impl ReadyController {
             volumes,
             subsystem,
             pool,
+            boot,
         } = self;
         let identity = Identity {
             kind: "controller".into(),
@@ -181,8 +188,33 @@ impl ReadyController {
             volumes,
             subsystem,
             pool,
+            boot,
         })
     }
+}
+
+/// What the disk's Boot Partitions hold, if it is to have them.
+fn boot_image(spec: &ControllerSpec) -> Result<Option<BootImage>> {
+    let read = |path: &PathBuf| {
+        let what = || format!("boot partition {}", path.display());
+        // A pipe would keep everybody waiting.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(path)
+            .with_context(what)?;
+        if !file.metadata().with_context(what)?.is_file() {
+            return Err(anyhow!("{} is no regular file", what()));
+        }
+        let mut bytes = Vec::new();
+        let limit = MAX_BOOT_IMAGE as u64 + 1;
+        file.take(limit)
+            .read_to_end(&mut bytes)
+            .with_context(what)?;
+        BootImage::new(bytes).with_context(what)
+    };
+    let read = spec.boot_partition.as_ref().map(read).transpose();
+    spec.origin.place("boot-partition", read)
 }
 
 /// A controller whose socket and volumes are open, with all that its worker needs not make while it
@@ -201,6 +233,8 @@ pub struct OpenController {
     pub subsystem: Option<Arc<Subsystem>>,
     /// Of namespaces that its guest makes.
     pub pool: Option<Arc<Pool>>,
+    /// What its Boot Partitions hold.
+    pub boot: Option<BootImage>,
     /// Becomes readable when a volume has been resized.
     pub resized: Arc<OwnedFd>,
 }

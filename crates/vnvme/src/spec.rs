@@ -154,6 +154,8 @@ pub struct ControllerSpec {
     pub shadow_doorbells: Option<bool>,
     /// Bytes of the controller memory buffer.
     pub cmb_size: Option<Size>,
+    /// File that the Boot Partitions hold.
+    pub boot_partition: Option<PathBuf>,
     /// Volatile write cache on after power-on.
     pub write_cache: Option<bool>,
     /// I/O queue pairs.

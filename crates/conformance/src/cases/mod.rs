@@ -2,6 +2,7 @@
 
 mod abort;
 mod atomic;
+mod boot;
 mod cmb;
 mod events;
 mod features;
@@ -48,6 +49,7 @@ pub const CASES: &[&[Case]] = &[
     metadata::CASES,
     pointers::CASES,
     cmb::CASES,
+    boot::CASES,
     rings::CASES,
     interrupts::CASES,
     resets::CASES,

@@ -40,6 +40,9 @@ struct LogPage {
     after: fn(&mut Controller),
     /// The bit by which Identify Controller says that the page is there.
     lpa: Lpa,
+    /// Too long for [`LogPage::content`] to return more than the part that was asked for; this is
+    /// the length.
+    part_of: Option<fn(&Controller) -> usize>,
     /// Not every controller has it.
     offered: fn(&Controller) -> bool,
 }
@@ -55,6 +58,7 @@ impl LogPage {
             before: |_, _| Ok(true),
             after: |_| {},
             lpa: Lpa::new(),
+            part_of: None,
             offered: |_| true,
         }
     }
@@ -72,6 +76,13 @@ impl LogPage {
 
     const fn lpa(self, lpa: Lpa) -> Self {
         LogPage { lpa, ..self }
+    }
+
+    const fn part_of(self, len: fn(&Controller) -> usize) -> Self {
+        LogPage {
+            part_of: Some(len),
+            ..self
+        }
     }
 
     const fn offered_if(self, offered: fn(&Controller) -> bool) -> Self {
@@ -132,6 +143,11 @@ static LOG_PAGES: &[LogPage] = &[
         .before(Controller::before_lba_status)
         .after(Controller::lba_status_read)
         .offered_if(Controller::reports_lbas),
+    LogPage::new(Lid::BOOT_PARTITION, |c, get, _| {
+        Ok(c.boot_partition_log(get))
+    })
+    .part_of(Controller::boot_partition_log_size)
+    .offered_if(|c| c.config.boot.is_some()),
     LogPage::new(Lid::FEATURES_SUPPORTED, |c, _, _| {
         Ok(features_supported(c.engine.offer()))
     })
@@ -241,15 +257,19 @@ impl Controller {
         let page = (row.content)(self, &get, command.nsid.get())?;
         let len = usize::try_from(get.bytes()).map_err(|_| INVALID_FIELD)?;
         let offset = usize::try_from(get.lpo).map_err(|_| INVALID_FIELD)?;
-        if offset % 4 != 0 || offset > page.len() {
+        let (size, offset_in) = match row.part_of {
+            Some(size) => (size(self), 0),
+            None => (page.len(), offset),
+        };
+        if offset % 4 != 0 || offset > size {
             return Err(INVALID_FIELD);
         }
         // What is asked for beyond the page is not the page's: zeroes, as far as a sane host can
         // ask.
-        if len > LARGEST.max(page.len()) {
+        if len > LARGEST.max(size) {
             return Err(INVALID_FIELD);
         }
-        let mut data = page.get(offset..).unwrap_or_default().to_vec();
+        let mut data = page.get(offset_in..).unwrap_or_default().to_vec();
         data.resize(len, 0);
         self.write_host(command, &data)?;
         if !get.rae {

@@ -3,7 +3,7 @@
 //! A reset and a shutdown both wait for commands in flight; they go on in [`Controller::progress`],
 //! each round.
 
-use super::{Cmb, Controller, MPSMAX};
+use super::{BootRegisters, Cmb, Controller, MPSMAX};
 use crate::engine::Order;
 use crate::survival::state::Registers;
 use nvme::log::HardwareErrorCode;
@@ -54,6 +54,7 @@ impl Controller {
             state: self.state as u8,
             shutdown: self.shutdown as u8,
             cmbmsc: self.cmb.as_ref().map(Cmb::cmbmsc),
+            boot: self.boot.save(),
         }
     }
 
@@ -64,6 +65,7 @@ impl Controller {
         self.csts = Csts::from_bits(saved.csts);
         self.aqa = Aqa::from_bits(saved.aqa & 0x0fff_0fff);
         (self.asq, self.acq) = (saved.asq, saved.acq);
+        self.boot = BootRegisters::restore(saved.boot);
         self.state = *STATES.get(usize::from(saved.state))?;
         self.shutdown = *SHUTDOWNS.get(usize::from(saved.shutdown))?;
         if self.has_queues() && self.cc.mps() <= MPSMAX {
@@ -263,6 +265,7 @@ impl Controller {
         self.aqa = Aqa::new();
         self.asq = 0;
         self.acq = 0;
+        self.boot = BootRegisters::default();
     }
 
     fn begin_shutdown(&mut self) {

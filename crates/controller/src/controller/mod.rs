@@ -1,6 +1,7 @@
 //! The control half, as its owner sees it: PCI, guest memory, interrupts, rounds.
 
 mod attach;
+mod boot;
 mod bus_master;
 mod cmb;
 mod lifecycle;
@@ -21,6 +22,8 @@ use crate::survival::Survival;
 use crate::survival::state::Ending;
 pub use attach::Attach;
 use attach::Attaching;
+pub(crate) use boot::BootRegisters;
+pub use boot::{BootImage, BootImageError, MAX_BOOT_IMAGE};
 use bus_master::Draining;
 use cmb::Cmb;
 use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
@@ -70,6 +73,7 @@ pub struct Controller {
     acq: u64,
     /// Its memory buffer, if it is to have one.
     pub(crate) cmb: Option<Cmb>,
+    pub(crate) boot: BootRegisters,
     /// Bus Master Enable was cleared while commands were in flight.
     draining: Option<Draining>,
     /// A namespace that is being attached.
@@ -241,6 +245,7 @@ impl Controller {
             .with_nssrs(true)
             .with_css(CapCss::new().with_ncss(true).with_iocss(true))
             .with_mpsmax(MPSMAX)
+            .with_bps(config.boot.is_some())
             .with_cmbs(config.cmb_size.is_some())
             .with_crwms(true);
         let admin = Admin::new(&config);
@@ -249,6 +254,7 @@ impl Controller {
         let mut controller = Controller {
             pci: ConfigSpace::new(config.pci, vectors, config.cmb_size),
             cmb: cmb.map_err(ConfigError::MemoryBuffer)?,
+            boot: BootRegisters::default(),
             config,
             engine,
             admin,

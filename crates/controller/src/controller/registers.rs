@@ -44,6 +44,7 @@ impl Controller {
             {
                 self.cmb.as_ref().map_or(0, |cmb| cmb.read_register(o))
             }
+            o if (regs::BPINFO..regs::CMBMSC).contains(&o) => self.read_boot_register(o),
             // Ready is as fast as enabling is: within the first unit of 500 ms.
             regs::CRTO => Crto::new().with_crwmt(u16::from(self.cap.to())).into_bits(),
             _ => 0,
@@ -105,6 +106,7 @@ impl Controller {
             o if o == regs::ASQ + 4 => self.asq = high(self.asq),
             regs::ACQ => self.acq = low(self.acq) & !0xfff,
             o if o == regs::ACQ + 4 => self.acq = high(self.acq),
+            o if (regs::BPINFO..regs::CMBMSC).contains(&o) => self.write_boot_register(o, value),
             o if o & !4 == regs::CMBMSC => {
                 if let Some(cmb) = &mut self.cmb {
                     cmb.write_cmbmsc(o, value);

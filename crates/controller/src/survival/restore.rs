@@ -65,6 +65,7 @@ impl Identity {
         same("number of namespaces", before, after)?;
         let (before, after) = (&self.cmb_size, &now.cmb_size);
         same("controller memory buffer", before, after)?;
+        same("Boot Partitions", &self.boot_size, &now.boot_size)?;
         for before in &self.namespaces {
             let found = now.namespaces.iter().find(|ns| ns.nsid == before.nsid);
             let now = found.ok_or(RestoreError::NoNamespace(before.nsid))?;

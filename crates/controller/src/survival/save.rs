@@ -4,7 +4,7 @@ use super::state::{
     AdminCommands, AdminQueue, ControlState, Counters, CqPlace, HeldCommand, Identity, LogState,
     NamespaceIdentity, STATE_VERSION, SqPlace,
 };
-use crate::controller::Controller;
+use crate::controller::{BootImage, Controller};
 use crate::engine::{SavedCq, SavedSq};
 
 impl Controller {
@@ -49,6 +49,7 @@ impl Controller {
             max_namespaces: config.max_namespaces,
             namespaces: self.namespace_identities(),
             cmb_size: config.cmb_size,
+            boot_size: config.boot.as_ref().map(BootImage::size),
         }
     }
 

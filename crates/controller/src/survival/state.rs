@@ -92,6 +92,9 @@ pub(crate) struct Identity {
     /// Bytes of the controller memory buffer.
     #[n(12)]
     pub cmb_size: Option<u64>,
+    /// Bytes of each Boot Partition.
+    #[n(13)]
+    pub boot_size: Option<u64>,
 }
 
 /// A namespace that the host finds.
@@ -134,6 +137,9 @@ pub(crate) struct Registers {
     /// CMBMSC, where there is a controller memory buffer.
     #[n(7)]
     pub cmbmsc: Option<u64>,
+    /// Of Boot Partitions: BPRSEL, BPMBL, BPINFO.BRS.
+    #[cbor(n(8), default)]
+    pub boot: (u32, u64, u8),
 }
 
 /// Configuration space, as far as the host can write it.

@@ -87,6 +87,7 @@ mod tests {
         socket = "/run/b"
         doorbells = "trapped"
         cmb-size = "4M"
+        boot-partition = "/other"
         io-queues = 2
         queue-entries = 64
         mdts = 3
@@ -191,6 +192,11 @@ mod tests {
                 &["--cmb-size", "2M"],
                 |s, _| controllers(s, |c| c.cmb_size.map(|size| size.0 >> 20)),
                 "[Some(2), Some(4)]",
+            ),
+            (
+                &["--boot-partition", "/boot"],
+                |s, _| controllers(s, |c| c.boot_partition.clone().unwrap()),
+                "[\"/boot\", \"/other\"]",
             ),
             (
                 &["--no-shadow-doorbells"],

@@ -405,6 +405,15 @@ impl Spec for ControllerSpec {
         )
         .or("none")
         .serve(Flag::default("cmb-size")),
+        Row::<Self>::new(
+            "boot-partition",
+            "PATH",
+            "file that both Boot Partitions hold, which firmware reads before it has any queue; up \
+             to 64M, read when the disk is opened",
+            |c| &mut c.boot_partition,
+        )
+        .or("none")
+        .serve(Flag::default("boot-partition")),
         write_cache(|c| &mut c.write_cache),
         model(|c| &mut c.model),
         Row::<Self>::new(

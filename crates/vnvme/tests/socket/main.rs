@@ -8,6 +8,7 @@ mod common;
 mod access;
 mod bad_messages;
 mod bench;
+mod boot;
 mod bus_master;
 mod clients;
 mod cmb;

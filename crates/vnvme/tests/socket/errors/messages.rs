@@ -356,8 +356,8 @@ pub const MISTAKES: &[Mistake] = &[
         1,
         "unknown field `io_queues`, did you mean `io-queues`? expected one of `name`, `socket`, \
          `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, \
-         `cmb-size`, `write-cache`, `model`, `cloud`, `serial`, `firmware`, `subnqn`, \
-         `subsystem`, `cntlid`, `host-id`, `io-queues`, `queue-entries`, `mdts`, \
+         `cmb-size`, `boot-partition`, `write-cache`, `model`, `cloud`, `serial`, `firmware`, \
+         `subnqn`, `subsystem`, `cntlid`, `host-id`, `io-queues`, `queue-entries`, `mdts`, \
          `max-namespaces`, `pool`, `pool-capacity`, `pool-block-size`, `namespace`",
     ),
     Mistake(

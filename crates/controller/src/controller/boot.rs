@@ -1,0 +1,160 @@
+//! Boot Partitions ("NVMe Base 2.1", 8.1.3; registers: 3.1.4.13 to 3.1.4.15): two images that a host
+//! reads before it has any queue, by registers, or later by a log page. Both hold the same here, and
+//! hosts cannot write them: there is no Firmware Commit.
+
+use super::Controller;
+use nvme::cmd::admin::GetLogPage;
+use nvme::log::{BootPartitionHeader, Lid};
+use nvme::regs::{self, BootReadStatus, Bpinfo, Bprsel};
+use std::fmt;
+use std::sync::Arc;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Boot Partitions are multiples of this many bytes.
+const UNIT: usize = 128 << 10;
+/// Units of reads by registers.
+const PAGE: u64 = 4096;
+/// Largest image.
+pub const MAX_BOOT_IMAGE: usize = 64 << 20;
+
+/// What Boot Partitions hold.
+#[derive(Clone, PartialEq, Eq)]
+pub struct BootImage(Arc<[u8]>);
+
+/// Bytes that are no [`BootImage`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an image of Boot Partitions has 1 byte to 64 MiB, not {0} bytes")]
+pub struct BootImageError(u64);
+
+impl BootImage {
+    /// An image of these bytes, with zeroes up to the next multiple of 128 KiB.
+    ///
+    /// # Errors
+    /// It is empty, or above [`MAX_BOOT_IMAGE`].
+    pub fn new(mut bytes: Vec<u8>) -> Result<Self, BootImageError> {
+        if bytes.is_empty() || bytes.len() > MAX_BOOT_IMAGE {
+            return Err(BootImageError(bytes.len() as u64));
+        }
+        bytes.resize(bytes.len().next_multiple_of(UNIT), 0);
+        Ok(BootImage(bytes.into()))
+    }
+
+    /// Bytes of each of the two partitions.
+    pub fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+impl fmt::Debug for BootImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BootImage({} bytes)", self.0.len())
+    }
+}
+
+/// The registers of a controller's Boot Partitions. A Controller Reset leaves them as they are.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct BootRegisters {
+    bprsel: Bprsel,
+    bpmbl: u64,
+    status: BootReadStatus,
+}
+
+impl BootRegisters {
+    /// BPRSEL, BPMBL, BPINFO.BRS.
+    pub fn save(&self) -> (u32, u64, u8) {
+        (self.bprsel.into_bits(), self.bpmbl, self.status.0)
+    }
+
+    /// As [`BootRegisters::save`] said.
+    pub fn restore((bprsel, bpmbl, status): (u32, u64, u8)) -> Self {
+        BootRegisters {
+            bprsel: Bprsel::from_bits(bprsel),
+            bpmbl,
+            status: BootReadStatus(status & 3),
+        }
+    }
+}
+
+impl Controller {
+    fn bpinfo(&self) -> Bpinfo {
+        let units = self.config.boot.as_ref().map_or(0, |boot| boot.size()) / UNIT as u64;
+        Bpinfo::new().with_bpsz(units as u16)
+    }
+
+    /// A register of Boot Partitions; zero without any.
+    pub(super) fn read_boot_register(&self, offset: u64) -> u32 {
+        match offset {
+            _ if self.config.boot.is_none() => 0,
+            regs::BPINFO => self.bpinfo().with_brs(self.boot.status).into_bits(),
+            regs::BPRSEL => self.boot.bprsel.into_bits(),
+            regs::BPMBL => self.boot.bpmbl as u32,
+            _ => (self.boot.bpmbl >> 32) as u32,
+        }
+    }
+
+    /// Stores such a register. A write to BPRSEL reads from a partition.
+    pub(super) fn write_boot_register(&mut self, offset: u64, value: u32) {
+        if self.config.boot.is_none() {
+            return;
+        }
+        let (boot, value) = (&mut self.boot, u64::from(value));
+        match offset {
+            regs::BPRSEL => {
+                // Bit 30 is reserved.
+                boot.bprsel = Bprsel::from_bits(value as u32 & !(1 << 30));
+                self.boot.status = match self.read_boot_partition() {
+                    Some(()) => BootReadStatus::SUCCESS,
+                    None => BootReadStatus::ERROR,
+                };
+            }
+            // Bits 11:0 are reserved.
+            regs::BPMBL => boot.bpmbl = boot.bpmbl & !0xffff_ffff | value & !0xfff,
+            o if o == regs::BPMBL + 4 => boot.bpmbl = boot.bpmbl & 0xffff_ffff | value << 32,
+            _ => {}
+        }
+    }
+
+    /// What BPRSEL says, into the host's memory. `None`: it is not all in the partition, or not all
+    /// in memory that the controller may write.
+    fn read_boot_partition(&self) -> Option<()> {
+        let selected = self.boot.bprsel;
+        let from = usize::try_from(u64::from(selected.bprof()) * PAGE).ok()?;
+        let len = usize::try_from(u64::from(selected.bprsz()) * PAGE).ok()?;
+        let piece = self
+            .config
+            .boot
+            .as_ref()?
+            .0
+            .get(from..from.checked_add(len)?)?;
+        if !self.pci.is_bus_master() {
+            return None;
+        }
+        self.engine.dma.write(self.boot.bpmbl, piece).ok()
+    }
+
+    /// The part that was asked for of the log page Boot Partition ("NVMe Base 2.1", 5.1.12.1.19): a
+    /// header, then a partition. Both are the same, so which one is no matter.
+    pub(crate) fn boot_partition_log(&self, get: &GetLogPage) -> Vec<u8> {
+        let offset = usize::try_from(get.lpo).unwrap_or(usize::MAX);
+        let len = usize::try_from(get.bytes()).unwrap_or(usize::MAX);
+        let Some(boot) = &self.config.boot else {
+            return Vec::new();
+        };
+        let header = BootPartitionHeader {
+            lid: Lid::BOOT_PARTITION,
+            bpinfo: self.bpinfo().into_bits().into(),
+            ..BootPartitionHeader::new_zeroed()
+        };
+        let (header, image) = (header.as_bytes(), &boot.0);
+        let first = header.get(offset..).unwrap_or_default();
+        let rest = image.get(offset.saturating_sub(header.len())..);
+        let bytes = first.iter().chain(rest.unwrap_or_default());
+        bytes.take(len).copied().collect()
+    }
+
+    /// Bytes of that page.
+    pub(crate) fn boot_partition_log_size(&self) -> usize {
+        let image = self.config.boot.as_ref().map_or(0, |boot| boot.0.len());
+        size_of::<BootPartitionHeader>() + image
+    }
+}
