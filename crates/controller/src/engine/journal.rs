@@ -259,6 +259,8 @@ const ENDING: usize = 2;
 const PLACE: usize = 7;
 /// Of [`ENDING`]: it is one.
 const ENDED: u64 = 1 << 63;
+/// Of [`ENDING`]: see [`Records::take`].
+const TAKEN: u64 = 1 << 62;
 
 /// The records of an engine's commands, by slot.
 pub(super) struct Records {
@@ -280,6 +282,8 @@ pub(super) struct Recorded {
     pub command: Command,
     /// It had ended: only the completion is to be posted.
     pub ended: Option<(Status, u64)>,
+    /// See [`Records::take`].
+    pub taken: bool,
 }
 
 impl Records {
@@ -297,6 +301,25 @@ impl Records {
     pub fn inherit(&mut self, records: Vec<(Rows, usize)>, order: u64) {
         self.inherited = records;
         self.order = self.order.max(order);
+    }
+
+    /// The next one comes behind this place in the order, which others have given.
+    pub fn come_after(&mut self, order: u64) {
+        self.order = self.order.max(order);
+    }
+
+    /// The place of the last one.
+    pub fn last(&self) -> u64 {
+        self.order
+    }
+
+    /// What the command changes beside the volume has been changed: whoever executes it again does
+    /// only the rest of it.
+    pub fn take(&self, slot: u16) {
+        if let Some(row) = self.row(slot).filter(|row| load(row, ORDER) != 0) {
+            store(row, ENDING, TAKEN);
+        }
+        crash::point!("controller.record.taken");
     }
 
     #[inline(always)]
@@ -433,5 +456,6 @@ pub(super) fn recorded(row: &Row) -> Option<Recorded> {
         number: place & ((1 << NUMBER_BITS) - 1),
         command,
         ended: (ending & ENDED != 0).then_some((status, result)),
+        taken: ending & TAKEN != 0,
     })
 }
