@@ -10,7 +10,7 @@
 //! a zone's change) waits for the table's file, too, which is a volume for that.
 
 use dma::{Row, Rows, SharedPages};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use sync::Unpoisoned;
 use volume::Volume;
@@ -28,8 +28,6 @@ pub struct ZonedState {
     table: Option<ZoneTable>,
     /// Writes of each zone that are in flight, of all workers. There are more only under the lock.
     writes: Box<[AtomicU32]>,
-    /// Of the last record that was made under the lock, by whichever worker. Changes under it.
-    order: AtomicU64,
     /// A zone is offline, and will not come back.
     offline: AtomicBool,
 }
@@ -84,7 +82,6 @@ impl ZonedState {
             geometry,
             offline: AtomicBool::new(states.any(|zone| zone.state == State::Offline)),
             writes: all.map(|_| AtomicU32::new(0)).collect(),
-            order: AtomicU64::new(0),
             zones: Mutex::new(zones),
             table,
         }
@@ -136,20 +133,11 @@ impl ZonedState {
         }
     }
 
-    /// Writes of the zone are in flight. Once it is being reset, there are no new ones.
+    /// Writes of the zone are in flight. While it is being reset there are no new ones, but for those
+    /// that a process begins with.
     pub(crate) fn is_written_to(&self, zone: u32) -> bool {
         let writes = self.writes.get(zone as usize);
         writes.is_some_and(|writes| writes.load(Ordering::Acquire) > 0)
-    }
-
-    /// The place of the last record that was made under this lock in the order of records.
-    pub(crate) fn order(&self, _: &Zones) -> u64 {
-        self.order.load(Ordering::Relaxed)
-    }
-
-    /// A record was made under this lock, with this place.
-    pub(crate) fn set_order(&self, _: &mut Zones, order: u64) {
-        self.order.store(order, Ordering::Relaxed);
     }
 
     /// Where they are kept.

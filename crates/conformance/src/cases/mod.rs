@@ -24,6 +24,7 @@ mod reservations;
 mod resets;
 mod rings;
 mod self_test;
+mod zones;
 
 use crate::case::Case;
 
@@ -46,6 +47,7 @@ pub const CASES: &[&[Case]] = &[
     atomic::CASES,
     placement::CASES,
     metadata::CASES,
+    zones::CASES,
     pointers::CASES,
     cmb::CASES,
     rings::CASES,

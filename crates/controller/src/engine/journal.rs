@@ -303,16 +303,6 @@ impl Records {
         self.order = self.order.max(order);
     }
 
-    /// The next one comes behind this place in the order, which others have given.
-    pub fn come_after(&mut self, order: u64) {
-        self.order = self.order.max(order);
-    }
-
-    /// The place of the last one.
-    pub fn last(&self) -> u64 {
-        self.order
-    }
-
     /// What the command changes beside the volume has been changed: whoever executes it again does
     /// only the rest of it.
     pub fn take(&self, slot: u16) {

@@ -427,18 +427,6 @@ impl Slots {
         }
     }
 
-    /// The next record comes behind this place in the order of records.
-    pub fn record_after(&mut self, order: u64) {
-        if let Some(records) = &mut self.records {
-            records.come_after(order);
-        }
-    }
-
-    /// The place of the last record, if commands are recorded.
-    pub fn last_recorded(&self) -> Option<u64> {
-        self.records.as_ref().map(Records::last)
-    }
-
     /// The slot's command has been taken, see [`Records::take`].
     pub fn take_record(&mut self, index: u16) {
         if let Some(records) = &self.records {

@@ -12,14 +12,14 @@
 //! top of newer data.
 //!
 //! *Several workers* have one state of zones, whose lock is held from a command's check until its
-//! record and the zones' words are stored. So what is said above of the last record holds for all
-//! of them together; and as each record's place in the order is behind those that were made under
-//! the lock before ([`ZonedState::order`]), the next process, which has the records of all workers,
-//! begins the commands again in the order in which they were taken. The order of writes is that of
-//! their checks. A reset of zones is counted, of all of them at once, when their data is gone; it,
-//! and every other change by Zone Management Send, is noted in its record then
+//! record and the zones' words are stored: so what is said above of the last record holds for all
+//! of them together. The order of writes is that of their checks. The next process, which has the
+//! records of all workers, does not know in which order these were made, and need not: a write that
+//! was taken is begun wherever its turn comes, and Zone Management Send goes on when all commands
+//! have begun. A reset is counted, of all its zones at once, when their data is gone; it, and every
+//! other change by Zone Management Send, is noted in its record then
 //! ([`Records::take`](super::journal::Records::take)), under the lock, too: what other workers do
-//! to the zone afterwards is not undone by a command that is begun again. And writes in flight are
+//! to the zone afterwards is not undone by a command that is begun again. Writes in flight are
 //! counted until nothing is left of their records.
 //!
 //! *A Zone Random Write Area* (ibid., ZRWA) is nothing but a rule of which writes a zone takes, and
@@ -52,7 +52,7 @@ use std::time::Instant;
 use volume::{Completion, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request};
 use volume::{Volume, VolumeError, VolumeQueue};
 use zerocopy::IntoBytes;
-use zones::{Action, Filter, Refusal, Reported, Zones};
+use zones::{Action, Filter, Refusal, Reported};
 
 /// Bytes of a reset zone that are zeroed at a time.
 const PIECE: u64 = 16 << 20;
@@ -205,7 +205,7 @@ impl Engine {
         walked?;
         let mut recorded = *command;
         recorded.set_slba(slba);
-        let slot = self.zoned_slot_for(sqid, &recorded, index, (zoned, &mut zones))?;
+        let slot = self.slot_for(sqid, &recorded, index)?;
         crash::point!("controller.zone.recorded");
         if !taken {
             zones.write(slba, count).map_err(Refusal::status)?;
@@ -221,22 +221,6 @@ impl Engine {
             slot.work = Work::ZoneWrite(ZoneWrite { zone, kind });
         }
         Ok((slot, slba))
-    }
-
-    /// As [`Engine::slot_for`], with a record behind all that were made under this lock before.
-    fn zoned_slot_for(
-        &mut self,
-        sqid: u16,
-        command: &Command,
-        index: usize,
-        (zoned, zones): (&ZonedState, &mut Zones),
-    ) -> Result<u16, Status> {
-        self.slots.record_after(zoned.order(zones));
-        let slot = self.slot_for(sqid, command, index)?;
-        if let Some(order) = self.slots.last_recorded() {
-            zoned.set_order(zones, order);
-        }
-        Ok(slot)
     }
 
     /// A write to a zone is over, and nothing is left of its record.
@@ -341,7 +325,7 @@ impl Engine {
         if !taken {
             allowed.map_err(Refusal::status)?;
         }
-        let slot = self.zoned_slot_for(sqid, command, index, (&zoned, &mut zones))?;
+        let slot = self.slot_for(sqid, command, index)?;
         crash::point!("controller.zone.sent");
         let mut sending = Sending::default();
         match (action, zone) {

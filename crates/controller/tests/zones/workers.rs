@@ -213,49 +213,68 @@ fn actions_that_were_done_are_not_done_again() {
     }
 }
 
-/// The next process begins commands again in the order in which they were taken, and not in that of
-/// each worker's own count.
+/// The next process does not know which worker's command came first. A reset that waited for writes
+/// waits for them again, whichever of them is begun first.
 #[test]
-fn commands_are_begun_again_in_their_order() {
+fn resets_that_are_begun_again_wait_for_writes() {
+    // In the order of each worker's own records the reset is the first, and the last.
+    for (before, count) in [(2, 20), (3, 20)] {
+        let mut t = Team::new(GEOMETRY);
+        for number in 0..count {
+            let other = write(&t, NvmOpcode::WRITE, 64 + number, 1, 0);
+            assert_eq!(t.command(before, other).status(), Status::SUCCESS);
+        }
+        t.z.data.add(Fault::always(OpKind::Write, Effect::Hold));
+        t.z.h.write(place(0), &pattern(1, 8 * 512));
+        for (number, slba) in [(0, 0), (1, 8)] {
+            let held = write(&t, NvmOpcode::WRITE, slba, 8, number);
+            t.z.h.submit(2, held);
+        }
+        let faults = t.z.data.clone();
+        t.z.h.run_held(&faults, 2);
+        t.z.h.submit(3, send(Zsa::RESET, 0, false));
+        t.rounds(50);
+        t.z.data.clear();
+        t.z.h.die();
+        assert_eq!(t.z.h.recovery.replayed, 3);
+        for qid in [2, 2, 3] {
+            assert_eq!(t.reap(qid).status(), Status::SUCCESS);
+        }
+        assert_eq!(t.z.states()[0], (EMPTY, 0));
+        assert_eq!(t.z.blocks(0, 16), vec![0; 16 * 512]);
+    }
+}
+
+/// A reset of all is begun again when a zone is not empty any more that was so when it was taken:
+/// it takes that one, too, when the write is over.
+#[test]
+fn a_reset_of_all_that_finds_more_zones_when_it_is_begun_again() {
     let mut t = Team::new(GEOMETRY);
-    // One worker has recorded many commands, and another one none.
-    for number in 0..20 {
-        let other = write(&t, NvmOpcode::WRITE, 64 + number, 1, 0);
-        assert_eq!(t.command(2, other).status(), Status::SUCCESS);
-    }
-    t.z.data.add(Fault::always(OpKind::Write, Effect::Hold));
-    t.z.h.write(place(0), &pattern(1, 8 * 512));
-    for (number, slba) in [(0, 0), (1, 8)] {
-        let held = write(&t, NvmOpcode::WRITE, slba, 8, number);
-        t.z.h.submit(2, held);
-    }
-    let faults = t.z.data.clone();
-    t.z.h.run_held(&faults, 2);
-    t.z.h.submit(3, send(Zsa::RESET, 0, false));
-    t.rounds(50);
-    t.z.data.clear();
-    t.z.h.die();
-    assert_eq!(t.z.h.recovery.replayed, 3);
-    for qid in [2, 2, 3] {
-        assert_eq!(t.reap(qid).status(), Status::SUCCESS);
-    }
-    assert_eq!(t.z.states()[0], (EMPTY, 0));
-    assert_eq!(t.z.blocks(0, 16), vec![0; 16 * 512]);
-    // And those of this process come after them.
-    t.spread();
-    t.z.data.add(Fault::always(OpKind::Write, Effect::Hold));
-    let held = write(&t, NvmOpcode::WRITE, 0, 8, 0);
-    t.z.h.submit(3, held);
+    let first = write(&t, NvmOpcode::WRITE, 64, 8, 0);
+    assert_eq!(t.command(1, first).status(), Status::SUCCESS);
+    t.z.data
+        .add(Fault::nth(OpKind::WriteZeroes, 1, Effect::Hold));
+    t.z.h.submit(3, send(Zsa::RESET, 0, true));
     let faults = t.z.data.clone();
     t.z.h.run_held(&faults, 1);
-    t.z.h.submit(1, send(Zsa::RESET, 0, false));
-    t.rounds(50);
+    t.z.data.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
+    t.z.h.write(place(0), &pattern(1, 8 * 512));
+    let other = write(&t, NvmOpcode::WRITE, 0, 8, 0);
+    // Behind many others of its worker, so that the reset is begun again before it.
+    for _ in 0..8 {
+        let read = write(&t, NvmOpcode::READ, 0, 1, 1);
+        assert_eq!(t.command(2, read).status(), Status::SUCCESS);
+    }
+    t.z.h.submit(2, other);
+    t.z.h.run_held(&faults, 2);
     t.z.data.clear();
     t.z.h.die();
-    for qid in [3, 1] {
+    assert_eq!(t.z.h.recovery.replayed, 2);
+    for qid in [2, 3] {
         assert_eq!(t.reap(qid).status(), Status::SUCCESS);
     }
-    assert_eq!(t.z.states()[0], (EMPTY, 0));
+    assert_eq!(t.z.states()[..2], [(EMPTY, 0), (EMPTY, 64)]);
+    assert_eq!(t.z.blocks(0, 72), vec![0; 72 * 512]);
 }
 
 /// Threads that append to the same zones at the same time.
