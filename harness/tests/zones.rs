@@ -1,4 +1,5 @@
-//! A zoned namespace under Linux: what its block layer makes of it, and fio.
+//! A zoned namespace under Linux: what its block layer makes of it, and fio. Its queues are on two
+//! workers, and migrate.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -12,6 +13,7 @@ use anyhow::{Result, ensure};
 use common::{Checks, Disks, LONG, kill_serving, run, run_for};
 use harness::progress::skip;
 use harness::served::Controller;
+use harness::daemon::DaemonBuilder;
 use harness::{Daemon, Guest};
 
 /// `$d` is the disk.
@@ -30,8 +32,17 @@ fn volume(disk: &Path, zones: &str) -> String {
     format!("{}?{zones}&zone-table={}", disk.display(), table.display())
 }
 
+/// Queues are on two workers, and migrate all the time.
+fn two_workers(name: &str) -> DaemonBuilder {
+    let mut builder = Daemon::builder(name);
+    for word in ["--workers", "2", "--spread", "stir"] {
+        builder = builder.arg(word);
+    }
+    builder
+}
+
 fn serve(disk: &Path) -> Result<Daemon> {
-    Daemon::builder("zones").volume(volume(disk, ZONES)).start()
+    two_workers("zones").volume(volume(disk, ZONES)).start()
 }
 
 fn boot(daemon: &Daemon) -> Result<Guest> {
@@ -130,7 +141,7 @@ fn random_write_areas() -> Result<()> {
     }
     let disks = Disks::new()?;
     let disk = disks.sparse("disk.raw", 32)?;
-    let daemon = Daemon::builder("areas")
+    let daemon = two_workers("areas")
         .arg("--keeper")
         .arg("process")
         .volume(volume(&disk, AREAS))
@@ -208,7 +219,7 @@ fn a_file_system_of_zones() -> Result<()> {
     }
     let disks = Disks::new()?;
     let disk = disks.sparse("disk.raw", 48 * 8)?;
-    let daemon = Daemon::builder("btrfs")
+    let daemon = two_workers("btrfs")
         .arg("--keeper")
         .arg("process")
         .volume(volume(&disk, OF_BTRFS))

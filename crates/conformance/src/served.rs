@@ -67,15 +67,17 @@ pub fn start(program: &Path) -> io::Result<Served> {
         text("extended.metadata")
     );
     config += &format!(
-        "[[controller]]\nname = \"zoned\"\nsocket = {}\nmax-namespaces = 4\n\
+        "[[controller]]\nname = \"zoned\"\nsocket = {}\nmax-namespaces = 4\nmdts = 7\n\
          [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\n\
          [[controller.namespace]]\nvolume = \"mem://16M\"\nblock-size = 512\n\
          zone-size = \"1M\"\nzone-capacity = \"768K\"\nmax-open-zones = 4\n\
-         max-active-zones = 6\n\
+         max-active-zones = 6\nzone-table = {}\n\
          [[controller.namespace]]\nvolume = \"mem://32M\"\nblock-size = 4096\n\
          zone-size = \"2M\"\nzrwa-size = \"64K\"\nzrwa-granularity = \"16K\"\n\
-         zrwa-resources = 3\n",
-        text("zoned.sock")
+         zrwa-resources = 3\nzone-table = {}\n",
+        text("zoned.sock"),
+        text("limited.zones"),
+        text("areas.zones")
     );
     for (name, cntlid) in [("one", 1), ("two", 2)] {
         config += &format!(

@@ -29,7 +29,7 @@ fn every_case_that_applies_passes() {
         (program.pool(), 240),
         (program.placed(), 253),
         (program.protected(), 240),
-        (program.zoned(), 280),
+        (program.zoned(), 300),
         (program.shared(), 270),
     ];
     for (target, least) in targets {
