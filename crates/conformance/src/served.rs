@@ -1,7 +1,6 @@
 //! `vnvme` as a child process, for the suite to run against: a disk of its own (with a controller
-//! memory buffer), one whose host
-//! makes namespaces, one with placement handles, one whose blocks have metadata, one with zones, and
-//! two disks of one subsystem.
+//! memory buffer), one whose host makes namespaces, one with placement handles, one whose blocks
+//! have metadata, one with zones, and two disks of one subsystem.
 
 use crate::suite::Target;
 use std::fs::{self, File};

@@ -133,8 +133,8 @@ impl ZonedState {
         }
     }
 
-    /// Writes of the zone are in flight. While it is being reset there are no new ones, but for those
-    /// that a process begins with.
+    /// Writes of the zone are in flight. While it is being reset there are no new ones, but for
+    /// those that a process begins with.
     pub(crate) fn is_written_to(&self, zone: u32) -> bool {
         let writes = self.writes.get(zone as usize);
         writes.is_some_and(|writes| writes.load(Ordering::Acquire) > 0)

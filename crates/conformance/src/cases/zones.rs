@@ -38,7 +38,7 @@ cases! {
     zone_write, [], If("ZNS"), Disabled, "ZNS 1.1, 2.1.1",
         "a write at the write pointer opens the zone and moves the pointer, and its data is read";
     zone_write_elsewhere, [], If("ZNS"), Disabled, "ZNS 1.1, 3.3.7",
-        "a write before the write pointer, or behind it, is Zone Invalid Write, and changes nothing";
+        "a write before or behind the write pointer is Zone Invalid Write, and changes nothing";
     zone_write_boundary, [], If("ZNS"), Disabled, "ZNS 1.1, 3.3.7",
         "a write beyond the zone's capacity is Zone Boundary Error, to a full zone Zone Is Full";
     zone_write_zeroes, [], If("ONCS bit 3"), Disabled, "ZNS 1.1, 3.3.9",

@@ -303,8 +303,8 @@ impl Records {
         self.order = self.order.max(order);
     }
 
-    /// What the command changes beside the volume has been changed: whoever executes it again does
-    /// only the rest of it.
+    /// What the command changes beside the volume has been changed: the next process does only the
+    /// rest of it.
     pub fn take(&self, slot: u16) {
         if let Some(row) = self.row(slot).filter(|row| load(row, ORDER) != 0) {
             store(row, ENDING, TAKEN);
