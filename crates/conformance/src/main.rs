@@ -88,6 +88,7 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
         (served.pool(), "a disk whose host makes namespaces"),
         (served.placed(), "a disk with placement handles"),
         (served.protected(), "a disk with metadata"),
+        (served.zoned(), "a disk with zones"),
         (served.shared(), "two disks of one subsystem"),
     ] {
         good &= all(arguments, &target, name)?;

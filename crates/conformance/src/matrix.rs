@@ -149,7 +149,8 @@ Numbers are those of the plan's editions for NVMe 1.3 (v9, 2018; groups 6 and 10
 command set 1.1 (v24, 2025; the others), as far as public copies tell them: `1.3-4` is case 4 of
 test 1.3, `4.12` a whole test. Where the number of a case is not known to us, or several try the same, a
 letter of our own takes its place. Titles are in our words. *Of whom* says what a controller has to
-offer; sections are those of NVMe Base 2.1, NVM Command Set 1.1 and NVMe over PCIe Transport 1.1.
+offer; sections are those of NVMe Base 2.1, NVM Command Set 1.1, Zoned Namespace Command Set 1.1
+(ZNS) and NVMe over PCIe Transport 1.1.
 
 ";
 

@@ -1,6 +1,6 @@
 //! `vnvme` as a child process, for the suite to run against: a disk of its own (with a controller
 //! memory buffer and boot partitions), one whose host makes namespaces, one with placement handles,
-//! one whose blocks have metadata, and two disks of one subsystem.
+//! one whose blocks have metadata, one with zones, and two disks of one subsystem.
 
 use crate::bytes::pattern;
 use crate::suite::Target;
@@ -69,6 +69,19 @@ pub fn start(program: &Path) -> io::Result<Served> {
         text("protected.metadata"),
         text("extended.metadata")
     );
+    config += &format!(
+        "[[controller]]\nname = \"zoned\"\nsocket = {}\nmax-namespaces = 4\nmdts = 7\n\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\n\
+         [[controller.namespace]]\nvolume = \"mem://16M\"\nblock-size = 512\n\
+         zone-size = \"1M\"\nzone-capacity = \"768K\"\nmax-open-zones = 4\n\
+         max-active-zones = 6\nzone-table = {}\n\
+         [[controller.namespace]]\nvolume = \"mem://32M\"\nblock-size = 4096\n\
+         zone-size = \"2M\"\nzrwa-size = \"64K\"\nzrwa-granularity = \"16K\"\n\
+         zrwa-resources = 3\nzone-table = {}\n",
+        text("zoned.sock"),
+        text("limited.zones"),
+        text("areas.zones")
+    );
     for (name, cntlid) in [("one", 1), ("two", 2)] {
         config += &format!(
             "[[controller]]\nname = \"{name}\"\nsocket = {}\nsubsystem = \"conformance\"\n\
@@ -98,7 +111,15 @@ pub fn start(program: &Path) -> io::Result<Served> {
 impl Served {
     fn wait(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + START;
-        for name in ["alone", "pool", "placed", "protected", "one", "two"] {
+        for name in [
+            "alone",
+            "pool",
+            "placed",
+            "protected",
+            "zoned",
+            "one",
+            "two",
+        ] {
             while UnixStream::connect(self.socket(name)).is_err() {
                 if let Some(status) = self.child.try_wait()? {
                     let text = format!("the program has ended: {status}");
@@ -145,6 +166,14 @@ impl Served {
     pub fn protected(&self) -> Target {
         Target {
             socket: self.socket("protected"),
+            second: None,
+        }
+    }
+
+    /// The disk with zones.
+    pub fn zoned(&self) -> Target {
+        Target {
+            socket: self.socket("zoned"),
             second: None,
         }
     }

@@ -136,7 +136,7 @@ pub struct NamespaceConfig {
     pub nguid: [u8; 16],
     /// IEEE Extended Unique Identifier.
     pub eui64: [u8; 8],
-    /// Its zones, if it is a zoned namespace: those of one controller, on one worker.
+    /// Its zones, if it is a zoned namespace: those of one controller, whose workers share them.
     pub zones: Option<Arc<ZonedState>>,
     /// Its placement handles (Flexible Data Placement), if it has any: those of one controller. It
     /// has no zones then.
@@ -225,10 +225,9 @@ pub enum ConfigError {
         /// Bytes.
         block_size: u32,
     },
-    /// A zoned namespace is one controller's, and lives on one worker.
+    /// A zoned namespace is one controller's.
     #[error(
-        "namespace {0} has zones: its controller has one worker, is in no subsystem, and no other \
-         hosts reach it"
+        "namespace {0} has zones: its controller is in no subsystem, and no other hosts reach it"
     )]
     SharedZones(u32),
     /// A namespace with placement handles is one controller's.
@@ -455,7 +454,7 @@ impl NamespaceConfig {
     /// Checks whether a controller like that can have the namespace.
     pub(crate) fn check_for(&self, config: &ControllerConfig) -> Result<(), ConfigError> {
         let alone = config.subsystem.is_none() && config.fabrics.is_none();
-        if self.zones.is_some() && !(alone && config.workers <= 1) {
+        if self.zones.is_some() && !alone {
             return Err(ConfigError::SharedZones(self.nsid));
         }
         let plain = self.zones.is_none() && self.placement.is_none();

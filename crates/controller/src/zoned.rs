@@ -1,16 +1,20 @@
 //! The zones of a namespace, and the table that they are kept in.
 //!
+//! All workers of a controller share them: a lock is held while a command is checked, recorded and
+//! counted, never while a volume or guest memory is waited for. Reads take it only where a zone has
+//! gone offline.
+//!
 //! The table is memory of a file that others may map, too: a word is in it when the store is done,
 //! without a system call, and the process that comes next finds it there wherever this one has
 //! died. A loss of power is another matter: what a host makes durable (Flush, Force Unit Access,
 //! a zone's change) waits for the table's file, too, which is a volume for that.
 
 use dma::{Row, Rows, SharedPages};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use sync::Unpoisoned;
 use volume::Volume;
-use zones::{Zones, table};
+use zones::{Geometry, State, Zones, table};
 
 /// Words of a row.
 const WORDS: usize = table::HEADER / table::WORD;
@@ -19,8 +23,13 @@ const _: () = assert!(WORDS == 8 && table::HEADER == dma::ROW);
 /// The zones of a namespace.
 #[derive(Debug)]
 pub struct ZonedState {
+    geometry: Geometry,
     zones: Mutex<Zones>,
     table: Option<ZoneTable>,
+    /// Writes of each zone that are in flight, of all workers. There are more only under the lock.
+    writes: Box<[AtomicU32]>,
+    /// A zone is offline, and will not come back.
+    offline: AtomicBool,
 }
 
 /// Where the state of zones outlasts the process.
@@ -66,10 +75,21 @@ impl ZoneTable {
 impl ZonedState {
     /// These zones, kept in that table, which holds them already.
     pub fn new(zones: Zones, table: Option<ZoneTable>) -> Self {
+        let geometry = *zones.geometry();
+        let all = 0..geometry.zones;
+        let mut states = all.clone().filter_map(|number| zones.get(number));
         Self {
+            geometry,
+            offline: AtomicBool::new(states.any(|zone| zone.state == State::Offline)),
+            writes: all.map(|_| AtomicU32::new(0)).collect(),
             zones: Mutex::new(zones),
             table,
         }
+    }
+
+    /// What they are like.
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
     /// The zones. A change of them is stored by [`ZonedState::keep`] before a volume gets the
@@ -81,14 +101,43 @@ impl ZonedState {
     /// Stores what has changed.
     pub(crate) fn keep(&self, zones: &mut Zones) {
         let changed: Vec<u32> = zones.take_changed().collect();
-        let Some(kept) = &self.table else {
-            return;
-        };
         for number in changed {
-            if let Some(zone) = zones.get(number) {
+            let Some(zone) = zones.get(number) else {
+                continue;
+            };
+            if zone.state == State::Offline {
+                self.offline.store(true, Ordering::Release);
+            }
+            if let Some(kept) = &self.table {
                 kept.store(number, table::word(number, zone));
             }
         }
+    }
+
+    /// There are zones that cannot be read.
+    pub(crate) fn any_offline(&self) -> bool {
+        self.offline.load(Ordering::Acquire)
+    }
+
+    /// A write of the zone is in flight from now on: it was checked under this lock.
+    pub(crate) fn begin_write(&self, _: &mut Zones, zone: u32) {
+        if let Some(writes) = self.writes.get(zone as usize) {
+            writes.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// It is so no more, and nothing is left of its record.
+    pub(crate) fn end_write(&self, zone: u32) {
+        if let Some(writes) = self.writes.get(zone as usize) {
+            writes.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Writes of the zone are in flight. While it is being reset there are no new ones, but for
+    /// those that a process begins with.
+    pub(crate) fn is_written_to(&self, zone: u32) -> bool {
+        let writes = self.writes.get(zone as usize);
+        writes.is_some_and(|writes| writes.load(Ordering::Acquire) > 0)
     }
 
     /// Where they are kept.
@@ -114,6 +163,6 @@ impl ZonedState {
 
     /// Blocks of the namespace.
     pub(crate) fn blocks(&self) -> u64 {
-        self.lock().geometry().blocks()
+        self.geometry.blocks()
     }
 }

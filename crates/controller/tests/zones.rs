@@ -1,5 +1,5 @@
 //! Zoned namespaces: every status, appends that are in flight together, resets, reports, what waits
-//! for the table, and what the next process finds.
+//! for the table, what the next process finds, and all of that with several workers.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -10,5 +10,12 @@ mod commands;
 mod common;
 #[path = "zones/lasting.rs"]
 mod lasting;
+#[allow(dead_code)]
+#[path = "migration/other_worker.rs"]
+mod other_worker;
+#[path = "zones/team.rs"]
+mod team;
+#[path = "zones/workers.rs"]
+mod workers;
 #[path = "zones/world.rs"]
 mod world;

@@ -424,8 +424,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         };
         namespaces.push(Chosen::shape(formats, config));
     }
-    let alone = |ns: &NamespaceConfig| ns.zones.is_some() || ns.metadata.is_some();
-    let alone = namespaces.iter().any(alone);
+    let alone = namespaces.iter().any(|ns| ns.metadata.is_some());
     let shown: Vec<(u32, u32)> = namespaces
         .iter()
         .map(|ns| (ns.nsid, ns.block_size))

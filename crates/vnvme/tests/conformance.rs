@@ -1,5 +1,6 @@
 //! The conformance cases against this program: a disk of its own, one whose host makes
-//! namespaces, one with placement handles, one with metadata, and two of one subsystem.
+//! namespaces, one with placement handles, one with metadata, one with zones, and two of one
+//! subsystem.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by a panic.
 
 use conformance::CASES;
@@ -28,6 +29,7 @@ fn every_case_that_applies_passes() {
         (program.pool(), 240),
         (program.placed(), 253),
         (program.protected(), 240),
+        (program.zoned(), 300),
         (program.shared(), 270),
     ];
     for (target, least) in targets {

@@ -25,6 +25,7 @@ mod reservations;
 mod resets;
 mod rings;
 mod self_test;
+mod zones;
 
 use crate::case::Case;
 
@@ -47,6 +48,7 @@ pub const CASES: &[&[Case]] = &[
     atomic::CASES,
     placement::CASES,
     metadata::CASES,
+    zones::CASES,
     pointers::CASES,
     cmb::CASES,
     boot::CASES,

@@ -471,7 +471,7 @@ fn page(data: &(impl IntoBytes + zerocopy::Immutable)) -> Page {
 /// What a zoned namespace says of its zones.
 fn zoned_namespace(ns: &Namespace) -> Result<ZonedNamespace, Status> {
     let zoned = ns.config.zones.as_ref().ok_or(INVALID_FIELD)?;
-    let geometry = *zoned.lock().geometry();
+    let geometry = *zoned.geometry();
     let limit_z = |limit: Option<u32>| limit.map_or(u32::MAX, |limit| limit.saturating_sub(1));
     let mut data = ZonedNamespace::new_zeroed();
     data.ozcs = Ozcs::new().with_razb(true);

@@ -1,6 +1,6 @@
 //! What comes back from volumes, and the end of a command.
 
-use super::slots::{Kind, Work};
+use super::slots::{Kind, Work, ZoneWriteKind};
 use super::{Engine, Event};
 use dma::SegmentList;
 use nvme::Status;
@@ -83,8 +83,13 @@ impl Engine {
             },
         };
         let slba = slot.slba;
+        let shift = self.namespaces.get(slot.ns).map_or(0, |ns| ns.shift);
         let zeroes = match slot.work {
             Work::Zeroes(bytes) => bytes,
+            Work::ZoneWrite(write) => match write.kind {
+                ZoneWriteKind::Zeroes(blocks) => u64::from(blocks) << shift,
+                _ => 0,
+            },
             Work::Metadata(ref moving) => moving.zeroed(),
             _ => 0,
         };
@@ -127,7 +132,7 @@ impl Engine {
             return self.broken("a request completes without its slot");
         };
         match &mut slot.work {
-            Work::Single | Work::Write | Work::Zeroes(_) | Work::Append => {
+            Work::Single | Work::Write | Work::Zeroes(_) | Work::ZoneWrite(_) => {
                 if let Err(error) = completion.result {
                     let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
                     slot.status = match error.kind {
@@ -242,9 +247,12 @@ impl Engine {
         let (sqid, cid, status, nsid, lba) =
             (slot.sqid, slot.cid, slot.status, slot.nsid, slot.slba);
         let (kind, orphan, abort) = (slot.kind, slot.orphan, slot.abort);
-        let result = match slot.work {
-            Work::Append if status.is_success() => lba,
-            _ => u64::from(result),
+        let (result, zone) = match slot.work {
+            Work::ZoneWrite(write) => match write.kind {
+                ZoneWriteKind::Append if status.is_success() => (lba, Some(write.zone)),
+                _ => (0, Some(write.zone)),
+            },
+            _ => (u64::from(result), None),
         };
         let bytes = if status.is_success() { slot.bytes } else { 0 };
         let own_flush = matches!(slot.work, Work::OwnFlush);
@@ -282,6 +290,9 @@ impl Engine {
                 self.events
                     .push_back(Event::AbortDone { sqid, cid, aborted });
             }
+        }
+        if let Some(zone) = zone {
+            self.zone_written(ns, zone);
         }
         if own_flush {
             self.own_flush_completed();

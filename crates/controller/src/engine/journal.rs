@@ -259,6 +259,8 @@ const ENDING: usize = 2;
 const PLACE: usize = 7;
 /// Of [`ENDING`]: it is one.
 const ENDED: u64 = 1 << 63;
+/// Of [`ENDING`]: see [`Records::take`].
+const TAKEN: u64 = 1 << 62;
 
 /// The records of an engine's commands, by slot.
 pub(super) struct Records {
@@ -280,6 +282,8 @@ pub(super) struct Recorded {
     pub command: Command,
     /// It had ended: only the completion is to be posted.
     pub ended: Option<(Status, u64)>,
+    /// See [`Records::take`].
+    pub taken: bool,
 }
 
 impl Records {
@@ -297,6 +301,15 @@ impl Records {
     pub fn inherit(&mut self, records: Vec<(Rows, usize)>, order: u64) {
         self.inherited = records;
         self.order = self.order.max(order);
+    }
+
+    /// What the command changes beside the volume has been changed: the next process does only the
+    /// rest of it.
+    pub fn take(&self, slot: u16) {
+        if let Some(row) = self.row(slot).filter(|row| load(row, ORDER) != 0) {
+            store(row, ENDING, TAKEN);
+        }
+        crash::point!("controller.record.taken");
     }
 
     #[inline(always)]
@@ -433,5 +446,6 @@ pub(super) fn recorded(row: &Row) -> Option<Recorded> {
         number: place & ((1 << NUMBER_BITS) - 1),
         command,
         ended: (ending & ENDED != 0).then_some((status, result)),
+        taken: ending & TAKEN != 0,
     })
 }

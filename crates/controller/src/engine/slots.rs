@@ -33,12 +33,34 @@ pub(super) enum Work {
     /// The control half marks blocks, or takes marks away: then it ends, with dword 0 of the
     /// completion.
     Marking(u32),
-    /// Zone Append: the slot has the block that it was placed at.
-    Append,
+    /// A write to a zone.
+    ZoneWrite(ZoneWrite),
     /// Zone Management Send.
     ZoneSend(Box<Sending>),
     /// A command of blocks with metadata.
     Metadata(Box<Moving>),
+}
+
+/// A write to a zone, which counts it as in flight.
+#[derive(Clone, Copy)]
+pub(super) struct ZoneWrite {
+    pub zone: u32,
+    pub kind: ZoneWriteKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ZoneWriteKind {
+    Write,
+    /// Zone Append: the slot has the block that it was placed at.
+    Append,
+    /// So many blocks are zeroed.
+    Zeroes(u32),
+}
+
+impl ZoneWriteKind {
+    pub fn is_zeroes(self) -> bool {
+        matches!(self, Self::Zeroes(_))
+    }
 }
 
 /// What is left to do of Dataset Management.
@@ -164,6 +186,8 @@ pub(super) struct Slots {
     inherited: u16,
     /// The slot that the next command gets, whose record it is.
     reserved: Option<u16>,
+    /// Its command has been taken, see [`Records::take`].
+    reserved_is_taken: bool,
     /// Where the commands are recorded, if they are.
     pub records: Option<Records>,
 }
@@ -244,6 +268,7 @@ impl Slots {
             resting: 0,
             inherited: count,
             reserved: None,
+            reserved_is_taken: false,
             records: None,
         }
     }
@@ -322,9 +347,15 @@ impl Slots {
         true
     }
 
-    /// The next command that gets a slot gets this one.
-    pub fn reserve(&mut self, index: u16) {
+    /// The next command that gets a slot gets this one. `taken`: see [`Records::take`].
+    pub fn reserve(&mut self, index: u16, taken: bool) {
         self.reserved = Some(index);
+        self.reserved_is_taken = taken;
+    }
+
+    /// The command at hand is another process's, and has been taken there.
+    pub fn is_taken(&self) -> bool {
+        self.is_reserved() && self.reserved_is_taken
     }
 
     /// The command at hand is another process's.
@@ -396,6 +427,13 @@ impl Slots {
         }
     }
 
+    /// The slot's command has been taken, see [`Records::take`].
+    pub fn take_record(&mut self, index: u16) {
+        if let Some(records) = &self.records {
+            records.take(index);
+        }
+    }
+
     pub fn get(&mut self, index: u16) -> Option<&mut Slot> {
         self.slots.get_mut(usize::from(index)).filter(|s| s.used)
     }
@@ -449,19 +487,6 @@ impl Slots {
         let slots = self.slots.iter().enumerate();
         let touching = slots.filter(move |(_, slot)| touches(slot));
         touching.map(|(i, _)| self.tag(i as u16))
-    }
-
-    /// A write to these blocks of the namespace of this index is in flight: to those from `start`
-    /// on, before `end`.
-    pub fn writes_within(&self, ns: usize, start: u64, end: u64) -> bool {
-        let writes = |slot: &Slot| {
-            matches!(slot.kind, Kind::Write | Kind::DurableWrite)
-                || matches!(slot.work, Work::Zeroes(_))
-        };
-        let within = |slot: &&Slot| {
-            slot.used && !slot.kept && slot.ns == ns && (start..end).contains(&slot.slba)
-        };
-        self.slots.iter().filter(within).any(writes)
     }
 
     /// Such a command of blocks with metadata is in flight on the namespace of this index: it is

@@ -11,6 +11,17 @@
 //! was. A reset waits until no write of its zones is in flight: so no older write is begun again on
 //! top of newer data.
 //!
+//! *Several workers* have one state of zones, whose lock is held from a command's check until its
+//! record and the zones' words are stored: so what is said above of the last record holds for all
+//! of them together. The order of writes is that of their checks. The next process, which has the
+//! records of all workers, does not know in which order these were made, and need not: a write that
+//! was taken is begun wherever its turn comes, and Zone Management Send goes on when all commands
+//! have begun. A reset is counted, of all its zones at once, when their data is gone; it, and every
+//! other change by Zone Management Send, is noted in its record then
+//! ([`Records::take`](super::journal::Records::take)), under the lock, too: what other workers do
+//! to the zone afterwards is not undone by a command that is begun again. Writes in flight are
+//! counted until nothing is left of their records.
+//!
 //! *A Zone Random Write Area* (ibid., ZRWA) is nothing but a rule of which writes a zone takes, and
 //! how far its write pointer is then: their data goes to the volume at once. So it can be read, and
 //! be written again, and what the host calls a flush moves the pointer alone. A record of a write,
@@ -30,7 +41,7 @@ use super::Engine;
 use super::commands::Sort;
 use super::complete::status_of;
 use super::io::Extent;
-use super::slots::{Kind, Slot, Work};
+use super::slots::{Kind, Slot, Work, ZoneWrite, ZoneWriteKind};
 use crate::zoned::ZonedState;
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
@@ -52,8 +63,10 @@ const TABLE: u64 = u64::MAX;
 /// What is left to do of Zone Management Send.
 #[derive(Default)]
 pub(super) struct Sending {
-    /// Zones that are being reset, the first one last.
+    /// Zones that are being reset.
     resets: Vec<Reset>,
+    /// Of them, those before it are done with: no write is in flight, or their data is gone.
+    next: usize,
     /// Writes to them may be in flight.
     waits: bool,
     /// The table is being flushed.
@@ -77,6 +90,13 @@ struct Reset {
     /// What is to be zeroed yet: byte offset and length.
     offset: u64,
     left: u64,
+}
+
+impl Sending {
+    /// The zone whose turn it is.
+    fn reset(&self) -> Option<&Reset> {
+        self.resets.get(self.next)
+    }
 }
 
 impl Reset {
@@ -119,49 +139,32 @@ impl Engine {
         if !zeroes && len > self.max_transfer {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        // Nobody else takes blocks meanwhile.
-        let mut zones = zoned.lock();
-        let slba = command.slba();
-        let replayed = self.slots.is_reserved();
-        let taken = replayed && zones.is_taken(slba, blocks);
-        let placed = match append && !replayed {
-            true => zones.check_append(slba, blocks),
-            false if taken => Ok(slba),
-            false if !ns.covers(slba, blocks) => Err(Refusal::OutOfRange),
-            false => zones.check_write(slba, blocks).map(|()| slba),
+        // Not under the lock: the host's memory may have to be waited for.
+        let mut list = std::mem::take(&mut self.list);
+        let walked = match zeroes {
+            true => Ok(()),
+            false => self.walk(command, len, Access::Read, &mut list),
         };
-        let slba = placed.map_err(Refusal::status)?;
-        let mut recorded = *command;
-        recorded.set_slba(slba);
-        let slot = self.slot_for(sqid, &recorded, index)?;
-        let fua = cdw12.fua() || !self.write_cache;
-        let op = match zeroes {
-            true => Op::WriteZeroes {
-                deallocate: WriteZeroesCdw12::from_bits(command.cdw12.get()).deac(),
-                fua,
-            },
-            false => {
-                self.walk_into(slot, command, len, Access::Read)?;
-                Op::Write { fua }
+        let started = self.take_write(sqid, command, (index, &zoned), (zeroes, append), walked);
+        let (slot, slba) = match started {
+            Ok(started) => started,
+            Err(status) => {
+                list.clear();
+                self.list = list;
+                return Err(status);
             }
         };
-        crash::point!("controller.zone.recorded");
-        if !taken {
-            zones.write(slba, blocks).map_err(Refusal::status)?;
-            zoned.keep(&mut zones);
-        }
-        drop(zones);
         crash::point!("controller.zone.taken");
-        let kind = match zeroes {
-            true => Kind::Other,
-            false => Kind::of_transfer(op),
+        let fua = cdw12.fua() || !self.write_cache;
+        let (op, kind) = match zeroes {
+            true => {
+                let deallocate = WriteZeroesCdw12::from_bits(command.cdw12.get()).deac();
+                (Op::WriteZeroes { deallocate, fua }, Kind::Other)
+            }
+            false => (Op::Write { fua }, Kind::of_transfer(Op::Write { fua })),
         };
         if let Some(slot) = self.slots.get(slot) {
-            slot.work = match (zeroes, append) {
-                (true, _) => Work::Zeroes(len),
-                (_, true) => Work::Append,
-                _ => Work::Single,
-            };
+            self.list = std::mem::replace(&mut slot.list, list);
         }
         let extent = Extent {
             ns: index,
@@ -171,6 +174,62 @@ impl Engine {
         };
         self.start(slot, extent, op, kind);
         Ok(())
+    }
+
+    /// Checks a write under the lock, records it, and counts it: its slot, and its first block.
+    fn take_write(
+        &mut self,
+        sqid: u16,
+        command: &Command,
+        (index, zoned): (usize, &ZonedState),
+        (zeroes, append): (bool, bool),
+        walked: Result<(), Status>,
+    ) -> Result<(u16, u64), Status> {
+        let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
+        let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
+        let count = u64::from(blocks);
+        // Nobody else takes blocks meanwhile.
+        let mut zones = zoned.lock();
+        let slba = command.slba();
+        let replayed = self.slots.is_reserved();
+        let taken = replayed && zones.is_taken(slba, count);
+        let placed = match append && !replayed {
+            true => zones.check_append(slba, count),
+            false if taken => Ok(slba),
+            false if !ns.covers(slba, count) => Err(Refusal::OutOfRange),
+            false => zones.check_write(slba, count).map(|()| slba),
+        };
+        let slba = placed.map_err(Refusal::status)?;
+        let zone = zoned.geometry().zone_of(slba);
+        let zone = zone.ok_or(Refusal::OutOfRange.status())?;
+        walked?;
+        let mut recorded = *command;
+        recorded.set_slba(slba);
+        let slot = self.slot_for(sqid, &recorded, index)?;
+        crash::point!("controller.zone.recorded");
+        if !taken {
+            zones.write(slba, count).map_err(Refusal::status)?;
+            zoned.keep(&mut zones);
+        }
+        zoned.begin_write(&mut zones, zone);
+        if let Some(slot) = self.slots.get(slot) {
+            let kind = match (zeroes, append) {
+                (true, _) => ZoneWriteKind::Zeroes(blocks),
+                (_, true) => ZoneWriteKind::Append,
+                _ => ZoneWriteKind::Write,
+            };
+            slot.work = Work::ZoneWrite(ZoneWrite { zone, kind });
+        }
+        Ok((slot, slba))
+    }
+
+    /// A write to a zone is over, and nothing is left of its record.
+    #[cold]
+    pub(super) fn zone_written(&mut self, ns: usize, zone: u32) {
+        match self.zones_of(ns) {
+            Ok(zoned) => zoned.end_write(zone),
+            Err(_) => self.broken("a zone was written where there are none"),
+        }
     }
 
     // ---- Zone Management Receive
@@ -189,24 +248,26 @@ impl Engine {
         let slot = self.slot_for(sqid, command, index)?;
         let mut list = SegmentList::new();
         self.walk(command, bytes, Access::Write, &mut list)?;
-        let zones = zoned.lock();
         let slba = command.slba();
-        if slba >= zones.geometry().blocks() {
+        if slba >= zoned.geometry().blocks() {
             return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
         }
         let room = bytes.saturating_sub(64) / 64;
-        let (mut at, mut count) = (64, 0);
-        for zone in zones.report(slba, filter).take(room as usize) {
-            list.copy_from(at, descriptor(&zone).as_bytes());
-            at += 64;
-            count += 1;
-        }
-        if !cdw13.partial() {
-            count = zones.report(slba, filter).count() as u64;
-        }
+        let zones = zoned.lock();
+        let found: Vec<Reported> = zones.report(slba, filter).take(room as usize).collect();
+        let count = match cdw13.partial() {
+            true => found.len(),
+            false => zones.report(slba, filter).count(),
+        };
+        // Not under the lock: the host's memory may have to be waited for.
         drop(zones);
+        let mut at = 64;
+        for zone in &found {
+            list.copy_from(at, descriptor(zone).as_bytes());
+            at += 64;
+        }
         let header = ReportHeader {
-            zones: count.into(),
+            zones: (count as u64).into(),
             ..Default::default()
         };
         let header = header.as_bytes();
@@ -232,8 +293,8 @@ impl Engine {
         if ns.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
-        let (all, mut zones) = (cdw13.select_all(), zoned.lock());
-        let of_zrwa = !all && zones.geometry().zrwa.is_some();
+        let all = cdw13.select_all();
+        let of_zrwa = !all && zoned.geometry().zrwa.is_some();
         let action = match cdw13.zsa() {
             Zsa::CLOSE => Sent::Act(Action::Close),
             Zsa::FINISH => Sent::Act(Action::Finish),
@@ -247,6 +308,7 @@ impl Engine {
             _ => return Err(Status::INVALID_FIELD.with_dnr(true)),
         };
         let slba = command.slba();
+        let mut zones = zoned.lock();
         let zone = match all || action == Sent::Flush {
             true => None,
             false => Some(zones.zone_at(slba).map_err(Refusal::status)?),
@@ -256,8 +318,10 @@ impl Engine {
             (Sent::Flush, _) => zones.check_flush(slba),
             _ => Ok(()),
         };
-        // It was done before, if it was recorded and is not allowed any more.
-        let taken = allowed.is_err() && self.slots.is_reserved();
+        // It was done before, if its record says so, or if it was recorded and is not allowed any
+        // more.
+        let again = self.slots.is_reserved();
+        let taken = self.slots.is_taken() || (allowed.is_err() && again);
         if !taken {
             allowed.map_err(Refusal::status)?;
         }
@@ -277,7 +341,7 @@ impl Engine {
                     Some(zone) => vec![zone],
                     None => zones.resettable().map_err(Refusal::status)?,
                 };
-                for zone in all.into_iter().rev() {
+                for zone in all {
                     // Of all none is refused: they were just looked at.
                     let (lba, blocks) = zones.begin_reset(zone).map_err(Refusal::status)?;
                     sending.resets.push(Reset {
@@ -290,14 +354,20 @@ impl Engine {
             }
         }
         zoned.keep(&mut zones);
-        drop(zones);
         crash::point!("controller.zone.changed");
+        // A reset is done later.
+        if !sending.waits {
+            self.slots.take_record(slot);
+        }
+        drop(zones);
         if let Some(slot) = self.slots.get(slot) {
             slot.kind = Kind::Other;
             slot.slba = command.slba();
             slot.work = Work::ZoneSend(Box::new(sending));
         }
-        if self.next_send(slot) {
+        // What is begun again begins when all commands of the other process have: it may be about
+        // zones that were written after it was taken there, by commands whose turn is later.
+        if again || self.next_send(slot) {
             self.parked.push_back(slot);
         }
         Ok(())
@@ -323,29 +393,42 @@ impl Engine {
         };
         if failed {
             let mut zones = zoned.lock();
-            for reset in sending.resets {
-                zones.cancel_reset(reset.zone);
+            let done = if sending.waits { 0 } else { sending.next };
+            for (number, reset) in sending.resets.iter().enumerate() {
+                match number < done {
+                    true => zones.end_reset(reset.zone),
+                    false => zones.cancel_reset(reset.zone),
+                }
             }
+            zoned.keep(&mut zones);
             drop(zones);
             self.end(index);
             return false;
         }
-        if sending.waits && self.is_written_to(ns, &sending.resets, &zoned) {
-            self.put_back(index, sending);
-            return true;
+        if sending.waits {
+            let writes = |reset: &Reset| zoned.is_written_to(reset.zone);
+            let rest = sending.resets.iter().skip(sending.next);
+            if let Some(more) = rest.into_iter().position(writes) {
+                sending.next += more;
+                self.put_back(index, sending);
+                return true;
+            }
+            (sending.next, sending.waits) = (0, false);
         }
-        sending.waits = false;
-        while let Some(reset) = sending.resets.last()
-            && reset.left == 0
-        {
+        while sending.reset().is_some_and(|reset| reset.left == 0) {
+            sending.next += 1;
+        }
+        if sending.reset().is_none() && !sending.resets.is_empty() {
             let mut zones = zoned.lock();
-            zones.end_reset(reset.zone);
+            for reset in sending.resets.drain(..) {
+                zones.end_reset(reset.zone);
+            }
             zoned.keep(&mut zones);
-            drop(zones);
             crash::point!("controller.zone.reset");
-            sending.resets.pop();
+            // Others may write to them as soon as they can have the lock.
+            self.slots.take_record(index);
         }
-        let (op, offset, len) = match sending.resets.last() {
+        let (op, offset, len) = match sending.reset() {
             Some(reset) => {
                 let zero = Op::WriteZeroes {
                     deallocate: true,
@@ -404,15 +487,6 @@ impl Engine {
         }
     }
 
-    /// A write to one of the zones is in flight.
-    fn is_written_to(&self, ns: usize, resets: &[Reset], zoned: &ZonedState) -> bool {
-        let geometry = *zoned.lock().geometry();
-        resets.iter().any(|reset| {
-            let start = geometry.start_of(reset.zone);
-            self.slots.writes_within(ns, start, start + geometry.size)
-        })
-    }
-
     /// A request of Zone Management Send is over.
     pub(super) fn zone_sent(&mut self, index: u16, result: Result<(), IoError>) {
         let Some(slot) = self.slots.get(index) else {
@@ -446,7 +520,7 @@ impl Engine {
             _ => {}
         }
         if let Work::ZoneSend(sending) = &mut slot.work
-            && let Some(reset) = sending.resets.last_mut()
+            && let Some(reset) = sending.resets.get_mut(sending.next)
         {
             let piece = reset.piece();
             reset.offset += piece;
@@ -490,10 +564,10 @@ fn makes_durable(slot: &Slot) -> bool {
     if let Work::Metadata(moving) = &slot.work {
         return moving.makes_durable();
     }
-    matches!(
-        slot.work,
-        Work::FlushAll(_) | Work::OwnFlush | Work::Zeroes(_)
-    ) || matches!(slot.kind, Kind::Flush | Kind::DurableWrite)
+    let zeroes = ZoneWriteKind::is_zeroes;
+    matches!(slot.work, Work::FlushAll(_) | Work::OwnFlush)
+        || matches!(&slot.work, Work::ZoneWrite(write) if zeroes(write.kind))
+        || matches!(slot.kind, Kind::Flush | Kind::DurableWrite)
 }
 
 fn descriptor(zone: &Reported) -> ZoneDescriptor {

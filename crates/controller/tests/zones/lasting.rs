@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use crate::world::*;
-use controller::{Controller, ControllerConfig, NamespaceConfig};
+use controller::{Controller, NamespaceConfig};
 use nvme::cmd::zone::Zsa;
 use nvme::{Command, NvmOpcode, Status};
 use volume::{Effect, Fault, Io, IoErrorKind, IoOptions, OpKind};
@@ -143,14 +143,6 @@ fn a_process_that_begins_anew() {
 fn controllers_that_cannot_have_zones() {
     let io = Io::new(IoOptions::default());
     let config = || with_zones(ns(1, mem(BYTES), 512), Zones::new(GEOMETRY).unwrap(), None);
-    let workers = ControllerConfig {
-        workers: 2,
-        ..Default::default()
-    };
-    let error = Controller::new(0, workers, vec![config()], &io)
-        .err()
-        .unwrap();
-    assert!(error.to_string().contains("has zones"), "{error}");
     let short = NamespaceConfig {
         volume: mem(BYTES - 4096),
         ..config()

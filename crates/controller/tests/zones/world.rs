@@ -86,6 +86,10 @@ impl Zoned {
     }
 
     pub fn with(geometry: Geometry, zones: Zones) -> Self {
+        Self::of(ControllerConfig::default(), geometry, zones)
+    }
+
+    pub fn of(config: ControllerConfig, geometry: Geometry, zones: Zones) -> Self {
         let (volume, data) = faulty(BYTES);
         let (file, faults) = faulty(4096);
         let pages = SharedPages::new(4096).unwrap();
@@ -96,9 +100,8 @@ impl Zoned {
             let (pages, file) = (pages.clone(), file.clone());
             move || ZoneTable::new(pages.clone(), geometry.zones, file.clone())
         };
-        let config = ns(1, cached(volume), 512);
-        let config = with_zones(config, zones, table());
-        let mut h = Host::with(ControllerConfig::default(), vec![config]);
+        let namespace = with_zones(ns(1, cached(volume), 512), zones, table());
+        let mut h = Host::with(config, vec![namespace]);
         let again = pages.clone();
         h.reload = Some(Box::new(move |config| {
             let zones = kept(&again, geometry);

@@ -186,8 +186,8 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "zone-size",
             "SIZE",
-            "make it a zoned namespace, of zones of this size, a power of two; the disk then lives \
-             on one worker, and what is left of the volume behind the last zone is not used",
+            "make it a zoned namespace, of zones of this size, a power of two; what is left of the \
+             volume behind the last zone is not used",
             |n| &mut n.zone_size,
         )
         .or("no zones")

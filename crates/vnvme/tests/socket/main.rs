@@ -50,3 +50,4 @@ mod subsystem;
 mod throttle;
 mod top;
 mod vhost_blk;
+mod zones;
