@@ -306,8 +306,10 @@ fn make(kind: &Kind, dir: &Path) -> Result<PathBuf> {
             "disk"
         }
     };
-    // Nothing of its making is under way when it is measured.
-    let path = dir.join(name);
-    File::open(&path)?.sync_all()?;
-    Ok(path)
+    // Nothing of its making is under way when it is measured, nor in the page cache of what is
+    // behind it: the kernel would write that before it reads past it.
+    for entry in std::fs::read_dir(dir)? {
+        File::open(entry?.path())?.sync_all()?;
+    }
+    Ok(dir.join(name))
 }
