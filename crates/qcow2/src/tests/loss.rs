@@ -134,7 +134,7 @@ fn live(seed: u64, loss: u64) {
     let is_backed = chance.one_in(2);
     // Clusters of zeroes behind it, of something else, and of both.
     let has_holes = chance.one_in(2);
-    let behind = |n: usize| match has_holes && n / 12 % 3 != 0 {
+    let behind = |n: usize| match has_holes && !(n / 12).is_multiple_of(3) {
         true => 0,
         false => 1_000_000 + n as u64,
     };
