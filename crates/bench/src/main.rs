@@ -59,11 +59,11 @@ struct Options {
     #[arg(long, default_value = "0.25", value_parser = seconds, value_name = "SECONDS")]
     ramp: Duration,
     /// Of the suite file only these: randread, randwrite; tmpfs, disk; 1, 8, 32; bare, waiting,
-    /// beside, plain, vnvme, pinned; of the suite image: filled, chain, empty, overlay; randread,
-    /// randwrite; 1, 8, 32; of the suite rbd: randread, randwrite; 1, 32; of the suite scale: load,
-    /// crowd, tail; of the suite doorbell: polling, batched, sleeping, "sleeping batched",
-    /// interrupt; of the suite tcp: 1, 32, 128; plain, digests. What no word is given for is done
-    /// in full. The results then hold nothing else of it
+    /// beside, plain, vnvme, pinned; of the suite image: filled, chain, empty, overlay, copy;
+    /// randread, randwrite; 1, 8, 32; of the suite rbd: randread, randwrite; 1, 32; of the suite
+    /// scale: load, crowd, tail; of the suite doorbell: polling, batched, sleeping, "sleeping
+    /// batched", interrupt; of the suite tcp: 1, 32, 128; plain, digests. What no word is given for
+    /// is done in full. The results then hold nothing else of it
     #[arg(long, value_delimiter = ',', requires = "suite", value_name = "LIST")]
     only: Vec<String>,
     /// Where a suite has the memory of queues and data

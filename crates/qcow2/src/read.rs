@@ -179,6 +179,37 @@ pub(crate) async fn read<S: Store>(
     result.and(rest)
 }
 
+/// All of a range reads as zeroes, from a layer on, and the tables say so: nothing of it is read.
+pub(crate) async fn is_nothing<S: Store>(
+    images: &[Image],
+    store: &S,
+    layer: usize,
+    offset: u64,
+    len: u64,
+) -> Result<bool, IoError> {
+    let mut left = vec![(layer, offset, len)];
+    let mut parts = 0;
+    while let Some((layer, offset, len)) = left.pop() {
+        parts += 1;
+        if parts % PARTS == 0 {
+            pause().await;
+        }
+        let Some(image) = images.get(layer) else {
+            continue;
+        };
+        let (place, found) = image.find(store, offset, len).await?;
+        if found < len {
+            left.push((layer, offset + found, len - found));
+        }
+        match place {
+            Place::Zero => {}
+            Place::Below => left.push((layer + 1, offset, found)),
+            Place::Data(_) | Place::Compressed { .. } => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
 async fn read_parts<S: Store>(
     images: &[Image],
     store: &S,

@@ -4,6 +4,7 @@
 use crate::store::Store;
 use std::future::poll_fn;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Mutex;
 use std::task::{Context, Poll, Waker};
 use sync::Unpoisoned;
@@ -34,6 +35,35 @@ pub(crate) async fn pause() {
         }
     })
     .await;
+}
+
+/// Waits for both, which go on at the same time.
+pub(crate) async fn both<A, B>(
+    one: impl Future<Output = A>,
+    two: impl Future<Output = B>,
+) -> (A, B) {
+    let (mut one, mut two) = (pin!(one), pin!(two));
+    let (mut first, mut second) = (None, None);
+    poll_fn(|context| {
+        if first.is_none()
+            && let Poll::Ready(value) = one.as_mut().poll(context)
+        {
+            first = Some(value);
+        }
+        if second.is_none()
+            && let Poll::Ready(value) = two.as_mut().poll(context)
+        {
+            second = Some(value);
+        }
+        match (first.take(), second.take()) {
+            (Some(first), Some(second)) => Poll::Ready((first, second)),
+            (one, two) => {
+                (first, second) = (one, two);
+                Poll::Pending
+            }
+        }
+    })
+    .await
 }
 
 /// Ranges of numbers, each of which one task has at a time.

@@ -3,10 +3,10 @@
 
 use crate::format::{Entry, Mapping};
 use crate::image::{Allocated, Image, Writer};
-use crate::read::{Started, read};
-use crate::store::{Access, Part, Store};
+use crate::read::{self, Started};
+use crate::store::{self, Access, Store};
 use crate::tables::{Look, Slice};
-use crate::wait::pause;
+use crate::wait::{both, pause};
 use dma::{Buffer, SegmentList};
 use std::ops::Range;
 use volume::{IoError, IoErrorKind, Op};
@@ -139,25 +139,20 @@ impl<'a, S: Store> Target<'a, S> {
             .slice_to_write(self.writer, self.store, number)
             .await?;
         let mut plan = Plan::default();
-        let planned = self.plan(&slice, span, data, &mut plan).await;
+        let mut written = self.plan(&slice, span, &mut plan).await;
         let Plan {
             allocated,
             entries,
-            moves,
-            mut started,
-            barrier,
+            parts,
+            mut barrier,
         } = plan;
-        if planned.is_ok() {
-            self.start(&mut started, moves, data);
+        if written.is_ok() {
+            // The clusters are counted while what was there is read, and while they are written.
+            let moved = self.carry_out(&parts, data);
+            let (moved, counted) = both(moved, settle(&allocated, self.store)).await;
+            barrier |= matches!(moved, Ok(true));
+            written = moved.map(drop).and(counted);
         }
-        let mut written = planned;
-        for new in &allocated {
-            if written.is_ok() {
-                written = new.settle(self.store).await;
-            }
-        }
-        // Nothing is on its way to clusters that are freed.
-        written = written.and(started.all().await);
         written?;
         if barrier {
             self.writer.flush(self.store).await?;
@@ -207,15 +202,8 @@ impl<'a, S: Store> Target<'a, S> {
         })
     }
 
-    /// What is to be written, and where: clusters are allocated for it, and those are started that
-    /// are only written in part.
-    async fn plan<'p>(
-        &self,
-        slice: &Slice,
-        span: Span,
-        data: &SegmentList,
-        plan: &mut Plan<'p>,
-    ) -> Result<(), IoError>
+    /// What is to be written, and where: clusters are allocated for it.
+    async fn plan<'p>(&self, slice: &Slice, span: Span, plan: &mut Plan<'p>) -> Result<(), IoError>
     where
         'a: 'p,
     {
@@ -231,11 +219,16 @@ impl<'a, S: Store> Target<'a, S> {
         // Clusters that were allocated for those that come.
         let mut ready: Range<u64> = 0..0;
         let mut zeroed = false;
-        for (at, piece) in pieces.iter().enumerate() {
-            let (host, zeroed) = match mapping(piece) {
+        for (at, &piece) in pieces.iter().enumerate() {
+            let (host, zeroed) = match mapping(&piece) {
                 Mapping::Data { host, copied: true } => {
                     plan.entries.push(Entry::data(host));
-                    join(&mut plan.moves, piece.to(host));
+                    plan.parts.push(Part {
+                        piece,
+                        host,
+                        zeroed: false,
+                        copy: None,
+                    });
                     continue;
                 }
                 // Kept for it, and nobody knows what is there.
@@ -257,57 +250,93 @@ impl<'a, S: Store> Target<'a, S> {
                 }
             };
             plan.entries.push(Entry::data(host));
-            let is_whole = piece.within == 0 && piece.len == self.cluster_size();
-            let reads_zeroes = match mapping(piece) {
+            let reads_zeroes = match mapping(&piece) {
                 Mapping::Zero { .. } => true,
-                Mapping::Unallocated => !self.is_backed(piece.cluster),
+                Mapping::Unallocated if self.is_backed(piece.cluster) => {
+                    let (images, store, len) = (self.images, self.store, self.cluster_size());
+                    let nothing = read::is_nothing(images, store, 1, piece.cluster, len).await;
+                    // Who has to read it finds the error.
+                    nothing.unwrap_or(false)
+                }
+                Mapping::Unallocated => true,
                 _ => false,
             };
-            // What the guest finds after a loss of power is old or new: zeroes, where the cluster
-            // has not reached the disk, are old only where there was nothing.
-            plan.barrier |= !(reads_zeroes && zeroed);
-            if is_whole || (reads_zeroes && zeroed) {
-                join(&mut plan.moves, piece.to(host));
-                continue;
-            }
-            let copy = self.merge(piece, reads_zeroes, data).await?;
-            plan.started.below_most().await?;
-            plan.started.push(self.store.start(Access {
-                layer: 0,
-                part: Part::Data,
-                op: WRITE,
-                at: host,
-                len: self.cluster_size(),
-                data: copy,
-            }));
+            let is_whole = piece.within == 0 && piece.len == self.cluster_size();
+            let is_plain = is_whole || (reads_zeroes && zeroed);
+            plan.barrier |= is_whole && !(reads_zeroes && zeroed);
+            plan.parts.push(Part {
+                piece,
+                host,
+                zeroed,
+                copy: (!is_plain).then_some(Merge { reads_zeroes }),
+            });
         }
         Ok(())
     }
 
-    /// A whole cluster as it will be: what it was, and a piece of the request.
-    async fn merge(
+    /// Writes the parts of a request to their clusters. `true`: these have to be durable before
+    /// anything leads to them.
+    async fn carry_out(&self, parts: &[Part], data: &SegmentList) -> Result<bool, IoError> {
+        let mut started = Started::default();
+        let result = self.start_parts(parts, data, &mut started).await;
+        // Nothing is on its way to clusters that are freed.
+        let rest = started.all().await;
+        result.and_then(|barrier| rest.map(|()| barrier))
+    }
+
+    async fn start_parts(
         &self,
-        piece: &Piece,
-        reads_zeroes: bool,
+        parts: &[Part],
         data: &SegmentList,
-    ) -> Result<SegmentList, IoError> {
+        started: &mut Started,
+    ) -> Result<bool, IoError> {
+        let mut moves = Vec::new();
+        let mut barrier = false;
+        for part in parts {
+            let Some(copy) = &part.copy else {
+                join(&mut moves, part.piece.to(part.host));
+                continue;
+            };
+            let mut cluster = self.content(&part.piece, copy.reads_zeroes).await?;
+            let bytes = cluster.buffer().ok_or(IoErrorKind::Invalid)?;
+            if part.zeroed && is_zero(bytes) {
+                // The new cluster has all of it already.
+                join(&mut moves, part.piece.to(part.host));
+                continue;
+            }
+            let within = part.piece.within as usize;
+            let bytes = bytes.get_mut(within..within + part.piece.len as usize);
+            let bytes = bytes.ok_or(IoErrorKind::Invalid)?;
+            if data.copy_to(part.piece.from, bytes) != bytes.len() {
+                return Err(IoErrorKind::Memory.into());
+            }
+            barrier = true;
+            started.below_most().await?;
+            started.push(self.store.start(Access {
+                layer: 0,
+                part: store::Part::Data,
+                op: WRITE,
+                at: part.host,
+                len: self.cluster_size(),
+                data: cluster,
+            }));
+        }
+        self.start(started, moves, data);
+        Ok(barrier)
+    }
+
+    /// What a cluster is before the request.
+    async fn content(&self, piece: &Piece, reads_zeroes: bool) -> Result<SegmentList, IoError> {
         let size = self.cluster_size();
-        let mut copy = SegmentList::owned(Buffer::new(size as usize));
+        let content = SegmentList::owned(Buffer::new(size as usize));
         if !reads_zeroes {
             // Behind the disk's end there is nothing to be seen by anybody, ever.
             let there = size.min(self.image.size().saturating_sub(piece.cluster));
             let mut part = SegmentList::new();
-            copy.slice(0, there, &mut part);
-            read(self.images, self.store, 0, piece.cluster, &part).await?;
+            content.slice(0, there, &mut part);
+            read::read(self.images, self.store, 0, piece.cluster, &part).await?;
         }
-        let within = piece.within as usize;
-        let bytes = copy.buffer().ok_or(IoErrorKind::Invalid)?;
-        let bytes = bytes.get_mut(within..within + piece.len as usize);
-        let bytes = bytes.ok_or(IoErrorKind::Invalid)?;
-        if data.copy_to(piece.from, bytes) != bytes.len() {
-            return Err(IoErrorKind::Memory.into());
-        }
-        Ok(copy)
+        Ok(content)
     }
 
     fn start(&self, started: &mut Started, moves: Vec<Move>, data: &SegmentList) {
@@ -316,7 +345,7 @@ impl<'a, S: Store> Target<'a, S> {
             data.slice(from, len, &mut memory);
             started.push(self.store.start(Access {
                 layer: 0,
-                part: Part::Data,
+                part: store::Part::Data,
                 op: WRITE,
                 at,
                 len,
@@ -481,7 +510,23 @@ impl<'a, S: Store> Target<'a, S> {
     }
 }
 
+/// All of these bytes are zero.
+fn is_zero(bytes: &[u8]) -> bool {
+    let mut pages = bytes.chunks(4096);
+    // Without a look at each byte's result, so that many are looked at in one step.
+    pages.all(|page| page.iter().fold(0, |any, byte| any | byte) == 0)
+}
+
+/// Has the refcounts of all of them on the disk.
+async fn settle(allocated: &[Allocated<'_>], store: &impl Store) -> Result<(), IoError> {
+    for new in allocated {
+        new.settle(store).await?;
+    }
+    Ok(())
+}
+
 /// A part of a request in one cluster.
+#[derive(Clone, Copy)]
 struct Piece {
     /// In the slice.
     index: usize,
@@ -505,16 +550,33 @@ impl Piece {
     }
 }
 
+/// A piece of a request, and the cluster that it goes to.
+struct Part {
+    piece: Piece,
+    /// The byte where the cluster begins.
+    host: u64,
+    /// The cluster reads as zeroes, durably.
+    zeroed: bool,
+    /// It is written as a whole, with what was there before.
+    copy: Option<Merge>,
+}
+
+/// What a cluster consists of beside a piece of a request.
+struct Merge {
+    /// Of zeroes, and nothing has to be read to know that.
+    reads_zeroes: bool,
+}
+
 /// What a write does.
 #[derive(Default)]
 struct Plan<'a> {
     allocated: Vec<Allocated<'a>>,
     /// The entries as they will be.
     entries: Vec<Entry>,
-    /// From the request's memory.
-    moves: Vec<Move>,
-    /// Clusters that are written as a whole, from a copy.
-    started: Started,
+    parts: Vec<Part>,
     /// The clusters are durable before anything leads to them.
+    ///
+    /// What the guest finds after a loss of power is old or new. Zeroes, where what was written has
+    /// not reached the disk, are old only where there was nothing.
     barrier: bool,
 }

@@ -33,7 +33,7 @@ struct Kind {
     jobs: &'static [Rw],
 }
 
-const KINDS: [Kind; 4] = [
+const KINDS: [Kind; 5] = [
     Kind {
         word: "filled",
         what: "every cluster is there",
@@ -51,7 +51,12 @@ const KINDS: [Kind; 4] = [
     },
     Kind {
         word: "overlay",
-        what: "nearly every write copies a cluster of the backing file",
+        what: "nearly every write is a cluster's first, over a backing file of holes",
+        jobs: &[Rw::RandWrite],
+    },
+    Kind {
+        word: "copy",
+        what: "most writes copy a cluster of data from the backing file",
         jobs: &[Rw::RandWrite],
     },
 ];
@@ -260,7 +265,7 @@ fn full(path: &Path) -> Result<()> {
 fn make(kind: &Kind, dir: &Path) -> Result<PathBuf> {
     let img = |words: &[&str]| tool("qemu-img", words, dir);
     let create = ["create", "-q", "-f", "qcow2"];
-    let full = || -> Result<()> {
+    let full_image = || -> Result<()> {
         let path = dir.join("raw");
         full(&path)?;
         img(&["convert", "-f", "raw", "-O", "qcow2", "raw", "base"])?;
@@ -269,11 +274,11 @@ fn make(kind: &Kind, dir: &Path) -> Result<PathBuf> {
     };
     let name = match kind.word {
         "filled" => {
-            full()?;
+            full_image()?;
             "base"
         }
         "chain" => {
-            full()?;
+            full_image()?;
             let names = ["base", "one", "two", "three"];
             for (number, pair) in names.windows(2).enumerate() {
                 let [below, name] = pair else { continue };
@@ -292,14 +297,19 @@ fn make(kind: &Kind, dir: &Path) -> Result<PathBuf> {
             img(&[&create[..], &["disk", EMPTY]].concat())?;
             "disk"
         }
-        _ => {
-            img(&["create", "-q", "-f", "raw", "base", EMPTY])?;
+        word => {
+            match word {
+                "copy" => full(&dir.join("base"))?,
+                _ => img(&["create", "-q", "-f", "raw", "base", EMPTY])?,
+            }
             img(&[&create[..], &["-b", "base", "-F", "raw", "disk"]].concat())?;
             "disk"
         }
     };
-    // Nothing of its making is under way when it is measured.
-    let path = dir.join(name);
-    File::open(&path)?.sync_all()?;
-    Ok(path)
+    // Nothing of its making is under way when it is measured, nor in the page cache of what is
+    // behind it: the kernel would write that before it reads past it.
+    for entry in std::fs::read_dir(dir)? {
+        File::open(entry?.path())?.sync_all()?;
+    }
+    Ok(dir.join(name))
 }

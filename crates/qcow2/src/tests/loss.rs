@@ -132,23 +132,37 @@ fn live(seed: u64, loss: u64) {
     let cluster_bits = [9, 12, 13][chance.below(3) as usize];
     let sectors = [900, 3000][chance.below(2) as usize];
     let is_backed = chance.one_in(2);
+    // Clusters of zeroes behind it, of something else, and of both.
+    let has_holes = chance.one_in(2);
+    let behind = |n: usize| match has_holes && !(n / 12).is_multiple_of(3) {
+        true => 0,
+        false => 1_000_000 + n as u64,
+    };
     let below: Vec<u8> = match is_backed {
         true => {
             let len = sectors - 100 * chance.below(4) as usize;
-            (0..len)
-                .flat_map(|n| fill(1_000_000 + n as u64, 1))
-                .collect()
+            (0..len).flat_map(|n| fill(behind(n), 1)).collect()
         }
         false => Vec::new(),
     };
     std::fs::write(directory.path().join("base"), &below).unwrap();
-    Make {
+    let image = Make {
         size: (sectors * SECTOR) as u64,
         cluster_bits,
         refcount_order: [3, 4, 6][chance.below(3) as usize],
         backing: is_backed.then_some(("base", "raw")),
+    };
+    match is_backed && chance.one_in(2) {
+        true => {
+            image.image(&directory.path().join("between"));
+            Make {
+                backing: Some(("between", "qcow2")),
+                ..image
+            }
+            .image(&path);
+        }
+        false => image.image(&path),
     }
-    .image(&path);
     let options = Qcow2Options {
         direct: Direct::Off,
         backing: Some(directory.path().to_owned()),
@@ -171,7 +185,7 @@ fn live(seed: u64, loss: u64) {
     let mut disk: Vec<Sector> = (0..sectors)
         .map(|n| {
             let now = match n * SECTOR < below.len() {
-                true => 1_000_000 + n as u64,
+                true => behind(n),
                 false => 0,
             };
             Sector {
@@ -416,6 +430,55 @@ fn what_was_flushed_survives_when_all_else_is_lost() {
 #[test]
 fn nothing_else_is_seen_when_nearly_all_has_reached_the_disk() {
     lives(5);
+}
+
+/// How often a write of so many bytes, the first one into its cluster, waits for the disk; with
+/// bytes of that value behind it, in a raw file below an image that has nothing.
+fn flushes(behind: u8, len: usize) -> usize {
+    let directory = tempfile::tempdir().unwrap();
+    let base = vec![behind; 512 << 10];
+    std::fs::write(directory.path().join("base"), base).unwrap();
+    for (name, backing) in [("between", ("base", "raw")), ("disk", ("between", "qcow2"))] {
+        Make {
+            backing: Some(backing),
+            ..Make::default()
+        }
+        .image(&directory.path().join(name));
+    }
+    let path = directory.path().join("disk");
+    let options = Qcow2Options {
+        direct: Direct::Off,
+        backing: Some(directory.path().to_owned()),
+        ..Qcow2Options::default()
+    };
+    let opened = open(&path, &options).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let recorder = Recorder {
+        files: opened.files.clone(),
+        file: Rc::new(file),
+        log: Rc::default(),
+        left: Rc::new(Cell::new(u64::MAX)),
+    };
+    let target = Target::new(&opened.images, &recorder).unwrap();
+    // The first one has a table made.
+    let counts = [0, 2 << 16].map(|at| {
+        let data = SegmentList::owned(Buffer::from_slice(&vec![9; len]));
+        block_on(target.write(at, &data, false)).unwrap();
+        let events = recorder.log.borrow();
+        let flushes = events.iter().filter(|event| matches!(event, Event::Flush));
+        flushes.count()
+    });
+    counts[1] - counts[0]
+}
+
+#[test]
+fn only_what_takes_the_place_of_data_is_waited_for() {
+    for len in [4096, 1 << 16] {
+        assert_eq!(flushes(7, len), 1, "{len} bytes in the place of others");
+    }
+    assert_eq!(flushes(0, 4096), 0, "zeroes are found as they are read");
+    // Nobody reads what is replaced as a whole.
+    assert_eq!(flushes(0, 1 << 16), 1);
 }
 
 /// Nothing here writes to the files behind an image.
