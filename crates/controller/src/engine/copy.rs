@@ -10,10 +10,10 @@
 //! is copied here, so that a command ends as it would without.
 //!
 //! What is copied here goes through memory of this process a piece at a time, read and then
-//! written: a command has one request out at most. Where the volume is done with one within the call, the command is
-//! parked, as one of many ranges is. The process that follows one that died in the middle starts
-//! the command from its beginning: sources and destination do not overlap, so that copying a part
-//! twice changes nothing.
+//! written: a command has one request out at most. Where the volume is done with one within the
+//! call, the command is parked, as one of many ranges is. The process that follows one that died in
+//! the middle starts the command from its beginning: sources and destination do not overlap, so
+//! that copying a part twice changes nothing.
 
 use super::Engine;
 use super::complete::status_of;

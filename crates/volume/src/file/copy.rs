@@ -390,7 +390,7 @@ impl Copies {
                 continue;
             };
             let UnderWay { tag, from, .. } = self.under_way.swap_remove(at);
-            if result.is_err_and(|error| is_for_good(error)) {
+            if result.is_err_and(is_for_good) {
                 if self.refused.len() == MOST_REFUSED {
                     self.refused.remove(0);
                 }
