@@ -13,7 +13,7 @@ use harness::progress::say;
 
 const MIB: u64 = 1 << 20;
 /// What the program copies: in blocks of a file system, and not in them.
-const ALIGNED: u64 = 64 * MIB;
+const ALIGNED: u64 = 8 * MIB;
 const REST: u64 = MIB + MIB / 2;
 
 /// What the program says, of a directory on a new file system.

@@ -2,9 +2,8 @@
 //!
 //! Where it can, the file system lets both files have the same blocks (a reflink, FICLONERANGE:
 //! btrfs, XFS); else the kernel copies (`copy_file_range`), unless the user wants reflinks only.
-//! Both calls wait for the disk, and io_uring has neither of them: a file that is copied to has
-//! some threads for it, which come with the first copy and go when they have had nothing to do for
-//! a while. Its completions come through an [`Inbox`].
+//! Both calls wait for the disk, and io_uring has neither of them: a file that takes part has a
+//! thread for it, and another one while that is not enough. Completions come through an [`Inbox`].
 //!
 //! What the file system does not do, whatever the reason is, its caller does by reads and writes:
 //! nothing is lost by a try. An exception is what could not be made durable
@@ -16,6 +15,7 @@ use crate::{Completion, Inbox, Io, IoError, IoErrorKind, Op};
 use dma::SegmentList;
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -41,7 +41,7 @@ const AT_LEAST: u64 = 64 << 10;
 const STEP: usize = 1 << 20;
 /// Most threads that copy to one file.
 const MOST_THREADS: usize = 2;
-/// A thread that had nothing to do for so long ends.
+/// A thread that had nothing to do for so long ends, when it is not the last.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
 /// Bytes of stack that a thread has: it makes system calls, and little else.
 const STACK: usize = 128 << 10;
@@ -177,28 +177,41 @@ impl Threads {
         self.state.lock().unpoisoned()
     }
 
-    /// Gives a copy to a thread. The number under which its end is told; none: there is no thread.
-    fn start(self: &Arc<Self>, job: impl FnOnce(u64) -> Job) -> Option<u64> {
-        let mut state = self.lock();
-        // Each idle one takes one of those that are due.
-        if state.idle <= state.due.len() && state.threads < MOST_THREADS {
-            let mine = self.clone();
-            let builder = std::thread::Builder::new().name("copy".into());
-            match builder.stack_size(STACK).spawn(move || mine.run()) {
-                Ok(_) => state.threads += 1,
-                Err(error) if state.threads == 0 => {
-                    tracing::debug!(%error, "no thread for copies to a file");
-                    return None;
-                }
-                Err(_) => {}
-            }
+    /// There is a thread from now on.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    fn begin(self: &Arc<Self>) -> io::Result<()> {
+        let state = self.lock();
+        match state.threads {
+            0 => self.clone().spawn(state),
+            _ => Ok(()),
         }
+    }
+
+    /// Gives a copy to a thread; the number under which its end is told. No worker starts threads:
+    /// that takes a lock of the process's mappings.
+    fn start(&self, job: impl FnOnce(u64) -> Job) -> u64 {
+        let mut state = self.lock();
         state.last_id += 1;
         let id = state.last_id;
         state.due.push_back(job(id));
         drop(state);
         self.due.notify_one();
-        Some(id)
+        id
+    }
+
+    fn spawn(self: Arc<Self>, mut state: MutexGuard<'_, State>) -> io::Result<()> {
+        state.threads += 1;
+        drop(state);
+        let mine = self.clone();
+        let builder = std::thread::Builder::new().name("copy".into());
+        let spawned = builder.stack_size(STACK).spawn(move || mine.run());
+        if let Err(error) = &spawned {
+            self.lock().threads -= 1;
+            tracing::debug!(%error, "no further thread for copies to a file");
+        }
+        spawned.map(drop)
     }
 
     /// A copy that no thread has begun ends here.
@@ -231,13 +244,19 @@ impl Threads {
                 let (woken, waited) = self.due.wait_timeout(state, IDLE_LIMIT).unpoisoned();
                 state = woken;
                 state.idle -= 1;
-                if waited.timed_out() && state.due.is_empty() {
+                // The last one stays.
+                if waited.timed_out() && state.due.is_empty() && state.idle > 0 {
                     break;
                 }
                 continue;
             };
             state.running.push(job.id);
-            drop(state);
+            // For the next one.
+            if state.idle == 0 && state.threads < MOST_THREADS {
+                let _ = self.clone().spawn(state);
+            } else {
+                drop(state);
+            }
             let result = job.carry_out(&self.copied);
             let Job {
                 id,
@@ -329,6 +348,7 @@ impl Copies {
     /// no descriptor for it.
     pub(super) fn new(to: &Shared, io: &Io) -> Option<Box<Self>> {
         let threads = to.copier.as_ref()?.0.clone();
+        threads.begin().ok()?;
         Some(Box::new(Self {
             threads,
             inbox: Inbox::new(io).ok()?,
@@ -362,9 +382,7 @@ impl Copies {
             cancelled: cancelled.clone(),
             inbox: self.inbox.clone(),
         };
-        let Some(id) = self.threads.start(job) else {
-            return false;
-        };
+        let id = self.threads.start(job);
         self.under_way.push(UnderWay {
             id,
             tag,
@@ -472,9 +490,9 @@ mod tests {
         };
         let shared = FileVolume::open(file.path(), options).unwrap().shared;
         let io = Io::new(Default::default());
-        let mut copies = Copies::new(&shared, &io).unwrap();
         // As if all were at others.
-        copies.threads.lock().threads = MOST_THREADS;
+        shared.copier.as_ref().unwrap().0.lock().threads = MOST_THREADS;
+        let mut copies = Copies::new(&shared, &io).unwrap();
         for tag in [1, 2] {
             let copy = CopyRequest {
                 tag,
