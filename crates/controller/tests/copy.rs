@@ -4,6 +4,8 @@
 
 #[path = "copy/across.rs"]
 mod across;
+#[path = "copy/by_file.rs"]
+mod by_file;
 mod common;
 
 use common::*;

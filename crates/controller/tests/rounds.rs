@@ -13,8 +13,8 @@ use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use volume::{
-    Completion, Effect, FastPath, Fault, Io, IoError, Op, OpKind, OpenQueue, QueueState, Request,
-    Volume, VolumeError, VolumeQueue,
+    Completion, CopyRequest, CopySource, Effect, FastPath, Fault, Io, IoError, Op, OpKind,
+    OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue,
 };
 
 const RINGS_OF: [Ring; 3] = [Ring::Register, Ring::Mapped, Ring::Shadow];
@@ -464,6 +464,14 @@ impl FastPath for NotedQueue {
         false
     }
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+
+    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
+        None
+    }
+
+    fn copy(&mut self, _: CopyRequest) -> bool {
+        false
+    }
 }
 
 struct Signals(Log);

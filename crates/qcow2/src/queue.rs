@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use volume::{
-    Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request,
+    Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request,
     Volume, VolumeError, VolumeQueue, Wake,
 };
 
@@ -587,4 +587,12 @@ impl FastPath for ImageQueue {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+
+    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
+        None
+    }
+
+    fn copy(&mut self, _: CopyRequest) -> bool {
+        false
+    }
 }

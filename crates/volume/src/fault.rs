@@ -4,8 +4,8 @@
 //! would give them.
 
 use crate::{
-    AtomicWrites, Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState,
-    Request, Volume, VolumeError, VolumeQueue, Wake,
+    AtomicWrites, Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind,
+    Op, OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 use dma::{SegmentList, View};
 use std::ops::Range;
@@ -324,6 +324,15 @@ impl FastPath for FaultQueue {
 
     fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
         self.queue.prefetch(op, offset, len);
+    }
+
+    /// A fault may concern its reads and writes: there are to be some.
+    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
+        None
+    }
+
+    fn copy(&mut self, _: CopyRequest) -> bool {
+        false
     }
 }
 

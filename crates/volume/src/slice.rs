@@ -1,8 +1,8 @@
 //! A part of another volume.
 
 use crate::{
-    AtomicWrites, Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue,
-    QueueState, Request, Volume, VolumeError, VolumeQueue,
+    AtomicWrites, Completion, CopyRequest, CopySource, Extent, FastPath, Info, Io, IoError,
+    IoErrorKind, Op, OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue,
 };
 use dma::{SegmentList, View};
 use std::sync::Arc;
@@ -179,6 +179,18 @@ impl FastPath for SliceQueue {
     fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
         if let Ok(offset) = self.place(offset, len) {
             self.whole.prefetch(op, offset, len);
+        }
+    }
+
+    fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
+        let offset = self.place(offset, len).ok()?;
+        self.whole.copy_source(offset, len)
+    }
+
+    fn copy(&mut self, copy: CopyRequest) -> bool {
+        match self.place(copy.offset, copy.source.len_bytes()) {
+            Ok(offset) => self.whole.copy(CopyRequest { offset, ..copy }),
+            Err(_) => false,
         }
     }
 }

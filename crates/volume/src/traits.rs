@@ -2,8 +2,8 @@
 
 use crate::on_error::QueuePolicy;
 use crate::{
-    AtomicWrites, Completion, Extent, Info, Io, IoError, LimitHandle, OnErrorHandle, Op, Request,
-    ShareHandle, VolumeError, Wake,
+    AtomicWrites, Completion, CopyRequest, CopySource, Extent, Info, Io, IoError, LimitHandle,
+    OnErrorHandle, Op, Request, ShareHandle, VolumeError, Wake,
 };
 use dma::{Buffer, SegmentList, View};
 use std::fmt::Debug;
@@ -171,7 +171,7 @@ impl QueueState {
 ///     fn push(&mut self) {
 ///         self.0.push();
 ///     }
-///     // "missing: `start`, `is_immediate`, `try_now`, `prefetches`, `prefetch`"
+///     // "missing: `start`, `is_immediate`, `try_now`, `prefetches`, `prefetch`, ..."
 /// }
 /// ```
 pub trait FastPath: VolumeQueue {
@@ -198,6 +198,19 @@ pub trait FastPath: VolumeQueue {
     /// A prefetch hint: a request like this comes soon, most likely the next one, and what it needs
     /// may be fetched meanwhile. It is not checked yet, and may never come. No effect but speed.
     fn prefetch(&mut self, op: Op, offset: u64, len: u64);
+
+    /// A range of the volume, for [`FastPath::copy`] of this or another queue of the same worker.
+    /// `None`: it does not lie in a file that takes part in such copies, or there is something to
+    /// be done for each of its reads, and it is to be read.
+    fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource>;
+
+    /// Has the file system copy, without reads and writes. `false`: not to this volume, or not from
+    /// there, or not now; nothing has happened. `true`: a completion comes out of
+    /// [`VolumeQueue::poll`], without data. Where that has an error, the range is as after a write
+    /// that failed, and the copy may be done by reads and writes instead; not where it is
+    /// [`IoErrorKind::NotDurable`](crate::IoErrorKind::NotDurable), for that may be of other writes
+    /// too.
+    fn copy(&mut self, copy: CopyRequest) -> bool;
 }
 
 /// A queue that [`Volume::open`] has made, with or without a fast path of its own: what uses it
@@ -330,4 +343,12 @@ impl<Q: VolumeQueue> FastPath for NoFastPath<Q> {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+
+    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
+        None
+    }
+
+    fn copy(&mut self, _: CopyRequest) -> bool {
+        false
+    }
 }

@@ -69,6 +69,10 @@ impl Engine {
         if slot.orphan || matches!(slot.work, Work::Ranges(_) | Work::ZoneSend(_)) {
             return Some(completion);
         }
+        // It was no request.
+        if matches!(&slot.work, Work::Copy(copying) if copying.is_with_file()) {
+            return Some(completion);
+        }
         let copying = slot.copying();
         let op = match (&slot.work, slot.kind) {
             (Work::Copy(_), _) => copying.map_or(Op::Flush, |(op, ..)| op),

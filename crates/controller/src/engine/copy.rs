@@ -5,11 +5,15 @@
 //! so (Host Behavior Support, CDFE). Formats 1h and 3h are of namespaces with protection
 //! information, which have no Copy.
 //!
-//! What is copied goes through host memory a piece at a time, read and then written: a command has
-//! one request out at most. Where the volume is done with one within the call, the command is
-//! parked, as one of many ranges is. The process that follows one that died in the middle starts
-//! the command from its beginning: sources and destination do not overlap, so that copying a part
-//! twice changes nothing.
+//! A range that lies in files, as its destination does, may be copied by the file system, where
+//! the user wants that ([`volume::FastPath::copy`]). What it does not copy, whatever its reason is,
+//! is copied here, so that a command ends as it would without.
+//!
+//! What is copied here goes through memory of this process a piece at a time, read and then
+//! written: a command has one request out at most. Where the volume is done with one within the
+//! call, the command is parked, as one of many ranges is. The process that follows one that died in
+//! the middle starts the command from its beginning: sources and destination do not overlap, so
+//! that copying a part twice changes nothing.
 
 use super::Engine;
 use super::complete::status_of;
@@ -19,7 +23,7 @@ use nvme::cmd::io::{CopyCdw12, CopyRange, DirectiveType};
 use nvme::{Command, Status};
 use placement::Writer;
 use std::ops::Range;
-use volume::{Budget, IoErrorKind, Op, Request};
+use volume::{Budget, CopyRequest, IoError, IoErrorKind, Op, Request};
 use zerocopy::FromBytes;
 
 /// Bytes that are on their way at one time.
@@ -92,6 +96,10 @@ struct Source {
 }
 
 enum Step {
+    /// A range begins: the file system may copy it.
+    Begin,
+    /// It does.
+    File,
     Read,
     /// This has been read.
     Write(SegmentList),
@@ -103,7 +111,8 @@ impl Copying {
         let source = self.sources.last()?;
         let len = source.left.min(PIECE);
         Some(match &self.step {
-            Step::Read => (Op::Read, source.from, len),
+            Step::File => (Op::Write { fua: self.fua }, self.to, source.left),
+            Step::Begin | Step::Read => (Op::Read, source.from, len),
             Step::Write(_) => (Op::Write { fua: self.fua }, self.to, len),
         })
     }
@@ -111,7 +120,7 @@ impl Copying {
     /// Index of the namespace that the next request is for.
     fn place(&self) -> usize {
         match (&self.step, self.sources.last()) {
-            (Step::Read, Some(source)) => source.ns,
+            (Step::Begin | Step::Read, Some(source)) => source.ns,
             _ => self.ns,
         }
     }
@@ -124,9 +133,14 @@ impl Copying {
     /// Its data, which goes with it.
     fn data(&mut self, len: u64) -> SegmentList {
         match &mut self.step {
-            Step::Read => SegmentList::owned(Buffer::new(len as usize)),
             Step::Write(data) => std::mem::take(data),
+            _ => SegmentList::owned(Buffer::new(len as usize)),
         }
+    }
+
+    /// The file system is at a range.
+    pub(super) fn is_with_file(&self) -> bool {
+        matches!(self.step, Step::File)
     }
 
     /// A request is done.
@@ -135,16 +149,22 @@ impl Copying {
             self.step = Step::Write(data);
             return;
         }
+        let whole = self.is_with_file();
         self.step = Step::Read;
         let Some(source) = self.sources.last_mut() else {
             return;
         };
-        let len = PIECE.min(source.left);
+        let len = if whole {
+            source.left
+        } else {
+            PIECE.min(source.left)
+        };
         self.to += len;
         source.from += len;
         source.left -= len;
         if source.left == 0 {
             self.sources.pop();
+            self.step = Step::Begin;
         }
     }
 
@@ -152,6 +172,15 @@ impl Copying {
     pub(super) fn result(&self) -> u32 {
         (self.count - self.sources.len()) as u32
     }
+}
+
+/// What the file system has not copied may be read and written, and the outcome is that of a
+/// command for which it was not asked.
+fn may_be_repeated(error: IoError) -> bool {
+    !matches!(
+        error.kind,
+        IoErrorKind::NotDurable | IoErrorKind::Aborted | IoErrorKind::Gone
+    )
 }
 
 impl Slot {
@@ -239,7 +268,7 @@ impl Engine {
                 begun: start,
                 to: start,
                 fua,
-                step: Step::Read,
+                step: Step::Begin,
             }));
         }
         self.next_copy(index);
@@ -288,6 +317,9 @@ impl Engine {
         let Some((op, offset, len)) = request else {
             return self.end_copy(index, begun..to, result);
         };
+        if self.copies_by_file(index) {
+            return;
+        }
         if op == Op::Read && self.reads_marked(index, offset, len) {
             return self.next_copy(index);
         }
@@ -311,6 +343,58 @@ impl Engine {
         }) {
             self.complete_copy(index, completion, true);
         }
+    }
+
+    /// A range begins, and the file system copies it.
+    fn copies_by_file(&mut self, index: u16) -> bool {
+        let tag = self.slots.tag(index);
+        let Some(slot) = self.slots.get(index) else {
+            return false;
+        };
+        let Work::Copy(copying) = &mut slot.work else {
+            return false;
+        };
+        if !matches!(copying.step, Step::Begin) {
+            return false;
+        }
+        copying.step = Step::Read;
+        let Some(&Source {
+            ns: from,
+            from: offset,
+            left,
+        }) = copying.sources.last()
+        else {
+            return false;
+        };
+        let (ns, to, fua) = (copying.ns, copying.to, copying.fua);
+        let Some(namespace) = self.namespaces.get_mut(from) else {
+            return false;
+        };
+        let shift = namespace.shift;
+        let Some(source) = namespace.queue.copy_source(offset, left) else {
+            return false;
+        };
+        // What is before a marked block is copied, and by pieces.
+        if self.marked(from, offset >> shift, left >> shift).is_some() {
+            return false;
+        }
+        let copy = CopyRequest {
+            tag,
+            source,
+            offset: to,
+            fua,
+        };
+        let namespace = self.namespaces.get_mut(ns);
+        if !namespace.is_some_and(|namespace| namespace.queue.copy(copy)) {
+            return false;
+        }
+        if let Some(slot) = self.slots.get(index)
+            && let Work::Copy(copying) = &mut slot.work
+        {
+            copying.step = Step::File;
+            slot.ns = ns;
+        }
+        true
     }
 
     /// The next piece has a block that cannot be read: the command fails, by that block's fault.
@@ -356,9 +440,13 @@ impl Engine {
         let Work::Copy(copying) = &mut slot.work else {
             return self.broken("Copy goes on in another command's slot");
         };
-        let writes = matches!(copying.step, Step::Write(_));
+        let writes = matches!(copying.step, Step::Write(_) | Step::File);
         match completion.result {
             Ok(()) => copying.advance(completion.data),
+            // It is read and written instead, and if that fails, too, the command fails by it.
+            Err(error) if copying.is_with_file() && may_be_repeated(error) => {
+                copying.step = Step::Read;
+            }
             Err(error) => {
                 slot.status = match error.kind {
                     // As of a plain command.

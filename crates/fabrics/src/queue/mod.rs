@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::{
-    Completion, Ending, FastPath, Info, IoError, IoErrorKind, Op, QueueState, Request, RingStreams,
+    Completion, CopyRequest, CopySource, Ending, FastPath, Info, IoError, IoErrorKind, Op, QueueState, Request, RingStreams,
     VolumeQueue, Wake,
 };
 
@@ -710,6 +710,14 @@ impl FastPath for FabricsQueue {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+
+    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
+        None
+    }
+
+    fn copy(&mut self, _: CopyRequest) -> bool {
+        false
+    }
 }
 
 impl Drop for FabricsQueue {

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::{
-    Completion, Ending, FastPath, Info, IoError, IoErrorKind, Op, QueueState, Request, RingStreams,
+    Completion, CopyRequest, CopySource, Ending, FastPath, Info, IoError, IoErrorKind, Op, QueueState, Request, RingStreams,
     VolumeQueue, Wake,
 };
 
@@ -546,6 +546,14 @@ impl FastPath for NbdQueue {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+
+    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
+        None
+    }
+
+    fn copy(&mut self, _: CopyRequest) -> bool {
+        false
+    }
 }
 
 impl Drop for NbdQueue {

@@ -22,6 +22,8 @@ pub(super) const ALWAYS: &[c_long] = &[
     libc::SYS_fdatasync,
     libc::SYS_fallocate,
     libc::SYS_ftruncate,
+    // From one open file to another: what reading and writing does, too.
+    libc::SYS_copy_file_range,
     libc::SYS_flock,
     libc::SYS_dup,
     libc::SYS_dup3,

@@ -125,7 +125,14 @@ fn allowed(needs: &Needs, holds: bool) -> Result<Rules, Error> {
         libc::SYS_prctl,
         options.into_iter().collect::<Result<_, _>>()?,
     );
-    let mut ioctls = vec![argument(1).is_word(c_ulong::from(libc::FIONBIO))?];
+    // The second lets an open file have the blocks of another open one.
+    let mut ioctls = Vec::new();
+    for command in [
+        c_ulong::from(libc::FIONBIO),
+        c_ulong::from(libc::FICLONERANGE),
+    ] {
+        ioctls.push(argument(1).is_word(command)?);
+    }
     if needs.vfio {
         ioctls.push(argument(1).has_word(0xff00, VFIO_TYPE << 8)?);
     }

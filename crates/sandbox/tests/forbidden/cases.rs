@@ -217,6 +217,8 @@ pub const CALLS: &[Case] = &[
     case("set a limit", set_limit, Seal, FORBIDDEN),
     case("input to the terminal", terminal, Seal, FORBIDDEN),
     case("a device's call", vfio_call, Seal, FORBIDDEN),
+    case("a copy between open files", copy_file, Seal, End::Done),
+    case("a reflink between open files", reflink, Seal, End::Done),
     case("become dumpable", dumpable, Seal, FORBIDDEN),
     case("another filter", filter, Seal, FORBIDDEN),
     case("become another program", execute_here, Seal, End::Killed),

@@ -240,6 +240,23 @@ pub fn vfio_call() -> io::Result<()> {
     known_to(0x3b64)
 }
 
+/// From one open file to another.
+pub fn copy_file() -> io::Result<()> {
+    let (from, to) = (memory_file()?, memory_file()?);
+    rustix::fs::ftruncate(&from, 4096)?;
+    rustix::fs::copy_file_range(&from, None, &to, None, 4096).map(drop)?;
+    Ok(())
+}
+
+pub fn reflink() -> io::Result<()> {
+    let file = memory_file()?;
+    // SAFETY: the kernel finds no ranges there, outside too.
+    match answer(unsafe { libc::ioctl(file.as_raw_fd(), libc::FICLONERANGE, 0) }.into()) {
+        Err(error) if error.raw_os_error() == Some(libc::EFAULT) => Ok(()),
+        other => other,
+    }
+}
+
 pub fn dumpable() -> io::Result<()> {
     // SAFETY: numbers only.
     answer(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) }.into())

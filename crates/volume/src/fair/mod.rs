@@ -18,8 +18,8 @@ mod tuner;
 
 use crate::clock::{Clock, SystemClock};
 use crate::{
-    AtomicWrites, Completion, FastPath, Info, Io, IoError, Op, OpenQueue, QueueState, Request,
-    Volume, VolumeError, VolumeQueue,
+    AtomicWrites, Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, Op, OpenQueue,
+    QueueState, Request, Volume, VolumeError, VolumeQueue,
 };
 use dma::{SegmentList, View};
 use group::{FairShare, Group};
@@ -230,6 +230,15 @@ impl FastPath for FairQueue {
     fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
         let mut scheduler = self.scheduler.borrow_mut();
         scheduler.prefetch(self.flow, op, offset, len);
+    }
+
+    /// Each volume of the device has its share of its reads and writes: there are to be some.
+    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
+        None
+    }
+
+    fn copy(&mut self, _: CopyRequest) -> bool {
+        false
     }
 }
 

@@ -1,5 +1,6 @@
 //! A raw file or block device, by io_uring.
 
+mod copy;
 mod description;
 mod device;
 mod exclusive;
@@ -17,6 +18,8 @@ use crate::{
     AtomicWrites, Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op,
     OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue,
 };
+pub use copy::{CopiedBytes, CopyRequest, CopySource, FileCopy};
+use copy::{Copier, Copies};
 pub(crate) use description::FileDescription;
 use dma::{Buffer, SegmentList, View};
 pub use fence::PreviousProcess;
@@ -82,6 +85,9 @@ pub struct FileOptions {
     /// Not more than is promised to somebody: such a write has no fixed buffers, and is copied
     /// where it is several pieces.
     pub atomic: u32,
+    /// Whether the file system copies between this and other files ([`FastPath::copy`]). Not where
+    /// it is a block device, or may hang.
+    pub copy: FileCopy,
 }
 
 impl FileOptions {
@@ -102,6 +108,7 @@ impl Default for FileOptions {
             timeout: None,
             image: false,
             atomic: FileOptions::TWO_BLOCKS,
+            copy: FileCopy::Off,
         }
     }
 }
@@ -146,6 +153,10 @@ struct Shared {
     threads: Option<Arc<FileThreads>>,
     /// It has no end.
     endless: bool,
+    /// No other opening has this number.
+    number: u64,
+    /// Of a file that takes part in copies that the file system does.
+    copier: Option<Copier>,
     /// Further openings that have a part of this one's lock.
     openings: AtomicU64,
 }
@@ -205,6 +216,12 @@ impl FileVolume {
                 path.display()
             );
         }
+        if options.copy != FileCopy::Off && (opened.may_hang || opened.device) {
+            tracing::warn!(
+                "{}: copy= has no effect: it is not a file on a disk of this machine",
+                path.display()
+            );
+        }
         let writable = !options.read_only;
         let fd = Arc::new(FileDescription::from(opened.fd));
         // Devices are always asked: where they cannot do it, the kernel writes zeroes for them.
@@ -214,6 +231,8 @@ impl FileVolume {
             true => AtomicWrites::NONE,
             false => opened.atomic,
         };
+        let copies = options.copy != FileCopy::Off && !opened.device && !opened.may_hang;
+        let copies = copies && !options.image;
         let abilities = Abilities::new(opened.punch, writable).endless(endless);
         let abilities = Arc::new(abilities.atomic(atomic));
         let threads = opened.may_hang.then(|| {
@@ -227,6 +246,8 @@ impl FileVolume {
                 size: AtomicU64::new(if endless { ENDLESS } else { opened.size }),
                 endless,
                 openings: AtomicU64::new(0),
+                number: copy::number(),
+                copier: copies.then(Copier::new),
                 abilities,
                 read_only: options.read_only,
                 direct: opened.direct,
@@ -279,6 +300,7 @@ impl FileVolume {
             lock: false,
             block_size: None,
             format: Format::Raw,
+            copy: FileCopy::Off,
             ..shared.options
         };
         let opened = Self::open_as(&self.own_path(), &shared.path, options)?;
@@ -313,6 +335,12 @@ impl FileVolume {
     /// It has threads of its own, as it may hang: its completions do not come through the ring.
     pub fn has_threads(&self) -> bool {
         self.shared.threads.is_some()
+    }
+
+    /// What the file system has copied to it so far.
+    pub fn copied(&self) -> CopiedBytes {
+        let copier = self.shared.copier.as_ref();
+        copier.map(Copier::copied).unwrap_or_default()
     }
 
     /// The page cache is bypassed.
@@ -396,7 +424,10 @@ impl Volume for FileVolume {
             abilities: self.shared.abilities.clone(),
             lane: io.lane_end(),
         });
+        // A lane's owner has its own copies to make.
+        let alone = io.lane_end().is_none();
         let queue = FileQueue {
+            copies: alone.then(|| Copies::new(&self.shared, io)).flatten(),
             shared: self.shared.clone(),
             ring,
             file,
@@ -473,6 +504,8 @@ impl Volume for FileVolume {
 /// One worker's queue into a [`FileVolume`].
 struct FileQueue {
     shared: Arc<Shared>,
+    /// Copies that the file system does, where it may.
+    copies: Option<Box<Copies>>,
     ring: Rc<Ring>,
     /// The file's name on the ring.
     file: usize,
@@ -510,17 +543,24 @@ impl VolumeQueue for FileQueue {
         }
     }
 
-    /// All completions come through the ring.
-    fn poll(&mut self, _: &mut dyn FnMut(Completion)) -> usize {
-        0
+    /// All completions come through the ring, but for those of copies.
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        match &mut self.copies {
+            None => 0,
+            Some(copies) => copies.poll(done),
+        }
     }
 
     fn state(&self) -> QueueState {
-        QueueState::of_ring(self.ring.in_flight_of(self.file))
+        let copies = self.copies.as_ref().map_or(0, |copies| copies.in_flight());
+        QueueState::of_ring(self.ring.in_flight_of(self.file) + copies)
     }
 
     fn cancel(&mut self, tag: u64) {
-        self.ring.cancel(self.file, tag);
+        let copies = self.copies.as_mut();
+        if !copies.is_some_and(|copies| copies.cancel(tag)) {
+            self.ring.cancel(self.file, tag);
+        }
     }
 }
 
@@ -557,6 +597,15 @@ impl FastPath for FileQueue {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+
+    fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
+        copy::source(&self.shared, offset, len)
+    }
+
+    fn copy(&mut self, copy: CopyRequest) -> bool {
+        let copies = self.copies.as_mut();
+        copies.is_some_and(|copies| copies.start(&self.shared, copy))
+    }
 }
 
 /// The same of a file with atomic writes, which the ring's fast path does not know: files without
@@ -612,6 +661,14 @@ impl FastPath for AtomicFileQueue {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+
+    fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
+        self.queue.copy_source(offset, len)
+    }
+
+    fn copy(&mut self, copy: CopyRequest) -> bool {
+        self.queue.copy(copy)
+    }
 }
 
 impl Drop for FileQueue {

@@ -1,5 +1,5 @@
 //! System calls that no library wraps: locks that belong to an open file; reads and writes of
-//! memory that is a guest's.
+//! memory that is a guest's; blocks of one file that another one gets.
 #![allow(unsafe_code)]
 
 use dma::View;
@@ -133,6 +133,33 @@ unsafe fn call(
         if error.kind() != io::ErrorKind::Interrupted {
             return Err(error);
         }
+    }
+}
+
+/// Lets a range of `to` have the blocks of a range of `from` (FICLONERANGE): no data is moved.
+///
+/// # Errors
+/// The system's; nothing has changed then. There are many, for both files have to be on one file
+/// system that can do it, and the ranges in its blocks.
+pub(super) fn reflink(
+    from: BorrowedFd<'_>,
+    source: u64,
+    to: BorrowedFd<'_>,
+    offset: u64,
+    len: u64,
+) -> io::Result<()> {
+    let range = libc::file_clone_range {
+        src_fd: from.as_raw_fd().into(),
+        src_offset: source,
+        // 0 would stand for everything from there on.
+        src_length: len.max(1),
+        dest_offset: offset,
+    };
+    // SAFETY: both descriptors are open, and `range` is what FICLONERANGE reads; it outlives the
+    // call.
+    match unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONERANGE, &raw const range) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -9,8 +9,8 @@ mod bucket;
 
 use crate::clock::{Clock, SystemClock};
 use crate::{
-    AtomicWrites, Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState,
-    Request, Volume, VolumeError, VolumeQueue, Wake,
+    AtomicWrites, Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind,
+    Op, OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 use bucket::{Bucket, PER_NANOSECOND};
 use dma::{SegmentList, View};
@@ -433,5 +433,17 @@ impl FastPath for LimitQueue {
 
     fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
         self.queue.prefetch(op, offset, len);
+    }
+
+    /// What is copied without a read is not charged for: while there are limits, it is read.
+    fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
+        let passes = self.free() && !self.is_waiting();
+        passes
+            .then(|| self.queue.copy_source(offset, len))
+            .flatten()
+    }
+
+    fn copy(&mut self, copy: CopyRequest) -> bool {
+        self.free() && !self.is_waiting() && self.queue.copy(copy)
     }
 }

@@ -1,7 +1,9 @@
 //! Requests that failed and wait: a queue in front of a volume's own, from its first failure on.
 
 use super::{Completion, ErrorAction, NAP, RETRY_FOR, Request, Shared};
-use crate::{FastPath, IoError, IoErrorKind, Op, QueueState, VolumeQueue, Wake};
+use crate::{
+    CopyRequest, CopySource, FastPath, IoError, IoErrorKind, Op, QueueState, VolumeQueue, Wake,
+};
 use dma::{SegmentList, View};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -382,6 +384,18 @@ impl FastPath for HeldQueue {
     fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
         self.queue.prefetch(op, offset, len);
     }
+
+    fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
+        match self.is_stopped() {
+            true => None,
+            false => self.queue.copy_source(offset, len),
+        }
+    }
+
+    /// One that fails is done by reads and writes, for which the policy is.
+    fn copy(&mut self, copy: CopyRequest) -> bool {
+        !self.is_stopped() && self.queue.copy(copy)
+    }
 }
 
 impl Drop for HeldQueue {
@@ -430,4 +444,12 @@ impl FastPath for Nothing {
     }
 
     fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+
+    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
+        None
+    }
+
+    fn copy(&mut self, _: CopyRequest) -> bool {
+        false
+    }
 }

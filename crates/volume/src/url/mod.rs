@@ -10,7 +10,7 @@ mod registry;
 
 use crate::VolumeError;
 use crate::{
-    AtomicVolume, Direct, FileOptions, FileVolume, Format, MAX_ATOMIC_UNIT, Overlap,
+    AtomicVolume, Direct, FileCopy, FileOptions, FileVolume, Format, MAX_ATOMIC_UNIT, Overlap,
     PreviousProcess, Volume,
 };
 pub use extras::Extras;
@@ -257,6 +257,13 @@ const FILE: Scheme = Scheme {
              .atomic, if atomic= has a SIZE; with a path, that is 16K unless it is given]",
         ),
         UrlOption::new(
+            "copy",
+            "off|reflink|on",
+            "what a guest copies (the command Copy) between files that have this, the file system \
+             copies: reflink, where both can have the same blocks; on, always [default: off, the \
+             data is read and written]",
+        ),
+        UrlOption::new(
             "timeout",
             "DURATION",
             "of files on FUSE or a network: a request that is not answered for so long fails \
@@ -343,6 +350,12 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
         "probe" => Ok(Format::Probe),
         _ => Err("it is raw or probe"),
     };
+    let copy = |text: &str| match text {
+        "off" => Ok(FileCopy::Off),
+        "reflink" => Ok(FileCopy::Reflink),
+        "on" => Ok(FileCopy::On),
+        _ => Err("it is off, reflink or on"),
+    };
     let read_only = options.read_only(&open)?;
     let atomic = options.take("atomic", atomic)?;
     let journal = match atomic {
@@ -372,6 +385,7 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
             // It spares the journal a write.
             Atomic::Unit(unit) => unit,
         },
+        copy: options.take("copy", copy)?.unwrap_or_default(),
     };
     let file = Arc::new(FileVolume::open_unlocked(&path, file_options)?);
     let volume: Arc<dyn Volume> = match atomic {

@@ -1,0 +1,515 @@
+//! Copies from file to file that the file system does: no data passes through this process.
+//!
+//! Where it can, the file system lets both files have the same blocks (a reflink, FICLONERANGE:
+//! btrfs, XFS); else the kernel copies (`copy_file_range`), unless the user wants reflinks only.
+//! Both calls wait for the disk, and io_uring has neither of them: a file that takes part has a
+//! thread for it, and another one while that is not enough. Completions come through an [`Inbox`].
+//!
+//! What the file system does not do, whatever the reason is, its caller does by reads and writes:
+//! nothing is lost by a try. An exception is what could not be made durable
+//! ([`IoErrorKind::NotDurable`]): the system tells that once.
+
+use super::{Shared, sys};
+use crate::request::check_range;
+use crate::{Completion, Inbox, Io, IoError, IoErrorKind, Op};
+use dma::SegmentList;
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+use sync::Unpoisoned;
+
+/// Whether a file takes part in copies that the file system does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FileCopy {
+    /// It does not.
+    #[default]
+    Off,
+    /// In those that move no data: both files have the same blocks afterwards, and the one that is
+    /// written next gets new ones.
+    Reflink,
+    /// In all.
+    On,
+}
+
+/// Shorter ranges are not worth a thread's wake-up, nor an extent of a file of their own, in bytes.
+const AT_LEAST: u64 = 64 << 10;
+/// The kernel copies so many bytes in a call; whether it is to go on is asked between two.
+const STEP: usize = 1 << 20;
+/// Most threads that copy to one file.
+const MOST_THREADS: usize = 2;
+/// A thread that had nothing to do for so long ends, when it is not the last.
+const IDLE_LIMIT: Duration = Duration::from_secs(10);
+/// Bytes of stack that a thread has: it makes system calls, and little else.
+const STACK: usize = 128 << 10;
+/// Most files that a queue remembers as such that nothing can be copied from.
+const MOST_REFUSED: usize = 64;
+
+/// A range of a file, to be copied from: see
+/// [`FastPath::copy_source`](crate::FastPath::copy_source).
+pub struct CopySource {
+    file: Arc<Shared>,
+    offset: u64,
+    len: u64,
+}
+
+impl CopySource {
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.len
+    }
+}
+
+impl fmt::Debug for CopySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CopySource")
+            .field("path", &self.file.path)
+            .field("offset", &self.offset)
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
+/// A copy from a file to a volume: see [`FastPath::copy`](crate::FastPath::copy).
+#[derive(Debug)]
+pub struct CopyRequest {
+    /// As [`Request::tag`](crate::Request::tag).
+    pub tag: u64,
+    /// What is copied.
+    pub source: CopySource,
+    /// First byte of the volume that is written.
+    pub offset: u64,
+    /// The copy is durable before the completion is posted.
+    pub fua: bool,
+}
+
+/// What copies have come to, of one file that was copied to.
+#[derive(Debug, Default)]
+struct Copied {
+    reflinked: AtomicU64,
+    copied: AtomicU64,
+}
+
+/// Bytes that the file system has copied to a file since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CopiedBytes {
+    /// Those that both files have in the same blocks.
+    pub reflinked: u64,
+    /// Those that the kernel has copied.
+    pub copied: u64,
+}
+
+/// A file's threads for copies to it. They end after this is dropped.
+pub(super) struct Copier(Arc<Threads>);
+
+impl fmt::Debug for Copier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Copier").field(&self.0.state).finish()
+    }
+}
+
+#[derive(Default)]
+struct Threads {
+    state: Mutex<State>,
+    /// Work is due, or the end has come.
+    due: Condvar,
+    /// A copy has ended.
+    ended: Condvar,
+    copied: Copied,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    due: VecDeque<Job>,
+    /// Numbers of the copies that threads are at.
+    running: Vec<u64>,
+    threads: usize,
+    /// Of those, the ones that wait for work.
+    idle: usize,
+    last_id: u64,
+    ending: bool,
+}
+
+/// A copy that no thread has taken yet.
+#[derive(Debug)]
+struct Job {
+    id: u64,
+    copy: CopyRequest,
+    to: Arc<Shared>,
+    cancelled: Arc<AtomicBool>,
+    inbox: Arc<Inbox<Done>>,
+}
+
+/// A copy that is over.
+#[derive(Debug)]
+struct Done {
+    id: u64,
+    result: Result<(), IoError>,
+}
+
+impl Copier {
+    pub(super) fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    /// What has been copied so far.
+    pub(super) fn copied(&self) -> CopiedBytes {
+        let Copied { reflinked, copied } = &self.0.copied;
+        CopiedBytes {
+            reflinked: reflinked.load(Ordering::Relaxed),
+            copied: copied.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        self.0.lock().ending = true;
+        self.0.due.notify_all();
+    }
+}
+
+impl Threads {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unpoisoned()
+    }
+
+    /// There is a thread from now on.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    fn begin(self: &Arc<Self>) -> io::Result<()> {
+        let state = self.lock();
+        match state.threads {
+            0 => self.clone().spawn(state),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives a copy to a thread; the number under which its end is told. No worker starts threads:
+    /// that takes a lock of the process's mappings.
+    fn start(&self, job: impl FnOnce(u64) -> Job) -> u64 {
+        let mut state = self.lock();
+        state.last_id += 1;
+        let id = state.last_id;
+        state.due.push_back(job(id));
+        drop(state);
+        self.due.notify_one();
+        id
+    }
+
+    fn spawn(self: Arc<Self>, mut state: MutexGuard<'_, State>) -> io::Result<()> {
+        state.threads += 1;
+        drop(state);
+        let mine = self.clone();
+        let builder = std::thread::Builder::new().name("copy".into());
+        let spawned = builder.stack_size(STACK).spawn(move || mine.run());
+        if let Err(error) = &spawned {
+            self.lock().threads -= 1;
+            tracing::debug!(%error, "no further thread for copies to a file");
+        }
+        spawned.map(drop)
+    }
+
+    /// A copy that no thread has begun ends here.
+    fn cancel(&self, id: u64) {
+        let mut state = self.lock();
+        let at = state.due.iter().position(|job| job.id == id);
+        let job = at.and_then(|at| state.due.remove(at));
+        drop(state);
+        if let Some(Job { id, inbox, .. }) = job {
+            let result = Err(IoErrorKind::Aborted.into());
+            inbox.put(Done { id, result });
+        }
+    }
+
+    /// Waits until none of these copies is at a thread.
+    fn wait_for(&self, ids: &[u64]) {
+        let mut state = self.lock();
+        while state.running.iter().any(|id| ids.contains(id)) {
+            state = self.ended.wait(state).unpoisoned();
+        }
+    }
+
+    /// A thread's life.
+    fn run(self: Arc<Self>) {
+        sync::leave_cpu();
+        let mut state = self.lock();
+        while !state.ending {
+            let Some(job) = state.due.pop_front() else {
+                state.idle += 1;
+                let (woken, waited) = self.due.wait_timeout(state, IDLE_LIMIT).unpoisoned();
+                state = woken;
+                state.idle -= 1;
+                // The last one stays.
+                if waited.timed_out() && state.due.is_empty() && state.idle > 0 {
+                    break;
+                }
+                continue;
+            };
+            state.running.push(job.id);
+            // For the next one.
+            if state.idle == 0 && state.threads < MOST_THREADS {
+                let _ = self.clone().spawn(state);
+            } else {
+                drop(state);
+            }
+            let result = job.carry_out(&self.copied);
+            let Job {
+                id,
+                inbox,
+                copy,
+                to,
+                ..
+            } = job;
+            // Who is told of the end may open the files anew. Not with the lock: a file's end is
+            // its threads' end.
+            drop((copy, to));
+            state = self.lock();
+            state.running.retain(|running| *running != id);
+            self.ended.notify_all();
+            inbox.put(Done { id, result });
+        }
+        state.threads -= 1;
+    }
+}
+
+impl Job {
+    fn carry_out(&self, copied: &Copied) -> Result<(), IoError> {
+        let Self { copy, to, .. } = self;
+        let from = &copy.source.file;
+        let (source, len) = (copy.source.offset, copy.source.len);
+        if self.cancelled.load(Ordering::Relaxed) {
+            return Err(IoErrorKind::Aborted.into());
+        }
+        // Not the same file system, not one that can, not in its blocks: the kernel says so in many
+        // ways, none of which matters.
+        if sys::reflink(from.fd.as_fd(), source, to.fd.as_fd(), copy.offset, len).is_ok() {
+            copied.reflinked.fetch_add(len, Ordering::Relaxed);
+        } else if from.options.copy == FileCopy::On && to.options.copy == FileCopy::On {
+            self.copy_bytes()?;
+            copied.copied.fetch_add(len, Ordering::Relaxed);
+        } else {
+            return Err(IoErrorKind::Unsupported.into());
+        }
+        if copy.fua {
+            let synced = rustix::fs::fdatasync(&to.fd);
+            synced.map_err(|errno| IoError::of_sync(errno.raw_os_error()))?;
+        }
+        Ok(())
+    }
+
+    /// Has the kernel copy.
+    fn copy_bytes(&self) -> Result<(), IoError> {
+        let Self { copy, to, .. } = self;
+        let (mut source, mut offset) = (copy.source.offset, copy.offset);
+        let end = copy.source.offset + copy.source.len;
+        while source < end {
+            if self.cancelled.load(Ordering::Relaxed) {
+                return Err(IoErrorKind::Aborted.into());
+            }
+            let len = usize::try_from(end - source).map_or(STEP, |left| left.min(STEP));
+            let (from, to) = (&copy.source.file.fd, &to.fd);
+            // Moves both places on.
+            match rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut offset), len) {
+                // The source has become shorter.
+                Ok(0) => return Err(IoErrorKind::Truncated.into()),
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(IoError::from_errno(errno.raw_os_error(), true)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The copies of one worker's queue into a file.
+pub(super) struct Copies {
+    threads: Arc<Threads>,
+    inbox: Arc<Inbox<Done>>,
+    under_way: Vec<UnderWay>,
+    /// Files that nothing can be copied from, by their numbers.
+    refused: Vec<u64>,
+}
+
+/// A copy of which no end has been told.
+struct UnderWay {
+    id: u64,
+    tag: u64,
+    /// The source's number.
+    from: u64,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Copies {
+    /// Those of the worker of `io` to a file. None where that takes no part in copies, or there is
+    /// no descriptor for it.
+    pub(super) fn new(to: &Shared, io: &Io) -> Option<Box<Self>> {
+        let threads = to.copier.as_ref()?.0.clone();
+        threads.begin().ok()?;
+        Some(Box::new(Self {
+            threads,
+            inbox: Inbox::new(io).ok()?,
+            under_way: Vec::new(),
+            refused: Vec::new(),
+        }))
+    }
+
+    /// See [`FastPath::copy`](crate::FastPath::copy).
+    pub(super) fn start(&mut self, to: &Arc<Shared>, copy: CopyRequest) -> bool {
+        let (len, from) = (copy.source.len, copy.source.file.number);
+        let size = to.size.load(Ordering::Acquire);
+        let fits = check_range(
+            Op::Write { fua: copy.fua },
+            copy.offset,
+            len,
+            size,
+            to.block_size,
+            to.read_only,
+        );
+        // The kernel sees no more of it than a step.
+        let overlaps = from == to.number && copy.source.offset.abs_diff(copy.offset) < len;
+        if fits.is_err() || overlaps || len < AT_LEAST || self.refused.contains(&from) {
+            return false;
+        }
+        let (tag, cancelled) = (copy.tag, Arc::new(AtomicBool::new(false)));
+        let job = |id| Job {
+            id,
+            copy,
+            to: to.clone(),
+            cancelled: cancelled.clone(),
+            inbox: self.inbox.clone(),
+        };
+        let id = self.threads.start(job);
+        self.under_way.push(UnderWay {
+            id,
+            tag,
+            from,
+            cancelled,
+        });
+        true
+    }
+
+    /// How many there are.
+    pub(super) fn in_flight(&self) -> usize {
+        self.under_way.len()
+    }
+
+    /// Gives `done` those that are over.
+    pub(super) fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        if !self.inbox.has_news() {
+            return 0;
+        }
+        let mut count = 0;
+        for Done { id, result } in self.inbox.take() {
+            let Some(at) = self.under_way.iter().position(|one| one.id == id) else {
+                continue;
+            };
+            let UnderWay { tag, from, .. } = self.under_way.swap_remove(at);
+            if result.is_err_and(is_for_good) {
+                if self.refused.len() == MOST_REFUSED {
+                    self.refused.remove(0);
+                }
+                self.refused.push(from);
+            }
+            count += 1;
+            done(Completion {
+                tag,
+                result,
+                data: SegmentList::new(),
+            });
+        }
+        count
+    }
+
+    /// Whether it was one of these that was to end.
+    pub(super) fn cancel(&mut self, tag: u64) -> bool {
+        let Some(one) = self.under_way.iter().find(|one| one.tag == tag) else {
+            return false;
+        };
+        one.cancelled.store(true, Ordering::Relaxed);
+        self.threads.cancel(one.id);
+        true
+    }
+}
+
+/// It will not be otherwise for another range of the two files.
+fn is_for_good(error: IoError) -> bool {
+    match error.errno {
+        libc::EXDEV | libc::EINVAL | libc::EPERM => true,
+        _ => error.kind == IoErrorKind::Unsupported,
+    }
+}
+
+/// Waits for those that a thread is at: nothing is written for a queue that is not there any more.
+impl Drop for Copies {
+    fn drop(&mut self) {
+        for one in &self.under_way {
+            one.cancelled.store(true, Ordering::Relaxed);
+            self.threads.cancel(one.id);
+        }
+        let ids: Vec<u64> = self.under_way.iter().map(|one| one.id).collect();
+        self.threads.wait_for(&ids);
+        self.inbox.close();
+    }
+}
+
+/// A range of a file, to be copied from. None where it takes no part in copies.
+pub(super) fn source(file: &Arc<Shared>, offset: u64, len: u64) -> Option<CopySource> {
+    let size = file.size.load(Ordering::Acquire);
+    let fits = check_range(Op::Read, offset, len, size, file.block_size, true);
+    (file.copier.is_some() && fits.is_ok()).then(|| CopySource {
+        file: file.clone(),
+        offset,
+        len,
+    })
+}
+
+/// A number that no other opening of a file has.
+pub(super) fn number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // A test fails by a panic.
+mod tests {
+    use super::*;
+    use crate::{FileOptions, FileVolume};
+
+    /// One that no thread has begun ends at once when it is cancelled, and nothing is copied.
+    #[test]
+    fn what_waits_is_cancelled() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let options = FileOptions {
+            copy: FileCopy::On,
+            ..FileOptions::default()
+        };
+        let shared = FileVolume::open(file.path(), options).unwrap().shared;
+        let io = Io::new(Default::default());
+        // As if all were at others.
+        shared.copier.as_ref().unwrap().0.lock().threads = MOST_THREADS;
+        let mut copies = Copies::new(&shared, &io).unwrap();
+        for tag in [1, 2] {
+            let copy = CopyRequest {
+                tag,
+                source: source(&shared, 0, AT_LEAST).unwrap(),
+                offset: AT_LEAST,
+                fua: false,
+            };
+            assert!(copies.start(&shared, copy));
+        }
+        assert!(!copies.cancel(3));
+        assert!(copies.cancel(2));
+        let mut done = Vec::new();
+        copies.poll(&mut |completion| done.push((completion.tag, completion.result)));
+        assert_eq!(done, [(2, Err(IoErrorKind::Aborted.into()))]);
+        assert_eq!(copies.in_flight(), 1);
+        // What is left goes with the queue.
+        drop(copies);
+        assert_eq!(Arc::strong_count(&shared), 1);
+    }
+}
