@@ -433,10 +433,14 @@ fn nothing_else_is_seen_when_nearly_all_has_reached_the_disk() {
 }
 
 /// How often a write of so many bytes, the first one into its cluster, waits for the disk; with
-/// bytes of that value behind it, in a raw file below an image that has nothing.
-fn flushes(behind: u8, len: usize) -> usize {
+/// bytes of that value behind it, of another at the cluster's end, in a raw file below an image
+/// that has nothing.
+fn flushes(behind: u8, last: u8, len: usize) -> usize {
     let directory = tempfile::tempdir().unwrap();
-    let base = vec![behind; 512 << 10];
+    let mut base = vec![behind; 512 << 10];
+    for cluster in base.chunks_mut(1 << 16) {
+        cluster[0xffff] = last;
+    }
     std::fs::write(directory.path().join("base"), base).unwrap();
     for (name, backing) in [("between", ("base", "raw")), ("disk", ("between", "qcow2"))] {
         Make {
@@ -474,11 +478,12 @@ fn flushes(behind: u8, len: usize) -> usize {
 #[test]
 fn only_what_takes_the_place_of_data_is_waited_for() {
     for len in [4096, 1 << 16] {
-        assert_eq!(flushes(7, len), 1, "{len} bytes in the place of others");
+        assert_eq!(flushes(7, 7, len), 1, "{len} bytes in the place of others");
     }
-    assert_eq!(flushes(0, 4096), 0, "zeroes are found as they are read");
+    assert_eq!(flushes(0, 0, 4096), 0, "zeroes are found as they are read");
+    assert_eq!(flushes(0, 7, 4096), 1, "all of a cluster is looked at");
     // Nobody reads what is replaced as a whole.
-    assert_eq!(flushes(0, 1 << 16), 1);
+    assert_eq!(flushes(0, 0, 1 << 16), 1);
 }
 
 /// Nothing here writes to the files behind an image.
