@@ -214,7 +214,9 @@ impl World {
             asked: Arc::default(),
         };
         let (answers, asked) = (double.answers.clone(), double.asked.clone());
-        let mut h = Host::ready_with(vec![ns(1, Arc::new(double), 512)]);
+        let other = self::file(&dir, "other", 8 * MIB);
+        let all = vec![ns(1, Arc::new(double), 512), ns(2, other, 512)];
+        let mut h = Host::ready_with(all);
         let disk = pattern(5, 8 << 20);
         fill_namespace(&mut h, 1, &disk);
         Self {
@@ -364,6 +366,25 @@ fn it_is_aborted_and_reset_while_it_is_with_the_file_system() {
     assert!(w.h.reap(1).is_none());
     w.assert_is();
     assert_eq!(w.h.io(command), Status::SUCCESS);
+}
+
+/// It is with the queue of the namespace that is written, whichever is read.
+#[test]
+fn it_is_aborted_where_it_is_written() {
+    let mut w = World::new();
+    use_cross(&mut w.h);
+    w.answer(Answer::Hold);
+    let command = across(&w.h, 8192, &[(2, 0, 2048)]);
+    let cid = w.h.submit(1, command);
+    w.h.run();
+    assert_eq!(w.asked().len(), 1);
+    let mut abort = Command::new(AdminOpcode::ABORT.0, 0, 0);
+    abort.cdw10 = (u32::from(cid) << 16 | 1).into();
+    w.h.submit(0, abort);
+    w.h.run();
+    let done = w.h.reap(1).unwrap();
+    assert_eq!(plain(done.status()), Status::ABORT_REQUESTED);
+    w.assert_is();
 }
 
 /// Really under way, and not to be seen how far.
