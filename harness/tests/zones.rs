@@ -248,12 +248,11 @@ fn a_file_system_of_zones() -> Result<()> {
 const FILES: &str = r#"
 modprobe btrfs; mkdir -p /tmp/m
 [ -e /dev/btrfs-control ] || mknod /dev/btrfs-control c 10 234
-fill_one() {
-    head -c 3000000 /dev/urandom >/tmp/file && cp /tmp/file /tmp/m/$1 && sync /tmp/m/$1 || return 1
-    (cd /tmp; md5sum file | sed "s/file/$1/") >>/tmp/sums
-}
 fill() {
-    for n in $(seq $1 $2); do fill_one $n; done
+    for n in $(seq $1 $2); do
+        head -c 3000000 /dev/urandom >/tmp/file; cp /tmp/file /tmp/m/$n; sync /tmp/m/$n
+        (cd /tmp; md5sum file | sed "s/file/$n/") >>/tmp/sums
+    done
     sync
 }
 empty() { nvme zns report-zones $d --descs=48 | grep -c 'State: 0x10'; }
@@ -304,71 +303,6 @@ fn whole(guest: &Guest) -> Result<()> {
     run_for(guest, LONG, &text)?;
     Ok(())
 }
-
-/// A file system that is full, has half of its files removed, and is filled once more: what is left
-/// of zones moves to make room, and none is lost on the way.
-#[test]
-fn a_full_file_system_of_zones() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip(
-            "zones::a_full_file_system_of_zones",
-            "the zones are vnvme's",
-        );
-        return Ok(());
-    }
-    let disks = Disks::new()?;
-    let disk = disks.sparse("disk.raw", 48 * 8)?;
-    let daemon = two_workers("full")
-        .volume(volume(&disk, OF_BTRFS))
-        .start()?;
-    let guest = boot(&daemon)?;
-    let mut checks = Checks::new("full");
-    checks.check("it is made and mounted", || made(&guest));
-    for (turn, removed) in [("full", 1), ("full again", 0)] {
-        checks.check(turn, || {
-            let text = format!("{LIB}\n{FILES}\n{UNTIL_FULL}\nhalve {removed}");
-            let said = run_for(&guest, LONG, &text)?;
-            eprintln!("btrfs: {}", said.trim().replace('\n', ", "));
-            Ok(())
-        });
-    }
-    checks.check("it is whole", || {
-        run_for(&guest, LONG, &format!("{LIB}\n{CLEAN}")).map(drop)
-    });
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
-}
-
-/// Files until there is no space; `halve 0` or `halve 1` removes every other one, and moves the
-/// rest.
-const UNTIL_FULL: &str = r#"
-n=$(ls /tmp/m | sort -n | tail -1); n=$((${n:-0} + 1))
-while fill_one $n 2>/tmp/said; do n=$((n + 1)); done
-grep -q 'No space left' /tmp/said || { cat /tmp/said; dmesg | tail; exit 1; }
-rm -f /tmp/m/$n; sync; echo $(ls /tmp/m | wc -l) files, $(empty) zones empty
-[ $(ls /tmp/m | wc -l) -gt 40 ]; [ $(empty) -lt 12 ]
-halve() {
-    i=0
-    for n in $(ls /tmp/m | sort -n); do
-        i=$((i + 1)); [ $((i % 2)) = $1 ] || continue
-        rm /tmp/m/$n; sed -i "/ $n\$/d" /tmp/sums
-    done
-    sync
-    btrfs balance start -dusage=60 /tmp/m >/tmp/said 2>&1 || { cat /tmp/said; dmesg | tail; exit 1; }
-    sync; echo $(ls /tmp/m | wc -l) files, $(empty) zones empty
-    [ $(empty) -gt 12 ]
-}
-"#;
-
-const CLEAN: &str = r#"
-cd /tmp/m; md5sum -c /tmp/sums | grep -v OK && exit 1
-[ $(wc -l </tmp/sums) = $(ls | wc -l) ]
-cd /; umount /tmp/m
-btrfs check $d >/tmp/check 2>&1 || { cat /tmp/check; exit 1; }
-dmesg | grep -Ei 'BTRFS (error|critical)|I/O error|nvme.*(timeout|abort|reset)' && exit 1
-true
-"#;
 
 /// The process that serves is killed every two seconds while the guest works.
 fn killed_meanwhile(daemon: &Daemon, guest: &Guest, text: &str) -> Result<()> {
