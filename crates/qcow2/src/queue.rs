@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use volume::{
-    Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request,
-    Volume, VolumeError, VolumeQueue, Wake,
+    Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue,
+    QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 
 /// Steps of tasks in one round.

@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::{
-    Completion, CopyRequest, CopySource, Ending, FastPath, Info, IoError, IoErrorKind, Op, QueueState, Request, RingStreams,
-    VolumeQueue, Wake,
+    Completion, CopyRequest, CopySource, Ending, FastPath, Info, IoError, IoErrorKind, Op,
+    QueueState, Request, RingStreams, VolumeQueue, Wake,
 };
 
 /// Between two looks at time-outs, while something is in flight.
