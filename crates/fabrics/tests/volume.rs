@@ -539,7 +539,7 @@ fn requests_fail_when_a_subsystem_stays_away() {
     let watch = volume.watch();
     let mut worker = Worker::new(&volume);
     worker.write(0, &[1; 4096]).unwrap();
-    // Whoever connects says so after the workers have their queues.
+    // The path's thread says so after the workers have their queues.
     let reach = reached(&watch);
     assert!(reach.lost == 0 && target.url() == reach.server, "{reach:?}");
     target.stop(0);

@@ -165,9 +165,9 @@ pub(crate) fn open(path: &Path, options: &Qcow2Options) -> Result<Chain, ImageEr
 
 /// Has what somebody wrote to the backing files through the page cache, and what is not on the disk
 /// yet, be written now: `qemu-img convert` leaves all of an image so. Where the cache has something
-/// that is not written the kernel executes no read past it in the call that submits it, but gives it
-/// to a thread of its own, which writes first. Nobody waits here. The image itself is left alone:
-/// an error that its flush would tell is not to be told here.
+/// that is not written the kernel executes no read past it in the call that submits it, but gives
+/// it to a thread of its own, which writes first. Nobody waits here. The image itself is left
+/// alone: an error that its flush would tell is not to be told here.
 fn write_back(images: &[Image], files: &[File]) {
     let behind = images.iter().zip(files).skip(1);
     let direct = behind.filter(|(image, _)| image.data.is_direct() && !image.data.has_threads());

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use volume::{
-    Completion, Ending, Inbox, Info, Io, IoError, IoErrorKind, Op, Patience, QueueState, Request,
-    VolumeQueue, Wake,
+    Completion, Ending, Inbox, Info, Io, IoError, IoErrorKind, Op, QueueState, Request,
+    VolumeQueue, Waits, Wake,
 };
 
 /// Requests of a queue that are with the library at one time.
@@ -75,7 +75,7 @@ pub(crate) struct RbdQueue {
     given_up: usize,
     ended: Vec<Completion>,
     ending: Ending,
-    patience: Patience,
+    waits: Waits,
     /// Requests that are no reads.
     changes: usize,
 }
@@ -97,7 +97,7 @@ impl RbdQueue {
             given_up: 0,
             ended: Vec::new(),
             ending: io.ending_watch(),
-            patience: io.patience(),
+            waits: io.waits(),
             changes: 0,
         }
     }
@@ -259,7 +259,7 @@ impl RbdQueue {
     /// library's threads busy, and what changes something waits for the cluster's disks.
     fn wait_asleep(&mut self) {
         let polled = self.count == 1 && self.changes == 0;
-        self.patience.set(if polled { 0 } else { self.count });
+        self.waits.set(if polled { 0 } else { self.count });
     }
 
     /// Nobody waits for a request any more: it ends now, whatever the library does.

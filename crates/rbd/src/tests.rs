@@ -113,26 +113,26 @@ fn wrong_answers_fail_their_requests_alone() {
 
 #[test]
 fn all_but_a_read_alone_is_waited_for_asleep() {
-    let (image, volume) = open("patient");
+    let (image, volume) = open("asleep");
     let mut worker = Worker::new(&volume);
     image.holds.store(true, SeqCst);
     let list = || worker.guest.piece(0, 4096);
     let [one, two, three] = [list(), list(), list()];
     worker.start(Op::Read, 0, 4096, one);
-    assert_eq!(worker.io.patient(), 0, "a read alone is polled for");
+    assert_eq!(worker.io.waited_asleep(), 0, "a read alone is polled for");
     let (second, _) = worker.start(Op::Read, 4096, 4096, two);
-    assert_eq!(worker.io.patient(), 2);
+    assert_eq!(worker.io.waited_asleep(), 2);
     worker.queue.cancel(second);
     worker.wait(1);
-    assert_eq!(worker.io.patient(), 0);
+    assert_eq!(worker.io.waited_asleep(), 0);
     image.release();
     assert_eq!(worker.wait(1)[0].result, Ok(()));
     image.holds.store(true, SeqCst);
     worker.start(WRITE, 0, 4096, three);
-    assert_eq!(worker.io.patient(), 1, "a write waits for disks");
+    assert_eq!(worker.io.waited_asleep(), 1, "a write waits for disks");
     image.release();
     assert_eq!(worker.wait(1)[0].result, Ok(()));
-    assert_eq!(worker.io.patient(), 0);
+    assert_eq!(worker.io.waited_asleep(), 0);
 }
 
 #[test]

@@ -149,8 +149,8 @@ pub use file::{
 pub use inbox::Inbox;
 pub use info::{Info, Kind};
 pub use io::{
-    Armed, Ending, Incoming, Io, IoCounters, IoOptions, IoStats, Lane, Outgoing, Patience, PinPace,
-    PinnedMemory, PinnedWindows, Pinner, RingStream, RingStreams, Watcher,
+    Armed, Ending, Incoming, Io, IoCounters, IoOptions, IoStats, Lane, Outgoing, PinPace,
+    PinnedMemory, PinnedWindows, Pinner, RingStream, RingStreams, Waits, Watcher,
 };
 pub use limit::{LimitHandle, LimitVolume, Limits, Rates};
 pub use mem::MemVolume;

@@ -695,7 +695,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// Polling on after the last work may spare a wake-up.
     #[inline]
     fn keeps_window(&self) -> bool {
-        if self.shares_cpu && self.io.patient() > 0 && self.waits_for_threads() {
+        if self.shares_cpu && self.io.waited_asleep() > 0 && self.waits_for_threads() {
             return false;
         }
         self.io.in_flight() > 0 || self.awake().any(F::keeps_window)
@@ -709,7 +709,7 @@ impl<F: Frontend + 'static> Worker<F> {
             in_flight += front.in_flight();
             front.in_flight() > 0
         });
-        all_wait && in_flight <= self.io.patient()
+        all_wait && in_flight <= self.io.waited_asleep()
     }
 
     /// Waits for descriptors, at most for `timeout`, and handles those that are ready. `true` when

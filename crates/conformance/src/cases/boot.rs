@@ -16,7 +16,8 @@ cases! {
     boot_read_beyond, ["11.1-c"], If("CAP.BPS"), Disabled, "Base 2.1, 3.1.4.13, 3.1.4.14",
         "a read beyond a boot partition's end transfers nothing, and BPINFO.BRS is 11b";
     boot_log, ["11.1-d"], If("CAP.BPS"), Admin, "Base 2.1, 5.1.12.1.19",
-        "the log page Boot Partition has the size that BPINFO has, and the data that registers read";
+        "the log page Boot Partition has the size that BPINFO has, and the data that registers \
+         read";
 }
 
 /// BPINFO.BRS after a read.

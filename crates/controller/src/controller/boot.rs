@@ -1,6 +1,6 @@
-//! Boot Partitions ("NVMe Base 2.1", 8.1.3; registers: 3.1.4.13 to 3.1.4.15): two images that a host
-//! reads before it has any queue, by registers, or later by a log page. Both hold the same here, and
-//! hosts cannot write them: there is no Firmware Commit.
+//! Boot Partitions ("NVMe Base 2.1", 8.1.3; registers: 3.1.4.13 to 3.1.4.15): two images that a
+//! host reads before it has any queue, by registers, or later by a log page. Both hold the same
+//! here, and hosts cannot write them: there is no Firmware Commit.
 
 use super::Controller;
 use nvme::cmd::admin::GetLogPage;

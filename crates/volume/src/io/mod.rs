@@ -9,13 +9,13 @@ mod inline;
 pub(crate) mod job;
 mod lane;
 mod others;
-mod patience;
 mod pool;
 mod registered;
 pub(crate) mod ring;
 mod setup;
 mod stats;
 mod stream;
+mod waits;
 mod windows;
 
 use crate::{Completion, VolumeError};
@@ -25,7 +25,6 @@ pub use lane::Lane;
 use lane::LaneEnd;
 pub use others::Armed;
 use others::Others;
-pub use patience::Patience;
 use ring::Ring;
 pub use stats::{IoCounters, IoStats};
 use std::any::Any;
@@ -35,6 +34,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 pub use stream::{Incoming, Outgoing, RingStream, RingStreams};
+pub use waits::Waits;
 pub use windows::{PinPace, PinnedWindows};
 
 /// Most requests in flight that can be asked for.
@@ -90,7 +90,7 @@ pub struct Io {
     others: Rc<Others>,
     ending: Rc<Cell<bool>>,
     /// Requests that are waited for asleep.
-    patient: Rc<Cell<usize>>,
+    asleep: Rc<Cell<usize>>,
     /// Volumes that were given up.
     given_up: Rc<RefCell<Vec<String>>>,
     stats: Arc<IoStats>,
@@ -110,7 +110,7 @@ impl Io {
             shared: RefCell::new(Vec::new()),
             others: Rc::default(),
             ending: Rc::new(Cell::new(false)),
-            patient: Rc::default(),
+            asleep: Rc::default(),
             given_up: Rc::default(),
             stats: Arc::default(),
             lane: None,
@@ -164,14 +164,14 @@ impl Io {
     }
 
     /// For a queue whose requests threads of this host work on.
-    pub fn patience(&self) -> Patience {
-        Patience::new(self.patient.clone())
+    pub fn waits(&self) -> Waits {
+        Waits::new(self.asleep.clone())
     }
 
-    /// Requests that their queues want to be waited for asleep ([`Io::patience`]).
+    /// Requests that their queues want to be waited for asleep ([`Io::waits`]).
     #[inline]
-    pub fn patient(&self) -> usize {
-        self.patient.get()
+    pub fn waited_asleep(&self) -> usize {
+        self.asleep.get()
     }
 
     /// The worker ends: limits do not apply any more, so that what waits for them completes soon,

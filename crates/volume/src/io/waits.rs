@@ -7,12 +7,12 @@ use std::rc::Rc;
 /// than a wake-up takes. A worker that polls for them takes its processor from them, where it
 /// shares one with them: it sleeps instead, at once.
 #[derive(Debug)]
-pub struct Patience {
+pub struct Waits {
     all: Rc<Cell<usize>>,
     own: usize,
 }
 
-impl Patience {
+impl Waits {
     pub(super) fn new(all: Rc<Cell<usize>>) -> Self {
         Self { all, own: 0 }
     }
@@ -26,7 +26,7 @@ impl Patience {
     }
 }
 
-impl Drop for Patience {
+impl Drop for Waits {
     fn drop(&mut self) {
         self.set(0);
     }
