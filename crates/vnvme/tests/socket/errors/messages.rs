@@ -207,7 +207,8 @@ pub const MISTAKES: &[Mistake] = &[
         "vnvme: disk.raw?locks=off: option \"locks\" is unknown, did you mean \"lock\"?; file \
          volumes \
          have read-only, direct, lock, block-size, format, atomic, atomic-journal, copy, \
-         timeout, offset, length, partition, partlabel, partuuid, iops, read-iops, write-iops, bps, \
+         timeout, offset, length, partition, partlabel, partuuid, iops, read-iops, write-iops, \
+         bps, \
          read-bps, write-bps, burst, weight, share-depth",
     ),
     Mistake(
