@@ -25,7 +25,12 @@ mod reservations;
 mod resets;
 mod rings;
 mod self_test;
-mod zones;
+mod zone_areas;
+mod zone_identify;
+mod zone_management;
+mod zone_reports;
+mod zone_writes;
+mod zoned;
 
 use crate::case::Case;
 
@@ -48,7 +53,11 @@ pub const CASES: &[&[Case]] = &[
     atomic::CASES,
     placement::CASES,
     metadata::CASES,
-    zones::CASES,
+    zone_identify::CASES,
+    zone_reports::CASES,
+    zone_writes::CASES,
+    zone_management::CASES,
+    zone_areas::CASES,
     pointers::CASES,
     cmb::CASES,
     boot::CASES,
