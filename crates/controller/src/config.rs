@@ -341,6 +341,11 @@ fn range(
 }
 
 impl ControllerConfig {
+    /// Bytes of the largest transfer of one command (MDTS).
+    pub fn max_transfer(&self) -> u64 {
+        4096 << self.mdts
+    }
+
     /// Format NVM and Sanitize are offered: namespaces are its host's alone. Others would have to
     /// be kept out of them meanwhile.
     pub(crate) fn erases(&self) -> bool {

@@ -211,7 +211,7 @@ fn boot_image(spec: &ControllerSpec) -> Result<Option<BootImage>> {
         file.take(limit)
             .read_to_end(&mut bytes)
             .with_context(what)?;
-        BootImage::new(bytes).with_context(what)
+        BootImage::new(&bytes).with_context(what)
     };
     let read = spec.boot_partition.as_ref().map(read).transpose();
     spec.origin.place("boot-partition", read)

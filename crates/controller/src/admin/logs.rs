@@ -18,6 +18,7 @@ use nvme::log::{
 };
 use nvme::status::StatusCodeType;
 use nvme::{Command, Status};
+use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -32,19 +33,23 @@ const LARGEST: usize = 16384;
 /// Identify Controller.
 struct LogPage {
     lid: Lid,
-    /// The whole page.
-    content: fn(&Controller, &GetLogPage, nsid: u32) -> Result<Vec<u8>, Status>,
+    content: Content,
     /// What has to be done, or is wrong with the command, before it is read; `false`: it is not.
     before: fn(&mut Controller, &GetLogPage) -> Result<bool, Status>,
     /// What follows when the host has read the page without Retain Asynchronous Event.
     after: fn(&mut Controller),
     /// The bit by which Identify Controller says that the page is there.
     lpa: Lpa,
-    /// Too long for [`LogPage::content`] to return more than the part that was asked for; this is
-    /// the length.
-    part_of: Option<fn(&Controller) -> usize>,
     /// Not every controller has it.
     offered: fn(&Controller) -> bool,
+}
+
+/// The whole of a page.
+enum Content {
+    /// It is made for each command.
+    Made(fn(&Controller, &GetLogPage, nsid: u32) -> Result<Vec<u8>, Status>),
+    /// It is there, and may be long.
+    There(fn(&Controller) -> &[u8]),
 }
 
 impl LogPage {
@@ -52,13 +57,16 @@ impl LogPage {
         lid: Lid,
         content: fn(&Controller, &GetLogPage, nsid: u32) -> Result<Vec<u8>, Status>,
     ) -> Self {
+        Self::of(lid, Content::Made(content))
+    }
+
+    const fn of(lid: Lid, content: Content) -> Self {
         LogPage {
             lid,
             content,
             before: |_, _| Ok(true),
             after: |_| {},
             lpa: Lpa::new(),
-            part_of: None,
             offered: |_| true,
         }
     }
@@ -76,13 +84,6 @@ impl LogPage {
 
     const fn lpa(self, lpa: Lpa) -> Self {
         LogPage { lpa, ..self }
-    }
-
-    const fn part_of(self, len: fn(&Controller) -> usize) -> Self {
-        LogPage {
-            part_of: Some(len),
-            ..self
-        }
     }
 
     const fn offered_if(self, offered: fn(&Controller) -> bool) -> Self {
@@ -143,10 +144,10 @@ static LOG_PAGES: &[LogPage] = &[
         .before(Controller::before_lba_status)
         .after(Controller::lba_status_read)
         .offered_if(Controller::reports_lbas),
-    LogPage::new(Lid::BOOT_PARTITION, |c, get, _| {
-        Ok(c.boot_partition_log(get))
-    })
-    .part_of(Controller::boot_partition_log_size)
+    LogPage::of(
+        Lid::BOOT_PARTITION,
+        Content::There(Controller::boot_partition_log),
+    )
     .offered_if(|c| c.config.boot.is_some()),
     LogPage::new(Lid::FEATURES_SUPPORTED, |c, _, _| {
         Ok(features_supported(c.engine.offer()))
@@ -254,22 +255,23 @@ impl Controller {
         if !(row.before)(self, &get)? {
             return Ok(Outcome::Done(0));
         }
-        let page = (row.content)(self, &get, command.nsid.get())?;
+        let page = match row.content {
+            Content::Made(make) => Cow::Owned(make(self, &get, command.nsid.get())?),
+            Content::There(page) => Cow::Borrowed(page(self)),
+        };
         let len = usize::try_from(get.bytes()).map_err(|_| INVALID_FIELD)?;
         let offset = usize::try_from(get.lpo).map_err(|_| INVALID_FIELD)?;
-        let (size, offset_in) = match row.part_of {
-            Some(size) => (size(self), 0),
-            None => (page.len(), offset),
-        };
-        if offset % 4 != 0 || offset > size {
+        if offset % 4 != 0 || offset > page.len() {
             return Err(INVALID_FIELD);
         }
         // What is asked for beyond the page is not the page's: zeroes, as far as a sane host can
         // ask.
-        if len > LARGEST.max(size) {
+        let largest = page.len().min(self.config.max_transfer() as usize);
+        if len > LARGEST.max(largest) {
             return Err(INVALID_FIELD);
         }
-        let mut data = page.get(offset_in..).unwrap_or_default().to_vec();
+        let rest = page.get(offset..).unwrap_or_default();
+        let mut data = rest.get(..len).unwrap_or(rest).to_vec();
         data.resize(len, 0);
         self.write_host(command, &data)?;
         if !get.rae {

@@ -3,7 +3,6 @@
 //! here, and hosts cannot write them: there is no Firmware Commit.
 
 use super::Controller;
-use nvme::cmd::admin::GetLogPage;
 use nvme::log::{BootPartitionHeader, Lid};
 use nvme::regs::{self, BootReadStatus, Bpinfo, Bprsel};
 use std::fmt;
@@ -17,9 +16,12 @@ const PAGE: u64 = 4096;
 /// Largest image.
 pub const MAX_BOOT_IMAGE: usize = 64 << 20;
 
-/// What Boot Partitions hold.
+/// What Boot Partitions hold: their log page, a header and the image.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BootImage(Arc<[u8]>);
+
+/// Bytes of the log page's header.
+const HEADER: usize = size_of::<BootPartitionHeader>();
 
 /// Bytes that are no [`BootImage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,23 +33,41 @@ impl BootImage {
     ///
     /// # Errors
     /// It is empty, or above [`MAX_BOOT_IMAGE`].
-    pub fn new(mut bytes: Vec<u8>) -> Result<Self, BootImageError> {
+    pub fn new(bytes: &[u8]) -> Result<Self, BootImageError> {
         if bytes.is_empty() || bytes.len() > MAX_BOOT_IMAGE {
             return Err(BootImageError(bytes.len() as u64));
         }
-        bytes.resize(bytes.len().next_multiple_of(UNIT), 0);
-        Ok(BootImage(bytes.into()))
+        let size = bytes.len().next_multiple_of(UNIT);
+        let header = BootPartitionHeader {
+            lid: Lid::BOOT_PARTITION,
+            bpinfo: info(size as u64).into_bits().into(),
+            ..BootPartitionHeader::new_zeroed()
+        };
+        let mut page = Vec::with_capacity(HEADER + size);
+        page.extend_from_slice(header.as_bytes());
+        page.extend_from_slice(bytes);
+        page.resize(HEADER + size, 0);
+        Ok(BootImage(page.into()))
     }
 
     /// Bytes of each of the two partitions.
     pub fn size(&self) -> u64 {
-        self.0.len() as u64
+        self.bytes().len() as u64
     }
+
+    fn bytes(&self) -> &[u8] {
+        self.0.get(HEADER..).unwrap_or_default()
+    }
+}
+
+/// BPINFO of partitions of so many bytes.
+fn info(size: u64) -> Bpinfo {
+    Bpinfo::new().with_bpsz((size / UNIT as u64) as u16)
 }
 
 impl fmt::Debug for BootImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BootImage({} bytes)", self.0.len())
+        write!(f, "BootImage({} bytes)", self.size())
     }
 }
 
@@ -76,16 +96,13 @@ impl BootRegisters {
 }
 
 impl Controller {
-    fn bpinfo(&self) -> Bpinfo {
-        let units = self.config.boot.as_ref().map_or(0, |boot| boot.size()) / UNIT as u64;
-        Bpinfo::new().with_bpsz(units as u16)
-    }
-
     /// A register of Boot Partitions; zero without any.
     pub(super) fn read_boot_register(&self, offset: u64) -> u32 {
+        let Some(image) = &self.config.boot else {
+            return 0;
+        };
         match offset {
-            _ if self.config.boot.is_none() => 0,
-            regs::BPINFO => self.bpinfo().with_brs(self.boot.status).into_bits(),
+            regs::BPINFO => info(image.size()).with_brs(self.boot.status).into_bits(),
             regs::BPRSEL => self.boot.bprsel.into_bits(),
             regs::BPMBL => self.boot.bpmbl as u32,
             _ => (self.boot.bpmbl >> 32) as u32,
@@ -120,41 +137,17 @@ impl Controller {
         let selected = self.boot.bprsel;
         let from = usize::try_from(u64::from(selected.bprof()) * PAGE).ok()?;
         let len = usize::try_from(u64::from(selected.bprsz()) * PAGE).ok()?;
-        let piece = self
-            .config
-            .boot
-            .as_ref()?
-            .0
-            .get(from..from.checked_add(len)?)?;
+        let image = self.config.boot.as_ref()?.bytes();
+        let piece = image.get(from..from.checked_add(len)?)?;
         if !self.pci.is_bus_master() {
             return None;
         }
         self.engine.dma.write(self.boot.bpmbl, piece).ok()
     }
 
-    /// The part that was asked for of the log page Boot Partition ("NVMe Base 2.1", 5.1.12.1.19): a
-    /// header, then a partition. Both are the same, so which one is no matter.
-    pub(crate) fn boot_partition_log(&self, get: &GetLogPage) -> Vec<u8> {
-        let offset = usize::try_from(get.lpo).unwrap_or(usize::MAX);
-        let len = usize::try_from(get.bytes()).unwrap_or(usize::MAX);
-        let Some(boot) = &self.config.boot else {
-            return Vec::new();
-        };
-        let header = BootPartitionHeader {
-            lid: Lid::BOOT_PARTITION,
-            bpinfo: self.bpinfo().into_bits().into(),
-            ..BootPartitionHeader::new_zeroed()
-        };
-        let (header, image) = (header.as_bytes(), &boot.0);
-        let first = header.get(offset..).unwrap_or_default();
-        let rest = image.get(offset.saturating_sub(header.len())..);
-        let bytes = first.iter().chain(rest.unwrap_or_default());
-        bytes.take(len).copied().collect()
-    }
-
-    /// Bytes of that page.
-    pub(crate) fn boot_partition_log_size(&self) -> usize {
-        let image = self.config.boot.as_ref().map_or(0, |boot| boot.0.len());
-        size_of::<BootPartitionHeader>() + image
+    /// The log page Boot Partition ("NVMe Base 2.1", 5.1.12.1.19). Both partitions are the same,
+    /// so which one is asked for is no matter.
+    pub(crate) fn boot_partition_log(&self) -> &[u8] {
+        self.config.boot.as_ref().map_or(&[], |image| &image.0)
     }
 }

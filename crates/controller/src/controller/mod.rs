@@ -224,7 +224,7 @@ impl Controller {
             io_queues: config.io_queues,
             vectors,
             max_in_flight: config.max_in_flight,
-            max_transfer: 4096 << config.mdts,
+            max_transfer: config.max_transfer(),
             max_namespaces: config.max_namespaces,
             page,
             stats,
