@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use volume::{
-    Completion, Ending, Inbox, Info, Io, IoError, IoErrorKind, Op, QueueState, Request,
-    VolumeQueue, Waits, Wake,
+    Completion, Ending, Inbox, Info, Io, IoError, IoErrorKind, Op, QueueState, Request, SleepHint,
+    VolumeQueue, Wake,
 };
 
 /// Requests of a queue that are with the library at one time.
@@ -75,7 +75,7 @@ pub(crate) struct RbdQueue {
     given_up: usize,
     ended: Vec<Completion>,
     ending: Ending,
-    waits: Waits,
+    sleep_hint: SleepHint,
     /// Requests that are no reads.
     changes: usize,
 }
@@ -97,7 +97,7 @@ impl RbdQueue {
             given_up: 0,
             ended: Vec::new(),
             ending: io.ending_watch(),
-            waits: io.waits(),
+            sleep_hint: io.sleep_hint(),
             changes: 0,
         }
     }
@@ -252,14 +252,14 @@ impl RbdQueue {
         self.count -= 1;
         self.changes -= usize::from(op.changes());
         self.waiting.retain(|waiting| *waiting != place);
-        self.wait_asleep();
+        self.hint_sleep();
     }
 
     /// A read alone comes back soon, and polling for it spares its wake-up. Several keep the
     /// library's threads busy, and what changes something waits for the cluster's disks.
-    fn wait_asleep(&mut self) {
+    fn hint_sleep(&mut self) {
         let polled = self.count == 1 && self.changes == 0;
-        self.waits.set(if polled { 0 } else { self.count });
+        self.sleep_hint.set(if polled { 0 } else { self.count });
     }
 
     /// Nobody waits for a request any more: it ends now, whatever the library does.
@@ -332,7 +332,7 @@ impl VolumeQueue for RbdQueue {
         }
         self.count += 1;
         self.changes += usize::from(op.changes());
-        self.wait_asleep();
+        self.hint_sleep();
         self.waiting.push_back(place);
         self.issue();
         None

@@ -119,20 +119,20 @@ fn all_but_a_read_alone_is_waited_for_asleep() {
     let list = || worker.guest.piece(0, 4096);
     let [one, two, three] = [list(), list(), list()];
     worker.start(Op::Read, 0, 4096, one);
-    assert_eq!(worker.io.waited_asleep(), 0, "a read alone is polled for");
+    assert_eq!(worker.io.sleep_hints(), 0, "a read alone is polled for");
     let (second, _) = worker.start(Op::Read, 4096, 4096, two);
-    assert_eq!(worker.io.waited_asleep(), 2);
+    assert_eq!(worker.io.sleep_hints(), 2);
     worker.queue.cancel(second);
     worker.wait(1);
-    assert_eq!(worker.io.waited_asleep(), 0);
+    assert_eq!(worker.io.sleep_hints(), 0);
     image.release();
     assert_eq!(worker.wait(1)[0].result, Ok(()));
     image.holds.store(true, SeqCst);
     worker.start(WRITE, 0, 4096, three);
-    assert_eq!(worker.io.waited_asleep(), 1, "a write waits for disks");
+    assert_eq!(worker.io.sleep_hints(), 1, "a write waits for disks");
     image.release();
     assert_eq!(worker.wait(1)[0].result, Ok(()));
-    assert_eq!(worker.io.waited_asleep(), 0);
+    assert_eq!(worker.io.sleep_hints(), 0);
 }
 
 #[test]

@@ -150,7 +150,7 @@ pub use inbox::Inbox;
 pub use info::{Info, Kind};
 pub use io::{
     Armed, Ending, Incoming, Io, IoCounters, IoOptions, IoStats, Lane, Outgoing, PinPace,
-    PinnedMemory, PinnedWindows, Pinner, RingStream, RingStreams, Waits, Watcher,
+    PinnedMemory, PinnedWindows, Pinner, RingStream, RingStreams, SleepHint, Watcher,
 };
 pub use limit::{LimitHandle, LimitVolume, Limits, Rates};
 pub use mem::MemVolume;

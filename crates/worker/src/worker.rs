@@ -695,7 +695,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// Polling on after the last work may spare a wake-up.
     #[inline]
     fn keeps_window(&self) -> bool {
-        if self.shares_cpu && self.io.waited_asleep() > 0 && self.waits_for_threads() {
+        if self.shares_cpu && self.io.sleep_hints() > 0 && self.only_hinted() {
             return false;
         }
         self.io.in_flight() > 0 || self.awake().any(F::keeps_window)
@@ -703,13 +703,13 @@ impl<F: Frontend + 'static> Worker<F> {
 
     /// All that is in flight is with threads that want this processor, and no front-end that was
     /// busy lately waits for anything else.
-    fn waits_for_threads(&self) -> bool {
+    fn only_hinted(&self) -> bool {
         let mut in_flight = 0;
         let all_wait = self.of(self.run_queue.hot()).all(|front| {
             in_flight += front.in_flight();
             front.in_flight() > 0
         });
-        all_wait && in_flight <= self.io.waited_asleep()
+        all_wait && in_flight <= self.io.sleep_hints()
     }
 
     /// Waits for descriptors, at most for `timeout`, and handles those that are ready. `true` when

@@ -48,7 +48,7 @@ impl Io {
             ending: self.ending.clone(),
             given_up: self.given_up.clone(),
             stats: self.stats.clone(),
-            asleep: self.asleep.clone(),
+            sleep_hints: self.sleep_hints.clone(),
             lane: Some(end.clone()),
         };
         Ok(Lane { io, end })

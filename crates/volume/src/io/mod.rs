@@ -13,9 +13,9 @@ mod pool;
 mod registered;
 pub(crate) mod ring;
 mod setup;
+mod sleep_hint;
 mod stats;
 mod stream;
-mod waits;
 mod windows;
 
 use crate::{Completion, VolumeError};
@@ -26,6 +26,7 @@ use lane::LaneEnd;
 pub use others::Armed;
 use others::Others;
 use ring::Ring;
+pub use sleep_hint::SleepHint;
 pub use stats::{IoCounters, IoStats};
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -34,7 +35,6 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 pub use stream::{Incoming, Outgoing, RingStream, RingStreams};
-pub use waits::Waits;
 pub use windows::{PinPace, PinnedWindows};
 
 /// Most requests in flight that can be asked for.
@@ -89,8 +89,8 @@ pub struct Io {
     shared: RefCell<Vec<Shared>>,
     others: Rc<Others>,
     ending: Rc<Cell<bool>>,
-    /// Requests that are waited for asleep.
-    asleep: Rc<Cell<usize>>,
+    /// Requests for which sleep is better than polling.
+    sleep_hints: Rc<Cell<usize>>,
     /// Volumes that were given up.
     given_up: Rc<RefCell<Vec<String>>>,
     stats: Arc<IoStats>,
@@ -110,7 +110,7 @@ impl Io {
             shared: RefCell::new(Vec::new()),
             others: Rc::default(),
             ending: Rc::new(Cell::new(false)),
-            asleep: Rc::default(),
+            sleep_hints: Rc::default(),
             given_up: Rc::default(),
             stats: Arc::default(),
             lane: None,
@@ -164,14 +164,14 @@ impl Io {
     }
 
     /// For a queue whose requests threads of this host work on.
-    pub fn waits(&self) -> Waits {
-        Waits::new(self.asleep.clone())
+    pub fn sleep_hint(&self) -> SleepHint {
+        SleepHint::new(self.sleep_hints.clone())
     }
 
-    /// Requests that their queues want to be waited for asleep ([`Io::waits`]).
+    /// Requests for which their queues say that sleep is better than polling ([`Io::sleep_hint`]).
     #[inline]
-    pub fn waited_asleep(&self) -> usize {
-        self.asleep.get()
+    pub fn sleep_hints(&self) -> usize {
+        self.sleep_hints.get()
     }
 
     /// The worker ends: limits do not apply any more, so that what waits for them completes soon,

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use volume::{Budget, Completion, Io, IoOptions, Waits};
+use volume::{Budget, Completion, Io, IoOptions, SleepHint};
 use worker::{Context, Frontend, Handle, IdleWindow, Options, Worker};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -18,21 +18,21 @@ const MANY: u64 = 100_000;
 struct Disk {
     in_flight: AtomicUsize,
     /// How many of them threads of this host work on.
-    asleep: AtomicUsize,
+    hinted: AtomicUsize,
     looks: AtomicU64,
     arms: AtomicU64,
 }
 
 struct Front {
     disk: Arc<Disk>,
-    waits: Waits,
+    sleep_hint: SleepHint,
 }
 
 impl Frontend for Front {
     type Error = Infallible;
 
     fn poll(&mut self, _now: Instant, _budget: &mut Budget) -> bool {
-        self.waits.set(self.disk.asleep.load(Ordering::SeqCst));
+        self.sleep_hint.set(self.disk.hinted.load(Ordering::SeqCst));
         self.disk.looks.fetch_add(1, Ordering::SeqCst);
         false
     }
@@ -61,10 +61,10 @@ fn sleeps(shares_cpu: bool, fronts: &[(usize, usize)]) -> bool {
     let handle = Handle::new().unwrap();
     let disks: Vec<Arc<Disk>> = fronts
         .iter()
-        .map(|&(in_flight, asleep)| {
+        .map(|&(in_flight, hinted)| {
             Arc::new(Disk {
                 in_flight: in_flight.into(),
-                asleep: asleep.into(),
+                hinted: hinted.into(),
                 ..Disk::default()
             })
         })
@@ -82,7 +82,7 @@ fn sleeps(shares_cpu: bool, fronts: &[(usize, usize)]) -> bool {
             let make = |context: &Context<'_>| {
                 Ok::<_, Infallible>(Front {
                     disk,
-                    waits: context.io.waits(),
+                    sleep_hint: context.io.sleep_hint(),
                 })
             };
             worker.add(make).unwrap();

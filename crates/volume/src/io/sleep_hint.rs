@@ -1,4 +1,4 @@
-//! Requests that a worker waits for asleep.
+//! Requests for whose completion a worker had better sleep than poll.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -7,26 +7,26 @@ use std::rc::Rc;
 /// than a wake-up takes. A worker that polls for them takes its processor from them, where it
 /// shares one with them: it sleeps instead, at once.
 #[derive(Debug)]
-pub struct Waits {
-    all: Rc<Cell<usize>>,
+pub struct SleepHint {
+    total: Rc<Cell<usize>>,
     own: usize,
 }
 
-impl Waits {
-    pub(super) fn new(all: Rc<Cell<usize>>) -> Self {
-        Self { all, own: 0 }
+impl SleepHint {
+    pub(super) fn new(total: Rc<Cell<usize>>) -> Self {
+        Self { total, own: 0 }
     }
 
     /// So many requests of the queue are such.
     #[inline]
     pub fn set(&mut self, requests: usize) {
-        let others = self.all.get() - self.own;
+        let others = self.total.get() - self.own;
         self.own = requests;
-        self.all.set(others + requests);
+        self.total.set(others + requests);
     }
 }
 
-impl Drop for Waits {
+impl Drop for SleepHint {
     fn drop(&mut self) {
         self.set(0);
     }
