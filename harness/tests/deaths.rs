@@ -45,7 +45,7 @@ const AT_ONCE: &str = "controller.answer.";
 const MADE: &str = "vnvme.disk.";
 
 /// Points that no load here passes, and where each is tested.
-const ELSEWHERE: [&str; 14] = [
+const ELSEWHERE: [&str; 15] = [
     // QEMU 11.1.3 ends by an assertion where a guest chooses its write cache while the daemon is
     // away: `vhost-blk/tests/deaths.rs`.
     "vhost-blk.write-cache.noted",
@@ -59,8 +59,9 @@ const ELSEWHERE: [&str; 14] = [
     "vfio-user.reply.head-noted",
     "vfio-user.reply.headed",
     "vfio-user.resume.heading",
-    // Of zones: `controller/tests/zones/lasting.rs`.
+    // Of zones: `controller/tests/zones/lasting.rs`, `workers.rs`.
     "controller.zone.",
+    "controller.record.applied",
     // Of blocks marked as unreadable: `controller/tests/uncorrectable.rs`.
     "controller.mark.marked",
     "controller.mark.recorded",

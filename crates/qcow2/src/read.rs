@@ -180,7 +180,7 @@ pub(crate) async fn read<S: Store>(
 }
 
 /// All of a range reads as zeroes, from a layer on, and the tables say so: nothing of it is read.
-pub(crate) async fn is_nothing<S: Store>(
+pub(crate) async fn reads_as_zeroes<S: Store>(
     images: &[Image],
     store: &S,
     layer: usize,

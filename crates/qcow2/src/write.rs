@@ -254,9 +254,9 @@ impl<'a, S: Store> Target<'a, S> {
                 Mapping::Zero { .. } => true,
                 Mapping::Unallocated if self.is_backed(piece.cluster) => {
                     let (images, store, len) = (self.images, self.store, self.cluster_size());
-                    let nothing = read::is_nothing(images, store, 1, piece.cluster, len).await;
-                    // Who has to read it finds the error.
-                    nothing.unwrap_or(false)
+                    let zeroes = read::reads_as_zeroes(images, store, 1, piece.cluster, len).await;
+                    // The read of its content finds the error.
+                    zeroes.unwrap_or(false)
                 }
                 Mapping::Unallocated => true,
                 _ => false,

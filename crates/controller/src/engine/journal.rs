@@ -259,8 +259,8 @@ const ENDING: usize = 2;
 const PLACE: usize = 7;
 /// Of [`ENDING`]: it is one.
 const ENDED: u64 = 1 << 63;
-/// Of [`ENDING`]: see [`Records::take`].
-const TAKEN: u64 = 1 << 62;
+/// Of [`ENDING`]: see [`Records::mark_applied`].
+const APPLIED: u64 = 1 << 62;
 
 /// The records of an engine's commands, by slot.
 pub(super) struct Records {
@@ -282,8 +282,8 @@ pub(super) struct Recorded {
     pub command: Command,
     /// It had ended: only the completion is to be posted.
     pub ended: Option<(Status, u64)>,
-    /// See [`Records::take`].
-    pub taken: bool,
+    /// See [`Records::mark_applied`].
+    pub applied: bool,
 }
 
 impl Records {
@@ -303,13 +303,13 @@ impl Records {
         self.order = self.order.max(order);
     }
 
-    /// What the command changes beside the volume has been changed: the next process does only the
+    /// The command's effect on the state beside the volume has been applied: replay does only the
     /// rest of it.
-    pub fn take(&self, slot: u16) {
+    pub fn mark_applied(&self, slot: u16) {
         if let Some(row) = self.row(slot).filter(|row| load(row, ORDER) != 0) {
-            store(row, ENDING, TAKEN);
+            store(row, ENDING, APPLIED);
         }
-        crash::point!("controller.record.taken");
+        crash::point!("controller.record.applied");
     }
 
     #[inline(always)]
@@ -446,6 +446,6 @@ pub(super) fn recorded(row: &Row) -> Option<Recorded> {
         number: place & ((1 << NUMBER_BITS) - 1),
         command,
         ended: (ending & ENDED != 0).then_some((status, result)),
-        taken: ending & TAKEN != 0,
+        applied: ending & APPLIED != 0,
     })
 }

@@ -425,7 +425,7 @@ impl Engine {
 
     fn replay_one(&mut self, slot: u16, recorded: &Recorded) {
         let (sqid, command): (u16, &Command) = (recorded.sqid, &recorded.command);
-        self.slots.reserve(slot, recorded.taken);
+        self.slots.reserve(slot, recorded.applied);
         let (status, result) = match recorded.ended {
             Some(ended) => ended,
             // Its data cannot be reached: the host is to send it again.

@@ -186,8 +186,8 @@ pub(super) struct Slots {
     inherited: u16,
     /// The slot that the next command gets, whose record it is.
     reserved: Option<u16>,
-    /// Its command has been taken, see [`Records::take`].
-    reserved_is_taken: bool,
+    /// The effect of its command has been applied, see [`Records::mark_applied`].
+    reserved_is_applied: bool,
     /// Where the commands are recorded, if they are.
     pub records: Option<Records>,
 }
@@ -268,7 +268,7 @@ impl Slots {
             resting: 0,
             inherited: count,
             reserved: None,
-            reserved_is_taken: false,
+            reserved_is_applied: false,
             records: None,
         }
     }
@@ -347,15 +347,15 @@ impl Slots {
         true
     }
 
-    /// The next command that gets a slot gets this one. `taken`: see [`Records::take`].
-    pub fn reserve(&mut self, index: u16, taken: bool) {
+    /// The next command that gets a slot gets this one. `applied`: see [`Records::mark_applied`].
+    pub fn reserve(&mut self, index: u16, applied: bool) {
         self.reserved = Some(index);
-        self.reserved_is_taken = taken;
+        self.reserved_is_applied = applied;
     }
 
-    /// The command at hand is another process's, and has been taken there.
-    pub fn is_taken(&self) -> bool {
-        self.is_reserved() && self.reserved_is_taken
+    /// The command at hand is another process's, which has applied its effect.
+    pub fn is_applied(&self) -> bool {
+        self.is_reserved() && self.reserved_is_applied
     }
 
     /// The command at hand is another process's.
@@ -427,10 +427,10 @@ impl Slots {
         }
     }
 
-    /// The slot's command has been taken, see [`Records::take`].
-    pub fn take_record(&mut self, index: u16) {
+    /// The effect of the slot's command has been applied, see [`Records::mark_applied`].
+    pub fn mark_applied(&mut self, index: u16) {
         if let Some(records) = &self.records {
-            records.take(index);
+            records.mark_applied(index);
         }
     }
 

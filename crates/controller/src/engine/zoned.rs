@@ -11,16 +11,16 @@
 //! was. A reset waits until no write of its zones is in flight: so no older write is begun again on
 //! top of newer data.
 //!
-//! *Several workers* have one state of zones, whose lock is held from a command's check until its
-//! record and the zones' words are stored: so what is said above of the last record holds for all
-//! of them together. The order of writes is that of their checks. The next process, which has the
-//! records of all workers, does not know in which order these were made, and need not: a write that
-//! was taken is begun wherever its turn comes, and Zone Management Send goes on when all commands
-//! have begun. A reset is counted, of all its zones at once, when their data is gone; it, and every
-//! other change by Zone Management Send, is noted in its record then
-//! ([`Records::take`](super::journal::Records::take)), under the lock, too: what other workers do
-//! to the zone afterwards is not undone by a command that is begun again. Writes in flight are
-//! counted until nothing is left of their records.
+//! *Several workers* share one state of zones. A worker holds its lock from a command's check until
+//! the command's record and the zones' words are stored: so what is said above of the last record
+//! holds for all of them together. The order of writes is that of their checks. The next process
+//! has the records of all workers and does not know in which order these were made. It need not: a
+//! write whose zone's word is stored is replayed wherever its turn comes, and Zone Management Send
+//! goes on when all commands have been replayed. A reset moves the write pointers of all its zones
+//! at once, when their data is gone. Then it is noted in its record, under the lock, too, that it
+//! was applied ([`Records::mark_applied`](super::journal::Records::mark_applied)), as every other
+//! change by Zone Management Send is: a replay does not undo what other workers do to the zone
+//! afterwards. A write counts as in flight until its record is removed.
 //!
 //! *A Zone Random Write Area* (ibid., ZRWA) is nothing but a rule of which writes a zone takes, and
 //! how far its write pointer is then: their data goes to the volume at once. So it can be read, and
@@ -321,7 +321,7 @@ impl Engine {
         // It was done before, if its record says so, or if it was recorded and is not allowed any
         // more.
         let again = self.slots.is_reserved();
-        let taken = self.slots.is_taken() || (allowed.is_err() && again);
+        let taken = self.slots.is_applied() || (allowed.is_err() && again);
         if !taken {
             allowed.map_err(Refusal::status)?;
         }
@@ -357,7 +357,7 @@ impl Engine {
         crash::point!("controller.zone.changed");
         // A reset is done later.
         if !sending.waits {
-            self.slots.take_record(slot);
+            self.slots.mark_applied(slot);
         }
         drop(zones);
         if let Some(slot) = self.slots.get(slot) {
@@ -365,8 +365,8 @@ impl Engine {
             slot.slba = command.slba();
             slot.work = Work::ZoneSend(Box::new(sending));
         }
-        // What is begun again begins when all commands of the other process have: it may be about
-        // zones that were written after it was taken there, by commands whose turn is later.
+        // A replayed one goes on when all commands of the previous process have been replayed: its
+        // zones may have been written after it was applied, by commands whose turn is later.
         if again || self.next_send(slot) {
             self.parked.push_back(slot);
         }
@@ -426,7 +426,7 @@ impl Engine {
             zoned.keep(&mut zones);
             crash::point!("controller.zone.reset");
             // Others may write to them as soon as they can have the lock.
-            self.slots.take_record(index);
+            self.slots.mark_applied(index);
         }
         let (op, offset, len) = match sending.reset() {
             Some(reset) => {

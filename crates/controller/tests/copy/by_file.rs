@@ -341,11 +341,8 @@ fn what_is_not_durable_is_the_end() {
     assert_eq!(plain(w.h.io(command)), Status::WRITE_FAULT);
 }
 
-#[test]
-fn it_is_aborted_and_reset_while_it_is_with_the_file_system() {
-    let mut w = World::new();
-    w.answer(Answer::Hold);
-    let command = copy(&w.h, 8192, &[(0, 2048)]);
+/// Aborts a command that the file system is at.
+fn abort(w: &mut World, command: Command) {
     let cid = w.h.submit(1, command);
     w.h.run();
     assert_eq!(w.asked().len(), 1);
@@ -355,6 +352,14 @@ fn it_is_aborted_and_reset_while_it_is_with_the_file_system() {
     w.h.run();
     let done = w.h.reap(1).unwrap();
     assert_eq!(plain(done.status()), Status::ABORT_REQUESTED);
+}
+
+#[test]
+fn it_is_aborted_and_reset_while_it_is_with_the_file_system() {
+    let mut w = World::new();
+    w.answer(Answer::Hold);
+    let command = copy(&w.h, 8192, &[(0, 2048)]);
+    abort(&mut w, command);
     assert_eq!(w.h.reap(0).unwrap().dw0.get() & 1, 0, "it was aborted");
     w.answer(Answer::Hold);
     w.h.submit(1, command);
@@ -375,15 +380,7 @@ fn it_is_aborted_where_it_is_written() {
     use_cross(&mut w.h);
     w.answer(Answer::Hold);
     let command = across(&w.h, 8192, &[(2, 0, 2048)]);
-    let cid = w.h.submit(1, command);
-    w.h.run();
-    assert_eq!(w.asked().len(), 1);
-    let mut abort = Command::new(AdminOpcode::ABORT.0, 0, 0);
-    abort.cdw10 = (u32::from(cid) << 16 | 1).into();
-    w.h.submit(0, abort);
-    w.h.run();
-    let done = w.h.reap(1).unwrap();
-    assert_eq!(plain(done.status()), Status::ABORT_REQUESTED);
+    abort(&mut w, command);
     w.assert_is();
 }
 

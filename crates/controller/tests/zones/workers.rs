@@ -587,7 +587,7 @@ const POINTS: [&str; 12] = [
     "controller.zone.sent",
     "controller.zone.changed",
     "controller.zone.reset",
-    "controller.record.taken",
+    "controller.record.applied",
     "controller.record.fields",
     "controller.record.written",
     "controller.record.posted",
