@@ -49,10 +49,10 @@ test:
 test-all: check tools-guest
 	$(CARGO) build $(PROGRAMS:%=--package %) --bins --example vfio_selftest
 	mkdir -p $(BUILT)
-	cp $(DEBUG)/vnvme $(DEBUG)/prepare $(DEBUG)/soak $(DEBUG)/examples/vfio_selftest $(BUILT)
+	cp $(DEBUG)/vnvme $(DEBUG)/prepare $(DEBUG)/lanes $(DEBUG)/soak $(DEBUG)/examples/vfio_selftest $(BUILT)
 	$(BUILT)/prepare
 	nice -n 19 $(AGAIN) prebuild >target/prebuild.log 2>&1 & \
-	status=0; VNVME_PROGRAMS=$(BUILT) $(CARGO) test --workspace --no-fail-fast || status=$$?; wait; exit $$status
+	status=0; VNVME_PROGRAMS=$(BUILT) $(BUILT)/lanes --beside harness --alone hostile || status=$$?; wait; exit $$status
 	$(CARGO) test -p vnvme --no-default-features --bin vnvme parts::
 	$(MODELS)
 	$(AGAIN) cost

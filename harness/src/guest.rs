@@ -63,8 +63,8 @@ struct Control {
     boot: String,
 }
 
-/// Default bound for one script.
-const SCRIPT_LIMIT: Duration = Duration::from_secs(60);
+/// Default bound for one script: generous, as other guests may have the processors.
+const SCRIPT_LIMIT: Duration = Duration::from_secs(180);
 
 impl GuestBuilder {
     /// Starts QEMU and, unless it boots from its disk, waits until the guest takes scripts.

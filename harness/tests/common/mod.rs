@@ -157,7 +157,7 @@ wait_disk() {
 
 /// Runs a script with [`LIB`] that must succeed.
 pub fn run(guest: &Guest, script: &str) -> Result<String> {
-    run_for(guest, Duration::from_secs(60), script)
+    run_for(guest, Duration::from_secs(180), script)
 }
 
 /// Runs a script with [`LIB`] that must succeed within a time.
