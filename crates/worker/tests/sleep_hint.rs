@@ -12,8 +12,10 @@ use worker::{Context, Frontend, Handle, IdleWindow, Options, Worker};
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Looks of a worker that polls on.
 const MANY: u64 = 100_000;
+/// A disk with nothing in flight has work at one look of so many, which it does at once.
+const NOW_AND_THEN: u64 = 16;
 
-/// A disk with requests in flight that nothing ever completes.
+/// A disk with requests in flight that nothing ever completes, or one that is busy without any.
 #[derive(Default)]
 struct Disk {
     in_flight: AtomicUsize,
@@ -33,8 +35,8 @@ impl Frontend for Front {
 
     fn poll(&mut self, _now: Instant, _budget: &mut Budget) -> bool {
         self.sleep_hint.set(self.disk.hinted.load(Ordering::SeqCst));
-        self.disk.looks.fetch_add(1, Ordering::SeqCst);
-        false
+        let look = self.disk.looks.fetch_add(1, Ordering::SeqCst);
+        self.in_flight() == 0 && look % NOW_AND_THEN == 0
     }
 
     fn complete(&mut self, _completion: Completion) {}
@@ -122,5 +124,6 @@ fn everything_else_is_polled_for() {
     assert!(!sleeps(true, &[(3, 0)]), "nothing is with threads");
     assert!(!sleeps(true, &[(3, 2)]), "one is not with threads");
     assert!(!sleeps(true, &[(1, 1), (1, 0)]), "another disk's is not");
+    assert!(!sleeps(true, &[(2, 2), (0, 0)]), "another disk waits for its guest");
     assert!(!sleeps(false, &[(3, 3)]), "the processor is its own");
 }
