@@ -9,9 +9,41 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long an answer may take. Descriptors are checked within microseconds; what takes longer
-/// hangs.
-pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// How long an answer may take, in periods. Descriptors are checked within microseconds; what takes
+/// longer hangs.
+const PERIODS: u32 = 4;
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// How long an answer is still waited for. Of a time in which nobody looked no more than a period
+/// counts: neither the receiver process had a processor then, perhaps.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    since: Instant,
+    periods: u32,
+}
+
+impl Patience {
+    fn new(now: Instant) -> Self {
+        Patience {
+            since: now,
+            periods: PERIODS,
+        }
+    }
+
+    /// When to look again.
+    fn deadline(&self) -> Instant {
+        self.since + PERIOD
+    }
+
+    /// A look, at which the answer had not come: whether it is late now.
+    fn is_over(&mut self, now: Instant) -> bool {
+        if now >= self.deadline() {
+            self.since = now;
+            self.periods = self.periods.saturating_sub(1);
+        }
+        self.periods == 0
+    }
+}
 
 /// What the receiver process has read.
 #[derive(Debug)]
@@ -33,16 +65,18 @@ enum Asking {
 #[derive(Debug)]
 enum Awaited {
     /// To be asked for so many bytes as soon as there is a receiver process.
-    Unasked(Instant, Asking),
+    Unasked(Patience, Asking),
     /// Asked for.
-    Asked(Instant, Asking),
+    Asked(Patience, Asking),
     Come(Result<Taken, ReadError>),
 }
 
 impl Awaited {
-    fn since(&self) -> Option<Instant> {
+    fn deadline(&self) -> Option<Instant> {
         match self {
-            Awaited::Unasked(since, _) | Awaited::Asked(since, _) => Some(*since),
+            Awaited::Unasked(patience, _) | Awaited::Asked(patience, _) => {
+                Some(patience.deadline())
+            }
             Awaited::Come(_) => None,
         }
     }
@@ -132,8 +166,8 @@ impl Door {
                     present.awaited = Some(Awaited::Come(Err(ReadError::ReceiverGone)));
                 }
                 // A look takes nothing.
-                Some(Awaited::Asked(since, look)) => {
-                    present.awaited = Some(Awaited::Unasked(since, look));
+                Some(Awaited::Asked(patience, look)) => {
+                    present.awaited = Some(Awaited::Unasked(patience, look));
                 }
                 _ => {}
             }
@@ -196,13 +230,13 @@ impl Door {
         let sent = self.send(message::kind::OPEN, 0, client, Some(socket.as_fd()));
         if let Some(present) = &mut self.present {
             present.registered = sent;
-            if let Some(Awaited::Unasked(since, asking)) = present.awaited {
-                self.ask_since(client, since, asking);
+            if let Some(Awaited::Unasked(patience, asking)) = present.awaited {
+                self.ask_with(client, patience, asking);
             }
         }
     }
 
-    fn ask_since(&mut self, client: u64, since: Instant, asking: Asking) {
+    fn ask_with(&mut self, client: u64, patience: Patience, asking: Asking) {
         let registered = self.present.as_ref().is_some_and(|p| p.registered);
         let (kind, most) = match asking {
             Asking::Receive(most) => (message::kind::RECEIVE, most),
@@ -211,8 +245,8 @@ impl Door {
         let asked = registered && self.send(kind, most, client, None);
         if let Some(present) = &mut self.present {
             present.awaited = Some(match asked {
-                true => Awaited::Asked(since, asking),
-                false => Awaited::Unasked(since, asking),
+                true => Awaited::Asked(patience, asking),
+                false => Awaited::Unasked(patience, asking),
             });
         }
     }
@@ -268,12 +302,20 @@ impl Door {
 
     /// Asks for `most` bytes of the client's socket.
     pub(crate) fn ask(&mut self, client: u64, most: usize) {
-        self.ask_since(client, Instant::now(), Asking::Receive(at_most(most)));
+        self.ask_with(
+            client,
+            Patience::new(Instant::now()),
+            Asking::Receive(at_most(most)),
+        );
     }
 
     /// Asks for the same, which stays in the socket.
     pub(crate) fn ask_look(&mut self, client: u64, most: usize) {
-        self.ask_since(client, Instant::now(), Asking::Look(at_most(most)));
+        self.ask_with(
+            client,
+            Patience::new(Instant::now()),
+            Asking::Look(at_most(most)),
+        );
     }
 
     /// What was looked at has been taken from the socket.
@@ -288,10 +330,10 @@ impl Door {
         present.is_some_and(|present| present.registered)
     }
 
-    /// When the answer is late; none if no answer is waited for.
+    /// When to look again for the answer; none if no answer is waited for.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let awaited = self.present.as_ref()?.awaited.as_ref()?;
-        awaited.since().map(|since| since + ANSWER_LIMIT)
+        awaited.deadline()
     }
 
     /// The answer, if it has come.
@@ -300,17 +342,21 @@ impl Door {
         let Some(present) = present else {
             return Err(ReadError::ReceiverGone);
         };
-        match present.awaited.take() {
-            Some(Awaited::Come(answer)) => answer.map(Some),
-            Some(Awaited::Asked(at, _)) if at.elapsed() >= ANSWER_LIMIT => Err(ReadError::Stuck),
-            Some(Awaited::Unasked(at, _)) if at.elapsed() >= ANSWER_LIMIT => {
-                Err(ReadError::ReceiverGone)
-            }
-            awaited => {
-                present.awaited = awaited;
-                Ok(None)
-            }
+        let now = Instant::now();
+        let (mut patience, asking, asked) = match present.awaited.take() {
+            Some(Awaited::Come(answer)) => return answer.map(Some),
+            Some(Awaited::Asked(patience, asking)) => (patience, asking, true),
+            Some(Awaited::Unasked(patience, asking)) => (patience, asking, false),
+            None => return Ok(None),
+        };
+        let is_over = patience.is_over(now);
+        match asked {
+            true if is_over => return Err(ReadError::Stuck),
+            true => present.awaited = Some(Awaited::Asked(patience, asking)),
+            false if is_over => return Err(ReadError::ReceiverGone),
+            false => present.awaited = Some(Awaited::Unasked(patience, asking)),
         }
+        Ok(None)
     }
 
     /// Takes in what the receiver process says. `false` when it has gone.
@@ -362,5 +408,34 @@ impl Door {
             }
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_late_after_four_looks_that_are_a_period_apart() {
+        let began = Instant::now();
+        let mut patience = Patience::new(began);
+        for quarter in 1..PERIODS {
+            let deadline = began + quarter * PERIOD;
+            assert_eq!(patience.deadline(), deadline);
+            assert!(!patience.is_over(deadline - Duration::from_millis(1)));
+            assert!(!patience.is_over(deadline));
+        }
+        assert!(patience.is_over(began + PERIODS * PERIOD));
+    }
+
+    #[test]
+    fn a_time_in_which_nobody_looked_is_a_period() {
+        let began = Instant::now();
+        let mut patience = Patience::new(began);
+        let awake = began + Duration::from_secs(3600);
+        for quarter in 0..PERIODS - 1 {
+            assert!(!patience.is_over(awake + quarter * PERIOD), "{quarter}");
+        }
+        assert!(patience.is_over(awake + (PERIODS - 1) * PERIOD));
     }
 }

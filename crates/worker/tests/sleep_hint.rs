@@ -124,6 +124,9 @@ fn everything_else_is_polled_for() {
     assert!(!sleeps(true, &[(3, 0)]), "nothing is with threads");
     assert!(!sleeps(true, &[(3, 2)]), "one is not with threads");
     assert!(!sleeps(true, &[(1, 1), (1, 0)]), "another disk's is not");
-    assert!(!sleeps(true, &[(2, 2), (0, 0)]), "another disk waits for its guest");
+    assert!(
+        !sleeps(true, &[(2, 2), (0, 0)]),
+        "another disk waits for its guest"
+    );
     assert!(!sleeps(false, &[(3, 3)]), "the processor is its own");
 }
