@@ -3,7 +3,7 @@
 //! ```text
 //! connect, identify --> an I/O queue for each worker's --> Keep Alive, events, new queues
 //!      ^                                                        | lost: by the Admin queue,
-//!      | pause and patience, longer each time                   | or a worker says so
+//!      | pause, and time to connect, longer each time           | or a worker says so
 //!      `-- Ended: replay -- all connections closed, or the <----'
 //!                           controller's keep-alive time is over
 //! ```
@@ -209,7 +209,7 @@ impl<'a> Keeper<'a> {
 impl Keeper<'_> {
     fn run(&mut self) {
         let mut failures = 0;
-        let mut patience = Patience::default();
+        let mut attempts = Attempts::default();
         let mut said: Option<Instant> = None;
         let mut began = Instant::now();
         while self.shared.is_used() {
@@ -223,8 +223,8 @@ impl Keeper<'_> {
                         break;
                     }
                     let began = Instant::now();
-                    let made = self.shared.connect(&self.path.portal, patience.limit());
-                    patience.note(made.is_ok(), began.elapsed());
+                    let made = self.shared.connect(&self.path.portal, attempts.limit());
+                    attempts.note(made.is_ok(), began.elapsed());
                     made
                 }
             };
@@ -522,16 +522,16 @@ impl Keeper<'_> {
     }
 }
 
-/// How long an attempt to connect may take.
+/// The attempts to connect so far: how long the next one may take.
 #[derive(Debug, Default)]
-struct Patience {
+struct Attempts {
     /// What the last attempt took that succeeded.
     usual: Duration,
     /// Attempts in a row whose time was over.
     silent: u32,
 }
 
-impl Patience {
+impl Attempts {
     /// Twice as long as the attempt before, if that was too short, so that a controller that needs
     /// its time is reached, too; it gets that at once when it is lost again.
     fn limit(&self) -> Duration {
@@ -562,30 +562,30 @@ mod tests {
 
     #[test]
     fn an_attempt_that_meets_silence_is_followed_by_a_longer_one() {
-        let mut patience = Patience::default();
+        let mut attempts = Attempts::default();
         let limits: Vec<u64> = (0..6)
             .map(|_| {
-                let limit = patience.limit();
-                patience.note(false, limit);
+                let limit = attempts.limit();
+                attempts.note(false, limit);
                 limit.as_secs()
             })
             .collect();
         assert_eq!(limits, [1, 2, 4, 8, 10, 10]);
         // Refused at once.
-        patience.note(true, Duration::from_millis(5));
-        patience.note(false, Duration::from_millis(1));
-        assert_eq!(patience.limit(), FIRST_ATTEMPT);
+        attempts.note(true, Duration::from_millis(5));
+        attempts.note(false, Duration::from_millis(1));
+        assert_eq!(attempts.limit(), FIRST_ATTEMPT);
     }
 
     #[test]
     fn a_slow_controller_gets_its_time_when_it_is_lost_again() {
-        let mut patience = Patience::default();
-        patience.note(false, FIRST_ATTEMPT);
-        patience.note(true, Duration::from_millis(1500));
-        assert_eq!(patience.limit(), Duration::from_secs(3));
-        patience.note(true, Duration::from_secs(9));
-        assert_eq!(patience.limit(), CONNECT_LIMIT);
-        patience.note(true, Duration::from_millis(2));
-        assert_eq!(patience.limit(), FIRST_ATTEMPT);
+        let mut attempts = Attempts::default();
+        attempts.note(false, FIRST_ATTEMPT);
+        attempts.note(true, Duration::from_millis(1500));
+        assert_eq!(attempts.limit(), Duration::from_secs(3));
+        attempts.note(true, Duration::from_secs(9));
+        assert_eq!(attempts.limit(), CONNECT_LIMIT);
+        attempts.note(true, Duration::from_millis(2));
+        assert_eq!(attempts.limit(), FIRST_ATTEMPT);
     }
 }
