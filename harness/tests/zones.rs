@@ -332,8 +332,8 @@ const SMALL: &str = "zone-size=4M&zone-capacity=3M";
 const SMALL_ZONES: usize = 32;
 
 /// A file system of zones that is written until it has no room, while the process that serves it is
-/// killed; checked, and checked by another guest. It is not emptied again: btrfs of Linux 6.12 that
-/// has no zone left for metadata aborts when half of its files are deleted.
+/// killed; checked, and checked by another guest. It is not emptied again: of files that are deleted
+/// then, btrfs of Linux 6.12 gives few zones back, and it has no room to move what is left of others.
 #[test]
 fn a_file_system_of_zones_is_full() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
