@@ -332,8 +332,8 @@ const SMALL: &str = "zone-size=4M&zone-capacity=3M";
 const SMALL_ZONES: usize = 32;
 
 /// A file system of zones that is written until it has no room, while the process that serves it is
-/// killed; checked, and checked by another guest. It is not emptied again: of files that are deleted
-/// then, btrfs of Linux 6.12 gives few zones back, and it has no room to move what is left of others.
+/// killed; checked, and checked by another guest. It is not emptied again: of files that are
+/// deleted then, btrfs of Linux 6.12 gives few zones back, and it has no room to move the rest.
 #[test]
 fn a_file_system_of_zones_is_full() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
@@ -368,8 +368,8 @@ fn a_file_system_of_zones_is_full() -> Result<()> {
     daemon.terminate()
 }
 
-/// `mounted` has the kernel leave zones alone that are nearly empty: on a disk that is full, what it
-/// wants to move from them has no place, and it logs errors.
+/// `mounted` has the kernel leave zones alone that are nearly empty: on a disk that is full, what
+/// it wants to move from them has no place, and it logs errors.
 ///
 /// `fill` writes files until there is no room, each made durable, and keeps the checksums of
 /// those that were written whole; one is not. At last it says what came of it.
