@@ -9,6 +9,7 @@
 mod common;
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use harness::progress::{say, skip};
 use harness::served::Controller;
 use harness::{Daemon, Guest};
 use serde_json::Value;
+use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -128,8 +130,7 @@ fn ports_close(target: &Nvmet) -> Result<()> {
         .take(1 + usize::from(long))
     {
         let url = format!("{}?policy={policy}", target.url());
-        let daemon = Daemon::builder("nvmet-ports").volume(url).start()?;
-        wait_connected(&daemon, 2)?;
+        let daemon = Watched::start("nvmet-ports", url)?;
         let mut load = load(&daemon, seconds, "4k")?;
         let mut closed = 0;
         while load.try_wait()?.is_none() {
@@ -138,7 +139,7 @@ fn ports_close(target: &Nvmet) -> Result<()> {
             std::thread::sleep(pause);
             target.open(number)?;
             closed += 1;
-            wait_connected(&daemon, 2 + closed)?;
+            daemon.wait_connected(closed)?;
             std::thread::sleep(pause);
         }
         let longest = verified(load, &daemon)?;
@@ -158,44 +159,91 @@ fn cables(target: &Nvmet) -> Result<()> {
     let (seconds, long) = path_seconds(7);
     let most = if long { usize::MAX } else { 2 };
     let url = format!("{}?kato=2s&timeout=1s", target.url());
-    let daemon = Daemon::builder("nvmet-cables").volume(url).start()?;
-    wait_connected(&daemon, 2)?;
+    let daemon = Watched::start("nvmet-cables", url)?;
     let mut load = load(&daemon, seconds, "4k")?;
     let mut pulled = 0;
+    let mut away = Duration::ZERO;
     while load.try_wait()?.is_none() && pulled < most {
         let number = pulled % 2 + 1;
         target.set_cable(number, false)?;
         std::thread::sleep(Duration::from_secs(2));
         target.set_cable(number, true)?;
         pulled += 1;
-        wait_connected(&daemon, 2 + pulled)?;
+        away = away.max(daemon.wait_connected(pulled)?);
     }
     let longest = verified(load, &daemon)?;
     let log = daemon.log()?;
     ensure!(log.contains("connecting again"), "{log}");
     say(format!(
         "nvme-tcp: the cable of one of two ports pulled {pulled} times for 2 s, 0 errors, longest \
-         pause {longest:.2?}"
+         pause {longest:.2?}; back after {away:.2?} at most"
     ));
     daemon.terminate()
 }
 
-/// Waits until associations were made so many times; the daemon logs the first ten.
-fn wait_connected(daemon: &Daemon, times: usize) -> Result<()> {
-    let began = Instant::now();
-    while daemon.log()?.matches("connected by").count() < times.min(10) {
-        ensure!(began.elapsed() < LIMIT, "{times} times:\n{}", daemon.log()?);
-        std::thread::sleep(Duration::from_millis(20));
+/// A daemon, and the socket by which it tells how its paths are.
+struct Watched {
+    daemon: Daemon,
+    control: PathBuf,
+    _folder: TempDir,
+}
+
+impl std::ops::Deref for Watched {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.daemon
     }
-    Ok(())
+}
+
+impl Watched {
+    /// One whose paths are all there.
+    fn start(name: &str, url: String) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let control = folder.path().join("control.sock");
+        let builder = Daemon::builder(name).arg("--control").arg(&control);
+        let daemon = builder.volume(url).start()?;
+        let watched = Self {
+            daemon,
+            control,
+            _folder: folder,
+        };
+        watched.wait_connected(0)?;
+        Ok(watched)
+    }
+
+    /// Waits until so many associations have ended, and all paths are there; how long that was.
+    fn wait_connected(&self, ended: usize) -> Result<Duration> {
+        let began = Instant::now();
+        loop {
+            let device = self.device()?;
+            let lost = device["resets"].as_u64();
+            let lost = lost.with_context(|| device.to_string())?;
+            let waited = began.elapsed();
+            if device["state"] == "live" && lost >= ended as u64 {
+                return Ok(waited);
+            }
+            ensure!(waited < LIMIT, "{ended} ended: {device}\n{}", self.log()?);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// How the subsystem is reached.
+    fn device(&self) -> Result<Value> {
+        let output = Command::new(program()?)
+            .args(["stats", "--json", "--control"])
+            .arg(&self.control)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{said}");
+        let stats: Value = serde_json::from_slice(&output.stdout)?;
+        Ok(stats["devices"][0].clone())
+    }
 }
 
 /// The target says by which port the namespace is to be reached, and by which it cannot be.
 fn states(target: &Nvmet) -> Result<()> {
-    let daemon = Daemon::builder("nvmet-states")
-        .volume(target.url())
-        .start()?;
-    wait_connected(&daemon, 2)?;
+    let daemon = Watched::start("nvmet-states", target.url())?;
     let load = load(&daemon, 4, "4k")?;
     for (number, state, logged) in [
         (1, "inaccessible", "Inaccessible"),
@@ -296,11 +344,10 @@ fn proven(target: &Nvmet) -> Result<()> {
 /// A guest's own fio and file system, while the ports close.
 fn in_a_guest(target: &Nvmet) -> Result<()> {
     let url = format!("{}?ddgst=on", target.url());
-    let daemon = Daemon::builder("nvmet-guest").volume(url).start()?;
+    let daemon = Watched::start("nvmet-guest", url)?;
     let guest = Guest::builder("nvmet-client")
         .vfio_user(daemon.socket())
         .boot()?;
-    wait_connected(&daemon, 2)?;
     std::thread::scope(|scope| -> Result<()> {
         let work = scope.spawn(|| {
             run_for(
@@ -321,7 +368,7 @@ fn in_a_guest(target: &Nvmet) -> Result<()> {
             std::thread::sleep(Duration::from_millis(500));
             target.open(number)?;
             closed += 1;
-            wait_connected(&daemon, 2 + closed)?;
+            daemon.wait_connected(closed)?;
             std::thread::sleep(Duration::from_secs(1));
         }
         work.join().unwrap()?;

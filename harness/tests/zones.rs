@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use common::{Checks, Disks, LONG, kill_serving, run, run_for};
+use common::{Checks, Disks, LONG, allocated, kill_serving, run, run_for};
 use harness::daemon::DaemonBuilder;
-use harness::progress::skip;
+use harness::progress::{say, skip};
 use harness::served::Controller;
 use harness::{Daemon, Guest};
 
@@ -324,5 +324,129 @@ fn killed_meanwhile(daemon: &Daemon, guest: &Guest, text: &str) -> Result<()> {
     let (said, kills) = (said?, kills?);
     eprintln!("btrfs: {}, {kills} kills", said.trim().replace('\n', ", "));
     ensure!(kills > 2, "{kills} kills");
+    Ok(())
+}
+
+/// 32 zones: what is written of each is what a guest without an accelerator writes in a moment.
+const SMALL: &str = "zone-size=4M&zone-capacity=3M";
+const SMALL_ZONES: usize = 32;
+
+/// A file system of zones that is written until it has no room, while the process that serves it is
+/// killed; checked, and checked by another guest. It is not emptied again: of files that are
+/// deleted then, btrfs of Linux 6.12 gives few zones back, and it has no room to move the rest.
+#[test]
+fn a_file_system_of_zones_is_full() -> Result<()> {
+    if Controller::chosen()? == Controller::Qemu {
+        skip(
+            "zones::a_file_system_of_zones_is_full",
+            "the zones are vnvme's",
+        );
+        return Ok(());
+    }
+    let disks = Disks::new()?;
+    let disk = disks.sparse("disk.raw", SMALL_ZONES as u64 * 4)?;
+    let daemon = two_workers("full")
+        .arg("--keeper")
+        .arg("process")
+        .volume(volume(&disk, SMALL))
+        .start()?;
+    let guest = boot(&daemon)?;
+    let mut checks = Checks::new("full");
+    let mut sums = String::new();
+    checks.check("it is filled while the process is killed", || {
+        run(&guest, &full(MAKE))?;
+        sums = filled_while_killed(&daemon, &guest, &disk)?;
+        Ok(())
+    });
+    checks.check("it is whole", || holds(&guest, &sums));
+    guest.poweroff()?;
+    // What the next guest reads, no cache has.
+    let guest = boot(&daemon)?;
+    checks.check("the next guest finds it whole", || holds(&guest, &sums));
+    checks.finish();
+    guest.poweroff()?;
+    daemon.terminate()
+}
+
+/// `mounted` has the kernel leave zones alone that are nearly empty: on a disk that is full, what
+/// it wants to move from them has no place, and it logs errors.
+///
+/// `fill` writes files until there is no room, each made durable, and keeps the checksums of
+/// those that were written whole; one is not. At last it says what came of it.
+const UNTIL_FULL: &str = r#"
+modprobe btrfs; mkdir -p /tmp/m
+[ -e /dev/btrfs-control ] || mknod /dev/btrfs-control c 10 234
+empty() { nvme zns report-zones $d --descs=32 | grep -c 'State: 0x10' || true; }
+mounted() {
+    mount -t btrfs $d /tmp/m
+    for value in $(find /sys/fs/btrfs -name bg_reclaim_threshold); do echo 0 >$value; done
+}
+fill() {
+    n=0
+    while
+        head -c 1000000 /dev/urandom >/tmp/file
+        cp /tmp/file /tmp/m/$n 2>/tmp/said && sync /tmp/m/$n 2>>/tmp/said
+    do
+        (cd /tmp; md5sum file | sed "s/file/$n/") >>/tmp/sums
+        n=$((n + 1))
+    done
+    grep -q 'No space left on device' /tmp/said || { cat /tmp/said; dmesg | tail; exit 1; }
+    rm -f /tmp/m/$n; sync
+    cat /tmp/sums; echo $(wc -l </tmp/sums) files, $(empty) zones empty
+}
+"#;
+
+const MAKE: &str = r#"
+mkfs.btrfs -q -O zoned -d single -m single $d
+mounted; dmesg | grep -q 'zoned mode enabled with zone size 4194304'
+[ $(empty) -gt 24 ]
+"#;
+
+fn full(text: &str) -> String {
+    format!("{LIB}\n{UNTIL_FULL}\n{text}")
+}
+
+/// The checksums of what `fill` has written; what it said is printed, and was much.
+fn filled(said: &str) -> Result<String> {
+    let (sums, end) = said.trim_end().rsplit_once('\n').unwrap_or_default();
+    let files = sums.lines().count();
+    say(format!(
+        "zones: filled: {end}, of {SMALL_ZONES}; {files} MB of {MOST} MB"
+    ));
+    let empty = end.split_whitespace().rev().nth(2);
+    let empty: usize = empty.unwrap_or_default().parse()?;
+    ensure!(files * 2 > MOST && empty <= SMALL_ZONES / 4, "{end}");
+    Ok(format!("{sums}\n"))
+}
+
+/// What the zones take, in units of 10^6 bytes.
+const MOST: usize = SMALL_ZONES * 3 * 1_048_576 / 1_000_000;
+
+/// The process that serves is killed once when a third is written.
+fn filled_while_killed(daemon: &Daemon, guest: &Guest, disk: &Path) -> Result<String> {
+    std::thread::scope(|scope| {
+        let fill = scope.spawn(|| run_for(guest, LONG, &full("fill")));
+        while allocated(disk)? < SMALL_ZONES as u64 * (1 << 20) {
+            ensure!(!fill.is_finished(), "{:?}", fill.join().unwrap());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        kill_serving(daemon)?;
+        ensure!(!fill.is_finished(), "it was full before it was killed");
+        filled(&fill.join().unwrap()?)
+    })
+}
+
+fn holds(guest: &Guest, sums: &str) -> Result<()> {
+    let text = full(&format!(
+        "! grep -q /tmp/m /proc/mounts || umount /tmp/m
+         btrfs check $d >/tmp/check 2>&1 || {{ cat /tmp/check; exit 1; }}
+         mounted; cd /tmp/m
+         md5sum -c <<E >/tmp/found 2>&1 || {{ grep -v OK /tmp/found; exit 1; }}\n{sums}E
+         btrfs scrub start -B /tmp/m >/tmp/scrub 2>&1 || {{ cat /tmp/scrub; exit 1; }}
+         grep -q 'no errors found' /tmp/scrub || {{ cat /tmp/scrub; exit 1; }}
+         dmesg | grep -Ei 'BTRFS (error|critical)|I/O error|nvme.*(timeout|abort|reset)' && exit 1
+         cd /; umount /tmp/m"
+    ));
+    run_for(guest, LONG, &text)?;
     Ok(())
 }

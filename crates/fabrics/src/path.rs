@@ -3,7 +3,7 @@
 //! ```text
 //! connect, identify --> an I/O queue for each worker's --> Keep Alive, events, new queues
 //!      ^                                                        | lost: by the Admin queue,
-//!      | pause, longer each time                                | or a worker says so
+//!      | pause, and time to connect, longer each time           | or a worker says so
 //!      `-- Ended: replay -- all connections closed, or the <----'
 //!                           controller's keep-alive time is over
 //! ```
@@ -28,6 +28,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
+/// How long an attempt to connect again may take, unless ones like it have taken longer. While a
+/// cable is pulled nothing is answered, and what was lost is sent again by the network later and
+/// later (the first packet of TCP after 1, 3 and 7 s): a new attempt finds the cable sooner.
+const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 /// How long a controller may take to close connections that this side has ended.
 const CLOSING: Duration = Duration::from_secs(1);
 /// How long a controller may take to shut down when the volume is closed.
@@ -205,6 +209,7 @@ impl<'a> Keeper<'a> {
 impl Keeper<'_> {
     fn run(&mut self) {
         let mut failures = 0;
+        let mut attempts = Attempts::default();
         let mut said: Option<Instant> = None;
         let mut began = Instant::now();
         while self.shared.is_used() {
@@ -217,7 +222,10 @@ impl Keeper<'_> {
                     if !self.shared.is_used() {
                         break;
                     }
-                    self.shared.connect(&self.path.portal)
+                    let began = Instant::now();
+                    let made = self.shared.connect(&self.path.portal, attempts.limit());
+                    attempts.note(made.is_ok(), began.elapsed());
+                    made
                 }
             };
             let controller = match made {
@@ -514,8 +522,70 @@ impl Keeper<'_> {
     }
 }
 
+/// The attempts to connect so far: how long the next one may take.
+#[derive(Debug, Default)]
+struct Attempts {
+    /// What the last attempt took that succeeded.
+    usual: Duration,
+    /// Attempts in a row whose time was over.
+    silent: u32,
+}
+
+impl Attempts {
+    /// Twice as long as the attempt before, if that was too short, so that a controller that needs
+    /// its time is reached, too; it gets that at once when it is lost again.
+    fn limit(&self) -> Duration {
+        let first = FIRST_ATTEMPT.max(self.usual.saturating_mul(2));
+        let times = 1u32 << self.silent.min(16);
+        first.saturating_mul(times).min(CONNECT_LIMIT)
+    }
+
+    /// An attempt has ended. One that is refused says nothing of the time that the next one needs.
+    fn note(&mut self, made: bool, took: Duration) {
+        if made {
+            (self.usual, self.silent) = (took, 0);
+        } else if took >= self.limit() {
+            self.silent = self.silent.saturating_add(1);
+        }
+    }
+}
+
 /// Something can be received at once.
 fn is_readable(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_that_meets_silence_is_followed_by_a_longer_one() {
+        let mut attempts = Attempts::default();
+        let limits: Vec<u64> = (0..6)
+            .map(|_| {
+                let limit = attempts.limit();
+                attempts.note(false, limit);
+                limit.as_secs()
+            })
+            .collect();
+        assert_eq!(limits, [1, 2, 4, 8, 10, 10]);
+        // Refused at once.
+        attempts.note(true, Duration::from_millis(5));
+        attempts.note(false, Duration::from_millis(1));
+        assert_eq!(attempts.limit(), FIRST_ATTEMPT);
+    }
+
+    #[test]
+    fn a_slow_controller_gets_its_time_when_it_is_lost_again() {
+        let mut attempts = Attempts::default();
+        attempts.note(false, FIRST_ATTEMPT);
+        attempts.note(true, Duration::from_millis(1500));
+        assert_eq!(attempts.limit(), Duration::from_secs(3));
+        attempts.note(true, Duration::from_secs(9));
+        assert_eq!(attempts.limit(), CONNECT_LIMIT);
+        attempts.note(true, Duration::from_millis(2));
+        assert_eq!(attempts.limit(), FIRST_ATTEMPT);
+    }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use volume::{Inbox, Info, Kind};
 
-/// How long one attempt to connect may take, with everything that is asked.
+/// How long one attempt to connect may take at most, with everything that is asked.
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Where a worker's queue gets its connections.
@@ -100,10 +100,15 @@ impl Shared {
         }
     }
 
-    /// A controller with a namespace that is still what it was, but perhaps of another size.
-    pub(crate) fn connect(&self, portal: &Portal) -> Result<Controller, ConnectError> {
+    /// A controller with a namespace that is still what it was, but perhaps of another size; it has
+    /// so much time.
+    pub(crate) fn connect(
+        &self,
+        portal: &Portal,
+        limit: Duration,
+    ) -> Result<Controller, ConnectError> {
         let now = Instant::now();
-        let deadline = now.checked_add(CONNECT_LIMIT).unwrap_or(now);
+        let deadline = now.checked_add(limit).unwrap_or(now);
         let wanted = Self::wanted(&self.subsystem, &self.options);
         let controller = Controller::bring_up(portal, wanted, deadline)?;
         if let Some(what) = self.facts.differs(&controller.facts) {

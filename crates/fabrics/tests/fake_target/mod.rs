@@ -138,6 +138,10 @@ pub struct State {
     /// Times that a byte of data came with a digest that does not match.
     pub corrupt: AtomicUsize,
     pub held: AtomicBool,
+    /// By portals: new connections are taken, and nothing on them is answered.
+    pub mute: Vec<AtomicBool>,
+    /// Connections that were taken like that.
+    pub unanswered: AtomicUsize,
     pub nguid: AtomicU8,
     pub states: Vec<AtomicU8>,
     pub changes: AtomicU64,
@@ -198,6 +202,8 @@ impl Target {
             shutdowns: AtomicUsize::new(0),
             corrupt: AtomicUsize::new(0),
             held: AtomicBool::new(true),
+            mute: (0..setup.portals).map(|_| AtomicBool::default()).collect(),
+            unanswered: AtomicUsize::new(0),
             nguid: AtomicU8::new(7),
             states: (0..setup.portals)
                 .map(|_| AtomicU8::new(AnaState::OPTIMIZED.0))
@@ -249,6 +255,12 @@ impl Target {
     pub fn restart(&self, portal: usize) {
         let address = self.address(portal);
         self.portals.lock().unwrap()[portal] = start(&self.state, portal, Some(address));
+    }
+
+    /// New connections by a portal are taken and not answered, as by a proxy before a host whose
+    /// cable is pulled.
+    pub fn set_mute(&self, portal: usize, mute: bool) {
+        self.state.mute[portal].store(mute, Ordering::SeqCst);
     }
 
     pub fn release(&self) {
@@ -318,12 +330,18 @@ fn start(state: &Arc<State>, number: usize, address: Option<SocketAddr>) -> Port
     let stop = Arc::new(AtomicBool::new(false));
     let (state, stopped) = (state.clone(), stop.clone());
     std::thread::spawn(move || {
+        let mut unanswered = Vec::new();
         for stream in listener.incoming() {
             let stream = stream.unwrap();
             if stopped.load(Ordering::SeqCst) {
                 return;
             }
             state.connections.fetch_add(1, Ordering::SeqCst);
+            if state.mute[number].load(Ordering::SeqCst) {
+                state.unanswered.fetch_add(1, Ordering::SeqCst);
+                unanswered.push(stream);
+                continue;
+            }
             stream.set_nodelay(true).unwrap();
             let state = state.clone();
             std::thread::spawn(move || {

@@ -133,6 +133,32 @@ fn one_of_two_paths_is_lost_again_and_again() {
     println!("{round} rounds, the longest {longest:?}");
 }
 
+/// An attempt to connect that gets no answer is soon followed by another one, so that a portal
+/// which is there again is found soon. The other path serves meanwhile.
+#[test]
+fn an_attempt_without_an_answer_does_not_keep_a_path_away() {
+    let target = two(false);
+    let volume = open(&target, options());
+    let mut worker = Worker::new(&volume);
+    connected(&volume, &mut worker);
+    target.set_mute(1, true);
+    target.end_controllers(1);
+    let unanswered = |count| target.count(|s| &s.unanswered) >= count;
+    until(&mut worker, || unanswered(1));
+    let began = Instant::now();
+    until(&mut worker, || unanswered(3));
+    // Of an attempt's longest time there would be two between them; it is 3 s.
+    assert!(began.elapsed() < Duration::from_secs(15));
+    worker.write(0, &[1; 4096]).unwrap();
+    target.set_mute(1, false);
+    connected(&volume, &mut worker);
+    let before = portals(&target)[1];
+    for _ in 0..4 {
+        worker.read(0, 4096).unwrap();
+    }
+    assert!(portals(&target)[1] > before);
+}
+
 /// A write that a lost controller may still carry out is not sent again before that is over: here
 /// the controller closes no connection, so its keep-alive time must pass. Reads do not wait.
 #[test]
