@@ -19,6 +19,7 @@ mod bus_master;
 pub(crate) mod commands;
 mod complete;
 pub(crate) mod copy;
+mod copy_metadata;
 mod distance;
 mod doorbells;
 mod fetch;
