@@ -602,7 +602,14 @@ impl Engine {
             // What cannot be read is settled by no place, and is written anyway.
             let mut none = SegmentList::new();
             let read = completion.result.is_ok();
-            self.carry(index, if read { &mut completion.data } else { &mut none });
+            self.carry(
+                index,
+                if read {
+                    &mut completion.data
+                } else {
+                    &mut none
+                },
+            );
             completion.result = Ok(());
         }
         let Some(slot) = self.slots.get(index) else {

@@ -321,7 +321,11 @@ impl Engine {
         let Some(state) = self.metadata_of(ns) else {
             return Ready::Yes;
         };
-        if !held && self.slots.any_metadata(ns, |other| wanted.conflicts(&other)) {
+        if !held
+            && self
+                .slots
+                .any_metadata(ns, |other| wanted.conflicts(&other))
+        {
             return Ready::Waits;
         }
         let doubt = wanted.changes && !settled && state.is_in_doubt(wanted.slba, wanted.blocks);

@@ -321,7 +321,10 @@ impl Engine {
             blocks,
             changes,
         };
-        if self.slots.any_metadata(ns, |other| wanted.conflicts(&other)) {
+        if self
+            .slots
+            .any_metadata(ns, |other| wanted.conflicts(&other))
+        {
             return true;
         }
         let Some(state) = self.metadata_of(ns) else {
