@@ -3,9 +3,12 @@
 
 use crate::common::*;
 use crate::world::*;
+use controller::{ControllerConfig, MetadataState, NamespaceConfig};
 use nvme::feature::{Fid, HostBehavior};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use protection::{Guard, Layout, Type};
+use std::sync::Arc;
+use volume::{FileCopy, FileOptions, FileVolume};
 use zerocopy::IntoBytes;
 
 /// Blocks of the others.
@@ -15,7 +18,12 @@ const INCOMPATIBLE: Status = Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT;
 /// Namespace 1 and others, of a host that uses descriptors of formats 2h and 3h.
 fn beside(first: Layout, others: &[Layout]) -> Protected {
     let others: Vec<_> = others.iter().map(|layout| (*layout, MANY)).collect();
-    let p = &mut Protected::beside(first, &others);
+    let mut p = Protected::beside(first, &others);
+    behaves(&mut p);
+    p
+}
+
+fn behaves(p: &mut Protected) {
     let says = HostBehavior {
         cdfe: 12.into(),
         ..HostBehavior::default()
@@ -25,8 +33,6 @@ fn beside(first: Layout, others: &[Layout]) -> Protected {
     command.cdw10 = u32::from(Fid::HOST_BEHAVIOR_SUPPORT.0).into();
     command.set_prps(PAGE, 0);
     assert_eq!(p.h.admin(command).status(), Status::SUCCESS);
-    let made = Protected::new(usual());
-    std::mem::replace(p, made)
 }
 
 /// Commands are namespace `nsid`'s from now on.
@@ -179,4 +185,49 @@ fn tags_of_long_ranges() {
     assert_eq!(p.copied(command), (wrong, 1));
     assert!(p.read(1100, 500, GUARD).0 == data[..500 * 512]);
     assert!(p.read(1900, 100, 0) == unwritten);
+}
+
+/// The file system knows nothing of metadata: it is not asked, on whichever side that is.
+#[test]
+fn no_file_system_copies_metadata() {
+    let dir = tempfile::tempdir().unwrap();
+    let len = MANY * 512;
+    let all = [1, 2, 3].map(|nsid| {
+        let path = dir.path().join(nsid.to_string());
+        std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+        let options = FileOptions {
+            copy: FileCopy::On,
+            ..FileOptions::default()
+        };
+        let volume = Arc::new(FileVolume::open(&path, options).unwrap());
+        let state = (nsid < 3).then(|| MetadataState::in_memory(usual(), MANY).unwrap());
+        NamespaceConfig {
+            metadata: state.map(Arc::new),
+            ..ns(nsid, volume, 512)
+        }
+    });
+    let mut h = Host::with(ControllerConfig::default(), all.to_vec());
+    h.enable();
+    h.create_pair(1, 64);
+    let mut p = beside(usual(), &[]);
+    p.h = h;
+    behaves(&mut p);
+    let (data, _) = p.written(1, 0, 400);
+    // Within, to another like it, to one without, and back.
+    for (nsid, source, to, pracs) in [
+        (1, 1, 1000, [PRACT, PRACT]),
+        (2, 1, 0, [PRACT, PRACT]),
+        (3, 1, 0, [PRACT, 0]),
+        (1, 3, 500, [0, PRACT]),
+    ] {
+        let layout = if nsid == 3 { bare(512) } else { usual() };
+        on(&mut p, nsid, layout);
+        let command = p.copy(2, to, pracs, &[of(source, from(0, 400))]);
+        assert_eq!(p.copied(command), (Status::SUCCESS, 0), "{source} {nsid}");
+        let checks = if nsid == 3 { 0 } else { ALL };
+        let mut metadata = vec![0; 400 * usize::from(layout.metadata)];
+        p.protect(&data, &mut metadata, to);
+        let found = p.read(to, 400, checks);
+        assert!(found == (data.clone(), metadata), "{source} {nsid}");
+    }
 }

@@ -148,6 +148,21 @@ fn copies_that_fail() {
     assert_eq!(p.copied(command), (Status::UNRECOVERED_READ_ERROR, 1));
 }
 
+/// What a copy wrote is not in doubt: nobody has to read it before it is written again.
+#[test]
+fn a_copy_that_ended_well_is_settled() {
+    let mut p = Protected::new(usual());
+    p.written(1, 8, 2);
+    p.written(2, 40, 2);
+    let command = p.copy(0, 40, [ALL, 0], &[from(8, 2)]);
+    assert_eq!(p.copied(command), (Status::SUCCESS, 0));
+    p.data.add(Fault::always(OpKind::Read, Effect::Hold));
+    p.fill(3, 40, 2);
+    let write = p.command(NvmOpcode::WRITE, 40, 2, ALL);
+    p.h.submit(1, write);
+    assert_eq!(next(&mut p).1, Status::SUCCESS);
+}
+
 /// What is to be durable waits for the file, once.
 #[test]
 fn a_durable_copy_is_with_the_file() {
