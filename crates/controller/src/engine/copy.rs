@@ -292,7 +292,7 @@ impl Engine {
         let mut memory = largest.unwrap_or(0).min(PIECE);
         if let Some(layout) = carried.as_ref().and_then(|carried| carried.layout) {
             // Metadata of a piece, and what is there before it is written.
-            memory += memory + (memory >> shift) * u64::from(layout.metadata);
+            memory = 2 * memory + (memory >> shift) * u64::from(layout.metadata);
         }
         let fua = cdw12.fua() || !self.write_cache;
         let ns = index;
