@@ -20,6 +20,7 @@ pub(crate) mod commands;
 mod complete;
 pub(crate) mod copy;
 mod copy_metadata;
+mod copy_ranges;
 mod distance;
 mod doorbells;
 mod fetch;

@@ -202,7 +202,7 @@ impl Protected {
         command.set_slba(to);
         let [read, written] = prinfo;
         let fields = format << 8 | read >> 14 | written;
-        command.cdw12 = (ranges.len() as u32 - 1 | fields).into();
+        command.cdw12 = ((ranges.len() as u32 - 1) | fields).into();
         command.cdw14 = (to as u32).into();
         command.cdw15 = 0xffff_1234.into();
         command
