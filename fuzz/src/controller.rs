@@ -8,6 +8,7 @@ use controller::{
     NamespacePool, PlacementState, Saved, ZonedState, pci,
 };
 use dma::{Memory, Prot};
+use nvme::cmd::io::{CopyRange, CopyRangeLong};
 use nvme::cmd::namespace::NewNamespace;
 use nvme::identify::ControllerList;
 use nvme::regs::{self, Aqa, Cc};
@@ -472,6 +473,9 @@ impl World {
             };
             command.cdw15 = command.cdw13;
         }
+        if !admin && sensible && command.nvm_opcode() == NvmOpcode::COPY {
+            self.copy_sensibly(&mut command, flags);
+        }
         if admin {
             command.cdw13 = input.number().into();
             command.cdw14 = input.number().into();
@@ -515,6 +519,43 @@ impl World {
             }
             _ => return,
         };
+        command.flags = nvme::cmd::Flags::new();
+        let at = command.prp1() & (MAPPABLE - 1) & !(PAGE - 1);
+        command.set_prps(at, 0);
+        self.poke(at, &data);
+    }
+
+    /// Descriptors of ranges that a controller may copy, with tags that often fit.
+    fn copy_sensibly(&mut self, command: &mut Command, how: u8) {
+        let format = how >> 4 & 3;
+        let slba = u64::from(command.cdw11.get()) % BLOCKS;
+        let nlb_z = u16::from(how & 7).into();
+        let snsid = u32::from(how >> 3 & 7).into();
+        let data = match format & 1 {
+            0 => CopyRange {
+                snsid,
+                slba: slba.into(),
+                nlb_z,
+                eilbrt: (slba as u32).into(),
+                ..CopyRange::default()
+            }
+            .as_bytes()
+            .to_vec(),
+            _ => CopyRangeLong {
+                snsid,
+                slba: slba.into(),
+                nlb_z,
+                ..CopyRangeLong::default()
+            }
+            .as_bytes()
+            .to_vec(),
+        };
+        // PRINFO of both sides and FUA stay as they are.
+        let others = command.cdw12.get() & !0xfff;
+        command.cdw12 = (others | u32::from(format) << 8).into();
+        command.cdw10 = (command.cdw10.get() % BLOCKS as u32).into();
+        command.cdw11 = 0.into();
+        command.cdw14 = command.cdw10;
         command.flags = nvme::cmd::Flags::new();
         let at = command.prp1() & (MAPPABLE - 1) & !(PAGE - 1);
         command.set_prps(at, 0);

@@ -19,15 +19,19 @@ use harness::{Daemon, Guest};
 const LIB: &str = "d=$(wait_disk 1 1); n=$(basename $d); q=/sys/block/$n; g=/dev/ng${n#nvme}";
 
 const PROTECTION: &str = "block-size=4096&metadata-size=8&protection=1";
+/// The second disk has longer tuples.
+const LONG_GUARD: &str = "block-size=4096&metadata-size=16&protection=1&guard=64";
 
-fn serve(disk: &Path) -> Result<Daemon> {
-    let file = disk.with_extension("metadata");
-    let volume = format!(
-        "{}?{PROTECTION}&metadata={}",
-        disk.display(),
-        file.display()
-    );
-    Daemon::builder("protection").volume(volume).start()
+fn serve(disk: &Path, second: &Path) -> Result<Daemon> {
+    let volume = |disk: &Path, protection: &str| {
+        let file = disk.with_extension("metadata");
+        let (disk, file) = (disk.display(), file.display());
+        format!("{disk}?{protection}&metadata={file}")
+    };
+    Daemon::builder("protection")
+        .volume(volume(disk, PROTECTION))
+        .volume(volume(second, LONG_GUARD))
+        .start()
 }
 
 fn script(guest: &Guest, text: &str) -> Result<String> {
@@ -42,7 +46,8 @@ fn a_protected_disk() -> Result<()> {
     }
     let disks = Disks::new()?;
     let disk = disks.sparse("disk.raw", 64)?;
-    let daemon = serve(&disk)?;
+    let second = disks.sparse("second.raw", 16)?;
+    let daemon = serve(&disk, &second)?;
     let guest = Guest::builder("protection")
         .vfio_user(daemon.socket())
         .boot()?;
@@ -53,6 +58,7 @@ fn a_protected_disk() -> Result<()> {
         past(&guest)
     });
     checks.check("a wrong tag", || wrong(&guest));
+    checks.check("copies, with their tuples", || copies(&guest));
     checks.check("damage below", || damage(&guest, &disk));
     checks.finish();
     guest.poweroff()?;
@@ -123,6 +129,51 @@ fn wrong(guest: &Guest) -> Result<()> {
          refuses 'reference tag' write 12001 12001 $own /tmp/data
          refuses 'protection information' write 12000 12001 $own /tmp/data
          same",
+    )?;
+    Ok(())
+}
+
+/// What Copy checks of its source and makes or checks of its destination, on both disks.
+fn copies(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        "e=$(wait_disk 1 2)
+         copies() {
+             disk=$1; from=$2; to=$3; shift 3
+             nvme copy $disk --slbs=$from --blocks=0 --sdlba=$to \"$@\"
+         }
+         refuses() {
+             words=$1; shift
+             if copies \"$@\" >/tmp/said 2>&1; then echo \"$* is done\"; exit 1; fi
+             grep -qi \"$words\" /tmp/said || { cat /tmp/said; exit 1; }
+         }
+         block() {
+             disk=$1; how=$2; at=$3; shift 3
+             nvme $how $disk -s $at -c 0 -z 4096 --ref-tag=$at \"$@\"
+         }
+         anew='--prinfor=15 --prinfow=8'
+         for disk in $d $e; do
+             format=0; size=8; other=1
+             if [ $disk = $e ]; then format=1; size=16; other=0; fi
+             head -c 4096 /dev/urandom >/tmp/data
+             block $disk write 1000 -d /tmp/data -p 8 --app-tag=5
+             tags=\"--expected-ref-tags=1000 --expected-app-tags=5 -M 65535\"
+             copies $disk 1000 1100 $anew $tags --app-tag=6 --ref-tag=1100 --format=$format
+             block $disk read 1100 -y $size -p 7 -d /tmp/back -M /tmp/tuple --app-tag=6 \
+                 --app-tag-mask=65535
+             cmp /tmp/data /tmp/back
+             refuses 'protection information' $disk 1000 1100 $anew --expected-ref-tags=1001 \
+                 --ref-tag=1100 --format=$format
+             refuses 'application tag' $disk 1000 1100 $anew --expected-ref-tags=1000 \
+                 --expected-app-tags=6 -M 65535 --ref-tag=1100 --format=$format
+             refuses 'reference tag' $disk 1000 1100 --prinfor=7 --prinfow=7 $tags --app-tag=5 \
+                 -m 65535 --ref-tag=1100 --format=$format
+             refuses 'invalid format' $disk 1000 1100 $anew $tags --ref-tag=1100 --format=$other
+             refuses 'invalid field' $disk 1000 1100 --prinfor=8 $tags --format=$format
+             block $disk read 1100 -y $size -p 7 -d /tmp/back -M /tmp/tuple --app-tag=6 \
+                 --app-tag-mask=65535
+             cmp /tmp/data /tmp/back
+         done",
     )?;
     Ok(())
 }

@@ -80,7 +80,7 @@ pub const GROUPS: &[Group] = &[
             "2.3-c", Always, "reads with Dataset Management hints in dword 13",
                 "hints have no effect that can be seen";
             "2.14-j", If("CDFS bits 1 and 3"), "Copy with descriptors of formats 1h and 3h",
-                "not written: the cases use namespaces without metadata";
+                "not written: the cases use guards of 16 bits, if any";
         ],
     },
     Group {

@@ -93,7 +93,7 @@ fn identify_says_what_may_be_copied() {
         assert_eq!(u32::from(word(76)) | u32::from(word(78)) << 16, all);
     }
     let page = h.identify(1, 0, 0).1;
-    assert_eq!(page[534], 5, "formats 0h and 2h");
+    assert_eq!(page[534], 15, "formats 0h to 3h");
     assert_eq!(page[521] & 1, 1, "ONCS");
 }
 
@@ -145,7 +145,7 @@ fn what_is_out_of_range_or_too_much_changes_nothing() {
     for (cdw12, status) in [
         (127 + 1, Status::COMMAND_SIZE_LIMIT_EXCEEDED),
         (255, Status::COMMAND_SIZE_LIMIT_EXCEEDED),
-        (1 | 1 << 8, Status::INVALID_FIELD),
+        (1 | 1 << 8, Status::INVALID_FORMAT),
         (1 | 15 << 8, Status::INVALID_FIELD),
     ] {
         other.cdw12 = cdw12.into();

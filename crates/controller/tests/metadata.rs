@@ -6,6 +6,14 @@
 #[path = "metadata/commands.rs"]
 mod commands;
 mod common;
+#[path = "metadata/copy.rs"]
+mod copy;
+#[path = "metadata/copy_across.rs"]
+mod copy_across;
+#[path = "metadata/copy_history.rs"]
+mod copy_history;
+#[path = "metadata/copy_lasting.rs"]
+mod copy_lasting;
 #[path = "metadata/history.rs"]
 mod history;
 #[path = "metadata/lasting.rs"]

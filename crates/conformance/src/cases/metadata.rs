@@ -4,7 +4,7 @@ use crate::bytes::{pattern, u8_at, u16_at, u32_at};
 use crate::case::{Need::*, cases};
 use crate::host::{Fields, Host, nvm};
 use crate::info::Namespace;
-use crate::verdict::{Check, Expect, not_applicable, require, same};
+use crate::verdict::{Check, Expect, applies_if, not_applicable, require, same};
 use nvme::{Command, NvmOpcode as Op, Status};
 
 cases! {
@@ -24,6 +24,9 @@ cases! {
     protection_initial, ["3.2-a"], If("DPC"), Io, "NVM Command Set 1.1, 5.3.3",
         "of Type 1, a reference tag that is to be checked and is not the block's number is Invalid \
          Protection Information";
+    protection_copied, ["3.2-a"], If("DPC and ONCS bit 8"), Io, "NVM Command Set 1.1, 3.3.2",
+        "Copy with PRACT checks the tuples of its source by the tags of the range, and makes those \
+         of its destination";
 }
 
 /// PRINFO, at its place in dword 12.
@@ -272,4 +275,54 @@ fn protection_initial(host: &mut Host) -> Check {
         Status::INVALID_PROTECTION_INFORMATION,
         "a reference tag that is to be checked and is another block's",
     )
+}
+
+/// A Copy of blocks with the tags of the range, and with PRACT on both sides.
+fn copy(host: &mut Host, ns: &Namespace, slba: u64, to: u64, tag: u16) -> Check<Command> {
+    let at = host.alloc(32)?;
+    let mut range = [0; 8].to_vec();
+    range.extend(slba.to_le_bytes());
+    range.extend((BLOCKS as u16 - 1).to_le_bytes());
+    range.extend([0; 6]);
+    range.extend((slba as u32).to_le_bytes());
+    range.extend(tag.to_le_bytes());
+    range.extend(u16::MAX.to_le_bytes());
+    host.put(at, &range)?;
+    let (prp1, prp2) = host.prps(at, 32)?;
+    Ok(nvm(Op::COPY, ns.nsid)
+        .prp(prp1, prp2)
+        .slba(to)
+        .dw(12, (PRACT | ALL_CHECKS) >> 14 | PRACT)
+        .dw(14, to as u32)
+        .dw(15, 0xffff_0000 | u32::from(tag)))
+}
+
+fn protection_copied(host: &mut Host) -> Check {
+    let page = host.controller()?;
+    let has_copy = page.oncs(8) && u16_at(&page.0, 534) & 1 != 0;
+    applies_if(has_copy, "there is no Copy with descriptors of format 0h")?;
+    let ns = protected(host)?;
+    let data = pattern(69, (BLOCKS * ns.block) as usize);
+    write(host, &ns, 240, (&data, &[0; 24]), (PRACT, 7))?.succeeds("a write with PRACT")?;
+    let command = copy(host, &ns, 240, 280, 7)?;
+    host.io(command)?.succeeds("Copy with PRACT")?;
+    let found = read(host, &ns, 280, (ALL_CHECKS, 7))?;
+    require!(found.0 == data, "the data differ");
+    let expected = tuples(&ns, &data, 7, 280);
+    require!(
+        found.1 == expected,
+        "the tuples are {:02x?}, and should be {expected:02x?}",
+        found.1
+    );
+    write(host, &ns, 240, (&data, &[0; 24]), (PRACT, 8))?.succeeds("a write with PRACT")?;
+    let command = copy(host, &ns, 240, 280, 7)?;
+    let entry = host.io(command)?;
+    entry.expect(
+        Status::APPLICATION_TAG_CHECK_ERROR,
+        "Copy of a range whose application tags are others",
+    )?;
+    same!(entry.dw0.get(), 0u32, "the first range that was not copied");
+    let found = read(host, &ns, 280, (ALL_CHECKS, 7))?;
+    require!(found == (data, expected), "the destination was changed");
+    Ok(())
 }

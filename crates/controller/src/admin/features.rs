@@ -219,7 +219,7 @@ impl Features {
         ReservationNotificationMask::from_bits(mask.copied().unwrap_or(0))
     }
 
-    /// Formats of Copy's descriptors that the host uses beside format 0h, as bits.
+    /// Formats of Copy's descriptors that the host uses beside formats 0h and 1h, as bits.
     pub fn copy_formats(&self) -> u16 {
         self.host_behavior.cdfe.get()
     }

@@ -289,7 +289,7 @@ impl Controller {
         data.npdg_z = in_blocks_z(info.deallocate_granularity).into();
         data.npda_z = data.npdg_z;
         data.nows_z = data.npwg_z;
-        // Of all namespaces, as the controller has Copy, though zones and metadata have none.
+        // Of all namespaces, as the controller has Copy, though zones have none.
         let copy = engine::copy::Limits::new(ns.shift);
         data.mssrl = copy.range.into();
         data.mcl = copy.command.into();

@@ -202,7 +202,6 @@ static COMMANDS: &[IoCommand] = &[
     IoCommand::new(Op::COPY, Engine::copy, CONTENT)
         .writes()
         .not_zoned()
-        .not_with_metadata()
         .oncs(Oncs::new().with_nvmcpys(true)),
     IoCommand::reservation(Op::RESERVATION_REGISTER, NOTHING),
     IoCommand::reservation(Op::RESERVATION_REPORT, NOTHING),

@@ -1,9 +1,10 @@
 //! Copy ("NVM Command Set 1.1", 3.3.2), within a namespace, and from others of the controller to
 //! it.
 //!
-//! Descriptors of format 2h name the namespace of each source. Hosts use them when they have said
-//! so (Host Behavior Support, CDFE). Formats 1h and 3h are of namespaces with protection
-//! information, which have no Copy.
+//! Descriptors of formats 2h and 3h name the namespace of each source. Hosts use them when they
+//! have said so (Host Behavior Support, CDFE). Formats 1h and 3h are of guards of 32 and 64 bits,
+//! whose tags are longer. What blocks with metadata need besides is in
+//! [`copy_metadata`](super::copy_metadata).
 //!
 //! A range that lies in files, as its destination does, may be copied by the file system, where
 //! the user wants that ([`volume::FastPath::copy`]). What it does not copy, whatever its reason is,
@@ -17,31 +18,30 @@
 
 use super::Engine;
 use super::complete::status_of;
+use super::copy_metadata::{self, Carried, Ready};
+use super::metadata::{Held, is_aborted};
 use super::slots::{Kind, Slot, Work};
-use dma::{Access, Buffer, SegmentList};
-use nvme::cmd::io::{CopyCdw12, CopyRange, DirectiveType};
+use dma::{Buffer, SegmentList};
+use nvme::cmd::io::{CopyCdw12, DirectiveType};
 use nvme::{Command, Status};
 use placement::Writer;
+use protection::{Layout, Tags};
 use std::ops::Range;
 use volume::{Budget, CopyRequest, IoError, IoErrorKind, Op, Request};
-use zerocopy::FromBytes;
 
 /// Bytes that are on their way at one time.
 const PIECE: u64 = 256 << 10;
 /// Bytes of a command, and of a range, at most.
 const MOST: u64 = 64 << 20;
-/// Ranges of a command at most: their descriptors are a page.
-const RANGES: usize = 128;
-const DESCRIPTOR: usize = size_of::<CopyRange>();
+/// Ranges of a command at most: their descriptors are a page, or little more.
+pub(super) const RANGES: usize = 128;
 
-/// Descriptors without the namespace of a source.
-const PLAIN: u8 = 0;
-/// Descriptors with it.
-const CROSS: u8 = 2;
+/// Formats 0h and 1h: descriptors without the namespace of a source.
+const PLAIN_FORMATS: u16 = 1 << 0 | 1 << 1;
+/// Formats 2h and 3h, with it: those that hosts say they use before they do (CDFE).
+pub(crate) const CROSS_FORMATS: u16 = 1 << 2 | 1 << 3;
 /// Formats of descriptors, as bits: what Identify Controller says (CDFS).
-pub(crate) const FORMATS: u16 = 1 << PLAIN | CROSS_FORMATS;
-/// Those that hosts say they use before they do (CDFE).
-pub(crate) const CROSS_FORMATS: u16 = 1 << CROSS;
+pub(crate) const FORMATS: u16 = PLAIN_FORMATS | CROSS_FORMATS;
 
 /// What Identify Namespace says of its sizes, in blocks.
 pub(crate) struct Limits {
@@ -72,37 +72,55 @@ impl Limits {
 /// How far a Copy command is.
 pub(super) struct Copying {
     /// What has not been copied, the first range last.
-    sources: Vec<Source>,
+    pub sources: Vec<Source>,
     /// Ranges of the command.
     count: usize,
     /// Index of the namespace that is written.
-    ns: usize,
+    pub ns: usize,
     /// Byte offset of where the first piece went.
     begun: u64,
     /// Byte offset of where the next piece goes.
-    to: u64,
+    pub to: u64,
     fua: bool,
-    step: Step,
+    pub step: Step,
+    /// One of its namespaces has metadata.
+    pub carried: Option<Carried>,
+    /// The metadata that the piece which was read last is to have.
+    pub passed: Vec<u8>,
 }
 
 /// A range that is copied.
-struct Source {
+pub(super) struct Source {
     /// Index of its namespace.
-    ns: usize,
+    pub ns: usize,
     /// Byte offset of what is not copied yet.
-    from: u64,
+    pub from: u64,
     /// Bytes of it.
-    left: u64,
+    pub left: u64,
+    /// Of its next block, if it has protection information.
+    pub tags: Tags,
+    /// What it is like, if it has metadata.
+    pub layout: Option<Layout>,
 }
 
-enum Step {
+pub(super) enum Step {
     /// A range begins: the file system may copy it.
     Begin,
     /// It does.
     File,
     Read,
     /// This has been read.
-    Write(SegmentList),
+    Write(Piece),
+    /// The same, and what is there is read before it is written: that tells which metadata it has.
+    Settle(Piece),
+}
+
+/// What was read.
+#[derive(Default)]
+pub(super) struct Piece {
+    pub data: SegmentList,
+    /// What its blocks are to have.
+    pub metadata: Vec<u8>,
 }
 
 impl Copying {
@@ -113,6 +131,7 @@ impl Copying {
         Some(match &self.step {
             Step::File => (Op::Write { fua: self.fua }, self.to, source.left),
             Step::Begin | Step::Read => (Op::Read, source.from, len),
+            Step::Settle(_) => (Op::Read, self.to, len),
             Step::Write(_) => (Op::Write { fua: self.fua }, self.to, len),
         })
     }
@@ -130,10 +149,33 @@ impl Copying {
         self.ns == ns || self.sources.iter().any(|source| source.ns == ns)
     }
 
+    /// The blocks of the request at hand, of a command with metadata.
+    pub(super) fn blocks(&self) -> Option<Held> {
+        let shift = self.carried.as_ref()?.shift;
+        let (_, offset, len) = self.request()?;
+        Some(Held {
+            slba: offset >> shift,
+            blocks: len >> shift,
+            changes: matches!(self.step, Step::Write(_) | Step::Settle(_)),
+        })
+    }
+
+    /// Those whose metadata it uses, of the namespace of this index.
+    pub(super) fn held(&self, ns: usize) -> Option<Held> {
+        let held = self.carried.as_ref().is_some_and(|carried| carried.held);
+        (held && self.place() == ns).then(|| self.blocks())?
+    }
+
+    /// When the request at hand is over, so is the command, and what it did is durable.
+    pub(super) fn makes_durable(&self) -> bool {
+        let last = matches!(&self.sources[..], [source] if source.left <= PIECE);
+        self.carried.is_some() && self.fua && last && matches!(self.step, Step::Write(_))
+    }
+
     /// Its data, which goes with it.
     fn data(&mut self, len: u64) -> SegmentList {
         match &mut self.step {
-            Step::Write(data) => std::mem::take(data),
+            Step::Write(piece) => std::mem::take(&mut piece.data),
             _ => SegmentList::owned(Buffer::new(len as usize)),
         }
     }
@@ -145,12 +187,22 @@ impl Copying {
 
     /// A request is done.
     fn advance(&mut self, data: SegmentList) {
-        if matches!(self.step, Step::Read) {
-            self.step = Step::Write(data);
-            return;
+        match &mut self.step {
+            Step::Read => {
+                let metadata = std::mem::take(&mut self.passed);
+                self.step = Step::Write(Piece { data, metadata });
+                return;
+            }
+            Step::Settle(piece) => {
+                self.step = Step::Write(std::mem::take(piece));
+                self.carried.iter_mut().for_each(|c| c.settled = true);
+                return;
+            }
+            _ => {}
         }
         let whole = self.is_with_file();
         self.step = Step::Read;
+        self.carried.iter_mut().for_each(|c| c.settled = false);
         let Some(source) = self.sources.last_mut() else {
             return;
         };
@@ -162,6 +214,12 @@ impl Copying {
         self.to += len;
         source.from += len;
         source.left -= len;
+        if let Some(carried) = &mut self.carried {
+            let blocks = len >> carried.shift;
+            let (from, to) = (source.layout.as_ref(), carried.layout.as_ref());
+            source.tags = copy_metadata::behind(from, source.tags, blocks);
+            carried.tags = copy_metadata::behind(to, carried.tags, blocks);
+        }
         if source.left == 0 {
             self.sources.pop();
             self.step = Step::Begin;
@@ -202,45 +260,20 @@ impl Engine {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
         let format = cdw12.cdfe();
-        if format != PLAIN && self.copy_formats & CROSS_FORMATS & 1 << format == 0 {
+        let offered = PLAIN_FORMATS | self.copy_formats & CROSS_FORMATS;
+        if offered & 1 << format == 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        let too_large = Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr(true);
-        let count = usize::from(cdw12.nr());
-        let mut bytes = [0u8; RANGES * DESCRIPTOR];
-        let bytes = bytes.get_mut(..count * DESCRIPTOR).ok_or(too_large)?;
-        let mut list = SegmentList::new();
-        self.walk(command, bytes.len() as u64, Access::Read, &mut list)?;
-        list.copy_to(0, bytes);
-        drop(list);
-        let (shift, limits) = (ns.shift, Limits::new(ns.shift));
-        let (mut sources, mut all) = (Vec::with_capacity(count), 0u64);
-        for raw in bytes.chunks_exact(DESCRIPTOR) {
-            let range = CopyRange::read_from_bytes(raw).map_err(|_| Status::INTERNAL_ERROR)?;
-            let (slba, blocks) = (range.slba.get(), u64::from(range.nlb_z.get()) + 1);
-            all += blocks;
-            if blocks > limits.range.into() || all > limits.command.into() {
-                return Err(too_large);
-            }
-            let from = match format {
-                CROSS => self.source(&range, index)?,
-                _ => index,
-            };
-            let source = self.namespaces.get(from).ok_or(Status::INTERNAL_ERROR)?;
-            if !source.covers(slba, blocks) {
-                return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
-            }
-            sources.push(Source {
-                ns: from,
-                from: slba << shift,
-                left: blocks << shift,
-            });
-        }
         let to = command.slba();
+        let mut asked = self.ranges(command, index)?;
+        let carried = self.carried(command, &asked.sources, index)?;
+        let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
+        let (shift, all) = (ns.shift, asked.blocks);
         if !ns.covers(to, all) {
             return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
         }
         let (start, end) = (to << shift, (to + all) << shift);
+        let sources = &mut asked.sources;
         if sources
             .iter()
             .any(|s| s.ns == index && s.from < end && start < s.from + s.left)
@@ -248,7 +281,11 @@ impl Engine {
             return Err(Status::OVERLAPPING_IO_RANGE.with_dnr(true));
         }
         let largest = sources.iter().map(|source| source.left).max();
-        let memory = largest.unwrap_or(0).min(PIECE);
+        let mut memory = largest.unwrap_or(0).min(PIECE);
+        if let Some(layout) = carried.as_ref().and_then(|carried| carried.layout) {
+            // Metadata of a piece, and what is there before it is written.
+            memory = 2 * memory + (memory >> shift) * u64::from(layout.metadata);
+        }
         let fua = cdw12.fua() || !self.write_cache;
         let ns = index;
         let again = self.slots.is_reserved();
@@ -257,53 +294,42 @@ impl Engine {
         let dtype = DirectiveType(cdw12.dtype());
         self.place(ns, command, dtype, all, Writer::Controller, again)?;
         sources.reverse();
+        let waits = carried.is_some() && !self.parked.is_empty();
         if let Some(slot) = self.slots.get(index) {
             slot.scratch = memory;
             slot.slba = to;
             slot.kind = Kind::Other;
             slot.work = Work::Copy(Box::new(Copying {
-                sources,
-                count,
+                count: sources.len(),
+                sources: std::mem::take(sources),
                 ns,
                 begun: start,
                 to: start,
                 fua,
                 step: Step::Begin,
+                carried,
+                passed: Vec::new(),
             }));
         }
-        self.next_copy(index);
+        // Those that wait have their turn first.
+        if waits || self.next_copy(index) {
+            self.parked.push_back(index);
+        }
         Ok(())
     }
 
-    /// Index of the namespace of a range, which may be another one than the command's.
-    fn source(&self, range: &CopyRange, to: usize) -> Result<usize, Status> {
-        if range.sopt.get() & CopyRange::FAST_COPY_ONLY != 0 {
-            return Err(Status::FAST_COPY_NOT_POSSIBLE.with_dnr(true));
-        }
-        let nsid = range.snsid.get();
-        let index = self.namespace_index(nsid)?;
-        if index == to {
-            return Ok(to);
-        }
-        if let Some(status) = self.barred_source(nsid) {
-            return Err(status);
-        }
-        let ns = |index: usize| self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR);
-        let (source, to) = (ns(index)?, ns(to)?);
-        match source.shift == to.shift && !source.is_fixed() {
-            true => Ok(index),
-            false => Err(Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT.with_dnr(true)),
-        }
-    }
-
-    /// Gives the volume the next request.
-    pub(super) fn next_copy(&mut self, index: u16) {
+    /// Gives the volume the next request. `true`: it has to wait for others first, and then has its
+    /// turn in a later round.
+    #[must_use]
+    pub(super) fn next_copy(&mut self, index: u16) -> bool {
         let Some(slot) = self.slots.get(index) else {
-            return self.broken("Copy goes on without its slot");
+            self.broken("Copy goes on without its slot");
+            return false;
         };
         let failed = !slot.status.is_success();
         let Work::Copy(copying) = &mut slot.work else {
-            return self.broken("Copy goes on in another command's slot");
+            self.broken("Copy goes on in another command's slot");
+            return false;
         };
         let result = if failed { copying.result() } else { 0 };
         let request = copying.request().filter(|_| !failed);
@@ -314,35 +340,50 @@ impl Engine {
         };
         let ns = slot.ns;
         let (begun, to) = (copying.begun, copying.to);
+        let with_metadata = copying.carried.is_some();
+        let reads = matches!(copying.step, Step::Begin | Step::Read);
         let Some((op, offset, len)) = request else {
-            return self.end_copy(index, begun..to, result);
+            self.end_copy(index, begun..to, result);
+            return false;
         };
         if self.copies_by_file(index) {
-            return;
+            return false;
         }
-        if op == Op::Read && self.reads_marked(index, offset, len) {
+        if reads && self.reads_marked(index, offset, len) {
             return self.next_copy(index);
         }
+        if with_metadata {
+            match self.prepare_copy(index) {
+                Ready::Yes => {}
+                Ready::Waits => return true,
+                Ready::Changed => return self.next_copy(index),
+            }
+        }
         let Some(slot) = self.slots.get(index) else {
-            return self.broken("Copy goes on without its slot");
+            self.broken("Copy goes on without its slot");
+            return false;
         };
         let Work::Copy(copying) = &mut slot.work else {
-            return self.broken("Copy goes on in another command's slot");
+            self.broken("Copy goes on in another command's slot");
+            return false;
         };
         let data = copying.data(len);
         let tag = self.slots.tag(index);
         let Some(ns) = self.namespaces.get_mut(ns) else {
-            return self.broken("a slot's namespace is not there");
+            self.broken("a slot's namespace is not there");
+            return false;
         };
-        if let Some(completion) = ns.queue.submit(Request {
+        if let Some(mut completion) = ns.queue.submit(Request {
             tag,
             op,
             offset,
             len,
             data,
-        }) {
+        }) && !self.waits_for_table(index, &mut completion)
+        {
             self.complete_copy(index, completion, true);
         }
+        false
     }
 
     /// A range begins, and the file system copies it.
@@ -358,10 +399,15 @@ impl Engine {
             return false;
         }
         copying.step = Step::Read;
+        // It knows nothing of metadata.
+        if copying.carried.is_some() {
+            return false;
+        }
         let Some(&Source {
             ns: from,
             from: offset,
             left,
+            ..
         }) = copying.sources.last()
         else {
             return false;
@@ -431,9 +477,23 @@ impl Engine {
     pub(super) fn complete_copy(
         &mut self,
         index: u16,
-        completion: volume::Completion,
+        mut completion: volume::Completion,
         within: bool,
     ) {
+        if completion.result.is_ok() || self.is_settling(index) && !is_aborted(&completion) {
+            // What cannot be read is settled by no place, and is written anyway.
+            let mut none = SegmentList::new();
+            let read = completion.result.is_ok();
+            self.carry(
+                index,
+                if read {
+                    &mut completion.data
+                } else {
+                    &mut none
+                },
+            );
+            completion.result = Ok(());
+        }
         let Some(slot) = self.slots.get(index) else {
             return self.broken("Copy goes on without its slot");
         };
@@ -442,6 +502,8 @@ impl Engine {
         };
         let writes = matches!(copying.step, Step::Write(_) | Step::File);
         match completion.result {
+            // A tag of what was read is wrong.
+            Ok(()) if !slot.status.is_success() => {}
             Ok(()) => copying.advance(completion.data),
             // It is read and written instead, and if that fails, too, the command fails by it.
             Err(error) if copying.is_with_file() && may_be_repeated(error) => {
@@ -465,7 +527,18 @@ impl Engine {
         if goes_on {
             self.end_early(index);
         }
-        self.next_copy(index);
+        if self.next_copy(index) {
+            self.parked.push_back(index);
+        }
+    }
+
+    /// The request at hand of a command tells which metadata its blocks have.
+    fn is_settling(&mut self, index: u16) -> bool {
+        let slot = self.slots.get(index);
+        slot.is_some_and(|slot| match &slot.work {
+            Work::Copy(copying) => matches!(copying.step, Step::Settle(_)),
+            _ => false,
+        })
     }
 
     /// What the next request counts in a round's budget, beside being one.

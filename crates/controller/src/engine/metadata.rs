@@ -31,6 +31,22 @@ use volume::{Budget, Completion, IoErrorKind, Op};
 
 const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
 
+/// Blocks whose metadata a command in flight uses.
+pub(super) struct Held {
+    pub slba: u64,
+    pub blocks: u64,
+    /// It writes them.
+    pub changes: bool,
+}
+
+impl Held {
+    /// What uses these has to wait until that which uses the others is done.
+    pub fn conflicts(&self, other: &Held) -> bool {
+        let apart = other.slba >= self.slba + self.blocks || self.slba >= other.slba + other.blocks;
+        !apart && (self.changes || other.changes)
+    }
+}
+
 /// A command of a namespace with metadata.
 pub(super) struct Moving {
     opcode: NvmOpcode,
@@ -55,6 +71,15 @@ pub(super) struct Moving {
 }
 
 impl Moving {
+    /// The blocks that it uses, from its first one on.
+    pub fn held(&self, slba: u64) -> Option<Held> {
+        self.begun.then(|| Held {
+            slba,
+            blocks: self.blocks,
+            changes: self.changes(),
+        })
+    }
+
     fn changes(&self) -> bool {
         matches!(self.opcode, NvmOpcode::WRITE | NvmOpcode::WRITE_ZEROES)
     }
@@ -89,11 +114,7 @@ impl Moving {
     }
 
     fn checks(&self) -> Checks {
-        Checks {
-            guard: self.prinfo.prchk_guard(),
-            application: self.prinfo.prchk_apptag(),
-            reference: self.prinfo.prchk_reftag(),
-        }
+        checks(self.prinfo)
     }
 
     fn tags_of(&self, protection: &Protection, index: u64) -> Tags {
@@ -121,7 +142,16 @@ impl Moving {
     }
 }
 
-fn mismatch(mismatch: Mismatch) -> Status {
+/// What PRCHK says.
+pub(super) fn checks(prinfo: Prinfo) -> Checks {
+    Checks {
+        guard: prinfo.prchk_guard(),
+        application: prinfo.prchk_apptag(),
+        reference: prinfo.prchk_reftag(),
+    }
+}
+
+pub(super) fn mismatch(mismatch: Mismatch) -> Status {
     match mismatch {
         Mismatch::Guard => Status::GUARD_CHECK_ERROR,
         Mismatch::Application => Status::APPLICATION_TAG_CHECK_ERROR,
@@ -129,7 +159,7 @@ fn mismatch(mismatch: Mismatch) -> Status {
     }
 }
 
-fn is_aborted(completion: &Completion) -> bool {
+pub(super) fn is_aborted(completion: &Completion) -> bool {
     completion
         .result
         .is_err_and(|error| error.kind == IoErrorKind::Aborted)
@@ -138,12 +168,16 @@ fn is_aborted(completion: &Completion) -> bool {
 /// Whether the command asks for what cannot be done ("NVM Command Set 1.1", 5.3.2 and 5.3.3).
 fn refused(protection: &Protection, opcode: NvmOpcode, prinfo: Prinfo, fits: bool) -> bool {
     let looks = matches!(opcode, NvmOpcode::COMPARE | NvmOpcode::VERIFY);
-    let impossible = protection.kind == Type::Three || !fits;
-    looks && prinfo.pract() || prinfo.prchk_reftag() && impossible
+    looks && prinfo.pract() || cannot_check(protection, prinfo, fits)
+}
+
+/// The reference tag cannot be checked, or `fits` says that it can never be right.
+pub(super) fn cannot_check(protection: &Protection, prinfo: Prinfo, fits: bool) -> bool {
+    prinfo.prchk_reftag() && (protection.kind == Type::Three || !fits)
 }
 
 impl Engine {
-    fn metadata_of(&self, ns: usize) -> Option<Arc<MetadataState>> {
+    pub(super) fn metadata_of(&self, ns: usize) -> Option<Arc<MetadataState>> {
         self.namespaces.get(ns)?.config.metadata.clone()
     }
 
@@ -282,11 +316,15 @@ impl Engine {
             self.end_metadata(index);
             return false;
         }
-        let overlaps = |other: &Moving, at: u64| {
-            let apart = at >= slba + blocks || slba >= at + other.blocks;
-            other.begun && !apart && (changes || other.changes())
+        let wanted = Held {
+            slba,
+            blocks,
+            changes,
         };
-        if self.slots.any_metadata(ns, overlaps) {
+        if self
+            .slots
+            .any_metadata(ns, |other| wanted.conflicts(&other))
+        {
             return true;
         }
         let Some(state) = self.metadata_of(ns) else {

@@ -19,6 +19,8 @@ mod bus_master;
 pub(crate) mod commands;
 mod complete;
 pub(crate) mod copy;
+mod copy_metadata;
+mod copy_ranges;
 mod distance;
 mod doorbells;
 mod fetch;

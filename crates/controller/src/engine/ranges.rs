@@ -133,7 +133,9 @@ impl Engine {
             match self.slots.get(index).map(|slot| &slot.work) {
                 Some(Work::Copy(_)) => {
                     budget.spend(self.units_of_copy(index));
-                    self.next_copy(index);
+                    if self.next_copy(index) {
+                        waiting.push(index);
+                    }
                 }
                 Some(Work::ZoneSend(_)) => {
                     if self.next_send(index) {

@@ -2,7 +2,7 @@
 
 use super::copy::Copying;
 use super::journal::Records;
-use super::metadata::Moving;
+use super::metadata::{Held, Moving};
 use super::zoned::Sending;
 use dma::{Rows, SegmentList};
 use nvme::{Command, Status};
@@ -489,15 +489,16 @@ impl Slots {
         touching.map(|(i, _)| self.tag(i as u16))
     }
 
-    /// Such a command of blocks with metadata is in flight on the namespace of this index: it is
-    /// told with its first block.
-    pub fn any_metadata(&self, ns: usize, such: impl Fn(&Moving, u64) -> bool) -> bool {
-        self.slots.iter().any(|slot| match &slot.work {
-            Work::Metadata(moving) if slot.used && !slot.kept && slot.ns == ns => {
-                such(moving, slot.slba)
-            }
-            _ => false,
-        })
+    /// Such blocks with metadata are in use, by a command in flight, on the namespace of this
+    /// index.
+    pub fn any_metadata(&self, ns: usize, such: impl Fn(Held) -> bool) -> bool {
+        let slots = self.slots.iter().filter(|slot| slot.used && !slot.kept);
+        let mut held = slots.filter_map(|slot| match &slot.work {
+            Work::Metadata(moving) if slot.ns == ns => moving.held(slot.slba),
+            Work::Copy(copying) => copying.held(ns),
+            _ => None,
+        });
+        held.any(such)
     }
 
     /// Tags of the reservation commands in flight.

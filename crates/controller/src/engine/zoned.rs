@@ -564,6 +564,9 @@ fn makes_durable(slot: &Slot) -> bool {
     if let Work::Metadata(moving) = &slot.work {
         return moving.makes_durable();
     }
+    if let Work::Copy(copying) = &slot.work {
+        return copying.makes_durable();
+    }
     let zeroes = ZoneWriteKind::is_zeroes;
     matches!(slot.work, Work::FlushAll(_) | Work::OwnFlush)
         || matches!(&slot.work, Work::ZoneWrite(write) if zeroes(write.kind))

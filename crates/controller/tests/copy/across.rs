@@ -1,5 +1,5 @@
-//! Copy from other namespaces of the controller: descriptors of format 2h, which a host says it
-//! uses by Host Behavior Support.
+//! Copy from other namespaces of the controller: descriptors of formats 2h and 3h, which a host
+//! says it uses by Host Behavior Support.
 
 use super::{BACK, LIST, MIB};
 use crate::common::*;
@@ -12,6 +12,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Bit of format 2h in CDFE.
 const CROSS: u16 = 1 << 2;
+/// The same of format 3h.
+const LONG: u16 = 1 << 3;
 
 /// A source: namespace, first block, blocks.
 type From = (u32, u64, u32);
@@ -103,7 +105,7 @@ fn ranges_of_other_namespaces_arrive() {
 fn a_host_says_that_it_uses_the_format_first() {
     let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512), ns(2, mem(MIB), 512)]);
     let page = h.identify(1, 0, 0).1;
-    assert_eq!(u16::from_le_bytes([page[534], page[535]]), 1 | CROSS);
+    assert_eq!(u16::from_le_bytes([page[534], page[535]]), 3 | CROSS | LONG);
     let try_it = |h: &mut Host| {
         let command = copy(h, 0, &[(2, 0, 1)]);
         plain(h.io(command))
@@ -112,7 +114,7 @@ fn a_host_says_that_it_uses_the_format_first() {
     // What there is not is not turned on, and nothing else either.
     for wrong in [
         uses(1 << 1),
-        uses(CROSS | 1 << 3),
+        uses(CROSS | 1 << 4),
         HostBehavior {
             lbafee: 1,
             ..uses(CROSS)
@@ -145,11 +147,19 @@ fn a_host_says_that_it_uses_the_format_first() {
         (all.clone(), HostBehavior::default())
     );
     assert_eq!(try_it(&mut h), Status::SUCCESS);
-    for format in [1, 3, 4, 15] {
-        let mut command = copy(&h, 0, &[(2, 0, 1)]);
-        command.cdw12 = (format << 8).into();
-        assert_eq!(plain(h.io(command)), Status::INVALID_FIELD, "{format}");
-    }
+    let formats = |h: &mut Host, all: &[(u32, Status)]| {
+        for (format, status) in all {
+            let mut command = copy(h, 0, &[(2, 0, 1)]);
+            command.cdw12 = (format << 8).into();
+            assert_eq!(plain(h.io(command)), *status, "{format}");
+        }
+    };
+    // Format 1h is of guards that are longer.
+    let (field, format) = (Status::INVALID_FIELD, Status::INVALID_FORMAT);
+    formats(&mut h, &[(1, format), (3, field), (4, field), (15, field)]);
+    assert_eq!(say(&mut h, &uses(LONG)), Status::SUCCESS);
+    formats(&mut h, &[(2, field), (3, format)]);
+    assert_eq!(say(&mut h, &all), Status::SUCCESS);
     // The next process knows of it, and after a reset it is to be said again.
     h.die();
     assert_eq!(known(&mut h, 0), all);

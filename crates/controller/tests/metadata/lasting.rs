@@ -11,6 +11,11 @@ pub fn raw(p: &Protected, slba: u64, bytes: &mut [u8]) {
     bytes.copy_from_slice(&done);
 }
 
+/// Other bytes there.
+pub fn overwrite(p: &Protected, slba: u64, bytes: &[u8]) {
+    below(p, Op::Write { fua: false }, slba, bytes);
+}
+
 fn below(p: &Protected, op: Op, slba: u64, bytes: &[u8]) -> Buffer {
     let io = Io::new(IoOptions::default());
     let mut queue = p.below.open(&io).unwrap();
@@ -35,7 +40,7 @@ fn damage_is_found() {
     assert_eq!(p.status(NvmOpcode::WRITE, 8, 2, ALL), Status::SUCCESS);
     let mut torn = data[512..].to_vec();
     torn[7] ^= 0x10;
-    below(&p, Op::Write { fua: false }, 9, &torn);
+    overwrite(&p, 9, &torn);
     for opcode in [NvmOpcode::READ, NvmOpcode::VERIFY] {
         assert_eq!(p.status(opcode, 8, 2, ALL), Status::GUARD_CHECK_ERROR);
         let unchecked = p.status(opcode, 8, 2, 0);

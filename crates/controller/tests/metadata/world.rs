@@ -3,15 +3,19 @@
 use crate::common::*;
 use controller::{ControllerConfig, MetadataState, NamespaceConfig};
 use dma::SharedPages;
+use nvme::cmd::io::{CopyRange, CopyRangeLong};
 use nvme::{Command, NvmOpcode, Status};
 use protection::table::{self, Identity};
 use protection::{Guard, Layout, Protection, Tags, Type};
 use std::sync::Arc;
 use volume::{Faults, Volume};
+use zerocopy::IntoBytes;
 
 pub const BLOCKS: u64 = 64;
 /// Where the host's metadata is.
 pub const METADATA: u64 = DATA + (4 << 20);
+/// Where the descriptors of Copy are.
+const DESCRIPTORS: u64 = DATA + (5 << 20);
 pub const IDENTITY: Identity = Identity {
     namespace: [1; 16],
     blocks: BLOCKS,
@@ -39,11 +43,36 @@ pub fn usual() -> Layout {
 
 pub struct Protected {
     pub h: Host,
+    /// Whose commands [`Protected::command`] makes, and what its blocks look like.
+    pub nsid: u32,
     pub layout: Layout,
     /// The data below.
     pub below: Arc<dyn Volume>,
     pub data: Arc<Faults>,
     pub file: Arc<Faults>,
+}
+
+/// A source range of Copy: its blocks, and what their tags are expected to be.
+#[derive(Clone, Copy, Debug)]
+pub struct From {
+    pub nsid: u32,
+    pub slba: u64,
+    pub blocks: u64,
+    pub reference: u64,
+    pub application: u16,
+    pub mask: u16,
+}
+
+/// One whose blocks have the tags of [`Protected::fill`].
+pub fn from(slba: u64, blocks: u64) -> From {
+    From {
+        nsid: 1,
+        slba,
+        blocks,
+        reference: slba,
+        application: 0x1234,
+        mask: 0xffff,
+    }
 }
 
 /// The metadata as its file has it.
@@ -64,6 +93,11 @@ pub fn opened(layout: Layout, pages: &SharedPages, file: &Arc<dyn Volume>) -> Ar
 
 impl Protected {
     pub fn new(layout: Layout) -> Self {
+        Self::beside(layout, &[])
+    }
+
+    /// The same with others of so many blocks, from number 2 on, whose metadata is in memory.
+    pub fn beside(layout: Layout, others: &[(Layout, u64)]) -> Self {
         let below = mem(BLOCKS * u64::from(layout.block));
         let faulty_below = volume::FaultVolume::new(below.clone());
         let data = faulty_below.faults();
@@ -82,7 +116,16 @@ impl Protected {
             cmb_size: Some(1 << 20),
             ..ControllerConfig::default()
         };
-        let mut h = Host::with(buffer, vec![config]);
+        let others = (2..).zip(others).map(|(nsid, (layout, blocks))| {
+            let state = MetadataState::in_memory(*layout, *blocks);
+            let size = blocks * u64::from(layout.block);
+            NamespaceConfig {
+                metadata: (layout.metadata > 0).then(|| Arc::new(state.unwrap())),
+                ..ns(nsid, mem(size), layout.block)
+            }
+        });
+        let all = [config].into_iter().chain(others).collect();
+        let mut h = Host::with(buffer, all);
         let again = pages.clone();
         h.reload = Some(Box::new(move |config| {
             config.metadata = Some(opened(layout, &again, &file));
@@ -91,6 +134,7 @@ impl Protected {
         h.create_pair(1, 64);
         Self {
             h,
+            nsid: 1,
             layout,
             below,
             data,
@@ -100,7 +144,7 @@ impl Protected {
 
     /// Tags whose initial reference tag is `reference`.
     pub fn command(&self, opcode: NvmOpcode, slba: u64, blocks: u32, prinfo: u32) -> Command {
-        let mut command = self.h.rw(opcode, 1, slba, blocks, DATA);
+        let mut command = self.h.rw(opcode, self.nsid, slba, blocks, DATA);
         let mut len = u64::from(blocks) * u64::from(self.layout.block);
         if self.layout.extended && !(prinfo & PRACT != 0 && self.layout.is_tuple_only()) {
             len += u64::from(blocks) * u64::from(self.layout.metadata);
@@ -116,6 +160,72 @@ impl Protected {
     pub fn status(&mut self, opcode: NvmOpcode, slba: u64, blocks: u32, prinfo: u32) -> Status {
         let command = self.command(opcode, slba, blocks, prinfo);
         plain(self.h.io(command))
+    }
+
+    /// A Copy with descriptors of that format, with checks of what is read and of what is written.
+    pub fn copy(&self, format: u32, to: u64, prinfo: [u32; 2], ranges: &[From]) -> Command {
+        let mut bytes = Vec::new();
+        for range in ranges {
+            let (snsid, slba) = (range.nsid.into(), range.slba.into());
+            let nlb_z = (range.blocks as u16 - 1).into();
+            let (elbat, elbatm) = (range.application.into(), range.mask.into());
+            if format & 1 == 0 {
+                let range = CopyRange {
+                    snsid,
+                    slba,
+                    nlb_z,
+                    elbat,
+                    elbatm,
+                    eilbrt: (range.reference as u32).into(),
+                    ..CopyRange::default()
+                };
+                bytes.extend(range.as_bytes());
+                continue;
+            }
+            let mut elbt = [0; 10];
+            elbt[2..].copy_from_slice(&range.reference.to_be_bytes());
+            let range = CopyRangeLong {
+                snsid,
+                slba,
+                nlb_z,
+                elbat,
+                elbatm,
+                elbt,
+                ..CopyRangeLong::default()
+            };
+            bytes.extend(range.as_bytes());
+        }
+        self.h.write(DESCRIPTORS, &bytes);
+        let mut command = Command::new(NvmOpcode::COPY.0, 0, self.nsid);
+        self.h
+            .prps(&mut command, DESCRIPTORS, bytes.len() as u64, PAGE);
+        command.set_slba(to);
+        let [read, written] = prinfo;
+        let fields = format << 8 | read >> 14 | written;
+        command.cdw12 = ((ranges.len() as u32 - 1) | fields).into();
+        command.cdw14 = (to as u32).into();
+        command.cdw15 = 0xffff_1234.into();
+        command
+    }
+
+    /// Status of such a command, and dword 0 of its completion.
+    pub fn copied(&mut self, command: Command) -> (Status, u32) {
+        self.h.submit(1, command);
+        let mut done = None;
+        self.h.until(|h| {
+            done = h.reap(1);
+            done.is_some()
+        });
+        let done = done.unwrap();
+        (plain(done.status()), done.dw0.get())
+    }
+
+    /// Writes blocks with right tuples.
+    pub fn written(&mut self, seed: u64, slba: u64, blocks: u32) -> (Vec<u8>, Vec<u8>) {
+        let both = self.fill(seed, slba, blocks);
+        let status = self.status(NvmOpcode::WRITE, slba, blocks, GUARD | APPLICATION);
+        assert_eq!(status, Status::SUCCESS);
+        both
     }
 
     /// Data and metadata of so many blocks in the host's memory, with right tuples.

@@ -265,6 +265,58 @@ wire_layout!(
     elbatm @ 30,
 );
 
+/// One source range of Copy in Copy Descriptor Format 1h or 3h, 40 bytes (NVM Command Set 1.1,
+/// 3.3.2), of namespaces with guards of 32 or 64 bits. What only format 3h has is reserved in
+/// format 1h.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct CopyRangeLong {
+    /// Source Namespace Identifier, in format 3h.
+    pub snsid: U32,
+    #[doc(hidden)]
+    pub reserved_4: [u8; 4],
+    /// Starting LBA.
+    pub slba: U64,
+    /// Number of Logical Blocks, zero-based.
+    pub nlb_z: U16,
+    #[doc(hidden)]
+    pub reserved_18: [u8; 4],
+    /// Source Options, in format 3h: [`CopyRange::FAST_COPY_ONLY`].
+    pub sopt: U16,
+    #[doc(hidden)]
+    pub reserved_24: [u8; 2],
+    /// Expected Logical Block Tags (storage tag and initial reference tag), big-endian.
+    pub elbt: [u8; 10],
+    /// Expected Logical Block Application Tag.
+    pub elbat: U16,
+    /// Expected Logical Block Application Tag Mask.
+    pub elbatm: U16,
+}
+
+wire_layout!(
+    CopyRangeLong,
+    40,
+    snsid @ 0,
+    slba @ 8,
+    nlb_z @ 16,
+    sopt @ 22,
+    elbt @ 26,
+    elbat @ 36,
+    elbatm @ 38,
+);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,6 +351,9 @@ mod tests {
     fn copy() {
         assert_eq!(CopyCdw12::from_bits(0xff).nr(), 256);
         assert_eq!(CopyCdw12::new().with_cdfe(1).into_bits(), 1 << 8);
+        let pract = Prinfo::new().with_pract(true);
+        assert_eq!(CopyCdw12::new().with_prinfor(pract).into_bits(), 1 << 15);
+        assert_eq!(CopyCdw12::new().with_prinfow(pract).into_bits(), 1 << 29);
         assert_eq!(CopyCdw12::new().with_fua(true).into_bits(), 1 << 30);
     }
 

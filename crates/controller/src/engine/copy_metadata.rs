@@ -1,0 +1,444 @@
+//! Copy of blocks with metadata ("NVM Command Set 1.1", 3.3.2 and 5.3.2): it goes along with the
+//! data, and what PRINFOR and PRINFOW ask for is done to its tuples.
+//!
+//! *A piece that is read* is checked by the tags of its range, and what its blocks are to have at
+//! the destination is made or checked, all of it before any is kept. So a piece is written as a
+//! whole or not at all. *A piece that is written* has its metadata in the file before its data is
+//! with the volume, as a write has ([`metadata`](super::metadata)).
+//!
+//! *Nothing overlaps*: the blocks of a piece are the command's while that is read, and those of
+//! the destination while it is written. What finds them in use waits. Between the two a command
+//! has nothing, so that none waits for another for ever.
+//!
+//! *What the next process finds* is a record without the command's tags: the command ends with
+//! Command Interrupted, and the host sends it again.
+
+use super::Engine;
+use super::copy::{Piece, Step};
+use super::metadata::{Held, cannot_check, checks, mismatch};
+use super::slots::Work;
+use crate::metadata::{Kept, MetadataState};
+use dma::SegmentList;
+use nvme::cmd::io::{CopyCdw12, CopyRange, CopyRangeLong, Prinfo};
+use nvme::{Command, Status};
+use protection::{Guard, Layout, Tags, table};
+use std::sync::Arc;
+use zerocopy::FromBytes;
+
+/// Bytes of the longest metadata.
+const LONGEST: usize = 64;
+
+/// What a command does about metadata.
+pub(super) struct Carried {
+    pub prinfor: Prinfo,
+    pub prinfow: Prinfo,
+    /// Of the next block that is written.
+    pub tags: Tags,
+    /// What those are like, if they have metadata.
+    pub layout: Option<Layout>,
+    /// Size of a block, as a power of two.
+    pub shift: u32,
+    /// The blocks of the request at hand are this command's.
+    pub held: bool,
+    /// What they had is known.
+    pub settled: bool,
+}
+
+/// A block that a piece fails by.
+pub(super) struct Fault {
+    status: Status,
+    /// It is one of the destination's.
+    written: bool,
+    /// Its number in the piece.
+    at: u64,
+}
+
+/// A source range as its descriptor has it, whichever format that is of.
+pub(super) struct Described {
+    pub snsid: u32,
+    pub sopt: u16,
+    pub slba: u64,
+    pub blocks: u64,
+    pub tags: Tags,
+}
+
+impl Described {
+    /// Of format 0h or 2h.
+    pub fn short(raw: &[u8]) -> Option<Self> {
+        let range = CopyRange::read_from_bytes(raw).ok()?;
+        Some(Self {
+            snsid: range.snsid.get(),
+            sopt: range.sopt.get(),
+            slba: range.slba.get(),
+            blocks: u64::from(range.nlb_z.get()) + 1,
+            tags: Tags {
+                application: range.elbat.get(),
+                mask: range.elbatm.get(),
+                block: range.eilbrt.get().into(),
+            },
+        })
+    }
+
+    /// Of format 1h or 3h.
+    pub fn long(raw: &[u8]) -> Option<Self> {
+        let range = CopyRangeLong::read_from_bytes(raw).ok()?;
+        let elbt = range.elbt.iter();
+        Some(Self {
+            snsid: range.snsid.get(),
+            sopt: range.sopt.get(),
+            slba: range.slba.get(),
+            blocks: u64::from(range.nlb_z.get()) + 1,
+            tags: Tags {
+                application: range.elbat.get(),
+                mask: range.elbatm.get(),
+                block: elbt.fold(0, |all, byte| all << 8 | u128::from(*byte)),
+            },
+        })
+    }
+
+    /// The tags, with as many bits as those of a guard have.
+    fn tags_for(&self, guard: Guard) -> Tags {
+        let all = self.tags.block;
+        let dwords = [all >> 64, all >> 32, all].map(|dword| dword as u32);
+        let [cdw2, cdw3, cdw14] = dwords;
+        Tags {
+            block: guard.command_tags(cdw2, cdw3, cdw14),
+            ..self.tags
+        }
+    }
+}
+
+/// Descriptors of formats 1h and 3h are of guards of 32 and 64 bits, and no others are.
+fn is_long(layout: Option<&Layout>) -> Option<bool> {
+    let protection = layout?.protection?;
+    Some(protection.guard.bits() > 16)
+}
+
+/// Whether descriptors of that length say the tags of what is copied: of the source, or where that
+/// has none, of the destination.
+pub(super) fn describes(long: bool, from: Option<&Layout>, to: Option<&Layout>) -> bool {
+    let needed = is_long(from).or_else(|| is_long(to));
+    needed.unwrap_or(false) == long
+}
+
+/// Whether blocks go from one namespace to another ("NVM Command Set 1.1", 5.3.2): both look the
+/// same, or one has protection information and nothing else in its metadata, which is inserted or
+/// stripped on the way.
+fn goes(from: Option<&Layout>, to: Option<&Layout>, pract: (bool, bool)) -> bool {
+    let size = |layout: Option<&Layout>| layout.map_or(0, |layout| layout.metadata);
+    let protection = |layout: Option<&Layout>| layout.and_then(|layout| layout.protection);
+    let alike = size(from) == size(to) && protection(from) == protection(to);
+    let corresponds = |with: Option<&Layout>| with.is_some_and(Layout::is_tuple_only);
+    match (protection(from).is_some(), protection(to).is_some()) {
+        (false, false) => alike,
+        (true, true) => alike && pract.0 == pract.1,
+        (false, true) => pract.1 && from.is_none() && corresponds(to),
+        (true, false) => pract.0 && to.is_none() && corresponds(from),
+    }
+}
+
+/// Checks what PRINFOR and PRINFOW want of a range, within a namespace (`same`) or not.
+pub(super) fn may_go(
+    from: Option<&Layout>,
+    to: Option<&Layout>,
+    same: bool,
+    cdw12: CopyCdw12,
+) -> Result<(), Status> {
+    let pract = (cdw12.prinfor().pract(), cdw12.prinfow().pract());
+    let protected = to.is_some_and(|layout| layout.protection.is_some());
+    if same && protected && pract.0 != pract.1 {
+        return Err(Status::INVALID_FIELD.with_dnr(true));
+    }
+    match same || goes(from, to, pract) {
+        true => Ok(()),
+        false => Err(Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT.with_dnr(true)),
+    }
+}
+
+/// The tags that a range's blocks are to have, if they are checked.
+pub(super) fn tags_read(
+    from: Option<&Layout>,
+    range: &Described,
+    prinfor: Prinfo,
+) -> Result<Tags, Status> {
+    let Some(protection) = from.and_then(|layout| layout.protection) else {
+        return Ok(range.tags);
+    };
+    let tags = range.tags_for(protection.guard);
+    let fits = protection.is_initial(tags.block, range.slba);
+    match cannot_check(&protection, prinfor, fits) {
+        true => Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr(true)),
+        false => Ok(tags),
+    }
+}
+
+/// The tags of the blocks that a command writes.
+pub(super) fn tags_written(to: Option<&Layout>, command: &Command) -> Result<Tags, Status> {
+    let cdw15 = command.cdw15.get();
+    let mut tags = Tags {
+        application: cdw15 as u16,
+        mask: (cdw15 >> 16) as u16,
+        block: 0,
+    };
+    let Some(protection) = to.and_then(|layout| layout.protection) else {
+        return Ok(tags);
+    };
+    let (cdw2, cdw3) = (command.cdw2.get(), command.cdw3.get());
+    tags.block = protection
+        .guard
+        .command_tags(cdw2, cdw3, command.cdw14.get());
+    let prinfow = CopyCdw12::from_bits(command.cdw12.get()).prinfow();
+    let fits = protection.is_initial(tags.block, command.slba());
+    match cannot_check(&protection, prinfow, fits) {
+        true => Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr(true)),
+        false => Ok(tags),
+    }
+}
+
+/// The tags behind so many blocks.
+pub(super) fn behind(layout: Option<&Layout>, tags: Tags, blocks: u64) -> Tags {
+    match layout.and_then(|layout| layout.protection) {
+        Some(protection) => Tags {
+            block: protection.tags_of(tags.block, blocks),
+            ..tags
+        },
+        None => tags,
+    }
+}
+
+/// A piece that was read: its data, with the metadata that it has and is to have.
+struct Passing<'a> {
+    carried: &'a Carried,
+    data: &'a [u8],
+    from: Option<&'a MetadataState>,
+    to: Option<&'a MetadataState>,
+    /// First block, of the source.
+    slba: u64,
+    /// Tags of it.
+    tags: Tags,
+}
+
+impl Passing<'_> {
+    /// Checks every block, and makes what is to be kept at the destination.
+    fn pass(&self) -> Result<Vec<u8>, Fault> {
+        let block = 1_usize << self.carried.shift;
+        let size = self.to.map_or(0, |to| usize::from(to.layout().metadata));
+        let mut all = vec![0; size * (self.data.len() / block)];
+        for (data, at) in self.data.chunks_exact(block).zip(0..) {
+            let mut read = [0; LONGEST];
+            self.read(data, at, &mut read)?;
+            let begin = size * at as usize;
+            let Some(out) = all.get_mut(begin..begin + size) else {
+                continue;
+            };
+            let read = read.get(..size).unwrap_or_default();
+            out.copy_from_slice(read);
+            self.protect(data, at, out)?;
+        }
+        Ok(all)
+    }
+
+    /// The metadata of a block of the source, checked.
+    fn read(&self, data: &[u8], at: u64, metadata: &mut [u8; LONGEST]) -> Result<(), Fault> {
+        let Some(from) = self.from else {
+            return Ok(());
+        };
+        let layout = from.layout();
+        let fault = |status| Fault {
+            status,
+            written: false,
+            at,
+        };
+        let unreadable = Status::UNRECOVERED_READ_ERROR;
+        let metadata = metadata.get_mut(..layout.metadata.into());
+        let metadata = metadata.ok_or(fault(Status::INTERNAL_ERROR))?;
+        let kept = from.read(self.slba + at, table::checksum(data), metadata);
+        let kept = kept.ok_or(fault(unreadable))?;
+        if let Some(protection) = &layout.protection {
+            let tags = behind(Some(layout), self.tags, at);
+            let checked = protection.check(data, metadata, tags, checks(self.carried.prinfor));
+            checked.map_err(|error| fault(mismatch(error)))?;
+        }
+        match kept {
+            Kept::Damaged => Err(fault(unreadable)),
+            Kept::Written | Kept::Unwritten => Ok(()),
+        }
+    }
+
+    /// Makes or checks the tuple that a block is to have at the destination.
+    fn protect(&self, data: &[u8], at: u64, metadata: &mut [u8]) -> Result<(), Fault> {
+        let layout = self.to.map(MetadataState::layout);
+        let Some(protection) = layout.and_then(|layout| layout.protection) else {
+            return Ok(());
+        };
+        let tags = behind(layout, self.carried.tags, at);
+        let prinfow = self.carried.prinfow;
+        if prinfow.pract() {
+            protection.generate(data, metadata, tags);
+            return Ok(());
+        }
+        let checked = protection.check(data, metadata, tags, checks(prinfow));
+        checked.map_err(|error| Fault {
+            status: mismatch(error),
+            written: true,
+            at,
+        })
+    }
+}
+
+/// What the next request of a Copy command needs first.
+pub(super) enum Ready {
+    Yes,
+    /// Others use its blocks.
+    Waits,
+    /// The command has failed, or it is another request now.
+    Changed,
+}
+
+impl Engine {
+    /// What the layouts of these namespaces are.
+    pub(super) fn layout_of(&self, ns: usize) -> Option<Layout> {
+        let state = self.namespaces.get(ns)?.config.metadata.as_deref()?;
+        Some(*state.layout())
+    }
+
+    /// Takes the blocks of the next request, and keeps the metadata of a piece that is written.
+    pub(super) fn prepare_copy(&mut self, index: u16) -> Ready {
+        let Some(slot) = self.slots.get(index) else {
+            return Ready::Yes;
+        };
+        let ns = slot.ns;
+        let Work::Copy(copying) = &slot.work else {
+            return Ready::Yes;
+        };
+        let Some(carried) = &copying.carried else {
+            return Ready::Yes;
+        };
+        let (held, settled) = (carried.held, carried.settled);
+        let Some(wanted) = copying.blocks() else {
+            return Ready::Yes;
+        };
+        let Some(state) = self.metadata_of(ns) else {
+            return Ready::Yes;
+        };
+        if !held
+            && self
+                .slots
+                .any_metadata(ns, |other| wanted.conflicts(&other))
+        {
+            return Ready::Waits;
+        }
+        let doubt = wanted.changes && !settled && state.is_in_doubt(wanted.slba, wanted.blocks);
+        let Some(slot) = self.slots.get(index) else {
+            return Ready::Yes;
+        };
+        let Work::Copy(copying) = &mut slot.work else {
+            return Ready::Yes;
+        };
+        if let Some(carried) = &mut copying.carried {
+            carried.held = true;
+        }
+        match &mut copying.step {
+            Step::Write(piece) if doubt => {
+                copying.step = Step::Settle(std::mem::take(piece));
+                Ready::Changed
+            }
+            Step::Write(piece) => match keep(&state, &wanted, piece) {
+                Ok(()) => Ready::Yes,
+                Err(lba) => {
+                    slot.status = Status::WRITE_FAULT;
+                    slot.slba = lba;
+                    Ready::Changed
+                }
+            },
+            _ => Ready::Yes,
+        }
+    }
+
+    /// A request of a command with metadata has ended well; its data is what was read.
+    pub(super) fn carry(&mut self, index: u16, data: &mut SegmentList) {
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        let ns = slot.ns;
+        let Work::Copy(copying) = &slot.work else {
+            return;
+        };
+        let Some(wanted) = copying.blocks().filter(|_| copying.carried.is_some()) else {
+            return;
+        };
+        let to_ns = copying.ns;
+        let state = self.metadata_of(ns);
+        let to = self.metadata_of(to_ns);
+        let (from_nsid, to_nsid) = (self.nsid_of(ns), self.nsid_of(to_ns));
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        let Work::Copy(copying) = &mut slot.work else {
+            return;
+        };
+        let slba_to = copying.to;
+        let Some(carried) = &mut copying.carried else {
+            return;
+        };
+        carried.held &= matches!(copying.step, Step::Settle(_));
+        match &copying.step {
+            Step::Begin | Step::Read => {
+                let passing = Passing {
+                    carried,
+                    data: data.buffer().map_or(&[][..], |data| &*data),
+                    from: state.as_deref(),
+                    to: to.as_deref(),
+                    slba: wanted.slba,
+                    tags: copying.sources.last().map_or(carried.tags, |s| s.tags),
+                };
+                match passing.pass() {
+                    Ok(metadata) => copying.passed = metadata,
+                    Err(fault) => {
+                        slot.status = fault.status;
+                        let (nsid, slba) = match fault.written {
+                            true => (to_nsid, slba_to >> carried.shift),
+                            false => (from_nsid, wanted.slba),
+                        };
+                        (slot.nsid, slot.slba) = (nsid, slba + fault.at);
+                    }
+                }
+            }
+            Step::Settle(_) => {
+                if let (Some(state), Some(data)) = (state, data.buffer()) {
+                    let datas = data.chunks_exact(1 << carried.shift);
+                    for (data, lba) in datas.zip(wanted.slba..) {
+                        state.settle(lba, table::checksum(data));
+                    }
+                }
+            }
+            Step::Write(_) => done(state, &wanted),
+            Step::File => {}
+        }
+    }
+
+    fn nsid_of(&self, ns: usize) -> u32 {
+        self.namespaces.get(ns).map_or(0, |ns| ns.config.nsid)
+    }
+}
+
+/// Keeps the metadata of what is to be written; or the block whose file is lost.
+fn keep(state: &MetadataState, wanted: &Held, piece: &mut Piece) -> Result<(), u64> {
+    let layout = state.layout();
+    let data = piece.data.buffer();
+    let data = data.map_or(&[][..], |data| &*data);
+    let datas = data.chunks_exact(layout.block as usize);
+    let metadata = piece.metadata.chunks_exact(layout.metadata.into());
+    for ((data, metadata), lba) in datas.zip(metadata).zip(wanted.slba..) {
+        let kept = state.write(lba, table::checksum(data), metadata);
+        kept.ok_or(lba)?;
+    }
+    Ok(())
+}
+
+fn done(state: Option<Arc<MetadataState>>, wanted: &Held) {
+    if let Some(state) = state {
+        let lbas = (wanted.slba..).zip(0..wanted.blocks);
+        lbas.for_each(|(lba, _)| state.done(lba));
+    }
+}

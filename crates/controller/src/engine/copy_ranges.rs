@@ -1,0 +1,131 @@
+//! What a Copy command asks for ("NVM Command Set 1.1", 3.3.2): its descriptors are read and checked
+//! here, each for itself, before anything is copied.
+
+use super::Engine;
+use super::copy::{CROSS_FORMATS, Limits, RANGES, Source};
+use super::copy_metadata::{self, Carried, Described};
+use dma::{Access, SegmentList};
+use nvme::cmd::io::{CopyCdw12, CopyRange, CopyRangeLong};
+use nvme::{Command, Status};
+
+/// Bytes of descriptors of formats 0h and 2h, and of those of 1h and 3h.
+const SHORT: usize = size_of::<CopyRange>();
+const LONG: usize = size_of::<CopyRangeLong>();
+
+/// What a command asks for: its ranges, and how many blocks they have together.
+pub(super) struct Asked {
+    pub sources: Vec<Source>,
+    pub blocks: u64,
+}
+
+impl Engine {
+    /// Reads the descriptors of a command that writes the namespace of this index, and checks each
+    /// range for itself.
+    pub(super) fn ranges(&self, command: &Command, to: usize) -> Result<Asked, Status> {
+        let cdw12 = CopyCdw12::from_bits(command.cdw12.get());
+        let format = cdw12.cdfe();
+        let (long, cross) = (format & 1 != 0, CROSS_FORMATS & 1 << format != 0);
+        let ns = self.namespaces.get(to).ok_or(Status::INTERNAL_ERROR)?;
+        let layout = self.layout_of(to);
+        let invalid = Status::INVALID_FORMAT.with_dnr(true);
+        if !cross && !copy_metadata::describes(long, layout.as_ref(), layout.as_ref()) {
+            return Err(invalid);
+        }
+        let too_large = Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr(true);
+        let count = usize::from(cdw12.nr());
+        let descriptor = if long { LONG } else { SHORT };
+        let mut bytes = [0u8; RANGES * LONG];
+        let bytes = bytes.get_mut(..count * descriptor);
+        let bytes = bytes.filter(|_| count <= RANGES).ok_or(too_large)?;
+        let mut list = SegmentList::new();
+        self.walk(command, bytes.len() as u64, Access::Read, &mut list)?;
+        list.copy_to(0, bytes);
+        let (shift, limits) = (ns.shift, Limits::new(ns.shift));
+        let (mut sources, mut all) = (Vec::with_capacity(count), 0u64);
+        for raw in bytes.chunks_exact(descriptor) {
+            let range = match long {
+                true => Described::long(raw),
+                false => Described::short(raw),
+            };
+            let range = range.ok_or(Status::INTERNAL_ERROR)?;
+            all += range.blocks;
+            if range.blocks > limits.range.into() || all > limits.command.into() {
+                return Err(too_large);
+            }
+            let from = match cross {
+                true => self.source(&range, to)?,
+                false => to,
+            };
+            let source = self.namespaces.get(from).ok_or(Status::INTERNAL_ERROR)?;
+            let from_layout = self.layout_of(from);
+            let (here, there) = (from_layout.as_ref(), layout.as_ref());
+            if !copy_metadata::describes(long, here, there) {
+                return Err(invalid);
+            }
+            copy_metadata::may_go(here, there, from == to, cdw12)?;
+            if !source.covers(range.slba, range.blocks) {
+                return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
+            }
+            let known = from_layout.filter(|_| !self.slots.is_reserved());
+            sources.push(Source {
+                ns: from,
+                from: range.slba << shift,
+                left: range.blocks << shift,
+                tags: copy_metadata::tags_read(known.as_ref(), &range, cdw12.prinfor())?,
+                layout: from_layout,
+            });
+        }
+        Ok(Asked {
+            sources,
+            blocks: all,
+        })
+    }
+
+    /// What a command does about metadata, if one of its namespaces has some.
+    pub(super) fn carried(
+        &self,
+        command: &Command,
+        sources: &[Source],
+        to: usize,
+    ) -> Result<Option<Carried>, Status> {
+        let layout = self.layout_of(to);
+        if layout.is_none() && sources.iter().all(|source| source.layout.is_none()) {
+            return Ok(None);
+        }
+        // The record has not all of it.
+        if self.slots.is_reserved() {
+            return Err(Status::COMMAND_INTERRUPTED);
+        }
+        let cdw12 = CopyCdw12::from_bits(command.cdw12.get());
+        Ok(Some(Carried {
+            prinfor: cdw12.prinfor(),
+            prinfow: cdw12.prinfow(),
+            tags: copy_metadata::tags_written(layout.as_ref(), command)?,
+            shift: self.namespaces.get(to).map_or(0, |ns| ns.shift),
+            layout,
+            held: false,
+            settled: false,
+        }))
+    }
+
+    /// Index of the namespace of a range, which may be another one than the command's.
+    fn source(&self, range: &Described, to: usize) -> Result<usize, Status> {
+        if range.sopt & CopyRange::FAST_COPY_ONLY != 0 {
+            return Err(Status::FAST_COPY_NOT_POSSIBLE.with_dnr(true));
+        }
+        let nsid = range.snsid;
+        let index = self.namespace_index(nsid)?;
+        if index == to {
+            return Ok(to);
+        }
+        if let Some(status) = self.barred_source(nsid) {
+            return Err(status);
+        }
+        let ns = |index: usize| self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR);
+        let (source, to) = (ns(index)?, ns(to)?);
+        match source.shift == to.shift && !source.is_zoned() {
+            true => Ok(index),
+            false => Err(Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT.with_dnr(true)),
+        }
+    }
+}
