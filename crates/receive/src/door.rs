@@ -14,17 +14,17 @@ use std::time::{Duration, Instant};
 const PERIODS: u32 = 4;
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// How long an answer is still waited for. Of a time in which nobody looked no more than a period
-/// counts: neither the receiver process had a processor then, perhaps.
+/// How long an answer is still waited for. However long nobody looked, it counts as one period: the
+/// receiver process may have had no processor in that time either.
 #[derive(Clone, Copy, Debug)]
-struct Patience {
+struct AnswerLimit {
     since: Instant,
     periods: u32,
 }
 
-impl Patience {
+impl AnswerLimit {
     fn new(now: Instant) -> Self {
-        Patience {
+        AnswerLimit {
             since: now,
             periods: PERIODS,
         }
@@ -65,18 +65,16 @@ enum Asking {
 #[derive(Debug)]
 enum Awaited {
     /// To be asked for so many bytes as soon as there is a receiver process.
-    Unasked(Patience, Asking),
+    Unasked(AnswerLimit, Asking),
     /// Asked for.
-    Asked(Patience, Asking),
+    Asked(AnswerLimit, Asking),
     Come(Result<Taken, ReadError>),
 }
 
 impl Awaited {
     fn deadline(&self) -> Option<Instant> {
         match self {
-            Awaited::Unasked(patience, _) | Awaited::Asked(patience, _) => {
-                Some(patience.deadline())
-            }
+            Awaited::Unasked(limit, _) | Awaited::Asked(limit, _) => Some(limit.deadline()),
             Awaited::Come(_) => None,
         }
     }
@@ -166,8 +164,8 @@ impl Door {
                     present.awaited = Some(Awaited::Come(Err(ReadError::ReceiverGone)));
                 }
                 // A look takes nothing.
-                Some(Awaited::Asked(patience, look)) => {
-                    present.awaited = Some(Awaited::Unasked(patience, look));
+                Some(Awaited::Asked(limit, look)) => {
+                    present.awaited = Some(Awaited::Unasked(limit, look));
                 }
                 _ => {}
             }
@@ -230,13 +228,13 @@ impl Door {
         let sent = self.send(message::kind::OPEN, 0, client, Some(socket.as_fd()));
         if let Some(present) = &mut self.present {
             present.registered = sent;
-            if let Some(Awaited::Unasked(patience, asking)) = present.awaited {
-                self.ask_with(client, patience, asking);
+            if let Some(Awaited::Unasked(limit, asking)) = present.awaited {
+                self.ask_with(client, limit, asking);
             }
         }
     }
 
-    fn ask_with(&mut self, client: u64, patience: Patience, asking: Asking) {
+    fn ask_with(&mut self, client: u64, limit: AnswerLimit, asking: Asking) {
         let registered = self.present.as_ref().is_some_and(|p| p.registered);
         let (kind, most) = match asking {
             Asking::Receive(most) => (message::kind::RECEIVE, most),
@@ -245,8 +243,8 @@ impl Door {
         let asked = registered && self.send(kind, most, client, None);
         if let Some(present) = &mut self.present {
             present.awaited = Some(match asked {
-                true => Awaited::Asked(patience, asking),
-                false => Awaited::Unasked(patience, asking),
+                true => Awaited::Asked(limit, asking),
+                false => Awaited::Unasked(limit, asking),
             });
         }
     }
@@ -304,7 +302,7 @@ impl Door {
     pub(crate) fn ask(&mut self, client: u64, most: usize) {
         self.ask_with(
             client,
-            Patience::new(Instant::now()),
+            AnswerLimit::new(Instant::now()),
             Asking::Receive(at_most(most)),
         );
     }
@@ -313,7 +311,7 @@ impl Door {
     pub(crate) fn ask_look(&mut self, client: u64, most: usize) {
         self.ask_with(
             client,
-            Patience::new(Instant::now()),
+            AnswerLimit::new(Instant::now()),
             Asking::Look(at_most(most)),
         );
     }
@@ -343,18 +341,18 @@ impl Door {
             return Err(ReadError::ReceiverGone);
         };
         let now = Instant::now();
-        let (mut patience, asking, asked) = match present.awaited.take() {
+        let (mut limit, asking, asked) = match present.awaited.take() {
             Some(Awaited::Come(answer)) => return answer.map(Some),
-            Some(Awaited::Asked(patience, asking)) => (patience, asking, true),
-            Some(Awaited::Unasked(patience, asking)) => (patience, asking, false),
+            Some(Awaited::Asked(limit, asking)) => (limit, asking, true),
+            Some(Awaited::Unasked(limit, asking)) => (limit, asking, false),
             None => return Ok(None),
         };
-        let is_over = patience.is_over(now);
+        let is_over = limit.is_over(now);
         match asked {
             true if is_over => return Err(ReadError::Stuck),
-            true => present.awaited = Some(Awaited::Asked(patience, asking)),
+            true => present.awaited = Some(Awaited::Asked(limit, asking)),
             false if is_over => return Err(ReadError::ReceiverGone),
-            false => present.awaited = Some(Awaited::Unasked(patience, asking)),
+            false => present.awaited = Some(Awaited::Unasked(limit, asking)),
         }
         Ok(None)
     }
@@ -418,24 +416,24 @@ mod tests {
     #[test]
     fn an_answer_is_late_after_four_looks_that_are_a_period_apart() {
         let began = Instant::now();
-        let mut patience = Patience::new(began);
+        let mut limit = AnswerLimit::new(began);
         for quarter in 1..PERIODS {
             let deadline = began + quarter * PERIOD;
-            assert_eq!(patience.deadline(), deadline);
-            assert!(!patience.is_over(deadline - Duration::from_millis(1)));
-            assert!(!patience.is_over(deadline));
+            assert_eq!(limit.deadline(), deadline);
+            assert!(!limit.is_over(deadline - Duration::from_millis(1)));
+            assert!(!limit.is_over(deadline));
         }
-        assert!(patience.is_over(began + PERIODS * PERIOD));
+        assert!(limit.is_over(began + PERIODS * PERIOD));
     }
 
     #[test]
     fn a_time_in_which_nobody_looked_is_a_period() {
         let began = Instant::now();
-        let mut patience = Patience::new(began);
+        let mut limit = AnswerLimit::new(began);
         let awake = began + Duration::from_secs(3600);
         for quarter in 0..PERIODS - 1 {
-            assert!(!patience.is_over(awake + quarter * PERIOD), "{quarter}");
+            assert!(!limit.is_over(awake + quarter * PERIOD), "{quarter}");
         }
-        assert!(patience.is_over(awake + (PERIODS - 1) * PERIOD));
+        assert!(limit.is_over(awake + (PERIODS - 1) * PERIOD));
     }
 }

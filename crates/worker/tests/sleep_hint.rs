@@ -36,7 +36,7 @@ impl Frontend for Front {
     fn poll(&mut self, _now: Instant, _budget: &mut Budget) -> bool {
         self.sleep_hint.set(self.disk.hinted.load(Ordering::SeqCst));
         let look = self.disk.looks.fetch_add(1, Ordering::SeqCst);
-        self.in_flight() == 0 && look % NOW_AND_THEN == 0
+        self.in_flight() == 0 && look.is_multiple_of(NOW_AND_THEN)
     }
 
     fn complete(&mut self, _completion: Completion) {}

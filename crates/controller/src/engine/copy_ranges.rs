@@ -1,5 +1,5 @@
-//! What a Copy command asks for ("NVM Command Set 1.1", 3.3.2): its descriptors are read and checked
-//! here, each for itself, before anything is copied.
+//! What a Copy command asks for ("NVM Command Set 1.1", 3.3.2): its descriptors are read and
+//! checked here, each for itself, before anything is copied.
 
 use super::Engine;
 use super::copy::{CROSS_FORMATS, Limits, RANGES, Source};
