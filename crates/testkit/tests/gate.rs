@@ -114,7 +114,7 @@ fn scripts_and_tests_write_to_the_file() {
 }
 
 #[test]
-#[ignore = "a process that another test starts"]
+#[ignore = "a process that another test starts: cargo test -p testkit --test gate"]
 fn skips_when_asked_to() {
     testkit::skip("testkit::gate", "why not");
 }

@@ -96,7 +96,7 @@ impl Drop for Elsewhere {
 }
 
 #[test]
-#[ignore = "a process that another test starts"]
+#[ignore = "a process that another test starts: cargo test -p vfio-user --test listener"]
 fn listens_elsewhere() {
     let listener = UnixListener::bind(std::env::var_os(ELSEWHERE).unwrap()).unwrap();
     println!("\nlistening");

@@ -1,4 +1,5 @@
-//! Reports of zones, and what else is told of them (Zoned Namespace Command Set 1.1).
+//! Reports of zones, their descriptor extensions, and the log page of changed zones (Zoned
+//! Namespace Command Set 1.1).
 
 use super::zoned::{
     CLOSED, EMPTY, EXPLICIT, FULL, IMPLICIT, any, done, each, is, present, receive, report,

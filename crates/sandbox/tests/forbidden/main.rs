@@ -139,7 +139,7 @@ fn all() -> impl Iterator<Item = &'static Case> {
 
 /// In a process of its own: enters the sandbox, tries, and ends with what became of it.
 #[test]
-#[ignore = "a process that another test starts"]
+#[ignore = "a process that another test starts: cargo test -p sandbox --test forbidden"]
 fn child() {
     let Ok(name) = std::env::var(TRY) else {
         return;

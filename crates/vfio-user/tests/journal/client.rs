@@ -54,9 +54,17 @@ impl Client {
             header: None,
             body: Vec::new(),
         };
-        let text = br#"{"capabilities":{"max_msg_fds":8,"max_data_xfer_size":1048576,"write_multiple":true}}"#;
+        let text = concat!(
+            r#"{"capabilities":{"max_msg_fds":8,"max_data_xfer_size":1048576,"#,
+            r#""write_multiple":true}}"#
+        );
         let version = wire::Version { major: 0, minor: 0 };
-        let bytes = message(1, Command::VERSION, 0, &[version.as_bytes(), text, &[0]]);
+        let bytes = message(
+            1,
+            Command::VERSION,
+            0,
+            &[version.as_bytes(), text.as_bytes(), &[0]],
+        );
         client.ask(bytes, Vec::new(), None, None);
         client
     }

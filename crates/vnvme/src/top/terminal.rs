@@ -229,7 +229,7 @@ mod tests {
 
     /// Not a test: what the next one runs in a terminal.
     #[test]
-    #[ignore = "a process that another test starts"]
+    #[ignore = "a process that another test starts: cargo test -p vnvme terminal"]
     fn panics_in_a_terminal() {
         let _terminal = Terminal::open().unwrap();
         panic!("something went wrong");
