@@ -252,16 +252,16 @@ fn resize(guest: &Guest, file: &Path) -> Result<()> {
 }
 
 /// The daemon goes while fio writes and verifies, and comes back: fio notices nothing. Where it is
-/// killed, its volume has been slow, so that there are requests in flight.
+/// killed, its volume is slower than any guest asks, so that there are requests in flight.
 fn restart(
     guest: &Guest,
     export: &Export,
     daemon: &mut Option<Daemon>,
     killed: bool,
 ) -> Result<()> {
-    let (options, size) = match killed {
-        true => ("&iops=700", "24m --loops=1"),
-        false => ("", "48m --loops=3"),
+    let (options, size, some) = match killed {
+        true => ("&iops=100", "8m --loops=1", 100),
+        false => ("", "48m --loops=3", 500),
     };
     if killed {
         daemon.take().context("no daemon")?.terminate()?;
@@ -285,7 +285,7 @@ fn restart(
         };
         let before = requests(&stats);
         let deadline = Instant::now() + Duration::from_secs(60);
-        while requests(&export.stats()?) < before + 500 {
+        while requests(&export.stats()?) < before + some {
             ensure!(Instant::now() < deadline, "fio does not work");
             std::thread::sleep(Duration::from_millis(20));
         }
