@@ -425,13 +425,13 @@ fn on(name: &'static str, kernel: Option<PathBuf>, newer: bool) -> Result<()> {
         skip(&what, "the guest's kernel has no file locks");
     }
     checks.check("a file", || a_file(&guest));
-    checks.check("woken", || woken(&guest));
     checks.check("killed", || killed(&guest));
     checks.check("recovered", || recovered(&guest));
-    checks.check("refusals", || refusals(&guest));
     if newer {
         checks.check("resized", || resized(&guest));
     } else {
+        checks.check("woken", || woken(&guest));
+        checks.check("refusals", || refusals(&guest));
         checks.check("come and go", || come_and_go(&guest));
         checks.check("partitions", || partitions(&guest));
         checks.check("slices of a block device", || {
