@@ -379,7 +379,9 @@ const CHUNK: u64 = 16 << 20;
 fn discard(guest: &Guest, file: &Path) -> Result<()> {
     run(
         guest,
-        "d=$(disk 1 1); tr '\\0' x </dev/zero | dd of=$d bs=1M count=16 iflag=fullblock oflag=direct conv=fsync",
+        "d=$(disk 1 1)
+         tr '\\0' x </dev/zero |
+             dd of=$d bs=1M count=16 iflag=fullblock oflag=direct conv=fsync",
     )?;
     let full = allocated(file)?;
     ensure!(
@@ -764,8 +766,8 @@ fn reset_under_load(guest: &Guest) -> Result<()> {
         LONG,
         "d=$(wait_disk 1 1)
          fio --name=r --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-128k --iodepth=16 \
-             --size=96m --io_size=256m --verify=crc32c --verify_fatal=1 --verify_state_save=0 --numjobs=2 \
-             --offset_increment=128m >/tmp/fio 2>&1 &
+             --size=96m --io_size=256m --verify=crc32c --verify_fatal=1 --verify_state_save=0 \
+             --numjobs=2 --offset_increment=128m >/tmp/fio 2>&1 &
          pid=$!
          sleep 1
          resets=0

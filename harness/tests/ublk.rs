@@ -37,8 +37,9 @@ down() {
     [ $(cat /tmp/status$1) = 0 ] || { cat /tmp/status$1 /tmp/log$1 >&2; return 1; }
     [ ! -e /dev/ublkb$1 ] && [ ! -e /dev/ublkc$1 ] || { echo "a node is left" >&2; return 1; }
 }
-verify() { fio --name=v --filename=$1 --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-1m --size=${2:-8m} \
-    --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/tmp/fio 2>&1 || { cat /tmp/fio; return 1; }; }
+verify() { fio --name=v --filename=$1 --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-1m \
+    --size=${2:-8m} --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_state_save=0 \
+    >/tmp/fio 2>&1 || { cat /tmp/fio; return 1; }; }
 "#;
 
 fn boot(name: &str, file: &Path, kernel: Option<PathBuf>) -> Result<Guest> {
@@ -56,7 +57,8 @@ fn a_file(guest: &Guest) -> Result<()> {
         "truncate -s 64M /tmp/disk.raw
          up 0 --queues 2 --block-size 4096 /tmp/disk.raw$L
          q=/sys/block/ublkb0/queue
-         [ $(blockdev --getsize64 /dev/ublkb0) = $((64 << 20)) ] && [ $(cat $q/logical_block_size) = 4096 ]
+         [ $(blockdev --getsize64 /dev/ublkb0) = $((64 << 20)) ]
+         [ $(cat $q/logical_block_size) = 4096 ]
          [ \"$(cat $q/write_cache)\" = 'write back' ] && [ $(cat $q/fua) = 1 ] && [ $(blockdev --getro /dev/ublkb0) = 0 ]
          [ $(ls /sys/block/ublkb0/mq | wc -l) = 2 ]
          verify /dev/ublkb0
@@ -160,8 +162,9 @@ fn recovered(guest: &Guest) -> Result<()> {
         guest,
         "up 2 --recover --queues 2 /tmp/disk.raw$L
          mkdir -p /tmp/m; mkfs.ext4 -q /dev/ublkb2; mount /dev/ublkb2 /tmp/m
-         fio --name=r --directory=/tmp/m --ioengine=io_uring --direct=1 --rw=randwrite --bs=16k --size=32m --loops=3 \
-             --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/tmp/fio2 2>&1 &
+         fio --name=r --directory=/tmp/m --ioengine=io_uring --direct=1 --rw=randwrite --bs=16k \
+             --size=32m --loops=3 --iodepth=16 --verify=crc32c --verify_fatal=1 \
+             --verify_state_save=0 >/tmp/fio2 2>&1 &
          load=$!
          ios() { set -- $(cat /sys/block/ublkb2/stat); echo $(($1 + $5)); }
          # fio is at work before each kill and after it, so each hits it in the middle.

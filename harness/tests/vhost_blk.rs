@@ -189,7 +189,8 @@ fn chained(guest: &Guest) -> Result<()> {
 fn discard(guest: &Guest, file: &Path) -> Result<()> {
     run(
         guest,
-        "tr '\\0' x </dev/zero | dd of=$d bs=1M count=16 iflag=fullblock oflag=direct conv=fsync 2>/dev/null",
+        "tr '\\0' x </dev/zero |
+             dd of=$d bs=1M count=16 iflag=fullblock oflag=direct conv=fsync 2>/dev/null",
     )?;
     let before = allocated(file)?;
     run(guest, "blkdiscard -o $((2 << 20)) -l $((8 << 20)) $d")?;
