@@ -125,12 +125,7 @@ pub fn encode(layout: &Layout, identity: Identity) -> Vec<u8> {
     bytes.extend(identity.namespace);
     bytes.extend(identity.blocks.to_le_bytes());
     bytes.extend(layout.metadata.to_le_bytes());
-    bytes.extend([
-        shape.kind,
-        shape.guard,
-        u8::from(shape.first),
-        shape.storage,
-    ]);
+    bytes.extend([shape.kind, shape.guard, u8::from(shape.first), storage]);
     bytes.resize(CHECKED, 0);
     bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
     bytes.resize(GENERATION, 0);
