@@ -593,7 +593,9 @@ fn compare(
     host: &mut [u8],
 ) -> Result<(), Status> {
     let block = data.len() as u64;
-    moving.data.copy_to(moving.host_data(state, at, block), host);
+    moving
+        .data
+        .copy_to(moving.host_data(state, at, block), host);
     let mut beside = [0; 64];
     let beside = beside.get_mut(..metadata.len()).unwrap_or_default();
     let (list, offset) = moving.host_metadata(state, at, block);
