@@ -740,6 +740,7 @@ mod tests {
                 let value = match value {
                     "SIZE" => "64K",
                     "PATH" => "b.raw",
+                    "BITS" => "0xff00",
                     value => value,
                 };
                 let text = format!("a.raw?{}={value}", row.key);
@@ -749,7 +750,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 36);
+        assert_eq!(count, 38);
     }
 
     #[test]

@@ -335,8 +335,8 @@ impl Spec for NamespaceSpec {
         .in_url(),
         Row::<Self>::new(
             "storage-tag",
-            "BITS",
-            "size of protection information's storage tag, which commands may have compared; the \
+            "N",
+            "bits of protection information's storage tag, which commands may have compared; the \
              reference tag has the rest. With a guard of 16 bits 0 to 32, of 32 bits 16 to 64, of \
              64 bits 0 to 48",
             |n| &mut n.storage_tag,
