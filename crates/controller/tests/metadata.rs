@@ -18,5 +18,7 @@ mod copy_lasting;
 mod history;
 #[path = "metadata/lasting.rs"]
 mod lasting;
+#[path = "metadata/storage.rs"]
+mod storage;
 #[path = "metadata/world.rs"]
 mod world;

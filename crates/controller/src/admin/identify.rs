@@ -18,14 +18,14 @@ use nvme::identify::{
     Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Dpc, Dps, Flbas, Fpi, Frmw,
     IDENTIFY_SIZE, IdentifyController, IdentifyNamespace, IndependentNamespace, IndependentNsfeat,
     IoCommandSetVector, IoCommandSets, LbaFormat, Mc, NamespaceDescriptors, Nmic, Nqn, Nsattr,
-    Nsfeat, NsidList, Nstat, NvmController, NvmNamespace, Oaes, Ozcs, PowerState,
+    Nsfeat, NsidList, Nstat, NvmController, NvmNamespace, Oaes, Ozcs, Pic, PowerState,
     PrimaryControllerCapabilities, QueueEntrySize, Rescap, SecondaryControllerList, Sgls, Vwc,
     ZonedController, ZonedNamespace, Zrwacap,
 };
 use nvme::log::AnaState;
 use nvme::regs::{CcCss, Vs};
 use nvme::{Command, Completion, Status};
-use protection::{Guard, Layout, Type};
+use protection::{Guard, Layout, StorageTag, Type};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// WUSL: what may be marked at once, in pages of 4096 bytes, as a power of two; of blocks of 512
@@ -518,8 +518,8 @@ fn describe_metadata(data: &mut IdentifyNamespace, layout: &Layout) {
     }
 }
 
-/// What is specific to the NVM command set: the guard's format (ELBAF), and the size of the storage
-/// tag, which is never compared (LBSTM).
+/// What is specific to the NVM command set: the guard's format (ELBAF), the storage tag's size, and
+/// which of its bits are compared (LBSTM).
 fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
     let mut data = NvmNamespace::new_zeroed();
     let layout = ns.config.metadata.as_deref().map(MetadataState::layout);
@@ -530,8 +530,12 @@ fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
             Guard::Bits32 => 1,
             Guard::Bits64 => 2,
         };
-        let storage = u32::from(guard.storage_bits());
-        data.elbaf[0] = (storage | format << 7).into();
+        let StorageTag { bits, mask } = protection.storage;
+        data.elbaf[0] = (u32::from(bits) | format << 7).into();
+        data.lbstm = mask.into();
+        data.pic = Pic::new()
+            .with_pists16b(bits > 0 || guard != Guard::Bits16)
+            .with_stcrs(bits > 0);
     }
     data
 }
