@@ -14,7 +14,7 @@ use crate::upgrade::{Programs, Step, Upgrade};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::RecvFlags;
-use rustix::process::Signal;
+use rustix::process::{PidfdFlags, Signal, getpid, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 use std::error::Error;
 use std::io;
@@ -170,7 +170,7 @@ impl Running<'_> {
 
     /// Has another process close what is kept: in a socket's queue there may be a descriptor whose
     /// close lasts as long as its sender likes (`SO_LINGER`), and the end of this process is waited
-    /// for.
+    /// for. Whoever closes last is the one that waits, so that process outlives this one.
     fn leave(&mut self) {
         let kept = self.store.all();
         if kept.is_empty() {
@@ -180,7 +180,9 @@ impl Running<'_> {
             // One that this fails for is closed here.
             let _ = fcntl_setfd(&*kept.fd, FdFlags::empty());
         }
-        if let Err(error) = self.keeper.programs.start_last() {
+        let this = pidfd_open(getpid(), PidfdFlags::empty()).map_err(io::Error::from);
+        let started = this.and_then(|this| self.keeper.programs.start_last(this));
+        if let Err(error) = started {
             self.say(&format!(
                 "nobody closes what is kept but this process: {error}"
             ));

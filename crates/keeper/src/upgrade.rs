@@ -56,11 +56,12 @@ pub trait Programs {
     /// The new program is the present one from now on, or is not looked at any more.
     fn decide(&mut self, which: Which);
 
-    /// Starts a process that ends soon, and of its own. It inherits what is open.
+    /// Starts a process that calls [`outlive`](crate::outlive) with its standard input, which is to
+    /// be this, and ends. It inherits what is open.
     ///
     /// # Errors
     /// It cannot be started.
-    fn start_last(&mut self) -> io::Result<()>;
+    fn start_last(&mut self, keeper: OwnedFd) -> io::Result<()>;
 
     /// Says something to the operator.
     fn say(&mut self, text: &str);

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
-use keeper::{Arrival, Desk, End, Given, Keeper, Keeping, MOST_FAILURES, Programs, Which};
+use keeper::{Arrival, Desk, End, Given, Keeper, Keeping, MOST_FAILURES, Programs, Which, outlive};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -23,6 +23,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Set for a process that is to be a keeper, or one that serves: what the latter does.
 const KEEPER: &str = "VNVME_TEST_KEEPER";
 const SERVE: &str = "VNVME_TEST_SERVE";
+/// Set for the process that a keeper leaves.
+const LAST: &str = "VNVME_TEST_LAST";
 /// Where a connection goes whose close takes long.
 const LINGERS: &str = "VNVME_TEST_LINGERS";
 /// What the new program does.
@@ -84,8 +86,14 @@ impl Programs for Pair {
         }
     }
 
-    fn start_last(&mut self) -> std::io::Result<()> {
-        Command::new("/bin/true").spawn().map(drop)
+    fn start_last(&mut self, keeper: OwnedFd) -> std::io::Result<()> {
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["--exact", "child_last", "--nocapture"]);
+        command.env_remove(KEEPER).env(LAST, "");
+        command.stdin(Stdio::from(keeper)).spawn()?;
+        // It may have all the time that it likes to end before this one.
+        std::thread::sleep(Duration::from_millis(500));
+        Ok(())
     }
 
     fn say(&mut self, text: &str) {
@@ -283,6 +291,14 @@ fn child_serving() {
             die();
         }
         what => panic!("{what}"),
+    }
+}
+
+/// Not a test of its own: what the keeper leaves.
+#[test]
+fn child_last() {
+    if std::env::var_os(LAST).is_some() {
+        outlive(std::io::stdin()).unwrap();
     }
 }
 

@@ -86,6 +86,9 @@ fn main() -> ExitCode {
         let said = output::line(format_args!("{}", keep::Versions::own()));
         return said.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
+    if std::env::args_os().skip(1).eq(keep::LAST) {
+        return keep::last();
+    }
     if let Some((sandbox, args)) = keep::wanted(std::env::args_os().skip(1)) {
         return keep::run(sandbox, &args);
     }

@@ -33,7 +33,7 @@ pub use life::{die_of_panics, last_pause, say_served, serves, tell_receiver};
 pub use memory::place as memory_place;
 pub use mode::KeeperMode;
 pub use pool::{arrive, end, is_kept, is_successor, is_systemd, kept, pid};
-pub use process::{begin, run, wanted};
+pub use process::{LAST, begin, last, run, wanted};
 pub use servers::KeptServers;
 pub use sockets::Listens;
 pub use versions::{VERSIONS, Versions};

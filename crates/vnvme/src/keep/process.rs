@@ -27,6 +27,8 @@ use std::process::{Child, Command, ExitCode, Stdio};
 /// The first argument of a keeper process; the serving process's own follow.
 const ARGUMENTS: [&str; 2] = ["keep", "--sandbox=on"];
 const WITHOUT_SANDBOX: &str = "--sandbox=off";
+/// The arguments of the process that a keeper process leaves ([`last`]).
+pub const LAST: [&str; 2] = ["keep", "--last"];
 
 /// What the kernel says of a program's file that was replaced (proc(5), /proc/pid/exe).
 const GONE: &[u8] = b" (deleted)";
@@ -144,6 +146,12 @@ pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<(SandboxMode, Vec<
         () => return None,
     };
     Some((mode, args.collect()))
+}
+
+/// Is the process that closes what a keeper has kept.
+pub fn last() -> ExitCode {
+    let outlived = keeper::outlive(io::stdin());
+    outlived.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
 }
 
 /// Is the keeper process until it ends.
@@ -289,9 +297,9 @@ impl Programs for Binaries<'_> {
         }
     }
 
-    fn start_last(&mut self) -> io::Result<()> {
+    fn start_last(&mut self, keeper: OwnedFd) -> io::Result<()> {
         let mut command = program(PROGRAM);
-        command.args(VERSIONS).env_clear().stdin(Stdio::null());
+        command.args(LAST).env_clear().stdin(keeper);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().map(drop)
     }
