@@ -170,7 +170,7 @@ impl Running<'_> {
 
     /// Has another process close what is kept: in a socket's queue there may be a descriptor whose
     /// close lasts as long as its sender likes (`SO_LINGER`), and the end of this process is waited
-    /// for. Whoever closes last is the one that waits, so that process outlives this one.
+    /// for. The last one to close is the one that waits: that process outlives this one.
     fn leave(&mut self) {
         let kept = self.store.all();
         if kept.is_empty() {
