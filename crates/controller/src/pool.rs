@@ -1,8 +1,7 @@
 //! Where the namespaces come from that a host makes (Namespace Management).
 
 use crate::config::NamespaceConfig;
-use crate::formats::{FormatStore, Formats};
-use crate::subsystem::Saved;
+use crate::formats::{BlockFormat, FormatSaved, FormatStore, Formats};
 use std::fmt::Debug;
 use std::sync::Arc;
 use volume::Volume;
@@ -125,9 +124,11 @@ struct PooledFormat {
 }
 
 impl FormatStore for PooledFormat {
-    fn save(&self, block_size: u32, done: Saved) {
-        let nguid = self.nguid;
-        let change = PoolChange::Format { nguid, block_size };
+    fn save(&self, format: BlockFormat, done: FormatSaved) {
+        let change = PoolChange::Format {
+            nguid: self.nguid,
+            block_size: format.block,
+        };
         self.pool
             .change(change, Box::new(move |result| done(result.is_ok())));
     }

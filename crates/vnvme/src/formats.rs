@@ -9,7 +9,7 @@ use crate::identity;
 use crate::spec::NamespaceSpec;
 use crate::table_file;
 use anyhow::{Context, Result, bail, ensure};
-use controller::{FormatStore, Formats, NamespaceConfig, Saved};
+use controller::{BlockFormat, FormatSaved, FormatStore, Formats, NamespaceConfig};
 use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::fs::File;
@@ -263,7 +263,7 @@ struct FileStore {
 
 enum Writer {
     File(Box<FormatFile>),
-    Thread(Sender<(u32, Saved)>),
+    Thread(Sender<(u32, FormatSaved)>),
     /// No thread could be had.
     None,
 }
@@ -276,7 +276,7 @@ impl std::fmt::Debug for FileStore {
 
 impl Writer {
     fn start(mut file: Box<FormatFile>, now: Arc<AtomicU32>) -> Self {
-        let (sizes, written) = channel::<(u32, Saved)>();
+        let (sizes, written) = channel::<(u32, FormatSaved)>();
         let builder = std::thread::Builder::new().name("format".into());
         let thread = builder.spawn(move || {
             for (size, done) in written {
@@ -300,7 +300,7 @@ impl Writer {
 }
 
 impl FormatStore for FileStore {
-    fn save(&self, block_size: u32, done: Saved) {
+    fn save(&self, format: BlockFormat, done: FormatSaved) {
         let mut writer = self.writer.lock().unpoisoned();
         *writer = match std::mem::replace(&mut *writer, Writer::None) {
             Writer::File(file) => Writer::start(file, self.now.clone()),
@@ -308,7 +308,7 @@ impl FormatStore for FileStore {
         };
         let left = match &*writer {
             Writer::Thread(sizes) => {
-                let sent = sizes.send((block_size, done));
+                let sent = sizes.send((format.block, done));
                 sent.err().map(|unsent| unsent.0.1)
             }
             _ => Some(done),
@@ -422,7 +422,10 @@ mod tests {
         let (told, answer) = channel();
         for size in [4096, 512, 4096] {
             let told = told.clone();
-            store.save(size, Box::new(move |kept| told.send(kept).unwrap()));
+            store.save(
+                BlockFormat::plain(size),
+                Box::new(move |kept| told.send(kept).unwrap()),
+            );
             assert!(answer.recv_timeout(Duration::from_secs(30)).unwrap());
             assert_eq!(store.now.load(Ordering::Relaxed), size);
         }

@@ -8,7 +8,7 @@ use crate::ana;
 use crate::controller::Controller;
 use crate::engine::{self, Namespace};
 use crate::fabrics::FabricsConfig;
-use crate::formats::{available, sizes_from};
+use crate::formats::{BlockFormat, available, plain_from};
 use crate::metadata::MetadataState;
 use crate::pool::PooledNamespace;
 use nvme::cmd::NSID_BROADCAST;
@@ -250,7 +250,8 @@ impl Controller {
             .pool
             .as_ref()
             .map_or(512, |pool| pool.block_size());
-        describe_formats(&mut data, &sizes_from(block_size).map(Some), 0);
+        let formats: Vec<_> = plain_from(block_size).into_iter().map(Some).collect();
+        describe_formats(&mut data, &formats, 0);
         data.fpi = Fpi::new().with_fpis(self.config.erases());
         page(&data)
     }
@@ -269,10 +270,10 @@ impl Controller {
                 data.nguid = pooled.nguid;
                 data.eui64 = pooled.eui64();
                 let first = self.config.pool.as_ref().map(|pool| pool.block_size());
-                let sizes = sizes_from(first.unwrap_or(pooled.block_size));
+                let formats = plain_from(first.unwrap_or(pooled.block_size));
                 let fits = |size: u32| pooled.bytes().is_multiple_of(size.into());
-                let sizes = available(sizes, pooled.block_size, fits);
-                describe_formats(&mut data, &sizes, self.flbas_of(pooled).index());
+                let formats = available(&formats, pooled.block_size, fits);
+                describe_formats(&mut data, &formats, self.flbas_of(pooled).index());
                 return page(&data);
             }
             Found::Inactive => return page(&data),
@@ -488,20 +489,19 @@ fn zoned_namespace(ns: &Namespace) -> Result<ZonedNamespace, Status> {
     Ok(data)
 }
 
-/// The LBA formats, by bytes of a block (`None`: it is not available), and the index of the one
-/// that the namespace has.
-fn describe_formats(data: &mut IdentifyNamespace, sizes: &[Option<u32>], index: u8) {
-    for (to, size) in data.lbaf.iter_mut().zip(sizes) {
-        *to = LbaFormat::new(size.map_or(0, |size| size.trailing_zeros() as u8));
+/// The LBA formats (`None`: it is not available), and the index of the one that the namespace has.
+fn describe_formats(data: &mut IdentifyNamespace, formats: &[Option<BlockFormat>], index: u8) {
+    for (to, format) in data.lbaf.iter_mut().zip(formats) {
+        *to = LbaFormat::new(format.map_or(0, |format| format.block.trailing_zeros() as u8));
+        to.ms = format.map_or(0, |format| format.metadata).into();
     }
-    data.nlbaf_z = sizes.len().saturating_sub(1) as u8;
+    data.nlbaf_z = formats.len().saturating_sub(1) as u8;
     data.flbas = Flbas::for_format(index);
 }
 
 /// What Identify Namespace says of metadata: MS, and the one way to have it, with the one kind of
 /// protection.
 fn describe_metadata(data: &mut IdentifyNamespace, layout: &Layout) {
-    data.lbaf[0].ms = layout.metadata.into();
     data.flbas = Flbas::for_format(0).with_mtelba(layout.extended);
     data.mc = Mc::new()
         .with_mtelba(layout.extended)

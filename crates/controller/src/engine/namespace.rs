@@ -3,6 +3,7 @@
 use super::commands::Sort;
 use super::zoned::with_table;
 use crate::config::{ConfigError, NamespaceConfig};
+use crate::formats::BlockFormat;
 use crate::marks::Marks;
 use crate::passthrough::Passthrough;
 use crate::stats::IoStats;
@@ -102,10 +103,10 @@ impl Namespace {
         }
     }
 
-    /// It has blocks of so many bytes now, and so many of them. Nothing is in flight on it.
-    pub fn reformatted(&mut self, block_size: u32, blocks: u64) {
-        self.config.block_size = block_size;
-        self.shift = block_size.trailing_zeros();
+    /// It has blocks like that now, and so many of them. Nothing is in flight on it.
+    pub fn reformatted(&mut self, format: BlockFormat, blocks: u64) {
+        self.config.block_size = format.block;
+        self.shift = format.block.trailing_zeros();
         self.resized(blocks);
     }
 

@@ -9,6 +9,7 @@
 use super::queue::Cq;
 use super::{Coalescing, Engine, MigratingQueues, Sq};
 use crate::config::NamespaceConfig;
+use crate::formats::BlockFormat;
 use crate::irq::IrqSink;
 use dma::{DmaMap, MapError, Memory, Prot};
 use nvme::Status;
@@ -71,10 +72,10 @@ pub(crate) enum Order {
         index: usize,
         blocks: u64,
     },
-    /// The namespace of this index, which is closed, has blocks of so many bytes now.
+    /// The namespace of this index, which is closed, has blocks like that now.
     Reformatted {
         index: usize,
-        block_size: u32,
+        format: BlockFormat,
         blocks: u64,
     },
     /// Commands on the namespace of this index end with this status from now on; `None`: it is open
@@ -166,10 +167,10 @@ impl Engine {
             },
             Order::Reformatted {
                 index,
-                block_size,
+                format,
                 blocks,
             } => match self.namespaces.get_mut(index) {
-                Some(ns) => ns.reformatted(block_size, blocks),
+                Some(ns) => ns.reformatted(format, blocks),
                 None => self.broken("a namespace was formatted that is not there"),
             },
             Order::Close { index, status } => self.close(index, status),

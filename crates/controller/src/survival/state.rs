@@ -5,9 +5,11 @@
 //! something else. What is decoded here is believed in nothing: [`restore`](super::restore) checks
 //! it.
 
+use crate::formats::BlockFormat;
 use crate::marks::Listed;
 use minicbor::{Decode, Encode};
 use nvme::Command;
+use protection::{Guard, Type};
 use zerocopy::FromBytes;
 
 /// The version of the control state that this crate writes. A change that an older version cannot
@@ -112,6 +114,9 @@ pub(crate) struct NamespaceIdentity {
     pub nguid: [u8; 16],
     #[cbor(n(4), with = "minicbor::bytes")]
     pub eui64: [u8; 8],
+    /// Its format; `None` in states of programs that did not say it.
+    #[n(5)]
+    pub format: Option<FormatState>,
 }
 
 /// Registers of BAR0, and how far the controller is.
@@ -523,7 +528,7 @@ pub(crate) struct EraseRunning {
     /// Status, 15 bits.
     #[n(7)]
     pub failed: Option<u16>,
-    /// Namespaces that are to have other blocks then, and bytes of these.
+    /// Namespaces that are to have another format then, and bytes of their blocks.
     #[cbor(n(8), default)]
     pub changes: Vec<(u32, u32)>,
     /// Of these changes, so many are kept.
@@ -532,6 +537,72 @@ pub(crate) struct EraseRunning {
     /// A reset has dropped the command: no completion is posted.
     #[cbor(n(10), default)]
     pub abandoned: bool,
+    /// All of each change's format; none in states of programs that knew only blocks without
+    /// metadata.
+    #[cbor(n(11), default)]
+    pub formats: Vec<FormatState>,
+}
+
+impl EraseRunning {
+    /// Which namespaces are to have which formats.
+    pub fn changes(&self) -> Vec<(u32, BlockFormat)> {
+        let mut formats = self.formats.iter();
+        let format = |(nsid, block): &(u32, u32)| {
+            let known = formats.next().map(BlockFormat::from);
+            (*nsid, known.unwrap_or(BlockFormat::plain(*block)))
+        };
+        self.changes.iter().map(format).collect()
+    }
+}
+
+/// What the blocks of a namespace look like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct FormatState {
+    #[n(0)]
+    pub block: u32,
+    #[n(1)]
+    pub metadata: u16,
+    /// Bits of the guard.
+    #[n(2)]
+    pub guard: u8,
+    #[n(3)]
+    pub extended: bool,
+    /// Type of protection information, 0 for none.
+    #[n(4)]
+    pub protection: u8,
+    /// Where it is.
+    #[n(5)]
+    pub first: bool,
+}
+
+impl From<BlockFormat> for FormatState {
+    fn from(format: BlockFormat) -> Self {
+        let (kind, first) = match format.protection {
+            Some((kind, first)) => (kind as u8, first),
+            None => (0, false),
+        };
+        FormatState {
+            block: format.block,
+            metadata: format.metadata,
+            guard: format.guard.bits(),
+            extended: format.extended,
+            protection: kind,
+            first,
+        }
+    }
+}
+
+impl From<&FormatState> for BlockFormat {
+    fn from(saved: &FormatState) -> Self {
+        BlockFormat {
+            block: saved.block,
+            metadata: saved.metadata,
+            guard: Guard::of(saved.guard).unwrap_or(Guard::Bits16),
+            extended: saved.extended,
+            protection: Type::of(saved.protection).map(|kind| (kind, saved.first)),
+        }
+    }
 }
 
 /// SMART's counters.

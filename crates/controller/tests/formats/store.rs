@@ -1,6 +1,6 @@
 //! Who keeps a format, outlives the controller, and answers when the test wants.
 
-use controller::{FormatStore, Formats, Saved};
+use controller::{BlockFormat, FormatSaved, FormatStore, Formats};
 use std::sync::{Arc, Mutex};
 
 /// See the module.
@@ -13,7 +13,7 @@ struct State {
     saves: Vec<u32>,
     holds: bool,
     fails: bool,
-    held: Vec<(bool, Saved)>,
+    held: Vec<(bool, FormatSaved)>,
 }
 
 impl std::fmt::Debug for TestStore {
@@ -67,12 +67,12 @@ impl TestStore {
 }
 
 impl FormatStore for TestStore {
-    fn save(&self, block_size: u32, done: Saved) {
+    fn save(&self, format: BlockFormat, done: FormatSaved) {
         let mut state = self.0.lock().unwrap();
-        state.saves.push(block_size);
+        state.saves.push(format.block);
         let kept = !state.fails;
         if kept {
-            state.kept = block_size;
+            state.kept = format.block;
         }
         if state.holds {
             return state.held.push((kept, done));

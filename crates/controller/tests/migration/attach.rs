@@ -4,7 +4,7 @@
 use crate::common::*;
 use crate::rules::migrate_to_others;
 use crate::world::{PAIRS, World};
-use controller::{Attach, FormatStore, Formats, NamespaceConfig, Saved};
+use controller::{Attach, BlockFormat, FormatSaved, FormatStore, Formats, NamespaceConfig};
 use nvme::aen::{AsyncEvent, Notice};
 use nvme::cmd::io::CopyRange;
 use nvme::feature::Fid;
@@ -293,7 +293,7 @@ fn what_a_host_says_of_itself_is_known_to_every_worker() {
 
 /// Keeps nothing, and says so when the test wants.
 #[derive(Default)]
-struct Keeps(Mutex<Option<Saved>>);
+struct Keeps(Mutex<Option<FormatSaved>>);
 
 impl std::fmt::Debug for Keeps {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -302,7 +302,7 @@ impl std::fmt::Debug for Keeps {
 }
 
 impl FormatStore for Keeps {
-    fn save(&self, _: u32, done: Saved) {
+    fn save(&self, _: BlockFormat, done: FormatSaved) {
         *self.0.lock().unwrap() = Some(done);
     }
 }

@@ -14,6 +14,7 @@ use super::{Cause, Running, Stage};
 use crate::admin::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
 use crate::engine::{Namespace, Order};
+use crate::formats::BlockFormat;
 use crate::metadata::MetadataState;
 use crate::pool::PooledNamespace;
 use nvme::cmd::NSID_BROADCAST;
@@ -34,8 +35,8 @@ fn has_metadata_so(cdw10: FormatCdw10, ns: &Namespace) -> bool {
         }
 }
 
-/// Bytes of a block of the format that is asked for; `None`: the namespace cannot have it.
-fn block_size(cdw10: FormatCdw10, ns: &Namespace) -> Option<u32> {
+/// The format that is asked for; `None`: the namespace cannot have it.
+fn chosen(cdw10: FormatCdw10, ns: &Namespace) -> Option<BlockFormat> {
     let formats = ns.config.lba_formats();
     let found = formats.get(usize::from(cdw10.lbaf())).copied().flatten();
     found.filter(|_| has_metadata_so(cdw10, ns))
@@ -74,9 +75,9 @@ impl Controller {
         let mut changes = Vec::new();
         let all = self.engine.active();
         for ns in all.filter(|ns| nsids.contains(&ns.config.nsid)) {
-            let size = block_size(cdw10, ns).ok_or(Status::INVALID_FORMAT.with_dnr(true))?;
-            if size != ns.config.block_size {
-                changes.push((ns.config.nsid, size));
+            let format = chosen(cdw10, ns).ok_or(Status::INVALID_FORMAT.with_dnr(true))?;
+            if format != ns.config.format() {
+                changes.push((ns.config.nsid, format));
             }
         }
         if nsids.is_empty() && cdw10.lbaf() != 0 {
@@ -105,7 +106,7 @@ impl Controller {
         let Some(running) = erasure.running.as_mut().filter(|_| may_keep) else {
             return false;
         };
-        let Some(&(nsid, size)) = running.changes.get(running.kept) else {
+        let Some(&(nsid, format)) = running.changes.get(running.kept) else {
             running.stage = Stage::Done;
             return true;
         };
@@ -128,7 +129,7 @@ impl Controller {
             }
         };
         crash::point!("controller.format.before");
-        store.save(size, Box::new(done));
+        store.save(format, Box::new(done));
         crash::point!("controller.format.saved");
         true
     }
@@ -160,15 +161,16 @@ impl Controller {
             return;
         };
         let nsids = running.nsids.clone();
-        let changes: Vec<(u32, u32)> = running.changes.iter().copied().take(running.kept).collect();
+        let changes = running.changes.iter().copied().take(running.kept);
+        let changes: Vec<_> = changes.collect();
         let closed = Some(running.cause.closes_with());
         if running.failed.is_none() {
             self.unmark_all(&nsids);
         }
-        for (nsid, size) in changes {
+        for (nsid, format) in changes {
             // Marks are of blocks that there are no more, also where another namespace failed.
             self.unmark_all(&[nsid]);
-            self.reformat(nsid, size, closed);
+            self.reformat(nsid, format, closed);
         }
         self.close(&nsids, None);
         crash::point!("controller.format.open");
@@ -184,8 +186,8 @@ impl Controller {
         }
     }
 
-    /// A namespace that is closed so has blocks of so many bytes from now on.
-    fn reformat(&mut self, nsid: u32, block_size: u32, closed: Option<Status>) {
+    /// A namespace that is closed so has that format from now on.
+    fn reformat(&mut self, nsid: u32, format: BlockFormat, closed: Option<Status>) {
         let Ok(index) = self.engine.namespace_index(nsid) else {
             return;
         };
@@ -195,11 +197,11 @@ impl Controller {
         if ns.closed != closed {
             return;
         }
-        let blocks = ns.config.volume.info().size >> block_size.trailing_zeros();
-        tracing::info!(nsid, block_size, blocks, "formatted");
+        let blocks = ns.config.volume.info().size >> format.block.trailing_zeros();
+        tracing::info!(nsid, block_size = format.block, blocks, "formatted");
         self.order_all(|| Order::Reformatted {
             index,
-            block_size,
+            format,
             blocks,
         });
         if let Some(ns) = self.engine.namespaces.get(index) {

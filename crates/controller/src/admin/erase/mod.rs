@@ -26,6 +26,7 @@ use super::self_test::About;
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
 use crate::engine::{Namespace, Order, OwnRequest, status_of};
+use crate::formats::BlockFormat;
 use crate::survival::state::{EraseRunning, EraseState};
 use dma::{Buffer, SegmentList};
 use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
@@ -114,8 +115,8 @@ struct Running {
     writes: bool,
     tries: u32,
     failed: Option<Status>,
-    /// Namespaces that are to have other blocks then, and bytes of these.
-    changes: Vec<(u32, u32)>,
+    /// Namespaces that are to have another format then.
+    changes: Vec<(u32, BlockFormat)>,
     /// Of these changes, so many are kept.
     kept: usize,
     /// A reset has dropped the command: no completion is posted.
@@ -276,7 +277,12 @@ impl Erasure {
             offset: running.offset,
             over: matches!(running.stage, Stage::Done | Stage::Over | Stage::Opening(_)),
             failed: running.failed.map(Status::into_bits),
-            changes: running.changes.clone(),
+            changes: plain_changes(&running.changes),
+            formats: running
+                .changes
+                .iter()
+                .map(|change| change.1.into())
+                .collect(),
             kept: running.kept as u32,
             abandoned: running.abandoned,
         });
@@ -312,7 +318,7 @@ impl Erasure {
                     // What is kept is erased and kept again.
                     false => 0,
                 },
-                changes: saved.changes.clone(),
+                changes: saved.changes(),
                 abandoned: saved.abandoned,
                 ..Running::new(cause, saved.nsids.clone())
             }
@@ -326,6 +332,12 @@ impl Erasure {
             ..Erasure::default()
         }
     }
+}
+
+/// The same with bytes of a block in place of the format.
+fn plain_changes(changes: &[(u32, BlockFormat)]) -> Vec<(u32, u32)> {
+    let sizes = changes.iter().map(|(nsid, format)| (*nsid, format.block));
+    sizes.collect()
 }
 
 /// What Identify Controller says of Sanitize.
