@@ -2,12 +2,30 @@
 //! is kept.
 
 use crate::config::NamespaceConfig;
+use crate::metadata::MetadataState;
 use protection::{Guard, Layout, LayoutError, Protection, Type};
 use std::fmt::Debug;
 use std::sync::Arc;
+use volume::Volume;
 
 /// Block sizes in bytes that there are.
 const SIZES: [u32; 2] = [512, 4096];
+/// LBA formats: bytes of data and of metadata in a block, and the guard. The larger guards are of
+/// large blocks, in tuples of 16 bytes.
+const ALL: [(u32, u16, Guard); 12] = [
+    (512, 0, Guard::Bits16),
+    (4096, 0, Guard::Bits16),
+    (512, 8, Guard::Bits16),
+    (512, 16, Guard::Bits16),
+    (512, 64, Guard::Bits16),
+    (4096, 8, Guard::Bits16),
+    (4096, 16, Guard::Bits16),
+    (4096, 64, Guard::Bits16),
+    (4096, 16, Guard::Bits32),
+    (4096, 64, Guard::Bits32),
+    (4096, 16, Guard::Bits64),
+    (4096, 64, Guard::Bits64),
+];
 
 /// What the blocks of a namespace look like, as far as Format NVM chooses it: an LBA format (its
 /// data, metadata and guard), and how that has metadata.
@@ -61,6 +79,12 @@ impl BlockFormat {
         })
     }
 
+    /// Both have the same LBA format, by its index.
+    pub(crate) fn is_lba_format_of(&self, other: &Self) -> bool {
+        let values = |format: &Self| (format.block, format.metadata, format.guard);
+        values(self) == values(other)
+    }
+
     /// Checks every field.
     ///
     /// # Errors
@@ -75,24 +99,37 @@ impl BlockFormat {
     }
 }
 
-/// What is to be called when a format is kept, or cannot be: `true`, or `false`.
-pub type FormatSaved = Box<dyn FnOnce(bool) + Send>;
+/// A format that is kept.
+#[derive(Debug)]
+pub struct KeptFormat {
+    /// The metadata of its blocks, of which none was ever written; `None`: they have none.
+    pub metadata: Option<Arc<MetadataState>>,
+}
+
+/// What is to be called when a format is kept; `None`: it cannot be.
+pub type FormatSaved = Box<dyn FnOnce(Option<KeptFormat>) + Send>;
 
 /// Where a namespace's format is kept, so that the next process has it so.
 pub trait FormatStore: Send + Sync + Debug {
-    /// Keeps the format. Must not block, and calls `done`, on whatever thread: `true` when it
-    /// outlasts the process and a loss of power, `false` when the one before is kept. One call at a
-    /// time. A store that drops `done` without a call leaves the host's command without an end.
+    /// Keeps the format, which may be the one that is kept: the namespace is erased, and no
+    /// metadata of its blocks counts any more. Must not block, and calls `done`, on whatever thread,
+    /// when it outlasts the process and a loss of power, or with `None` when the one before is kept.
+    /// One call at a time. A store that drops `done` without a call leaves the host's command
+    /// without an end.
     fn save(&self, format: BlockFormat, done: FormatSaved);
 }
 
 /// The LBA formats of a namespace: blocks of 512 and of 4096 bytes, as far as its volume can have
-/// them.
+/// them, and perhaps with metadata.
 #[derive(Clone, Debug)]
 pub struct Formats {
     /// By the formats' indices.
     list: Vec<BlockFormat>,
     store: Arc<dyn FormatStore>,
+    /// The guard of the format that is kept, for blocks without protection information.
+    guard: Guard,
+    /// The file of the metadata, whichever the format is.
+    file: Option<Arc<dyn Volume>>,
 }
 
 impl Formats {
@@ -101,7 +138,52 @@ impl Formats {
         Self {
             list: plain_from(first),
             store,
+            guard: Guard::Bits16,
+            file: None,
         }
+    }
+
+    /// Formats with metadata, too: format 0 is this one's, and the others follow in the order of
+    /// their blocks' sizes, guards and metadata, those without metadata in front. `now` is the one
+    /// that is kept; `file` is what its metadata, and that of others, is made durable with.
+    pub fn with_metadata(
+        first: BlockFormat,
+        now: BlockFormat,
+        file: Option<Arc<dyn Volume>>,
+        store: Arc<dyn FormatStore>,
+    ) -> Self {
+        let others = ALL.into_iter().map(|(block, metadata, guard)| BlockFormat {
+            metadata,
+            guard,
+            ..BlockFormat::plain(block)
+        });
+        let others = others.filter(|other| !other.is_lba_format_of(&first));
+        let of_index = BlockFormat {
+            extended: false,
+            protection: None,
+            ..first
+        };
+        Self {
+            list: [of_index].into_iter().chain(others).collect(),
+            store,
+            guard: now.guard,
+            file,
+        }
+    }
+
+    /// Some of them have metadata.
+    pub fn has_metadata(&self) -> bool {
+        self.list.iter().any(|format| format.metadata > 0)
+    }
+
+    /// The file of the metadata.
+    pub(crate) fn file(&self) -> Option<&Arc<dyn Volume>> {
+        self.file.as_ref()
+    }
+
+    /// This one is kept from now on.
+    pub(crate) fn set(&mut self, format: BlockFormat) {
+        self.guard = format.guard;
     }
 
     /// Where the choice is kept.
@@ -121,7 +203,7 @@ pub(crate) fn plain_from(first: u32) -> Vec<BlockFormat> {
     sizes_from(first).map(BlockFormat::plain).into()
 }
 
-/// Those that a namespace can have whose blocks are of `current` bytes; `None`: that one is not
+/// Those that a namespace can have whose blocks are of `current` bytes now; `None`: that one is not
 /// available.
 pub(crate) fn available(
     list: &[BlockFormat],
@@ -139,9 +221,16 @@ pub(crate) fn available(
 impl NamespaceConfig {
     /// The format that it has.
     pub(crate) fn format(&self) -> BlockFormat {
-        match &self.metadata {
-            Some(metadata) => BlockFormat::of(metadata.layout()),
-            None => BlockFormat::plain(self.block_size),
+        let Some(metadata) = &self.metadata else {
+            return BlockFormat::plain(self.block_size);
+        };
+        let format = BlockFormat::of(metadata.layout());
+        match &self.formats {
+            Some(formats) if format.protection.is_none() => BlockFormat {
+                guard: formats.guard,
+                ..format
+            },
+            _ => format,
         }
     }
 
@@ -157,8 +246,9 @@ impl NamespaceConfig {
 
     /// The index of the one that it has.
     pub(crate) fn lba_format(&self) -> u8 {
-        let list = self.formats.as_ref().map(|formats| &formats.list);
-        let place = |list: &Vec<BlockFormat>| list.iter().position(|f| f.block == self.block_size);
-        list.and_then(place).unwrap_or(0) as u8
+        let now = self.format();
+        let list = self.formats.iter().flat_map(|formats| &formats.list);
+        let index = list.into_iter().position(|one| one.is_lba_format_of(&now));
+        index.unwrap_or(0) as u8
     }
 }

@@ -1,7 +1,7 @@
 //! Where the namespaces come from that a host makes (Namespace Management).
 
 use crate::config::NamespaceConfig;
-use crate::formats::{BlockFormat, FormatSaved, FormatStore, Formats};
+use crate::formats::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat};
 use std::fmt::Debug;
 use std::sync::Arc;
 use volume::Volume;
@@ -129,8 +129,12 @@ impl FormatStore for PooledFormat {
             nguid: self.nguid,
             block_size: format.block,
         };
-        self.pool
-            .change(change, Box::new(move |result| done(result.is_ok())));
+        self.pool.change(
+            change,
+            Box::new(move |result: Result<(), PoolError>| {
+                done(result.ok().map(|()| KeptFormat { metadata: None }));
+            }),
+        );
     }
 }
 

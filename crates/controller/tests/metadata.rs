@@ -14,9 +14,13 @@ mod copy_across;
 mod copy_history;
 #[path = "metadata/copy_lasting.rs"]
 mod copy_lasting;
+#[path = "metadata/formats.rs"]
+mod formats;
 #[path = "metadata/history.rs"]
 mod history;
 #[path = "metadata/lasting.rs"]
 mod lasting;
+#[path = "formats/store.rs"]
+mod store;
 #[path = "metadata/world.rs"]
 mod world;

@@ -5,11 +5,11 @@ use super::{
     persistent_events, placement, self_test, table,
 };
 use crate::ana;
+use crate::config::NamespaceConfig;
 use crate::controller::Controller;
 use crate::engine::{self, Namespace};
 use crate::fabrics::FabricsConfig;
-use crate::formats::{BlockFormat, available, plain_from};
-use crate::metadata::MetadataState;
+use crate::formats::{BlockFormat, Formats, available, plain_from};
 use crate::pool::PooledNamespace;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{Cns, Csi, IdentifyCdw10, IdentifyCdw11};
@@ -25,7 +25,7 @@ use nvme::identify::{
 use nvme::log::AnaState;
 use nvme::regs::{CcCss, Vs};
 use nvme::{Command, Completion, Status};
-use protection::{Guard, Layout, Type};
+use protection::{Guard, Type};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// WUSL: what may be marked at once, in pages of 4096 bytes, as a power of two; of blocks of 512
@@ -318,9 +318,7 @@ impl Controller {
         data.nguid = ns.config.nguid;
         data.eui64 = ns.config.eui64;
         describe_formats(&mut data, &ns.config.lba_formats(), ns.config.lba_format());
-        if let Some(metadata) = &ns.config.metadata {
-            describe_metadata(&mut data, metadata.layout());
-        }
+        describe_metadata(&mut data, &ns.config);
         atomicity(&mut data, ns);
         if self.config.fabrics.is_some() {
             FabricsConfig::describe_namespace(&mut data);
@@ -359,8 +357,8 @@ impl Controller {
     fn nvm_controller(&self) -> NvmController {
         let mut data = NvmController::new_zeroed();
         data.vsl = self.config.mdts;
-        if self.engine.active().any(Namespace::has_metadata) {
-            // Each block's metadata is written, too.
+        if self.engine.active().any(|ns| ns.config.may_have_metadata()) {
+            // Each block's metadata is written, too: hosts ask before they format.
             data.wzsl = self.config.mdts;
         }
         if self.config.offer().marks {
@@ -499,39 +497,47 @@ fn describe_formats(data: &mut IdentifyNamespace, formats: &[Option<BlockFormat>
     data.flbas = Flbas::for_format(index);
 }
 
-/// What Identify Namespace says of metadata: MS, and the one way to have it, with the one kind of
-/// protection.
-fn describe_metadata(data: &mut IdentifyNamespace, layout: &Layout) {
-    data.flbas = Flbas::for_format(0).with_mtelba(layout.extended);
+/// What Identify Namespace says of metadata: how it is, and how it can be. Where no format is to be
+/// chosen, that is the one way to have it, with the one kind of protection.
+fn describe_metadata(data: &mut IdentifyNamespace, config: &NamespaceConfig) {
+    let format = config.format();
+    let formats = config.formats.as_ref();
+    let any = formats.is_some_and(Formats::has_metadata);
+    let has = format.metadata > 0;
+    data.flbas.set_mtelba(format.extended);
     data.mc = Mc::new()
-        .with_mtelba(layout.extended)
-        .with_mtsmptr(!layout.extended);
-    if let Some(protection) = layout.protection {
-        let kind = protection.kind;
-        data.dpc = Dpc::new()
-            .with_pit1s(kind == Type::One)
-            .with_pit2s(kind == Type::Two)
-            .with_pit3s(kind == Type::Three)
-            .with_pifb(protection.first)
-            .with_pilb(!protection.first);
-        data.dps = Dps::new().with_pit(kind as u8).with_pip(protection.first);
-    }
+        .with_mtelba(any || has && format.extended)
+        .with_mtsmptr(any || has && !format.extended);
+    let (kind, first) = match format.protection {
+        Some((kind, first)) => (Some(kind), Some(first)),
+        None => (None, None),
+    };
+    data.dpc = Dpc::new()
+        .with_pit1s(any || kind == Some(Type::One))
+        .with_pit2s(any || kind == Some(Type::Two))
+        .with_pit3s(any || kind == Some(Type::Three))
+        .with_pifb(any || first == Some(true))
+        .with_pilb(any || first == Some(false));
+    let kind = kind.map_or(0, |kind| kind as u8);
+    data.dps = Dps::new().with_pit(kind).with_pip(first == Some(true));
 }
 
 /// What is specific to the NVM command set: the guard's format (ELBAF), and the size of the storage
 /// tag, which is never compared (LBSTM).
 fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
     let mut data = NvmNamespace::new_zeroed();
-    let layout = ns.config.metadata.as_deref().map(MetadataState::layout);
-    if let Some(protection) = layout.and_then(|layout| layout.protection) {
-        let guard = protection.guard;
+    let formats = ns.config.lba_formats();
+    for (to, format) in data.elbaf.iter_mut().zip(formats) {
+        let Some(guard) = format.filter(|f| f.metadata > 0).map(|f| f.guard) else {
+            continue;
+        };
         let format: u32 = match guard {
             Guard::Bits16 => 0,
             Guard::Bits32 => 1,
             Guard::Bits64 => 2,
         };
         let storage = u32::from(guard.storage_bits());
-        data.elbaf[0] = (storage | format << 7).into();
+        *to = (storage | format << 7).into();
     }
     data
 }

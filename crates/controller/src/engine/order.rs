@@ -11,6 +11,7 @@ use super::{Coalescing, Engine, MigratingQueues, Sq};
 use crate::config::NamespaceConfig;
 use crate::formats::BlockFormat;
 use crate::irq::IrqSink;
+use crate::metadata::MetadataState;
 use dma::{DmaMap, MapError, Memory, Prot};
 use nvme::Status;
 use std::sync::Arc;
@@ -76,6 +77,7 @@ pub(crate) enum Order {
     Reformatted {
         index: usize,
         format: BlockFormat,
+        metadata: Option<Arc<MetadataState>>,
         blocks: u64,
     },
     /// Commands on the namespace of this index end with this status from now on; `None`: it is open
@@ -168,9 +170,10 @@ impl Engine {
             Order::Reformatted {
                 index,
                 format,
+                metadata,
                 blocks,
             } => match self.namespaces.get_mut(index) {
-                Some(ns) => ns.reformatted(format, blocks),
+                Some(ns) => ns.reformatted(format, metadata, blocks),
                 None => self.broken("a namespace was formatted that is not there"),
             },
             Order::Close { index, status } => self.close(index, status),

@@ -4,7 +4,9 @@
 use crate::common::*;
 use crate::rules::migrate_to_others;
 use crate::world::{PAIRS, World};
-use controller::{Attach, BlockFormat, FormatSaved, FormatStore, Formats, NamespaceConfig};
+use controller::{
+    Attach, BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat, NamespaceConfig,
+};
 use nvme::aen::{AsyncEvent, Notice};
 use nvme::cmd::io::CopyRange;
 use nvme::feature::Fid;
@@ -344,7 +346,7 @@ fn a_format_counts_in_every_queue() {
         }
         // The other workers come later.
         let beside = w.h.beside.take();
-        done.unwrap()(true);
+        done.unwrap()(Some(KeptFormat { metadata: None }));
         for _ in 0..100 {
             w.h.round();
         }

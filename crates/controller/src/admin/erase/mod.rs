@@ -7,11 +7,11 @@
 //! 3. They are erased, by one request at a time, and only where a round's budget has room for it:
 //!    the commands of other hosts come first.
 //! 4. A flush makes that durable.
-//! 5. Where a format changes their blocks' size ([`mod@format`]), that is kept.
-//! 6. That it is over is committed. Only in the next round they are open again, with blocks of the
-//!    new size, and the host is told: no process that follows erases what was written since.
+//! 5. Where a format changes their blocks ([`mod@format`]), that is kept.
+//! 6. That it is over is committed. Only in the next round they are open again, with new
+//!    blocks, and the host is told: no process that follows erases what was written since.
 //!
-//! A reset of the controller ends a format where it is, unless a new size may be kept already. A
+//! A reset of the controller ends a format where it is, unless a new one may be kept already. A
 //! sanitize operation goes on when the controller is enabled again, and in the next process, where
 //! there is one. One that fails leaves the namespaces closed, until another one ends well or the
 //! host leaves the failure mode.
@@ -26,7 +26,8 @@ use super::self_test::About;
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
 use crate::engine::{Namespace, Order, OwnRequest, status_of};
-use crate::formats::BlockFormat;
+use crate::formats::{BlockFormat, KeptFormat};
+use crate::metadata::MetadataState;
 use crate::survival::state::{EraseRunning, EraseState};
 use dma::{Buffer, SegmentList};
 use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
@@ -119,6 +120,8 @@ struct Running {
     changes: Vec<(u32, BlockFormat)>,
     /// Of these changes, so many are kept.
     kept: usize,
+    /// What the blocks of those that were kept have as metadata, as far as this process knows.
+    metadata: Vec<Option<Arc<MetadataState>>>,
     /// A reset has dropped the command: no completion is posted.
     abandoned: bool,
 }
@@ -138,6 +141,7 @@ impl Running {
             failed: None,
             changes: Vec::new(),
             kept: 0,
+            metadata: Vec::new(),
             abandoned: false,
         }
     }
@@ -214,7 +218,7 @@ pub(crate) struct Erasure {
     /// Namespaces that a failed operation has left closed: there are some in the failure mode.
     locked: Vec<u32>,
     /// Of those who keep formats.
-    answers: Arc<Answers<bool>>,
+    answers: Arc<Answers<Option<KeptFormat>>>,
     /// Of the last answer.
     number: u64,
 }
