@@ -625,6 +625,35 @@ mod tests {
     }
 
     #[test]
+    fn formats_and_metadata_go_together() {
+        let checked = |options: &str| {
+            checked(&format!(
+                "[[controller]]\nsocket = \"/run/a\"\n[[controller.namespace]]\n\
+                 volume = \"a\"\n{options}"
+            ))
+        };
+        let (format, metadata) = ("format-file = \"f\"\n", "metadata = \"m\"\n");
+        checked(&format!("{format}{metadata}")).unwrap();
+        let size = "metadata-size = 8\nprotection = 1\n";
+        checked(&format!("{format}{metadata}{size}")).unwrap();
+        for (options, words) in [
+            (metadata.into(), "metadata has no effect without"),
+            (format!("{format}{size}"), "needs metadata, a file"),
+            (
+                format!("{format}{metadata}zone-size = \"1M\"\n"),
+                "a guest chooses the LBA format",
+            ),
+            (
+                format!("{format}{metadata}protection = 1\n"),
+                "protection has no effect without metadata-size",
+            ),
+        ] {
+            let error = checked(&options).unwrap_err().to_string();
+            assert!(error.contains(words), "{options}: {error}");
+        }
+    }
+
+    #[test]
     fn disks_of_a_subsystem_say_the_same_of_what_they_share() {
         let disk = |number: u32, of_disk: &str, of_namespace: &str| {
             format!(

@@ -685,8 +685,59 @@ mod tests {
                     let (mut file, _) = both.opened(true).unwrap();
                     file.save(from).unwrap();
                 }
+                // One that cannot be made is given up.
+                let (file, _) = both.opened(true).unwrap();
+                let table = file.metadata.as_ref().unwrap();
+                let old = table.before().unwrap();
+                table.remake(to, 1 << 20).unwrap();
+                table.restore(&old).unwrap();
+                drop(file);
+                both.finds(from);
             }
         }
+    }
+
+    /// The same of a process that dies at each of its points.
+    #[test]
+    fn a_format_and_its_metadata_are_kept_wherever_the_process_dies() {
+        let mut names = std::collections::BTreeSet::new();
+        for from in all() {
+            for to in all() {
+                let both = Both::new();
+                let mut points = Vec::new();
+                for round in 0.. {
+                    let (mut file, _) = both.opened(true).unwrap();
+                    file.save(from).unwrap();
+                    both.soil();
+                    let point = match round {
+                        0 => None,
+                        round => match points.get(round - 1) {
+                            Some(point) => Some(*point),
+                            None => break,
+                        },
+                    };
+                    match point {
+                        Some(point) => crash::arm(point, 1),
+                        None => crash::disarm(),
+                    }
+                    let save = || file.save(to).map(drop);
+                    let saved = std::panic::catch_unwind(std::panic::AssertUnwindSafe(save));
+                    if point.is_none() {
+                        points.extend(crash::passed().into_keys());
+                    }
+                    crash::disarm();
+                    assert_eq!(saved.is_err(), point.is_some());
+                    drop(file);
+                    let old = point == Some("vnvme.format.grown");
+                    both.finds(if old { from } else { to });
+                    assert!(old || both.is_clean(), "{point:?}");
+                }
+                names.extend(points);
+            }
+        }
+        let all = ["announced", "grown", "kept", "made"].map(|name| format!("vnvme.format.{name}"));
+        let of_file = ["cut", "written"].map(|name| format!("vnvme.metadata.{name}"));
+        assert!(names.into_iter().eq(all.iter().chain(&of_file)));
     }
 
     /// The namespace goes on with the format that it had, and so does the next process.
