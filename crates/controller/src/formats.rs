@@ -112,10 +112,10 @@ pub type FormatSaved = Box<dyn FnOnce(Option<KeptFormat>) + Send>;
 /// Where a namespace's format is kept, so that the next process has it so.
 pub trait FormatStore: Send + Sync + Debug {
     /// Keeps the format, which may be the one that is kept: the namespace is erased, and no
-    /// metadata of its blocks counts any more. Must not block, and calls `done`, on whatever thread,
-    /// when it outlasts the process and a loss of power, or with `None` when the one before is kept.
-    /// One call at a time. A store that drops `done` without a call leaves the host's command
-    /// without an end.
+    /// metadata of its blocks counts any more. Must not block, and calls `done`, on whatever
+    /// thread, when the format outlasts the process and a loss of power, or with `None` when the
+    /// one before is kept. One call at a time. A store that drops `done` without a call leaves the
+    /// host's command without an end.
     fn save(&self, format: BlockFormat, done: FormatSaved);
 }
 
@@ -203,7 +203,7 @@ pub(crate) fn plain_from(first: u32) -> Vec<BlockFormat> {
     sizes_from(first).map(BlockFormat::plain).into()
 }
 
-/// Those that a namespace can have whose blocks are of `current` bytes now; `None`: that one is not
+/// Those that a namespace can have whose blocks have `current` bytes now; `None`: that one is not
 /// available.
 pub(crate) fn available(
     list: &[BlockFormat],

@@ -115,7 +115,7 @@ fn kept(
 }
 
 /// The file of the metadata of a namespace that can have several formats: of one of them at a
-/// time, or of none, where that one has no metadata. Whoever keeps the format says of which. Every
+/// time, or of none, where that one has no metadata: the file of the format says of which. Every
 /// call may block.
 pub struct MetadataFile {
     path: PathBuf,
@@ -125,7 +125,7 @@ pub struct MetadataFile {
     namespace: [u8; 16],
 }
 
-/// What a file can be given back.
+/// The header and length of a file, with which it is restored.
 pub struct Before {
     header: Vec<u8>,
     len: u64,
@@ -199,7 +199,7 @@ impl MetadataFile {
         Ok(Some(Arc::new(state)))
     }
 
-    /// What [`MetadataFile::restore`] gives back.
+    /// What [`MetadataFile::restore`] restores.
     ///
     /// # Errors
     /// The file cannot be read.

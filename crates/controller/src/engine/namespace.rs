@@ -104,8 +104,7 @@ impl Namespace {
         }
     }
 
-    /// It has blocks like that now, with this metadata, and so many of them. Nothing is in flight on
-    /// it.
+    /// It has so many blocks like that now, with this metadata. Nothing is in flight on it.
     pub fn reformatted(
         &mut self,
         format: BlockFormat,

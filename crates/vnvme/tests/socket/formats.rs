@@ -1,4 +1,4 @@
-//! Format NVM that changes the block size, and metadata, in the sandbox: what of it the next process
+//! Format NVM that changes the block size and metadata, in the sandbox: what of it the next process
 //! finds, however the one before has ended.
 
 use crate::common::*;
@@ -160,7 +160,7 @@ fn on(host: &mut Host, opcode: NvmOpcode, slba: u64, len: usize, kind: u32) -> S
         3 => PRACT,
         _ => PRACT | REFERENCE,
     };
-    command.cdw12 = ((len as u64 / size) as u32 - 1 | prinfo).into();
+    command.cdw12 = (((len as u64 / size) as u32 - 1) | prinfo).into();
     command.cdw14 = (slba as u32).into();
     host.run(1, command).status().without_flags()
 }
