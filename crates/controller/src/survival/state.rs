@@ -647,4 +647,57 @@ mod tests {
             assert_eq!(minicbor::decode::<FeatureValues>(&bytes).unwrap(), now);
         }
     }
+
+    /// A format as programs wrote it that knew only blocks without metadata.
+    #[derive(Encode)]
+    #[cbor(map)]
+    struct PlainFormat {
+        #[n(0)]
+        format: Option<u16>,
+        #[n(1)]
+        pattern: u32,
+        #[n(2)]
+        nsids: Vec<u32>,
+        #[n(3)]
+        pass: u8,
+        #[n(4)]
+        at: u32,
+        #[n(5)]
+        offset: u64,
+        #[n(6)]
+        over: bool,
+        #[n(8)]
+        changes: Vec<(u32, u32)>,
+    }
+
+    #[test]
+    fn a_format_of_an_older_program_is_read() {
+        let old = PlainFormat {
+            format: Some(7),
+            pattern: 0,
+            nsids: vec![1],
+            pass: 0,
+            at: 0,
+            offset: 512,
+            over: false,
+            changes: vec![(1, 4096)],
+        };
+        let bytes = minicbor::to_vec(old).unwrap();
+        let saved: EraseRunning = minicbor::decode(&bytes).unwrap();
+        assert_eq!(saved.changes(), [(1, BlockFormat::plain(4096))]);
+        let format = BlockFormat {
+            metadata: 16,
+            guard: Guard::Bits64,
+            extended: true,
+            protection: Some((Type::Two, true)),
+            ..BlockFormat::plain(4096)
+        };
+        let new = EraseRunning {
+            formats: vec![format.into()],
+            ..saved
+        };
+        let bytes = minicbor::to_vec(&new).unwrap();
+        let saved: EraseRunning = minicbor::decode(&bytes).unwrap();
+        assert_eq!(saved.changes(), [(1, format)]);
+    }
 }
