@@ -52,7 +52,7 @@ test-all: check tools-guest
 	cp $(DEBUG)/vnvme $(DEBUG)/prepare $(DEBUG)/lanes $(DEBUG)/soak $(DEBUG)/examples/vfio_selftest $(BUILT)
 	$(BUILT)/prepare
 	nice -n 19 $(AGAIN) prebuild >target/prebuild.log 2>&1 & \
-	status=0; VNVME_PROGRAMS=$(BUILT) $(BUILT)/lanes --beside harness --alone hostile --alone clients || status=$$?; wait; exit $$status
+	status=0; VNVME_PROGRAMS=$(BUILT) $(BUILT)/lanes --beside vnvme --beside harness --alone hostile --alone clients || status=$$?; wait; exit $$status
 	$(CARGO) test -p vnvme --no-default-features --bin vnvme parts::
 	$(MODELS)
 	$(AGAIN) cost

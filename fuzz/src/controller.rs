@@ -13,7 +13,7 @@ use nvme::cmd::namespace::NewNamespace;
 use nvme::identify::ControllerList;
 use nvme::regs::{self, Aqa, Cc};
 use nvme::{AdminOpcode, Command, NvmOpcode};
-use protection::{Guard, Layout, Protection, Type};
+use protection::{Guard, Layout, Protection, StorageTag, Type};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::{
@@ -171,6 +171,7 @@ fn protected(config: NamespaceConfig, extended: bool) -> Option<NamespaceConfig>
         protection: Some(Protection {
             kind: if extended { Type::Two } else { Type::One },
             guard: Guard::Bits16,
+            storage: StorageTag::of(if extended { 12 } else { 0 }),
             first: extended,
         }),
     };

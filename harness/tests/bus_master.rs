@@ -63,7 +63,7 @@ fn under_fio(guest: &Guest, least: u32, pause: &str) -> Result<()> {
             "{PCI}
              b=$(bdf 1); d=$(wait_disk 1 1)
              fio --name=r --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-64k --iodepth=16 \
-                 --size=32m --io_size=64m --verify=crc32c --verify_fatal=1 --verify_state_save=0 --numjobs=2 \
+                 --size=32m --io_size=32m --verify=crc32c --verify_fatal=1 --verify_state_save=0 --numjobs=2 \
                  --offset_increment=128m >/tmp/fio 2>&1 & pid=$!
              n=0
              # Not for ever: a guest that is emulated on a busy machine does little between two of them.

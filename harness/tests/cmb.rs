@@ -100,7 +100,7 @@ fn says(guest: &Guest) -> Result<()> {
 fn fio(guest: &Guest) -> Result<()> {
     script(
         guest,
-        "verified --name=a --size=64m --numjobs=2 --offset_increment=128m
+        "verified --name=a --size=16m --numjobs=2 --offset_increment=128m
          mkfs.ext4 -q $d; mkdir -p /mnt/d; mount $d /mnt/d
          head -c 20000000 /dev/urandom >/tmp/x; cp /tmp/x /mnt/d/x; umount /mnt/d
          mount $d /mnt/d; cmp /tmp/x /mnt/d/x; umount /mnt/d",
@@ -114,7 +114,7 @@ fn resets(guest: &Guest, how: &str) -> Result<()> {
         &format!(
             "{how}
              d=$(wait_disk 1 1)
-             verified --name=b --size=16m
+             verified --name=b --size=8m
              echo $(available)"
         ),
     )?;
@@ -127,12 +127,12 @@ fn killed(guest: &Guest, daemon: &Daemon) -> Result<()> {
         guest,
         &format!(
             "{LIB}
-             (verified --name=c --size=64m --loops=100 --time_based --runtime=20
+             (verified --name=c --size=64m --loops=100 --time_based --runtime=12
               echo ok >/tmp/verified) >/tmp/job 2>&1 &"
         ),
     )?;
     for _ in 0..3 {
-        std::thread::sleep(std::time::Duration::from_secs(4));
+        std::thread::sleep(std::time::Duration::from_secs(2));
         kill_serving(daemon)?;
     }
     let text = script(

@@ -4,7 +4,7 @@
 //! flushed in memory; a cut loses a random part of that, sector by sector, and what the kernel
 //! still holds. The load comes from this project's own driver, or from a guest with ext4.
 //!
-//! `VNVME_CUTS` is how often the power is cut in each way (20; before a release: 200).
+//! `VNVME_CUTS` is how often the power is cut in each way (10; before a release: 200).
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -39,7 +39,7 @@ const BOUND: Duration = Duration::from_secs(60);
 
 fn cuts() -> u64 {
     let said = std::env::var("VNVME_CUTS").ok();
-    said.and_then(|text| text.parse().ok()).unwrap_or(20)
+    said.and_then(|text| text.parse().ok()).unwrap_or(10)
 }
 
 /// A loop device, taken away when it is dropped.

@@ -20,9 +20,12 @@ const LIB: &str = "d=$(wait_disk 1 1); n=$(basename $d); q=/sys/block/$n; g=/dev
 
 const PROTECTION: &str = "block-size=4096&metadata-size=8&protection=1";
 /// The second disk has longer tuples.
-const LONG_GUARD: &str = "block-size=4096&metadata-size=16&protection=1&guard=64";
+const LONG_GUARD: &str = "block-size=4096&metadata-size=16&protection=1&guard=64&storage-tag=20";
+/// Of the third one's storage tags, 12 bits are compared.
+const TAGGED: &str =
+    "block-size=4096&metadata-size=8&protection=1&storage-tag=16&storage-tag-mask=0xfff0";
 
-fn serve(disk: &Path, second: &Path) -> Result<Daemon> {
+fn serve(disk: &Path, second: &Path, third: &Path) -> Result<Daemon> {
     let volume = |disk: &Path, protection: &str| {
         let file = disk.with_extension("metadata");
         let (disk, file) = (disk.display(), file.display());
@@ -31,6 +34,7 @@ fn serve(disk: &Path, second: &Path) -> Result<Daemon> {
     Daemon::builder("protection")
         .volume(volume(disk, PROTECTION))
         .volume(volume(second, LONG_GUARD))
+        .volume(volume(third, TAGGED))
         .start()
 }
 
@@ -47,7 +51,8 @@ fn a_protected_disk() -> Result<()> {
     let disks = Disks::new()?;
     let disk = disks.sparse("disk.raw", 64)?;
     let second = disks.sparse("second.raw", 16)?;
-    let daemon = serve(&disk, &second)?;
+    let third = disks.sparse("third.raw", 16)?;
+    let daemon = serve(&disk, &second, &third)?;
     let guest = Guest::builder("protection")
         .vfio_user(daemon.socket())
         .boot()?;
@@ -59,6 +64,7 @@ fn a_protected_disk() -> Result<()> {
     });
     checks.check("a wrong tag", || wrong(&guest));
     checks.check("copies, with their tuples", || copies(&guest));
+    checks.check("storage tags", || storage(&guest));
     checks.check("damage below", || damage(&guest, &disk));
     checks.finish();
     guest.poweroff()?;
@@ -173,6 +179,49 @@ fn copies(guest: &Guest) -> Result<()> {
              block $disk read 1100 -y $size -p 7 -d /tmp/back -M /tmp/tuple --app-tag=6 \
                  --app-tag-mask=65535
              cmp /tmp/data /tmp/back
+         done",
+    )?;
+    Ok(())
+}
+
+/// What is written with a storage tag is read, verified and compared with it, and with another one
+/// only where that is not checked, or differs in bits that the mask has not.
+fn storage(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        "e=$(wait_disk 1 2); f=$(wait_disk 1 3)
+         block() {
+             disk=$1; how=$2; at=$3; tag=$4; shift 4
+             nvme $how $disk -s $at -c 0 --ref-tag=$at --storage-tag=$tag \"$@\"
+         }
+         refuses() {
+             if block \"$@\" >/tmp/said 2>&1; then echo \"$* is done\"; exit 1; fi
+             grep -qiE 'storage tag|0x[0-9a-f]*288' /tmp/said || { cat /tmp/said; exit 1; }
+         }
+         head -c 4096 /dev/urandom >/tmp/data; head -c 4096 /dev/zero >/tmp/zeroes
+         for disk in $e $f; do
+             size=8; other=0x5a6a; near=0x5a5b
+             if [ $disk = $e ]; then size=16; other=0x5a5b; near=0x5a5a; fi
+             moves=\"-z 4096 -y $size -M /tmp/tuple\"; got=\"$moves -d /tmp/back\"
+             own=\"$moves -d /tmp/data\"; check='-p 7 --storage-tag-check'
+             block $disk write 2000 0x5a5a -z 4096 -d /tmp/data -p 8
+             for tag in 0x5a5a $near; do
+                 block $disk read 2000 $tag $got $check
+                 cmp /tmp/data /tmp/back
+                 block $disk verify 2000 $tag $check
+                 block $disk compare 2000 $tag $own $check
+                 block $disk write 2000 $tag $own $check
+             done
+             refuses $disk read 2000 $other $got $check
+             refuses $disk verify 2000 $other $check
+             refuses $disk compare 2000 $other $own $check
+             refuses $disk write 2000 $other $own $check
+             block $disk read 2000 $other $got -p 7
+             cmp /tmp/data /tmp/back
+             block $disk write-zeroes 2000 $other -p 8
+             refuses $disk read 2000 0x5a5a $got $check
+             block $disk read 2000 $other $got $check
+             cmp /tmp/zeroes /tmp/back
          done",
     )?;
     Ok(())

@@ -319,9 +319,9 @@ fn fio_verify(guest: &Guest, controller: u32, nsid: u32, smallest: &str) -> Resu
     let common = "--ioengine=io_uring --direct=1 --verify=crc32c --verify_fatal=1 --verify_state_save=0 \
                   --rw=randrw --norandommap=0 --group_reporting";
     for (jobs, depth, size, sizes) in [
-        (1, 1, "24m", format!("{smallest}-64k")),
-        (2, 8, "48m", "4k-256k".to_string()),
-        (3, 32, "96m", "4k-1m".to_string()),
+        (1, 1, "8m", format!("{smallest}-64k")),
+        (2, 8, "16m", "4k-256k".to_string()),
+        (3, 32, "24m", "4k-1m".to_string()),
     ] {
         run_for(
             guest,
@@ -374,25 +374,25 @@ fn smart_counts(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-const CHUNK: u64 = 64 << 20;
+const CHUNK: u64 = 16 << 20;
 
 fn discard(guest: &Guest, file: &Path) -> Result<()> {
     run(
         guest,
-        "d=$(disk 1 1); tr '\\0' x </dev/zero | dd of=$d bs=1M count=64 iflag=fullblock oflag=direct conv=fsync",
+        "d=$(disk 1 1); tr '\\0' x </dev/zero | dd of=$d bs=1M count=16 iflag=fullblock oflag=direct conv=fsync",
     )?;
     let full = allocated(file)?;
     ensure!(
         full >= CHUNK,
         "{full} bytes are allocated for {CHUNK} written"
     );
-    run(guest, "d=$(disk 1 1); blkdiscard -o 0 -l $((64 << 20)) $d")?;
+    run(guest, "d=$(disk 1 1); blkdiscard -o 0 -l $((16 << 20)) $d")?;
     let holed = allocated(file)?;
     ensure!(
         holed + CHUNK * 9 / 10 <= full,
         "discard left {holed} of {full} bytes allocated"
     );
-    run(guest, "d=$(disk 1 1); cmp -n $((64 << 20)) $d /dev/zero")?;
+    run(guest, "d=$(disk 1 1); cmp -n $((16 << 20)) $d /dev/zero")?;
     Ok(())
 }
 
@@ -764,7 +764,7 @@ fn reset_under_load(guest: &Guest) -> Result<()> {
         LONG,
         "d=$(wait_disk 1 1)
          fio --name=r --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-128k --iodepth=16 \
-             --size=96m --io_size=512m --verify=crc32c --verify_fatal=1 --verify_state_save=0 --numjobs=2 \
+             --size=96m --io_size=256m --verify=crc32c --verify_fatal=1 --verify_state_save=0 --numjobs=2 \
              --offset_increment=128m >/tmp/fio 2>&1 &
          pid=$!
          sleep 1

@@ -26,9 +26,11 @@ use harness::{Cache, Daemon, Guest, Tree};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Kills, where nothing else is said.
-const KILLS: usize = 12;
+const KILLS: usize = 6;
+/// Where some of them have to hit a request in flight.
+const MORE_KILLS: usize = 12;
 /// Upgrades between them, where nothing else is said.
-const UPGRADES: usize = 3;
+const UPGRADES: usize = 2;
 /// Microseconds between two of them, at most: a keeper lets a few within ten seconds follow at
 /// once.
 const BETWEEN: u64 = 4_600_000;
@@ -332,7 +334,7 @@ fn a_guest_with_disks_of_both_kinds_survives_their_process() -> Result<()> {
         skip("survival::both", "the tests run against QEMU's controller");
         return Ok(());
     }
-    let (kills, upgrades) = (kills()?, upgrades()?);
+    let (kills, upgrades) = (number("VNVME_KILLS", MORE_KILLS)?, upgrades()?);
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", MIB)?;
     let other = disks.sparse("virtio.raw", MIB)?;

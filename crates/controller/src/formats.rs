@@ -3,7 +3,7 @@
 
 use crate::config::NamespaceConfig;
 use crate::metadata::MetadataState;
-use protection::{Guard, Layout, LayoutError, Protection, Type};
+use protection::{Guard, Layout, LayoutError, Protection, StorageTag, Type};
 use std::fmt::Debug;
 use std::sync::Arc;
 use volume::Volume;
@@ -28,7 +28,7 @@ const ALL: [(u32, u16, Guard); 12] = [
 ];
 
 /// What the blocks of a namespace look like, as far as Format NVM chooses it: an LBA format (its
-/// data, metadata and guard), and how that has metadata.
+/// data, metadata, guard and storage tag), and how that has metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockFormat {
     /// Bytes of data in a block: 512 or 4096.
@@ -37,6 +37,8 @@ pub struct BlockFormat {
     pub metadata: u16,
     /// The guard of protection information: which one that would be, where there is none (PIF).
     pub guard: Guard,
+    /// The storage tag of protection information, likewise (STS, and LBSTM of the namespace).
+    pub storage: StorageTag,
     /// Hosts have the metadata behind each block's data.
     pub extended: bool,
     /// The metadata contains protection information: of this type, and in its first bytes.
@@ -50,6 +52,7 @@ impl BlockFormat {
             block,
             metadata: 0,
             guard: Guard::Bits16,
+            storage: StorageTag::least(Guard::Bits16),
             extended: false,
             protection: None,
         }
@@ -58,10 +61,12 @@ impl BlockFormat {
     /// What the layout of blocks with metadata says.
     pub fn of(layout: &Layout) -> Self {
         let protection = layout.protection;
+        let guard = protection.map_or(Guard::Bits16, |protection| protection.guard);
         Self {
             block: layout.block,
             metadata: layout.metadata,
-            guard: protection.map_or(Guard::Bits16, |protection| protection.guard),
+            guard,
+            storage: protection.map_or(StorageTag::least(guard), |p| p.storage),
             extended: layout.extended,
             protection: protection.map(|protection| (protection.kind, protection.first)),
         }
@@ -69,8 +74,13 @@ impl BlockFormat {
 
     /// How the blocks have metadata; `None`: they have none.
     pub fn layout(&self) -> Option<Layout> {
-        let guard = self.guard;
-        let protection = |(kind, first)| Protection { kind, guard, first };
+        let Self { guard, storage, .. } = *self;
+        let protection = |(kind, first)| Protection {
+            kind,
+            guard,
+            storage,
+            first,
+        };
         (self.metadata > 0).then(|| Layout {
             block: self.block,
             metadata: self.metadata,
@@ -79,8 +89,9 @@ impl BlockFormat {
         })
     }
 
-    /// Both have the same LBA format, by its index.
-    pub(crate) fn is_lba_format_of(&self, other: &Self) -> bool {
+    /// Both have the same LBA format, by its index: of those that a namespace can have, no two
+    /// differ by their storage tags alone.
+    pub fn is_lba_format_of(&self, other: &Self) -> bool {
         let values = |format: &Self| (format.block, format.metadata, format.guard);
         values(self) == values(other)
     }
@@ -90,6 +101,7 @@ impl BlockFormat {
     /// # Errors
     /// [`LayoutError`], also of protection information without metadata.
     pub fn check(&self) -> Result<(), LayoutError> {
+        self.storage.check(self.guard)?;
         match self.layout() {
             Some(layout) => layout.check(),
             None if !SIZES.contains(&self.block) => Err(LayoutError::Block(self.block)),
@@ -126,8 +138,8 @@ pub struct Formats {
     /// By the formats' indices.
     list: Vec<BlockFormat>,
     store: Arc<dyn FormatStore>,
-    /// The guard of the format that is kept, for blocks without protection information.
-    guard: Guard,
+    /// Guard and storage tag of the format that is kept, for blocks without protection information.
+    tuples: (Guard, StorageTag),
     /// The file of the metadata, whichever the format is.
     file: Option<Arc<dyn Volume>>,
 }
@@ -138,14 +150,16 @@ impl Formats {
         Self {
             list: plain_from(first),
             store,
-            guard: Guard::Bits16,
+            tuples: tuples_of(&BlockFormat::plain(first)),
             file: None,
         }
     }
 
     /// Formats with metadata, too: format 0 is this one's, and the others follow in the order of
-    /// their blocks' sizes, guards and metadata, those without metadata in front. `now` is the one
-    /// that is kept; `file` is what its metadata, and that of others, is made durable with.
+    /// their blocks' sizes, guards and metadata, those without metadata in front. Format 0 has this
+    /// one's storage tag, with whatever type of protection, and the others have the smallest.
+    /// `now` is the one that is kept; `file` is what its metadata, and that of others, is made
+    /// durable with.
     pub fn with_metadata(
         first: BlockFormat,
         now: BlockFormat,
@@ -155,6 +169,7 @@ impl Formats {
         let others = ALL.into_iter().map(|(block, metadata, guard)| BlockFormat {
             metadata,
             guard,
+            storage: StorageTag::least(guard),
             ..BlockFormat::plain(block)
         });
         let others = others.filter(|other| !other.is_lba_format_of(&first));
@@ -166,7 +181,7 @@ impl Formats {
         Self {
             list: [of_index].into_iter().chain(others).collect(),
             store,
-            guard: now.guard,
+            tuples: tuples_of(&now),
             file,
         }
     }
@@ -183,13 +198,18 @@ impl Formats {
 
     /// This one is kept from now on.
     pub(crate) fn set(&mut self, format: BlockFormat) {
-        self.guard = format.guard;
+        self.tuples = tuples_of(&format);
     }
 
     /// Where the choice is kept.
     pub(crate) fn store(&self) -> &Arc<dyn FormatStore> {
         &self.store
     }
+}
+
+/// What the tuples of that format are like, if it has any.
+fn tuples_of(format: &BlockFormat) -> (Guard, StorageTag) {
+    (format.guard, format.storage)
 }
 
 /// Block sizes by the indices of formats, of which format 0 has this one.
@@ -226,10 +246,14 @@ impl NamespaceConfig {
         };
         let format = BlockFormat::of(metadata.layout());
         match &self.formats {
-            Some(formats) if format.protection.is_none() => BlockFormat {
-                guard: formats.guard,
-                ..format
-            },
+            Some(formats) if format.protection.is_none() => {
+                let (guard, storage) = formats.tuples;
+                BlockFormat {
+                    guard,
+                    storage,
+                    ..format
+                }
+            }
             _ => format,
         }
     }

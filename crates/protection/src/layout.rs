@@ -1,6 +1,6 @@
 //! What a namespace's blocks look like.
 
-use crate::Protection;
+use crate::{Guard, Protection, StorageTag};
 
 /// Blocks with metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,49 @@ pub enum LayoutError {
     /// The larger guards are of large blocks.
     #[error("a guard of {0} bits is for blocks of 4096 bytes")]
     SmallBlock(u8),
+    /// The size of the storage tag.
+    #[error("a storage tag of {bits} bits: a guard of {guard} bits has one of {least} to {most}")]
+    StorageTag {
+        /// Bits of the storage tag.
+        bits: u8,
+        /// Bits of the guard.
+        guard: u8,
+        /// The fewest bits.
+        least: u8,
+        /// The most bits.
+        most: u8,
+    },
+    /// The mask of the storage tag has bits that the tag has not.
+    #[error("a mask of {mask:#x} for a storage tag of {bits} bits")]
+    StorageMask {
+        /// The mask.
+        mask: u64,
+        /// Bits of the storage tag.
+        bits: u8,
+    },
+}
+
+impl StorageTag {
+    /// Checks whether tuples with that guard can have it.
+    ///
+    /// # Errors
+    /// [`LayoutError::StorageTag`], [`LayoutError::StorageMask`].
+    pub fn check(self, guard: Guard) -> Result<(), LayoutError> {
+        let Self { bits, mask } = self;
+        let (least, most) = guard.storage_bits();
+        if !(least..=most).contains(&bits) {
+            return Err(LayoutError::StorageTag {
+                bits,
+                guard: guard.bits(),
+                least,
+                most,
+            });
+        }
+        match mask & !Self::of(bits).mask {
+            0 => Ok(()),
+            _ => Err(LayoutError::StorageMask { mask, bits }),
+        }
+    }
 }
 
 impl Layout {
@@ -58,10 +101,10 @@ impl Layout {
         if protection.guard.tuple() > usize::from(metadata) {
             return Err(LayoutError::Room { guard, metadata });
         }
-        match guard > 16 && self.block < 4096 {
-            true => Err(LayoutError::SmallBlock(guard)),
-            false => Ok(()),
+        if guard > 16 && self.block < 4096 {
+            return Err(LayoutError::SmallBlock(guard));
         }
+        protection.storage.check(protection.guard)
     }
 
     /// The metadata is the tuple and nothing else: where a host has PRACT set, it is not

@@ -3,17 +3,20 @@
 //! keeps the metadata beside the volume ([`table`]).
 //!
 //! ```
-//! use protection::{Checks, Guard, Layout, Mismatch, Protection, Tags, Type};
+//! use protection::{Checks, Guard, Layout, Mismatch, Protection, StorageTag, Tags, Type};
 //!
-//! let tuples = Protection { kind: Type::One, guard: Guard::Bits16, first: false };
+//! let storage = StorageTag::of(8);
+//! let tuples = Protection { kind: Type::One, guard: Guard::Bits16, storage, first: false };
 //! let layout = Layout { block: 512, metadata: 8, extended: false, protection: Some(tuples) };
 //! layout.check()?;
 //!
 //! let (data, mut metadata) = ([7; 512], [0; 8]);
-//! let tags = Tags { application: 0x1234, mask: 0xffff, block: 99 };
+//! let tags = Tags { application: 0x1234, mask: 0xffff, block: 0x4200_0063 };
 //! tuples.generate(&data, &mut metadata, tags);
 //! assert_eq!(tuples.check(&data, &metadata, tags, Checks::ALL), Ok(()));
 //! assert_eq!(tuples.check(&[8; 512], &metadata, tags, Checks::ALL), Err(Mismatch::Guard));
+//! let other = Tags { block: 0x4300_0063, ..tags };
+//! assert_eq!(tuples.check(&data, &metadata, other, Checks::ALL), Err(Mismatch::Storage));
 //! # Ok::<(), protection::LayoutError>(())
 //! ```
 //!
@@ -25,4 +28,4 @@ pub mod table;
 mod tuple;
 
 pub use layout::{Layout, LayoutError};
-pub use tuple::{Checks, Guard, Mismatch, Protection, Tags, Type};
+pub use tuple::{Checks, Guard, Mismatch, Protection, StorageTag, Tags, Type};

@@ -18,8 +18,12 @@
 //!
 //! Places of another generation are of blocks that were never written: so all are forgotten by one
 //! store.
+//!
+//! Version 1 has storage tags of the guard's fewest bits ([`StorageTag::least`]), and is written
+//! for those still; version 2 says how many there are, which older programs do not know. The mask
+//! is in no file: it changes what is compared, not what a tuple is.
 
-use crate::{Layout, Type};
+use crate::{Guard, Layout, StorageTag, Type};
 use crc32fast::Hasher;
 
 /// Bytes before the first entry.
@@ -30,8 +34,10 @@ pub const GENERATION: usize = 64;
 pub const WORD: usize = 8;
 /// Of a word: the write has ended well.
 const DONE: u64 = 1 << 39;
-/// The form of the file that this program writes.
-pub const VERSION: u32 = 1;
+/// The newest form of the file that this program writes.
+pub const VERSION: u32 = 2;
+/// The form of files whose storage tags have the fewest bits.
+const LEAST: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmemet";
 /// Bytes of the header that its checksum is of.
@@ -67,7 +73,8 @@ pub enum TableError {
     /// Its blocks are others.
     #[error(
         "it is of {blocks} blocks of {block} bytes with {metadata} bytes of metadata (protection \
-         {protection}, guard of {guard} bits{first}), which is not what the namespace is to have"
+         {protection}, guard of {guard} bits, storage tag of {storage}{first}), which is not what \
+         the namespace is to have"
     )]
     OtherLayout {
         /// How many.
@@ -80,6 +87,8 @@ pub enum TableError {
         protection: u8,
         /// Bits of the guard.
         guard: u8,
+        /// Bits of the storage tag.
+        storage: u8,
         /// Where the tuple is.
         first: &'static str,
     },
@@ -113,13 +122,14 @@ pub fn len(blocks: u64, metadata: u16) -> Option<u64> {
 /// The header of a new file: what follows it is zeroes.
 pub fn encode(layout: &Layout, identity: Identity) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
-    bytes.extend(VERSION.to_le_bytes());
+    let shape = Shape::of(layout);
+    let (version, storage) = shape.version();
+    bytes.extend(version.to_le_bytes());
     bytes.extend(layout.block.to_le_bytes());
     bytes.extend(identity.namespace);
     bytes.extend(identity.blocks.to_le_bytes());
     bytes.extend(layout.metadata.to_le_bytes());
-    let (kind, guard, first) = protection(layout);
-    bytes.extend([kind, guard, u8::from(first)]);
+    bytes.extend([shape.kind, shape.guard, u8::from(shape.first), storage]);
     bytes.resize(CHECKED, 0);
     bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
     bytes.resize(GENERATION, 0);
@@ -128,11 +138,41 @@ pub fn encode(layout: &Layout, identity: Identity) -> Vec<u8> {
     bytes
 }
 
-fn protection(layout: &Layout) -> (u8, u8, bool) {
-    layout.protection.map_or((0, 0, false), |protection| {
+/// What the header says of protection; zeroes for none.
+#[derive(Default, PartialEq, Eq)]
+struct Shape {
+    kind: u8,
+    guard: u8,
+    first: bool,
+    storage: u8,
+}
+
+impl Shape {
+    fn of(layout: &Layout) -> Self {
+        let Some(protection) = layout.protection else {
+            return Self::default();
+        };
         let kind: Type = protection.kind;
-        (kind as u8, protection.guard.bits(), protection.first)
-    })
+        Self {
+            kind: kind as u8,
+            guard: protection.guard.bits(),
+            first: protection.first,
+            storage: protection.storage.bits,
+        }
+    }
+
+    /// The bits of storage tags that version 1 has.
+    fn least(guard: u8) -> u8 {
+        Guard::of(guard).map_or(0, |guard| StorageTag::least(guard).bits)
+    }
+
+    /// The form of its file, and what that says of storage tags.
+    fn version(&self) -> (u32, u8) {
+        match self.storage == Self::least(self.guard) {
+            true => (LEAST, 0),
+            false => (VERSION, self.storage),
+        }
+    }
 }
 
 /// Checks the header of a file of `size` bytes: its generation.
@@ -155,28 +195,38 @@ pub fn decode(
     if take(&mut rest) != MAGIC {
         return Err(TableError::Magic);
     }
-    match u32::from_le_bytes(take(&mut rest)) {
-        VERSION => {}
-        other => return Err(TableError::Version(other)),
+    let version = u32::from_le_bytes(take(&mut rest));
+    if !matches!(version, LEAST | VERSION) {
+        return Err(TableError::Version(version));
     }
     let block = u32::from_le_bytes(take(&mut rest));
     let namespace: [u8; 16] = take(&mut rest);
     let blocks = u64::from_le_bytes(take(&mut rest));
     let metadata = u16::from_le_bytes(take(&mut rest));
-    let [kind, guard, first] = take(&mut rest);
-    let _: [u8; 3] = take(&mut rest);
+    let [kind, guard, first, storage] = take(&mut rest);
+    let _: [u8; 2] = take(&mut rest);
     if u32::from_le_bytes(take(&mut rest)) != crc32fast::hash(checked) {
         return Err(TableError::Checksum);
     }
-    let found = (block, blocks, metadata, (kind, guard, first != 0));
+    let shape = Shape {
+        kind,
+        guard,
+        first: first != 0,
+        storage: match version {
+            LEAST => Shape::least(guard),
+            _ => storage,
+        },
+    };
+    let found = (block, blocks, metadata);
     let wanted = (layout.block, identity.blocks, layout.metadata);
-    if found != (wanted.0, wanted.1, wanted.2, protection(layout)) {
+    if found != wanted || shape != Shape::of(layout) {
         return Err(TableError::OtherLayout {
             blocks,
             block,
             metadata,
             protection: kind,
             guard,
+            storage: shape.storage,
             first: if first != 0 { ", in front" } else { "" },
         });
     }

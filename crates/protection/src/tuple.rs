@@ -1,13 +1,14 @@
 //! Tuples of protection information: "NVM Command Set 1.1", 5.3.1.
 //!
 //! ```text
-//! guard of 16 bits   guard 2   application tag 2   reference tag 4
-//! guard of 32 bits   guard 4   application tag 2   storage tag 2, reference tag 8
-//! guard of 64 bits   guard 8   application tag 2   reference tag 6
+//! guard of 16 bits   guard 2   application tag 2   storage and reference tag 4
+//! guard of 32 bits   guard 4   application tag 2   storage and reference tag 10
+//! guard of 64 bits   guard 8   application tag 2   storage and reference tag 6
 //! ```
 //!
-//! All fields are big-endian. The storage tag has the fewest bits that each format allows (0, 16
-//! and 0), and its mask (LBSTM) is 0: it is kept, and never compared.
+//! All fields are big-endian. The storage tag is the upper bits of the last field, as many as the
+//! namespace's [`StorageTag`] says, and the reference tag is the lower ones ("NVM Command Set 1.1",
+//! 5.3.1.4).
 
 use crc::{Crc, Table};
 
@@ -70,11 +71,13 @@ impl Guard {
         }
     }
 
-    /// Bits of the storage tag (STS).
-    pub const fn storage_bits(self) -> u8 {
+    /// The fewest and the most bits that the storage tag may have (STS): "NVM Command Set 1.1",
+    /// 4.1.5.3.
+    pub const fn storage_bits(self) -> (u8, u8) {
         match self {
-            Self::Bits32 => 16,
-            Self::Bits16 | Self::Bits64 => 0,
+            Self::Bits16 => (0, 32),
+            Self::Bits32 => (16, 64),
+            Self::Bits64 => (0, 48),
         }
     }
 
@@ -85,11 +88,6 @@ impl Guard {
             Self::Bits32 => 80,
             Self::Bits64 => 48,
         }
-    }
-
-    /// The bits of a number that a reference tag has.
-    pub const fn reference_mask(self) -> u64 {
-        u64::MAX >> (64 + self.storage_bits() as u32 - self.tag_bits())
     }
 
     /// Storage tag and reference tag as a command has them, of its dwords 2, 3 and 14 ("NVM Command
@@ -130,6 +128,31 @@ impl Guard {
     }
 }
 
+/// The storage tag of a namespace's tuples, whose value is the hosts' own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StorageTag {
+    /// Its bits (STS), within [`Guard::storage_bits`]; with 0 there is none.
+    pub bits: u8,
+    /// Those of it that are compared (LBSTM).
+    pub mask: u64,
+}
+
+impl StorageTag {
+    /// All of so many bits (64 at most) are compared.
+    pub const fn of(bits: u8) -> Self {
+        let mask = match u64::MAX.checked_shr(64_u32.saturating_sub(bits as u32)) {
+            Some(mask) => mask,
+            None => 0,
+        };
+        Self { bits, mask }
+    }
+
+    /// The smallest that a guard has.
+    pub const fn least(guard: Guard) -> Self {
+        Self::of(guard.storage_bits().0)
+    }
+}
+
 /// What the tags of one block are to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tags {
@@ -148,7 +171,9 @@ pub struct Checks {
     pub guard: bool,
     /// The application tag.
     pub application: bool,
-    /// The reference tag; of Type 3 never.
+    /// The storage tag (STC), if there is one.
+    pub storage: bool,
+    /// The reference tag, if there is one; of Type 3 never.
     pub reference: bool,
 }
 
@@ -157,6 +182,7 @@ impl Checks {
     pub const ALL: Self = Self {
         guard: true,
         application: true,
+        storage: true,
         reference: true,
     };
 }
@@ -170,6 +196,9 @@ pub enum Mismatch {
     /// The application tag.
     #[error("the application tag is another")]
     Application,
+    /// The storage tag.
+    #[error("the storage tag is another")]
+    Storage,
     /// The reference tag.
     #[error("the reference tag is another")]
     Reference,
@@ -182,16 +211,30 @@ pub struct Protection {
     pub kind: Type,
     /// Guard.
     pub guard: Guard,
+    /// Storage tag.
+    pub storage: StorageTag,
     /// The tuple is the first bytes of the metadata, not the last ones.
     pub first: bool,
 }
 
 impl Protection {
+    /// Bits of the reference tag: 0 where the storage tag is all there is.
+    fn reference_bits(&self) -> u32 {
+        let bits = u32::from(self.storage.bits);
+        self.guard.tag_bits().saturating_sub(bits)
+    }
+
+    /// The bits of a number that the reference tag has.
+    pub fn reference_mask(&self) -> u64 {
+        let unused = 64_u32.saturating_sub(self.reference_bits());
+        u64::MAX.checked_shr(unused).unwrap_or_default()
+    }
+
     /// The tags of the block at `index` of a command whose tags are `initial`
     /// ([`Guard::command_tags`]): the reference tag is one more with each block, but of Type 3,
     /// where all blocks have the same.
     pub fn tags_of(&self, initial: u128, index: u64) -> u128 {
-        let mask = u128::from(self.guard.reference_mask());
+        let mask = u128::from(self.reference_mask());
         match self.kind {
             Type::Three => initial,
             _ => initial & !mask | initial.wrapping_add(index.into()) & mask,
@@ -201,7 +244,7 @@ impl Protection {
     /// The initial tags are such that a block of this number may have them: of Type 1 the reference
     /// tag is the number's low bits.
     pub fn is_initial(&self, initial: u128, slba: u64) -> bool {
-        let mask = self.guard.reference_mask();
+        let mask = self.reference_mask();
         self.kind != Type::One || initial as u64 & mask == slba & mask
     }
 
@@ -244,11 +287,11 @@ impl Protection {
     }
 
     /// Checks the tuple of a block. An application tag of FFFFh has nothing checked, of Type 3 with
-    /// a reference tag of ones ("NVM Command Set 1.1", 5.3.3).
+    /// a reference tag of ones, if there is one ("NVM Command Set 1.1", 5.3.3).
     ///
     /// # Errors
-    /// The first check that fails, in this order: guard, application tag, reference tag. Metadata
-    /// that is shorter than a tuple is [`Mismatch::Guard`].
+    /// The first check that fails, in this order: guard, application tag, storage tag, reference
+    /// tag. Metadata that is shorter than a tuple is [`Mismatch::Guard`].
     pub fn check(
         &self,
         data: &[u8],
@@ -266,7 +309,7 @@ impl Protection {
         let guard = take(guard_len);
         let application = take(2) as u16;
         let block = take(self.guard.tag_bits() as usize / 8);
-        let mask = u128::from(self.guard.reference_mask());
+        let mask = u128::from(self.reference_mask());
         let escaped = application == 0xffff && (self.kind != Type::Three || block & mask == mask);
         if escaped {
             return Ok(());
@@ -282,8 +325,13 @@ impl Protection {
         if checks.application && (application ^ tags.application) & tags.mask != 0 {
             return Err(Mismatch::Application);
         }
+        let differs = block ^ tags.block;
+        let stored = u128::from(self.storage.mask) << self.reference_bits();
+        if checks.storage && differs & stored != 0 {
+            return Err(Mismatch::Storage);
+        }
         let compared = checks.reference && self.kind != Type::Three;
-        match compared && (block ^ tags.block) & mask != 0 {
+        match compared && differs & mask != 0 {
             true => Err(Mismatch::Reference),
             false => Ok(()),
         }

@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use protection::table::{self, Block, Found, HEADER, Identity, TableError};
-use protection::{Guard, Layout, Protection, Type};
+use protection::{Guard, Layout, Protection, StorageTag, Type};
 
 const LAYOUT: Layout = Layout {
     block: 4096,
@@ -13,6 +13,7 @@ const LAYOUT: Layout = Layout {
     protection: Some(Protection {
         kind: Type::One,
         guard: Guard::Bits16,
+        storage: StorageTag::of(0),
         first: false,
     }),
 };
@@ -23,6 +24,73 @@ const WHOSE: Identity = Identity {
 
 fn size() -> u64 {
     table::len(1000, 8).unwrap()
+}
+
+fn with_storage(guard: Guard, storage: StorageTag) -> Layout {
+    let protection = LAYOUT.protection.map(|protection| Protection {
+        guard,
+        storage,
+        ..protection
+    });
+    Layout {
+        metadata: 16,
+        protection,
+        ..LAYOUT
+    }
+}
+
+/// Files that older programs have made, byte by byte: storage tags have the fewest bits.
+#[test]
+fn files_of_version_1_are_read() {
+    let size = table::len(1000, 16).unwrap();
+    for (guard, bits) in [
+        (Guard::Bits16, 16),
+        (Guard::Bits32, 32),
+        (Guard::Bits64, 64),
+    ] {
+        let least = with_storage(guard, StorageTag::least(guard));
+        let mut bytes = b"vnvmemet".to_vec();
+        bytes.extend(1_u32.to_le_bytes());
+        bytes.extend(4096_u32.to_le_bytes());
+        bytes.extend([3; 16]);
+        bytes.extend(1000_u64.to_le_bytes());
+        bytes.extend(16_u16.to_le_bytes());
+        bytes.extend([1, bits, 0, 0, 0, 0]);
+        bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+        bytes.resize(table::GENERATION, 0);
+        bytes.extend(5_u64.to_le_bytes());
+        bytes.resize(HEADER, 0);
+        assert_eq!(table::decode(&bytes, size, &least, WHOSE), Ok(5));
+        // The mask is not the file's.
+        let storage = StorageTag {
+            mask: 0,
+            ..StorageTag::least(guard)
+        };
+        let masked = with_storage(guard, storage);
+        assert_eq!(table::decode(&bytes, size, &masked, WHOSE), Ok(5));
+        // Such a file is still made as it was, so that those programs read it.
+        bytes[table::GENERATION] = 1;
+        assert!(table::encode(&least, WHOSE) == bytes);
+        let other = with_storage(guard, StorageTag::of(24));
+        let error = table::decode(&bytes, size, &other, WHOSE).unwrap_err();
+        let bits = StorageTag::least(guard).bits;
+        assert!(matches!(error, TableError::OtherLayout { storage, .. } if storage == bits));
+    }
+}
+
+/// One with other storage tags is none of those programs', and of one size of them.
+#[test]
+fn storage_tags_are_the_files() {
+    let size = table::len(1000, 16).unwrap();
+    let layout = |bits| with_storage(Guard::Bits32, StorageTag::of(bits));
+    let bytes = table::encode(&layout(24), WHOSE);
+    assert_eq!(bytes[8..12], 2_u32.to_le_bytes());
+    assert_eq!(table::decode(&bytes, size, &layout(24), WHOSE), Ok(1));
+    for bits in [16, 25] {
+        let error = table::decode(&bytes, size, &layout(bits), WHOSE).unwrap_err();
+        assert!(matches!(error, TableError::OtherLayout { storage: 24, .. }));
+        assert!(error.to_string().contains("storage tag of 24"));
+    }
 }
 
 #[test]

@@ -462,6 +462,8 @@ fn check_metadata(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
     for (key, said) in [
         ("guard", namespace.guard.is_some()),
         ("protection-first", namespace.protection_first.is_some()),
+        ("storage-tag", namespace.storage_tag.is_some()),
+        ("storage-tag-mask", namespace.storage_tag_mask.is_some()),
     ] {
         if said && namespace.protection.unwrap_or_default() == 0 {
             let why = format!("{key} has no effect without protection");

@@ -16,7 +16,7 @@ use crate::table_file;
 use anyhow::{Context, Result, bail, ensure};
 use controller::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat};
 use controller::{MetadataState, NamespaceConfig};
-use protection::{Guard, Type};
+use protection::{Guard, StorageTag, Type};
 use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::fs::File;
@@ -120,6 +120,19 @@ pub fn open(
     }))
 }
 
+/// The format that is kept, with the storage tag of the configured one, if it is of the same LBA
+/// format. Blocks with tuples keep its size: then only the mask is configured.
+fn configured(kept: BlockFormat, first: &BlockFormat) -> BlockFormat {
+    let sized = kept.protection.is_none() || kept.storage.bits == first.storage.bits;
+    match kept.is_lba_format_of(first) && sized {
+        true => BlockFormat {
+            storage: first.storage,
+            ..kept
+        },
+        false => kept,
+    }
+}
+
 /// Both files of a namespace on that volume; format and metadata fit.
 fn open_files(
     path: &Path,
@@ -130,6 +143,7 @@ fn open_files(
 ) -> Result<(FormatFile, Option<Arc<MetadataState>>)> {
     let namespace = identity::nguid("format", 1, &volume.id());
     let mut file = FormatFile::open(path, first, namespace, previous)?;
+    file.newest.format = configured(file.newest.format, &first);
     let Kept { format, remake, .. } = file.newest;
     let Some(metadata) = metadata else {
         ensure!(
@@ -179,14 +193,16 @@ impl Kept {
         let flags = flags.map(|(flag, bit)| u8::from(flag) << bit).sum();
         // A format without metadata has zeroes behind the sequence.
         let guard = if plain { 0 } else { format.guard.bits() };
-        let fields: [&[u8]; 7] = [
+        let StorageTag { bits, mask } = format.storage;
+        let fields: [&[u8]; 8] = [
             &MAGIC,
             &version.to_le_bytes(),
             &format.block.to_le_bytes(),
             &self.namespace,
             &self.sequence.to_le_bytes(),
             &format.metadata.to_le_bytes(),
-            &[guard, kind, flags],
+            &[guard, kind, flags, bits],
+            &mask.to_le_bytes(),
         ];
         let fields = fields.into_iter().flatten();
         for (to, from) in bytes.iter_mut().zip(fields) {
@@ -204,12 +220,15 @@ impl Kept {
         let whole = content.starts_with(&MAGIC) && sum == crc32fast::hash(content).to_le_bytes();
         let at = |from: usize| content.get(from..).filter(|_| whole);
         let word = |from| Some(u32::from_le_bytes(*at(from)?.first_chunk()?));
-        let [guard, kind, flags] = *at(42)?.first_chunk()?;
+        let [guard, kind, flags, bits] = *at(42)?.first_chunk()?;
+        let guard = Guard::of(guard).unwrap_or(Guard::Bits16);
+        let mask = u64::from_le_bytes(*at(46)?.first_chunk()?);
         let kept = Kept {
             format: BlockFormat {
                 block: word(12)?,
                 metadata: u16::from_le_bytes(*at(40)?.first_chunk()?),
-                guard: Guard::of(guard).unwrap_or(Guard::Bits16),
+                guard,
+                storage: StorageTag { bits, mask },
                 extended: flags & 1 != 0,
                 protection: Type::of(kind).map(|kind| (kind, flags & 2 != 0)),
             },
@@ -551,6 +570,7 @@ mod tests {
         BlockFormat {
             metadata,
             guard,
+            storage: StorageTag::least(guard),
             extended: guard == Guard::Bits64,
             protection: Some((Type::Two, guard == Guard::Bits32)),
             ..BlockFormat::plain(block)

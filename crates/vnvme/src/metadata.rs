@@ -1,13 +1,14 @@
 //! Metadata of a namespace's blocks: what a user says of it, and the file that it is kept in.
 
 use crate::identity;
+use crate::options::Bits;
 use crate::spec::NamespaceSpec;
 use crate::table_file;
 use anyhow::{Context, Result, ensure};
 use controller::{BlockFormat, MetadataState};
 use dma::SharedPages;
 use protection::table::{self, Identity};
-use protection::{Guard, Layout, Protection, Type};
+use protection::{Guard, Layout, Protection, StorageTag, Type};
 use rustix::fs::OFlags;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -79,7 +80,18 @@ fn layout(spec: &NamespaceSpec, block: u32, metadata: u16) -> Result<Layout> {
             let guard = guard
                 .with_context(|| format!("guard is {bits} bits: 16, 32 and 64 are allowed"))?;
             let first = spec.protection_first.unwrap_or_default();
-            Some(Protection { kind, guard, first })
+            let mut storage = spec
+                .storage_tag
+                .map_or_else(|| StorageTag::least(guard), StorageTag::of);
+            if let Some(Bits(mask)) = spec.storage_tag_mask {
+                storage.mask = mask;
+            }
+            Some(Protection {
+                kind,
+                guard,
+                storage,
+                first,
+            })
         }
     };
     let layout = Layout {
@@ -297,6 +309,24 @@ mod tests {
         let layout = *there.unwrap().unwrap().layout();
         assert_eq!((layout.block, layout.metadata), (512, 64));
         assert!(layout.protection.is_some_and(|protection| protection.first));
+        let storage = |options: &str| {
+            let there = metadata(&format!("mem://1M?protection=1&{options}"));
+            let layout = *there.unwrap().unwrap().layout();
+            layout.protection.map(|protection| protection.storage)
+        };
+        let tag = "metadata-size=8&storage-tag=16";
+        assert_eq!(storage(tag), Some(StorageTag::of(16)));
+        let masked = StorageTag {
+            bits: 16,
+            mask: 0xff00,
+        };
+        let mask = format!("{tag}&storage-tag-mask=0xff00");
+        assert_eq!(storage(&mask), Some(masked));
+        let long = "metadata-size=16&block-size=4096&guard";
+        let guard = |bits| storage(&format!("{long}={bits}"));
+        assert_eq!(guard(16), Some(StorageTag::of(0)));
+        assert_eq!(guard(32), Some(StorageTag::of(16)));
+        assert_eq!(guard(64), Some(StorageTag::of(0)));
         for (options, said) in [
             ("metadata-size=8&protection=4", "0 to 3 are allowed"),
             ("metadata-size=9", "8, 16 and 64 are allowed"),
@@ -311,6 +341,22 @@ mod tests {
             (
                 "block-size=4096&metadata-size=8&protection=1&guard=64",
                 "in a tuple of 16 bytes",
+            ),
+            (
+                "metadata-size=8&protection=1&storage-tag=33",
+                "a storage tag of 33 bits: a guard of 16 bits has one of 0 to 32",
+            ),
+            (
+                "block-size=4096&metadata-size=16&protection=1&guard=32&storage-tag=8",
+                "a guard of 32 bits has one of 16 to 64",
+            ),
+            (
+                "metadata-size=8&protection=1&storage-tag=8&storage-tag-mask=0x100",
+                "a mask of 0x100 for a storage tag of 8 bits",
+            ),
+            (
+                "metadata-size=8&protection=1&storage-tag-mask=1",
+                "a mask of 0x1 for a storage tag of 0 bits",
             ),
         ] {
             let text = error(&format!("mem://1M?{options}"));
@@ -337,6 +383,20 @@ mod tests {
         assert!(error(&url).contains("in use"), "{}", error(&url));
         drop(held);
         assert!(error(&url.replace("protection=1", "protection=2")).contains("protection 1"));
+        // The file has the tag's size; what of it is compared may change.
+        let tagged = format!("{url}&storage-tag=12");
+        let text = error(&tagged);
+        assert!(text.contains("storage tag of 0"), "{text}");
+        std::fs::remove_file(&path).unwrap();
+        drop(metadata(&tagged).unwrap().unwrap());
+        drop(
+            metadata(&format!("{tagged}&storage-tag-mask=0xf0"))
+                .unwrap()
+                .unwrap(),
+        );
+        assert!(error(&url).contains("storage tag of 12"));
+        std::fs::remove_file(&path).unwrap();
+        drop(metadata(&url).unwrap().unwrap());
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         for other in [4096, 1000, 0, size + 4096] {
             file.set_len(other).unwrap();

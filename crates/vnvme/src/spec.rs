@@ -9,7 +9,7 @@ use crate::direct::PathChoice;
 use crate::keep::KeeperMode;
 use crate::manage::{DiskSpec, Source, StateLock, beside};
 use crate::on_error::{self, OnReadError, OnWriteError};
-use crate::options::{Names, Paths, Setting, Size, Url, file, url};
+use crate::options::{Bits, Names, Paths, Setting, Size, Url, file, url};
 use crate::origin::{self, Origin};
 use crate::prepare::Unserved;
 use crate::registry::disk_name;
@@ -96,6 +96,10 @@ pub struct NamespaceSpec {
     pub guard: Option<u8>,
     /// It is in the first bytes of the metadata.
     pub protection_first: Option<bool>,
+    /// Bits of its storage tag.
+    pub storage_tag: Option<u8>,
+    /// Those of them that are compared.
+    pub storage_tag_mask: Option<Bits>,
     /// File that keeps the LBA format that its host has chosen.
     pub format_file: Option<PathBuf>,
     /// The ANA group of a namespace of a subsystem; the same for all disks.
@@ -736,6 +740,7 @@ mod tests {
                 let value = match value {
                     "SIZE" => "64K",
                     "PATH" => "b.raw",
+                    "BITS" => "0xff00",
                     value => value,
                 };
                 let text = format!("a.raw?{}={value}", row.key);
@@ -745,7 +750,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 36);
+        assert_eq!(count, 38);
     }
 
     #[test]

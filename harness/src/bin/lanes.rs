@@ -23,7 +23,8 @@ struct Args {
     /// How many test programs run at a time, of the packages of --beside
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     lanes: u8,
-    /// A package whose test programs run beside each other, one test of each at a time
+    /// A package whose test programs run beside each other, one test of each at a time; those of
+    /// the first named begin
     #[arg(long, value_name = "PACKAGE")]
     beside: Vec<String>,
     /// A test program of such a package that runs alone
@@ -76,9 +77,10 @@ struct Ended {
 
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
-    let (beside, alone): (Vec<_>, Vec<_>) = build()?.into_iter().partition(|target| {
+    let (mut beside, alone): (Vec<_>, Vec<_>) = build()?.into_iter().partition(|target| {
         args.beside.contains(&target.package) && !args.alone.contains(&target.name)
     });
+    beside.sort_by_key(|target| args.beside.iter().position(|one| *one == target.package));
     let mut ended = run_beside(args.lanes, beside)?;
     for target in alone {
         println!("     Running {} {}", target.package, target.name);
@@ -137,6 +139,8 @@ fn run_beside(lanes: u8, targets: Vec<Target>) -> Result<Vec<Ended>> {
             let mut said = tempfile::tempfile()?;
             let mut command = target.command();
             command.env("RUST_TEST_THREADS", "1");
+            // How long each step of a guest took.
+            command.arg("--show-output");
             command.stdout(said.try_clone()?).stderr(said.try_clone()?);
             let end = run(&target, command)?;
             let _one = lock(&printing);

@@ -52,7 +52,7 @@ fn with_metadata(host: &mut Host, extended: bool) -> Check<Namespace> {
 }
 
 /// A namespace with protection information of Type 1 in the last bytes of metadata in a buffer of
-/// its own, with guards of 16 bits.
+/// its own, with guards of 16 bits and no storage tags.
 fn protected(host: &mut Host) -> Check<Namespace> {
     for nsid in host.nsids()? {
         let ns = host.namespace_of(nsid)?;
@@ -63,7 +63,7 @@ fn protected(host: &mut Host) -> Check<Namespace> {
         }
         let nvm = host.identify(5, nsid)?;
         let format = u32_at(&nvm, 12 + 4 * ns.format());
-        if format >> 7 & 3 == 0 {
+        if format & 0x1ff == 0 {
             return Ok(ns);
         }
     }

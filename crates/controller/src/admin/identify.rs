@@ -18,14 +18,14 @@ use nvme::identify::{
     Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Dpc, Dps, Flbas, Fpi, Frmw,
     IDENTIFY_SIZE, IdentifyController, IdentifyNamespace, IndependentNamespace, IndependentNsfeat,
     IoCommandSetVector, IoCommandSets, LbaFormat, Mc, NamespaceDescriptors, Nmic, Nqn, Nsattr,
-    Nsfeat, NsidList, Nstat, NvmController, NvmNamespace, Oaes, Ozcs, PowerState,
+    Nsfeat, NsidList, Nstat, NvmController, NvmNamespace, Oaes, Ozcs, Pic, PowerState,
     PrimaryControllerCapabilities, QueueEntrySize, Rescap, SecondaryControllerList, Sgls, Vwc,
     ZonedController, ZonedNamespace, Zrwacap,
 };
 use nvme::log::AnaState;
 use nvme::regs::{CcCss, Vs};
 use nvme::{Command, Completion, Status};
-use protection::{Guard, Type};
+use protection::{Guard, StorageTag, Type};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// WUSL: what may be marked at once, in pages of 4096 bytes, as a power of two; of blocks of 512
@@ -522,22 +522,34 @@ fn describe_metadata(data: &mut IdentifyNamespace, config: &NamespaceConfig) {
     data.dps = Dps::new().with_pit(kind).with_pip(first == Some(true));
 }
 
-/// What is specific to the NVM command set: the guard's format (ELBAF), and the size of the storage
-/// tag, which is never compared (LBSTM).
+/// What is specific to the NVM command set: of each LBA format the guard's format and the storage
+/// tag's size (ELBAF); of the one that the namespace has, which of its bits are compared (LBSTM).
 fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
     let mut data = NvmNamespace::new_zeroed();
-    let formats = ns.config.lba_formats();
+    let mut formats = ns.config.lba_formats();
+    let now = ns.config.format();
+    // Its storage tag may be one that was configured before, until the host formats it again.
+    if let Some(current) = formats.get_mut(usize::from(ns.config.lba_format())) {
+        *current = Some(now);
+    }
     for (to, format) in data.elbaf.iter_mut().zip(formats) {
-        let Some(guard) = format.filter(|f| f.metadata > 0).map(|f| f.guard) else {
+        let Some(format) = format.filter(|format| format.metadata > 0) else {
             continue;
         };
-        let format: u32 = match guard {
+        let pif: u32 = match format.guard {
             Guard::Bits16 => 0,
             Guard::Bits32 => 1,
             Guard::Bits64 => 2,
         };
-        let storage = u32::from(guard.storage_bits());
-        *to = (storage | format << 7).into();
+        let bits = u32::from(format.storage.bits);
+        *to = (bits | pif << 7).into();
+    }
+    if now.protection.is_some() {
+        let StorageTag { bits, mask } = now.storage;
+        data.lbstm = mask.into();
+        data.pic = Pic::new()
+            .with_pists16b(bits > 0 || now.guard != Guard::Bits16)
+            .with_stcrs(bits > 0);
     }
     data
 }

@@ -32,6 +32,9 @@ const LONGEST: usize = 64;
 pub(super) struct Carried {
     pub prinfor: Prinfo,
     pub prinfow: Prinfo,
+    /// Storage tags of what is read are checked, and of what is written.
+    pub stcr: bool,
+    pub stcw: bool,
     /// Of the next block that is written.
     pub tags: Tags,
     /// What those are like, if they have metadata.
@@ -256,7 +259,8 @@ impl Passing<'_> {
         let kept = kept.ok_or(fault(unreadable))?;
         if let Some(protection) = &layout.protection {
             let tags = behind(Some(layout), self.tags, at);
-            let checked = protection.check(data, metadata, tags, checks(self.carried.prinfor));
+            let asked = checks(self.carried.prinfor, self.carried.stcr);
+            let checked = protection.check(data, metadata, tags, asked);
             checked.map_err(|error| fault(mismatch(error)))?;
         }
         match kept {
@@ -277,7 +281,8 @@ impl Passing<'_> {
             protection.generate(data, metadata, tags);
             return Ok(());
         }
-        let checked = protection.check(data, metadata, tags, checks(prinfow));
+        let asked = checks(prinfow, self.carried.stcw);
+        let checked = protection.check(data, metadata, tags, asked);
         checked.map_err(|error| Fault {
             status: mismatch(error),
             written: true,

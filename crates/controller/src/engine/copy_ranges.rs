@@ -100,6 +100,8 @@ impl Engine {
         Ok(Some(Carried {
             prinfor: cdw12.prinfor(),
             prinfow: cdw12.prinfow(),
+            stcr: cdw12.stcr(),
+            stcw: cdw12.stcw(),
             tags: copy_metadata::tags_written(layout.as_ref(), command)?,
             shift: self.namespaces.get(to).map_or(0, |ns| ns.shift),
             layout,

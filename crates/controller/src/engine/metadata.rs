@@ -60,6 +60,8 @@ pub(super) struct Moving {
     /// The host has no metadata: it is made here, or taken away.
     stripped: bool,
     prinfo: Prinfo,
+    /// Storage tags are checked, too (STC).
+    stc: bool,
     tags: Tags,
     deallocate: bool,
     /// When it is over, what it did is durable.
@@ -114,7 +116,7 @@ impl Moving {
     }
 
     fn checks(&self) -> Checks {
-        checks(self.prinfo)
+        checks(self.prinfo, self.stc)
     }
 
     fn tags_of(&self, protection: &Protection, index: u64) -> Tags {
@@ -142,11 +144,12 @@ impl Moving {
     }
 }
 
-/// What PRCHK says.
-pub(super) fn checks(prinfo: Prinfo) -> Checks {
+/// What PRCHK and Storage Tag Check say.
+pub(super) fn checks(prinfo: Prinfo, stc: bool) -> Checks {
     Checks {
         guard: prinfo.prchk_guard(),
         application: prinfo.prchk_apptag(),
+        storage: stc,
         reference: prinfo.prchk_reftag(),
     }
 }
@@ -155,6 +158,7 @@ pub(super) fn mismatch(mismatch: Mismatch) -> Status {
     match mismatch {
         Mismatch::Guard => Status::GUARD_CHECK_ERROR,
         Mismatch::Application => Status::APPLICATION_TAG_CHECK_ERROR,
+        Mismatch::Storage => Status::STORAGE_TAG_CHECK_ERROR,
         Mismatch::Reference => Status::REFERENCE_TAG_CHECK_ERROR,
     }
 }
@@ -165,15 +169,22 @@ pub(super) fn is_aborted(completion: &Completion) -> bool {
         .is_err_and(|error| error.kind == IoErrorKind::Aborted)
 }
 
-/// Whether the command asks for what cannot be done ("NVM Command Set 1.1", 5.3.2 and 5.3.3).
-fn refused(protection: &Protection, opcode: NvmOpcode, prinfo: Prinfo, fits: bool) -> bool {
+/// Whether the command asks for what cannot be done ("NVM Command Set 1.1", 5.3.2 and 5.3.3). Write
+/// Zeroes has no tuples of the host's, whose storage tag could be checked (3.3.8).
+fn refused(protection: &Protection, opcode: NvmOpcode, cdw12: RwCdw12, fits: bool) -> bool {
+    let prinfo = cdw12.prinfo();
     let looks = matches!(opcode, NvmOpcode::COMPARE | NvmOpcode::VERIFY);
-    looks && prinfo.pract() || cannot_check(protection, prinfo, fits)
+    let stored = cdw12.stc() && protection.storage.bits > 0;
+    looks && prinfo.pract()
+        || opcode == NvmOpcode::WRITE_ZEROES && stored
+        || cannot_check(protection, prinfo, fits)
 }
 
-/// The reference tag cannot be checked, or `fits` says that it can never be right.
+/// The reference tag cannot be checked, or `fits` says that it can never be right. One that there
+/// is not, beside a storage tag of all bits, is not looked at.
 pub(super) fn cannot_check(protection: &Protection, prinfo: Prinfo, fits: bool) -> bool {
-    prinfo.prchk_reftag() && (protection.kind == Type::Three || !fits)
+    let is_there = protection.reference_mask() != 0;
+    prinfo.prchk_reftag() && is_there && (protection.kind == Type::Three || !fits)
 }
 
 impl Engine {
@@ -194,9 +205,9 @@ impl Engine {
             return Err(Status::COMMAND_INTERRUPTED);
         }
         let layout = *state.layout();
-        let prinfo = match layout.protection {
-            Some(_) => cdw12.prinfo(),
-            None => Prinfo::new(),
+        let (prinfo, stc) = match layout.protection {
+            Some(_) => (cdw12.prinfo(), cdw12.stc()),
+            None => (Prinfo::new(), false),
         };
         let mut tags = Tags {
             application: command.cdw15.get() as u16,
@@ -209,7 +220,7 @@ impl Engine {
                 .guard
                 .command_tags(cdw2, cdw3, command.cdw14.get());
             let fits = protection.is_initial(tags.block, extent.slba);
-            if refused(&protection, opcode, prinfo, fits) {
+            if refused(&protection, opcode, cdw12, fits) {
                 return Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr(true));
             }
         }
@@ -254,6 +265,7 @@ impl Engine {
                 metadata,
                 stripped,
                 prinfo,
+                stc,
                 tags,
                 deallocate: zeroes && deallocate,
                 durable,
@@ -549,6 +561,7 @@ fn deliver(
             return Err(unreadable);
         }
     }
+    let mut host = Vec::new();
     for ((data, metadata), at) in datas().zip(all.chunks_exact_mut(size)).zip(0..) {
         let offset = moving.host_data(state, at, block);
         let (list, beside) = moving.host_metadata(state, at, block);
@@ -560,23 +573,45 @@ fn deliver(
                 }
             }
             NvmOpcode::COMPARE => {
-                let mut host = [0; 64];
-                let host = host.get_mut(..size).unwrap_or_default();
-                list.copy_to(beside, host);
-                // Tuples are checked, not compared.
-                if let Some(protection) = &layout.protection {
-                    for metadata in [&mut *metadata, &mut *host] {
-                        if let Some(tuple) = protection.tuple_in_mut(metadata) {
-                            tuple.fill(0);
-                        }
-                    }
-                }
-                if !moving.data.equals(offset, data) || host != metadata {
-                    return Err((Status::COMPARE_FAILURE, slba + at));
-                }
+                host.resize(data.len(), 0);
+                let compared = compare(moving, state, at, (data, metadata), &mut host);
+                compared.map_err(|status| (status, slba + at))?;
             }
             _ => {}
         }
     }
     Ok(())
+}
+
+/// Compares a block with the host's, whose tuple is checked as a write's is, and not compared ("NVM
+/// Command Set 1.1", 5.3.2.4). `host` is as long as the block's data.
+fn compare(
+    moving: &Moving,
+    state: &MetadataState,
+    at: u64,
+    (data, metadata): (&[u8], &mut [u8]),
+    host: &mut [u8],
+) -> Result<(), Status> {
+    let block = data.len() as u64;
+    moving
+        .data
+        .copy_to(moving.host_data(state, at, block), host);
+    let mut beside = [0; 64];
+    let beside = beside.get_mut(..metadata.len()).unwrap_or_default();
+    let (list, offset) = moving.host_metadata(state, at, block);
+    list.copy_to(offset, beside);
+    if let Some(protection) = &state.layout().protection {
+        let tags = moving.tags_of(protection, at);
+        let checked = protection.check(host, beside, tags, moving.checks());
+        checked.map_err(mismatch)?;
+        for metadata in [&mut *metadata, &mut *beside] {
+            if let Some(tuple) = protection.tuple_in_mut(metadata) {
+                tuple.fill(0);
+            }
+        }
+    }
+    match host == data && beside == metadata {
+        true => Ok(()),
+        false => Err(Status::COMPARE_FAILURE),
+    }
 }

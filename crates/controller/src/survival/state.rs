@@ -9,7 +9,7 @@ use crate::formats::BlockFormat;
 use crate::marks::Listed;
 use minicbor::{Decode, Encode};
 use nvme::Command;
-use protection::{Guard, Type};
+use protection::{Guard, StorageTag, Type};
 use zerocopy::FromBytes;
 
 /// The version of the control state that this crate writes. A change that an older version cannot
@@ -574,6 +574,10 @@ pub(crate) struct FormatState {
     /// Where it is.
     #[n(5)]
     pub first: bool,
+    /// Its storage tag: bits, and mask. `None`: the smallest of the guard, as in states of programs
+    /// that did not say it.
+    #[n(6)]
+    pub storage: Option<(u8, u64)>,
 }
 
 impl From<BlockFormat> for FormatState {
@@ -582,6 +586,8 @@ impl From<BlockFormat> for FormatState {
             Some((kind, first)) => (kind as u8, first),
             None => (0, false),
         };
+        let StorageTag { bits, mask } = format.storage;
+        let is_least = format.storage == StorageTag::least(format.guard);
         FormatState {
             block: format.block,
             metadata: format.metadata,
@@ -589,16 +595,20 @@ impl From<BlockFormat> for FormatState {
             extended: format.extended,
             protection: kind,
             first,
+            storage: (!is_least).then_some((bits, mask)),
         }
     }
 }
 
 impl From<&FormatState> for BlockFormat {
     fn from(saved: &FormatState) -> Self {
+        let guard = Guard::of(saved.guard).unwrap_or(Guard::Bits16);
+        let storage = saved.storage.map(|(bits, mask)| StorageTag { bits, mask });
         BlockFormat {
             block: saved.block,
             metadata: saved.metadata,
-            guard: Guard::of(saved.guard).unwrap_or(Guard::Bits16),
+            guard,
+            storage: storage.unwrap_or(StorageTag::least(guard)),
             extended: saved.extended,
             protection: Type::of(saved.protection).map(|kind| (kind, saved.first)),
         }
@@ -692,12 +702,61 @@ mod tests {
             protection: Some((Type::Two, true)),
             ..BlockFormat::plain(4096)
         };
-        let new = EraseRunning {
-            formats: vec![format.into()],
-            ..saved
+        let masked = |bits, mask| BlockFormat {
+            storage: StorageTag { bits, mask },
+            ..format
         };
-        let bytes = minicbor::to_vec(&new).unwrap();
-        let saved: EraseRunning = minicbor::decode(&bytes).unwrap();
-        assert_eq!(saved.changes(), [(1, format)]);
+        for format in [format, masked(48, 0xffff_0000_ffff), masked(1, 0)] {
+            let new = EraseRunning {
+                formats: vec![format.into()],
+                ..saved.clone()
+            };
+            let bytes = minicbor::to_vec(&new).unwrap();
+            let saved: EraseRunning = minicbor::decode(&bytes).unwrap();
+            assert_eq!(saved.changes(), [(1, format)]);
+        }
+    }
+
+    /// A format as programs wrote it that knew no storage tags.
+    #[derive(Encode)]
+    #[cbor(map)]
+    struct Untagged {
+        #[n(0)]
+        block: u32,
+        #[n(1)]
+        metadata: u16,
+        #[n(2)]
+        guard: u8,
+        #[n(3)]
+        extended: bool,
+        #[n(4)]
+        protection: u8,
+        #[n(5)]
+        first: bool,
+    }
+
+    #[test]
+    fn a_format_without_a_storage_tag_has_the_smallest() {
+        for guard in [Guard::Bits16, Guard::Bits32, Guard::Bits64] {
+            let old = Untagged {
+                block: 4096,
+                metadata: 16,
+                guard: guard.bits(),
+                extended: true,
+                protection: 2,
+                first: true,
+            };
+            let bytes = minicbor::to_vec(old).unwrap();
+            let saved: FormatState = minicbor::decode(&bytes).unwrap();
+            let format = BlockFormat {
+                metadata: 16,
+                guard,
+                storage: StorageTag::least(guard),
+                extended: true,
+                protection: Some((Type::Two, true)),
+                ..BlockFormat::plain(4096)
+            };
+            assert_eq!((saved, BlockFormat::from(&saved)), (format.into(), format));
+        }
     }
 }

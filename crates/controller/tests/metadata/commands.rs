@@ -241,7 +241,15 @@ fn identify_says_it() {
             Guard::Bits32 => 16 | 1 << 7,
             Guard::Bits64 => 2 << 7,
         };
-        assert_eq!((nvm.elbaf[0].get(), nvm.lbstm.get()), (format, 0));
+        let mask = if guard == Guard::Bits32 { 0xffff } else { 0 };
+        assert_eq!((nvm.elbaf[0].get(), nvm.lbstm.get()), (format, mask));
+        // 16BPISTS where there is another guard; STCRS where there is a storage tag.
+        let pic = match guard {
+            Guard::Bits16 => 0,
+            Guard::Bits32 => 5,
+            Guard::Bits64 => 1,
+        };
+        assert_eq!(nvm.pic.into_bits(), pic);
     }
     let mut p = Protected::new(Layout {
         extended: true,

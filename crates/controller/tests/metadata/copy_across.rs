@@ -6,7 +6,7 @@ use crate::world::*;
 use controller::{ControllerConfig, MetadataState, NamespaceConfig};
 use nvme::feature::{Fid, HostBehavior};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
-use protection::{Guard, Layout, Type};
+use protection::{Guard, Layout, StorageTag, Type};
 use std::sync::Arc;
 use volume::{FileCopy, FileOptions, FileVolume};
 use zerocopy::IntoBytes;
@@ -118,6 +118,7 @@ fn tuples_are_inserted_and_stripped() {
 fn what_does_not_go_together() {
     let one = |metadata, first| layout(512, metadata, Some((Type::One, Guard::Bits16, first)));
     let two = layout(512, 8, Some((Type::Two, Guard::Bits16, false)));
+    let tagged = |bits, mask| stored(one(8, false), StorageTag { bits, mask });
     let plain = layout(512, 8, None);
     // From, to, PRACT of what is read and of what is written.
     for (from_layout, to_layout, pracs, fits) in [
@@ -128,6 +129,12 @@ fn what_does_not_go_together() {
         (one(8, false), two, [0, 0], false),
         (one(8, false), two, [PRACT, PRACT], false),
         (one(16, false), one(8, false), [PRACT, PRACT], false),
+        (tagged(8, 0xff), tagged(8, 0xff), [0, 0], true),
+        (tagged(8, 0xff), tagged(8, 0x7f), [PRACT, PRACT], false),
+        (tagged(8, 0xff), tagged(9, 0xff), [PRACT, PRACT], false),
+        (one(8, false), tagged(8, 0xff), [PRACT, PRACT], false),
+        (bare(512), tagged(8, 0xff), [0, PRACT], true),
+        (tagged(8, 0xff), bare(512), [PRACT, 0], true),
         (one(16, false), one(16, true), [PRACT, PRACT], false),
         (bare(512), one(8, false), [0, PRACT], true),
         (bare(512), one(8, false), [0, 0], false),

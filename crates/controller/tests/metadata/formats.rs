@@ -8,7 +8,7 @@ use controller::{BlockFormat, ConfigError, Controller, ControllerConfig, Formats
 use controller::{MetadataState, NamespaceConfig};
 use nvme::identify::{IdentifyNamespace, NvmController, NvmNamespace};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
-use protection::{Guard, Type};
+use protection::{Guard, StorageTag, Type};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use volume::{Io, IoOptions};
 use zerocopy::FromBytes;
 
 /// Bytes of the namespace.
-const SIZE: u64 = 64 << 12;
+pub const SIZE: u64 = 64 << 12;
 /// The formats by their indices: data, metadata, guard.
 const FORMATS: [(u32, u16, Guard); 12] = [
     (512, 0, Guard::Bits16),
@@ -34,7 +34,7 @@ const FORMATS: [(u32, u16, Guard); 12] = [
 ];
 
 /// Dword 10 of a format, by its index.
-fn cdw10(index: usize, extended: bool, protection: Option<(Type, bool)>) -> u32 {
+pub fn cdw10(index: usize, extended: bool, protection: Option<(Type, bool)>) -> u32 {
     let (kind, first) = protection.map_or((0, false), |(kind, first)| (kind as u32, first));
     index as u32 | u32::from(extended) << 4 | kind << 5 | u32::from(first) << 8
 }
@@ -45,6 +45,7 @@ fn format_of(index: usize, extended: bool, protection: Option<(Type, bool)>) -> 
         block,
         metadata,
         guard,
+        storage: StorageTag::least(guard),
         extended,
         protection,
     }
@@ -125,7 +126,7 @@ fn look(p: &mut Protected, format: BlockFormat) {
     assert_eq!(ns.nvmcap.get(), u128::from(SIZE));
 }
 
-fn asked(cdw10: u32) -> Command {
+pub fn asked(cdw10: u32) -> Command {
     let mut command = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
     command.cdw10 = cdw10.into();
     command
@@ -140,7 +141,7 @@ fn format(p: &mut Protected, cdw10: u32, format: BlockFormat) {
 }
 
 /// Runs until nothing is left to be done.
-fn rest(h: &mut Host) {
+pub fn rest(h: &mut Host) {
     h.until(|h| {
         h.now = h.now.max(Instant::now());
         !h.round() && h.c.in_flight() == 0 && h.c.deadline().is_none()
@@ -148,7 +149,7 @@ fn rest(h: &mut Host) {
 }
 
 /// Checks that a host can ask for.
-fn checks(p: &Protected) -> u32 {
+pub fn checks(p: &Protected) -> u32 {
     match p.layout.protection {
         None => 0,
         Some(protection) if protection.kind == Type::Three => GUARD | APPLICATION,
@@ -157,7 +158,7 @@ fn checks(p: &Protected) -> u32 {
 }
 
 /// Writes every block.
-fn fill(p: &mut Protected, seed: u64) {
+pub fn fill(p: &mut Protected, seed: u64) {
     let prinfo = checks(p);
     for slba in (0..SIZE / u64::from(p.layout.block)).step_by(8) {
         p.fill(seed + slba, slba, 8);
@@ -167,7 +168,7 @@ fn fill(p: &mut Protected, seed: u64) {
 }
 
 /// No block was ever written.
-fn is_unwritten(p: &mut Protected) {
+pub fn is_unwritten(p: &mut Protected) {
     let mut unwritten = vec![0; usize::from(p.layout.metadata)];
     p.layout.unwritten(&mut unwritten);
     let prinfo = checks(p);
@@ -185,7 +186,7 @@ fn is_unwritten(p: &mut Protected) {
 }
 
 /// Blocks can be written, and are read with their metadata; what is checked is checked.
-fn works(p: &mut Protected, seed: u64) {
+pub fn works(p: &mut Protected, seed: u64) {
     let last = SIZE / u64::from(p.layout.block) - 2;
     let prinfo = checks(p);
     let (data, metadata) = p.fill(seed, last, 2);

@@ -2,7 +2,7 @@
 
 use crate::world::*;
 use nvme::{NvmOpcode, Status};
-use protection::{Guard, Type};
+use protection::{Guard, StorageTag, Type};
 
 const POINTS: [&str; 5] = [
     "controller.metadata.stored",
@@ -29,8 +29,14 @@ fn histories_with_deaths() {
         layout(512, 64, Some((Type::Two, Guard::Bits16, true))),
         layout(4096, 16, Some((Type::One, Guard::Bits64, false))),
         layout(512, 16, None),
+        stored(
+            layout(4096, 16, Some((Type::Two, Guard::Bits64, false))),
+            StorageTag::of(20),
+        ),
     ] {
         let mut p = Protected::new(layout);
+        p.storage = layout.protection.map_or(0, |p| 0x9_a5c3 & p.storage.mask);
+        let checks = ALL | STC;
         let (block, size) = (layout.block as usize, usize::from(layout.metadata));
         let mut unwritten = vec![0; size];
         layout.unwritten(&mut unwritten);
@@ -46,7 +52,7 @@ fn histories_with_deaths() {
             let write = random(2) == 0;
             if write {
                 let (data, metadata) = p.fill(step, slba, count);
-                let status = p.status(NvmOpcode::WRITE, slba, count, ALL);
+                let status = p.status(NvmOpcode::WRITE, slba, count, checks);
                 crash::disarm();
                 let new = data.chunks(block).zip(metadata.chunks(size));
                 let new = new.map(|(data, metadata)| (data.to_vec(), metadata.to_vec()));
@@ -64,11 +70,11 @@ fn histories_with_deaths() {
                         // It is old or new. One that was never written has no metadata yet, so that
                         // it may be neither.
                         p.clear();
-                        let status = p.status(NvmOpcode::READ, lba as u64, 1, ALL);
+                        let status = p.status(NvmOpcode::READ, lba as u64, 1, checks);
                         if status != Status::SUCCESS {
                             assert!(blocks[lba].is_none(), "{lba}: {status:?}");
                             p.put(&new.0, &new.1);
-                            let again = p.status(NvmOpcode::WRITE, lba as u64, 1, ALL);
+                            let again = p.status(NvmOpcode::WRITE, lba as u64, 1, checks);
                             assert_eq!(again, Status::SUCCESS);
                             blocks[lba] = Some(new);
                             continue;
@@ -82,7 +88,7 @@ fn histories_with_deaths() {
             }
             crash::disarm();
             p.clear();
-            let status = p.status(NvmOpcode::READ, slba, count, ALL);
+            let status = p.status(NvmOpcode::READ, slba, count, checks);
             assert_eq!(status, Status::SUCCESS);
             let (data, metadata) = p.got(count);
             let found = data.chunks(block).zip(metadata.chunks(size));

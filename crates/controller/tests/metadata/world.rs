@@ -6,7 +6,7 @@ use dma::SharedPages;
 use nvme::cmd::io::{CopyRange, CopyRangeLong};
 use nvme::{Command, NvmOpcode, Status};
 use protection::table::{self, Identity};
-use protection::{Guard, Layout, Protection, Tags, Type};
+use protection::{Guard, Layout, Protection, StorageTag, Tags, Type};
 use std::sync::Arc;
 use volume::{Faults, Volume};
 use zerocopy::IntoBytes;
@@ -26,13 +26,33 @@ pub const APPLICATION: u32 = 1 << 27;
 pub const REFERENCE: u32 = 1 << 26;
 pub const PRACT: u32 = 1 << 29;
 pub const ALL: u32 = GUARD | APPLICATION | REFERENCE;
+/// Storage Tag Check; of what Copy writes, and of what it reads.
+pub const STC: u32 = 1 << 24;
+pub const STCR: u32 = 1 << 25;
 
 pub fn layout(block: u32, metadata: u16, protection: Option<(Type, Guard, bool)>) -> Layout {
     Layout {
         block,
         metadata,
         extended: false,
-        protection: protection.map(|(kind, guard, first)| Protection { kind, guard, first }),
+        protection: protection.map(|(kind, guard, first)| Protection {
+            kind,
+            guard,
+            storage: StorageTag::least(guard),
+            first,
+        }),
+    }
+}
+
+/// The same with another storage tag.
+pub fn stored(layout: Layout, storage: StorageTag) -> Layout {
+    let protection = layout.protection.map(|protection| Protection {
+        storage,
+        ..protection
+    });
+    Layout {
+        protection,
+        ..layout
     }
 }
 
@@ -46,6 +66,8 @@ pub struct Protected {
     /// Whose commands [`Protected::command`] makes, and what its blocks look like.
     pub nsid: u32,
     pub layout: Layout,
+    /// The storage tag of its commands, and of the tuples of [`Protected::fill`].
+    pub storage: u64,
     /// The data below.
     pub below: Arc<dyn Volume>,
     pub data: Arc<Faults>,
@@ -59,6 +81,8 @@ pub struct From {
     pub slba: u64,
     pub blocks: u64,
     pub reference: u64,
+    /// The storage tag, where it is in the field: [`Protected::placed`].
+    pub storage: u128,
     pub application: u16,
     pub mask: u16,
 }
@@ -70,6 +94,7 @@ pub fn from(slba: u64, blocks: u64) -> From {
         slba,
         blocks,
         reference: slba,
+        storage: 0,
         application: 0x1234,
         mask: 0xffff,
     }
@@ -136,6 +161,7 @@ impl Protected {
             h,
             nsid: 1,
             layout,
+            storage: 0,
             below,
             data,
             file: faults,
@@ -152,9 +178,28 @@ impl Protected {
         self.h.prps(&mut command, DATA, len, PAGE);
         command.mptr = METADATA.into();
         command.cdw12 = (command.cdw12.get() | prinfo).into();
-        command.cdw14 = (slba as u32).into();
-        command.cdw15 = 0xffff_1234.into();
+        self.put_tags(&mut command, slba);
         command
+    }
+
+    /// A storage tag where the field of both tags has it.
+    pub fn placed(&self, storage: u64) -> u128 {
+        let mask = self.layout.protection.map(|p| p.reference_mask());
+        u128::from(storage) << mask.unwrap_or(u64::MAX).count_ones()
+    }
+
+    /// Storage tag and reference tag of a command or a tuple.
+    fn block_tags(&self, slba: u64) -> u128 {
+        let mask = self.layout.protection.map(|p| p.reference_mask());
+        self.placed(self.storage) | u128::from(slba & mask.unwrap_or(u64::MAX))
+    }
+
+    fn put_tags(&self, command: &mut Command, slba: u64) {
+        let tags = self.block_tags(slba);
+        command.cdw2 = ((tags >> 64) as u32).into();
+        command.cdw3 = ((tags >> 32) as u32).into();
+        command.cdw14 = (tags as u32).into();
+        command.cdw15 = 0xffff_1234.into();
     }
 
     pub fn status(&mut self, opcode: NvmOpcode, slba: u64, blocks: u32, prinfo: u32) -> Status {
@@ -176,14 +221,15 @@ impl Protected {
                     nlb_z,
                     elbat,
                     elbatm,
-                    eilbrt: (range.reference as u32).into(),
+                    eilbrt: (range.storage as u32 | range.reference as u32).into(),
                     ..CopyRange::default()
                 };
                 bytes.extend(range.as_bytes());
                 continue;
             }
             let mut elbt = [0; 10];
-            elbt[2..].copy_from_slice(&range.reference.to_be_bytes());
+            let tags = range.storage | u128::from(range.reference);
+            elbt.copy_from_slice(&tags.to_be_bytes()[6..]);
             let range = CopyRangeLong {
                 snsid,
                 slba,
@@ -203,8 +249,7 @@ impl Protected {
         let [read, written] = prinfo;
         let fields = format << 8 | read >> 14 | written;
         command.cdw12 = ((ranges.len() as u32 - 1) | fields).into();
-        command.cdw14 = (to as u32).into();
-        command.cdw15 = 0xffff_1234.into();
+        self.put_tags(&mut command, to);
         command
     }
 
@@ -248,7 +293,7 @@ impl Protected {
             let tags = Tags {
                 application: 0x1234,
                 mask: 0xffff,
-                block: protection.tags_of(slba.into(), at),
+                block: protection.tags_of(self.block_tags(slba), at),
             };
             protection.generate(data, metadata, tags);
         }

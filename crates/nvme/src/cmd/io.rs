@@ -189,10 +189,10 @@ pub struct CopyCdw12 {
     /// Directive Type.
     #[bits(4)]
     pub dtype: u8,
-    /// Storage Tag Check of what is read.
-    pub stcr: bool,
     /// Storage Tag Check of what is written.
     pub stcw: bool,
+    /// Storage Tag Check of what is read.
+    pub stcr: bool,
     /// Protection Information of what is written.
     #[bits(4)]
     pub prinfow: Prinfo,
@@ -239,7 +239,7 @@ pub struct CopyRange {
     pub reserved_18: [u8; 4],
     /// Source Options, in format 2h: [`CopyRange::FAST_COPY_ONLY`].
     pub sopt: U16,
-    /// Expected Initial Logical Block Reference Tag.
+    /// Expected Logical Block Tags: storage tag, if there is one, and initial reference tag.
     pub eilbrt: U32,
     /// Expected Logical Block Application Tag.
     pub elbat: U16,
@@ -354,6 +354,8 @@ mod tests {
         let pract = Prinfo::new().with_pract(true);
         assert_eq!(CopyCdw12::new().with_prinfor(pract).into_bits(), 1 << 15);
         assert_eq!(CopyCdw12::new().with_prinfow(pract).into_bits(), 1 << 29);
+        assert_eq!(CopyCdw12::new().with_stcw(true).into_bits(), 1 << 24);
+        assert_eq!(CopyCdw12::new().with_stcr(true).into_bits(), 1 << 25);
         assert_eq!(CopyCdw12::new().with_fua(true).into_bits(), 1 << 30);
     }
 

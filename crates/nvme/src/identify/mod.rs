@@ -72,7 +72,7 @@ pub use lists::{
     IoCommandSetVector, IoCommandSets, NsidList, NvmSet, NvmSetList, UuidEntry, UuidList,
 };
 pub use namespace::{IdentifyNamespace, LbaFormat, RelativePerformance};
-pub use namespace_bits::{Dlfeat, Dpc, Dps, Flbas, Fpi, Mc, Nmic, Nsattr, Nsfeat, Rescap};
+pub use namespace_bits::{Dlfeat, Dpc, Dps, Flbas, Fpi, Mc, Nmic, Nsattr, Nsfeat, Pic, Rescap};
 pub use nvm::{NvmController, NvmNamespace};
 pub use text::{Ascii, Nqn};
 pub use virtualization::{

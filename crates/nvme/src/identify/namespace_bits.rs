@@ -66,6 +66,23 @@ pub struct Mc {
     __: u8,
 }
 
+/// PIC, Protection Information Capabilities: NVM Command Set 1.1, 4.1.5.3.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct Pic {
+    /// 16b Guard Protection Information Storage Tag Support (16BPISTS); also set where another
+    /// guard is supported.
+    pub pists16b: bool,
+    /// 16b Guard Protection Information Storage Tag Mask (16BPISTM): all bits are compared.
+    pub pistm16b: bool,
+    /// Storage Tag Check Read Support: Copy checks the storage tags of what it reads.
+    pub stcrs: bool,
+    /// Qualified Protection Information Format Support.
+    pub qpifs: bool,
+    #[bits(4)]
+    __: u8,
+}
+
 /// DPC, End-to-end Data Protection Capabilities.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

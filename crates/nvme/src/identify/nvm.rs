@@ -4,6 +4,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::Pic;
 use crate::macros::{wire_layout, zeroed_default};
 
 /// NVM command set specific Identify Namespace (CNS 05h, CSI 00h), 4096 bytes.
@@ -13,7 +14,7 @@ pub struct NvmNamespace {
     /// Logical Block Storage Tag Mask.
     pub lbstm: U64,
     /// Protection Information Capabilities.
-    pub pic: u8,
+    pub pic: Pic,
     /// Protection Information Format Attribute.
     pub pifa: u8,
     #[doc(hidden)]

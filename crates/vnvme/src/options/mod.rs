@@ -16,7 +16,7 @@ pub mod tables;
 pub mod url;
 mod value;
 
-pub use value::{Names, Paths, Setting, Size, Url};
+pub use value::{Bits, Names, Paths, Setting, Size, Url};
 
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;

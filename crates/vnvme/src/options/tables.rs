@@ -335,6 +335,24 @@ impl Spec for NamespaceSpec {
         .or("off")
         .in_url(),
         Row::<Self>::new(
+            "storage-tag",
+            "N",
+            "bits of protection information's storage tag, which commands may have compared; the \
+             reference tag has the rest. With a guard of 16 bits 0 to 32, of 32 bits 16 to 64, of \
+             64 bits 0 to 48",
+            |n| &mut n.storage_tag,
+        )
+        .or("0, with a guard of 32 bits 16")
+        .in_url(),
+        Row::<Self>::new(
+            "storage-tag-mask",
+            "BITS",
+            "those bits of the storage tag that are compared, like 0xff00",
+            |n| &mut n.storage_tag_mask,
+        )
+        .or("all of them")
+        .in_url(),
+        Row::<Self>::new(
             "format-file",
             "PATH",
             "let the guest choose the block size (Format NVM), and with metadata also the size of \

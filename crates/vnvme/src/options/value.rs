@@ -440,6 +440,36 @@ impl Value for Size {
     }
 }
 
+/// Bits of a field: `0xff00`, or the same as a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bits(pub u64);
+
+impl Value for Bits {
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        let text = utf8(text)?;
+        let read = match text.strip_prefix("0x") {
+            // A sign is no digit.
+            Some(digits) if digits.starts_with('+') => None,
+            Some(digits) => u64::from_str_radix(digits, 16).ok(),
+            None => volume::parse_number::<u64, 0, { u64::MAX }>(text).ok(),
+        };
+        let wrong = || format!("{text}: bits are expected, like 0xff00, 64 at most");
+        read.map(Self).ok_or_else(wrong)
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        match value {
+            toml::Value::String(text) => Self::from_text(OsStr::new(&text)),
+            toml::Value::Integer(number) => Self::from_text(OsStr::new(&number.to_string())),
+            other => Err(format!("{other}: bits are expected, like 0xff00")),
+        }
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        text(format!("{:#x}", self.0))
+    }
+}
+
 /// Numbers of CPUs: `2,3`, or `0-3,8` as in cpuset(7). In a configuration file also `[2, 3]`.
 impl Value for Vec<usize> {
     const IS_LIST: bool = true;
@@ -557,6 +587,29 @@ impl Value for IdleWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bits() {
+        let read = |text: &str| Bits::from_text(OsStr::new(text)).ok();
+        for (text, bits) in [
+            ("0xff00", Some(0xff00)),
+            ("65280", Some(0xff00)),
+            ("0xFFFFFFFFFFFFFFFF", Some(u64::MAX)),
+            ("0x10000000000000000", None),
+            ("0x", None),
+            ("0x+1", None),
+            ("-1", None),
+            ("ff", None),
+            ("", None),
+        ] {
+            assert_eq!(read(text), bits.map(Bits), "{text}");
+        }
+        let all = Bits(u64::MAX);
+        assert_eq!(Bits::from_toml(all.to_toml()), Ok(all));
+        assert_eq!(Bits::from_toml(toml::Value::Integer(6)), Ok(Bits(6)));
+        assert!(Bits::from_toml(toml::Value::Integer(-6)).is_err());
+        assert!(Bits::from_toml(toml::Value::Boolean(true)).is_err());
+    }
 
     fn cpus(text: &str) -> Result<Vec<usize>, String> {
         Vec::<usize>::from_text(OsStr::new(text))

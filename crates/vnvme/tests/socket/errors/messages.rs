@@ -611,7 +611,7 @@ pub const REFUSED: &[(&str, &str)] = &[
          `max-active-zones`, `zrwa-size`, `zrwa-granularity`, `zrwa-resources`, `zone-table`, \
          `fdp-handles`, `fdp-unit`, `fdp-table`, \
          `metadata`, `metadata-size`, `metadata-extended`, `protection`, `guard`, \
-         `protection-first`, `format-file`, \
+         `protection-first`, `storage-tag`, `storage-tag-mask`, `format-file`, \
          `ana-group`, `ana-state`",
     ),
     ("detach a 7", "vnvme: \"a\" has no namespace 7"),
