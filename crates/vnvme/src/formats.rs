@@ -577,13 +577,21 @@ mod tests {
         }
     }
 
+    /// The same with a storage tag.
+    fn tagged(block: u32, metadata: u16, guard: Guard, bits: u8, mask: u64) -> BlockFormat {
+        BlockFormat {
+            storage: StorageTag { bits, mask },
+            ..protected(block, metadata, guard)
+        }
+    }
+
     fn all() -> [BlockFormat; 6] {
         [
             BlockFormat::plain(512),
-            protected(512, 8, Guard::Bits16),
+            tagged(512, 8, Guard::Bits16, 16, 0xff00),
             protected(4096, 64, Guard::Bits64),
             BlockFormat::plain(4096),
-            protected(4096, 16, Guard::Bits32),
+            tagged(4096, 16, Guard::Bits32, 64, 0x8000_0000_0000_0001),
             BlockFormat {
                 protection: None,
                 ..protected(4096, 16, Guard::Bits64)
@@ -610,7 +618,15 @@ mod tests {
         }
 
         fn opened(&self, metadata: bool) -> Result<(FormatFile, Option<Arc<MetadataState>>)> {
-            let first = BlockFormat::plain(512);
+            self.opened_as(BlockFormat::plain(512), metadata)
+        }
+
+        /// The same with that format configured.
+        fn opened_as(
+            &self,
+            first: BlockFormat,
+            metadata: bool,
+        ) -> Result<(FormatFile, Option<Arc<MetadataState>>)> {
             let previous = PreviousProcess {
                 limit: Duration::from_secs(10),
                 ..PreviousProcess::default()
@@ -810,6 +826,47 @@ mod tests {
         let newest = newest.max_by_key(|(_, kept)| kept.sequence).unwrap();
         assert_eq!(newest.0, PLAIN);
         assert!(both.opened(false).is_ok());
+    }
+
+    /// Of the format that is there the mask is the configured one, and the size is that of its
+    /// tuples; other formats are as they were kept.
+    #[test]
+    fn the_mask_is_configured_and_the_size_is_kept() {
+        let with = |bits, mask| tagged(512, 8, Guard::Bits16, bits, mask);
+        let (first, masked, longer) = (with(16, 0xff00), with(16, 0xff), with(17, 0x1ff00));
+        let both = Both::new();
+        let finds = |configured: BlockFormat, wanted: BlockFormat| {
+            let (file, state) = both.opened_as(configured, true).unwrap();
+            assert_eq!(file.newest.format, wanted);
+            let found = state.as_ref().map(|state| *state.layout());
+            assert_eq!(found, wanted.layout());
+            file
+        };
+        finds(first, first);
+        finds(masked, masked);
+        finds(longer, first);
+        finds(with(0, 0), first);
+        finds(BlockFormat::plain(512), first);
+        // Where there are no tuples, nothing has a size.
+        let bare = |format| BlockFormat {
+            protection: None,
+            ..format
+        };
+        finds(first, first).save(bare(first)).unwrap();
+        finds(longer, bare(longer));
+        // Not its own, the format is another one.
+        let other = protected(512, 16, Guard::Bits16);
+        finds(first, bare(first)).save(other).unwrap();
+        finds(longer, other);
+        // What is formatted again is as it is configured then.
+        finds(longer, other).save(longer).unwrap();
+        finds(longer, longer);
+        // A file of tuples of another size is noticed.
+        let ours = std::fs::read(both.path("metadata")).unwrap();
+        finds(longer, longer).save(first).unwrap();
+        std::fs::write(both.path("metadata"), ours).unwrap();
+        let error = format!("{:#}", both.opened_as(first, true).err().unwrap());
+        assert!(error.contains("storage tag of 17"), "{error}");
     }
 
     #[test]
