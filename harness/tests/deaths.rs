@@ -45,7 +45,7 @@ const AT_ONCE: &str = "controller.answer.";
 const MADE: &str = "vnvme.disk.";
 
 /// Points that no load here passes, and where each is tested.
-const ELSEWHERE: [&str; 15] = [
+const ELSEWHERE: [&str; 18] = [
     // QEMU 11.1.3 ends by an assertion where a guest chooses its write cache while the daemon is
     // away: `vhost-blk/tests/deaths.rs`.
     "vhost-blk.write-cache.noted",
@@ -67,6 +67,11 @@ const ELSEWHERE: [&str; 15] = [
     "controller.mark.recorded",
     // Of metadata: `controller/tests/metadata/history.rs`.
     "controller.metadata.",
+    // Of formats: `controller/tests/formats/lasting.rs`, `metadata/formats.rs`,
+    // `vnvme/src/formats.rs`.
+    "controller.format.",
+    "vnvme.format.",
+    "vnvme.metadata.",
     // Of placement handles: `controller/tests/placement/lasting.rs`.
     "controller.placement.",
     // Of namespaces that guests make: `controller/tests/namespaces/deaths.rs`,

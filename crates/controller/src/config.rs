@@ -145,7 +145,7 @@ pub struct NamespaceConfig {
     /// neither zones nor placement handles then.
     pub metadata: Option<Arc<MetadataState>>,
     /// The LBA formats that its host may choose from (Format NVM); `None`: it has one. With several
-    /// it has neither zones nor placement handles nor metadata.
+    /// it has neither zones nor placement handles, and metadata only if some of them have.
     pub formats: Option<Formats>,
 }
 
@@ -250,10 +250,11 @@ pub enum ConfigError {
          hosts reach it, and it has neither zones nor placement handles"
     )]
     SharedMetadata(u32),
-    /// Zones, placement handles and metadata are of one LBA format.
+    /// Zones and placement handles are of one LBA format, and so is metadata where others have
+    /// none.
     #[error(
-        "namespace {0} can have several LBA formats only without zones, placement handles and \
-         metadata"
+        "namespace {0} can have several LBA formats only without zones, placement handles, and \
+         metadata that is of one format"
     )]
     FixedFormat(u32),
     /// The metadata is of other blocks than the namespace has.
@@ -443,6 +444,18 @@ impl ControllerConfig {
 }
 
 impl NamespaceConfig {
+    /// Its blocks have metadata, or can have: it lives on one worker.
+    pub(crate) fn may_have_metadata(&self) -> bool {
+        let formats = self.formats.as_ref();
+        self.metadata.is_some() || formats.is_some_and(Formats::has_metadata)
+    }
+
+    /// The file that is flushed after the volume in this format, or can be in another one.
+    pub(crate) fn table_file(&self) -> Option<&Arc<dyn Volume>> {
+        let table = self.table().map(|(table, _)| table);
+        table.or_else(|| self.formats.as_ref()?.file())
+    }
+
     /// The file that is flushed after the volume; and it is lost.
     pub(crate) fn table(&self) -> Option<(&Arc<dyn Volume>, bool)> {
         let zones = self.zones.as_ref().and_then(|zones| zones.table());
@@ -463,10 +476,12 @@ impl NamespaceConfig {
             return Err(ConfigError::SharedZones(self.nsid));
         }
         let plain = self.zones.is_none() && self.placement.is_none();
-        if self.metadata.is_some() && !(alone && config.workers <= 1 && plain) {
+        if self.may_have_metadata() && !(alone && config.workers <= 1 && plain) {
             return Err(ConfigError::SharedMetadata(self.nsid));
         }
-        if self.formats.is_some() && (!plain || self.metadata.is_some()) {
+        let fixed =
+            |formats: &Formats| !plain || self.metadata.is_some() && !formats.has_metadata();
+        if self.formats.as_ref().is_some_and(fixed) {
             return Err(ConfigError::FixedFormat(self.nsid));
         }
         match self.placement.is_none() || (alone && self.zones.is_none()) {

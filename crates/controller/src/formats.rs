@@ -2,38 +2,203 @@
 //! is kept.
 
 use crate::config::NamespaceConfig;
-use crate::subsystem::Saved;
+use crate::metadata::MetadataState;
+use protection::{Guard, Layout, LayoutError, Protection, StorageTag, Type};
 use std::fmt::Debug;
 use std::sync::Arc;
+use volume::Volume;
 
 /// Block sizes in bytes that there are.
 const SIZES: [u32; 2] = [512, 4096];
+/// LBA formats: bytes of data and of metadata in a block, and the guard. The larger guards are of
+/// large blocks, in tuples of 16 bytes.
+const ALL: [(u32, u16, Guard); 12] = [
+    (512, 0, Guard::Bits16),
+    (4096, 0, Guard::Bits16),
+    (512, 8, Guard::Bits16),
+    (512, 16, Guard::Bits16),
+    (512, 64, Guard::Bits16),
+    (4096, 8, Guard::Bits16),
+    (4096, 16, Guard::Bits16),
+    (4096, 64, Guard::Bits16),
+    (4096, 16, Guard::Bits32),
+    (4096, 64, Guard::Bits32),
+    (4096, 16, Guard::Bits64),
+    (4096, 64, Guard::Bits64),
+];
+
+/// What the blocks of a namespace look like, as far as Format NVM chooses it: an LBA format (its
+/// data, metadata, guard and storage tag), and how that has metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockFormat {
+    /// Bytes of data in a block: 512 or 4096.
+    pub block: u32,
+    /// Bytes of metadata of a block (MS), 0 for none.
+    pub metadata: u16,
+    /// The guard of protection information: which one that would be, where there is none (PIF).
+    pub guard: Guard,
+    /// The storage tag of protection information, likewise (STS, and LBSTM of the namespace).
+    pub storage: StorageTag,
+    /// Hosts have the metadata behind each block's data.
+    pub extended: bool,
+    /// The metadata contains protection information: of this type, and in its first bytes.
+    pub protection: Option<(Type, bool)>,
+}
+
+impl BlockFormat {
+    /// Blocks of so many bytes without metadata.
+    pub const fn plain(block: u32) -> Self {
+        Self {
+            block,
+            metadata: 0,
+            guard: Guard::Bits16,
+            storage: StorageTag::least(Guard::Bits16),
+            extended: false,
+            protection: None,
+        }
+    }
+
+    /// What the layout of blocks with metadata says.
+    pub fn of(layout: &Layout) -> Self {
+        let protection = layout.protection;
+        let guard = protection.map_or(Guard::Bits16, |protection| protection.guard);
+        Self {
+            block: layout.block,
+            metadata: layout.metadata,
+            guard,
+            storage: protection.map_or(StorageTag::least(guard), |p| p.storage),
+            extended: layout.extended,
+            protection: protection.map(|protection| (protection.kind, protection.first)),
+        }
+    }
+
+    /// How the blocks have metadata; `None`: they have none.
+    pub fn layout(&self) -> Option<Layout> {
+        let Self { guard, storage, .. } = *self;
+        let protection = |(kind, first)| Protection {
+            kind,
+            guard,
+            storage,
+            first,
+        };
+        (self.metadata > 0).then(|| Layout {
+            block: self.block,
+            metadata: self.metadata,
+            extended: self.extended,
+            protection: self.protection.map(protection),
+        })
+    }
+
+    /// Both have the same LBA format, by its index: of those that a namespace can have, no two
+    /// differ by their storage tags alone.
+    pub fn is_lba_format_of(&self, other: &Self) -> bool {
+        let values = |format: &Self| (format.block, format.metadata, format.guard);
+        values(self) == values(other)
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`LayoutError`], also of protection information without metadata.
+    pub fn check(&self) -> Result<(), LayoutError> {
+        self.storage.check(self.guard)?;
+        match self.layout() {
+            Some(layout) => layout.check(),
+            None if !SIZES.contains(&self.block) => Err(LayoutError::Block(self.block)),
+            None if self.protection.is_some() => Err(LayoutError::Metadata(0)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A format that is kept.
+#[derive(Debug)]
+pub struct KeptFormat {
+    /// The metadata of its blocks, of which none was ever written; `None`: they have none.
+    pub metadata: Option<Arc<MetadataState>>,
+}
+
+/// What is to be called when a format is kept; `None`: it cannot be.
+pub type FormatSaved = Box<dyn FnOnce(Option<KeptFormat>) + Send>;
 
 /// Where a namespace's format is kept, so that the next process has it so.
 pub trait FormatStore: Send + Sync + Debug {
-    /// Keeps the format: logical blocks of so many bytes. Must not block, and calls `done`, on
-    /// whatever thread: `true` when it outlasts the process and a loss of power, `false` when the
+    /// Keeps the format, which may be the one that is kept: the namespace is erased, and no
+    /// metadata of its blocks counts any more. Must not block, and calls `done`, on whatever
+    /// thread, when the format outlasts the process and a loss of power, or with `None` when the
     /// one before is kept. One call at a time. A store that drops `done` without a call leaves the
     /// host's command without an end.
-    fn save(&self, block_size: u32, done: Saved);
+    fn save(&self, format: BlockFormat, done: FormatSaved);
 }
 
 /// The LBA formats of a namespace: blocks of 512 and of 4096 bytes, as far as its volume can have
-/// them.
+/// them, and perhaps with metadata.
 #[derive(Clone, Debug)]
 pub struct Formats {
-    /// In bytes, in the order of the formats' indices.
-    sizes: [u32; 2],
+    /// By the formats' indices.
+    list: Vec<BlockFormat>,
     store: Arc<dyn FormatStore>,
+    /// Guard and storage tag of the format that is kept, for blocks without protection information.
+    tuples: (Guard, StorageTag),
+    /// The file of the metadata, whichever the format is.
+    file: Option<Arc<dyn Volume>>,
 }
 
 impl Formats {
     /// Format 0 has blocks of `first` bytes (512 or 4096), format 1 of the other size.
     pub fn new(first: u32, store: Arc<dyn FormatStore>) -> Self {
         Self {
-            sizes: sizes_from(first),
+            list: plain_from(first),
             store,
+            tuples: tuples_of(&BlockFormat::plain(first)),
+            file: None,
         }
+    }
+
+    /// Formats with metadata, too: format 0 is this one's, and the others follow in the order of
+    /// their blocks' sizes, guards and metadata, those without metadata in front. Format 0 has this
+    /// one's storage tag, with whatever type of protection, and the others have the smallest.
+    /// `now` is the one that is kept; `file` is what its metadata, and that of others, is made
+    /// durable with.
+    pub fn with_metadata(
+        first: BlockFormat,
+        now: BlockFormat,
+        file: Option<Arc<dyn Volume>>,
+        store: Arc<dyn FormatStore>,
+    ) -> Self {
+        let others = ALL.into_iter().map(|(block, metadata, guard)| BlockFormat {
+            metadata,
+            guard,
+            storage: StorageTag::least(guard),
+            ..BlockFormat::plain(block)
+        });
+        let others = others.filter(|other| !other.is_lba_format_of(&first));
+        let of_index = BlockFormat {
+            extended: false,
+            protection: None,
+            ..first
+        };
+        Self {
+            list: [of_index].into_iter().chain(others).collect(),
+            store,
+            tuples: tuples_of(&now),
+            file,
+        }
+    }
+
+    /// Some of them have metadata.
+    pub fn has_metadata(&self) -> bool {
+        self.list.iter().any(|format| format.metadata > 0)
+    }
+
+    /// The file of the metadata.
+    pub(crate) fn file(&self) -> Option<&Arc<dyn Volume>> {
+        self.file.as_ref()
+    }
+
+    /// This one is kept from now on.
+    pub(crate) fn set(&mut self, format: BlockFormat) {
+        self.tuples = tuples_of(&format);
     }
 
     /// Where the choice is kept.
@@ -42,41 +207,72 @@ impl Formats {
     }
 }
 
+/// What the tuples of that format are like, if it has any.
+fn tuples_of(format: &BlockFormat) -> (Guard, StorageTag) {
+    (format.guard, format.storage)
+}
+
 /// Block sizes by the indices of formats, of which format 0 has this one.
 pub(crate) fn sizes_from(first: u32) -> [u32; 2] {
     let other = SIZES.into_iter().find(|size| *size != first);
     [first, other.unwrap_or(first)]
 }
 
-/// Those that a namespace can have whose blocks are of `current` bytes; `None`: that one is not
+/// Formats without metadata, of which format 0 has blocks of so many bytes.
+pub(crate) fn plain_from(first: u32) -> Vec<BlockFormat> {
+    sizes_from(first).map(BlockFormat::plain).into()
+}
+
+/// Those that a namespace can have whose blocks have `current` bytes now; `None`: that one is not
 /// available.
 pub(crate) fn available(
-    sizes: [u32; 2],
+    list: &[BlockFormat],
     current: u32,
     fits: impl Fn(u32) -> bool,
-) -> Vec<Option<u32>> {
-    let found = sizes.map(|size| (size == current || fits(size)).then_some(size));
+) -> Vec<Option<BlockFormat>> {
+    let fits = |format: BlockFormat| format.block == current || fits(format.block);
+    let found = list.iter().map(|format| Some(*format).filter(|f| fits(*f)));
+    let mut found: Vec<_> = found.collect();
     let last = found.iter().rposition(Option::is_some);
-    let count = last.map_or(0, |last| last + 1);
-    found.into_iter().take(count).collect()
+    found.truncate(last.map_or(0, |last| last + 1));
+    found
 }
 
 impl NamespaceConfig {
-    /// Bytes of a block by the indices of its LBA formats; `None`: that one is not available.
-    pub(crate) fn lba_formats(&self) -> Vec<Option<u32>> {
+    /// The format that it has.
+    pub(crate) fn format(&self) -> BlockFormat {
+        let Some(metadata) = &self.metadata else {
+            return BlockFormat::plain(self.block_size);
+        };
+        let format = BlockFormat::of(metadata.layout());
+        match &self.formats {
+            Some(formats) if format.protection.is_none() => {
+                let (guard, storage) = formats.tuples;
+                BlockFormat {
+                    guard,
+                    storage,
+                    ..format
+                }
+            }
+            _ => format,
+        }
+    }
+
+    /// Its LBA formats by their indices; `None`: that one is not available.
+    pub(crate) fn lba_formats(&self) -> Vec<Option<BlockFormat>> {
         let Some(formats) = &self.formats else {
-            return vec![Some(self.block_size)];
+            return vec![Some(self.format())];
         };
         let info = self.volume.info();
         let fits = |size: u32| info.block_size <= size && info.size.is_multiple_of(size.into());
-        available(formats.sizes, self.block_size, fits)
+        available(&formats.list, self.block_size, fits)
     }
 
     /// The index of the one that it has.
     pub(crate) fn lba_format(&self) -> u8 {
-        let formats = self.formats.as_ref();
-        let sizes = formats.map(|formats| formats.sizes);
-        let place = |sizes: [u32; 2]| sizes.iter().position(|size| *size == self.block_size);
-        sizes.and_then(place).unwrap_or(0) as u8
+        let now = self.format();
+        let list = self.formats.iter().flat_map(|formats| &formats.list);
+        let index = list.into_iter().position(|one| one.is_lba_format_of(&now));
+        index.unwrap_or(0) as u8
     }
 }

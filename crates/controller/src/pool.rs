@@ -1,8 +1,7 @@
 //! Where the namespaces come from that a host makes (Namespace Management).
 
 use crate::config::NamespaceConfig;
-use crate::formats::{FormatStore, Formats};
-use crate::subsystem::Saved;
+use crate::formats::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat};
 use std::fmt::Debug;
 use std::sync::Arc;
 use volume::Volume;
@@ -125,11 +124,17 @@ struct PooledFormat {
 }
 
 impl FormatStore for PooledFormat {
-    fn save(&self, block_size: u32, done: Saved) {
-        let nguid = self.nguid;
-        let change = PoolChange::Format { nguid, block_size };
-        self.pool
-            .change(change, Box::new(move |result| done(result.is_ok())));
+    fn save(&self, format: BlockFormat, done: FormatSaved) {
+        let change = PoolChange::Format {
+            nguid: self.nguid,
+            block_size: format.block,
+        };
+        self.pool.change(
+            change,
+            Box::new(move |result: Result<(), PoolError>| {
+                done(result.ok().map(|()| KeptFormat { metadata: None }));
+            }),
+        );
     }
 }
 

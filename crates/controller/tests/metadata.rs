@@ -14,11 +14,17 @@ mod copy_across;
 mod copy_history;
 #[path = "metadata/copy_lasting.rs"]
 mod copy_lasting;
+#[path = "metadata/format_tags.rs"]
+mod format_tags;
+#[path = "metadata/formats.rs"]
+mod formats;
 #[path = "metadata/history.rs"]
 mod history;
 #[path = "metadata/lasting.rs"]
 mod lasting;
 #[path = "metadata/storage.rs"]
 mod storage;
+#[path = "formats/store.rs"]
+mod store;
 #[path = "metadata/world.rs"]
 mod world;

@@ -1,6 +1,6 @@
 //! What a namespace's blocks look like.
 
-use crate::{Protection, StorageTag};
+use crate::{Guard, Protection, StorageTag};
 
 /// Blocks with metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,29 @@ pub enum LayoutError {
     },
 }
 
+impl StorageTag {
+    /// Checks whether tuples with that guard can have it.
+    ///
+    /// # Errors
+    /// [`LayoutError::StorageTag`], [`LayoutError::StorageMask`].
+    pub fn check(self, guard: Guard) -> Result<(), LayoutError> {
+        let Self { bits, mask } = self;
+        let (least, most) = guard.storage_bits();
+        if !(least..=most).contains(&bits) {
+            return Err(LayoutError::StorageTag {
+                bits,
+                guard: guard.bits(),
+                least,
+                most,
+            });
+        }
+        match mask & !Self::of(bits).mask {
+            0 => Ok(()),
+            _ => Err(LayoutError::StorageMask { mask, bits }),
+        }
+    }
+}
+
 impl Layout {
     /// Checks every field.
     ///
@@ -81,20 +104,7 @@ impl Layout {
         if guard > 16 && self.block < 4096 {
             return Err(LayoutError::SmallBlock(guard));
         }
-        let StorageTag { bits, mask } = protection.storage;
-        let (least, most) = protection.guard.storage_bits();
-        if !(least..=most).contains(&bits) {
-            return Err(LayoutError::StorageTag {
-                bits,
-                guard,
-                least,
-                most,
-            });
-        }
-        match mask & !StorageTag::of(bits).mask {
-            0 => Ok(()),
-            _ => Err(LayoutError::StorageMask { mask, bits }),
-        }
+        protection.storage.check(protection.guard)
     }
 
     /// The metadata is the tuple and nothing else: where a host has PRACT set, it is not

@@ -108,8 +108,12 @@ pub const fn entry(metadata: u16) -> usize {
     2 * (WORD + metadata as usize)
 }
 
-/// Bytes of a file for so many blocks; none if that is no number.
+/// Bytes of a file for so many blocks; none if that is no number. Of blocks without metadata there
+/// is nothing but the header.
 pub fn len(blocks: u64, metadata: u16) -> Option<u64> {
+    if metadata == 0 {
+        return Some(HEADER as u64);
+    }
     let entries = blocks.checked_mul(entry(metadata) as u64)?;
     let all = entries.checked_add(HEADER as u64)?;
     all.checked_next_multiple_of(HEADER as u64)

@@ -443,8 +443,14 @@ fn check_placement(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
 /// What is said of the metadata of a namespace's blocks.
 fn check_metadata(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
     let origin = &namespace.origin;
+    if namespace.metadata.is_some()
+        && namespace.metadata_size.is_none()
+        && namespace.format_file.is_none()
+    {
+        let why = "metadata has no effect without metadata-size or format-file";
+        return Err(origin.error("metadata", why));
+    }
     for (key, said) in [
-        ("metadata", namespace.metadata.is_some()),
         ("metadata-extended", namespace.metadata_extended.is_some()),
         ("protection", namespace.protection.is_some()),
     ] {
@@ -478,12 +484,16 @@ fn check_metadata(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
 fn check_formats(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
     let direct = namespace.path == Some(PathChoice::Direct);
     let accounted = namespace.zone_size.is_some() || namespace.fdp_handles.is_some();
-    let other = shared || direct || accounted || namespace.metadata_size.is_some();
-    if namespace.format_file.is_some() && other {
+    if namespace.format_file.is_some() && (shared || direct || accounted) {
         let why = "a guest chooses the LBA format of namespaces of one disk, without subsystem, \
-                   zones, placement handles and metadata, and not for other hosts; their commands \
-                   take the generic path";
+                   zones and placement handles, and not for other hosts; their commands take the \
+                   generic path";
         return Err(namespace.origin.error("format-file", why));
+    }
+    let kept = namespace.metadata.is_some();
+    if namespace.format_file.is_some() && namespace.metadata_size.is_some() && !kept {
+        let why = "with format-file metadata-size needs metadata, a file that keeps it";
+        return Err(namespace.origin.error("metadata-size", why));
     }
     Ok(())
 }
@@ -613,6 +623,35 @@ mod tests {
             let error = checked(&file).expect_err(words).to_string();
             let wanted = format!("the {words} is given twice");
             assert_eq!(error, wanted, "{file}");
+        }
+    }
+
+    #[test]
+    fn formats_and_metadata_go_together() {
+        let checked = |options: &str| {
+            checked(&format!(
+                "[[controller]]\nsocket = \"/run/a\"\n[[controller.namespace]]\n\
+                 volume = \"a\"\n{options}"
+            ))
+        };
+        let (format, metadata) = ("format-file = \"f\"\n", "metadata = \"m\"\n");
+        checked(&format!("{format}{metadata}")).unwrap();
+        let size = "metadata-size = 8\nprotection = 1\n";
+        checked(&format!("{format}{metadata}{size}")).unwrap();
+        for (options, words) in [
+            (metadata.into(), "metadata has no effect without"),
+            (format!("{format}{size}"), "needs metadata, a file"),
+            (
+                format!("{format}{metadata}zone-size = \"1M\"\n"),
+                "a guest chooses the LBA format",
+            ),
+            (
+                format!("{format}{metadata}protection = 1\n"),
+                "protection has no effect without metadata-size",
+            ),
+        ] {
+            let error = checked(&options).unwrap_err().to_string();
+            assert!(error.contains(words), "{options}: {error}");
         }
     }
 

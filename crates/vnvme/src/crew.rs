@@ -23,7 +23,7 @@ use crate::subsystems;
 use crate::ublk::Disks;
 use crate::vhost_blk::{FrontEnds, VhostBlk};
 use anyhow::{Context, Result};
-use controller::{Cloud, ControllerConfig, NamespaceConfig, NamespacePool};
+use controller::{Cloud, ControllerConfig, Formats, NamespaceConfig, NamespacePool};
 use dma::MemoryCache;
 use fabrics_target::{Door, HostKey, Target, TargetConfig, TargetLimits};
 use receive::Receiver;
@@ -424,7 +424,11 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         };
         namespaces.push(Chosen::shape(formats, config));
     }
-    let alone = namespaces.iter().any(|ns| ns.metadata.is_some());
+    let has_metadata = |ns: &NamespaceConfig| {
+        let formats = ns.formats.as_ref();
+        ns.metadata.is_some() || formats.is_some_and(Formats::has_metadata)
+    };
+    let alone = namespaces.iter().any(has_metadata);
     let shown: Vec<(u32, u32)> = namespaces
         .iter()
         .map(|ns| (ns.nsid, ns.block_size))

@@ -4,12 +4,19 @@
 //! The file has a place in each of two pages, which are written in turn, each write made durable
 //! before it counts: so one of them is whole at any moment, and the newer one of those that are
 //! whole is the format.
+//!
+//! Of a namespace with metadata this file says what the file of the metadata is of. Where another
+//! format is kept, it says first that the metadata is to be made anew, and when that is done, that
+//! it is there: the next process does it where this one has died between. All is erased by then.
 
 use crate::identity;
+use crate::metadata::{self, MetadataFile};
 use crate::spec::NamespaceSpec;
 use crate::table_file;
 use anyhow::{Context, Result, bail, ensure};
-use controller::{FormatStore, Formats, NamespaceConfig, Saved};
+use controller::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat};
+use controller::{MetadataState, NamespaceConfig};
+use protection::{Guard, StorageTag, Type};
 use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,19 +29,22 @@ use sync::Unpoisoned;
 use volume::{FileVolume, PreviousProcess, Volume};
 
 const MAGIC: [u8; 8] = *b"vnvmefmt";
-/// The form of the file.
-const VERSION: u32 = 1;
+/// The form of the file of a format without metadata.
+const PLAIN: u32 = 1;
+/// The same of any format.
+const VERSION: u32 = 2;
 /// Bytes of what a place holds; its last four are the checksum of the others.
 const LEN: usize = 64;
 /// Between the two places.
 const APART: usize = table_file::PAGE;
 
-/// The formats that a namespace can have, and bytes of its blocks.
+/// The formats that a namespace can have, and the one that it has.
 #[derive(Clone, Debug)]
 pub struct Chosen {
     formats: Formats,
     block_size: u32,
-    /// The same, as it is kept now.
+    metadata: Option<Arc<MetadataState>>,
+    /// Bytes of a block, as they are kept now.
     now: Weak<AtomicU32>,
 }
 
@@ -45,6 +55,7 @@ impl Chosen {
             None => config,
             Some(chosen) => NamespaceConfig {
                 block_size: chosen.block_size,
+                metadata: chosen.metadata,
                 formats: Some(chosen.formats),
                 ..config
             },
@@ -88,27 +99,79 @@ pub fn open(
         return Ok(None);
     };
     let url = &*spec.volume;
-    let block = spec.block_size;
-    let first = block.unwrap_or_else(|| volume.info().block_size.max(512));
-    let namespace = identity::nguid("format", 1, &volume.id());
-    let opened = FormatFile::open(path, first, namespace, previous);
-    let (file, block_size) = opened.with_context(|| format!("{url}: format-file"))?;
-    let now = Arc::new(AtomicU32::new(block_size));
-    let store = FileStore {
+    let first = metadata::configured(spec, &**volume)?;
+    let opened = open_files(path, spec.metadata.as_deref(), first, volume, previous);
+    let (file, metadata) = opened.with_context(|| format!("{url}: format-file"))?;
+    let format = file.newest.format;
+    let now = Arc::new(AtomicU32::new(format.block));
+    let table = file.metadata.as_ref().map(MetadataFile::volume);
+    let store = Arc::new(FileStore {
         writer: Mutex::new(Writer::File(Box::new(file))),
         now: now.clone(),
-    };
+    });
     Ok(Some(Chosen {
         now: Arc::downgrade(&now),
-        formats: Formats::new(first, Arc::new(store)),
-        block_size,
+        formats: match table {
+            Some(table) => Formats::with_metadata(first, format, Some(table), store),
+            None => Formats::new(first.block, store),
+        },
+        block_size: format.block,
+        metadata,
     }))
+}
+
+/// The format that is kept, with the storage tag of the configured one, if it is of the same LBA
+/// format. Blocks with tuples keep its size: then only the mask is configured.
+fn configured(kept: BlockFormat, first: &BlockFormat) -> BlockFormat {
+    let sized = kept.protection.is_none() || kept.storage.bits == first.storage.bits;
+    match kept.is_lba_format_of(first) && sized {
+        true => BlockFormat {
+            storage: first.storage,
+            ..kept
+        },
+        false => kept,
+    }
+}
+
+/// Both files of a namespace on that volume; format and metadata fit.
+fn open_files(
+    path: &Path,
+    metadata: Option<&Path>,
+    first: BlockFormat,
+    volume: &Arc<dyn Volume>,
+    previous: PreviousProcess,
+) -> Result<(FormatFile, Option<Arc<MetadataState>>)> {
+    let namespace = identity::nguid("format", 1, &volume.id());
+    let mut file = FormatFile::open(path, first, namespace, previous)?;
+    file.newest.format = configured(file.newest.format, &first);
+    let Kept { format, remake, .. } = file.newest;
+    let Some(metadata) = metadata else {
+        ensure!(
+            format.metadata == 0 && !remake,
+            "{}: the guest has chosen blocks with metadata: metadata, a file that keeps it, is \
+             needed",
+            path.display()
+        );
+        return Ok((file, None));
+    };
+    let size = volume.info().size;
+    let table = MetadataFile::open(metadata, format, (&**volume, size), previous)?;
+    if remake {
+        table.remake(format, size)?;
+        file.keep(format, false)?;
+    }
+    let state = table.state(format, size)?;
+    file.metadata = Some(table);
+    file.volume = Some(Arc::downgrade(volume));
+    Ok((file, state))
 }
 
 /// What a place holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kept {
-    block_size: u32,
+    format: BlockFormat,
+    /// The metadata is to be made anew for it.
+    remake: bool,
     /// Of the namespace.
     namespace: [u8; 16],
     /// The higher one is the newer one.
@@ -118,12 +181,28 @@ struct Kept {
 impl Kept {
     fn encode(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
-        let fields: [&[u8]; 5] = [
+        let format = self.format;
+        let plain = format == BlockFormat::plain(format.block) && !self.remake;
+        let version = if plain { PLAIN } else { VERSION };
+        let (kind, first) = match format.protection {
+            Some((kind, first)) => (kind as u8, first),
+            None => (0, false),
+        };
+        let flags = [format.extended, first, self.remake];
+        let flags = flags.into_iter().zip(0..);
+        let flags = flags.map(|(flag, bit)| u8::from(flag) << bit).sum();
+        // A format without metadata has zeroes behind the sequence.
+        let guard = if plain { 0 } else { format.guard.bits() };
+        let StorageTag { bits, mask } = format.storage;
+        let fields: [&[u8]; 8] = [
             &MAGIC,
-            &VERSION.to_le_bytes(),
-            &self.block_size.to_le_bytes(),
+            &version.to_le_bytes(),
+            &format.block.to_le_bytes(),
             &self.namespace,
             &self.sequence.to_le_bytes(),
+            &format.metadata.to_le_bytes(),
+            &[guard, kind, flags, bits],
+            &mask.to_le_bytes(),
         ];
         let fields = fields.into_iter().flatten();
         for (to, from) in bytes.iter_mut().zip(fields) {
@@ -141,8 +220,19 @@ impl Kept {
         let whole = content.starts_with(&MAGIC) && sum == crc32fast::hash(content).to_le_bytes();
         let at = |from: usize| content.get(from..).filter(|_| whole);
         let word = |from| Some(u32::from_le_bytes(*at(from)?.first_chunk()?));
+        let [guard, kind, flags, bits] = *at(42)?.first_chunk()?;
+        let guard = Guard::of(guard).unwrap_or(Guard::Bits16);
+        let mask = u64::from_le_bytes(*at(46)?.first_chunk()?);
         let kept = Kept {
-            block_size: word(12)?,
+            format: BlockFormat {
+                block: word(12)?,
+                metadata: u16::from_le_bytes(*at(40)?.first_chunk()?),
+                guard,
+                storage: StorageTag { bits, mask },
+                extended: flags & 1 != 0,
+                protection: Type::of(kind).map(|kind| (kind, flags & 2 != 0)),
+            },
+            remake: flags & 4 != 0,
             namespace: *at(16)?.first_chunk()?,
             sequence: u64::from_le_bytes(*at(32)?.first_chunk()?),
         };
@@ -159,19 +249,22 @@ struct FormatFile {
     newest: Kept,
     /// The place that is written next.
     next: usize,
+    /// The file of the metadata, if there is one, and the volume that it belongs to.
+    metadata: Option<MetadataFile>,
+    volume: Option<Weak<dyn Volume>>,
 }
 
 impl FormatFile {
-    /// Opens the file, which is made if it is not there, of blocks of `first` bytes; and bytes of a
-    /// block.
+    /// Opens the file, which is made if it is not there, of the format `first`.
     fn open(
         path: &Path,
-        first: u32,
+        first: BlockFormat,
         namespace: [u8; 16],
         previous: PreviousProcess,
-    ) -> Result<(Self, u32)> {
+    ) -> Result<Self> {
         let new = Kept {
-            block_size: first,
+            format: first,
+            remake: false,
             namespace,
             sequence: 1,
         };
@@ -196,38 +289,75 @@ impl FormatFile {
         };
         let (version, newest) = newest;
         ensure!(
-            version == VERSION,
+            (PLAIN..=VERSION).contains(&version),
             "{shown}: its form is version {version}, which this program does not know"
         );
         ensure!(
             newest.namespace == namespace,
             "{shown}: it has the LBA format of another volume"
         );
-        let size = newest.block_size;
-        ensure!(
-            matches!(size, 512 | 4096),
-            "{shown}: a block size of {size} bytes is not possible"
-        );
+        let checked = newest.format.check();
+        checked.with_context(|| format!("{shown}: there is no such LBA format"))?;
         let file = File::options()
             .write(true)
             .custom_flags(OFlags::NONBLOCK.bits() as i32)
             .open(path)
             .with_context(|| shown.to_string())?;
-        let file = FormatFile {
+        Ok(FormatFile {
             path: path.into(),
             file,
             _locked: locked,
             newest,
             next,
-        };
-        Ok((file, size))
+            metadata: None,
+            volume: None,
+        })
     }
 
-    /// When this returns, the format outlasts the process and a loss of power.
-    fn save(&mut self, block_size: u32) -> std::io::Result<()> {
+    /// When this returns, the format outlasts the process and a loss of power, and so does its
+    /// metadata, which is of blocks that were never written.
+    fn save(&mut self, format: BlockFormat) -> Result<KeptFormat> {
+        let Some(volume) = self.volume.as_ref().map(Weak::upgrade) else {
+            ensure!(format.metadata == 0, "there is no file for its metadata");
+            self.keep(format, false)?;
+            return Ok(KeptFormat { metadata: None });
+        };
+        let size = volume.context("the volume is closed")?.info().size;
+        let before = self.newest.format;
+        let table = self.metadata.as_ref().context("there is no such file")?;
+        let old = table.before()?;
+        table.grow(format, size, &old)?;
+        crash::point!("vnvme.format.grown");
+        let kept = self.remake(format, size);
+        if kept.is_err() && self.newest.remake {
+            // The namespace goes on with the one that it had.
+            let table = self.metadata.as_ref();
+            let restored = table.is_some_and(|table| table.restore(&old).is_ok());
+            self.keep(before, !restored)?;
+        }
+        kept
+    }
+
+    /// The format, and its metadata.
+    fn remake(&mut self, format: BlockFormat, size: u64) -> Result<KeptFormat> {
+        self.keep(format, true)?;
+        crash::point!("vnvme.format.announced");
+        let table = self.metadata.as_ref().context("there is no such file")?;
+        table.remake(format, size)?;
+        crash::point!("vnvme.format.made");
+        let metadata = table.state(format, size)?;
+        self.keep(format, false)?;
+        crash::point!("vnvme.format.kept");
+        Ok(KeptFormat { metadata })
+    }
+
+    /// When this returns, the format outlasts the process and a loss of power, and that its
+    /// metadata is to be made anew.
+    fn keep(&mut self, format: BlockFormat, remake: bool) -> std::io::Result<()> {
         let before = self.newest;
         let kept = Kept {
-            block_size,
+            format,
+            remake,
             sequence: before.sequence + 1,
             ..before
         };
@@ -263,7 +393,7 @@ struct FileStore {
 
 enum Writer {
     File(Box<FormatFile>),
-    Thread(Sender<(u32, Saved)>),
+    Thread(Sender<(BlockFormat, FormatSaved)>),
     /// No thread could be had.
     None,
 }
@@ -276,21 +406,21 @@ impl std::fmt::Debug for FileStore {
 
 impl Writer {
     fn start(mut file: Box<FormatFile>, now: Arc<AtomicU32>) -> Self {
-        let (sizes, written) = channel::<(u32, Saved)>();
+        let (formats, written) = channel::<(BlockFormat, FormatSaved)>();
         let builder = std::thread::Builder::new().name("format".into());
         let thread = builder.spawn(move || {
-            for (size, done) in written {
-                let kept = file.save(size);
-                now.store(file.newest.block_size, Ordering::Relaxed);
+            for (format, done) in written {
+                let kept = file.save(format);
+                now.store(file.newest.format.block, Ordering::Relaxed);
                 if let Err(error) = &kept {
                     let path = file.path.display();
-                    tracing::error!(%path, %error, "an LBA format cannot be kept");
+                    tracing::error!(%path, "an LBA format cannot be kept: {error:#}");
                 }
-                done(kept.is_ok());
+                done(kept.ok());
             }
         });
         match thread {
-            Ok(_) => Self::Thread(sizes),
+            Ok(_) => Self::Thread(formats),
             Err(error) => {
                 tracing::error!(%error, "an LBA format cannot be kept: no thread");
                 Self::None
@@ -300,22 +430,22 @@ impl Writer {
 }
 
 impl FormatStore for FileStore {
-    fn save(&self, block_size: u32, done: Saved) {
+    fn save(&self, format: BlockFormat, done: FormatSaved) {
         let mut writer = self.writer.lock().unpoisoned();
         *writer = match std::mem::replace(&mut *writer, Writer::None) {
             Writer::File(file) => Writer::start(file, self.now.clone()),
             other => other,
         };
         let left = match &*writer {
-            Writer::Thread(sizes) => {
-                let sent = sizes.send((block_size, done));
+            Writer::Thread(formats) => {
+                let sent = formats.send((format, done));
                 sent.err().map(|unsent| unsent.0.1)
             }
             _ => Some(done),
         };
         drop(writer);
         if let Some(done) = left {
-            done(false);
+            done(None);
         }
     }
 }
@@ -341,8 +471,9 @@ mod tests {
 
     fn keep(path: &Path, volume: &Arc<dyn Volume>, size: u32) {
         let namespace = identity::nguid("format", 1, &volume.id());
-        let opened = FormatFile::open(path, 512, namespace, PreviousProcess::default());
-        opened.unwrap().0.save(size).unwrap();
+        let first = BlockFormat::plain(512);
+        let opened = FormatFile::open(path, first, namespace, PreviousProcess::default());
+        opened.unwrap().save(BlockFormat::plain(size)).unwrap();
     }
 
     #[test]
@@ -399,8 +530,8 @@ mod tests {
             bytes[LEN - 4..LEN].copy_from_slice(&sum);
             bytes
         };
-        std::fs::write(&path, newer(2)).unwrap();
-        assert!(error(&ours).contains("version 2"), "{}", error(&ours));
+        std::fs::write(&path, newer(3)).unwrap();
+        assert!(error(&ours).contains("version 3"), "{}", error(&ours));
         for bad in [vec![7; 8192], vec![0; 4096], good[..32].to_vec()] {
             std::fs::write(&path, bad).unwrap();
             error(&ours);
@@ -414,19 +545,351 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (path, volume) = (folder.path().join("format"), volume());
         let namespace = identity::nguid("format", 1, &volume.id());
-        let file = FormatFile::open(&path, 512, namespace, PreviousProcess::default());
+        let first = BlockFormat::plain(512);
+        let file = FormatFile::open(&path, first, namespace, PreviousProcess::default());
         let store = FileStore {
-            writer: Mutex::new(Writer::File(Box::new(file.unwrap().0))),
+            writer: Mutex::new(Writer::File(Box::new(file.unwrap()))),
             now: Arc::default(),
         };
         let (told, answer) = channel();
         for size in [4096, 512, 4096] {
             let told = told.clone();
-            store.save(size, Box::new(move |kept| told.send(kept).unwrap()));
+            store.save(
+                BlockFormat::plain(size),
+                Box::new(move |kept| told.send(kept.is_some()).unwrap()),
+            );
             assert!(answer.recv_timeout(Duration::from_secs(30)).unwrap());
             assert_eq!(store.now.load(Ordering::Relaxed), size);
         }
         drop(store);
         assert_eq!(opened(&path, &volume).unwrap().block_size, 4096);
+    }
+
+    /// A format with metadata.
+    fn protected(block: u32, metadata: u16, guard: Guard) -> BlockFormat {
+        BlockFormat {
+            metadata,
+            guard,
+            storage: StorageTag::least(guard),
+            extended: guard == Guard::Bits64,
+            protection: Some((Type::Two, guard == Guard::Bits32)),
+            ..BlockFormat::plain(block)
+        }
+    }
+
+    /// The same with a storage tag.
+    fn tagged(block: u32, metadata: u16, guard: Guard, bits: u8, mask: u64) -> BlockFormat {
+        BlockFormat {
+            storage: StorageTag { bits, mask },
+            ..protected(block, metadata, guard)
+        }
+    }
+
+    fn all() -> [BlockFormat; 6] {
+        [
+            BlockFormat::plain(512),
+            tagged(512, 8, Guard::Bits16, 16, 0xff00),
+            protected(4096, 64, Guard::Bits64),
+            BlockFormat::plain(4096),
+            tagged(4096, 16, Guard::Bits32, 64, 0x8000_0000_0000_0001),
+            BlockFormat {
+                protection: None,
+                ..protected(4096, 16, Guard::Bits64)
+            },
+        ]
+    }
+
+    /// Files in a folder, for a volume of 1 MiB.
+    struct Both {
+        folder: tempfile::TempDir,
+        volume: Arc<dyn Volume>,
+    }
+
+    impl Both {
+        fn new() -> Self {
+            Self {
+                folder: tempfile::tempdir().unwrap(),
+                volume: volume(),
+            }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+
+        fn opened(&self, metadata: bool) -> Result<(FormatFile, Option<Arc<MetadataState>>)> {
+            self.opened_as(BlockFormat::plain(512), metadata)
+        }
+
+        /// The same with that format configured.
+        fn opened_as(
+            &self,
+            first: BlockFormat,
+            metadata: bool,
+        ) -> Result<(FormatFile, Option<Arc<MetadataState>>)> {
+            let previous = PreviousProcess {
+                limit: Duration::from_secs(10),
+                ..PreviousProcess::default()
+            };
+            let table = self.path("metadata");
+            let table = metadata.then_some(&*table);
+            open_files(&self.path("format"), table, first, &self.volume, previous)
+        }
+
+        /// What the next process finds.
+        fn finds(&self, format: BlockFormat) -> Option<Arc<MetadataState>> {
+            let (file, state) = self.opened(true).unwrap();
+            assert_eq!((file.newest.format, file.newest.remake), (format, false));
+            let found = state.as_ref().map(|state| *state.layout());
+            assert_eq!(found, format.layout());
+            let size = std::fs::metadata(self.path("metadata")).unwrap().len();
+            let blocks = (1 << 20) / u64::from(format.block);
+            assert_eq!(Some(size), protection::table::len(blocks, format.metadata));
+            state
+        }
+
+        /// Bytes behind the header that are not zero, as a block has them that was written.
+        fn soil(&self) {
+            let path = self.path("metadata");
+            let len = std::fs::metadata(&path).unwrap().len();
+            let file = File::options().write(true).open(path).unwrap();
+            let all = vec![0x5a; len as usize - APART];
+            file.write_all_at(&all, APART as u64).unwrap();
+        }
+
+        fn is_clean(&self) -> bool {
+            let bytes = std::fs::read(self.path("metadata")).unwrap();
+            bytes[APART..].iter().all(|byte| *byte == 0)
+        }
+    }
+
+    #[test]
+    fn metadata_is_that_of_the_format() {
+        let both = Both::new();
+        both.finds(BlockFormat::plain(512));
+        for from in all() {
+            for to in all() {
+                for format in [from, to] {
+                    let (mut file, _) = both.opened(true).unwrap();
+                    both.soil();
+                    let kept = file.save(format).unwrap();
+                    let found = kept.metadata.as_ref().map(|state| *state.layout());
+                    assert_eq!(found, format.layout());
+                    assert!(both.is_clean());
+                    drop((file, kept));
+                    both.finds(format);
+                }
+            }
+        }
+    }
+
+    /// Wherever a process dies between the two files, the next one finds the old format, or the new
+    /// one of blocks that were never written.
+    #[test]
+    fn one_file_decides() {
+        for from in all() {
+            for to in all() {
+                let both = Both::new();
+                let (mut file, _) = both.opened(true).unwrap();
+                file.save(from).unwrap();
+                both.soil();
+                let table = file.metadata.take().unwrap();
+                // Not yet announced.
+                table.grow(to, 1 << 20, &table.before().unwrap()).unwrap();
+                drop((file, table));
+                both.finds(from);
+                assert!(from.metadata == 0 || !both.is_clean());
+                // Announced, and the file is as it was; cut; of the new length; made.
+                let path = both.path("metadata");
+                let before = std::fs::read(&path).unwrap();
+                for step in 0..4 {
+                    let (mut file, _) = both.opened(true).unwrap();
+                    both.soil();
+                    file.keep(to, true).unwrap();
+                    let table = file.metadata.take().unwrap();
+                    let len = before.len() as u64;
+                    let raw = File::options().write(true).open(&path).unwrap();
+                    match step {
+                        0 => {}
+                        1 => raw.set_len(APART as u64).unwrap(),
+                        2 => raw.set_len(len.max(1 << 20)).unwrap(),
+                        _ => table.remake(to, 1 << 20).unwrap(),
+                    }
+                    drop((file, table));
+                    both.finds(to);
+                    assert!(both.is_clean(), "{step}");
+                    let (mut file, _) = both.opened(true).unwrap();
+                    file.save(from).unwrap();
+                }
+                // One that cannot be made is given up.
+                let (file, _) = both.opened(true).unwrap();
+                let table = file.metadata.as_ref().unwrap();
+                let old = table.before().unwrap();
+                table.remake(to, 1 << 20).unwrap();
+                table.restore(&old).unwrap();
+                drop(file);
+                both.finds(from);
+            }
+        }
+    }
+
+    /// The same of a process that dies at each of its points.
+    #[test]
+    fn a_format_and_its_metadata_are_kept_wherever_the_process_dies() {
+        let mut names = std::collections::BTreeSet::new();
+        for from in all() {
+            for to in all() {
+                let both = Both::new();
+                let mut points = Vec::new();
+                for round in 0.. {
+                    let (mut file, _) = both.opened(true).unwrap();
+                    file.save(from).unwrap();
+                    both.soil();
+                    let point = match round {
+                        0 => None,
+                        round => match points.get(round - 1) {
+                            Some(point) => Some(*point),
+                            None => break,
+                        },
+                    };
+                    match point {
+                        Some(point) => crash::arm(point, 1),
+                        None => crash::disarm(),
+                    }
+                    let save = || file.save(to).map(drop);
+                    let saved = std::panic::catch_unwind(std::panic::AssertUnwindSafe(save));
+                    if point.is_none() {
+                        points.extend(crash::passed().into_keys());
+                    }
+                    crash::disarm();
+                    assert_eq!(saved.is_err(), point.is_some());
+                    drop(file);
+                    let old = point == Some("vnvme.format.grown");
+                    both.finds(if old { from } else { to });
+                    assert!(old || both.is_clean(), "{point:?}");
+                }
+                names.extend(points);
+            }
+        }
+        let all = ["announced", "grown", "kept", "made"].map(|name| format!("vnvme.format.{name}"));
+        let of_file = ["cut", "written"].map(|name| format!("vnvme.metadata.{name}"));
+        assert!(names.into_iter().eq(all.iter().chain(&of_file)));
+    }
+
+    /// The namespace goes on with the format that it had, and so does the next process.
+    #[test]
+    fn what_cannot_be_kept_is_as_before() {
+        let [_, from, to, ..] = all();
+        let mut both = Both::new();
+        let (mut file, _) = both.opened(true).unwrap();
+        let kept = file.save(from).unwrap().metadata.unwrap();
+        // No file of the format can be written any more.
+        let path = both.path("format");
+        let closed = File::open(&path).unwrap();
+        let written = std::mem::replace(&mut file.file, closed);
+        assert!(file.save(to).is_err());
+        drop((file, written, kept));
+        let state = both.finds(from).unwrap();
+        drop(state);
+        // Nor one of the metadata.
+        let (mut file, _) = both.opened(true).unwrap();
+        both.volume = volume();
+        assert!(file.save(to).is_err(), "the volume is closed");
+        assert_eq!(file.newest.format, from);
+    }
+
+    #[test]
+    fn files_that_do_not_fit_are_refused() {
+        let [plain, format, other, ..] = all();
+        let both = Both::new();
+        let error = |metadata| format!("{:#}", both.opened(metadata).err().unwrap());
+        let (mut file, _) = both.opened(true).unwrap();
+        file.save(format).unwrap();
+        let ours = std::fs::read(both.path("metadata")).unwrap();
+        file.save(other).unwrap();
+        drop(file);
+        // Without the file nobody knows the tuples.
+        assert!(error(false).contains("is needed"), "{}", error(false));
+        std::fs::write(both.path("metadata"), ours).unwrap();
+        assert!(error(true).contains("which is not what"), "{}", error(true));
+        assert!(error(true).contains("remove the file"), "{}", error(true));
+        std::fs::remove_file(both.path("metadata")).unwrap();
+        both.finds(other);
+        // A format file of before has one without metadata.
+        let (mut file, _) = both.opened(true).unwrap();
+        file.save(plain).unwrap();
+        drop(file);
+        let bytes = std::fs::read(both.path("format")).unwrap();
+        let newest = bytes
+            .chunks(APART)
+            .map(|place| Kept::decode(place).unwrap());
+        let newest = newest.max_by_key(|(_, kept)| kept.sequence).unwrap();
+        assert_eq!(newest.0, PLAIN);
+        assert!(both.opened(false).is_ok());
+    }
+
+    /// Of the format that is there the mask is the configured one, and the size is that of its
+    /// tuples; other formats are as they were kept.
+    #[test]
+    fn the_mask_is_configured_and_the_size_is_kept() {
+        let with = |bits, mask| tagged(512, 8, Guard::Bits16, bits, mask);
+        let (first, masked, longer) = (with(16, 0xff00), with(16, 0xff), with(17, 0x1ff00));
+        let both = Both::new();
+        let finds = |configured: BlockFormat, wanted: BlockFormat| {
+            let (file, state) = both.opened_as(configured, true).unwrap();
+            assert_eq!(file.newest.format, wanted);
+            let found = state.as_ref().map(|state| *state.layout());
+            assert_eq!(found, wanted.layout());
+            file
+        };
+        finds(first, first);
+        finds(masked, masked);
+        finds(longer, first);
+        finds(with(0, 0), first);
+        finds(BlockFormat::plain(512), first);
+        // Where there are no tuples, nothing has a size.
+        let bare = |format| BlockFormat {
+            protection: None,
+            ..format
+        };
+        finds(first, first).save(bare(first)).unwrap();
+        finds(longer, bare(longer));
+        // Not its own, the format is another one.
+        let other = protected(512, 16, Guard::Bits16);
+        finds(first, bare(first)).save(other).unwrap();
+        finds(longer, other);
+        // What is formatted again is as it is configured then.
+        finds(longer, other).save(longer).unwrap();
+        finds(longer, longer);
+        // A file of tuples of another size is noticed.
+        let ours = std::fs::read(both.path("metadata")).unwrap();
+        finds(longer, longer).save(first).unwrap();
+        std::fs::write(both.path("metadata"), ours).unwrap();
+        let error = format!("{:#}", both.opened_as(first, true).err().unwrap());
+        assert!(error.contains("storage tag of 17"), "{error}");
+    }
+
+    #[test]
+    fn a_place_has_the_whole_format() {
+        for format in all() {
+            for remake in [false, true] {
+                let kept = Kept {
+                    format,
+                    remake,
+                    namespace: [7; 16],
+                    sequence: 9,
+                };
+                let bytes = kept.encode();
+                let plain = format.metadata == 0 && !remake;
+                let version = if plain { PLAIN } else { VERSION };
+                assert_eq!(Kept::decode(&bytes), Some((version, kept)));
+                assert!(!plain || bytes[40..60].iter().all(|byte| *byte == 0));
+                for at in 0..LEN {
+                    let mut other = bytes;
+                    other[at] ^= 1;
+                    assert_eq!(Kept::decode(&other), None, "{at}");
+                }
+            }
+        }
     }
 }

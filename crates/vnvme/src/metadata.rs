@@ -5,14 +5,19 @@ use crate::options::Bits;
 use crate::spec::NamespaceSpec;
 use crate::table_file;
 use anyhow::{Context, Result, ensure};
-use controller::MetadataState;
+use controller::{BlockFormat, MetadataState};
+use dma::SharedPages;
 use protection::table::{self, Identity};
 use protection::{Guard, Layout, Protection, StorageTag, Type};
-use std::path::Path;
+use rustix::fs::OFlags;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use volume::{PreviousProcess, Volume};
+use volume::{FileVolume, PreviousProcess, Volume};
 
-/// The metadata of a namespace on this volume, if its blocks are to have any.
+/// The metadata of a namespace on this volume, if its blocks are to have any, and it has one
+/// format.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -21,11 +26,13 @@ pub fn open(
     volume: &Arc<dyn Volume>,
     previous: PreviousProcess,
 ) -> Result<Option<Arc<MetadataState>>> {
-    let Some(size) = spec.metadata_size else {
+    if spec.format_file.is_some() {
+        return Ok(None);
+    }
+    let Some(layout) = configured(spec, &**volume)?.layout() else {
         return Ok(None);
     };
     let url = &*spec.volume;
-    let layout = layout(spec, size, &**volume).with_context(|| format!("{url}: metadata"))?;
     let blocks = volume.info().size / u64::from(layout.block);
     let state = match &spec.metadata {
         Some(path) => {
@@ -47,8 +54,22 @@ pub fn open(
     Ok(Some(Arc::new(state)))
 }
 
-fn layout(spec: &NamespaceSpec, metadata: u16, volume: &dyn Volume) -> Result<Layout> {
+/// The format that a namespace on this volume is to have by its options.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn configured(spec: &NamespaceSpec, volume: &dyn Volume) -> Result<BlockFormat> {
     let block = spec.block_size;
+    let block = block.unwrap_or_else(|| volume.info().block_size.max(512));
+    let Some(size) = spec.metadata_size else {
+        return Ok(BlockFormat::plain(block));
+    };
+    let layout = layout(spec, block, size);
+    let layout = layout.with_context(|| format!("{}: metadata", &*spec.volume))?;
+    Ok(BlockFormat::of(&layout))
+}
+
+fn layout(spec: &NamespaceSpec, block: u32, metadata: u16) -> Result<Layout> {
     let protection = match spec.protection {
         None | Some(0) => None,
         Some(number) => {
@@ -74,7 +95,7 @@ fn layout(spec: &NamespaceSpec, metadata: u16, volume: &dyn Volume) -> Result<La
         }
     };
     let layout = Layout {
-        block: block.unwrap_or_else(|| volume.info().block_size.max(512)),
+        block,
         metadata,
         extended: spec.metadata_extended.unwrap_or_default(),
         protection,
@@ -103,6 +124,168 @@ fn kept(
     let blocks = identity.blocks;
     let kept = MetadataState::new(layout, blocks, generation, pages, Some(Arc::new(volume)));
     kept.with_context(|| format!("{shown}: the file is shorter than the metadata of the blocks"))
+}
+
+/// The file of the metadata of a namespace that can have several formats: of one of them at a
+/// time, or of none, where that one has no metadata: the file of the format says of which. Every
+/// call may block.
+pub struct MetadataFile {
+    path: PathBuf,
+    file: File,
+    /// Whose lock is the file's, and which makes durable what is stored there.
+    volume: Arc<FileVolume>,
+    namespace: [u8; 16],
+}
+
+/// The header and length of a file, with which it is restored.
+pub struct Before {
+    header: Vec<u8>,
+    len: u64,
+}
+
+impl MetadataFile {
+    /// Opens the file of a namespace of so many bytes on that volume, which is made for this format
+    /// if it is not there.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn open(
+        path: &Path,
+        format: BlockFormat,
+        (volume, size): (&dyn Volume, u64),
+        previous: PreviousProcess,
+    ) -> Result<Self> {
+        let namespace = identity::nguid("metadata", 1, &volume.id());
+        let (layout, identity, len) = content(path, format, namespace, size)?;
+        let fresh = || Ok(table::encode(&layout, identity));
+        let (volume, _) = table_file::open_sized(path, len, fresh, previous)?;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(path)
+            .with_context(|| path.display().to_string())?;
+        Ok(Self {
+            path: path.into(),
+            file,
+            volume: Arc::new(volume),
+            namespace,
+        })
+    }
+
+    /// What makes durable what is stored there.
+    pub fn volume(&self) -> Arc<dyn Volume> {
+        self.volume.clone()
+    }
+
+    fn content(&self, format: BlockFormat, size: u64) -> Result<(Layout, Identity, u64)> {
+        content(&self.path, format, self.namespace, size)
+    }
+
+    /// The metadata of blocks of this format, as the file has it; `None`: they have none.
+    ///
+    /// # Errors
+    /// A sentence for the user, also where the file is of another format.
+    pub fn state(&self, format: BlockFormat, size: u64) -> Result<Option<Arc<MetadataState>>> {
+        let shown = self.path.display();
+        let (layout, identity, len) = self.content(format, size)?;
+        let found = self.file.metadata()?.len();
+        let mut header = vec![0; table::HEADER.min(usize::try_from(found)?)];
+        self.file.read_exact_at(&mut header, 0)?;
+        // A process that has ended may have made it longer, for a format that was not kept.
+        let generation = table::decode(&header, found.min(len), &layout, identity);
+        let generation = generation.with_context(|| {
+            format!("{shown}: to remove the file is to have all blocks without what was kept")
+        })?;
+        if found > len {
+            self.file.set_len(len)?;
+        }
+        let Some(layout) = format.layout() else {
+            return Ok(None);
+        };
+        let pages = SharedPages::of_file(self.file.try_clone()?.into());
+        let pages = pages.with_context(|| shown.to_string())?;
+        let volume: Arc<dyn Volume> = self.volume.clone();
+        let state = MetadataState::new(layout, identity.blocks, generation, pages, Some(volume));
+        let state = state.with_context(|| format!("{shown}: the file is shorter than that"))?;
+        Ok(Some(Arc::new(state)))
+    }
+
+    /// What [`MetadataFile::restore`] restores.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn before(&self) -> Result<Before> {
+        let mut header = vec![0; table::HEADER];
+        self.file.read_exact_at(&mut header, 0)?;
+        let len = self.file.metadata()?.len();
+        Ok(Before { header, len })
+    }
+
+    /// There is room for the metadata of this format, too. The file is of its format as before.
+    ///
+    /// # Errors
+    /// There is none, and the file has its length.
+    pub fn grow(&self, format: BlockFormat, size: u64, before: &Before) -> Result<()> {
+        let (_, _, len) = self.content(format, size)?;
+        let grown = table_file::allocate(&self.file, len.max(before.len));
+        if grown.is_err() {
+            self.file.set_len(before.len)?;
+        }
+        grown
+    }
+
+    /// The file is of this format from now on, whichever it was of, and of blocks that were never
+    /// written. That outlasts a loss of power when this returns; where the process dies before, it
+    /// may be of none.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn remake(&self, format: BlockFormat, size: u64) -> Result<()> {
+        let (layout, identity, len) = self.content(format, size)?;
+        // Nothing of what is behind the header is ever read again.
+        self.file.set_len(table::HEADER as u64)?;
+        crash::point!("vnvme.metadata.cut");
+        table_file::allocate(&self.file, len)?;
+        self.file
+            .write_all_at(&table::encode(&layout, identity), 0)?;
+        crash::point!("vnvme.metadata.written");
+        Ok(self.file.sync_all()?)
+    }
+
+    /// The file is of its format again, and of blocks that were never written.
+    ///
+    /// # Errors
+    /// It may be of none.
+    pub fn restore(&self, before: &Before) -> Result<()> {
+        self.file.set_len(table::HEADER as u64)?;
+        table_file::allocate(&self.file, before.len)?;
+        self.file.write_all_at(&before.header, 0)?;
+        Ok(self.file.sync_all()?)
+    }
+}
+
+/// What the file at that path is of for a format: layout, blocks, and bytes of the file. Blocks
+/// without metadata may become more, and larger.
+fn content(
+    path: &Path,
+    format: BlockFormat,
+    namespace: [u8; 16],
+    size: u64,
+) -> Result<(Layout, Identity, u64)> {
+    let none = Layout {
+        block: 0,
+        metadata: 0,
+        extended: false,
+        protection: None,
+    };
+    let layout = format.layout();
+    let blocks = layout.map_or(0, |layout| size / u64::from(layout.block));
+    let layout = layout.unwrap_or(none);
+    let identity = Identity { namespace, blocks };
+    let len = table::len(blocks, layout.metadata);
+    let len = len.with_context(|| format!("{}: the volume has too many blocks", path.display()))?;
+    Ok((layout, identity, len))
 }
 
 #[cfg(test)]

@@ -101,7 +101,10 @@ fn make(path: &Path, mut bytes: Vec<u8>, size: u64) -> Result<()> {
 }
 
 /// Makes the file as long as that, with room for all of it where its file system can promise that.
-fn allocate(file: &File, size: u64) -> Result<()> {
+///
+/// # Errors
+/// There is none.
+pub fn allocate(file: &File, size: u64) -> Result<()> {
     if size == 0 {
         return Ok(());
     }

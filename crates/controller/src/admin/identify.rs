@@ -5,11 +5,11 @@ use super::{
     persistent_events, placement, self_test, table,
 };
 use crate::ana;
+use crate::config::NamespaceConfig;
 use crate::controller::Controller;
 use crate::engine::{self, Namespace};
 use crate::fabrics::FabricsConfig;
-use crate::formats::{available, sizes_from};
-use crate::metadata::MetadataState;
+use crate::formats::{BlockFormat, Formats, available, plain_from};
 use crate::pool::PooledNamespace;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{Cns, Csi, IdentifyCdw10, IdentifyCdw11};
@@ -25,7 +25,7 @@ use nvme::identify::{
 use nvme::log::AnaState;
 use nvme::regs::{CcCss, Vs};
 use nvme::{Command, Completion, Status};
-use protection::{Guard, Layout, StorageTag, Type};
+use protection::{Guard, StorageTag, Type};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// WUSL: what may be marked at once, in pages of 4096 bytes, as a power of two; of blocks of 512
@@ -250,7 +250,8 @@ impl Controller {
             .pool
             .as_ref()
             .map_or(512, |pool| pool.block_size());
-        describe_formats(&mut data, &sizes_from(block_size).map(Some), 0);
+        let formats: Vec<_> = plain_from(block_size).into_iter().map(Some).collect();
+        describe_formats(&mut data, &formats, 0);
         data.fpi = Fpi::new().with_fpis(self.config.erases());
         page(&data)
     }
@@ -269,10 +270,10 @@ impl Controller {
                 data.nguid = pooled.nguid;
                 data.eui64 = pooled.eui64();
                 let first = self.config.pool.as_ref().map(|pool| pool.block_size());
-                let sizes = sizes_from(first.unwrap_or(pooled.block_size));
+                let formats = plain_from(first.unwrap_or(pooled.block_size));
                 let fits = |size: u32| pooled.bytes().is_multiple_of(size.into());
-                let sizes = available(sizes, pooled.block_size, fits);
-                describe_formats(&mut data, &sizes, self.flbas_of(pooled).index());
+                let formats = available(&formats, pooled.block_size, fits);
+                describe_formats(&mut data, &formats, self.flbas_of(pooled).index());
                 return page(&data);
             }
             Found::Inactive => return page(&data),
@@ -317,9 +318,7 @@ impl Controller {
         data.nguid = ns.config.nguid;
         data.eui64 = ns.config.eui64;
         describe_formats(&mut data, &ns.config.lba_formats(), ns.config.lba_format());
-        if let Some(metadata) = &ns.config.metadata {
-            describe_metadata(&mut data, metadata.layout());
-        }
+        describe_metadata(&mut data, &ns.config);
         atomicity(&mut data, ns);
         if self.config.fabrics.is_some() {
             FabricsConfig::describe_namespace(&mut data);
@@ -358,8 +357,8 @@ impl Controller {
     fn nvm_controller(&self) -> NvmController {
         let mut data = NvmController::new_zeroed();
         data.vsl = self.config.mdts;
-        if self.engine.active().any(Namespace::has_metadata) {
-            // Each block's metadata is written, too.
+        if self.engine.active().any(|ns| ns.config.may_have_metadata()) {
+            // Each block's metadata is written, too: hosts ask before they format.
             data.wzsl = self.config.mdts;
         }
         if self.config.offer().marks {
@@ -488,53 +487,68 @@ fn zoned_namespace(ns: &Namespace) -> Result<ZonedNamespace, Status> {
     Ok(data)
 }
 
-/// The LBA formats, by bytes of a block (`None`: it is not available), and the index of the one
-/// that the namespace has.
-fn describe_formats(data: &mut IdentifyNamespace, sizes: &[Option<u32>], index: u8) {
-    for (to, size) in data.lbaf.iter_mut().zip(sizes) {
-        *to = LbaFormat::new(size.map_or(0, |size| size.trailing_zeros() as u8));
+/// The LBA formats (`None`: it is not available), and the index of the one that the namespace has.
+fn describe_formats(data: &mut IdentifyNamespace, formats: &[Option<BlockFormat>], index: u8) {
+    for (to, format) in data.lbaf.iter_mut().zip(formats) {
+        *to = LbaFormat::new(format.map_or(0, |format| format.block.trailing_zeros() as u8));
+        to.ms = format.map_or(0, |format| format.metadata).into();
     }
-    data.nlbaf_z = sizes.len().saturating_sub(1) as u8;
+    data.nlbaf_z = formats.len().saturating_sub(1) as u8;
     data.flbas = Flbas::for_format(index);
 }
 
-/// What Identify Namespace says of metadata: MS, and the one way to have it, with the one kind of
-/// protection.
-fn describe_metadata(data: &mut IdentifyNamespace, layout: &Layout) {
-    data.lbaf[0].ms = layout.metadata.into();
-    data.flbas = Flbas::for_format(0).with_mtelba(layout.extended);
+/// What Identify Namespace says of metadata: how it is, and how it can be. Where no format is to be
+/// chosen, that is the one way to have it, with the one kind of protection.
+fn describe_metadata(data: &mut IdentifyNamespace, config: &NamespaceConfig) {
+    let format = config.format();
+    let formats = config.formats.as_ref();
+    let any = formats.is_some_and(Formats::has_metadata);
+    let has = format.metadata > 0;
+    data.flbas.set_mtelba(format.extended);
     data.mc = Mc::new()
-        .with_mtelba(layout.extended)
-        .with_mtsmptr(!layout.extended);
-    if let Some(protection) = layout.protection {
-        let kind = protection.kind;
-        data.dpc = Dpc::new()
-            .with_pit1s(kind == Type::One)
-            .with_pit2s(kind == Type::Two)
-            .with_pit3s(kind == Type::Three)
-            .with_pifb(protection.first)
-            .with_pilb(!protection.first);
-        data.dps = Dps::new().with_pit(kind as u8).with_pip(protection.first);
-    }
+        .with_mtelba(any || has && format.extended)
+        .with_mtsmptr(any || has && !format.extended);
+    let (kind, first) = match format.protection {
+        Some((kind, first)) => (Some(kind), Some(first)),
+        None => (None, None),
+    };
+    data.dpc = Dpc::new()
+        .with_pit1s(any || kind == Some(Type::One))
+        .with_pit2s(any || kind == Some(Type::Two))
+        .with_pit3s(any || kind == Some(Type::Three))
+        .with_pifb(any || first == Some(true))
+        .with_pilb(any || first == Some(false));
+    let kind = kind.map_or(0, |kind| kind as u8);
+    data.dps = Dps::new().with_pit(kind).with_pip(first == Some(true));
 }
 
-/// What is specific to the NVM command set: the guard's format (ELBAF), the storage tag's size, and
-/// which of its bits are compared (LBSTM).
+/// What is specific to the NVM command set: of each LBA format the guard's format and the storage
+/// tag's size (ELBAF); of the one that the namespace has, which of its bits are compared (LBSTM).
 fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
     let mut data = NvmNamespace::new_zeroed();
-    let layout = ns.config.metadata.as_deref().map(MetadataState::layout);
-    if let Some(protection) = layout.and_then(|layout| layout.protection) {
-        let guard = protection.guard;
-        let format: u32 = match guard {
+    let mut formats = ns.config.lba_formats();
+    let now = ns.config.format();
+    // Its storage tag may be one that was configured before, until the host formats it again.
+    if let Some(current) = formats.get_mut(usize::from(ns.config.lba_format())) {
+        *current = Some(now);
+    }
+    for (to, format) in data.elbaf.iter_mut().zip(formats) {
+        let Some(format) = format.filter(|format| format.metadata > 0) else {
+            continue;
+        };
+        let pif: u32 = match format.guard {
             Guard::Bits16 => 0,
             Guard::Bits32 => 1,
             Guard::Bits64 => 2,
         };
-        let StorageTag { bits, mask } = protection.storage;
-        data.elbaf[0] = (u32::from(bits) | format << 7).into();
+        let bits = u32::from(format.storage.bits);
+        *to = (bits | pif << 7).into();
+    }
+    if now.protection.is_some() {
+        let StorageTag { bits, mask } = now.storage;
         data.lbstm = mask.into();
         data.pic = Pic::new()
-            .with_pists16b(bits > 0 || guard != Guard::Bits16)
+            .with_pists16b(bits > 0 || now.guard != Guard::Bits16)
             .with_stcrs(bits > 0);
     }
     data

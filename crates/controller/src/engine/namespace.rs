@@ -3,7 +3,9 @@
 use super::commands::Sort;
 use super::zoned::with_table;
 use crate::config::{ConfigError, NamespaceConfig};
+use crate::formats::BlockFormat;
 use crate::marks::Marks;
+use crate::metadata::MetadataState;
 use crate::passthrough::Passthrough;
 use crate::stats::IoStats;
 use nvme::Status;
@@ -102,10 +104,19 @@ impl Namespace {
         }
     }
 
-    /// It has blocks of so many bytes now, and so many of them. Nothing is in flight on it.
-    pub fn reformatted(&mut self, block_size: u32, blocks: u64) {
-        self.config.block_size = block_size;
-        self.shift = block_size.trailing_zeros();
+    /// It has so many blocks like that now, with this metadata. Nothing is in flight on it.
+    pub fn reformatted(
+        &mut self,
+        format: BlockFormat,
+        metadata: Option<Arc<MetadataState>>,
+        blocks: u64,
+    ) {
+        self.config.block_size = format.block;
+        self.config.metadata = metadata;
+        if let Some(formats) = &mut self.config.formats {
+            formats.set(format);
+        }
+        self.shift = format.block.trailing_zeros();
         self.resized(blocks);
     }
 
@@ -175,7 +186,7 @@ impl Namespace {
         let info = config.volume.info();
         let shift = config.block_size.trailing_zeros();
         let fixed = config.fixed_blocks();
-        let table = config.table().map(|(table, _)| table);
+        let table = config.table_file();
         let queue = match table {
             None => queue,
             Some(table) => {

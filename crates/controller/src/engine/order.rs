@@ -9,7 +9,9 @@
 use super::queue::Cq;
 use super::{Coalescing, Engine, MigratingQueues, Sq};
 use crate::config::NamespaceConfig;
+use crate::formats::BlockFormat;
 use crate::irq::IrqSink;
+use crate::metadata::MetadataState;
 use dma::{DmaMap, MapError, Memory, Prot};
 use nvme::Status;
 use std::sync::Arc;
@@ -71,10 +73,11 @@ pub(crate) enum Order {
         index: usize,
         blocks: u64,
     },
-    /// The namespace of this index, which is closed, has blocks of so many bytes now.
+    /// The namespace of this index, which is closed, has blocks like that now.
     Reformatted {
         index: usize,
-        block_size: u32,
+        format: BlockFormat,
+        metadata: Option<Arc<MetadataState>>,
         blocks: u64,
     },
     /// Commands on the namespace of this index end with this status from now on; `None`: it is open
@@ -166,10 +169,11 @@ impl Engine {
             },
             Order::Reformatted {
                 index,
-                block_size,
+                format,
+                metadata,
                 blocks,
             } => match self.namespaces.get_mut(index) {
-                Some(ns) => ns.reformatted(block_size, blocks),
+                Some(ns) => ns.reformatted(format, metadata, blocks),
                 None => self.broken("a namespace was formatted that is not there"),
             },
             Order::Close { index, status } => self.close(index, status),

@@ -1,6 +1,6 @@
 //! A controller that goes on where another process has ended.
 
-use super::state::{AdminQueue, ControlState, Ending, Identity, STATE_OLDEST_READ};
+use super::state::{AdminQueue, ControlState, Ending, FormatState, Identity, STATE_OLDEST_READ};
 use super::{Kept, RestoreError, STATE_VERSION};
 use crate::admin::{
     AsyncEvents, Erasure, Features, LbaStatus, Logs, Management, SelfTest, Telemetry,
@@ -46,9 +46,9 @@ fn same<T: PartialEq + std::fmt::Debug>(
 }
 
 impl Identity {
-    /// What is configured now is the disk that the host knows; these namespaces may have blocks of
-    /// these sizes by now.
-    fn check(&self, now: &Identity, changing: &[(u32, u32)]) -> Result<(), RestoreError> {
+    /// What is configured now is the disk that the host knows; these namespaces may have
+    /// these formats by now.
+    fn check(&self, now: &Identity, changing: &[(u32, FormatState)]) -> Result<(), RestoreError> {
         same("model number", &self.model, &now.model)?;
         same("serial number", &self.serial, &now.serial)?;
         same("NQN", &self.subnqn, &now.subnqn)?;
@@ -69,9 +69,13 @@ impl Identity {
         for before in &self.namespaces {
             let found = now.namespaces.iter().find(|ns| ns.nsid == before.nsid);
             let now = found.ok_or(RestoreError::NoNamespace(before.nsid))?;
-            // A format that goes on has kept its blocks' size already, perhaps.
-            if !changing.contains(&(now.nsid, now.block_size)) {
+            // A format that goes on is kept already, perhaps.
+            let format = now.format.map(|format| (now.nsid, format));
+            if !format.is_some_and(|format| changing.contains(&format)) {
                 same("block size", &before.block_size, &now.block_size)?;
+                if before.format.is_some() {
+                    same("LBA format", &before.format, &now.format)?;
+                }
             }
             same("NGUID", &before.nguid, &now.nguid)?;
             same("EUI-64", &before.eui64, &now.eui64)?;
@@ -104,8 +108,11 @@ impl Controller {
         let identity = controller.identity();
         let erasure = saved.logs.erasure.as_ref();
         let running = erasure.and_then(|erasure| erasure.running.as_ref());
-        let changing = running.map_or(&[][..], |running| &running.changes);
-        saved.identity.check(&identity, changing)?;
+        let changing = running.map_or_else(Vec::new, |running| running.changes());
+        let changing = changing.into_iter().map(|(nsid, to)| (nsid, to.into()));
+        saved
+            .identity
+            .check(&identity, &changing.collect::<Vec<_>>())?;
         controller.restore_memory(kept)?;
         controller.restore_interrupts(&saved, kept)?;
         controller.restore_control(&saved)?;

@@ -5,9 +5,11 @@
 //! something else. What is decoded here is believed in nothing: [`restore`](super::restore) checks
 //! it.
 
+use crate::formats::BlockFormat;
 use crate::marks::Listed;
 use minicbor::{Decode, Encode};
 use nvme::Command;
+use protection::{Guard, StorageTag, Type};
 use zerocopy::FromBytes;
 
 /// The version of the control state that this crate writes. A change that an older version cannot
@@ -112,6 +114,9 @@ pub(crate) struct NamespaceIdentity {
     pub nguid: [u8; 16],
     #[cbor(n(4), with = "minicbor::bytes")]
     pub eui64: [u8; 8],
+    /// Its format; `None` in states of programs that did not say it.
+    #[n(5)]
+    pub format: Option<FormatState>,
 }
 
 /// Registers of BAR0, and how far the controller is.
@@ -523,7 +528,7 @@ pub(crate) struct EraseRunning {
     /// Status, 15 bits.
     #[n(7)]
     pub failed: Option<u16>,
-    /// Namespaces that are to have other blocks then, and bytes of these.
+    /// Namespaces that are to have another format then, and bytes of their blocks.
     #[cbor(n(8), default)]
     pub changes: Vec<(u32, u32)>,
     /// Of these changes, so many are kept.
@@ -532,6 +537,82 @@ pub(crate) struct EraseRunning {
     /// A reset has dropped the command: no completion is posted.
     #[cbor(n(10), default)]
     pub abandoned: bool,
+    /// All of each change's format; none in states of programs that knew only blocks without
+    /// metadata.
+    #[cbor(n(11), default)]
+    pub formats: Vec<FormatState>,
+}
+
+impl EraseRunning {
+    /// Which namespaces are to have which formats.
+    pub fn changes(&self) -> Vec<(u32, BlockFormat)> {
+        let mut formats = self.formats.iter();
+        let format = |(nsid, block): &(u32, u32)| {
+            let known = formats.next().map(BlockFormat::from);
+            (*nsid, known.unwrap_or(BlockFormat::plain(*block)))
+        };
+        self.changes.iter().map(format).collect()
+    }
+}
+
+/// What the blocks of a namespace look like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct FormatState {
+    #[n(0)]
+    pub block: u32,
+    #[n(1)]
+    pub metadata: u16,
+    /// Bits of the guard.
+    #[n(2)]
+    pub guard: u8,
+    #[n(3)]
+    pub extended: bool,
+    /// Type of protection information, 0 for none.
+    #[n(4)]
+    pub protection: u8,
+    /// Where it is.
+    #[n(5)]
+    pub first: bool,
+    /// Its storage tag: bits, and mask. `None`: the smallest of the guard, as in states of programs
+    /// that did not say it.
+    #[n(6)]
+    pub storage: Option<(u8, u64)>,
+}
+
+impl From<BlockFormat> for FormatState {
+    fn from(format: BlockFormat) -> Self {
+        let (kind, first) = match format.protection {
+            Some((kind, first)) => (kind as u8, first),
+            None => (0, false),
+        };
+        let StorageTag { bits, mask } = format.storage;
+        let is_least = format.storage == StorageTag::least(format.guard);
+        FormatState {
+            block: format.block,
+            metadata: format.metadata,
+            guard: format.guard.bits(),
+            extended: format.extended,
+            protection: kind,
+            first,
+            storage: (!is_least).then_some((bits, mask)),
+        }
+    }
+}
+
+impl From<&FormatState> for BlockFormat {
+    fn from(saved: &FormatState) -> Self {
+        let guard = Guard::of(saved.guard).unwrap_or(Guard::Bits16);
+        let storage = saved.storage.map(|(bits, mask)| StorageTag { bits, mask });
+        BlockFormat {
+            block: saved.block,
+            metadata: saved.metadata,
+            guard,
+            storage: storage.unwrap_or(StorageTag::least(guard)),
+            extended: saved.extended,
+            protection: Type::of(saved.protection).map(|kind| (kind, saved.first)),
+        }
+    }
 }
 
 /// SMART's counters.
@@ -574,6 +655,108 @@ mod tests {
             bytes.truncate(rest);
             bytes[0] = map - 1;
             assert_eq!(minicbor::decode::<FeatureValues>(&bytes).unwrap(), now);
+        }
+    }
+
+    /// A format as programs wrote it that knew only blocks without metadata.
+    #[derive(Encode)]
+    #[cbor(map)]
+    struct PlainFormat {
+        #[n(0)]
+        format: Option<u16>,
+        #[n(1)]
+        pattern: u32,
+        #[n(2)]
+        nsids: Vec<u32>,
+        #[n(3)]
+        pass: u8,
+        #[n(4)]
+        at: u32,
+        #[n(5)]
+        offset: u64,
+        #[n(6)]
+        over: bool,
+        #[n(8)]
+        changes: Vec<(u32, u32)>,
+    }
+
+    #[test]
+    fn a_format_of_an_older_program_is_read() {
+        let old = PlainFormat {
+            format: Some(7),
+            pattern: 0,
+            nsids: vec![1],
+            pass: 0,
+            at: 0,
+            offset: 512,
+            over: false,
+            changes: vec![(1, 4096)],
+        };
+        let bytes = minicbor::to_vec(old).unwrap();
+        let saved: EraseRunning = minicbor::decode(&bytes).unwrap();
+        assert_eq!(saved.changes(), [(1, BlockFormat::plain(4096))]);
+        let format = BlockFormat {
+            metadata: 16,
+            guard: Guard::Bits64,
+            extended: true,
+            protection: Some((Type::Two, true)),
+            ..BlockFormat::plain(4096)
+        };
+        let masked = |bits, mask| BlockFormat {
+            storage: StorageTag { bits, mask },
+            ..format
+        };
+        for format in [format, masked(48, 0xffff_0000_ffff), masked(1, 0)] {
+            let new = EraseRunning {
+                formats: vec![format.into()],
+                ..saved.clone()
+            };
+            let bytes = minicbor::to_vec(&new).unwrap();
+            let saved: EraseRunning = minicbor::decode(&bytes).unwrap();
+            assert_eq!(saved.changes(), [(1, format)]);
+        }
+    }
+
+    /// A format as programs wrote it that knew no storage tags.
+    #[derive(Encode)]
+    #[cbor(map)]
+    struct Untagged {
+        #[n(0)]
+        block: u32,
+        #[n(1)]
+        metadata: u16,
+        #[n(2)]
+        guard: u8,
+        #[n(3)]
+        extended: bool,
+        #[n(4)]
+        protection: u8,
+        #[n(5)]
+        first: bool,
+    }
+
+    #[test]
+    fn a_format_without_a_storage_tag_has_the_smallest() {
+        for guard in [Guard::Bits16, Guard::Bits32, Guard::Bits64] {
+            let old = Untagged {
+                block: 4096,
+                metadata: 16,
+                guard: guard.bits(),
+                extended: true,
+                protection: 2,
+                first: true,
+            };
+            let bytes = minicbor::to_vec(old).unwrap();
+            let saved: FormatState = minicbor::decode(&bytes).unwrap();
+            let format = BlockFormat {
+                metadata: 16,
+                guard,
+                storage: StorageTag::least(guard),
+                extended: true,
+                protection: Some((Type::Two, true)),
+                ..BlockFormat::plain(4096)
+            };
+            assert_eq!((saved, BlockFormat::from(&saved)), (format.into(), format));
         }
     }
 }

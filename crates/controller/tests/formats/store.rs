@@ -1,19 +1,72 @@
 //! Who keeps a format, outlives the controller, and answers when the test wants.
+#![allow(dead_code)] // Not every test uses all of it.
 
-use controller::{FormatStore, Formats, Saved};
+use controller::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat, MetadataState};
+use dma::SharedPages;
+use protection::table::{self, Identity};
 use std::sync::{Arc, Mutex};
 
 /// See the module.
 #[derive(Default)]
 pub struct TestStore(Mutex<State>);
 
-#[derive(Default)]
 struct State {
-    kept: u32,
-    saves: Vec<u32>,
+    kept: BlockFormat,
+    /// Bytes of the volume.
+    size: u64,
+    /// The file of the metadata of the format that is kept, if it has any.
+    pages: Option<SharedPages>,
+    saves: Vec<BlockFormat>,
     holds: bool,
     fails: bool,
-    held: Vec<(bool, Saved)>,
+    held: Vec<(Option<KeptFormat>, FormatSaved)>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            kept: BlockFormat::plain(512),
+            size: 0,
+            pages: None,
+            saves: Vec::new(),
+            holds: false,
+            fails: false,
+            held: Vec::new(),
+        }
+    }
+}
+
+impl State {
+    fn identity(&self) -> Identity {
+        Identity {
+            namespace: [1; 16],
+            blocks: self.size / u64::from(self.kept.block),
+        }
+    }
+
+    /// The file is made anew.
+    fn remake(&mut self) {
+        let (identity, layout) = (self.identity(), self.kept.layout());
+        self.pages = layout.map(|layout| {
+            let size = table::len(identity.blocks, layout.metadata).unwrap();
+            let pages = SharedPages::new(size as usize).unwrap();
+            let header = table::encode(&layout, identity);
+            pages.memory().write(0, &header).unwrap();
+            pages
+        });
+    }
+
+    /// The metadata as the file has it.
+    fn metadata(&self) -> Option<Arc<MetadataState>> {
+        let (layout, pages) = (self.kept.layout()?, self.pages.clone()?);
+        let mut bytes = vec![0; table::HEADER];
+        pages.memory().read(0, &mut bytes).unwrap();
+        let identity = self.identity();
+        let size = table::len(identity.blocks, layout.metadata).unwrap();
+        let generation = table::decode(&bytes, size, &layout, identity).unwrap();
+        let made = MetadataState::new(layout, identity.blocks, generation, pages, None);
+        Some(Arc::new(made.unwrap()))
+    }
 }
 
 impl std::fmt::Debug for TestStore {
@@ -24,10 +77,17 @@ impl std::fmt::Debug for TestStore {
 
 impl TestStore {
     pub fn new(kept: u32) -> Arc<Self> {
-        let state = State {
+        Self::of(BlockFormat::plain(kept), 0)
+    }
+
+    /// Of a namespace of so many bytes that has this format.
+    pub fn of(kept: BlockFormat, size: u64) -> Arc<Self> {
+        let mut state = State {
             kept,
+            size,
             ..State::default()
         };
+        state.remake();
         Arc::new(Self(Mutex::new(state)))
     }
 
@@ -35,14 +95,25 @@ impl TestStore {
         Formats::new(first, self.clone())
     }
 
-    /// What the next process finds.
+    /// What the next process finds: bytes of a block.
     pub fn kept(&self) -> u32 {
+        self.format().block
+    }
+
+    /// The same, all of it.
+    pub fn format(&self) -> BlockFormat {
         self.0.lock().unwrap().kept
     }
 
-    /// All that it was asked to keep.
+    /// The metadata that the next process finds.
+    pub fn metadata(&self) -> Option<Arc<MetadataState>> {
+        self.0.lock().unwrap().metadata()
+    }
+
+    /// Bytes of blocks of all that it was asked to keep.
     pub fn saves(&self) -> Vec<u32> {
-        self.0.lock().unwrap().saves.clone()
+        let state = self.0.lock().unwrap();
+        state.saves.iter().map(|format| format.block).collect()
     }
 
     /// It keeps what it is asked to, and does not say so before [`TestStore::release`].
@@ -67,13 +138,16 @@ impl TestStore {
 }
 
 impl FormatStore for TestStore {
-    fn save(&self, block_size: u32, done: Saved) {
+    fn save(&self, format: BlockFormat, done: FormatSaved) {
         let mut state = self.0.lock().unwrap();
-        state.saves.push(block_size);
-        let kept = !state.fails;
-        if kept {
-            state.kept = block_size;
-        }
+        state.saves.push(format);
+        let kept = (!state.fails).then(|| {
+            state.kept = format;
+            state.remake();
+            KeptFormat {
+                metadata: state.metadata(),
+            }
+        });
         if state.holds {
             return state.held.push((kept, done));
         }

@@ -4,7 +4,9 @@
 use crate::common::*;
 use crate::rules::migrate_to_others;
 use crate::world::{PAIRS, World};
-use controller::{Attach, FormatStore, Formats, NamespaceConfig, Saved};
+use controller::{
+    Attach, BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat, NamespaceConfig,
+};
 use nvme::aen::{AsyncEvent, Notice};
 use nvme::cmd::io::CopyRange;
 use nvme::feature::Fid;
@@ -293,7 +295,7 @@ fn what_a_host_says_of_itself_is_known_to_every_worker() {
 
 /// Keeps nothing, and says so when the test wants.
 #[derive(Default)]
-struct Keeps(Mutex<Option<Saved>>);
+struct Keeps(Mutex<Option<FormatSaved>>);
 
 impl std::fmt::Debug for Keeps {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -302,7 +304,7 @@ impl std::fmt::Debug for Keeps {
 }
 
 impl FormatStore for Keeps {
-    fn save(&self, _: u32, done: Saved) {
+    fn save(&self, _: BlockFormat, done: FormatSaved) {
         *self.0.lock().unwrap() = Some(done);
     }
 }
@@ -344,7 +346,7 @@ fn a_format_counts_in_every_queue() {
         }
         // The other workers come later.
         let beside = w.h.beside.take();
-        done.unwrap()(true);
+        done.unwrap()(Some(KeptFormat { metadata: None }));
         for _ in 0..100 {
             w.h.round();
         }

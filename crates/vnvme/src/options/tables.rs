@@ -285,7 +285,8 @@ impl Spec for NamespaceSpec {
             "metadata",
             "PATH",
             "file that keeps the metadata of the blocks; made, of blocks that were never written, \
-             if it is not there. Only volumes in memory that end with the process (mem) do without",
+             if it is not there. Only volumes in memory that end with the process (mem) do \
+             without, and these not with format-file",
             |n| &mut n.metadata,
         )
         .or("none")
@@ -354,9 +355,10 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "format-file",
             "PATH",
-            "let the guest choose the block size (Format NVM): format 0 has that of block-size, \
-             format 1 the other one of 512 and 4096, if the volume can have it; the file keeps the \
-             choice, and is made if it is not there",
+            "let the guest choose the block size (Format NVM), and with metadata also the size of \
+             metadata and its protection: format 0 is the configured one, then come those without \
+             metadata, as far as the volume can have them; the file keeps the choice, and is made \
+             if it is not there",
             |n| &mut n.format_file,
         )
         .or("one LBA format")

@@ -1,5 +1,5 @@
-//! Format NVM that changes the block size, in the sandbox: what of it the next process finds,
-//! however the one before has ended.
+//! Format NVM that changes the block size and metadata, in the sandbox: what of it the next process
+//! finds, however the one before has ended.
 
 use crate::common::*;
 use crate::keeper;
@@ -107,6 +107,155 @@ fn a_format_is_answered_once_though_its_process_was_killed() {
         keeper::kill_serving(&daemon);
         assert_eq!(block(&mut host), size, "{round}");
         assert_eq!(content(&place), data.repeat(64), "{round}");
+    }
+    drop(host);
+    daemon.end();
+}
+
+// ---- with metadata
+
+/// PRINFO: PRACT, and checks of the guard and of the reference tag.
+const PRACT: u32 = 1 << 29 | 1 << 28;
+const REFERENCE: u32 = 1 << 26;
+
+/// Formats whose metadata is nothing but the tuple, or nothing: dword 10, bytes of a block and of
+/// its metadata, and type of protection.
+const FORMATS: [(u32, u64, u64, u32); 6] = [
+    (2 | 1 << 5, 512, 8, 1),
+    (10 | 2 << 5, 4096, 16, 2),
+    (1, 4096, 0, 0),
+    (5 | 3 << 5 | 1 << 4, 4096, 8, 3),
+    (8 | 1 << 5 | 1 << 8, 4096, 16, 1),
+    (0, 512, 0, 0),
+];
+
+fn with_metadata() -> (Place, String) {
+    let (place, url) = disk();
+    let url = format!("{url}&metadata={}", text(&place.path("metadata")));
+    (place, url)
+}
+
+/// The host finds this one of the formats, and the file of the metadata is of it.
+fn has(place: &Place, host: &mut Host, (cdw10, size, metadata, kind): (u32, u64, u64, u32)) {
+    assert_eq!(block(host), size);
+    let ns = host.identify_namespace(1).unwrap();
+    assert_eq!(u32::from(ns.flbas.into_bits()), cdw10 & 0x1f);
+    assert_eq!(u64::from(ns.formatted().unwrap().ms.get()), metadata);
+    let dps = kind | (cdw10 >> 8 & 1) << 3;
+    assert_eq!(u32::from(ns.dps.into_bits()), dps);
+    let file = std::fs::metadata(place.path("metadata")).unwrap().len();
+    let table = match metadata {
+        0 => 0,
+        metadata => SIZE / size * 2 * (8 + metadata),
+    };
+    assert_eq!(file, (4096 + table).next_multiple_of(4096));
+}
+
+/// A command on blocks whose tuples the controller makes, or checks and takes away.
+fn on(host: &mut Host, opcode: NvmOpcode, slba: u64, len: usize, kind: u32) -> Status {
+    let size = block(host);
+    let mut command = host.transfer(opcode, 1, slba, len, 0x40_0000);
+    let prinfo = match kind {
+        0 => 0,
+        3 => PRACT,
+        _ => PRACT | REFERENCE,
+    };
+    command.cdw12 = (((len as u64 / size) as u32 - 1) | prinfo).into();
+    command.cdw14 = (slba as u32).into();
+    host.run(1, command).status().without_flags()
+}
+
+fn put(host: &mut Host, slba: u64, data: &[u8], kind: u32) {
+    host.ram.write_all_at(data, 0x40_0000).unwrap();
+    let status = on(host, NvmOpcode::WRITE, slba, data.len(), kind);
+    assert_eq!(status, Status::SUCCESS);
+}
+
+fn get(host: &mut Host, slba: u64, len: usize, kind: u32) -> Vec<u8> {
+    host.ram.write_all_at(&vec![0xee; len], 0x40_0000).unwrap();
+    let status = on(host, NvmOpcode::READ, slba, len, kind);
+    assert_eq!(status, Status::SUCCESS);
+    let mut data = vec![0; len];
+    host.ram.read_exact_at(&mut data, 0x40_0000).unwrap();
+    data
+}
+
+/// Another first byte of the last blocks, below.
+fn damage(place: &Place, byte: u8) {
+    let file = std::fs::File::options()
+        .write(true)
+        .open(place.path("disk.raw"));
+    file.unwrap().write_all_at(&[byte], SIZE - 8192).unwrap();
+}
+
+#[test]
+fn metadata_is_as_the_format_says_in_the_next_process() {
+    let (place, url) = with_metadata();
+    for format in FORMATS {
+        let (cdw10, size, _, kind) = format;
+        let daemon = Daemon::serve(&place, &[&url]);
+        let mut host = Host::up(&place.socket());
+        assert_eq!(self::format(&mut host, cdw10), Status::SUCCESS);
+        has(&place, &mut host, format);
+        assert!(content(&place).iter().all(|byte| *byte == 0));
+        assert_eq!(get(&mut host, 5, 8192, kind), vec![0; 8192]);
+        let data = pattern(size, 8192);
+        let last = SIZE / size - 8192 / size;
+        put(&mut host, last, &data, kind);
+        drop(host);
+        daemon.kill();
+        for _ in 0..2 {
+            let daemon = Daemon::serve(&place, &[&url]);
+            let mut host = Host::up(&place.socket());
+            has(&place, &mut host, format);
+            assert_eq!(get(&mut host, last, 8192, kind), data);
+            assert_eq!(get(&mut host, 5, 8192, kind), vec![0; 8192]);
+            if kind > 0 {
+                // Damage below is found.
+                damage(&place, !data[0]);
+                let status = on(&mut host, NvmOpcode::READ, last, 8192, kind);
+                assert_eq!(status, Status::GUARD_CHECK_ERROR);
+                damage(&place, data[0]);
+            }
+            drop(host);
+            let ended = daemon.end();
+            let bad = |line: &&String| line.contains("ERROR");
+            assert_eq!(ended.log.iter().find(bad), None);
+        }
+    }
+}
+
+/// The process is killed while it formats, and the host does not notice.
+#[test]
+fn metadata_is_there_though_its_process_was_killed() {
+    let (place, url) = with_metadata();
+    let socket = text(&place.socket());
+    let args = ["serve", "--socket", &socket, "--keeper", "process", &url];
+    let daemon = keeper::start(&place, &args);
+    let mut host = Host::up(&place.socket());
+    for round in 0..18u32 {
+        let format = FORMATS[round as usize % FORMATS.len()];
+        let (cdw10, size, _, kind) = format;
+        let mut command = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
+        command.cdw10 = cdw10.into();
+        let cid = host.submit(0, command);
+        std::thread::sleep(std::time::Duration::from_micros(u64::from(round) * 400));
+        keeper::kill_serving(&daemon);
+        let done = host.completion(0);
+        assert_eq!((done.cid.get(), done.status()), (cid, Status::SUCCESS));
+        has(&place, &mut host, format);
+        assert!(content(&place).iter().all(|byte| *byte == 0), "{round}");
+        let data = pattern(round.into(), 1 << 16);
+        let slbas = (0..SIZE / size).step_by(((1 << 20) / size) as usize);
+        for slba in slbas.clone() {
+            assert_eq!(get(&mut host, slba, data.len(), kind), vec![0; data.len()]);
+            put(&mut host, slba, &data, kind);
+        }
+        keeper::kill_serving(&daemon);
+        has(&place, &mut host, format);
+        for slba in slbas {
+            assert_eq!(get(&mut host, slba, data.len(), kind), data, "{round}");
+        }
     }
     drop(host);
     daemon.end();

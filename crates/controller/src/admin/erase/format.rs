@@ -1,4 +1,4 @@
-//! Format NVM, and what it changes of a namespace: the size of its blocks.
+//! Format NVM, and what it changes of a namespace: the size of its blocks, and their metadata.
 //!
 //! A namespace that can have several formats has a [`FormatStore`](crate::FormatStore), which
 //! stores the new format when everything is erased, and before the namespace uses it. A process
@@ -14,31 +14,48 @@ use super::{Cause, Running, Stage};
 use crate::admin::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
 use crate::engine::{Namespace, Order};
+use crate::formats::{BlockFormat, Formats, KeptFormat};
 use crate::metadata::MetadataState;
 use crate::pool::PooledNamespace;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{FormatCdw10, SecureErase};
 use nvme::identify::Flbas;
 use nvme::{Command, Status};
+use protection::Type;
 use std::sync::Arc;
 
-/// The namespace has its metadata so, and that protection.
-fn has_metadata_so(cdw10: FormatCdw10, ns: &Namespace) -> bool {
-    let layout = ns.config.metadata.as_deref().map(MetadataState::layout);
-    let protection = layout.and_then(|layout| layout.protection);
-    let place = layout.is_none_or(|layout| layout.extended == cdw10.mset());
-    place
-        && match protection {
-            None => cdw10.pi() == 0,
-            Some(found) => cdw10.pi() == found.kind as u8 && cdw10.pil() == found.first,
-        }
-}
+const INVALID_FORMAT: Status = Status::INVALID_FORMAT.with_dnr(true);
 
-/// Bytes of a block of the format that is asked for; `None`: the namespace cannot have it.
-fn block_size(cdw10: FormatCdw10, ns: &Namespace) -> Option<u32> {
-    let formats = ns.config.lba_formats();
+/// The format that is asked for. MSET says nothing of blocks without metadata, and PIL nothing
+/// without protection information.
+///
+/// # Errors
+/// Invalid Format: the namespace cannot have it ("NVMe Base 2.1", 5.1.10; "NVM Command Set 1.1",
+/// 4.1.2). Invalid Field in Command: the type of protection information is reserved.
+fn chosen(cdw10: FormatCdw10, ns: &Namespace) -> Result<BlockFormat, Status> {
+    let config = &ns.config;
+    let formats = config.lba_formats();
     let found = formats.get(usize::from(cdw10.lbaf())).copied().flatten();
-    found.filter(|_| has_metadata_so(cdw10, ns))
+    let found = found.ok_or(INVALID_FORMAT)?;
+    let protection = match cdw10.pi() {
+        0 => None,
+        number => {
+            let kind = Type::of(number).ok_or(INVALID_FIELD)?;
+            Some((kind, cdw10.pil()))
+        }
+    };
+    let chosen = BlockFormat {
+        extended: found.metadata > 0 && cdw10.mset(),
+        protection,
+        ..found
+    };
+    chosen.check().map_err(|_| INVALID_FORMAT)?;
+    let formats = config.formats.as_ref();
+    let free = chosen.metadata == 0 || formats.is_some_and(Formats::has_metadata);
+    match free || chosen == config.format() {
+        true => Ok(chosen),
+        false => Err(INVALID_FORMAT),
+    }
 }
 
 impl Running {
@@ -74,13 +91,13 @@ impl Controller {
         let mut changes = Vec::new();
         let all = self.engine.active();
         for ns in all.filter(|ns| nsids.contains(&ns.config.nsid)) {
-            let size = block_size(cdw10, ns).ok_or(Status::INVALID_FORMAT.with_dnr(true))?;
-            if size != ns.config.block_size {
-                changes.push((ns.config.nsid, size));
+            let format = chosen(cdw10, ns)?;
+            if format != ns.config.format() {
+                changes.push((ns.config.nsid, format));
             }
         }
         if nsids.is_empty() && cdw10.lbaf() != 0 {
-            return Err(Status::INVALID_FORMAT.with_dnr(true));
+            return Err(INVALID_FORMAT);
         }
         if !matches!(cdw10.ses(), SecureErase::NONE | SecureErase::USER_DATA) {
             return Err(INVALID_FIELD);
@@ -105,7 +122,7 @@ impl Controller {
         let Some(running) = erasure.running.as_mut().filter(|_| may_keep) else {
             return false;
         };
-        let Some(&(nsid, size)) = running.changes.get(running.kept) else {
+        let Some(&(nsid, format)) = running.changes.get(running.kept) else {
             running.stage = Stage::Done;
             return true;
         };
@@ -128,7 +145,7 @@ impl Controller {
             }
         };
         crash::point!("controller.format.before");
-        store.save(size, Box::new(done));
+        store.save(format, Box::new(done));
         crash::point!("controller.format.saved");
         true
     }
@@ -142,13 +159,20 @@ impl Controller {
         let Some(running) = &mut erasure.running else {
             return false;
         };
-        match kept {
-            true => {
+        let format = running.changes.get(running.kept).map(|change| change.1);
+        let layout = format.and_then(|format| format.layout());
+        let is_of = |kept: &KeptFormat| {
+            let found = kept.metadata.as_ref().map(|metadata| *metadata.layout());
+            found == layout
+        };
+        match kept.filter(is_of) {
+            Some(kept) => {
+                running.metadata.push(kept.metadata);
                 running.kept += 1;
                 running.stage = running.keeps_next();
             }
             // What was kept before it counts.
-            false => running.fail(Status::INTERNAL_ERROR),
+            None => running.fail(Status::INTERNAL_ERROR),
         }
         true
     }
@@ -160,15 +184,19 @@ impl Controller {
             return;
         };
         let nsids = running.nsids.clone();
-        let changes: Vec<(u32, u32)> = running.changes.iter().copied().take(running.kept).collect();
+        // What the process before had kept is in the configuration of this one.
+        let metadata = running.metadata.iter().cloned().map(Some);
+        let metadata = metadata.chain(std::iter::repeat(None));
+        let changes = running.changes.iter().copied().take(running.kept);
+        let changes: Vec<_> = changes.zip(metadata).collect();
         let closed = Some(running.cause.closes_with());
         if running.failed.is_none() {
             self.unmark_all(&nsids);
         }
-        for (nsid, size) in changes {
+        for ((nsid, format), metadata) in changes {
             // Marks are of blocks that there are no more, also where another namespace failed.
             self.unmark_all(&[nsid]);
-            self.reformat(nsid, size, closed);
+            self.reformat(nsid, format, metadata, closed);
         }
         self.close(&nsids, None);
         crash::point!("controller.format.open");
@@ -184,8 +212,15 @@ impl Controller {
         }
     }
 
-    /// A namespace that is closed so has blocks of so many bytes from now on.
-    fn reformat(&mut self, nsid: u32, block_size: u32, closed: Option<Status>) {
+    /// A namespace that is closed so has that format from now on, and this metadata; `None`: its
+    /// own.
+    fn reformat(
+        &mut self,
+        nsid: u32,
+        format: BlockFormat,
+        metadata: Option<Option<Arc<MetadataState>>>,
+        closed: Option<Status>,
+    ) {
         let Ok(index) = self.engine.namespace_index(nsid) else {
             return;
         };
@@ -195,11 +230,20 @@ impl Controller {
         if ns.closed != closed {
             return;
         }
-        let blocks = ns.config.volume.info().size >> block_size.trailing_zeros();
-        tracing::info!(nsid, block_size, blocks, "formatted");
+        let metadata = metadata.unwrap_or_else(|| ns.config.metadata.clone());
+        let found = metadata.as_ref().map(|metadata| *metadata.layout());
+        if found != format.layout() {
+            tracing::error!(nsid, ?format, ?found, "the metadata is not of the format");
+            return;
+        }
+        let blocks = ns.config.volume.info().size >> format.block.trailing_zeros();
+        let fixed = metadata.as_ref().map(|metadata| metadata.blocks());
+        let blocks = fixed.map_or(blocks, |fixed| fixed.min(blocks));
+        tracing::info!(nsid, ?format, blocks, "formatted");
         self.order_all(|| Order::Reformatted {
             index,
-            block_size,
+            format,
+            metadata: metadata.clone(),
             blocks,
         });
         if let Some(ns) = self.engine.namespaces.get(index) {

@@ -7,11 +7,11 @@
 //! 3. They are erased, by one request at a time, and only where a round's budget has room for it:
 //!    the commands of other hosts come first.
 //! 4. A flush makes that durable.
-//! 5. Where a format changes their blocks' size ([`mod@format`]), that is kept.
-//! 6. That it is over is committed. Only in the next round they are open again, with blocks of the
-//!    new size, and the host is told: no process that follows erases what was written since.
+//! 5. Where a format changes their blocks ([`mod@format`]), that is kept.
+//! 6. That it is over is committed. Only in the next round they are open again, with new
+//!    blocks, and the host is told: no process that follows erases what was written since.
 //!
-//! A reset of the controller ends a format where it is, unless a new size may be kept already. A
+//! A reset of the controller ends a format where it is, unless a new one may be kept already. A
 //! sanitize operation goes on when the controller is enabled again, and in the next process, where
 //! there is one. One that fails leaves the namespaces closed, until another one ends well or the
 //! host leaves the failure mode.
@@ -26,6 +26,8 @@ use super::self_test::About;
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
 use crate::engine::{Namespace, Order, OwnRequest, status_of};
+use crate::formats::{BlockFormat, KeptFormat};
+use crate::metadata::MetadataState;
 use crate::survival::state::{EraseRunning, EraseState};
 use dma::{Buffer, SegmentList};
 use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
@@ -114,10 +116,12 @@ struct Running {
     writes: bool,
     tries: u32,
     failed: Option<Status>,
-    /// Namespaces that are to have other blocks then, and bytes of these.
-    changes: Vec<(u32, u32)>,
+    /// Namespaces that are to have another format then.
+    changes: Vec<(u32, BlockFormat)>,
     /// Of these changes, so many are kept.
     kept: usize,
+    /// What the blocks of those that were kept have as metadata, as far as this process knows.
+    metadata: Vec<Option<Arc<MetadataState>>>,
     /// A reset has dropped the command: no completion is posted.
     abandoned: bool,
 }
@@ -137,6 +141,7 @@ impl Running {
             failed: None,
             changes: Vec::new(),
             kept: 0,
+            metadata: Vec::new(),
             abandoned: false,
         }
     }
@@ -213,7 +218,7 @@ pub(crate) struct Erasure {
     /// Namespaces that a failed operation has left closed: there are some in the failure mode.
     locked: Vec<u32>,
     /// Of those who keep formats.
-    answers: Arc<Answers<bool>>,
+    answers: Arc<Answers<Option<KeptFormat>>>,
     /// Of the last answer.
     number: u64,
 }
@@ -276,7 +281,12 @@ impl Erasure {
             offset: running.offset,
             over: matches!(running.stage, Stage::Done | Stage::Over | Stage::Opening(_)),
             failed: running.failed.map(Status::into_bits),
-            changes: running.changes.clone(),
+            changes: plain_changes(&running.changes),
+            formats: running
+                .changes
+                .iter()
+                .map(|change| change.1.into())
+                .collect(),
             kept: running.kept as u32,
             abandoned: running.abandoned,
         });
@@ -312,7 +322,7 @@ impl Erasure {
                     // What is kept is erased and kept again.
                     false => 0,
                 },
-                changes: saved.changes.clone(),
+                changes: saved.changes(),
                 abandoned: saved.abandoned,
                 ..Running::new(cause, saved.nsids.clone())
             }
@@ -326,6 +336,12 @@ impl Erasure {
             ..Erasure::default()
         }
     }
+}
+
+/// The same with bytes of a block in place of the format.
+fn plain_changes(changes: &[(u32, BlockFormat)]) -> Vec<(u32, u32)> {
+    let sizes = changes.iter().map(|(nsid, format)| (*nsid, format.block));
+    sizes.collect()
 }
 
 /// What Identify Controller says of Sanitize.
