@@ -4,8 +4,8 @@
 use crate::mediate::{BLOCKS, Below};
 use crate::pool::Pool;
 use controller::{
-    Controller, ControllerConfig, FormatStore, Formats, IrqSink, MetadataState, NamespaceConfig,
-    NamespacePool, PlacementState, Saved, ZonedState, pci,
+    BlockFormat, Controller, ControllerConfig, FormatSaved, FormatStore, Formats, IrqSink,
+    KeptFormat, MetadataState, NamespaceConfig, NamespacePool, PlacementState, ZonedState, pci,
 };
 use dma::{Memory, Prot};
 use nvme::cmd::io::{CopyRange, CopyRangeLong};
@@ -100,13 +100,21 @@ enum Window {
     Gone(Vec<u8>),
 }
 
-/// Keeps the format of a namespace as long as the world lasts.
+/// Keeps the format of a namespace, whose volume has so many bytes, as long as the world lasts.
 #[derive(Debug)]
-struct Keeps;
+struct Keeps(u64);
 
 impl FormatStore for Keeps {
-    fn save(&self, _: u32, done: Saved) {
-        done(true);
+    fn save(&self, format: BlockFormat, done: FormatSaved) {
+        let blocks = self.0 / u64::from(format.block);
+        let made = format
+            .layout()
+            .map(|layout| MetadataState::in_memory(layout, blocks).map(Arc::new));
+        done(
+            made.transpose()
+                .ok()
+                .map(|metadata| KeptFormat { metadata }),
+        );
     }
 }
 
@@ -180,6 +188,12 @@ fn protected(config: NamespaceConfig, extended: bool) -> Option<NamespaceConfig>
     Some(NamespaceConfig { metadata, ..config })
 }
 
+/// All formats that there are.
+fn formats(size: u64) -> Formats {
+    let first = BlockFormat::plain(4096);
+    Formats::with_metadata(first, first, None, Arc::new(Keeps(size)))
+}
+
 impl World {
     fn new(setup: u8, direct: bool) -> Option<World> {
         let faulty = FaultVolume::new(Arc::new(MemVolume::new(BLOCKS << 9).ok()?));
@@ -212,7 +226,7 @@ impl World {
         let namespaces = vec![
             namespace(1, Arc::new(faulty) as Arc<dyn Volume>, 512),
             NamespaceConfig {
-                formats: Some(Formats::new(4096, Arc::new(Keeps))),
+                formats: Some(formats(plain.info().size)),
                 ..namespace(2, plain.clone(), 4096)
             },
             zoned(namespace(3, Arc::new(MemVolume::new(64 << 10).ok()?), 512))?,
