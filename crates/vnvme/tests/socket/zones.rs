@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use nvme::cmd::zone::{SendCdw13, Zsa};
 use nvme::{Command, NvmOpcode, Status};
@@ -21,6 +22,8 @@ const ZONES: u64 = 8;
 const BLOCKS: u64 = ZONE / 512;
 /// Where data of writes begins in guest memory.
 const WRITES: u64 = 4 << 20;
+/// Until a queue has moved from one worker to the other.
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn reset(zone: u64) -> Command {
     let mut command = Command::new(NvmOpcode::ZONE_MANAGEMENT_SEND.0, 0, 1);
@@ -115,7 +118,12 @@ fn appends_and_resets_of_two_workers_that_are_killed() {
     host.use_shadow_doorbells();
     host.create_queues(QUEUES, None);
     let mut moves = 0;
-    for round in 0..3 * ZONES {
+    let began = Instant::now();
+    for round in 0.. {
+        // On a crowded machine none of the first processes may live until a queue moves.
+        if round >= 3 * ZONES && (moves > 0 || began.elapsed() > LIMIT) {
+            break;
+        }
         let (zone, seed) = (round % ZONES, round * 1_000_003);
         let places = fill(&mut host, zone, seed, || {
             if round % 2 == 1 {
