@@ -25,7 +25,7 @@ use nvme::identify::{
 use nvme::log::AnaState;
 use nvme::regs::{CcCss, Vs};
 use nvme::{Command, Completion, Status};
-use protection::{Guard, StorageTag, Type};
+use protection::{Guard, Type};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// WUSL: what may be marked at once, in pages of 4096 bytes, as a power of two; of blocks of 512
@@ -523,7 +523,8 @@ fn describe_metadata(data: &mut IdentifyNamespace, config: &NamespaceConfig) {
 }
 
 /// What is specific to the NVM command set: of each LBA format the guard's format and the storage
-/// tag's size (ELBAF); of the one that the namespace has, which of its bits are compared (LBSTM).
+/// tag's size (ELBAF), and what that takes (PIC); of the one that the namespace has, which of the
+/// tag's bits are compared (LBSTM).
 fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
     let mut data = NvmNamespace::new_zeroed();
     let mut formats = ns.config.lba_formats();
@@ -532,10 +533,13 @@ fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
     if let Some(current) = formats.get_mut(usize::from(ns.config.lba_format())) {
         *current = Some(now);
     }
+    let (mut extended, mut tagged) = (false, false);
     for (to, format) in data.elbaf.iter_mut().zip(formats) {
         let Some(format) = format.filter(|format| format.metadata > 0) else {
             continue;
         };
+        extended |= format.guard != Guard::Bits16;
+        tagged |= format.storage.bits > 0;
         let pif: u32 = match format.guard {
             Guard::Bits16 => 0,
             Guard::Bits32 => 1,
@@ -544,12 +548,11 @@ fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
         let bits = u32::from(format.storage.bits);
         *to = (bits | pif << 7).into();
     }
+    data.pic = Pic::new()
+        .with_pists16b(extended || tagged)
+        .with_stcrs(tagged);
     if now.protection.is_some() {
-        let StorageTag { bits, mask } = now.storage;
-        data.lbstm = mask.into();
-        data.pic = Pic::new()
-            .with_pists16b(bits > 0 || now.guard != Guard::Bits16)
-            .with_stcrs(bits > 0);
+        data.lbstm = now.storage.mask.into();
     }
     data
 }

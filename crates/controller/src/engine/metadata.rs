@@ -170,13 +170,14 @@ pub(super) fn is_aborted(completion: &Completion) -> bool {
 }
 
 /// Whether the command asks for what cannot be done ("NVM Command Set 1.1", 5.3.2 and 5.3.3). Write
-/// Zeroes has no tuples of the host's, whose storage tag could be checked (3.3.8).
+/// Zeroes has no tuples of the host's that could be checked (3.3.8).
 fn refused(protection: &Protection, opcode: NvmOpcode, cdw12: RwCdw12, fits: bool) -> bool {
     let prinfo = cdw12.prinfo();
     let looks = matches!(opcode, NvmOpcode::COMPARE | NvmOpcode::VERIFY);
     let stored = cdw12.stc() && protection.storage.bits > 0;
+    let checks = stored || prinfo.prchk_guard() || prinfo.prchk_apptag() || prinfo.prchk_reftag();
     looks && prinfo.pract()
-        || opcode == NvmOpcode::WRITE_ZEROES && stored
+        || opcode == NvmOpcode::WRITE_ZEROES && checks
         || cannot_check(protection, prinfo, fits)
 }
 

@@ -109,6 +109,9 @@ impl Controller {
         let erasure = saved.logs.erasure.as_ref();
         let running = erasure.and_then(|erasure| erasure.running.as_ref());
         let changing = running.map_or_else(Vec::new, |running| running.changes());
+        if changing.iter().any(|(_, format)| format.check().is_err()) {
+            return Err(RestoreError::Contradiction("there can be no such format"));
+        }
         let changing = changing.into_iter().map(|(nsid, to)| (nsid, to.into()));
         saved
             .identity
@@ -391,11 +394,17 @@ impl Controller {
         }
     }
 
-    /// Namespaces have been resized or have come while no process served them.
+    /// Namespaces have been resized or have come while no process served them, or the process
+    /// before has kept their new format.
     fn compare_namespaces(&mut self, before: &Identity, now: &Identity) {
         for ns in &now.namespaces {
             let known = before.namespaces.iter().find(|old| old.nsid == ns.nsid);
-            if known.is_none_or(|old| old.blocks != ns.blocks) {
+            let reformatted = known.is_some_and(|old| old.is_reformatted(ns));
+            if reformatted {
+                // Marks are of blocks that there are no more.
+                self.unmark_all(&[ns.nsid]);
+            }
+            if reformatted || known.is_none_or(|old| old.blocks != ns.blocks) {
                 self.tell_changed(ns.nsid);
             }
         }

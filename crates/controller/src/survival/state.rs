@@ -119,6 +119,14 @@ pub(crate) struct NamespaceIdentity {
     pub format: Option<FormatState>,
 }
 
+impl NamespaceIdentity {
+    /// Its blocks are of another format now, as far as this state says what it was.
+    pub fn is_reformatted(&self, now: &NamespaceIdentity) -> bool {
+        let known = self.format.is_some();
+        self.block_size != now.block_size || known && self.format != now.format
+    }
+}
+
 /// Registers of BAR0, and how far the controller is.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]

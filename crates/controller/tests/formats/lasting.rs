@@ -167,3 +167,23 @@ fn a_format_that_nobody_waits_for_goes_on_in_the_next_process() {
     assert!(h.reap(0).is_none());
     assert_eq!(get(&mut h, 1, 255), vec![0; 4096]);
 }
+
+/// A process that has kept the new format, and ends before it knows. The next one is reset before
+/// all is erased again: marks are of the old blocks.
+#[test]
+fn the_next_process_knows_no_marks_of_the_old_format() {
+    let (mut h, one, _) = host();
+    let mark = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 1, 3, 1, DATA);
+    assert_eq!(h.io(mark), Status::SUCCESS);
+    one.store.hold();
+    h.submit(0, format(1, 1));
+    rest(&mut h);
+    assert_eq!(one.store.kept(), 4096);
+    h.die();
+    reset(&mut h);
+    one.store.release();
+    rest(&mut h);
+    assert_eq!(block(&mut h, 1), 4096);
+    assert_eq!(one.store.saves(), [4096], "the reset has ended it");
+    assert_eq!(get(&mut h, 1, 3), vec![0; 4096]);
+}

@@ -81,7 +81,14 @@ fn tuples_are_made_here() {
             }
             false => assert_eq!(p.got(2).0, data),
         }
-        // Those of zeroes, too.
+        // Those of zeroes, too; and there are none of the host's to be checked.
+        for check in [GUARD, APPLICATION, REFERENCE] {
+            for prinfo in [check, PRACT | check] {
+                let status = p.status(NvmOpcode::WRITE_ZEROES, 9, 2, prinfo);
+                assert_eq!(status, Status::INVALID_PROTECTION_INFORMATION);
+            }
+        }
+        assert_eq!(p.read(9, 2, checks(kind)).0, data);
         let status = p.status(NvmOpcode::WRITE_ZEROES, 9, 2, PRACT);
         assert_eq!(status, Status::SUCCESS);
         let (zeroes, _) = p.read(9, 2, checks(kind));

@@ -6,7 +6,10 @@ use crate::store::TestStore;
 use crate::world::*;
 use controller::{BlockFormat, ConfigError, Controller, ControllerConfig, Formats};
 use controller::{MetadataState, NamespaceConfig};
+use nvme::aen::{AsyncEvent, Notice};
+use nvme::feature::Fid;
 use nvme::identify::{IdentifyNamespace, NvmController, NvmNamespace};
+use nvme::log::Lid;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use protection::{Guard, StorageTag, Type};
 use std::collections::{BTreeMap, BTreeSet};
@@ -515,6 +518,29 @@ fn what_cannot_be_kept_stays_as_it_was() {
     assert_eq!((done.cid.get(), done.status()), (cid, Status::SUCCESS));
     look(&mut p, to.1);
     works(&mut p, 2);
+}
+
+/// A process has kept the new format, and ends before it knows. The next one has it from the
+/// beginning, and says so, whether or not it can erase once more: there are as many blocks.
+#[test]
+fn the_next_process_says_that_the_format_has_changed() {
+    let protection = Some((Type::One, false));
+    let (mut p, store) = world(BlockFormat::plain(512));
+    p.h.set_feature(Fid::ASYNC_EVENT_CONFIG, 1 << 8);
+    store.hold();
+    p.h.submit(0, asked(cdw10(2, false, protection)));
+    let aer = Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0);
+    let aer = p.h.submit(0, aer);
+    rest(&mut p.h);
+    assert!(p.h.reap(0).is_none());
+    assert_eq!(store.format(), format_of(2, false, protection));
+    p.h.die();
+    rest(&mut p.h);
+    let done = p.h.reap(0).expect("the event, while the format goes on");
+    assert_eq!(done.cid.get(), aer);
+    let notice = Notice::NAMESPACE_ATTRIBUTE_CHANGED;
+    let notice = AsyncEvent::notice(notice, Lid::CHANGED_NAMESPACE_LIST);
+    assert_eq!(done.dw0.get(), notice.into_bits());
 }
 
 /// Writes, reads, formats and deaths, against a model.
