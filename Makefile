@@ -52,11 +52,14 @@ test-all: check tools-guest
 	cp $(DEBUG)/vnvme $(DEBUG)/prepare $(DEBUG)/lanes $(DEBUG)/soak $(DEBUG)/examples/vfio_selftest $(BUILT)
 	$(BUILT)/prepare
 	nice -n 19 $(AGAIN) prebuild >target/prebuild.log 2>&1 & \
-	status=0; VNVME_PROGRAMS=$(BUILT) $(BUILT)/lanes --beside vnvme --beside harness --alone hostile --alone clients || status=$$?; wait; exit $$status
+	status=0; VNVME_PROGRAMS=$(BUILT) $(BUILT)/lanes $(LANES) || status=$$?; wait; exit $$status
 	$(CARGO) test -p vnvme --no-default-features --bin vnvme parts::
 	$(MODELS)
 	$(AGAIN) cost
 	fuzz/run.sh 10
+
+LANES = --beside vnvme --beside harness --alone hostile --alone clients \
+	$(foreach long,stock_driver ublk survival rbd zones vfio lifecycle reservations,--early $(long))
 
 # What guests run, by one build: each by itself has other features of what they share, and has it built again. And so has what is
 # tested, which takes the place of these.

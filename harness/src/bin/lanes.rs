@@ -27,6 +27,10 @@ struct Args {
     /// the first named begin
     #[arg(long, value_name = "PACKAGE")]
     beside: Vec<String>,
+    /// A test program of such a package that begins before its others, as it takes long: at the end
+    /// it would run beside nothing
+    #[arg(long, value_name = "NAME")]
+    early: Vec<String>,
     /// A test program of such a package that runs alone
     #[arg(long, value_name = "NAME")]
     alone: Vec<String>,
@@ -80,7 +84,10 @@ fn main() -> Result<ExitCode> {
     let (mut beside, alone): (Vec<_>, Vec<_>) = build()?.into_iter().partition(|target| {
         args.beside.contains(&target.package) && !args.alone.contains(&target.name)
     });
-    beside.sort_by_key(|target| args.beside.iter().position(|one| *one == target.package));
+    beside.sort_by_key(|target| {
+        let package = args.beside.iter().position(|one| *one == target.package);
+        (package, !args.early.contains(&target.name))
+    });
     let mut ended = run_beside(args.lanes, beside)?;
     for target in alone {
         println!("     Running {} {}", target.package, target.name);
