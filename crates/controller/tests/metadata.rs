@@ -14,6 +14,8 @@ mod copy_across;
 mod copy_history;
 #[path = "metadata/copy_lasting.rs"]
 mod copy_lasting;
+#[path = "metadata/extended.rs"]
+mod extended;
 #[path = "metadata/history.rs"]
 mod history;
 #[path = "metadata/lasting.rs"]

@@ -74,6 +74,10 @@ impl Controller {
         let mut changes = Vec::new();
         let all = self.engine.active();
         for ns in all.filter(|ns| nsids.contains(&ns.config.nsid)) {
+            // ("NVM Command Set 1.1", 4.1.3.6.1)
+            if ns.has_extended_format() && !self.admin.features.lbafee() {
+                return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true));
+            }
             let size = block_size(cdw10, ns).ok_or(Status::INVALID_FORMAT.with_dnr(true))?;
             if size != ns.config.block_size {
                 changes.push((ns.config.nsid, size));
