@@ -24,7 +24,8 @@ const LONG_GUARD: &str = "block-size=4096&metadata-size=16&protection=1&guard=64
 /// Of the third one's storage tags, 12 bits are compared.
 const TAGGED: &str =
     "block-size=4096&metadata-size=8&protection=1&storage-tag=16&storage-tag-mask=0xfff0";
-/// The fourth has what Linux's block layer makes and checks itself, the fifth what it does not know.
+/// The tuples of the fourth Linux's block layer makes and checks itself, those of the fifth it does
+/// not know.
 const CRC64: &str = "block-size=4096&metadata-size=16&protection=1&guard=64";
 const CRC32: &str = "block-size=4096&metadata-size=16&protection=1&guard=32";
 

@@ -1,7 +1,7 @@
 //! What the host may do on a namespace that it shares with others: reservations ("NVMe Base 2.1",
 //! 8.1.22), whether it is reached by this controller at all (ANA, 8.1.1), whether it is closed,
-//! because it is being erased, and whether the host has enabled its format (LBAFEE, "NVM Command Set
-//! 1.1", 4.1.3.6.1).
+//! because it is being erased, and whether the host has enabled its format (LBAFEE, "NVM Command
+//! Set 1.1", 4.1.3.6.1).
 //!
 //! The control half says so. A namespace on which everything is allowed is found by the short way
 //! ([`run`](super::run)), which knows nothing of this; any other one is not, so that its commands

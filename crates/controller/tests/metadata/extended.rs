@@ -36,7 +36,7 @@ fn extended() -> [Layout; 5] {
     ]
 }
 
-/// Formats that hosts know that have never heard of others.
+/// Formats that need not be enabled.
 fn usual_ones() -> [Layout; 4] {
     let bare = layout(4096, 16, None);
     [
@@ -125,7 +125,8 @@ fn what_is_not_enabled_is_not_used() {
     }
 }
 
-/// Hosts that know nothing of extended formats use all others, beside one that they cannot use, too.
+/// Hosts that know nothing of extended formats use all others, beside one that they cannot use,
+/// too.
 #[test]
 fn other_formats_need_nothing() {
     for layout in usual_ones() {
