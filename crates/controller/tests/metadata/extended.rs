@@ -188,7 +188,8 @@ fn what_is_not_enabled_is_not_formatted() {
     assert!(p.read(5, 2, ALL) != both);
 }
 
-/// One that is attached later is used by a host that has enabled its format before it was there.
+/// One that is attached later is used by a host that has enabled its format before it was there, as
+/// long as that is so.
 #[test]
 fn one_that_comes_later() {
     let later = of_guard(4096, 16, Guard::Bits64, 0);
@@ -211,6 +212,8 @@ fn one_that_comes_later() {
         (p.nsid, p.layout) = (2, later);
         let wanted = [DISABLED, Status::SUCCESS];
         each_ends(&mut p, wanted[usize::from(lbafee)], "later");
+        assert_eq!(behaves(&mut p.h, &without()), Status::SUCCESS);
+        each_ends(&mut p, DISABLED, "disabled");
     }
 }
 
