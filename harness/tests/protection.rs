@@ -24,18 +24,22 @@ const LONG_GUARD: &str = "block-size=4096&metadata-size=16&protection=1&guard=64
 /// Of the third one's storage tags, 12 bits are compared.
 const TAGGED: &str =
     "block-size=4096&metadata-size=8&protection=1&storage-tag=16&storage-tag-mask=0xfff0";
+/// The tuples of the fourth Linux's block layer makes and checks itself, those of the fifth it does
+/// not know.
+const CRC64: &str = "block-size=4096&metadata-size=16&protection=1&guard=64";
+const CRC32: &str = "block-size=4096&metadata-size=16&protection=1&guard=32";
 
-fn serve(disk: &Path, second: &Path, third: &Path) -> Result<Daemon> {
+fn serve(disk: &Path, others: &[(&Path, &str)]) -> Result<Daemon> {
     let volume = |disk: &Path, protection: &str| {
         let file = disk.with_extension("metadata");
         let (disk, file) = (disk.display(), file.display());
         format!("{disk}?{protection}&metadata={file}")
     };
-    Daemon::builder("protection")
-        .volume(volume(disk, PROTECTION))
-        .volume(volume(second, LONG_GUARD))
-        .volume(volume(third, TAGGED))
-        .start()
+    let mut daemon = Daemon::builder("protection").volume(volume(disk, PROTECTION));
+    for (disk, what) in others {
+        daemon = daemon.volume(volume(disk, what));
+    }
+    daemon.start()
 }
 
 fn script(guest: &Guest, text: &str) -> Result<String> {
@@ -52,7 +56,17 @@ fn a_protected_disk() -> Result<()> {
     let disk = disks.sparse("disk.raw", 64)?;
     let second = disks.sparse("second.raw", 16)?;
     let third = disks.sparse("third.raw", 16)?;
-    let daemon = serve(&disk, &second, &third)?;
+    let (fourth, fifth) = (
+        disks.sparse("fourth.raw", 64)?,
+        disks.sparse("fifth.raw", 16)?,
+    );
+    let others: [(&Path, &str); 4] = [
+        (&second, LONG_GUARD),
+        (&third, TAGGED),
+        (&fourth, CRC64),
+        (&fifth, CRC32),
+    ];
+    let daemon = serve(&disk, &others)?;
     let guest = Guest::builder("protection")
         .vfio_user(daemon.socket())
         .boot()?;
@@ -65,7 +79,13 @@ fn a_protected_disk() -> Result<()> {
     checks.check("a wrong tag", || wrong(&guest));
     checks.check("copies, with their tuples", || copies(&guest));
     checks.check("storage tags", || storage(&guest));
-    checks.check("damage below", || damage(&guest, &disk));
+    checks.check("a guard of 64 bits", || crc64(&guest));
+    checks.check("formats that Linux does not know", || unknown(&guest));
+    checks.check("all of them after a reset", || again(&guest));
+    checks.check("damage below", || damage(&guest, 1, &disk));
+    checks.check("damage below, a guard of 64 bits", || {
+        damage(&guest, 4, &fourth)
+    });
     checks.finish();
     guest.poweroff()?;
     daemon.terminate()
@@ -227,12 +247,84 @@ fn storage(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// A block that is changed below cannot be read, and its neighbour can.
-fn damage(guest: &Guest, disk: &Path) -> Result<()> {
-    let file = File::options().read(true).write(true).open(disk)?;
+/// Linux has the profile, as ELBAS says that there are such formats, and enables them by LBAFEE: it
+/// makes the tuples that the controller checks, and finds what is wrong in those that it reads.
+fn crc64(guest: &Guest) -> Result<()> {
     script(
         guest,
-        "dd if=/dev/urandom of=$d bs=4096 seek=9000 count=2 oflag=direct",
+        r#"[ $(( $(nvme id-ctrl /dev/nvme0 | sed -n 's/^ctratt *: //p') & 0x8000 )) = 32768 ]
+         nvme get-feature /dev/nvme0 -f 0x16 -l 512 -b | od -An -tu1 -j2 -N1 | grep -q '^ *1$'
+         d=$(wait_disk 1 4); n=$(basename $d); q=/sys/block/$n
+         [ $(cat $q/metadata_bytes) = 16 ]
+         [ $(cat $q/integrity/format) = EXT-DIF-TYPE1-CRC64 ]
+         [ $(blockdev --getsize64 $d) = 67108864 ]
+         fio --name=crc64 --filename=$d --direct=1 --ioengine=libaio --iodepth=16 --rw=randrw \
+             --bsrange=4k-128k --size=32m --verify=crc32c --output-format=terse >/tmp/fio ||
+             { cat /tmp/fio; exit 1; }
+         head -c 8192 /dev/urandom >/tmp/data
+         dd if=/tmp/data of=$d bs=4096 seek=12000 oflag=direct
+         tuple() {
+             how=$1; at=$2; shift 2
+             nvme $how $d -s $at -c 0 -z 4096 -y 16 -M /tmp/tuple --ref-tag=$at "$@"
+         }
+         # The controller finds Linux's tuple right.
+         tuple read 12000 -p 7 -d /tmp/back
+         head -c 4096 /tmp/data | cmp - /tmp/back
+         [ $(wc -c </tmp/tuple) = 16 ]
+         # With another block's, unchecked, Linux refuses what it reads.
+         tuple write 12001 -p 0 -d /tmp/back
+         dd if=$d of=/dev/null bs=4096 skip=12000 count=1 iflag=direct
+         ! dd if=$d of=/dev/null bs=4096 skip=12001 count=1 iflag=direct
+         if tuple write 12001 -p 7 -d /tmp/back >/tmp/said 2>&1; then exit 1; fi
+         grep -qi 'protection information\|reference tag' /tmp/said || { cat /tmp/said; exit 1; }"#,
+    )?;
+    Ok(())
+}
+
+/// Of storage tags and of guards of 32 bits Linux has no profile: it gives metadata of zeroes,
+/// which nobody checks, and reads what it wrote.
+fn unknown(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        r#"for number in 2 3 5; do
+             d=$(wait_disk 1 $number); q=/sys/block/$(basename $d)
+             [ $(cat $q/integrity/format) = nop ]
+             [ $(blockdev --getsize64 $d) = 16777216 ]
+             head -c 8192 /dev/urandom >/tmp/data
+             dd if=/tmp/data of=$d bs=4096 seek=3000 oflag=direct
+             dd if=$d of=/tmp/back bs=4096 skip=3000 count=2 iflag=direct
+             cmp /tmp/data /tmp/back
+             size=$(cat $q/metadata_bytes)
+             rm -f /tmp/tuple
+             nvme read $d -s 3000 -c 0 -z 4096 -y $size -M /tmp/tuple -d /tmp/back
+             head -c $size /dev/zero | cmp - /tmp/tuple
+         done"#,
+    )?;
+    Ok(())
+}
+
+/// After a reset Linux enables the formats again. (It lets nobody else disable them: 6.12 refuses
+/// Set Features with Host Behavior Support from user space.)
+fn again(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        r#"nvme reset /dev/nvme0
+         d=$(wait_disk 1 1)
+         nvme get-feature /dev/nvme0 -f 0x16 -l 512 -b | od -An -tu1 -j2 -N1 | grep -q '^ *1$'
+         for number in 1 2 3 4 5; do
+             dd if=$(wait_disk 1 $number) of=/dev/null bs=4096 count=1 iflag=direct
+         done"#,
+    )?;
+    Ok(())
+}
+
+/// A block that is changed below cannot be read, and its neighbour can.
+fn damage(guest: &Guest, number: u32, disk: &Path) -> Result<()> {
+    let file = File::options().read(true).write(true).open(disk)?;
+    let find = format!("d=$(wait_disk 1 {number})");
+    script(
+        guest,
+        &format!("{find}; dd if=/dev/urandom of=$d bs=4096 seek=9000 count=2 oflag=direct"),
     )?;
     let mut block = [0; 4096];
     file.read_exact_at(&mut block, 9000 * 4096)?;
@@ -240,8 +332,11 @@ fn damage(guest: &Guest, disk: &Path) -> Result<()> {
     file.write_all_at(&block, 9000 * 4096)?;
     script(
         guest,
-        "! dd if=$d of=/dev/null bs=4096 skip=9000 count=1 iflag=direct
-         dd if=$d of=/dev/null bs=4096 skip=9001 count=1 iflag=direct",
+        &format!(
+            "{find}
+             ! dd if=$d of=/dev/null bs=4096 skip=9000 count=1 iflag=direct
+             dd if=$d of=/dev/null bs=4096 skip=9001 count=1 iflag=direct"
+        ),
     )?;
     Ok(())
 }

@@ -3,6 +3,7 @@
 use crate::bytes::{u8_at, u16_at, u32_at, u64_at};
 use crate::host::{Fields, Host, PAGE, admin, nvm};
 use crate::verdict::{Check, Expect, not_applicable, require};
+use nvme::feature::Fid;
 use nvme::{AdminOpcode, Command, Completion, NvmOpcode};
 
 /// The broadcast NSID.
@@ -272,6 +273,23 @@ impl Host {
             .dw(10, u32::from(sel) << 8 | u32::from(fid))
             .dw(11, cdw11);
         self.admin(command)
+    }
+
+    /// Says by Host Behavior Support whether it enables extended LBA formats, and which formats of
+    /// Copy's descriptors it uses.
+    pub fn behaves(&mut self, lbafee: u8, formats: u16) -> Check {
+        let at = self.alloc(512)?;
+        let mut data = [0; 512];
+        let [low, high] = formats.to_le_bytes();
+        data[2] = lbafee;
+        data[4] = low;
+        data[5] = high;
+        self.put(at, &data)?;
+        let (prp1, prp2) = self.prps(at, 512)?;
+        let set = admin(AdminOpcode::SET_FEATURES, 0).prp(prp1, prp2);
+        let fid = u32::from(Fid::HOST_BEHAVIOR_SUPPORT.0);
+        self.admin(set.dw(10, fid))?
+            .succeeds("Set Features, Host Behavior Support")
     }
 
     /// Set Features without data.

@@ -59,15 +59,18 @@ pub fn start(program: &Path) -> io::Result<Served> {
         text("placed.fdp")
     );
     config += &format!(
-        "[[controller]]\nname = \"protected\"\nsocket = {}\nmax-namespaces = 4\n\
+        "[[controller]]\nname = \"protected\"\nsocket = {}\nmax-namespaces = 5\n\
          [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\n\
          [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 4096\n\
          metadata-size = 8\nprotection = 1\nmetadata = {}\n\
          [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 512\n\
-         metadata-size = 16\nmetadata-extended = true\nmetadata = {}\n",
+         metadata-size = 16\nmetadata-extended = true\nmetadata = {}\n\
+         [[controller.namespace]]\nvolume = \"mem://64M\"\nblock-size = 4096\n\
+         metadata-size = 16\nprotection = 1\nguard = 64\nmetadata = {}\n",
         text("protected.sock"),
         text("protected.metadata"),
-        text("extended.metadata")
+        text("extended.metadata"),
+        text("guard.metadata")
     );
     config += &format!(
         "[[controller]]\nname = \"zoned\"\nsocket = {}\nmax-namespaces = 4\nmdts = 7\n\

@@ -359,6 +359,12 @@ impl ControllerConfig {
         self.erases() && self.pool.is_none()
     }
 
+    /// It may have namespaces with metadata, from the beginning or when they are attached. So it
+    /// supports extended protection information formats (ELBAS).
+    pub(crate) fn may_have_metadata(&self) -> bool {
+        self.subsystem.is_none() && self.fabrics.is_none() && self.workers <= 1
+    }
+
     /// Which I/O commands a controller like this has, as far as no namespace decides it. What other
     /// hosts reach over a network is not marked: their controllers know nothing of each other.
     pub(crate) fn offer(&self) -> Offer {
@@ -476,7 +482,7 @@ impl NamespaceConfig {
             return Err(ConfigError::SharedZones(self.nsid));
         }
         let plain = self.zones.is_none() && self.placement.is_none();
-        if self.may_have_metadata() && !(alone && config.workers <= 1 && plain) {
+        if self.may_have_metadata() && !(config.may_have_metadata() && plain) {
             return Err(ConfigError::SharedMetadata(self.nsid));
         }
         let fixed =

@@ -89,6 +89,12 @@ impl BlockFormat {
         })
     }
 
+    /// Its protection information has an extended format.
+    pub(crate) fn is_extended(&self) -> bool {
+        let protection = self.layout().and_then(|layout| layout.protection);
+        protection.is_some_and(|protection| protection.is_extended_format())
+    }
+
     /// Both have the same LBA format, by its index: of those that a namespace can have, no two
     /// differ by their storage tags alone.
     pub fn is_lba_format_of(&self, other: &Self) -> bool {

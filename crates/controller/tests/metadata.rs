@@ -14,6 +14,8 @@ mod copy_across;
 mod copy_history;
 #[path = "metadata/copy_lasting.rs"]
 mod copy_lasting;
+#[path = "metadata/extended.rs"]
+mod extended;
 #[path = "metadata/format_tags.rs"]
 mod format_tags;
 #[path = "metadata/formats.rs"]

@@ -218,6 +218,13 @@ pub struct Protection {
 }
 
 impl Protection {
+    /// It has an extended protection information format, which hosts use that have said so (LBA
+    /// Format Extension Enable, "NVM Command Set 1.1", 4.1.3.6.1): any but a guard of 16 bits
+    /// without a storage tag.
+    pub fn is_extended_format(&self) -> bool {
+        self.guard != Guard::Bits16 || self.storage.bits > 0
+    }
+
     /// Bits of the reference tag: 0 where the storage tag is all there is.
     fn reference_bits(&self) -> u32 {
         let bits = u32::from(self.storage.bits);

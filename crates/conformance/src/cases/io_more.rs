@@ -2,11 +2,10 @@
 
 use crate::bytes::{pattern, u8_at, u16_at, u32_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, admin, nvm};
+use crate::host::{Fields, Host, PAGE, nvm};
 use crate::info::{ALL, Namespace};
 use crate::verdict::{Check, Expect, applies_if, require, same};
-use nvme::feature::Fid;
-use nvme::{AdminOpcode, Command, NvmOpcode as Op, Status};
+use nvme::{Command, NvmOpcode as Op, Status};
 
 cases! {
     write_zeroes, ["2.7-a"], If("ONCS bit 3"), Io, "NVM Command Set 1.1, 3.3.8",
@@ -526,30 +525,15 @@ fn copy_across(host: &mut Host) -> Check {
         Status::INVALID_FIELD,
         "format 2h before the host said that it uses it",
     )?;
-    behaves(host, 1 << 2)?;
+    host.behaves(0, 1 << 2)?;
     host.io(command)?
         .succeeds("Copy by descriptors of format 2h")?;
     host.holds(&ns, 2700, &expected, "the destination of Copy by format 2h")?;
-    behaves(host, 0)?;
+    host.behaves(0, 0)?;
     host.io(command)?.refused(
         Status::INVALID_FIELD,
         "format 2h after the host said that it does not use it",
     )
-}
-
-/// Says by Host Behavior Support which formats of descriptors it uses.
-fn behaves(host: &mut Host, formats: u16) -> Check {
-    let at = host.alloc(512)?;
-    let mut data = [0; 512];
-    let [low, high] = formats.to_le_bytes();
-    data[4] = low;
-    data[5] = high;
-    host.put(at, &data)?;
-    let (prp1, prp2) = host.prps(at, 512)?;
-    let set = admin(AdminOpcode::SET_FEATURES, 0).prp(prp1, prp2);
-    let fid = u32::from(Fid::HOST_BEHAVIOR_SUPPORT.0);
-    host.admin(set.dw(10, fid))?
-        .succeeds("Set Features, Host Behavior Support")
 }
 
 fn copy_absent(host: &mut Host) -> Check {

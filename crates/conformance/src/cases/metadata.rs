@@ -2,10 +2,11 @@
 
 use crate::bytes::{pattern, u8_at, u16_at, u32_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, nvm};
+use crate::host::{Fields, Host, admin, nvm};
 use crate::info::Namespace;
 use crate::verdict::{Check, Expect, applies_if, not_applicable, require, same};
-use nvme::{Command, NvmOpcode as Op, Status};
+use nvme::feature::Fid;
+use nvme::{AdminOpcode, Command, NvmOpcode as Op, Status};
 
 cases! {
     metadata_separate, ["3.1-b"], If("MC bit 1"), Io, "NVM Command Set 1.1, 2.1.6",
@@ -27,6 +28,13 @@ cases! {
     protection_copied, ["3.2-a"], If("DPC and ONCS bit 8"), Io, "NVM Command Set 1.1, 3.3.2",
         "Copy with PRACT checks the tuples of its source by the tags of the range, and makes those \
          of its destination";
+    host_behavior_formats, [], If("CTRATT bit 15"), Admin,
+        "Base 2.1, 5.1.25.1.14; NVM Command Set 1.1, 4.1.3.6",
+        "LBA Format Extension Enable keeps what is set";
+    protection_enabled, ["3.2-a"], If("DPC, ELBAF is not 0"), Io,
+        "NVM Command Set 1.1, 4.1.3.6.1",
+        "blocks with longer guards, or with storage tags, are read and written by a host that has \
+         enabled extended LBA formats (LBAFEE), and by no other";
 }
 
 /// PRINFO, at its place in dword 12.
@@ -68,6 +76,23 @@ fn protected(host: &mut Host) -> Check<Namespace> {
         }
     }
     not_applicable("no namespace has protection information of Type 1 with guards of 16 bits alone")
+}
+
+/// A namespace with protection information in an extended format, in a buffer of its own.
+fn extended_format(host: &mut Host) -> Check<Namespace> {
+    for nsid in host.nsids()? {
+        let ns = host.namespace_of(nsid)?;
+        let protected = u8_at(&ns.page, 29) & 7 != 0;
+        let interleaved = u8_at(&ns.page, 26) & 0x10 != 0;
+        if !protected || interleaved || ns.blocks < 4096 {
+            continue;
+        }
+        let nvm = host.identify(5, nsid)?;
+        if u32_at(&nvm, 12 + 4 * ns.format()) & 0x1ff != 0 {
+            return Ok(ns);
+        }
+    }
+    not_applicable("no namespace has guards of more than 16 bits, or storage tags")
 }
 
 /// CRC-16/T10-DIF, bit by bit.
@@ -143,6 +168,47 @@ fn tuples(ns: &Namespace, data: &[u8], application: u16, slba: u64) -> Vec<u8> {
     let blocks = data.chunks_exact(ns.block as usize).zip(slba as u32..);
     let one = |(block, lba)| tuple(block, application, lba);
     blocks.flat_map(one).collect()
+}
+
+fn host_behavior_formats(host: &mut Host) -> Check {
+    let elbas = host.controller()?.ctratt() & 1 << 15 != 0;
+    applies_if(elbas, "CTRATT bit 15 is 0")?;
+    for lbafee in [1, 0] {
+        host.behaves(lbafee, 0)?;
+        let at = host.alloc(512)?;
+        let (prp1, prp2) = host.prps(at, 512)?;
+        let fid = u32::from(Fid::HOST_BEHAVIOR_SUPPORT.0);
+        let get = admin(AdminOpcode::GET_FEATURES, 0).prp(prp1, prp2);
+        host.admin(get.dw(10, fid))?
+            .succeeds("Get Features, Host Behavior Support")?;
+        same!(u8_at(&host.get(at, 512)?, 2), lbafee, "LBAFEE");
+    }
+    Ok(())
+}
+
+fn protection_enabled(host: &mut Host) -> Check {
+    let ns = extended_format(host)?;
+    require!(
+        host.controller()?.ctratt() & 1 << 15 != 0,
+        "namespace {} has an extended format, and CTRATT bit 15 (ELBAS) is 0",
+        ns.nsid
+    );
+    let old = pattern(68, (BLOCKS * ns.block) as usize);
+    let new = pattern(69, (BLOCKS * ns.block) as usize);
+    let nothing = vec![0; BLOCKS as usize * usize::from(ns.metadata())];
+    let how = (PRACT, 0xbeef);
+    host.behaves(1, 0)?;
+    write(host, &ns, 160, (&old, &nothing), how)?.succeeds("a write, with LBAFEE")?;
+    host.behaves(0, 0)?;
+    let refused = Status::INVALID_NAMESPACE_OR_FORMAT;
+    write(host, &ns, 160, (&new, &nothing), how)?.refused(refused, "a write, without LBAFEE")?;
+    let at = (host.alloc(BLOCKS * ns.block)?, host.alloc(4096)?);
+    let reads = command(host, Op::READ, &ns, 160, at, how)?;
+    host.io(reads)?.refused(refused, "a read, without LBAFEE")?;
+    host.behaves(1, 0)?;
+    let found = read(host, &ns, 160, how)?;
+    require!(found.0 == old, "the data differ");
+    host.behaves(0, 0)
 }
 
 fn metadata_separate(host: &mut Host) -> Check {

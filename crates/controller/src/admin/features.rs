@@ -224,6 +224,11 @@ impl Features {
         self.host_behavior.cdfe.get()
     }
 
+    /// The host uses extended formats of protection information (LBA Format Extension Enable).
+    pub fn lbafee(&self) -> bool {
+        self.host_behavior.lbafee == 1
+    }
+
     /// Interrupt coalescing, as the engines need it.
     pub fn coalescing(&self) -> Coalescing {
         Coalescing {
@@ -279,8 +284,9 @@ fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
 /// What a host says of itself, without what is reserved; `None`: it wants what there is not.
 ///
 /// What it only understands (Command Retry Delay, telemetry's area 4, dispersed namespaces) it may
-/// say. More LBA formats than 16 and other formats of Copy's descriptors would be turned on.
-fn accepted(wanted: &HostBehavior) -> Option<HostBehavior> {
+/// say. Extended formats of protection information (`elbas`: the controller has them) and other
+/// formats of Copy's descriptors are turned on.
+fn accepted(wanted: &HostBehavior, elbas: bool) -> Option<HostBehavior> {
     let HostBehavior {
         acre,
         etdas,
@@ -289,10 +295,11 @@ fn accepted(wanted: &HostBehavior) -> Option<HostBehavior> {
         cdfe,
         ..
     } = *wanted;
-    let flags = acre <= 1 && etdas <= 1 && hdisns <= 1 && lbafee == 0;
+    let flags = acre <= 1 && etdas <= 1 && hdisns <= 1 && lbafee <= u8::from(elbas);
     (flags && cdfe.get() & !CROSS_FORMATS == 0).then(|| HostBehavior {
         acre,
         etdas,
+        lbafee,
         hdisns,
         cdfe,
         ..HostBehavior::default()
@@ -541,7 +548,8 @@ impl Controller {
                 let mut bytes = [0; size_of::<HostBehavior>()];
                 self.read_host(command, &mut bytes)?;
                 let wanted = HostBehavior::read_from_bytes(&bytes).map_err(|_| INVALID_FIELD)?;
-                self.admin.features.host_behavior = accepted(&wanted).ok_or(INVALID_FIELD)?;
+                let accepted = accepted(&wanted, self.config.may_have_metadata());
+                self.admin.features.host_behavior = accepted.ok_or(INVALID_FIELD)?;
             }
             Fid::FLEXIBLE_DATA_PLACEMENT => self.set_fdp_mode(command)?,
             Fid::FDP_EVENTS => self.set_fdp_event_types(command)?,

@@ -171,7 +171,10 @@ impl Controller {
         page.cntlid = config.cntlid.into();
         page.ver = Vs::V2_1.into_bits().into();
         page.oaes = Oaes::new().with_nsan(true).with_lsian(self.reports_lbas());
-        page.ctratt = Ctratt::new().with_hids(true);
+        // Said whichever namespaces there are now: hosts ask once, and some may be attached later.
+        page.ctratt = Ctratt::new()
+            .with_hids(true)
+            .with_elbas(config.may_have_metadata());
         page.cntrltype = ControllerType::IO;
         page.nvmsr = 1; // an NVMe storage device
         page.oacs = table::oacs(self);

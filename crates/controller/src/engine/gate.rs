@@ -1,6 +1,7 @@
 //! What the host may do on a namespace that it shares with others: reservations ("NVMe Base 2.1",
-//! 8.1.22), whether it is reached by this controller at all (ANA, 8.1.1), and whether it is closed,
-//! because it is being erased.
+//! 8.1.22), whether it is reached by this controller at all (ANA, 8.1.1), whether it is closed,
+//! because it is being erased, and whether the host has enabled its format (LBAFEE, "NVM Command
+//! Set 1.1", 4.1.3.6.1).
 //!
 //! The control half says so. A namespace on which everything is allowed is found by the short way
 //! ([`run`](super::run)), which knows nothing of this; any other one is not, so that its commands
@@ -10,7 +11,7 @@ use super::{Engine, NO_NAMESPACE, Namespace, commands};
 use crate::ana;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::log::AnaState;
-use nvme::{Command, Status};
+use nvme::{Command, NvmOpcode, Status};
 use reservations::{Access, CommandGroup};
 
 impl Engine {
@@ -39,6 +40,30 @@ impl Engine {
             None => return self.broken("a namespace is closed that is not there"),
         }
         self.index_namespaces();
+    }
+
+    /// The host has enabled extended protection information formats, or not.
+    pub(super) fn enable_formats(&mut self, lbafee: bool) {
+        if std::mem::replace(&mut self.lbafee, lbafee) != lbafee {
+            self.index_namespaces();
+        }
+    }
+
+    /// What commands for the namespace's blocks end with, as the host has not enabled its format.
+    fn not_enabled(&self, ns: &Namespace) -> Option<Status> {
+        let disabled = !self.lbafee && ns.has_extended_format();
+        disabled.then_some(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true))
+    }
+
+    /// What a command ends with whose namespace has a format that the host has not enabled. Flush
+    /// and reservations are of no format: they neither read nor change blocks.
+    fn disabled(&self, command: &Command) -> Option<Status> {
+        let opcode = command.nvm_opcode();
+        if opcode == NvmOpcode::FLUSH || commands::group(opcode).is_none() {
+            return None;
+        }
+        let index = self.namespace_index(command.nsid.get()).ok()?;
+        self.not_enabled(self.namespaces.get(index)?)
     }
 
     /// There may be commands that are not to be done.
@@ -93,7 +118,8 @@ impl Engine {
         let nsid = command.nsid.get();
         let unreached = self.unreached(nsid);
         let closed = unreached.or_else(|| self.closed(nsid));
-        closed.or_else(|| self.conflict(command))
+        let disabled = closed.or_else(|| self.disabled(command));
+        disabled.or_else(|| self.conflict(command))
     }
 
     /// What a command ends with that would read this namespace, too.
@@ -101,12 +127,11 @@ impl Engine {
         let barred = self.unreached(nsid).or_else(|| self.closed(nsid));
         barred.or_else(|| {
             let index = self.namespace_index(nsid).ok()?;
-            let allowed = self
-                .namespaces
-                .get(index)?
-                .access
-                .allows(CommandGroup::Read);
-            (!allowed).then_some(Status::RESERVATION_CONFLICT.with_dnr(true))
+            let ns = self.namespaces.get(index)?;
+            let allowed = ns.access.allows(CommandGroup::Read);
+            let conflict = Status::RESERVATION_CONFLICT.with_dnr(true);
+            let disabled = self.not_enabled(ns);
+            disabled.or_else(|| (!allowed).then_some(conflict))
         })
     }
 
@@ -126,7 +151,8 @@ impl Engine {
 
     /// Lists anew which namespaces the short way finds.
     pub(super) fn index_namespaces(&mut self) {
-        let closed = self.active().any(|ns| ns.closed.is_some());
+        let barred = |ns: &Namespace| ns.closed.is_some() || self.not_enabled(ns).is_some();
+        let closed = self.active().any(barred);
         self.closed = closed;
         let placed = self.active().any(Namespace::is_placed);
         self.placed = placed;

@@ -175,7 +175,7 @@ pub(crate) struct Engine {
     offer: commands::Offer,
     /// The marked blocks of its namespaces.
     marks: Arc<MarkTable>,
-    /// A namespace at least is closed to hosts.
+    /// A namespace at least is closed to hosts, or has a format that the host has not enabled.
     closed: bool,
     /// A namespace at least has placement handles.
     placed: bool,
@@ -187,6 +187,8 @@ pub(crate) struct Engine {
     pub write_cache: bool,
     /// Formats of Copy's descriptors that the host has said it uses, as bits.
     copy_formats: u16,
+    /// The host has enabled extended protection information formats (LBAFEE).
+    lbafee: bool,
     /// Memory page size in bytes (CC.MPS).
     pub page_size: u64,
     max_transfer: u64,
@@ -287,6 +289,7 @@ impl Engine {
             detached: Vec::new(),
             write_cache: true,
             copy_formats: 0,
+            lbafee: false,
             page_size: 4096,
             max_transfer: config.max_transfer,
             doorbells: Doorbells::new(config.page, queues),

@@ -81,6 +81,13 @@ impl Namespace {
         self.config.metadata.is_some()
     }
 
+    /// Its protection information has an extended format.
+    pub fn has_extended_format(&self) -> bool {
+        let metadata = self.config.metadata.as_deref();
+        let protection = metadata.and_then(|metadata| metadata.layout().protection);
+        protection.is_some_and(|protection| protection.is_extended_format())
+    }
+
     /// It has as many blocks as it was made with, and what is in them stays: others keep account of
     /// it.
     pub fn is_fixed(&self) -> bool {

@@ -95,6 +95,7 @@ pub(crate) enum Order {
         write_cache: bool,
         coalescing: Coalescing,
         copy_formats: u16,
+        lbafee: bool,
     },
     /// The controller was enabled.
     Enable {
@@ -185,10 +186,12 @@ impl Engine {
                 write_cache,
                 coalescing,
                 copy_formats,
+                lbafee,
             } => {
                 self.write_cache = write_cache;
                 self.coalescing = coalescing;
                 self.copy_formats = copy_formats;
+                self.enable_formats(lbafee);
             }
             Order::Enable { page_size } => self.enable(page_size),
             Order::StopFetching => self.stop_fetching(),
@@ -273,6 +276,7 @@ impl Engine {
             write_cache: self.write_cache,
             coalescing: self.coalescing,
             copy_formats: self.copy_formats,
+            lbafee: self.lbafee,
         });
         orders.push(Order::Enable {
             page_size: self.page_size,

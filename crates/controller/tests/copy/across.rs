@@ -116,7 +116,7 @@ fn a_host_says_that_it_uses_the_format_first() {
         uses(1 << 1),
         uses(CROSS | 1 << 4),
         HostBehavior {
-            lbafee: 1,
+            lbafee: 2,
             ..uses(CROSS)
         },
         HostBehavior {
@@ -135,6 +135,7 @@ fn a_host_says_that_it_uses_the_format_first() {
     let mut all = HostBehavior {
         acre: 1,
         etdas: 1,
+        lbafee: 1,
         hdisns: 1,
         ..uses(CROSS)
     };

@@ -4,12 +4,11 @@
 use crate::common::*;
 use crate::world::*;
 use controller::{ControllerConfig, MetadataState, NamespaceConfig};
-use nvme::feature::{Fid, HostBehavior};
-use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use nvme::feature::HostBehavior;
+use nvme::{NvmOpcode, Status};
 use protection::{Guard, Layout, StorageTag, Type};
 use std::sync::Arc;
 use volume::{FileCopy, FileOptions, FileVolume};
-use zerocopy::IntoBytes;
 
 /// Blocks of the others.
 const MANY: u64 = 2048;
@@ -19,20 +18,16 @@ const INCOMPATIBLE: Status = Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT;
 fn beside(first: Layout, others: &[Layout]) -> Protected {
     let others: Vec<_> = others.iter().map(|layout| (*layout, MANY)).collect();
     let mut p = Protected::beside(first, &others);
-    behaves(&mut p);
+    says(&mut p);
     p
 }
 
-fn behaves(p: &mut Protected) {
+fn says(p: &mut Protected) {
     let says = HostBehavior {
         cdfe: 12.into(),
-        ..HostBehavior::default()
+        ..all_formats()
     };
-    p.h.write(PAGE, says.as_bytes());
-    let mut command = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
-    command.cdw10 = u32::from(Fid::HOST_BEHAVIOR_SUPPORT.0).into();
-    command.set_prps(PAGE, 0);
-    assert_eq!(p.h.admin(command).status(), Status::SUCCESS);
+    assert_eq!(behaves(&mut p.h, &says), Status::SUCCESS);
 }
 
 /// Commands are namespace `nsid`'s from now on.
@@ -218,7 +213,7 @@ fn no_file_system_copies_metadata() {
     h.create_pair(1, 64);
     let mut p = beside(usual(), &[]);
     p.h = h;
-    behaves(&mut p);
+    says(&mut p);
     let (data, _) = p.written(1, 0, 400);
     // Within, to another like it, to one without, and back.
     for (nsid, source, to, pracs) in [

@@ -108,6 +108,7 @@ fn begin(p: &mut Protected, first: BlockFormat, store: &Arc<TestStore>) {
     h.reload = Some(Box::new(move |config| reload(first, &kept, config)));
     h.enable();
     h.create_pair(1, 64);
+    assert_eq!(behaves(&mut h, &all_formats()), Status::SUCCESS);
     p.h = h;
     layout_of(p, &store.format());
 }

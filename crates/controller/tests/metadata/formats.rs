@@ -7,7 +7,7 @@ use crate::world::*;
 use controller::{BlockFormat, ConfigError, Controller, ControllerConfig, Formats};
 use controller::{MetadataState, NamespaceConfig};
 use nvme::aen::{AsyncEvent, Notice};
-use nvme::feature::Fid;
+use nvme::feature::{Fid, HostBehavior};
 use nvme::identify::{IdentifyNamespace, NvmController, NvmNamespace};
 use nvme::log::Lid;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
@@ -101,6 +101,7 @@ fn world(now: BlockFormat) -> (Protected, Arc<TestStore>) {
     h.reload = Some(Box::new(move |config| reload(&kept, config)));
     h.enable();
     h.create_pair(1, 64);
+    assert_eq!(behaves(&mut h, &all_formats()), Status::SUCCESS);
     p.h = h;
     look(&mut p, now);
     (p, store)
@@ -365,6 +366,36 @@ fn a_volume_and_a_controller_decide() {
     assert!(matches!(made.err(), Some(ConfigError::FixedFormat(1))));
 }
 
+/// Formats with larger guards or storage tags are of hosts that have enabled them; without
+/// protection information there is neither.
+#[test]
+fn a_host_that_has_not_enabled_extended_formats() {
+    let (mut p, store) = world(BlockFormat::plain(512));
+    let says = HostBehavior::default();
+    assert_eq!(behaves(&mut p.h, &says), Status::SUCCESS);
+    let protection = Some((Type::One, false));
+    for index in 8..12 {
+        let status = p.h.admin(asked(cdw10(index, false, protection))).status();
+        assert_eq!(plain(status), Status::INVALID_NAMESPACE_OR_FORMAT);
+    }
+    assert!(store.saves().is_empty());
+    for (index, protection) in [(10, None), (5, protection)] {
+        format(
+            &mut p,
+            cdw10(index, false, protection),
+            format_of(index, false, protection),
+        );
+        works(&mut p, 4);
+    }
+    assert_eq!(behaves(&mut p.h, &all_formats()), Status::SUCCESS);
+    format(
+        &mut p,
+        cdw10(10, false, protection),
+        format_of(10, false, protection),
+    );
+    works(&mut p, 5);
+}
+
 /// Pairs of formats, the first of which is left for the second.
 fn changes() -> [[(u32, BlockFormat); 2]; 3] {
     let of = |index, extended, protection| {
@@ -460,6 +491,7 @@ fn a_process_that_knows_nothing_of_it_and_a_reset() {
                 p.h.until(|h| !h.csts().rdy());
                 p.h.enable();
                 p.h.create_pair(1, 64);
+                assert_eq!(behaves(&mut p.h, &all_formats()), Status::SUCCESS);
                 store.release();
                 rest(&mut p.h);
                 assert!(p.h.reap(0).is_none(), "{round}: nobody waits any more");

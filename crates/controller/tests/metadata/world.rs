@@ -4,7 +4,8 @@ use crate::common::*;
 use controller::{ControllerConfig, MetadataState, NamespaceConfig};
 use dma::SharedPages;
 use nvme::cmd::io::{CopyRange, CopyRangeLong};
-use nvme::{Command, NvmOpcode, Status};
+use nvme::feature::{Fid, HostBehavior};
+use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use protection::table::{self, Identity};
 use protection::{Guard, Layout, Protection, StorageTag, Tags, Type};
 use std::sync::Arc;
@@ -116,6 +117,23 @@ pub fn opened(layout: Layout, pages: &SharedPages, file: &Arc<dyn Volume>) -> Ar
     Arc::new(made.unwrap())
 }
 
+/// A host that uses extended formats of protection information.
+pub fn all_formats() -> HostBehavior {
+    HostBehavior {
+        lbafee: 1,
+        ..HostBehavior::default()
+    }
+}
+
+/// Set Features, Host Behavior Support.
+pub fn behaves(h: &mut Host, says: &HostBehavior) -> Status {
+    h.write(PAGE, says.as_bytes());
+    let mut command = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
+    command.cdw10 = u32::from(Fid::HOST_BEHAVIOR_SUPPORT.0).into();
+    command.set_prps(PAGE, 0);
+    plain(h.admin(command).status())
+}
+
 impl Protected {
     pub fn new(layout: Layout) -> Self {
         Self::beside(layout, &[])
@@ -157,6 +175,7 @@ impl Protected {
         }));
         h.enable();
         h.create_pair(1, 64);
+        assert_eq!(behaves(&mut h, &all_formats()), Status::SUCCESS);
         Self {
             h,
             nsid: 1,

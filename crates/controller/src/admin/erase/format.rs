@@ -92,6 +92,11 @@ impl Controller {
         let all = self.engine.active();
         for ns in all.filter(|ns| nsids.contains(&ns.config.nsid)) {
             let format = chosen(cdw10, ns)?;
+            let extended = ns.has_extended_format() || format.is_extended();
+            // ("NVM Command Set 1.1", 4.1.3.6.1)
+            if extended && !self.admin.features.lbafee() {
+                return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true));
+            }
             if format != ns.config.format() {
                 changes.push((ns.config.nsid, format));
             }

@@ -207,10 +207,12 @@ impl Controller {
         let write_cache = self.admin.features.write_cache;
         let coalescing = self.admin.features.coalescing();
         let copy_formats = self.admin.features.copy_formats();
+        let lbafee = self.admin.features.lbafee();
         self.order_all(|| Order::Features {
             write_cache,
             coalescing,
             copy_formats,
+            lbafee,
         });
     }
 
