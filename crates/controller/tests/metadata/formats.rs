@@ -501,6 +501,7 @@ fn a_process_that_knows_nothing_of_it_and_a_reset() {
                 reload(&store, &mut config);
                 let config = vec![config];
                 p.h = Host::ready_with(config);
+                assert_eq!(behaves(&mut p.h, &all_formats()), Status::SUCCESS);
                 p.h.reload = Some(Box::new({
                     let store = store.clone();
                     move |config| reload(&store, config)
