@@ -496,12 +496,36 @@ fn another_namespace_is_not_closed_with_the_one_that_went() {
     is_not_ready(&mut h);
     assert!(h.c.detach(1));
     rest(&mut h);
-    let (config, _) = namespace(1, 512);
+    let (config, two) = namespace(1, 512);
     h.c.attach(config, &h.io).unwrap();
     rest(&mut h);
     assert_eq!(put(&mut h, 1, 0, 1), Status::SUCCESS);
+    two.store.fail(true);
+    assert_ne!(h.admin(format(1, 1)).status(), Status::SUCCESS);
+    assert_eq!(put(&mut h, 1, 0, 1), Status::SUCCESS);
     assert_eq!(h.admin(format(1, 0)).status(), Status::SUCCESS);
     assert_eq!(put(&mut h, 1, 0, 1), Status::SUCCESS);
+}
+
+/// Nor is one that has come before the answer.
+#[test]
+fn an_answer_is_of_the_namespace_that_was_formatted() {
+    let (mut h, one, _) = host();
+    one.store.lose(true);
+    one.store.hold();
+    h.submit(0, format(1, 1));
+    rest(&mut h);
+    assert!(h.c.detach(1));
+    rest(&mut h);
+    let (config, two) = namespace(1, 512);
+    h.c.attach(config, &h.io).unwrap();
+    one.store.release();
+    rest(&mut h);
+    assert_eq!(plain(h.reap(0).unwrap().status()), Status::INTERNAL_ERROR);
+    assert_eq!(put(&mut h, 1, 2047, 1), Status::SUCCESS);
+    two.store.fail(true);
+    assert_ne!(h.admin(format(1, 1)).status(), Status::SUCCESS);
+    assert_eq!(put(&mut h, 1, 2047, 1), Status::SUCCESS);
 }
 
 /// They are of blocks that are there no more.

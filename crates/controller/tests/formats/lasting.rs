@@ -184,6 +184,8 @@ fn what_one_process_does_not_know_the_next_one_does() {
     for point in ["controller.format.open", "controller.format.saved"] {
         let (mut h, one, _) = host();
         h.set_feature(Fid::ASYNC_EVENT_CONFIG, 1 << 8);
+        let mark = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 1, 3, 1, DATA);
+        assert_eq!(h.io(mark), Status::SUCCESS);
         one.store.lose(true);
         let aer = Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0);
         h.submit(0, aer);
@@ -200,5 +202,8 @@ fn what_one_process_does_not_know_the_next_one_does() {
         let (_, changed) = h.log(Lid::CHANGED_NAMESPACE_LIST.0, 4096, 0, false);
         assert_eq!(changed[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(block(&mut h, 1), 4096);
+        if !closed {
+            assert_eq!(get(&mut h, 1, 3), vec![0; 4096]);
+        }
     }
 }

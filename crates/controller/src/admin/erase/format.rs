@@ -259,7 +259,6 @@ impl Controller {
         for (nsid, format) in found {
             if self.has_format(nsid, format) {
                 self.unmark_all(&[nsid]);
-                self.tell_changed(nsid);
             }
         }
         self.close(&nsids, None);
