@@ -327,13 +327,6 @@ impl FormatFile {
     /// # Errors
     /// A sentence for the log. If it is known, the format is the one before.
     fn save(&mut self, format: BlockFormat) -> Result<KeptFormat> {
-        let known = self.known;
-        let saved = self.try_to_save(format);
-        self.known = saved.is_ok() || (known && self.known);
-        saved
-    }
-
-    fn try_to_save(&mut self, format: BlockFormat) -> Result<KeptFormat> {
         let Some(volume) = self.volume.as_ref().map(Weak::upgrade) else {
             ensure!(format.metadata == 0, "there is no file for its metadata");
             self.keep(format, false)?;

@@ -245,8 +245,8 @@ fn flush(p: &mut Protected) -> Status {
     p.h.io(Command::new(NvmOpcode::FLUSH.0, 0, 1))
 }
 
-/// Whoever has cut the file of the metadata: the next format has a new one, also where it is the
-/// same format. Nothing else can be durable.
+/// Others have cut the file of the metadata: the next format has a new one, also where it is the
+/// same format.
 #[test]
 fn a_lost_file_is_made_anew() {
     let protection = Some((Type::One, false));
