@@ -5,7 +5,8 @@ use crate::mediate::{BLOCKS, Below};
 use crate::pool::Pool;
 use controller::{
     BlockFormat, Controller, ControllerConfig, FormatSaved, FormatStore, Formats, IrqSink,
-    KeptFormat, MetadataState, NamespaceConfig, NamespacePool, PlacementState, ZonedState, pci,
+    KeptFormat, MetadataState, NamespaceConfig, NamespacePool, PlacementState, SavedFormat,
+    ZonedState, pci,
 };
 use dma::{Memory, Prot};
 use nvme::cmd::io::{CopyRange, CopyRangeLong};
@@ -110,11 +111,10 @@ impl FormatStore for Keeps {
         let made = format
             .layout()
             .map(|layout| MetadataState::in_memory(layout, blocks).map(Arc::new));
-        done(
-            made.transpose()
-                .ok()
-                .map(|metadata| KeptFormat { metadata }),
-        );
+        done(match made.transpose() {
+            Ok(metadata) => SavedFormat::New(KeptFormat { metadata }),
+            Err(_) => SavedFormat::Before,
+        });
     }
 }
 

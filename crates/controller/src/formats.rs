@@ -124,16 +124,30 @@ pub struct KeptFormat {
     pub metadata: Option<Arc<MetadataState>>,
 }
 
-/// What is to be called when a format is kept; `None`: it cannot be.
-pub type FormatSaved = Box<dyn FnOnce(Option<KeptFormat>) + Send>;
+/// How it ended that a format was to be kept.
+#[derive(Debug)]
+pub enum SavedFormat {
+    /// It is kept, and outlasts the process and a loss of power.
+    New(KeptFormat),
+    /// It cannot be kept. The one before is, with its metadata, of which none counts any more.
+    Before,
+    /// It cannot be kept, and which one the next process finds is not known: that, or the one
+    /// before, perhaps without a place for its metadata. The namespace is closed until a later one
+    /// is kept, or the process ends.
+    Unknown,
+}
+
+/// What is to be called then.
+pub type FormatSaved = Box<dyn FnOnce(SavedFormat) + Send>;
 
 /// Where a namespace's format is kept, so that the next process has it so.
 pub trait FormatStore: Send + Sync + Debug {
     /// Keeps the format, which may be the one that is kept: the namespace is erased, and no
     /// metadata of its blocks counts any more. Must not block, and calls `done`, on whatever
-    /// thread, when the format outlasts the process and a loss of power, or with `None` when the
-    /// one before is kept. One call at a time. A store that drops `done` without a call leaves the
-    /// host's command without an end.
+    /// thread: with [`SavedFormat::New`] when the format outlasts the process and a loss of power,
+    /// and with [`SavedFormat::Before`] only where the same is true of the one before. What is
+    /// neither is [`SavedFormat::Unknown`]. One call at a time. A store that drops `done` without a
+    /// call leaves the host's command without an end.
     fn save(&self, format: BlockFormat, done: FormatSaved);
 }
 

@@ -123,7 +123,7 @@ pub use config::{
 pub use controller::{Attach, BootImage, BootImageError, Controller, DoorbellPage, MAX_BOOT_IMAGE};
 pub use engine::{Recovery, tag_owner};
 pub use fabrics::{AnaGroup, FabricsConfig};
-pub use formats::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat};
+pub use formats::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat, SavedFormat};
 pub use irq::IrqSink;
 pub use passthrough::{Passed, Passthrough};
 pub use pool::{NamespacePool, PoolChange, PoolDone, PoolError, PooledNamespace};

@@ -1,7 +1,7 @@
 //! Where the namespaces come from that a host makes (Namespace Management).
 
 use crate::config::NamespaceConfig;
-use crate::formats::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat};
+use crate::formats::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat, SavedFormat};
 use std::fmt::Debug;
 use std::sync::Arc;
 use volume::Volume;
@@ -132,7 +132,10 @@ impl FormatStore for PooledFormat {
         self.pool.change(
             change,
             Box::new(move |result: Result<(), PoolError>| {
-                done(result.ok().map(|()| KeptFormat { metadata: None }));
+                done(match result {
+                    Ok(()) => SavedFormat::New(KeptFormat { metadata: None }),
+                    Err(_) => SavedFormat::Before,
+                });
             }),
         );
     }

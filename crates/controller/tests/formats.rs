@@ -425,6 +425,109 @@ fn what_cannot_be_kept_stays_as_it_was() {
     assert_eq!((block(&mut h, 1), one.store.saves()), (512, vec![]));
 }
 
+fn is_not_ready(h: &mut Host) {
+    let status = put(h, 1, 0, 1);
+    assert_eq!(plain(status), Status::NAMESPACE_NOT_READY);
+    assert!(status.dnr());
+    assert_eq!(put(h, 3, 0, 1), Status::SUCCESS);
+}
+
+/// Nobody uses the namespace, and no reset or other command opens it, until a format is kept.
+#[test]
+fn a_format_that_is_not_known_closes_the_namespace() {
+    for fails in [false, true] {
+        let (mut h, one, _) = host();
+        let store = &one.store;
+        store.lose(true);
+        store.fail(fails);
+        let status = h.admin(format(1, 1)).status();
+        assert_eq!(plain(status), Status::INTERNAL_ERROR);
+        assert_eq!(block(&mut h, 1), 512);
+        is_not_ready(&mut h);
+        reset(&mut h);
+        is_not_ready(&mut h);
+        // With others, too.
+        for command in [format(3, 0), format(ALL, 1), {
+            let mut sanitize = Command::new(AdminOpcode::SANITIZE.0, 0, 0);
+            sanitize.cdw10 = 2.into();
+            sanitize
+        }] {
+            h.admin(command);
+            rest(&mut h);
+            is_not_ready(&mut h);
+        }
+        // Of which one the store says that it is the one before is not known either.
+        store.lose(false);
+        store.fail(true);
+        let status = h.admin(format(1, 1)).status();
+        assert_eq!(plain(status), Status::INTERNAL_ERROR);
+        is_not_ready(&mut h);
+        // A format ends before it is kept by a reset.
+        store.fail(false);
+        let saves = store.saves();
+        one.faults.add(held(OpKind::WriteZeroes));
+        h.submit(0, format(1, 0));
+        h.run_held(&one.faults, 1);
+        h.disable();
+        one.faults.clear();
+        one.faults.release();
+        h.until(|h| !h.csts().rdy());
+        h.enable();
+        h.create_pair(1, 64);
+        rest(&mut h);
+        assert_eq!(store.saves(), saves);
+        is_not_ready(&mut h);
+        // The one that it had is another one then.
+        assert_eq!(h.admin(format(1, 0)).status(), Status::SUCCESS);
+        assert_eq!((block(&mut h, 1), store.kept()), (512, 512));
+        assert_eq!(store.saves().len(), saves.len() + 1);
+        assert_eq!(put(&mut h, 1, 2047, 1), Status::SUCCESS);
+        assert_eq!(h.admin(format(1, 0)).status(), Status::SUCCESS);
+        assert_eq!(store.saves().len(), saves.len() + 1);
+    }
+}
+
+/// What is attached in its place is open.
+#[test]
+fn another_namespace_is_not_closed_with_the_one_that_went() {
+    let (mut h, one, _) = host();
+    one.store.lose(true);
+    h.admin(format(1, 1));
+    is_not_ready(&mut h);
+    assert!(h.c.detach(1));
+    rest(&mut h);
+    let (config, two) = namespace(1, 512);
+    h.c.attach(config, &h.io).unwrap();
+    rest(&mut h);
+    assert_eq!(put(&mut h, 1, 0, 1), Status::SUCCESS);
+    two.store.fail(true);
+    assert_ne!(h.admin(format(1, 1)).status(), Status::SUCCESS);
+    assert_eq!(put(&mut h, 1, 0, 1), Status::SUCCESS);
+    assert_eq!(h.admin(format(1, 0)).status(), Status::SUCCESS);
+    assert_eq!(put(&mut h, 1, 0, 1), Status::SUCCESS);
+}
+
+/// Nor is one that has come before the answer.
+#[test]
+fn an_answer_is_of_the_namespace_that_was_formatted() {
+    let (mut h, one, _) = host();
+    one.store.lose(true);
+    one.store.hold();
+    h.submit(0, format(1, 1));
+    rest(&mut h);
+    assert!(h.c.detach(1));
+    rest(&mut h);
+    let (config, two) = namespace(1, 512);
+    h.c.attach(config, &h.io).unwrap();
+    one.store.release();
+    rest(&mut h);
+    assert_eq!(plain(h.reap(0).unwrap().status()), Status::INTERNAL_ERROR);
+    assert_eq!(put(&mut h, 1, 2047, 1), Status::SUCCESS);
+    two.store.fail(true);
+    assert_ne!(h.admin(format(1, 1)).status(), Status::SUCCESS);
+    assert_eq!(put(&mut h, 1, 2047, 1), Status::SUCCESS);
+}
+
 /// They are of blocks that are there no more.
 #[test]
 fn marked_blocks_are_marked_no_more() {

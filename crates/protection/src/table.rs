@@ -243,6 +243,23 @@ pub fn decode(
     generation.ok_or(TableError::Checksum)
 }
 
+/// Checks whether the file that begins so is one of metadata, and of this namespace: of whichever
+/// blocks, and whether the rest of its header is whole or not.
+///
+/// # Errors
+/// [`TableError::Magic`], [`TableError::OtherNamespace`].
+pub fn check_owner(bytes: &[u8], namespace: [u8; 16]) -> Result<(), TableError> {
+    let mut rest = bytes;
+    if take(&mut rest) != MAGIC {
+        return Err(TableError::Magic);
+    }
+    let _: [u8; 8] = take(&mut rest);
+    match take(&mut rest) == namespace {
+        true => Ok(()),
+        false => Err(TableError::OtherNamespace),
+    }
+}
+
 /// The first bytes, and `rest` behind them; zeroes where it ends before.
 fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let (bytes, behind) = rest.split_first_chunk().unwrap_or((&[0; N], &[]));

@@ -10,11 +10,11 @@
 //! it is there: the next process does it where this one has died between. All is erased by then.
 
 use crate::identity;
-use crate::metadata::{self, MetadataFile};
+use crate::metadata::{self, Before, MetadataFile};
 use crate::spec::NamespaceSpec;
 use crate::table_file;
 use anyhow::{Context, Result, bail, ensure};
-use controller::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat};
+use controller::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat, SavedFormat};
 use controller::{MetadataState, NamespaceConfig};
 use protection::{Guard, StorageTag, Type};
 use rustix::fs::OFlags;
@@ -157,10 +157,13 @@ fn open_files(
     let size = volume.info().size;
     let table = MetadataFile::open(metadata, format, (&**volume, size), previous)?;
     if remake {
+        // The user may have named another file since.
+        table.check_owner()?;
         table.remake(format, size)?;
         file.keep(format, false)?;
     }
     let state = table.state(format, size)?;
+    table.shorten(format, size)?;
     file.metadata = Some(table);
     file.volume = Some(Arc::downgrade(volume));
     Ok((file, state))
@@ -247,6 +250,9 @@ struct FormatFile {
     /// Whose lock is the file's.
     _locked: FileVolume,
     newest: Kept,
+    /// That is what the next process finds, with metadata that fits or is made anew; and it is
+    /// what the namespace has.
+    known: bool,
     /// The place that is written next.
     next: usize,
     /// The file of the metadata, if there is one, and the volume that it belongs to.
@@ -308,6 +314,7 @@ impl FormatFile {
             file,
             _locked: locked,
             newest,
+            known: true,
             next,
             metadata: None,
             volume: None,
@@ -316,6 +323,9 @@ impl FormatFile {
 
     /// When this returns, the format outlasts the process and a loss of power, and so does its
     /// metadata, which is of blocks that were never written.
+    ///
+    /// # Errors
+    /// A sentence for the log. If it is known, the format is the one before.
     fn save(&mut self, format: BlockFormat) -> Result<KeptFormat> {
         let Some(volume) = self.volume.as_ref().map(Weak::upgrade) else {
             ensure!(format.metadata == 0, "there is no file for its metadata");
@@ -325,17 +335,32 @@ impl FormatFile {
         let size = volume.context("the volume is closed")?.info().size;
         let before = self.newest.format;
         let table = self.metadata.as_ref().context("there is no such file")?;
-        let old = table.before()?;
-        table.grow(format, size, &old)?;
+        let old = match self.known {
+            true => table.before(before, size)?,
+            false => None,
+        };
+        table.grow(format, size, old.as_ref())?;
         crash::point!("vnvme.format.grown");
         let kept = self.remake(format, size);
         if kept.is_err() && self.newest.remake {
-            // The namespace goes on with the one that it had.
-            let table = self.metadata.as_ref();
-            let restored = table.is_some_and(|table| table.restore(&old).is_ok());
-            self.keep(before, !restored)?;
+            // The namespace goes on with the one that it had, if that can be.
+            let restored = self.restore(old.as_ref());
+            if let Err(error) = &restored {
+                tracing::error!(
+                    path = %self.path.display(),
+                    "the metadata is to be made anew by the next process: {error:#}"
+                );
+            }
+            let again = self.keep(before, restored.is_err());
+            self.known = restored.is_ok() && again.is_ok();
         }
         kept
+    }
+
+    /// The metadata is that of the format before.
+    fn restore(&self, old: Option<&Before>) -> Result<()> {
+        let table = self.metadata.as_ref().context("there is no such file")?;
+        table.restore(old.context("it was of no format")?)
     }
 
     /// The format, and its metadata.
@@ -348,11 +373,17 @@ impl FormatFile {
         let metadata = table.state(format, size)?;
         self.keep(format, false)?;
         crash::point!("vnvme.format.kept");
+        if let Some(Err(error)) = self.metadata.as_ref().map(|t| t.shorten(format, size)) {
+            tracing::warn!(path = %self.path.display(), "metadata has more room: {error:#}");
+        }
         Ok(KeptFormat { metadata })
     }
 
     /// When this returns, the format outlasts the process and a loss of power, and that its
     /// metadata is to be made anew.
+    ///
+    /// # Errors
+    /// The one before is what the file says, if that is known.
     fn keep(&mut self, format: BlockFormat, remake: bool) -> std::io::Result<()> {
         let before = self.newest;
         let kept = Kept {
@@ -367,12 +398,15 @@ impl FormatFile {
                 sequence: kept.sequence + 1,
                 ..before
             };
-            if self.write(again).is_ok() {
+            let written = self.write(again);
+            if written.is_ok() {
                 (self.newest, self.next) = (again, 1 - self.next);
             }
+            self.known = written.is_ok();
             return Err(error);
         }
         (self.newest, self.next) = (kept, 1 - self.next);
+        self.known = true;
         Ok(())
     }
 
@@ -412,11 +446,17 @@ impl Writer {
             for (format, done) in written {
                 let kept = file.save(format);
                 now.store(file.newest.format.block, Ordering::Relaxed);
-                if let Err(error) = &kept {
-                    let path = file.path.display();
-                    tracing::error!(%path, "an LBA format cannot be kept: {error:#}");
-                }
-                done(kept.ok());
+                done(match kept {
+                    Ok(kept) => SavedFormat::New(kept),
+                    Err(error) => {
+                        let path = file.path.display();
+                        tracing::error!(%path, "an LBA format cannot be kept: {error:#}");
+                        match file.known {
+                            true => SavedFormat::Before,
+                            false => SavedFormat::Unknown,
+                        }
+                    }
+                });
             }
         });
         match thread {
@@ -439,13 +479,15 @@ impl FormatStore for FileStore {
         let left = match &*writer {
             Writer::Thread(formats) => {
                 let sent = formats.send((format, done));
-                sent.err().map(|unsent| unsent.0.1)
+                // The thread has ended in the middle of one.
+                let unsent = sent.err().map(|unsent| unsent.0.1);
+                unsent.map(|done| (done, SavedFormat::Unknown))
             }
-            _ => Some(done),
+            _ => Some((done, SavedFormat::Before)),
         };
         drop(writer);
-        if let Some(done) = left {
-            done(None);
+        if let Some((done, end)) = left {
+            done(end);
         }
     }
 }
@@ -556,13 +598,42 @@ mod tests {
             let told = told.clone();
             store.save(
                 BlockFormat::plain(size),
-                Box::new(move |kept| told.send(kept.is_some()).unwrap()),
+                Box::new(move |kept| told.send(matches!(kept, SavedFormat::New(_))).unwrap()),
             );
             assert!(answer.recv_timeout(Duration::from_secs(30)).unwrap());
             assert_eq!(store.now.load(Ordering::Relaxed), size);
         }
         drop(store);
         assert_eq!(opened(&path, &volume).unwrap().block_size, 4096);
+    }
+
+    /// Who asks is told which one is kept, or that nobody knows.
+    #[test]
+    fn who_asks_is_told_how_it_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, volume) = (folder.path().join("format"), volume());
+        let namespace = identity::nguid("format", 1, &volume.id());
+        let first = BlockFormat::plain(512);
+        let file = FormatFile::open(&path, first, namespace, PreviousProcess::default());
+        let mut file = file.unwrap();
+        file.file = File::open(&path).unwrap();
+        let store = FileStore {
+            writer: Mutex::new(Writer::File(Box::new(file))),
+            now: Arc::default(),
+        };
+        let (told, answer) = channel();
+        let ask = |format| {
+            let told = told.clone();
+            store.save(format, Box::new(move |kept| told.send(kept).unwrap()));
+            answer.recv_timeout(Duration::from_secs(30)).unwrap()
+        };
+        let metadata = protected(512, 8, Guard::Bits16);
+        assert!(matches!(ask(metadata), SavedFormat::Before));
+        let plain = BlockFormat::plain(4096);
+        assert!(matches!(ask(plain), SavedFormat::Unknown));
+        assert!(matches!(ask(metadata), SavedFormat::Unknown));
+        *store.writer.lock().unwrap() = Writer::None;
+        assert!(matches!(ask(plain), SavedFormat::Before));
     }
 
     /// A format with metadata.
@@ -695,7 +766,8 @@ mod tests {
                 both.soil();
                 let table = file.metadata.take().unwrap();
                 // Not yet announced.
-                table.grow(to, 1 << 20, &table.before().unwrap()).unwrap();
+                let old = table.before(from, 1 << 20).unwrap().unwrap();
+                table.grow(to, 1 << 20, Some(&old)).unwrap();
                 drop((file, table));
                 both.finds(from);
                 assert!(from.metadata == 0 || !both.is_clean());
@@ -724,7 +796,7 @@ mod tests {
                 // One that cannot be made is given up.
                 let (file, _) = both.opened(true).unwrap();
                 let table = file.metadata.as_ref().unwrap();
-                let old = table.before().unwrap();
+                let old = table.before(from, 1 << 20).unwrap().unwrap();
                 table.remake(to, 1 << 20).unwrap();
                 table.restore(&old).unwrap();
                 drop(file);
@@ -772,7 +844,7 @@ mod tests {
             }
         }
         let all = ["announced", "grown", "kept", "made"].map(|name| format!("vnvme.format.{name}"));
-        let of_file = ["cut", "written"].map(|name| format!("vnvme.metadata.{name}"));
+        let of_file = ["written", "zeroed"].map(|name| format!("vnvme.metadata.{name}"));
         assert!(names.into_iter().eq(all.iter().chain(&of_file)));
     }
 
@@ -793,9 +865,183 @@ mod tests {
         drop(state);
         // Nor one of the metadata.
         let (mut file, _) = both.opened(true).unwrap();
+        let table = File::open(both.path("metadata")).unwrap();
+        let table = file.metadata.as_mut().unwrap().exchange(table);
+        assert!(file.save(to).is_err());
+        assert!(file.known && !file.newest.remake);
+        file.metadata.as_mut().unwrap().exchange(table);
         both.volume = volume();
         assert!(file.save(to).is_err(), "the volume is closed");
-        assert_eq!(file.newest.format, from);
+        assert_eq!((file.newest.format, file.known), (from, true));
+    }
+
+    /// A file with these bytes that can be grown and be cut, and not be written.
+    fn sealed(bytes: &[u8]) -> File {
+        use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+        let file = memfd_create("sealed", MemfdFlags::ALLOW_SEALING).unwrap();
+        let file = File::from(file);
+        file.write_all_at(bytes, 0).unwrap();
+        fcntl_add_seals(&file, SealFlags::WRITE).unwrap();
+        file
+    }
+
+    /// Nobody knows what a file has of which no write was told to be there. So it is until one is.
+    #[test]
+    fn what_is_not_known_is_not_as_before() {
+        let [plain, from, to, ..] = all();
+        let both = Both::new();
+        let (mut file, _) = both.opened(true).unwrap();
+        file.save(from).unwrap();
+        let closed = || File::open(both.path("format")).unwrap();
+        for format in [to, from, plain] {
+            let written = std::mem::replace(&mut file.file, closed());
+            assert!(file.save(format).is_err());
+            assert!(!file.known);
+            // Another reason than that.
+            file.file = written;
+            let volume = file.volume.replace(Weak::<volume::MemVolume>::new());
+            assert!(file.save(format).is_err());
+            assert!(!file.known);
+            file.volume = volume;
+            file.save(format).unwrap();
+            assert!(file.known);
+        }
+        // The metadata is of neither, and is made anew for the one before.
+        file.save(from).unwrap();
+        let bytes = std::fs::read(both.path("metadata")).unwrap();
+        let table = file.metadata.as_mut().unwrap().exchange(sealed(&bytes));
+        assert!(file.save(to).is_err());
+        assert_eq!((file.known, file.newest.remake), (false, true));
+        drop(file);
+        both.soil();
+        both.finds(from);
+        assert!(both.is_clean());
+        // The next one is of no format before.
+        let (mut file, _) = both.opened(true).unwrap();
+        let table = file.metadata.as_mut().unwrap().exchange(table);
+        file.keep(from, true).unwrap();
+        file.known = false;
+        let (raw, table) = (table.metadata().unwrap().len(), sealed(&bytes));
+        assert_eq!(raw, bytes.len() as u64);
+        let table = file.metadata.as_mut().unwrap().exchange(table);
+        assert!(file.save(to).is_err());
+        assert!(!file.known);
+        file.metadata.as_mut().unwrap().exchange(table);
+        file.save(to).unwrap();
+        drop(file);
+        both.finds(to);
+    }
+
+    /// Of a file that others have cut nothing is left to be restored, and it is made anew.
+    #[test]
+    fn a_file_that_was_cut_is_made_anew() {
+        let both = Both::new();
+        for format in all() {
+            for len in [0, 100, APART as u64] {
+                let (mut file, _) = both.opened(true).unwrap();
+                file.save(format).unwrap();
+                let raw = File::options().write(true).open(both.path("metadata"));
+                raw.unwrap().set_len(len).unwrap();
+                file.save(format).unwrap();
+                assert!(both.is_clean());
+                drop(file);
+                both.finds(format);
+            }
+        }
+    }
+
+    /// Whatever the user names where it is to be made anew: nothing of others is lost.
+    #[test]
+    fn only_metadata_of_the_namespace_is_made_anew() {
+        let [_, from, to, ..] = all();
+        let both = Both::new();
+        let (mut file, _) = both.opened(true).unwrap();
+        file.save(from).unwrap();
+        file.keep(to, true).unwrap();
+        drop(file);
+        let path = both.path("metadata");
+        let ours = std::fs::read(&path).unwrap();
+        let mut other = ours.clone();
+        other[16] ^= 1;
+        let sum = crc32fast::hash(&other[..48]).to_le_bytes();
+        other[48..52].copy_from_slice(&sum);
+        for (bytes, said) in [
+            (vec![7; 1 << 20], "no file of metadata"),
+            (vec![0; 8192], "no file of metadata"),
+            (vec![7; 512], ""),
+            (Vec::new(), ""),
+            (other, "another volume"),
+        ] {
+            std::fs::write(&path, &bytes).unwrap();
+            let error = format!("{:#}", both.opened(true).err().unwrap());
+            assert!(error.contains(said), "{error}");
+            assert!(said.is_empty() || error.contains("remove the file"));
+            assert_eq!(std::fs::read(&path).unwrap(), bytes, "{error}");
+        }
+        // Its own is, also where it is not whole.
+        let mut torn = ours;
+        torn[45] ^= 1;
+        std::fs::write(&path, torn).unwrap();
+        both.finds(to);
+        assert!(both.is_clean());
+        let (mut file, _) = both.opened(true).unwrap();
+        file.keep(from, true).unwrap();
+        drop(file);
+        std::fs::remove_file(&path).unwrap();
+        both.finds(from);
+    }
+
+    /// Room that the file has is not given up before another format is kept: it might be had no
+    /// more. No file of this process can be made longer here.
+    #[test]
+    fn a_format_with_less_metadata_needs_no_room() {
+        const LIMITED: &str = "VNVME_TEST_LIMITED";
+        const NAME: &str = "formats::tests::a_format_with_less_metadata_needs_no_room";
+        const SHELL: &str = "trap '' XFSZ; exec \"$0\" \"$@\"";
+        let both = Both::new();
+        let probe = File::create(both.path("probe")).unwrap();
+        let flags = rustix::fs::FallocateFlags::ZERO_RANGE;
+        if let Err(error) = rustix::fs::fallocate(&probe, flags, 0, 4096) {
+            return eprintln!("skipped: no file here is zeroed where it is: {error}");
+        }
+        if std::env::var_os(LIMITED).is_none() {
+            // The limit is of a whole process, and its signal is ignored from the start.
+            let mut alone = std::process::Command::new("sh");
+            alone
+                .args(["-c", SHELL])
+                .arg(std::env::current_exe().unwrap());
+            alone.args(["--exact", NAME]).env(LIMITED, "1");
+            let out = alone.output().unwrap();
+            let said = String::from_utf8_lossy(&out.stdout);
+            assert!(out.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        let [plain, from, to, ..] = all();
+        let limit = |current| {
+            use rustix::process::{Resource, getrlimit, setrlimit};
+            let all = getrlimit(Resource::Fsize);
+            setrlimit(Resource::Fsize, rustix::process::Rlimit { current, ..all }).unwrap();
+        };
+        for to in [to, plain] {
+            let (mut file, _) = both.opened(true).unwrap();
+            file.save(from).unwrap();
+            both.soil();
+            // Of one that is given up, the one before has its room yet.
+            let table = file.metadata.as_ref().unwrap();
+            let old = table.before(from, 1 << 20).unwrap().unwrap();
+            limit(Some(2 * APART as u64));
+            assert!(table_file::allocate(&probe, 3 * APART as u64).is_err());
+            table.remake(to, 1 << 20).unwrap();
+            table.restore(&old).unwrap();
+            assert!(both.is_clean());
+            file.save(to).unwrap();
+            // The room is given up by now.
+            assert!(file.save(from).is_err());
+            assert!(file.known);
+            drop(file);
+            both.finds(to);
+            limit(None);
+        }
     }
 
     #[test]

@@ -137,7 +137,7 @@ pub struct MetadataFile {
     namespace: [u8; 16],
 }
 
-/// The header and length of a file, with which it is restored.
+/// The header of a file of a format, with which it is restored.
 pub struct Before {
     header: Vec<u8>,
     len: u64,
@@ -173,6 +173,12 @@ impl MetadataFile {
         })
     }
 
+    /// It is another file from now on.
+    #[cfg(test)]
+    pub fn exchange(&mut self, file: File) -> File {
+        std::mem::replace(&mut self.file, file)
+    }
+
     /// What makes durable what is stored there.
     pub fn volume(&self) -> Arc<dyn Volume> {
         self.volume.clone()
@@ -182,6 +188,29 @@ impl MetadataFile {
         content(&self.path, format, self.namespace, size)
     }
 
+    /// Checks whether the file may be made anew: it was of this namespace, whatever of its header
+    /// is whole.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn check_owner(&self) -> Result<()> {
+        let (header, _) = self.header()?;
+        table::check_owner(&header, self.namespace).with_context(|| self.advice())
+    }
+
+    fn advice(&self) -> String {
+        let shown = self.path.display();
+        format!("{shown}: to remove the file is to have all blocks without what was kept")
+    }
+
+    /// As much as there is of the header, and the length of the file.
+    fn header(&self) -> Result<(Vec<u8>, u64)> {
+        let found = self.file.metadata()?.len();
+        let mut header = vec![0; table::HEADER.min(usize::try_from(found)?)];
+        self.file.read_exact_at(&mut header, 0)?;
+        Ok((header, found))
+    }
+
     /// The metadata of blocks of this format, as the file has it; `None`: they have none.
     ///
     /// # Errors
@@ -189,17 +218,10 @@ impl MetadataFile {
     pub fn state(&self, format: BlockFormat, size: u64) -> Result<Option<Arc<MetadataState>>> {
         let shown = self.path.display();
         let (layout, identity, len) = self.content(format, size)?;
-        let found = self.file.metadata()?.len();
-        let mut header = vec![0; table::HEADER.min(usize::try_from(found)?)];
-        self.file.read_exact_at(&mut header, 0)?;
-        // A process that has ended may have made it longer, for a format that was not kept.
+        let (header, found) = self.header()?;
+        // It may be longer, of a format before, or of one that was not kept.
         let generation = table::decode(&header, found.min(len), &layout, identity);
-        let generation = generation.with_context(|| {
-            format!("{shown}: to remove the file is to have all blocks without what was kept")
-        })?;
-        if found > len {
-            self.file.set_len(len)?;
-        }
+        let generation = generation.with_context(|| self.advice())?;
         let Some(layout) = format.layout() else {
             return Ok(None);
         };
@@ -211,46 +233,59 @@ impl MetadataFile {
         Ok(Some(Arc::new(state)))
     }
 
-    /// What [`MetadataFile::restore`] restores.
+    /// What [`MetadataFile::restore`] restores: the file of this format. `None`: it is not of that.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn before(&self) -> Result<Before> {
-        let mut header = vec![0; table::HEADER];
-        self.file.read_exact_at(&mut header, 0)?;
-        let len = self.file.metadata()?.len();
-        Ok(Before { header, len })
+    pub fn before(&self, format: BlockFormat, size: u64) -> Result<Option<Before>> {
+        let (layout, identity, len) = self.content(format, size)?;
+        let (header, found) = self.header()?;
+        let is_of = table::decode(&header, found.min(len), &layout, identity).is_ok();
+        Ok(is_of.then_some(Before { header, len }))
     }
 
     /// There is room for the metadata of this format, too. The file is of its format as before.
     ///
     /// # Errors
     /// There is none, and the file has its length.
-    pub fn grow(&self, format: BlockFormat, size: u64, before: &Before) -> Result<()> {
+    pub fn grow(&self, format: BlockFormat, size: u64, before: Option<&Before>) -> Result<()> {
         let (_, _, len) = self.content(format, size)?;
-        let grown = table_file::allocate(&self.file, len.max(before.len));
-        if grown.is_err() {
-            self.file.set_len(before.len)?;
+        let old = before.map_or(0, |before| before.len);
+        let grown = table_file::allocate(&self.file, len.max(old));
+        if grown.is_err() && before.is_some() {
+            self.file.set_len(old)?;
         }
         grown
     }
 
     /// The file is of this format from now on, whichever it was of, and of blocks that were never
     /// written. That outlasts a loss of power when this returns; where the process dies before, it
-    /// may be of none.
+    /// may be of none. It may be longer than its format needs, so that the one before has its room
+    /// until this one is kept ([`MetadataFile::shorten`]).
     ///
     /// # Errors
     /// The same.
     pub fn remake(&self, format: BlockFormat, size: u64) -> Result<()> {
         let (layout, identity, len) = self.content(format, size)?;
         // Nothing of what is behind the header is ever read again.
-        self.file.set_len(table::HEADER as u64)?;
-        crash::point!("vnvme.metadata.cut");
-        table_file::allocate(&self.file, len)?;
+        table_file::zero(&self.file, table::HEADER as u64, len)?;
+        crash::point!("vnvme.metadata.zeroed");
         self.file
             .write_all_at(&table::encode(&layout, identity), 0)?;
         crash::point!("vnvme.metadata.written");
         Ok(self.file.sync_all()?)
+    }
+
+    /// The file has the length of its format, which is this one.
+    ///
+    /// # Errors
+    /// It may be longer, which changes nothing.
+    pub fn shorten(&self, format: BlockFormat, size: u64) -> Result<()> {
+        let (_, _, len) = self.content(format, size)?;
+        if self.file.metadata()?.len() > len {
+            self.file.set_len(len)?;
+        }
+        Ok(())
     }
 
     /// The file is of its format again, and of blocks that were never written.
@@ -258,9 +293,9 @@ impl MetadataFile {
     /// # Errors
     /// It may be of none.
     pub fn restore(&self, before: &Before) -> Result<()> {
-        self.file.set_len(table::HEADER as u64)?;
-        table_file::allocate(&self.file, before.len)?;
+        table_file::zero(&self.file, table::HEADER as u64, before.len)?;
         self.file.write_all_at(&before.header, 0)?;
+        self.file.set_len(before.len)?;
         Ok(self.file.sync_all()?)
     }
 }

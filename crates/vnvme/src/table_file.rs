@@ -114,3 +114,23 @@ pub fn allocate(file: &File, size: u64) -> Result<()> {
         Err(error) => Err(error).with_context(|| format!("{size} bytes of metadata")),
     }
 }
+
+/// Bytes of the file from `from` to `end` are zeroes, which is its end where it was shorter. What
+/// room it has there it keeps, where its file system can do that; elsewhere all behind `from` is
+/// given up, and had anew.
+///
+/// # Errors
+/// There is no room. They may be anything.
+pub fn zero(file: &File, from: u64, end: u64) -> Result<()> {
+    let Some(len) = end.checked_sub(from).filter(|len| *len > 0) else {
+        return Ok(());
+    };
+    match rustix::fs::fallocate(file, FallocateFlags::ZERO_RANGE, from, len) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            file.set_len(from)?;
+            allocate(file, end)
+        }
+        Err(error) => Err(error).with_context(|| format!("{end} bytes of metadata")),
+    }
+}

@@ -162,6 +162,7 @@ impl Controller {
         self.stop_sharing(nsid);
         // What is attached under this ID later is another namespace.
         self.marks.table.forget(nsid);
+        self.admin.erasure.forget(nsid);
         tracing::info!(nsid, "detached");
         self.tell_changed(nsid);
         self.settle();

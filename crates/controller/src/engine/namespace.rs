@@ -3,7 +3,7 @@
 use super::commands::Sort;
 use super::zoned::with_table;
 use crate::config::{ConfigError, NamespaceConfig};
-use crate::formats::BlockFormat;
+use crate::formats::{BlockFormat, Formats};
 use crate::marks::Marks;
 use crate::metadata::MetadataState;
 use crate::passthrough::Passthrough;
@@ -53,6 +53,16 @@ impl Namespace {
     pub fn needs_polling(&self) -> bool {
         let passthrough = self.passthrough.as_ref();
         self.queue.state().wake == Wake::Poll || passthrough.is_some_and(|p| p.needs_polling())
+    }
+
+    /// It is being formatted, and its metadata is stored nowhere any more: the format has a new
+    /// file made.
+    pub fn loses_table(&self) -> bool {
+        let formats = self.config.formats.as_ref();
+        let renews = formats.is_some_and(Formats::has_metadata);
+        let metadata = self.config.metadata.as_ref();
+        let lost = metadata.is_some_and(|metadata| metadata.is_lost());
+        self.closed == Some(Status::FORMAT_IN_PROGRESS) && renews && lost
     }
 
     /// The namespace has these blocks. Where it has grown, the host may know that before this

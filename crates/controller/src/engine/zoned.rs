@@ -37,11 +37,11 @@
 //! dies in the middle, or the power, leaves a zone that is written as far as before. What lies
 //! behind a write pointer is read as the volume has it.
 
-use super::Engine;
 use super::commands::Sort;
 use super::complete::status_of;
 use super::io::Extent;
 use super::slots::{Kind, Slot, Work, ZoneWrite, ZoneWriteKind};
+use super::{Engine, Namespace};
 use crate::zoned::ZonedState;
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
@@ -539,11 +539,16 @@ impl Engine {
         if std::mem::take(&mut slot.table) || completion.result.is_err() || !makes_durable(slot) {
             return false;
         }
-        let ns = slot.ns;
-        let table = self.namespaces.get(ns).and_then(|ns| ns.config.table());
-        let Some((_, lost)) = table else {
+        let (ns, own) = (slot.ns, matches!(slot.work, Work::OwnFlush));
+        let namespace = self.namespaces.get(ns);
+        let Some((_, lost)) = namespace.and_then(|ns| ns.config.table()) else {
             return false;
         };
+        // Of a table that is made anew nothing is to be durable.
+        let renewed = namespace.is_some_and(Namespace::loses_table);
+        if lost && own && renewed {
+            return false;
+        }
         if lost {
             completion.result = Err(IoErrorKind::NotDurable.into());
             return false;

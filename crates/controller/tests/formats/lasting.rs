@@ -187,3 +187,43 @@ fn the_next_process_knows_no_marks_of_the_old_format() {
     assert_eq!(one.store.saves(), [4096], "the reset has ended it");
     assert_eq!(get(&mut h, 1, 3), vec![0; 4096]);
 }
+
+/// The next process finds what is kept, whichever that is.
+#[test]
+fn what_one_process_does_not_know_the_next_one_does() {
+    // The format before: it is as if nothing had been asked for.
+    let (mut h, one, _) = host();
+    one.store.lose(true);
+    one.store.fail(true);
+    h.admin(format(1, 1));
+    assert_eq!(plain(put(&mut h, 1, 0, 1)), Status::NAMESPACE_NOT_READY);
+    h.die();
+    rest(&mut h);
+    assert_eq!(put(&mut h, 1, 2047, 1), Status::SUCCESS);
+    // The new one: where the host waits for the answer yet, it is told that as well.
+    for point in ["controller.format.open", "controller.format.saved"] {
+        let (mut h, one, _) = host();
+        h.set_feature(Fid::ASYNC_EVENT_CONFIG, 1 << 8);
+        let mark = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 1, 3, 1, DATA);
+        assert_eq!(h.io(mark), Status::SUCCESS);
+        one.store.lose(true);
+        let aer = Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0);
+        h.submit(0, aer);
+        crash::arm(point, 1);
+        h.submit(0, format(1, 1));
+        rest(&mut h);
+        assert!(crash::passed().contains_key(point));
+        crash::disarm();
+        let ends: Vec<_> = h.reap_all(0).iter().map(|d| plain(d.status())).collect();
+        let closed = plain(put(&mut h, 1, 255, 1)) == Status::NAMESPACE_NOT_READY;
+        // Asked again, the store does not know it in this process either.
+        assert_eq!(closed, point == "controller.format.saved");
+        assert_eq!(ends, [Status::SUCCESS, Status::INTERNAL_ERROR], "{point}");
+        let (_, changed) = h.log(Lid::CHANGED_NAMESPACE_LIST.0, 4096, 0, false);
+        assert_eq!(changed[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(block(&mut h, 1), 4096);
+        if !closed {
+            assert_eq!(get(&mut h, 1, 3), vec![0; 4096]);
+        }
+    }
+}

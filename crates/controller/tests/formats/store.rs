@@ -1,10 +1,13 @@
 //! Who keeps a format, outlives the controller, and answers when the test wants.
 #![allow(dead_code)] // Not every test uses all of it.
 
+use controller::SavedFormat;
 use controller::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat, MetadataState};
 use dma::SharedPages;
 use protection::table::{self, Identity};
+use std::fs::File;
 use std::sync::{Arc, Mutex};
+use volume::Volume;
 
 /// See the module.
 #[derive(Default)]
@@ -16,10 +19,14 @@ struct State {
     size: u64,
     /// The file of the metadata of the format that is kept, if it has any.
     pages: Option<SharedPages>,
+    /// What makes it durable: it is a file that others can make shorter.
+    volume: Option<Arc<dyn Volume>>,
+    file: Option<File>,
     saves: Vec<BlockFormat>,
     holds: bool,
     fails: bool,
-    held: Vec<(Option<KeptFormat>, FormatSaved)>,
+    loses: bool,
+    held: Vec<(SavedFormat, FormatSaved)>,
 }
 
 impl Default for State {
@@ -28,9 +35,12 @@ impl Default for State {
             kept: BlockFormat::plain(512),
             size: 0,
             pages: None,
+            volume: None,
+            file: None,
             saves: Vec::new(),
             holds: false,
             fails: false,
+            loses: false,
             held: Vec::new(),
         }
     }
@@ -49,7 +59,15 @@ impl State {
         let (identity, layout) = (self.identity(), self.kept.layout());
         self.pages = layout.map(|layout| {
             let size = table::len(identity.blocks, layout.metadata).unwrap();
-            let pages = SharedPages::new(size as usize).unwrap();
+            let pages = match self.volume {
+                Some(_) => {
+                    let file = tempfile::tempfile().unwrap();
+                    file.set_len(size).unwrap();
+                    self.file = Some(file.try_clone().unwrap());
+                    SharedPages::of_file(file.into()).unwrap()
+                }
+                None => SharedPages::new(size as usize).unwrap(),
+            };
             let header = table::encode(&layout, identity);
             pages.memory().write(0, &header).unwrap();
             pages
@@ -64,7 +82,8 @@ impl State {
         let identity = self.identity();
         let size = table::len(identity.blocks, layout.metadata).unwrap();
         let generation = table::decode(&bytes, size, &layout, identity).unwrap();
-        let made = MetadataState::new(layout, identity.blocks, generation, pages, None);
+        let volume = self.volume.clone();
+        let made = MetadataState::new(layout, identity.blocks, generation, pages, volume);
         Some(Arc::new(made.unwrap()))
     }
 }
@@ -82,9 +101,15 @@ impl TestStore {
 
     /// Of a namespace of so many bytes that has this format.
     pub fn of(kept: BlockFormat, size: u64) -> Arc<Self> {
+        Self::flushed(kept, size, None)
+    }
+
+    /// The same with metadata that this volume makes durable.
+    pub fn flushed(kept: BlockFormat, size: u64, volume: Option<Arc<dyn Volume>>) -> Arc<Self> {
         let mut state = State {
             kept,
             size,
+            volume,
             ..State::default()
         };
         state.remake();
@@ -98,6 +123,16 @@ impl TestStore {
     /// What the next process finds: bytes of a block.
     pub fn kept(&self) -> u32 {
         self.format().block
+    }
+
+    /// Others make the file of the metadata shorter, which has a volume.
+    pub fn cut(&self) {
+        let state = self.0.lock().unwrap();
+        state.file.as_ref().unwrap().set_len(0).unwrap();
+    }
+
+    pub fn volume(&self) -> Option<Arc<dyn Volume>> {
+        self.0.lock().unwrap().volume.clone()
     }
 
     /// The same, all of it.
@@ -135,19 +170,28 @@ impl TestStore {
     pub fn fail(&self, fails: bool) {
         self.0.lock().unwrap().fails = fails;
     }
+
+    /// Whether it keeps anything or not, it says that it does not know.
+    pub fn lose(&self, loses: bool) {
+        self.0.lock().unwrap().loses = loses;
+    }
 }
 
 impl FormatStore for TestStore {
     fn save(&self, format: BlockFormat, done: FormatSaved) {
         let mut state = self.0.lock().unwrap();
         state.saves.push(format);
-        let kept = (!state.fails).then(|| {
+        if !state.fails {
             state.kept = format;
             state.remake();
-            KeptFormat {
+        }
+        let kept = match (state.fails, state.loses) {
+            (_, true) => SavedFormat::Unknown,
+            (true, false) => SavedFormat::Before,
+            (false, false) => SavedFormat::New(KeptFormat {
                 metadata: state.metadata(),
-            }
-        });
+            }),
+        };
         if state.holds {
             return state.held.push((kept, done));
         }

@@ -15,7 +15,7 @@ use protection::{Guard, StorageTag, Type};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
-use volume::{Io, IoOptions};
+use volume::{Effect, Fault, Io, IoOptions, OpKind, Volume};
 use zerocopy::FromBytes;
 
 /// Bytes of the namespace.
@@ -79,7 +79,7 @@ fn all() -> Vec<(u32, BlockFormat)> {
 
 fn formats(store: &Arc<TestStore>) -> Formats {
     let first = BlockFormat::plain(512);
-    Formats::with_metadata(first, store.format(), None, store.clone())
+    Formats::with_metadata(first, store.format(), store.volume(), store.clone())
 }
 
 /// The namespace as the store has it.
@@ -91,8 +91,13 @@ fn reload(store: &Arc<TestStore>, config: &mut NamespaceConfig) {
 
 /// A namespace in that format.
 fn world(now: BlockFormat) -> (Protected, Arc<TestStore>) {
+    world_on(now, None)
+}
+
+/// The same, whose metadata this volume makes durable.
+fn world_on(now: BlockFormat, table: Option<Arc<dyn Volume>>) -> (Protected, Arc<TestStore>) {
     let mut p = Protected::new(layout(4096, 8, None));
-    let store = TestStore::of(now, SIZE);
+    let store = TestStore::flushed(now, SIZE, table);
     let mut config = ns(1, p.below.clone(), now.block);
     reload(&store, &mut config);
     // The file is the store's here.
@@ -238,6 +243,48 @@ fn every_format_follows_every_kind_of_format() {
         is_unwritten(&mut p);
         fill(&mut p, 3000 + number);
     }
+}
+
+fn flush(p: &mut Protected) -> Status {
+    p.h.io(Command::new(NvmOpcode::FLUSH.0, 0, 1))
+}
+
+/// Others have cut the file of the metadata: the next format has a new one, also where it is the
+/// same format.
+#[test]
+fn a_lost_file_is_made_anew() {
+    let protection = Some((Type::One, false));
+    let one = (cdw10(2, false, protection), format_of(2, false, protection));
+    let other = (cdw10(6, true, None), format_of(6, true, None));
+    let (table, faults) = faulty(1 << 20);
+    let (mut p, store) = world_on(one.1, Some(cached(table)));
+    for (number, (cdw10, to)) in [one, other, other, one, one].into_iter().enumerate() {
+        fill(&mut p, number as u64);
+        assert_eq!(flush(&mut p), Status::SUCCESS);
+        store.cut();
+        let prinfo = checks(&p);
+        let read = p.status(NvmOpcode::READ, 0, 8, prinfo);
+        assert_ne!(read, Status::SUCCESS);
+        assert_ne!(flush(&mut p), Status::SUCCESS);
+        let saves = store.saves().len();
+        format(&mut p, cdw10, to);
+        assert_eq!(store.saves().len(), saves + 1);
+        is_unwritten(&mut p);
+        works(&mut p, number as u64);
+        fill(&mut p, 100 + number as u64);
+        assert_eq!(flush(&mut p), Status::SUCCESS);
+        // One that is not lost stays.
+        format(&mut p, cdw10, to);
+        assert_eq!(store.saves().len(), saves + 1);
+        is_unwritten(&mut p);
+    }
+    // What is not durable for another reason is not.
+    let error = volume::IoError::from(volume::IoErrorKind::MediaWrite);
+    faults.add(Fault::always(OpKind::Flush, Effect::FailLater(error)));
+    p.h.submit(0, asked(other.0));
+    rest(&mut p.h);
+    assert_ne!(p.h.reap(0).unwrap().status(), Status::SUCCESS);
+    assert_eq!(store.format(), one.1);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::rules::migrate_to_others;
 use crate::world::{PAIRS, World};
 use controller::{
     Attach, BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat, NamespaceConfig,
+    SavedFormat,
 };
 use nvme::aen::{AsyncEvent, Notice};
 use nvme::cmd::io::CopyRange;
@@ -346,7 +347,7 @@ fn a_format_counts_in_every_queue() {
         }
         // The other workers come later.
         let beside = w.h.beside.take();
-        done.unwrap()(Some(KeptFormat { metadata: None }));
+        done.unwrap()(SavedFormat::New(KeptFormat { metadata: None }));
         for _ in 0..100 {
             w.h.round();
         }

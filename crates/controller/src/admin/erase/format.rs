@@ -8,13 +8,17 @@
 //! format may have been stored, a reset does not abort the command: the namespace must have the
 //! format that the next process finds.
 //!
+//! Where the store does not know what the next process will find, the namespace stays closed: its
+//! commands end with Namespace Not Ready, also after a reset. Another format that is kept opens it,
+//! and so does the next process, which reads from the store.
+//!
 //! The engines learn of it while the namespace is closed, and nothing is in flight on it.
 
-use super::{Cause, Running, Stage};
+use super::{Cause, Erasure, Running, Stage};
 use crate::admin::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
 use crate::engine::{Namespace, Order};
-use crate::formats::{BlockFormat, Formats, KeptFormat};
+use crate::formats::{BlockFormat, Formats, SavedFormat};
 use crate::metadata::MetadataState;
 use crate::pool::PooledNamespace;
 use nvme::cmd::NSID_BROADCAST;
@@ -25,6 +29,8 @@ use protection::Type;
 use std::sync::Arc;
 
 const INVALID_FORMAT: Status = Status::INVALID_FORMAT.with_dnr(true);
+/// What commands end with on a namespace whose format is not known.
+const NOT_READY: Status = Status::NAMESPACE_NOT_READY.with_dnr(true);
 
 /// The format that is asked for. MSET says nothing of blocks without metadata, and PIL nothing
 /// without protection information.
@@ -77,6 +83,18 @@ impl Running {
     }
 }
 
+impl Erasure {
+    /// What commands end with on a namespace that is not being erased; `None`: it is open.
+    pub(super) fn at_rest(&self, nsid: u32) -> Option<Status> {
+        self.unknown.contains(&nsid).then_some(NOT_READY)
+    }
+
+    /// A namespace goes: another one may come in its place.
+    pub(crate) fn forget(&mut self, nsid: u32) {
+        self.unknown.retain(|unknown| *unknown != nsid);
+    }
+}
+
 impl Controller {
     pub(in crate::admin) fn format_nvm(&mut self, command: &Command) -> AdminResult {
         let cdw10 = FormatCdw10::from_bits(command.cdw10.get());
@@ -97,7 +115,9 @@ impl Controller {
             if extended && !self.admin.features.lbafee() {
                 return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true));
             }
-            if format != ns.config.format() {
+            // Where it is not known which one is kept, any is another one.
+            let known = self.admin.erasure.at_rest(ns.config.nsid).is_none();
+            if format != ns.config.format() || !known {
                 changes.push((ns.config.nsid, format));
             }
         }
@@ -113,6 +133,24 @@ impl Controller {
         })?;
         self.record_format_start(nsid, command.cdw10.get());
         Ok(Outcome::Later)
+    }
+
+    /// Metadata of these namespaces is stored nowhere any more: the same format is to be kept, with
+    /// a new file.
+    pub(super) fn renew_lost(&mut self) {
+        let Some(running) = &mut self.admin.erasure.running else {
+            return;
+        };
+        let Cause::Format(_) = running.cause else {
+            return;
+        };
+        for ns in self.engine.active().filter(|ns| ns.loses_table()) {
+            let (nsid, format) = (ns.config.nsid, ns.config.format());
+            let changes = &mut running.changes;
+            if running.nsids.contains(&nsid) && changes.iter().all(|change| change.0 != nsid) {
+                changes.push((nsid, format));
+            }
+        }
     }
 
     /// No other change of the pool is in flight.
@@ -164,20 +202,38 @@ impl Controller {
         let Some(running) = &mut erasure.running else {
             return false;
         };
-        let format = running.changes.get(running.kept).map(|change| change.1);
-        let layout = format.and_then(|format| format.layout());
-        let is_of = |kept: &KeptFormat| {
-            let found = kept.metadata.as_ref().map(|metadata| *metadata.layout());
-            found == layout
+        let Some(&(nsid, format)) = running.changes.get(running.kept) else {
+            running.stage = Stage::Done;
+            return true;
         };
-        match kept.filter(is_of) {
-            Some(kept) => {
+        let mut all = self.engine.active();
+        let closed = Some(running.cause.closes_with());
+        // Not of one that has come in its place.
+        let ours = all.any(|ns| ns.config.nsid == nsid && ns.closed == closed);
+        match kept {
+            SavedFormat::New(kept)
+                if kept.metadata.as_ref().map(|found| *found.layout()) == format.layout() =>
+            {
                 running.metadata.push(kept.metadata);
                 running.kept += 1;
                 running.stage = running.keeps_next();
+                if ours {
+                    erasure.unknown.retain(|unknown| *unknown != nsid);
+                }
             }
-            // What was kept before it counts.
-            None => running.fail(Status::INTERNAL_ERROR),
+            SavedFormat::Before => running.fail(Status::INTERNAL_ERROR),
+            SavedFormat::New(_) | SavedFormat::Unknown => {
+                tracing::error!(
+                    nsid,
+                    ?format,
+                    "it is not known which LBA format is kept: closed until one is, or the process \
+                     ends"
+                );
+                running.fail(Status::INTERNAL_ERROR);
+                if ours && !erasure.unknown.contains(&nsid) {
+                    erasure.unknown.push(nsid);
+                }
+            }
         }
         true
     }

@@ -26,7 +26,7 @@ use super::self_test::About;
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
 use crate::engine::{Namespace, Order, OwnRequest, status_of};
-use crate::formats::{BlockFormat, KeptFormat};
+use crate::formats::{BlockFormat, SavedFormat};
 use crate::metadata::MetadataState;
 use crate::survival::state::{EraseRunning, EraseState};
 use dma::{Buffer, SegmentList};
@@ -217,8 +217,10 @@ pub(crate) struct Erasure {
     passes: u8,
     /// Namespaces that a failed operation has left closed: there are some in the failure mode.
     locked: Vec<u32>,
+    /// Namespaces of which it is not known which format is kept. The next process knows.
+    unknown: Vec<u32>,
     /// Of those who keep formats.
-    answers: Arc<Answers<Option<KeptFormat>>>,
+    answers: Arc<Answers<SavedFormat>>,
     /// Of the last answer.
     number: u64,
 }
@@ -429,9 +431,11 @@ impl Controller {
         Ok(())
     }
 
-    /// Commands on these namespaces end with this status from now on; `None`: they are open again.
+    /// Commands on these namespaces end with this status from now on; `None`: they are open again,
+    /// if their formats are known.
     fn close(&mut self, nsids: &[u32], status: Option<Status>) {
         for nsid in nsids {
+            let status = status.or_else(|| self.admin.erasure.at_rest(*nsid));
             if let Ok(index) = self.engine.namespace_index(*nsid) {
                 self.order_all(|| Order::Close { index, status });
             }
@@ -472,6 +476,11 @@ impl Controller {
 
     /// The flushes of the controller's own that were ordered are over.
     pub(crate) fn erasure_flushed(&mut self, failed: Option<Status>) {
+        let erasure = &self.admin.erasure;
+        let running = erasure.running.as_ref();
+        if failed.is_none() && running.is_some_and(|running| running.stage == Stage::Flushing) {
+            self.renew_lost();
+        }
         let Some(running) = &mut self.admin.erasure.running else {
             return;
         };
