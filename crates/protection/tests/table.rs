@@ -110,6 +110,15 @@ fn a_header_is_of_one_namespace() {
     };
     let error = table::decode(&bytes, size(), &LAYOUT, other);
     assert_eq!(error, Err(TableError::OtherNamespace));
+    // Whose it is is known of what is not whole, too.
+    let owner = |bytes: &[u8], namespace| table::check_owner(bytes, namespace);
+    assert_eq!(owner(&bytes[..32], WHOSE.namespace), Ok(()));
+    assert_eq!(owner(&bytes, [4; 16]), Err(TableError::OtherNamespace));
+    for other in [&bytes[1..], &bytes[..7], &[]] {
+        assert_eq!(owner(other, WHOSE.namespace), Err(TableError::Magic));
+    }
+    let short = owner(&bytes[..31], WHOSE.namespace);
+    assert_eq!(short, Err(TableError::OtherNamespace));
     let other = Layout {
         protection: None,
         ..LAYOUT

@@ -545,8 +545,7 @@ impl Engine {
             return false;
         };
         // Of a table that is made anew nothing is to be durable.
-        let renewed = namespace.is_some_and(Namespace::loses_table);
-        if lost && own && renewed {
+        if lost && own && namespace.is_some_and(Namespace::loses_table) {
             return false;
         }
         if lost {
