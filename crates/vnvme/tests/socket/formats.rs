@@ -3,8 +3,10 @@
 
 use crate::common::*;
 use crate::keeper;
+use nvme::feature::{Fid, HostBehavior};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::os::unix::fs::FileExt;
+use zerocopy::IntoBytes;
 
 const SIZE: u64 = 16 << 20;
 
@@ -129,6 +131,21 @@ const FORMATS: [(u32, u64, u64, u32); 6] = [
     (0, 512, 0, 0),
 ];
 
+/// A host that uses guards of more than 16 bits, too (LBAFEE).
+fn up(place: &Place) -> Host {
+    let mut host = Host::up(&place.socket());
+    let says = HostBehavior {
+        lbafee: 1,
+        ..HostBehavior::default()
+    };
+    host.ram.write_all_at(says.as_bytes(), 0x40_0000).unwrap();
+    let mut command = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
+    command.cdw10 = u32::from(Fid::HOST_BEHAVIOR_SUPPORT.0).into();
+    command.set_prps(RAM_BASE + 0x40_0000, 0);
+    assert_eq!(host.run(0, command).status(), Status::SUCCESS);
+    host
+}
+
 fn with_metadata() -> (Place, String) {
     let (place, url) = disk();
     let url = format!("{url}&metadata={}", text(&place.path("metadata")));
@@ -194,7 +211,7 @@ fn metadata_is_as_the_format_says_in_the_next_process() {
     for format in FORMATS {
         let (cdw10, size, _, kind) = format;
         let daemon = Daemon::serve(&place, &[&url]);
-        let mut host = Host::up(&place.socket());
+        let mut host = up(&place);
         assert_eq!(self::format(&mut host, cdw10), Status::SUCCESS);
         has(&place, &mut host, format);
         assert!(content(&place).iter().all(|byte| *byte == 0));
@@ -206,7 +223,7 @@ fn metadata_is_as_the_format_says_in_the_next_process() {
         daemon.kill();
         for _ in 0..2 {
             let daemon = Daemon::serve(&place, &[&url]);
-            let mut host = Host::up(&place.socket());
+            let mut host = up(&place);
             has(&place, &mut host, format);
             assert_eq!(get(&mut host, last, 8192, kind), data);
             assert_eq!(get(&mut host, 5, 8192, kind), vec![0; 8192]);
@@ -232,7 +249,7 @@ fn metadata_is_there_though_its_process_was_killed() {
     let socket = text(&place.socket());
     let args = ["serve", "--socket", &socket, "--keeper", "process", &url];
     let daemon = keeper::start(&place, &args);
-    let mut host = Host::up(&place.socket());
+    let mut host = up(&place);
     for round in 0..18u32 {
         let format = FORMATS[round as usize % FORMATS.len()];
         let (cdw10, size, _, kind) = format;
