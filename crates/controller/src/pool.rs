@@ -134,7 +134,9 @@ impl FormatStore for PooledFormat {
             Box::new(move |result: Result<(), PoolError>| {
                 done(match result {
                     Ok(()) => SavedFormat::New(KeptFormat { metadata: None }),
-                    Err(_) => SavedFormat::Before,
+                    Err(PoolError::NoSpace) => SavedFormat::Before,
+                    // The change may have been made for all that.
+                    Err(PoolError::Failed) => SavedFormat::Unknown,
                 });
             }),
         );

@@ -570,6 +570,29 @@ fn errors_of_the_pool_are_told() {
     assert_eq!(attach(&mut h, nsid), Status::SUCCESS);
 }
 
+/// A pool that is full keeps the format before. After another error it may have kept either: the
+/// namespace is closed until one is kept.
+#[test]
+fn a_format_that_the_pool_does_not_keep() {
+    let (mut h, pool) = host();
+    let fail = |error| *pool.fails.lock().unwrap() = error;
+    let nsid = create(&mut h, 8);
+    assert_eq!(attach(&mut h, nsid), Status::SUCCESS);
+    let errors = [
+        (PoolError::NoSpace, Status::SUCCESS),
+        (PoolError::Failed, Status::NAMESPACE_NOT_READY),
+    ];
+    for (error, written) in errors {
+        fail(Some(error));
+        let status = h.admin(format(nsid, 1)).status();
+        assert_eq!(plain(status), Status::INTERNAL_ERROR, "{error:?}");
+        fail(None);
+        assert_eq!(plain(put(&mut h, nsid, 1, 0x5a)), written, "{error:?}");
+    }
+    assert_eq!(h.admin(format(nsid, 0)).status(), Status::SUCCESS);
+    assert_eq!(put(&mut h, nsid, 1, 0x5a), Status::SUCCESS);
+}
+
 /// Nobody waits for the command any more, but what it has begun is done.
 #[test]
 fn a_reset_does_not_leave_half_of_it() {

@@ -168,7 +168,7 @@ fn has(place: &Place, host: &mut Host, (cdw10, size, metadata, kind): (u32, u64,
     assert_eq!(file, (4096 + table).next_multiple_of(4096));
 }
 
-/// A command on blocks whose tuples the controller makes, or checks and takes away.
+/// A command on blocks whose tuples the controller inserts, or checks and strips.
 fn on(host: &mut Host, opcode: NvmOpcode, slba: u64, len: usize, kind: u32) -> Status {
     let size = block(host);
     let mut command = host.transfer(opcode, 1, slba, len, 0x40_0000);
