@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use harness::cache::Cache;
 use harness::process::Process;
 use harness::progress::skip;
@@ -63,6 +64,7 @@ pub struct Cluster {
     tree: Tree,
     dir: TempDir,
     lib: PathBuf,
+    port: u16,
     mon: Option<Process>,
     osd: Option<Process>,
 }
@@ -96,6 +98,7 @@ impl Cluster {
         let d = dir.path().display();
         let l = packages.display();
         let port = super::nbd::port()?;
+        // A monitor ends where a hundredth of the file system is free, which may be gigabytes.
         let text = format!(
             "[global]\nfsid = {FSID}\nmon initial members = a\n\
              mon host = [v2:127.0.0.1:{port}/0]\npublic network = 127.0.0.1/32\n\
@@ -104,7 +107,7 @@ impl Cluster {
              auth client required = none\nosd pool default size = 1\n\
              osd pool default min size = 1\nosd pool default pg autoscale mode = off\n\
              osd crush chooseleaf type = 0\nmon allow pool size one = true\n\
-             mon data avail crit = 1\nmon data avail warn = 2\nrun dir = {d}/run\n\
+             mon data avail crit = -1\nmon data avail warn = -1\nrun dir = {d}/run\n\
              log file = {d}/log/$name.log\nmon data = {d}/mon\nosd data = {d}/osd\n\
              osd class dir = {l}/rados-classes\nerasure code dir = {l}/ceph/erasure-code\n\
              plugin dir = {l}/ceph\nkeyring = {d}/keyring\nosd objectstore = bluestore\n\
@@ -115,6 +118,7 @@ impl Cluster {
             tree,
             dir,
             lib,
+            port,
             mon: None,
             osd: None,
         })
@@ -195,8 +199,20 @@ impl Cluster {
         Process::start(program, &words, &envs, &log, Duration::from_secs(900))
     }
 
+    /// Commands wait long for a monitor that has ended, and do not say why it has.
     pub fn start_mon(&mut self) -> Result<()> {
-        self.mon = Some(self.daemon("ceph-mon", "a")?);
+        let mon = self.daemon("ceph-mon", "a")?;
+        let began = Instant::now();
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            if let Some(status) = mon.ended() {
+                let log = fs::read_to_string(self.path("log/mon.a.log"))?;
+                let mut errors = log.lines().filter(|line| line.contains(" -1 "));
+                bail!("the monitor has ended: {status}: {:?}", errors.next_back());
+            }
+            ensure!(began.elapsed() < LIMIT, "no monitor listens");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.mon = Some(mon);
         Ok(())
     }
 
