@@ -136,7 +136,8 @@ pub struct NamespaceConfig {
     pub nguid: [u8; 16],
     /// IEEE Extended Unique Identifier.
     pub eui64: [u8; 8],
-    /// Its zones, if it is a zoned namespace: those of one controller, whose workers share them.
+    /// Its zones, if it is a zoned namespace. All workers share them, and in a subsystem all
+    /// controllers that have the namespace: each of them is made with the same ones.
     pub zones: Option<Arc<ZonedState>>,
     /// Its placement handles (Flexible Data Placement), if it has any: those of one controller. It
     /// has no zones then.
@@ -225,11 +226,12 @@ pub enum ConfigError {
         /// Bytes.
         block_size: u32,
     },
-    /// A zoned namespace is one controller's.
-    #[error(
-        "namespace {0} has zones: its controller is in no subsystem, and no other hosts reach it"
-    )]
+    /// A zoned namespace is not for hosts that come over a network.
+    #[error("namespace {0} has zones: no other hosts reach it over a network")]
     SharedZones(u32),
+    /// The controllers of a subsystem that have a namespace have the same zones of it, or none.
+    #[error("namespace {0} has other zones than another controller of its subsystem has of it")]
+    OtherZones(u32),
     /// A namespace with placement handles is one controller's.
     #[error(
         "namespace {0} has placement handles: its controller is in no subsystem, no other hosts \
@@ -478,7 +480,7 @@ impl NamespaceConfig {
     /// Checks whether a controller like that can have the namespace.
     pub(crate) fn check_for(&self, config: &ControllerConfig) -> Result<(), ConfigError> {
         let alone = config.subsystem.is_none() && config.fabrics.is_none();
-        if self.zones.is_some() && !alone {
+        if self.zones.is_some() && config.fabrics.is_some() {
             return Err(ConfigError::SharedZones(self.nsid));
         }
         let plain = self.zones.is_none() && self.placement.is_none();

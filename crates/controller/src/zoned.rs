@@ -1,8 +1,12 @@
 //! The zones of a namespace, and the table that they are kept in.
 //!
-//! All workers of a controller share them: a lock is held while a command is checked, recorded and
-//! counted, never while a volume or guest memory is waited for. Reads take it only where a zone has
-//! gone offline.
+//! All workers of a controller share them, and so do all controllers of a subsystem that have the
+//! namespace: a lock is held while a command is checked, recorded and counted, never while a volume
+//! or guest memory is waited for. Reads take it only where a zone has gone offline.
+//!
+//! Zones are the namespace's, and no controller's: what one does to them is so for all at once, and
+//! one that comes, is reset or goes leaves them as they are. Only the first that comes, where none
+//! goes on, finds no zone open.
 //!
 //! The table is memory of a file that others may map, too: a word is in it when the store is done,
 //! without a system call, and the process that comes next finds it there wherever this one has
@@ -10,7 +14,7 @@
 //! a zone's change) waits for the table's file, too, which is a volume for that.
 
 use dma::{Row, Rows, SharedPages};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use sync::Unpoisoned;
 use volume::Volume;
@@ -30,6 +34,29 @@ pub struct ZonedState {
     writes: Box<[AtomicU32]>,
     /// A zone is offline, and will not come back.
     offline: AtomicBool,
+    /// Engines that have the namespace. Changes under the lock of the zones.
+    users: AtomicUsize,
+}
+
+/// An engine has the namespace, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct ZonesInUse(Arc<ZonedState>);
+
+impl ZonesInUse {
+    pub fn new(zoned: &Arc<ZonedState>) -> Self {
+        let zones = zoned.lock();
+        zoned.users.fetch_add(1, Ordering::Relaxed);
+        drop(zones);
+        Self(zoned.clone())
+    }
+}
+
+impl Drop for ZonesInUse {
+    fn drop(&mut self) {
+        let zones = self.0.lock();
+        self.0.users.fetch_sub(1, Ordering::Relaxed);
+        drop(zones);
+    }
 }
 
 /// Where the state of zones outlasts the process.
@@ -84,6 +111,7 @@ impl ZonedState {
             writes: all.map(|_| AtomicU32::new(0)).collect(),
             zones: Mutex::new(zones),
             table,
+            users: AtomicUsize::new(0),
         }
     }
 
@@ -145,11 +173,20 @@ impl ZonedState {
         self.table.as_ref()
     }
 
-    /// A controller begins, and none goes on: no zone is open.
+    /// A controller begins. Where none goes on with them, no zone is open.
     pub(crate) fn begin(&self) {
         let mut zones = self.lock();
+        if self.users.load(Ordering::Relaxed) > 0 {
+            return;
+        }
         zones.power_lost();
         self.keep(&mut zones);
+    }
+
+    /// Zones are not reset after all. The table has no word of resets that are under way.
+    pub(crate) fn cancel_resets(&self, resets: impl Iterator<Item = u32>) {
+        let mut zones = self.lock();
+        resets.for_each(|zone| zones.cancel_reset(zone));
     }
 
     /// All that was written to the zones goes.

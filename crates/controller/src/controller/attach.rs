@@ -86,7 +86,7 @@ impl Controller {
         }
         // Taken until the namespace comes.
         self.engine.attach(index, Namespace::vacant(io)?);
-        self.share(nsid, index)?;
+        self.share(&config, index)?;
         let refused = self.migration.namespaces_refused();
         self.migration.set_namespace(index, config.clone());
         self.migration

@@ -117,7 +117,8 @@ impl AsFd for DoorbellPage {
     }
 }
 
-/// The zones of a controller that begins anew.
+/// The zones of a controller that begins anew. Where it shares them with one that goes on, nothing
+/// happens to them.
 fn begin_zones(namespaces: &[NamespaceConfig]) {
     for zones in namespaces.iter().filter_map(|ns| ns.zones.as_ref()) {
         zones.begin();
@@ -205,7 +206,7 @@ impl Controller {
             }
             ns.check_for(&config)?;
             if let Some(sharing) = &mut sharing {
-                sharing.attach(ns.nsid, opened.len())?;
+                sharing.attach(&ns, opened.len())?;
             }
             opened.push(Namespace::open(ns, io, &own)?);
         }

@@ -6,7 +6,7 @@
 
 use super::Controller;
 use crate::ana::{self, Told};
-use crate::config::{ConfigError, InSubsystem};
+use crate::config::{ConfigError, InSubsystem, NamespaceConfig};
 use crate::engine::{Asked, ReservationCommand, ReservationEnd};
 use crate::marks::MarkTable;
 use crate::subsystem::{Awaited, Inbox, Membership, Message, SharedNamespace, Submitted};
@@ -118,20 +118,22 @@ impl Sharing {
     }
 
     /// A namespace comes, which the engine has under this index.
-    pub fn attach(&mut self, nsid: u32, index: usize) -> Result<(), ConfigError> {
+    pub fn attach(&mut self, ns: &NamespaceConfig, index: usize) -> Result<(), ConfigError> {
+        let nsid = ns.nsid;
         let shared = self.membership.subsystem().namespace(nsid);
         let shared = shared.ok_or(ConfigError::NotShared(nsid))?;
         if self.parts.iter().any(|part| part.shared.nsid() == nsid) {
             return Err(ConfigError::DuplicateNamespace(nsid));
         }
         let (cntlid, group) = (self.membership.cntlid(), shared.group());
+        let access = shared.attach(cntlid, self.host, &self.inbox, ns.zones.as_ref());
+        let access = access.ok_or(ConfigError::OtherZones(nsid))?;
         let subsystem = self.membership.subsystem();
         self.groups.entry(group).or_insert_with(|| Group {
             state: subsystem.ana_state(cntlid, group),
             changes: 1,
         });
         self.ana_changes += 1;
-        let access = shared.attach(cntlid, self.host, &self.inbox);
         self.parts.push(Part {
             shared,
             index,
@@ -183,10 +185,10 @@ impl Controller {
     }
 
     /// A namespace comes under this index. What is allowed on it is known from now on.
-    pub(super) fn share(&mut self, nsid: u32, index: usize) -> Result<(), ConfigError> {
+    pub(super) fn share(&mut self, ns: &NamespaceConfig, index: usize) -> Result<(), ConfigError> {
         match &mut self.sharing {
             Some(sharing) => {
-                sharing.attach(nsid, index)?;
+                sharing.attach(ns, index)?;
                 sharing.share_marks(&self.marks.table);
                 Ok(())
             }

@@ -8,6 +8,7 @@ use crate::marks::Marks;
 use crate::metadata::MetadataState;
 use crate::passthrough::Passthrough;
 use crate::stats::IoStats;
+use crate::zoned::ZonesInUse;
 use nvme::Status;
 use nvme::log::AnaState;
 use probes::IoRecord;
@@ -46,6 +47,8 @@ pub(crate) struct Namespace {
     /// There were some when the engine looked last: commands take the general way, which checks
     /// them.
     pub watched: bool,
+    /// Its zones are in use: behind the queue, which has nothing in flight when it is dropped.
+    _zones: Option<ZonesInUse>,
 }
 
 impl Namespace {
@@ -226,6 +229,7 @@ impl Namespace {
             closed: None,
             marks: Arc::default(),
             watched: false,
+            _zones: config.zones.as_ref().map(ZonesInUse::new),
             config,
         })
     }

@@ -501,6 +501,12 @@ impl Slots {
         held.any(such)
     }
 
+    /// What is left to do of the commands in flight, and the indices of their namespaces.
+    pub fn in_flight(&self) -> impl Iterator<Item = (usize, &Work)> {
+        let slots = self.slots.iter().filter(|slot| slot.used && !slot.kept);
+        slots.map(|slot| (slot.ns, &slot.work))
+    }
+
     /// Tags of the reservation commands in flight.
     pub fn reservations(&self) -> impl Iterator<Item = u64> {
         let waits = |slot: &Slot| slot.used && !slot.kept && matches!(slot.work, Work::Reservation);

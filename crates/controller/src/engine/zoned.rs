@@ -22,6 +22,12 @@
 //! change by Zone Management Send is: a replay does not undo what other workers do to the zone
 //! afterwards. A write counts as in flight until its record is removed.
 //!
+//! *Controllers of a subsystem* share that state in the same way, though none of them records
+//! anything: they end with their process. A reset waits for writes of all of them. It looks for
+//! their end in each round, so that nobody has to wake it; that is near, for a write counts only
+//! while its volume has it, whatever its guest does. An engine that is dropped takes what it has in
+//! flight with it ([`Engine::leave_zones`]): nobody waits for what is not there any more.
+//!
 //! *A Zone Random Write Area* (ibid., ZRWA) is nothing but a rule of which writes a zone takes, and
 //! how far its write pointer is then: their data goes to the volume at once. So it can be read, and
 //! be written again, and what the host calls a flush moves the pointer alone. A record of a write,
@@ -102,6 +108,14 @@ impl Sending {
 impl Reset {
     fn piece(&self) -> u64 {
         self.left.min(PIECE)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.namespaces.iter().any(Namespace::is_zoned) {
+            self.leave_zones();
+        }
     }
 }
 
@@ -221,6 +235,26 @@ impl Engine {
             slot.work = Work::ZoneWrite(ZoneWrite { zone, kind });
         }
         Ok((slot, slba))
+    }
+
+    /// The engine goes: its writes are in flight no more, and its resets have not taken place.
+    /// Those who share the zones go on.
+    fn leave_zones(&mut self) {
+        // The queues go first: then nothing is left of their requests.
+        let namespaces = std::mem::take(&mut self.namespaces).into_iter();
+        let zones: Vec<_> = namespaces.map(|ns| ns.config.zones.clone()).collect();
+        for (ns, work) in self.slots.in_flight() {
+            let Some(Some(zoned)) = zones.get(ns) else {
+                continue;
+            };
+            match work {
+                Work::ZoneWrite(write) => zoned.end_write(write.zone),
+                Work::ZoneSend(sending) => {
+                    zoned.cancel_resets(sending.resets.iter().map(|reset| reset.zone));
+                }
+                _ => {}
+            }
+        }
     }
 
     /// A write to a zone is over, and nothing is left of its record.

@@ -2,6 +2,7 @@
 
 use super::{Inbox, Message, ReservationStore, Subsystem};
 use crate::marks::Marks;
+use crate::zoned::ZonedState;
 use nvme::Status;
 use reservations::{Access, Change, HostId, Operation, Reservations};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -40,6 +41,8 @@ enum Running {
 struct Attached {
     inbox: Arc<Inbox>,
     host: HostId,
+    /// Nowhere, if it has none.
+    zones: Weak<ZonedState>,
     /// What its host may do, as it was told last.
     access: Access,
     marked: Marked,
@@ -158,19 +161,31 @@ impl SharedNamespace {
     }
 
     /// The namespace is attached to a controller, which is told of every change of what its host
-    /// may do from now on. What that is now.
-    pub fn attach(&self, cntlid: u16, host: HostId, inbox: &Arc<Inbox>) -> Access {
+    /// may do from now on. What that is now; `None`: others have it with other zones than these.
+    pub fn attach(
+        &self,
+        cntlid: u16,
+        host: HostId,
+        inbox: &Arc<Inbox>,
+        zones: Option<&Arc<ZonedState>>,
+    ) -> Option<Access> {
+        let zones = zones.map_or_else(Weak::new, Arc::downgrade);
         let mut state = self.lock();
+        let mut others = state.attached.values();
+        if others.any(|other| !other.zones.ptr_eq(&zones)) {
+            return None;
+        }
         let access = state.reservations.access(&host);
         let attached = Attached {
             inbox: inbox.clone(),
             host,
+            zones,
             access,
             marked: Marked::default(),
             told_of_marks: false,
         };
         state.attached.insert(cntlid, attached);
-        access
+        Some(access)
     }
 
     /// Its marked blocks.

@@ -1,6 +1,7 @@
 //! Queues on several workers: what they share of zones, and what the next process finds of it.
 
 use crate::common::*;
+use crate::history::*;
 use crate::other_worker::wake_flag;
 use crate::team::*;
 use crate::world::*;
@@ -11,19 +12,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-use volume::{Budget, Effect, Fault, Io, IoOptions, OpKind};
-use zones::Geometry;
-
-/// Memory of a queue's command, for at most two pages of data.
-fn place(number: u64) -> u64 {
-    DATA + number * 8192
-}
+use volume::{Budget, Effect, Fault, Faults, Io, IoOptions, OpKind};
+use zones::{Geometry, Zones};
 
 fn write(t: &Team, opcode: NvmOpcode, slba: u64, blocks: u32, number: u64) -> Command {
-    let mut command = t.z.h.rw(opcode, 1, slba, blocks, place(number));
-    let len = u64::from(blocks) * BLOCK;
-    t.z.h.prps(&mut command, place(number), len, PAGE);
-    command
+    writing(&t.z.h, opcode, slba, blocks, number)
 }
 
 /// Appends of all workers that are in flight together, each with a place and data of its own.
@@ -350,234 +343,35 @@ fn threads_that_append_at_once() {
 
 // ---- histories
 
-/// What the host has sent and waits for.
-struct Sent {
-    at: u64,
-    what: What,
-}
+impl Served for Team {
+    const QUEUES: u16 = PAIRS;
 
-enum What {
-    /// A write, or an append (whose place is not known), of a zone.
-    Write {
-        zone: u32,
-        slba: Option<u64>,
-        blocks: u64,
-        id: u64,
-    },
-    /// A reset of a zone, or of all.
-    Reset(Option<u32>),
-    Other,
-}
-
-/// A write that the host knows to be done.
-struct Written {
-    zone: u32,
-    slba: u64,
-    blocks: u64,
-    id: u64,
-    sent: u64,
-    done: u64,
-}
-
-/// A reset that was done.
-struct WasReset {
-    zone: Option<u32>,
-    sent: u64,
-    done: u64,
-}
-
-struct History {
-    t: Team,
-    waiting: BTreeMap<(u16, u16), Sent>,
-    written: Vec<Written>,
-    resets: Vec<WasReset>,
-    time: u64,
-    seed: u64,
-    /// Writes and resets that were done.
-    successes: [u32; 2],
-}
-
-/// A block says whose it is.
-fn block(id: u64, number: u64) -> Vec<u8> {
-    let words = [id + 1, number].map(u64::to_le_bytes).concat();
-    words.repeat(32)
-}
-
-impl History {
-    fn random(&mut self, below: u64) -> u64 {
-        self.seed = self
-            .seed
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.seed >> 33) % below
+    fn host(&mut self, _: u16) -> &mut Host {
+        &mut self.z.h
     }
 
-    fn tick(&mut self) -> u64 {
-        self.time += 1;
-        self.time
+    fn qid(queue: u16) -> u16 {
+        queue
     }
 
-    fn submit(&mut self, geometry: &Geometry) {
-        let qid = self.random(u64::from(PAIRS)) as u16 + 1;
-        let queued = self.waiting.keys().filter(|(q, _)| *q == qid).count();
-        if queued >= 12 {
-            return;
-        }
-        let (zone, blocks) = (self.random(4) as u32, 1 + self.random(12));
-        let start = u64::from(zone) * geometry.size;
-        let id = self.tick();
-        let (command, what) = match self.random(20) {
-            choice @ 0..14 => {
-                let bytes: Vec<u8> = (0..blocks).flat_map(|number| block(id, number)).collect();
-                let at = place(id % 512);
-                self.t.z.h.write(at, &bytes);
-                let append = choice < 7;
-                // Where the host thinks that the zone is written next, or a little behind that.
-                let written = self.t.z.kept().get(zone).unwrap().written;
-                let slba = match append {
-                    true => start,
-                    false => start + written + [0, 0, 0, blocks][self.random(4) as usize],
-                };
-                let opcode = match append {
-                    true => NvmOpcode::ZONE_APPEND,
-                    false => NvmOpcode::WRITE,
-                };
-                let command = write(&self.t, opcode, slba, blocks as u32, id % 512);
-                let slba = (!append).then_some(slba);
-                let what = What::Write {
-                    zone,
-                    slba,
-                    blocks,
-                    id,
-                };
-                (command, what)
-            }
-            14..17 => (send(Zsa::RESET, start, false), What::Reset(Some(zone))),
-            17 => (send(Zsa::RESET, 0, true), What::Reset(None)),
-            _ => {
-                let actions = [Zsa::OPEN, Zsa::CLOSE, Zsa::FINISH];
-                let zsa = actions[self.random(3) as usize];
-                let all = self.random(4) == 0;
-                (send(zsa, start, all), What::Other)
-            }
-        };
-        let cid = self.t.z.h.submit(qid, command);
-        let before = self.waiting.insert((qid, cid), Sent { at: id, what });
-        assert!(before.is_none());
+    fn round(&mut self) {
+        self.z.h.round();
     }
 
-    fn reap(&mut self) {
-        for qid in 1..=PAIRS {
-            for done in self.t.z.h.reap_all(qid) {
-                let sent = self.waiting.remove(&(qid, done.cid.get())).unwrap();
-                let time = self.tick();
-                let status = plain(done.status());
-                if status != Status::SUCCESS {
-                    let known = [
-                        Status::ZONE_INVALID_WRITE,
-                        Status::ZONE_IS_FULL,
-                        Status::ZONED_BOUNDARY_ERROR,
-                        Status::TOO_MANY_OPEN_ZONES,
-                        Status::TOO_MANY_ACTIVE_ZONES,
-                        Status::INVALID_ZONE_STATE_TRANSITION,
-                        Status::COMMAND_INTERRUPTED,
-                    ];
-                    assert!(known.contains(&status), "{status}");
-                    if let What::Write { slba: None, .. } = sent.what {
-                        // An append has no place of its own choice.
-                        assert_ne!(status, Status::ZONE_INVALID_WRITE);
-                    }
-                    continue;
-                }
-                match sent.what {
-                    What::Write {
-                        zone,
-                        slba,
-                        blocks,
-                        id,
-                    } => {
-                        self.successes[0] += 1;
-                        let slba = slba.unwrap_or_else(|| placed(&done).unwrap());
-                        self.written.push(Written {
-                            zone,
-                            slba,
-                            blocks,
-                            id,
-                            sent: sent.at,
-                            done: time,
-                        });
-                    }
-                    What::Reset(zone) => {
-                        self.successes[1] += 1;
-                        self.resets.push(WasReset {
-                            zone,
-                            sent: sent.at,
-                            done: time,
-                        });
-                    }
-                    What::Other => {}
-                }
-            }
-        }
+    fn kept(&self) -> Zones {
+        self.z.kept()
     }
 
-    /// Everything comes to its end, and what is in the zones can be explained: each block before a
-    /// write pointer is a write's, none behind it is anybody's; a write that no reset has come
-    /// after is there, and one that was over before a reset began is not.
-    fn verify(&mut self, geometry: &Geometry) {
-        crash::disarm();
-        for faults in [&self.t.z.data, &self.t.z.file] {
-            faults.clear();
-            faults.release();
-        }
-        for _ in 0..10_000 {
-            self.reap();
-            if self.waiting.is_empty() {
-                break;
-            }
-            self.t.z.h.round();
-        }
-        assert!(self.waiting.is_empty(), "{:?}", self.waiting.keys());
-        self.t.z.states();
-        let kept = self.t.z.kept();
-        assert!(kept.open() <= geometry.max_open.unwrap());
-        assert!(kept.active() <= geometry.max_active.unwrap());
-        let mut there: BTreeMap<u64, u64> = BTreeMap::new();
-        for number in 0..4 {
-            let zone = kept.get(number).unwrap();
-            let start = u64::from(number) * geometry.size;
-            let bytes = self.t.z.blocks(start, geometry.capacity as u32);
-            for (at, found) in (0..).zip(bytes.chunks_exact(512)) {
-                let id = u64::from_le_bytes(*found.first_chunk().unwrap());
-                if at >= zone.written {
-                    assert_eq!(id, 0, "zone {number}: {at} is behind {zone:?}");
-                    continue;
-                }
-                assert!(id > 0, "zone {number}: {at} is lost, {zone:?}");
-                let mut of = self.written.iter().filter(|w| w.id == id - 1);
-                let of = of.next().expect("of a write that is not known to be done");
-                assert_eq!(of.zone, number);
-                assert_eq!(found, block(of.id, start + at - of.slba), "zone {number}");
-                *there.entry(of.id).or_default() += 1;
-            }
-        }
-        for write in &self.written {
-            let resets = self.resets.iter();
-            let mut resets = resets.filter(|r| r.zone.is_none_or(|zone| zone == write.zone));
-            let present = there.get(&write.id);
-            assert!(present.is_none_or(|blocks| *blocks == write.blocks));
-            let present = present.is_some();
-            let must_go = resets.clone().any(|reset| reset.sent > write.done);
-            let may_go = resets.any(|reset| reset.done > write.sent);
-            let (id, zone) = (write.id, write.zone);
-            assert!(!(present && must_go), "zone {zone}: {id} was reset");
-            assert!(present || may_go, "zone {zone}: {id} is lost");
-        }
-        self.written.retain(|write| there.contains_key(&write.id));
-        self.resets.clear();
-        for write in &mut self.written {
-            (write.sent, write.done) = (0, 0);
-        }
+    fn check_states(&mut self) {
+        self.z.states();
+    }
+
+    fn blocks(&mut self, slba: u64, blocks: u32) -> Vec<u8> {
+        self.z.blocks(slba, blocks)
+    }
+
+    fn faults(&self) -> [Arc<Faults>; 2] {
+        [self.z.data.clone(), self.z.file.clone()]
     }
 }
 
@@ -608,19 +402,12 @@ fn histories_of_several_workers_with_deaths() {
     let mut crashes: BTreeMap<&str, u32> = BTreeMap::new();
     let (mut deaths, mut successes) = (0, [0; 2]);
     for seed in 0..60u64 {
-        let mut w = History {
-            t: Team::new(geometry),
-            waiting: BTreeMap::new(),
-            written: Vec::new(),
-            resets: Vec::new(),
-            time: 0,
-            seed: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
-            successes,
-        };
+        let mut w = History::new(Team::new(geometry), geometry, seed);
+        w.successes = successes;
         for _ in 0..6 {
             for _ in 0..80 {
                 match w.random(100) {
-                    0..40 => w.submit(&geometry),
+                    0..40 => w.submit(),
                     40..80 => {
                         let worker = w.random(u64::from(OTHERS) + 1) as u16;
                         w.t.step(worker);
@@ -654,7 +441,7 @@ fn histories_of_several_workers_with_deaths() {
                     _ => w.t.z.h.die(),
                 }
             }
-            w.verify(&geometry);
+            w.verify();
         }
         for (point, times) in &w.t.z.h.crashes {
             *crashes.entry(point).or_default() += times;

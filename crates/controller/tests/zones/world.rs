@@ -42,6 +42,35 @@ pub const IDENTITY: Identity = Identity {
 };
 
 /// A zoned namespace on a volume with faults, and its table, whose file has some, too.
+pub struct Disk {
+    pub namespace: NamespaceConfig,
+    pub data: Arc<Faults>,
+    pub file: Arc<Faults>,
+    pub pages: SharedPages,
+    /// Of the table.
+    pub volume: Arc<dyn Volume>,
+}
+
+impl Disk {
+    pub fn new(geometry: Geometry, zones: Zones) -> Self {
+        let (volume, data) = faulty(BYTES);
+        let (file, faults) = faulty(4096);
+        let pages = SharedPages::new(4096).unwrap();
+        let bytes = table::encode(&zones, IDENTITY);
+        pages.memory().write(0, &bytes).unwrap();
+        let file: Arc<dyn Volume> = cached(file);
+        let table = ZoneTable::new(pages.clone(), geometry.zones, file.clone());
+        Disk {
+            namespace: with_zones(ns(1, cached(volume), 512), zones, table),
+            data,
+            file: faults,
+            pages,
+            volume: file,
+        }
+    }
+}
+
+/// Such a namespace, and its host.
 pub struct Zoned {
     pub h: Host,
     pub data: Arc<Faults>,
@@ -90,29 +119,20 @@ impl Zoned {
     }
 
     pub fn of(config: ControllerConfig, geometry: Geometry, zones: Zones) -> Self {
-        let (volume, data) = faulty(BYTES);
-        let (file, faults) = faulty(4096);
-        let pages = SharedPages::new(4096).unwrap();
-        let bytes = table::encode(&zones, IDENTITY);
-        pages.memory().write(0, &bytes).unwrap();
-        let file: Arc<dyn Volume> = cached(file);
-        let table = {
-            let (pages, file) = (pages.clone(), file.clone());
-            move || ZoneTable::new(pages.clone(), geometry.zones, file.clone())
-        };
-        let namespace = with_zones(ns(1, cached(volume), 512), zones, table());
-        let mut h = Host::with(config, vec![namespace]);
-        let again = pages.clone();
+        let disk = Disk::new(geometry, zones);
+        let mut h = Host::with(config, vec![disk.namespace]);
+        let (again, volume) = (disk.pages.clone(), disk.volume);
         h.reload = Some(Box::new(move |config| {
             let zones = kept(&again, geometry);
-            config.zones = Some(Arc::new(ZonedState::new(zones, table())));
+            let table = ZoneTable::new(again.clone(), geometry.zones, volume.clone());
+            config.zones = Some(Arc::new(ZonedState::new(zones, table)));
         }));
         enable(&mut h);
         Self {
             h,
-            data,
-            file: faults,
-            pages,
+            data: disk.data,
+            file: disk.file,
+            pages: disk.pages,
             geometry,
         }
     }
