@@ -1,17 +1,19 @@
 //! A zoned namespace under Linux: what its block layer makes of it, and fio. Its queues are on two
-//! workers, and migrate.
+//! workers, and migrate; or it is one that two disks of a subsystem share.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use common::{Checks, Disks, LONG, allocated, kill_serving, run, run_for};
-use harness::daemon::DaemonBuilder;
+use harness::daemon::{DaemonBuilder, program};
 use harness::progress::{say, skip};
 use harness::served::Controller;
 use harness::{Daemon, Guest};
@@ -450,3 +452,305 @@ fn holds(guest: &Guest, sums: &str) -> Result<()> {
     run_for(guest, LONG, &text)?;
     Ok(())
 }
+
+// ---- two paths of one guest
+
+const HOST: &str = "0123456789abcdef0123456789abcdef";
+/// The disks, their numbers in the subsystem, and how the namespace is reached by them.
+const PATHS: [(&str, u32, &str); 2] = [("a", 1, "optimized"), ("b", 2, "non-optimized")];
+
+/// Two disks of one subsystem that have a zoned namespace together.
+struct Paths {
+    disks: Disks,
+}
+
+impl Paths {
+    /// Of these hosts.
+    fn of(hosts: [&str; 2], zones: &str) -> Result<Self> {
+        let disks = Disks::new()?;
+        let at = |name: &str| disks.dir().join(name).display().to_string();
+        let volume = volume(&disks.sparse("disk.raw", 64)?, zones);
+        let mut config = format!("[process]\nworkers = 2\ncontrol = {:?}\n", at("control"));
+        for ((name, cntlid, state), host) in PATHS.into_iter().zip(hosts) {
+            config += &format!(
+                "[[controller]]\nname = \"{name}\"\nsocket = {:?}\nsubsystem = \"zones\"\n\
+                 cntlid = {cntlid}\nhost-id = \"{host}\"\n\
+                 [[controller.namespace]]\nvolume = {volume:?}\nana-state = \"{state}\"\n",
+                at(name)
+            );
+        }
+        fs::write(disks.dir().join("vnvme.toml"), config)?;
+        Ok(Self { disks })
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.disks.dir().join(name)
+    }
+
+    fn set(&self, disk: &str, state: &str) -> Result<()> {
+        let mut command = Command::new(program()?);
+        let command = command.args(["ana", disk, "--set", state, "--control"]);
+        let output = command.arg(self.at("control")).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{disk} {state}: {said}");
+        Ok(())
+    }
+}
+
+/// `$n` is the disk for passthrough. `zone` says of the zone that begins at a block: its state and
+/// write pointer; `of`: so many blocks of a byte; `done_by`: reads or writes by the N-th controller.
+/// `reached N STATE`: the guest knows that state of the N-th controller's path, soon.
+const OF_PATHS: &str = r#"
+path() { ls -d /sys/class/nvme/$(ctrl $1)/nvme*c*n*; }
+reached() {
+    for try in $(seq 100); do
+        [ "$(cat $(path $1)/ana_state)" = $2 ] && return 0
+        sleep 0.1
+    done
+    echo "controller $1 is $(cat $(path $1)/ana_state) to the guest, and not $2"
+    exit 1
+}
+is() { [ "$1" = "$2" ] || { echo "$3: $1, and not $2"; exit 1; }; }
+zone() {
+    nvme zns report-zones $d --descs=1 --start-lba=$1 >/tmp/zone
+    x='*\([0-9a-fx]*\) .*'
+    set -- $(sed -n "s/.*WP: ${x}State: ${x}/\2 \1/p" /tmp/zone)
+    echo $(($1)) $(($2))
+}
+of() { head -c $(($1 * 512)) /dev/zero | tr '\0' "$2"; }
+done_by() { nvme smart-log /dev/$(ctrl $1) | sed -n "s/^host_$2_commands//p" | tr -dc 0-9; }
+n=/dev/ng${d#/dev/nvme}
+"#;
+
+#[test]
+fn paths_of_a_zoned_disk() -> Result<()> {
+    if Controller::chosen()? == Controller::Qemu {
+        skip("zones::paths_of_a_zoned_disk", "the zones are vnvme's");
+        return Ok(());
+    }
+    let paths = Paths::of([HOST; 2], ZONES)?;
+    let daemon = Daemon::builder("zone-paths");
+    let daemon = daemon.config(&paths.at("vnvme.toml"), &paths.at("b"));
+    let daemon = daemon.start()?;
+    let guest = Guest::builder("zone-paths").append("nvme_core.multipath=Y");
+    let guest = guest.vfio_user(paths.at("a")).vfio_user(paths.at("b"));
+    let guest = guest.boot()?;
+    let mut checks = Checks::new("zone-paths");
+    checks.check("two paths, one zoned disk", || {
+        of_paths(&guest, ONE_ZONED_DISK).map(drop)
+    });
+    checks.check("zones are of both paths", || by_turns(&paths, &guest));
+    checks.check("changes under reads", || under_reads(&paths, &guest));
+    checks.finish();
+    guest.poweroff()?;
+    daemon.terminate()
+}
+
+fn of_paths(guest: &Guest, text: &str) -> Result<String> {
+    script(guest, &format!("{OF_PATHS}\n{text}"))
+}
+
+const ONE_ZONED_DISK: &str = "
+is $(wait_disk 2 1) $d disks
+is $(ls -d /dev/nvme*n1 | wc -l) 1 'number of disks'
+reached 1 optimized; reached 2 non-optimized
+is $(cat $q/zoned) host-managed zoned; is $(cat $q/nr_zones) 16 nr_zones
+is $(cat $q/max_open_zones) 4 max_open_zones; is $(cat $q/max_active_zones) 6 max_active_zones
+";
+
+/// What is appended and reset by the one path goes on by the other. By passthrough: the block layer
+/// of Linux since 6.10 has a write pointer of its own for each path, which does not know what came
+/// by the others.
+fn by_turns(paths: &Paths, guest: &Guest) -> Result<()> {
+    for (turn, &(left, gone, number)) in TURNS.iter().cycle().take(6).enumerate() {
+        paths.set(left, "optimized")?;
+        paths.set(gone, "inaccessible")?;
+        let text = format!(
+            "reached {number} optimized; reached $((3 - {number})) inaccessible
+             of 8 {turn} >/tmp/put
+             nvme zns zone-append $n --zslba=0 -z 4096 --data=/tmp/put >/dev/null
+             is \"$(zone 0)\" '{opened} {pointer}' 'zone 0'
+             nvme read $n -s $(({turn} * 8)) -c 7 -z 4096 --data=/tmp/got >/dev/null 2>&1
+             cmp /tmp/put /tmp/got",
+            opened = 0x20,
+            pointer = (turn + 1) * 8,
+        );
+        of_paths(guest, &text)?;
+    }
+    for (left, gone, number) in TURNS {
+        paths.set(left, "optimized")?;
+        paths.set(gone, "inaccessible")?;
+        let text = format!(
+            "reached {number} optimized
+             nvme zns reset-zone $n --start-lba=0; is \"$(zone 0)\" '16 0' 'zone 0'
+             of 8 r >/tmp/put
+             nvme write $n -s 0 -c 7 -z 4096 --data=/tmp/put >/dev/null
+             is \"$(zone 0)\" '32 8' 'zone 0'"
+        );
+        of_paths(guest, &text)?;
+    }
+    of_paths(guest, "nvme zns reset-zone $n --start-lba=0")?;
+    Ok(())
+}
+
+/// Which path is left, which one is gone, and the number of the first one's controller.
+const TURNS: [(&str, &str, u32); 2] = [("a", "b", 1), ("b", "a", 2)];
+
+/// What each second brings, again and again: the states of both, one after the other. At its end
+/// one of them can be used; in between there may be none.
+const SECONDS: [[(&str, &str); 2]; 4] = [
+    [("a", "inaccessible"), ("b", "optimized")],
+    [("b", "change"), ("a", "optimized")],
+    [("a", "persistent-loss"), ("b", "non-optimized")],
+    [("b", "inaccessible"), ("a", "non-optimized")],
+];
+
+/// Paths change under reads of the block layer. Not under its writes: those that Linux 6.12 sends
+/// another way it counts for the zone of the first path, warns (block/blk-zoned.c), and crashes.
+fn under_reads(paths: &Paths, guest: &Guest) -> Result<()> {
+    paths.set("a", "optimized")?;
+    paths.set("b", "non-optimized")?;
+    of_paths(
+        guest,
+        "reached 1 optimized; reached 2 non-optimized
+         job() {
+             fio --name=paths --filename=$d --direct=1 --zonemode=zbd --ioengine=libaio \
+                 --iodepth=8 --bs=64k --size=24m --max_open_zones=4 --verify=crc32c \
+                 --verify_fatal=1 --verify_state_save=0 \"$@\" >/tmp/fio 2>&1
+         }
+         job --rw=write --do_verify=0 || { cat /tmp/fio; exit 1; }
+         (rounds=0; while [ ! -e /tmp/stop ]; do
+             job --rw=read || { echo failed >/tmp/end; exit; }
+             rounds=$((rounds + 1)); echo $rounds >/tmp/rounds
+         done; echo well >/tmp/end) </dev/null >/dev/null 2>&1 &",
+    )?;
+    let began = Instant::now();
+    for (second, states) in (1..).zip(SECONDS.iter().cycle().take(12)) {
+        for (disk, state) in states {
+            paths.set(disk, state)?;
+        }
+        let next = Duration::from_secs(second);
+        std::thread::sleep(next.saturating_sub(began.elapsed()));
+    }
+    let text = format!(
+        "{LIB}\n{OF_PATHS}\ntouch /tmp/stop
+         for try in $(seq 600); do [ -e /tmp/end ] && break; sleep 0.1; done
+         [ \"$(cat /tmp/end)\" = well ] || {{ cat /tmp/fio; dmesg | tail -20; exit 1; }}
+         if dmesg | grep -Ei 'I/O error|nvme.*(timeout|reset|removing)'; then exit 1; fi
+         [ $(done_by 1 read) -gt 100 ] && [ $(done_by 2 read) -gt 100 ]
+         echo $(cat /tmp/rounds) rounds, reads by both: $(done_by 1 read) $(done_by 2 read)"
+    );
+    let said = run_for(guest, LONG, &text)?;
+    say(format!("zones: {}", said.trim()));
+    Ok(())
+}
+
+// ---- two hosts
+
+/// Two disks of one subsystem for two hosts, here in one guest: each has its own zones for Linux'
+/// block layer, and both append to the same ones by passthrough.
+#[test]
+fn hosts_of_a_zoned_disk() -> Result<()> {
+    if Controller::chosen()? == Controller::Qemu {
+        skip("zones::hosts_of_a_zoned_disk", "the zones are vnvme's");
+        return Ok(());
+    }
+    let hosts = Paths::of([HOST, "fedcba9876543210fedcba9876543210"], ZONES_OF_HOSTS)?;
+    let daemon = Daemon::builder("zone-hosts");
+    let daemon = daemon.config(&hosts.at("vnvme.toml"), &hosts.at("b"));
+    let daemon = daemon.start()?;
+    let guest = Guest::builder("zone-hosts").append("nvme_core.multipath=N");
+    let guest = guest.vfio_user(hosts.at("a")).vfio_user(hosts.at("b"));
+    let guest = guest.boot()?;
+    let mut checks = Checks::new("zone-hosts");
+    for (what, text) in [
+        ("two zoned disks, the same zones", TWO_ZONED_DISKS),
+        ("fio of both, each in its zones", FIO_OF_BOTH),
+        ("appends of both to one zone", APPENDS_OF_BOTH),
+        ("reservations", RESERVED),
+    ] {
+        checks.check(what, || of_hosts(&guest, text).map(drop));
+    }
+    checks.finish();
+    guest.poweroff()?;
+    daemon.terminate()
+}
+
+/// Each host's fio has four zones open, and its file system may have some.
+const ZONES_OF_HOSTS: &str = "zone-size=4M&zone-capacity=3M&max-open-zones=8&max-active-zones=10";
+
+fn of_hosts(guest: &Guest, text: &str) -> Result<String> {
+    let text = format!("{LIB}\n{OF_PATHS}\ne=$(wait_disk 2 1); m=/dev/ng${{e#/dev/nvme}}\n{text}");
+    run_for(guest, LONG, &text)
+}
+
+const TWO_ZONED_DISKS: &str = r#"
+[ $d != $e ]
+for disk in $d $e; do
+    is $(cat /sys/block/$(basename $disk)/queue/zoned) host-managed $disk
+    is $(cat /sys/block/$(basename $disk)/queue/nr_zones) 16 $disk
+done
+nvme zns open-zone $d --start-lba=8192
+is "$(d=$e zone 8192)" '48 8192' 'the zone that the other has opened'
+nvme zns close-zone $e --start-lba=8192
+is "$(zone 8192)" '64 8192' 'the zone that the other has closed'
+nvme zns reset-zone $d --start-lba=8192
+is "$(d=$e zone 8192)" '16 8192' 'the zone that the other has reset'
+"#;
+
+const FIO_OF_BOTH: &str = r#"
+job() {
+    fio --name=zones --filename=$1 --direct=1 --zonemode=zbd --ioengine=libaio --iodepth=8 \
+        --rw=randwrite --bs=64k --offset=$2 --size=32m --io_size=24m --max_open_zones=4 \
+        --verify=crc32c --verify_fatal=1 --verify_state_save=0 --output-format=terse >/tmp/fio$3 2>&1
+}
+job $d 0 1 & one=$!
+job $e 32m 2 & two=$!
+wait $one || { cat /tmp/fio1; dmesg | tail; exit 1; }
+wait $two || { cat /tmp/fio2; dmesg | tail; exit 1; }
+# What the one has written the other reads.
+for disk in $d $e; do
+    echo 3 >/proc/sys/vm/drop_caches
+    for zone in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do
+        dd if=$disk bs=1M skip=$((zone * 4)) count=3 iflag=direct 2>/dev/null
+    done | md5sum >/tmp/sum${disk#/dev/}
+done
+cmp /tmp/sum${d#/dev/} /tmp/sum${e#/dev/}
+"#;
+
+const APPENDS_OF_BOTH: &str = r#"
+nvme zns reset-zone $n --select-all
+appends() {
+    of 8 $2 >/tmp/put$2
+    for turn in $(seq 24); do
+        nvme zns zone-append $1 --zslba=0 -z 4096 --data=/tmp/put$2
+    done >/tmp/said$2
+}
+appends $n x & one=$!
+appends $m y & two=$!
+wait $one; wait $two
+is "$(zone 0)" '32 384' 'the zone of both'; is "$(d=$e zone 0)" '32 384' 'the zone of both'
+dd if=$e bs=512 count=384 iflag=direct of=/tmp/got 2>/dev/null
+is $(tr -dc x </tmp/got | wc -c) 98304 'bytes of the one'
+is $(tr -dc y </tmp/got | wc -c) 98304 'bytes of the other'
+nvme zns reset-zone $m --start-lba=0; is "$(zone 0)" '16 0' 'the zone that the other has reset'
+"#;
+
+const RESERVED: &str = r#"
+nvme resv-register $d --nrkey=1 --rrega=0
+nvme resv-acquire $d --crkey=1 --rtype=1 --racqa=0
+conflict() {
+    if "$@" >/tmp/said 2>&1; then echo "$*: not refused"; exit 1; fi
+    grep -qi conflict /tmp/said || { cat /tmp/said; exit 1; }
+}
+of 8 z >/tmp/put
+conflict nvme zns zone-append $m --zslba=0 -z 4096 --data=/tmp/put
+conflict nvme zns open-zone $m --start-lba=0
+conflict nvme zns reset-zone $m --select-all
+conflict nvme write $m -s 0 -c 7 -z 4096 --data=/tmp/put
+is "$(d=$e zone 0)" '16 0' 'the zone that is reserved'
+nvme zns zone-append $n --zslba=0 -z 4096 --data=/tmp/put
+nvme resv-release $d --crkey=1 --rtype=1 --rrela=0
+nvme zns zone-append $m --zslba=0 -z 4096 --data=/tmp/put
+is "$(zone 0)" '32 16' 'the zone of both'
+"#;

@@ -213,7 +213,7 @@ impl Seen {
                 return Err(origin.error("block-size", why));
             }
             let shares = of.is_some_and(|controller| controller.subsystem.is_some());
-            check_zones(namespace, of.is_none() || shares)?;
+            check_zones(namespace, of.is_none())?;
             check_placement(namespace, of.is_none() || shares)?;
             check_metadata(namespace, of.is_none() || shares)?;
             check_formats(namespace, of.is_none() || shares)?;
@@ -385,8 +385,8 @@ fn checked(checked: Result<(), ConfigError>, origin: &Origin) -> Result<()> {
     }
 }
 
-/// What is said of a namespace's zones.
-fn check_zones(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
+/// What is said of a namespace's zones. `remote`: it is for other hosts.
+fn check_zones(namespace: &NamespaceSpec, remote: bool) -> Result<()> {
     let origin = &namespace.origin;
     for (key, said) in [
         ("zone-capacity", namespace.zone_capacity.is_some()),
@@ -410,9 +410,9 @@ fn check_zones(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
         }
     }
     let direct = namespace.path == Some(PathChoice::Direct);
-    if namespace.zone_size.is_some() && (shared || direct) {
-        let why = "a zoned namespace is of one disk, without subsystem, and not for other hosts; \
-                   its commands take the generic path";
+    if namespace.zone_size.is_some() && (remote || direct) {
+        let why =
+            "a zoned namespace is not for other hosts, and its commands take the generic path";
         return Err(origin.error("zone-size", why));
     }
     Ok(())
@@ -683,6 +683,7 @@ mod tests {
             (disk(2, "cntlid = 2", nguid), "otherwise"),
             (disk(2, "cntlid = 2", "reservations = \"r\""), "otherwise"),
             (disk(2, "cntlid = 2", "ana-group = 2"), "otherwise"),
+            (disk(2, "cntlid = 2", "zone-size = \"1M\""), "otherwise"),
             (
                 disk(2, "cntlid = 2", "")
                     + "[[controller.namespace]]\nvolume = \"b\"\nana-state = \"change\"\n",

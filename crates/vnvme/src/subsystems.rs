@@ -1,14 +1,15 @@
-//! NVM subsystems of several disks: which volumes and reservations they share.
+//! NVM subsystems of several disks: which volumes, zones and reservations they share.
 //!
 //! Disks of one subsystem have the same `subsystem`; a namespace of the same ID is the same one to
-//! all of them. Its volume is opened once, and is open as long as one of the disks has it.
+//! all of them. Its volume is opened once, with its zones if it is to have any, and both are open as
+//! long as one of the disks has them.
 
 use crate::crew::{self, namespace_config};
 use crate::identity;
 use crate::open::{Opened, Opener};
 use crate::spec::{ControllerSpec, NamespaceSpec, hex};
 use anyhow::{Context, Result, ensure};
-use controller::{InSubsystem, ReservationStore, Saved, Subsystem};
+use controller::{InSubsystem, ReservationStore, Saved, Subsystem, ZonedState};
 use reservations::{HostId, ReservationFile, Reservations};
 use std::collections::HashMap;
 use std::path::Path;
@@ -26,7 +27,49 @@ pub struct Subsystems(Mutex<HashMap<String, Known>>);
 struct Known {
     subsystem: Weak<Subsystem>,
     /// By namespace.
-    volumes: HashMap<u32, Weak<dyn Volume>>,
+    open: HashMap<u32, Open>,
+}
+
+/// What disks share of a namespace.
+struct Open {
+    volume: Weak<dyn Volume>,
+    /// `None`: it has none.
+    zones: Option<Weak<ZonedState>>,
+}
+
+impl Open {
+    /// While a disk has it.
+    fn get(&self) -> Option<Shared> {
+        let zones = self.zones.as_ref().map(Weak::upgrade);
+        Some(Shared {
+            volume: self.volume.upgrade()?,
+            // A volume that is open without the zones that it had is not what disks shared.
+            zones: match zones {
+                None => None,
+                Some(zones) => Some(zones?),
+            },
+        })
+    }
+}
+
+/// The same, for one of them.
+struct Shared {
+    volume: Arc<dyn Volume>,
+    zones: Option<Arc<ZonedState>>,
+}
+
+impl Shared {
+    fn opened(self) -> Opened {
+        Opened {
+            volume: self.volume,
+            device: None,
+            direct: None,
+            zones: self.zones,
+            placement: None,
+            metadata: None,
+            formats: None,
+        }
+    }
 }
 
 impl Subsystems {
@@ -42,15 +85,19 @@ impl Subsystems {
         }))
     }
 
-    fn volume(&self, name: &str, nsid: u32) -> Option<Arc<dyn Volume>> {
+    fn get(&self, name: &str, nsid: u32) -> Option<Shared> {
         let all = self.0.lock().unpoisoned();
-        all.get(name)?.volumes.get(&nsid)?.upgrade()
+        all.get(name)?.open.get(&nsid)?.get()
     }
 
-    fn enter(&self, name: &str, nsid: u32, volume: &Arc<dyn Volume>) {
+    fn enter(&self, name: &str, nsid: u32, shared: &Shared) {
         let mut all = self.0.lock().unpoisoned();
         let known = all.entry(name.to_owned()).or_default();
-        known.volumes.insert(nsid, Arc::downgrade(volume));
+        let open = Open {
+            volume: Arc::downgrade(&shared.volume),
+            zones: shared.zones.as_ref().map(Arc::downgrade),
+        };
+        known.open.insert(nsid, open);
     }
 }
 
@@ -71,19 +118,10 @@ pub fn open(
     nsid: u32,
 ) -> Result<Opened> {
     let name = disk.subsystem.as_deref().unwrap_or_default();
-    let shared = |volume| Opened {
-        volume,
-        device: None,
-        direct: None,
-        zones: None,
-        placement: None,
-        metadata: None,
-        formats: None,
-    };
-    if let Some(volume) = opener.subsystems.volume(name, nsid)
+    if let Some(shared) = opener.subsystems.get(name, nsid)
         && subsystem.has_namespace(nsid)
     {
-        return Ok(shared(volume));
+        return Ok(shared.opened());
     }
     // A name that no disk has: which of them opens it first is no matter.
     let opened = opener.open(namespace, &format!("subsystem\n{name}"), nsid)?;
@@ -92,12 +130,15 @@ pub fn open(
         "{}: a device that is driven by this process cannot be shared by disks of a subsystem",
         namespace.volume
     );
-    let volume = opened.volume;
+    let shared = Shared {
+        volume: opened.volume,
+        zones: opened.zones,
+    };
     let (reservations, store) = match &namespace.reservations {
         None => (Reservations::new(false), None),
         Some(path) => {
             let serial = crew::serial(disk, &[]);
-            let config = namespace_config(namespace, nsid, &serial, volume.clone())?;
+            let config = namespace_config(namespace, nsid, &serial, shared.volume.clone())?;
             let (state, file) = kept(path, config.nguid, opener.previous.limit)
                 .with_context(|| format!("reservations of namespace {nsid}"))?;
             let store: Box<dyn ReservationStore> = Box::new(file);
@@ -105,8 +146,8 @@ pub fn open(
         }
     };
     subsystem.add_namespace_to(namespace.ana_group(), nsid, reservations, store);
-    opener.subsystems.enter(name, nsid, &volume);
-    Ok(shared(volume))
+    opener.subsystems.enter(name, nsid, &shared);
+    Ok(shared.opened())
 }
 
 fn kept(path: &Path, nguid: [u8; 16], limit: Duration) -> Result<(Reservations, FileStore)> {

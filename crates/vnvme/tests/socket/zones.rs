@@ -1,12 +1,16 @@
 //! A zoned namespace with queues on two workers, moved from one to the other all the time, whose
-//! process is killed under appends and resets.
+//! process is killed under appends and resets; and one that disks of a subsystem share.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use nvme::cmd::zone::{SendCdw13, Zsa};
+use control::Client;
+use nvme::cmd::zone::{SendCdw13, ZoneDescriptor, Zsa};
 use nvme::{Command, NvmOpcode, Status};
+use rustix::process::Signal;
+use zerocopy::FromBytes;
 
 use crate::common::*;
 use crate::keeper::{kill_serving, start};
@@ -140,4 +144,213 @@ fn appends_and_resets_of_two_workers_that_are_killed() {
     assert!(moves > 0, "no queue has moved");
     drop(host);
     daemon.end();
+}
+
+// ---- disks of one subsystem
+
+/// Two disks, `a` and `b`, on two workers; `zones` are the lines of each.
+fn two_disks(place: &Place, disk: &str, zones: [&str; 2]) -> String {
+    let mut config = String::from("[process]\nworkers = 2\n");
+    let table = text(&place.path("disk.zones"));
+    for ((name, cntlid), zones) in [("a", 1), ("b", 2)].into_iter().zip(zones) {
+        config += &format!(
+            "[[controller]]\nname = \"{name}\"\nsocket = {:?}\nsubsystem = \"s\"\n\
+             cntlid = {cntlid}\n[[controller.namespace]]\nvolume = {disk:?}\n\
+             zone-table = {table:?}\n{zones}\n",
+            text(&place.path(name)),
+        );
+    }
+    let file = place.path("vnvme.toml");
+    fs::write(&file, config).unwrap();
+    text(&file)
+}
+
+fn send(zsa: Zsa, zone: u64) -> Command {
+    let mut command = Command::new(NvmOpcode::ZONE_MANAGEMENT_SEND.0, 0, 1);
+    command.set_slba(zone * BLOCKS);
+    command.cdw13 = SendCdw13::new().with_zsa(zsa).into_bits().into();
+    command
+}
+
+fn run(host: &mut Host, command: Command) -> Status {
+    host.run(1, command).status().without_flags()
+}
+
+/// A block of data is appended to a zone: where it went to.
+fn append(host: &mut Host, zone: u64, byte: u8) -> Result<u64, Status> {
+    host.ram.write_all_at(&[byte; LEN], WRITES).unwrap();
+    let start = zone * BLOCKS;
+    let command = host.transfer(NvmOpcode::ZONE_APPEND, 1, start, LEN, WRITES);
+    let done = host.run(1, command);
+    done.status().without_flags().into_result()?;
+    Ok(u64::from(done.dw1.get()) << 32 | u64::from(done.dw0.get()))
+}
+
+/// State and write pointer of a zone, as this host is told.
+fn zone(host: &mut Host, number: u64) -> (u8, u64) {
+    let at = WRITES + (1 << 20);
+    let mut command = Command::new(NvmOpcode::ZONE_MANAGEMENT_RECEIVE.0, 0, 1);
+    command.set_slba(number * BLOCKS);
+    command.cdw12 = (128 / 4 - 1).into();
+    command.cdw13 = (1 << 16).into(); // partial
+    command.set_prps(RAM_BASE + at, 0);
+    assert_eq!(run(host, command), Status::SUCCESS);
+    let mut report = [0; 128];
+    host.ram.read_exact_at(&mut report, at).unwrap();
+    let zone = ZoneDescriptor::read_from_bytes(&report[64..]).unwrap();
+    assert_eq!(zone.zslba.get(), number * BLOCKS);
+    (zone.state(), zone.wp.get())
+}
+
+const EMPTY: u8 = 1;
+const IMPLICIT: u8 = 2;
+const EXPLICIT: u8 = 3;
+const CLOSED: u8 = 4;
+
+const GEOMETRY: &str = "zone-size = \"1M\"\nmax-open-zones = 2\nmax-active-zones = 4";
+
+/// What the one host does to zones the other one finds, also when one of them goes; the next process
+/// finds it in the table.
+#[test]
+fn two_hosts_of_one_zoned_disk() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", ZONES * ZONE);
+    let file = two_disks(&place, &disk, [GEOMETRY; 2]);
+    let control = text(&place.path("control"));
+    let allow = text(place.path("x").parent().unwrap());
+    let args = ["daemon", "--control", &control, "--allow", &allow];
+    let args = [&args[..], &["--config", &file]].concat();
+    let daemon = Daemon::spawn(&args);
+    daemon.wait_listening(&place.path("b"));
+    let up = |name: &str| Host::up(&place.path(name));
+    let (mut a, mut b) = (up("a"), up("b"));
+    let step = (LEN / 512) as u64;
+    for turn in 0..8 {
+        let host = if turn % 2 == 0 { &mut a } else { &mut b };
+        assert_eq!(append(host, 0, turn as u8 + 1), Ok(turn * step));
+    }
+    for (host, turn) in [(&mut a, 7), (&mut b, 6)] {
+        assert_eq!(host.read(1, turn * step, LEN), [turn as u8 + 1; LEN]);
+        assert_eq!(zone(host, 0), (IMPLICIT, 8 * step));
+    }
+    // Limits are of both together.
+    assert_eq!(run(&mut a, send(Zsa::OPEN, 1)), Status::SUCCESS);
+    assert_eq!(run(&mut b, send(Zsa::OPEN, 2)), Status::SUCCESS);
+    assert_eq!(append(&mut a, 3, 1), Err(Status::TOO_MANY_OPEN_ZONES));
+    assert_eq!(run(&mut a, send(Zsa::CLOSE, 2)), Status::SUCCESS);
+    assert_eq!(append(&mut b, 3, 1), Ok(3 * BLOCKS));
+    // A guest that goes, and one that comes, change nothing.
+    drop(b);
+    let mut b = up("b");
+    let before = [
+        (CLOSED, 8 * step),
+        (EXPLICIT, BLOCKS),
+        (CLOSED, 2 * BLOCKS),
+        (IMPLICIT, 3 * BLOCKS + step),
+    ];
+    let all = |host: &mut Host| [0, 1, 2, 3].map(|number| zone(host, number));
+    assert_eq!(all(&mut b), before);
+    // A disk that goes leaves the other one its zones.
+    let client = Client::new(vec![place.path("control")]).unwrap();
+    client.remove("b", true).unwrap();
+    assert_eq!(all(&mut a), before);
+    assert_eq!(append(&mut a, 3, 9), Ok(3 * BLOCKS + step));
+    drop((a, b));
+    daemon.signal(Signal::KILL);
+    daemon.wait();
+    let daemon = Daemon::spawn(&args);
+    daemon.wait_listening(&place.path("b"));
+    let (mut a, mut b) = (up("a"), up("b"));
+    let after = [
+        (CLOSED, 8 * step),
+        (EMPTY, BLOCKS),
+        (EMPTY, 2 * BLOCKS),
+        (CLOSED, 3 * BLOCKS + 2 * step),
+    ];
+    assert_eq!(all(&mut b), after);
+    assert_eq!(b.read(1, 3 * BLOCKS + step, LEN), [9; LEN]);
+    assert_eq!(run(&mut b, send(Zsa::RESET, 0)), Status::SUCCESS);
+    assert_eq!(zone(&mut a, 0), (EMPTY, 0));
+    assert_eq!(a.read(1, 0, LEN), [0; LEN]);
+    drop((a, b));
+    daemon.end();
+}
+
+/// Both append to one zone as fast as they can, and one of them resets the other zones meanwhile.
+#[test]
+fn two_hosts_append_at_once() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", ZONES * ZONE);
+    let file = two_disks(&place, &disk, ["zone-size = \"1M\""; 2]);
+    let daemon = Daemon::spawn(&["serve", "--config", &file]);
+    daemon.wait_listening(&place.path("b"));
+    let mut hosts = ["a", "b"].map(|name| Host::up(&place.path(name)));
+    let count = ZONE / LEN as u64;
+    for round in 0..2 * ZONES {
+        let (number, next) = (round % ZONES, (round + 1) % ZONES);
+        let places: Vec<BTreeMap<u64, u8>> = std::thread::scope(|scope| {
+            let threads = hosts.iter_mut().zip(1u8..).map(|(host, who)| {
+                scope.spawn(move || {
+                    let mut places = BTreeMap::new();
+                    for turn in 0..count / 2 {
+                        let byte = who + 2 * (turn % 100) as u8;
+                        places.insert(append(host, number, byte).unwrap(), byte);
+                        if turn == 20 * u64::from(who) {
+                            // Of two resets of a zone at once one may have to come again.
+                            let ended = run(host, send(Zsa::RESET, next));
+                            let known = [Status::SUCCESS, Status::COMMAND_INTERRUPTED];
+                            assert!(known.contains(&ended), "{ended}");
+                        }
+                    }
+                    places
+                })
+            });
+            let threads: Vec<_> = threads.collect();
+            let joined = threads.into_iter().map(|thread| thread.join().unwrap());
+            joined.collect()
+        });
+        let all: BTreeMap<u64, u8> = places.into_iter().flatten().collect();
+        let wanted = (number * BLOCKS..(number + 1) * BLOCKS).step_by(LEN / 512);
+        assert!(all.keys().copied().eq(wanted), "zone {number}");
+        for (turn, (lba, byte)) in all.into_iter().enumerate() {
+            let found = hosts[turn % 2].read(1, lba, LEN);
+            assert!(found == [byte; LEN], "LBA {lba}");
+        }
+        let emptied = hosts[0].read(1, next * BLOCKS, LEN);
+        assert!(emptied == [0; LEN], "zone {next} was reset");
+    }
+    drop(hosts);
+    daemon.end();
+}
+
+/// Zones of one namespace that are not the same are none that could be shared.
+#[test]
+fn disks_that_say_different_zones() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", ZONES * ZONE);
+    for other in [
+        "zone-size = \"2M\"",
+        "zone-size = \"1M\"\nmax-open-zones = 3\nmax-active-zones = 4",
+        "zone-size = \"1M\"\nzone-capacity = \"512K\"",
+    ] {
+        let file = two_disks(&place, &disk, [GEOMETRY, other]);
+        let ended = Daemon::spawn(&["serve", "--config", &file]).wait();
+        assert_eq!(ended.status.code(), Some(1));
+        let said = ended.log.join("\n");
+        assert!(said.contains("describes namespace 1 otherwise"), "{said}");
+    }
+    // For other hosts there are none.
+    let file = place.path("vnvme.toml");
+    let config = format!(
+        "[[nvme-tcp]]\nlisten = \"127.0.0.1:0\"\n[[nvme-tcp.namespace]]\nvolume = {disk:?}\n\
+         zone-size = \"1M\"\n"
+    );
+    fs::write(&file, config).unwrap();
+    let ended = Daemon::spawn(&["serve", "--config", &text(&file)]).wait();
+    assert_eq!(ended.status.code(), Some(1));
+    let said = ended.log.join("\n");
+    assert!(
+        said.contains("a zoned namespace is not for other hosts"),
+        "{said}"
+    );
 }
