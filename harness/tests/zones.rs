@@ -498,7 +498,7 @@ impl Paths {
 }
 
 /// `$n` is the disk for passthrough. `zone` says of the zone that begins at a block: its state and
-/// write pointer; `of`: so many blocks of a byte; `done_by`: reads or writes by the N-th controller.
+/// write pointer; `of`: so many blocks of a byte; `done_by`: reads or writes by a controller.
 /// `reached N STATE`: the guest knows that state of the N-th controller's path, soon.
 const OF_PATHS: &str = r#"
 path() { ls -d /sys/class/nvme/$(ctrl $1)/nvme*c*n*; }
@@ -613,16 +613,18 @@ fn under_reads(paths: &Paths, guest: &Guest) -> Result<()> {
     of_paths(
         guest,
         "reached 1 optimized; reached 2 non-optimized
-         job() {
-             fio --name=paths --filename=$d --direct=1 --zonemode=zbd --ioengine=libaio \
-                 --iodepth=8 --bs=64k --size=24m --max_open_zones=4 --verify=crc32c \
-                 --verify_fatal=1 --verify_state_save=0 \"$@\" >/tmp/fio 2>&1
-         }
-         job --rw=write --do_verify=0 || { cat /tmp/fio; exit 1; }
-         (rounds=0; while [ ! -e /tmp/stop ]; do
-             job --rw=read || { echo failed >/tmp/end; exit; }
-             rounds=$((rounds + 1)); echo $rounds >/tmp/rounds
-         done; echo well >/tmp/end) </dev/null >/dev/null 2>&1 &",
+         fio --name=paths --filename=$d --direct=1 --zonemode=zbd --ioengine=libaio --iodepth=8 \
+             --rw=write --bs=64k --size=24m --max_open_zones=4 >/tmp/fio 2>&1 ||
+             { cat /tmp/fio; exit 1; }
+         sum() { dd if=$d bs=32k count=768 iflag=direct 2>/tmp/dd$1 | md5sum; }
+         sum 0 >/tmp/sum
+         for reader in 1 2 3; do
+             (rounds=0; while [ ! -e /tmp/stop ]; do
+                 sum $reader >/tmp/sum$reader; cmp /tmp/sum /tmp/sum$reader || break
+                 rounds=$((rounds + 1))
+             done; echo $rounds; [ -e /tmp/stop ] && echo well >/tmp/end$reader ||
+                 echo failed >/tmp/end$reader) </dev/null >/tmp/rounds$reader 2>&1 &
+         done",
     )?;
     let began = Instant::now();
     for (second, states) in (1..).zip(SECONDS.iter().cycle().take(12)) {
@@ -634,11 +636,14 @@ fn under_reads(paths: &Paths, guest: &Guest) -> Result<()> {
     }
     let text = format!(
         "{LIB}\n{OF_PATHS}\ntouch /tmp/stop
-         for try in $(seq 600); do [ -e /tmp/end ] && break; sleep 0.1; done
-         [ \"$(cat /tmp/end)\" = well ] || {{ cat /tmp/fio; dmesg | tail -20; exit 1; }}
+         for reader in 1 2 3; do
+             for try in $(seq 600); do [ -e /tmp/end$reader ] && break; sleep 0.1; done
+             [ \"$(cat /tmp/end$reader)\" = well ] ||
+                 {{ cat /tmp/dd$reader; dmesg | tail -20; exit 1; }}
+         done
          if dmesg | grep -Ei 'I/O error|nvme.*(timeout|reset|removing)'; then exit 1; fi
          [ $(done_by 1 read) -gt 100 ] && [ $(done_by 2 read) -gt 100 ]
-         echo $(cat /tmp/rounds) rounds, reads by both: $(done_by 1 read) $(done_by 2 read)"
+         echo rounds $(cat /tmp/rounds?), reads by both: $(done_by 1 read) $(done_by 2 read)"
     );
     let said = run_for(guest, LONG, &text)?;
     say(format!("zones: {}", said.trim()));
@@ -702,7 +707,8 @@ const FIO_OF_BOTH: &str = r#"
 job() {
     fio --name=zones --filename=$1 --direct=1 --zonemode=zbd --ioengine=libaio --iodepth=8 \
         --rw=randwrite --bs=64k --offset=$2 --size=32m --io_size=24m --max_open_zones=4 \
-        --verify=crc32c --verify_fatal=1 --verify_state_save=0 --output-format=terse >/tmp/fio$3 2>&1
+        --verify=crc32c --verify_fatal=1 --verify_state_save=0 --output-format=terse \
+        >/tmp/fio$3 2>&1
 }
 job $d 0 1 & one=$!
 job $e 32m 2 & two=$!

@@ -1,6 +1,6 @@
 //! Zoned namespaces: every status, appends that are in flight together, resets, reports, what waits
-//! for the table, what the next process finds, and all of that with several workers, and with several
-//! controllers of a subsystem.
+//! for the table, what the next process finds, and all of that with several workers, and with
+//! several controllers of a subsystem.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

@@ -1,8 +1,8 @@
 //! NVM subsystems of several disks: which volumes, zones and reservations they share.
 //!
 //! Disks of one subsystem have the same `subsystem`; a namespace of the same ID is the same one to
-//! all of them. Its volume is opened once, with its zones if it is to have any, and both are open as
-//! long as one of the disks has them.
+//! all of them. Its volume is opened once, with its zones if it is to have any, and both are open
+//! as long as one of the disks has them.
 
 use crate::crew::{self, namespace_config};
 use crate::identity;

@@ -209,8 +209,8 @@ const CLOSED: u8 = 4;
 
 const GEOMETRY: &str = "zone-size = \"1M\"\nmax-open-zones = 2\nmax-active-zones = 4";
 
-/// What the one host does to zones the other one finds, also when one of them goes; the next process
-/// finds it in the table.
+/// What the one host does to zones the other one finds, also when one of them goes; the next
+/// process finds it in the table.
 #[test]
 fn two_hosts_of_one_zoned_disk() {
     let place = Place::new();
