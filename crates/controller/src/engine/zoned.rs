@@ -240,7 +240,7 @@ impl Engine {
     /// The engine goes: its writes are in flight no more, and its resets have not taken place.
     /// Those who share the zones go on.
     fn leave_zones(&mut self) {
-        // The queues go first: then nothing is left of their requests.
+        // The queues go first: that waits for what the kernel has of their requests.
         let namespaces = std::mem::take(&mut self.namespaces).into_iter();
         let zones: Vec<_> = namespaces.map(|ns| ns.config.zones.clone()).collect();
         for (ns, work) in self.slots.in_flight() {
