@@ -19,10 +19,10 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 /// A namespace that is attached, or was and has not gone.
-struct Part {
-    shared: Arc<SharedNamespace>,
+pub(super) struct Part {
+    pub(super) shared: Arc<SharedNamespace>,
     /// Of the engine's.
-    index: usize,
+    pub(super) index: usize,
     access: Access,
     leaving: bool,
 }
@@ -36,11 +36,13 @@ struct Group {
 }
 
 /// Who is to be told when nothing is left of what was in flight.
-enum Owed {
+pub(super) enum Owed {
     /// A namespace, by the number of its message.
     Access(Arc<SharedNamespace>, u64),
     /// Who has changed an ANA state: by dropping this.
     Ana(Sender<()>),
+    /// A controller that erases a namespace: likewise.
+    Erasing(Arc<Awaited>),
 }
 
 /// What waits for the end of an operation.
@@ -61,13 +63,13 @@ struct Waiting {
 
 /// What a controller of a subsystem has beside others.
 pub(super) struct Sharing {
-    inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<Inbox>,
     host: HostId,
-    parts: Vec<Part>,
+    pub(super) parts: Vec<Part>,
     tickets: BTreeMap<u64, Ticket>,
     last_ticket: u64,
     /// To be answered when nothing is left that was in flight.
-    unanswered: Vec<Owed>,
+    pub(super) unanswered: Vec<Owed>,
     groups: BTreeMap<u32, Group>,
     /// Changes of what the ANA log page says, since the last controller-level reset.
     ana_changes: u64,
@@ -112,8 +114,13 @@ impl Sharing {
         there.map(|part| &part.shared)
     }
 
+    /// The controller's ID.
+    pub(super) fn cntlid(&self) -> u16 {
+        self.membership.cntlid()
+    }
+
     /// One of them.
-    fn namespace(&self, nsid: u32) -> Option<&Arc<SharedNamespace>> {
+    pub(super) fn namespace(&self, nsid: u32) -> Option<&Arc<SharedNamespace>> {
         self.shared().find(|shared| shared.nsid() == nsid)
     }
 
@@ -179,6 +186,11 @@ impl Controller {
             if let Some(group) = group {
                 self.engine.set_ana_state(part.index, group.state);
             }
+        }
+        let parts = sharing.parts.iter().filter(|part| !part.leaving);
+        let parts: Vec<_> = parts.map(|p| (p.index, p.shared.erasing())).collect();
+        for (index, erasing) in parts {
+            self.obey(index, erasing);
         }
     }
 
@@ -248,6 +260,7 @@ impl Controller {
                 } => self.access_changed(nsid, access, abort, number),
                 Message::Ana { group, state, done } => self.ana_state_changed(group, state, done),
                 Message::Marks { nsid } => self.marks_changed(nsid),
+                Message::Erasing { nsid } => self.erasing_changed(nsid),
                 Message::Notice { nsid, notification } => {
                     self.reservation_notice(nsid, notification);
                 }
@@ -279,6 +292,7 @@ impl Controller {
         self.engine.fence(part.index);
         let shared = part.shared.clone();
         sharing.unanswered.push(Owed::Access(shared, number));
+        self.preempt_erasing(nsid);
         self.migration.wait();
         self.answer_others();
     }
@@ -356,7 +370,7 @@ impl Controller {
 
     /// Answers others that wait for the end of commands. Returns whether there was anything.
     pub(super) fn answer_others(&mut self) -> bool {
-        if !self.owes_answers() || !self.engine.fenced() {
+        if !self.owes_answers() || !self.engine.fenced() || self.admin.erasure.is_preempted() {
             return false;
         }
         let Some(sharing) = &mut self.sharing else {
@@ -367,6 +381,7 @@ impl Controller {
             match owed {
                 Owed::Access(shared, number) => shared.answer(cntlid, number),
                 Owed::Ana(done) => drop(done),
+                Owed::Erasing(awaited) => drop(awaited),
             }
         }
         true

@@ -1,6 +1,6 @@
 //! A namespace that controllers of a subsystem share: its reservations, one operation at a time.
 
-use super::{Inbox, Message, ReservationStore, Subsystem};
+use super::{Erasing, Inbox, Message, ReservationStore, Subsystem};
 use crate::marks::Marks;
 use nvme::Status;
 use reservations::{Access, Change, HostId, Operation, Reservations};
@@ -37,14 +37,18 @@ enum Running {
 
 /// A controller that the namespace is attached to.
 #[derive(Debug)]
-struct Attached {
-    inbox: Arc<Inbox>,
+pub(super) struct Attached {
+    pub(super) inbox: Arc<Inbox>,
     host: HostId,
     /// What its host may do, as it was told last.
     access: Access,
     marked: Marked,
     /// It has been left a message about marks, and has not taken it.
     told_of_marks: bool,
+    /// The same of erasing.
+    pub(super) told_of_erasing: bool,
+    /// To be dropped when it has done what that says.
+    pub(super) erasing_awaited: Option<Arc<Awaited>>,
 }
 
 /// What a controller has not taken yet of the marks that another one has changed.
@@ -74,9 +78,10 @@ impl Drop for Awaited {
 }
 
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     reservations: Reservations,
-    attached: BTreeMap<u16, Attached>,
+    pub(super) attached: BTreeMap<u16, Attached>,
+    pub(super) erasing: Erasing,
     waiting: VecDeque<Submitted>,
     running: Option<Running>,
     /// Of the last [`Message::Access`] that is to be answered.
@@ -119,6 +124,7 @@ impl SharedNamespace {
             state: Mutex::new(State {
                 reservations,
                 attached: BTreeMap::new(),
+                erasing: Erasing::default(),
                 waiting: VecDeque::new(),
                 running: None,
                 number: 0,
@@ -153,7 +159,7 @@ impl SharedNamespace {
         self.lock().reservations.report(extended, controller)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unpoisoned()
     }
 
@@ -168,6 +174,8 @@ impl SharedNamespace {
             access,
             marked: Marked::default(),
             told_of_marks: false,
+            told_of_erasing: false,
+            erasing_awaited: None,
         };
         state.attached.insert(cntlid, attached);
         access
@@ -208,6 +216,7 @@ impl SharedNamespace {
     pub fn detach(self: &Arc<Self>, cntlid: u16) {
         let mut state = self.lock();
         state.attached.remove(&cntlid);
+        state.end_erasing_of(self.nsid, cntlid);
         state.withdraw(cntlid);
         self.answered(state, cntlid);
     }
