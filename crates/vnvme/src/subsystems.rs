@@ -4,6 +4,7 @@
 //! all of them. Its volume is opened once, and is open as long as one of the disks has it.
 
 use crate::crew::{self, namespace_config};
+use crate::formats::Chosen;
 use crate::identity;
 use crate::open::{Opened, Opener};
 use crate::spec::{ControllerSpec, NamespaceSpec, hex};
@@ -27,6 +28,8 @@ struct Known {
     subsystem: Weak<Subsystem>,
     /// By namespace.
     volumes: HashMap<u32, Weak<dyn Volume>>,
+    /// Of namespaces that can have several, likewise.
+    formats: HashMap<u32, Chosen>,
 }
 
 impl Subsystems {
@@ -42,15 +45,18 @@ impl Subsystems {
         }))
     }
 
-    fn volume(&self, name: &str, nsid: u32) -> Option<Arc<dyn Volume>> {
+    fn opened(&self, name: &str, nsid: u32) -> Option<(Arc<dyn Volume>, Option<Chosen>)> {
         let all = self.0.lock().unpoisoned();
-        all.get(name)?.volumes.get(&nsid)?.upgrade()
+        let known = all.get(name)?;
+        let volume = known.volumes.get(&nsid)?.upgrade()?;
+        Some((volume, known.formats.get(&nsid).cloned()))
     }
 
-    fn enter(&self, name: &str, nsid: u32, volume: &Arc<dyn Volume>) {
+    fn enter(&self, name: &str, nsid: u32, volume: &Arc<dyn Volume>, formats: Option<Chosen>) {
         let mut all = self.0.lock().unpoisoned();
         let known = all.entry(name.to_owned()).or_default();
         known.volumes.insert(nsid, Arc::downgrade(volume));
+        known.formats.extend(formats.map(|formats| (nsid, formats)));
     }
 }
 
@@ -71,19 +77,23 @@ pub fn open(
     nsid: u32,
 ) -> Result<Opened> {
     let name = disk.subsystem.as_deref().unwrap_or_default();
-    let shared = |volume| Opened {
-        volume,
-        device: None,
-        direct: None,
-        zones: None,
-        placement: None,
-        metadata: None,
-        formats: None,
+    let shared = |volume, formats: Option<Chosen>| {
+        let sizes = &opener.block_sizes;
+        sizes.enter(&disk.any_name(), nsid, formats.as_ref());
+        Opened {
+            volume,
+            device: None,
+            direct: None,
+            zones: None,
+            placement: None,
+            metadata: None,
+            formats,
+        }
     };
-    if let Some(volume) = opener.subsystems.volume(name, nsid)
+    if let Some((volume, formats)) = opener.subsystems.opened(name, nsid)
         && subsystem.has_namespace(nsid)
     {
-        return Ok(shared(volume));
+        return Ok(shared(volume, formats));
     }
     // A name that no disk has: which of them opens it first is no matter.
     let opened = opener.open(namespace, &format!("subsystem\n{name}"), nsid)?;
@@ -92,7 +102,9 @@ pub fn open(
         "{}: a device that is driven by this process cannot be shared by disks of a subsystem",
         namespace.volume
     );
-    let volume = opened.volume;
+    let Opened {
+        volume, formats, ..
+    } = opened;
     let (reservations, store) = match &namespace.reservations {
         None => (Reservations::new(false), None),
         Some(path) => {
@@ -105,8 +117,9 @@ pub fn open(
         }
     };
     subsystem.add_namespace_to(namespace.ana_group(), nsid, reservations, store);
-    opener.subsystems.enter(name, nsid, &volume);
-    Ok(shared(volume))
+    let subsystems = &opener.subsystems;
+    subsystems.enter(name, nsid, &volume, formats.clone());
+    Ok(shared(volume, formats))
 }
 
 fn kept(path: &Path, nguid: [u8; 16], limit: Duration) -> Result<(Reservations, FileStore)> {
