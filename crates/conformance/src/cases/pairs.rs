@@ -187,8 +187,8 @@ fn pair_format(a: &mut Host, b: &mut Host) -> Check {
         let at = 128 + 4 * *format as usize;
         u16_at(&ns.page, at) == 0 && u8_at(&ns.page, at + 2) >= 9
     };
-    let other = (0..formats.min(16)).filter(|format| *format != first);
-    let other = other.filter(plain).last().unwrap_or(first);
+    let mut others = (0..formats.min(16)).filter(|format| *format != first);
+    let other = others.rfind(plain).unwrap_or(first);
     let now = format_by(a, b, &ns, other);
     // The cases that follow find the namespace as it was.
     let now = match now {
