@@ -352,7 +352,8 @@ fn disks_of_a_subsystem_format_for_each_other() {
         let blocks = content.chunks(size as usize).enumerate();
         let full = blocks.filter(|(at, block)| {
             let byte = block[0];
-            let place = *at as u64 % 2 == 0 && (*at as u64) < 2 * WRITES;
+            let at = *at as u64;
+            let place = at.is_multiple_of(2) && at < 2 * WRITES;
             assert!(block.iter().all(|other| *other == byte), "{round}: {at}");
             assert!(
                 byte == 0 || byte == 0xb7 && place,
