@@ -13,7 +13,7 @@ mod world;
 use common::*;
 use controller::{NamespaceConfig, Subsystem};
 use nvme::cmd::NSID_BROADCAST;
-use nvme::cmd::reservation::{Racqa, Rtype};
+use nvme::cmd::reservation::{Racqa, Rrega, Rtype};
 use nvme::feature::Fid;
 use nvme::identify::{IdentifyController, IdentifyNamespace};
 use nvme::log::{AnaState, Lid};
@@ -426,6 +426,42 @@ fn a_format_ends_where_its_host_is_preempted() {
             assert_eq!(plain(ended), Status::ABORTED_PREEMPT_AND_ABORT);
         }
         assert_eq!(below[0].store.saves(), Vec::<u32>::new());
+    }
+}
+
+/// Neither waits for the other one to open what it has not ended itself.
+#[test]
+fn two_hosts_end_each_others_formats() {
+    let (mut w, below) = two();
+    let of = |nsid: u32, mut command: Command| {
+        command.nsid = nsid.into();
+        command
+    };
+    let rtype = Rtype::WRITE_EXCLUSIVE;
+    for nsid in [1, 2] {
+        for (who, key) in [(0, 1), (1, 2)] {
+            let register = w.registering(who, Rrega::REGISTER, false, [0, key]);
+            assert_eq!(w.command(who, of(nsid, register)), Status::SUCCESS);
+        }
+        let who = nsid as usize - 1;
+        let acquire = w.acquiring(who, Racqa::ACQUIRE, rtype, [nsid.into(), 0]);
+        assert_eq!(w.command(who, of(nsid, acquire)), Status::SUCCESS);
+        hold(&below[who], OpKind::WriteZeroes);
+        w.hosts[who].submit(0, format(nsid, 0));
+        until_held(&mut w, &below[who], 1);
+    }
+    for (who, nsid, keys) in [(0, 2, [1, 2]), (1, 1, [2, 1])] {
+        let preempt = w.acquiring(who, Racqa::PREEMPT_AND_ABORT, rtype, keys);
+        w.begin(who, of(nsid, preempt));
+    }
+    w.rounds(20);
+    release(&below[0]);
+    release(&below[1]);
+    w.rounds(50);
+    for who in [0, 1] {
+        assert_eq!(w.hosts[who].reap(1).unwrap().status(), Status::SUCCESS);
+        let ended = w.hosts[who].reap(0).unwrap().status();
+        assert_eq!(plain(ended), Status::ABORTED_PREEMPT_AND_ABORT);
     }
 }
 

@@ -370,21 +370,27 @@ impl Controller {
 
     /// Answers others that wait for the end of commands. Returns whether there was anything.
     pub(super) fn answer_others(&mut self) -> bool {
-        if !self.owes_answers() || !self.engine.fenced() || self.admin.erasure.is_preempted() {
+        if !self.owes_answers() || !self.engine.fenced() {
             return false;
         }
+        let erasure = &self.admin.erasure;
         let Some(sharing) = &mut self.sharing else {
             return false;
         };
         let cntlid = sharing.membership.cntlid();
+        let before = sharing.unanswered.len();
         for owed in std::mem::take(&mut sharing.unanswered) {
             match owed {
+                // What the host erases there ends early, and has not ended yet.
+                Owed::Access(shared, number) if erasure.is_preempted(shared.nsid()) => {
+                    sharing.unanswered.push(Owed::Access(shared, number));
+                }
                 Owed::Access(shared, number) => shared.answer(cntlid, number),
                 Owed::Ana(done) => drop(done),
                 Owed::Erasing(awaited) => drop(awaited),
             }
         }
-        true
+        sharing.unanswered.len() < before
     }
 
     // ---- what the host finds

@@ -245,10 +245,11 @@ impl Erasure {
         self.running.is_some()
     }
 
-    /// What is being erased ends early, as another host has asked, and has not ended yet.
-    pub fn is_preempted(&self) -> bool {
-        let failed = self.running.as_ref().and_then(|running| running.failed);
-        failed.is_some_and(|status| status.is(Status::ABORTED_PREEMPT_AND_ABORT))
+    /// Another host has ended the erasing of a namespace early, and it has not been opened yet.
+    pub fn is_preempted(&self, nsid: u32) -> bool {
+        let running = self.running.iter().filter(|r| r.nsids.contains(&nsid));
+        let mut failed = running.filter_map(|running| running.failed);
+        failed.any(|status| status.is(Status::ABORTED_PREEMPT_AND_ABORT))
     }
 
     /// The worker is woken by this when a format is kept.
