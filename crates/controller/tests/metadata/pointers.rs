@@ -268,8 +268,8 @@ fn a_read_over_its_own_descriptors() {
     assert_eq!(p.h.read(PIECES, 28), metadata[100..]);
 }
 
-/// Where metadata is between the data, or is made and taken away, the pointer is none; and a command
-/// that moves no data has none.
+/// Where metadata is between the data, or is made and taken away, the pointer is none; a command
+/// that moves no data has none, either.
 #[test]
 fn where_it_does_not_count() {
     let extended = Layout {
