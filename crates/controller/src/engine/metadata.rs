@@ -136,9 +136,34 @@ impl Moving {
         extended.then(|| index * (block + size) + block)
     }
 
-    /// Copies the host's metadata of all blocks, one's behind the other's; nothing, if it has none.
-    /// One in a buffer of its own is gone through once: an SGL has very many pieces, if the host
-    /// likes.
+    /// Copies the host's data of all blocks. A list with nothing between the data is gone through
+    /// once: an SGL has very many pieces, if the host likes.
+    fn data_from_host(&self, state: &MetadataState, all: &mut [u8]) {
+        if self.between(state, 0).is_none() {
+            self.data.copy_to(0, all);
+            return;
+        }
+        let block = state.layout().block;
+        for (data, at) in all.chunks_exact_mut(block as usize).zip(0..) {
+            let offset = self.host_data(state, at, block.into());
+            self.data.copy_to(offset, data);
+        }
+    }
+
+    /// The same in the other direction.
+    fn data_to_host(&self, state: &MetadataState, all: &[u8]) {
+        if self.between(state, 0).is_none() {
+            self.data.copy_from(0, all);
+            return;
+        }
+        let block = state.layout().block;
+        for (data, at) in all.chunks_exact(block as usize).zip(0..) {
+            let offset = self.host_data(state, at, block.into());
+            self.data.copy_from(offset, data);
+        }
+    }
+
+    /// The same of their metadata, one's behind the other's; nothing, if the host has none.
     fn metadata_from_host(&self, state: &MetadataState, all: &mut [u8]) {
         if self.between(state, 0).is_none() {
             self.metadata.copy_to(0, all);
@@ -534,7 +559,7 @@ fn prepare(
     buffer: Option<Buffer>,
 ) -> Result<SegmentList, (Status, u64)> {
     let layout = state.layout();
-    let (size, block) = (usize::from(layout.metadata), u64::from(layout.block));
+    let size = usize::from(layout.metadata);
     let write_fault = |lba| (Status::WRITE_FAULT, lba);
     if moving.is_zeroes() {
         let data = vec![0; layout.block as usize];
@@ -555,12 +580,10 @@ fn prepare(
     }
     // All of it is checked before any is kept.
     let mut all = vec![0; size * moving.blocks as usize];
+    moving.data_from_host(state, &mut buffer);
     moving.metadata_from_host(state, &mut all);
-    let datas = buffer.chunks_exact_mut(layout.block as usize);
+    let datas = buffer.chunks_exact(layout.block as usize);
     for ((data, metadata), at) in datas.zip(all.chunks_exact_mut(size)).zip(0..) {
-        moving
-            .data
-            .copy_to(moving.host_data(state, at, block), data);
         let Some(protection) = &layout.protection else {
             continue;
         };
@@ -607,11 +630,7 @@ fn deliver(
     }
     match moving.opcode {
         NvmOpcode::READ => {
-            for (data, at) in datas().zip(0..) {
-                moving
-                    .data
-                    .copy_from(moving.host_data(state, at, block), data);
-            }
+            moving.data_to_host(state, data);
             moving.metadata_to_host(state, &all);
         }
         NvmOpcode::COMPARE => {
