@@ -14,6 +14,7 @@ use nvme::cmd::io::{CopyRange, CopyRangeLong};
 use nvme::cmd::namespace::NewNamespace;
 use nvme::identify::ControllerList;
 use nvme::regs::{self, Aqa, Cc};
+use nvme::sgl::SglDescriptor;
 use nvme::{AdminOpcode, Command, NvmOpcode};
 use protection::{Guard, Layout, Protection, StorageTag, Type};
 use std::sync::Arc;
@@ -484,11 +485,21 @@ impl World {
         if !admin && nsid == 6 {
             // Where the metadata is, and the tags: the block's number, often enough.
             command.mptr = (input.address() & !3).into();
-            command.cdw14 = match sensible {
-                true => command.cdw10,
-                false => command.cdw11,
-            };
+            command.cdw14 = command.cdw11;
             command.cdw15 = command.cdw13;
+            if sensible {
+                // Few blocks that there are; every other command has an SGL of metadata.
+                command.cdw10 = (command.cdw10.get() % BLOCKS as u32).into();
+                command.cdw11 = 0.into();
+                command.cdw12 = (command.cdw12.get() & !0xfff8).into();
+                command.cdw14 = command.cdw10;
+                if flags & 1 != 0 {
+                    let data = SglDescriptor::data_block(command.prp1(), PAGE as u32);
+                    command.set_sgl(data);
+                    command.flags.set_psdt(Psdt::SGL_MPTR_SGL);
+                    command.mptr = (command.mptr.get() & !7).into();
+                }
+            }
             if command.flags.psdt() == Psdt::SGL_MPTR_SGL {
                 self.describe_metadata(&command, input);
             }
