@@ -9,10 +9,12 @@ use controller::{
     ZonedState, pci,
 };
 use dma::{Memory, Prot};
+use nvme::cmd::Psdt;
 use nvme::cmd::io::{CopyRange, CopyRangeLong};
 use nvme::cmd::namespace::NewNamespace;
 use nvme::identify::ControllerList;
 use nvme::regs::{self, Aqa, Cc};
+use nvme::sgl::SglDescriptor;
 use nvme::{AdminOpcode, Command, NvmOpcode};
 use protection::{Guard, Layout, Protection, StorageTag, Type};
 use std::sync::Arc;
@@ -464,7 +466,8 @@ impl World {
             // One data block or segment, of the length that the script says.
             200..=239 => {
                 let identifier = if flags & 1 == 0 { 0x00 } else { 0x30 };
-                command.flags = nvme::cmd::Flags::from_bits(0x40);
+                let psdt = if flags & 2 == 0 { 0x40 } else { 0x80 };
+                command.flags = nvme::cmd::Flags::from_bits(psdt);
                 let mut dptr = command.dptr.0;
                 let (_, rest) = dptr.split_at_mut(8);
                 rest.copy_from_slice(&(u64::from(input.number()) | identifier << 56).to_le_bytes());
@@ -482,11 +485,24 @@ impl World {
         if !admin && nsid == 6 {
             // Where the metadata is, and the tags: the block's number, often enough.
             command.mptr = (input.address() & !3).into();
-            command.cdw14 = match sensible {
-                true => command.cdw10,
-                false => command.cdw11,
-            };
+            command.cdw14 = command.cdw11;
             command.cdw15 = command.cdw13;
+            if sensible {
+                // Few blocks that there are; every other command has an SGL of metadata.
+                command.cdw10 = (command.cdw10.get() % BLOCKS as u32).into();
+                command.cdw11 = 0.into();
+                command.cdw12 = (command.cdw12.get() & !0xfff8).into();
+                command.cdw14 = command.cdw10;
+                if flags & 1 != 0 {
+                    let data = SglDescriptor::data_block(command.prp1(), PAGE as u32);
+                    command.set_sgl(data);
+                    command.flags.set_psdt(Psdt::SGL_MPTR_SGL);
+                    command.mptr = (command.mptr.get() & !7).into();
+                }
+            }
+            if command.flags.psdt() == Psdt::SGL_MPTR_SGL {
+                self.describe_metadata(&command, input);
+            }
         }
         if !admin && sensible && command.nvm_opcode() == NvmOpcode::COPY {
             self.copy_sensibly(&mut command, flags);
@@ -538,6 +554,32 @@ impl World {
         let at = command.prp1() & (MAPPABLE - 1) & !(PAGE - 1);
         command.set_prps(at, 0);
         self.poke(at, &data);
+    }
+
+    /// A descriptor where the metadata pointer points, and behind it some to which it may lead.
+    fn describe_metadata(&mut self, command: &Command, input: &mut Input<'_>) {
+        let at = command.mptr.get();
+        let [count] = input.bytes();
+        let mut all = Vec::new();
+        for _ in 0..=count % 4 {
+            let [kind, len] = input.bytes();
+            let kind = match kind {
+                0..=127 => 0x00,
+                128..=175 => 0x30,
+                176..=223 => 0x20,
+                other => other,
+            };
+            let address = match kind {
+                0x20 | 0x30 if len & 0x80 == 0 => at.wrapping_add(16),
+                _ => input.address(),
+            };
+            // Tuples of 8 bytes, or descriptors.
+            let unit = if kind == 0x00 { 8 } else { 16 };
+            all.extend(address.to_le_bytes());
+            all.extend((u32::from(len & 0x3f) * unit).to_le_bytes());
+            all.extend([0, 0, 0, kind]);
+        }
+        self.poke(at, &all);
     }
 
     /// Descriptors of ranges that a controller may copy, with tags that often fit.

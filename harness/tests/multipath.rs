@@ -68,8 +68,10 @@ impl Paths {
             config += &format!(
                 "[[controller]]\nsocket = {:?}\nsubsystem = \"paths\"\ncntlid = {cntlid}\n\
                  host-id = \"{HOST}\"\n\
-                 [[controller.namespace]]\nvolume = {volume:?}\nana-group = 3\n",
+                 [[controller.namespace]]\nvolume = {volume:?}\nana-group = 3\n\
+                 format-file = {:?}\n",
                 at(name),
+                at("format"),
             );
         }
         config += "ana-state = \"non-optimized\"\n";
@@ -132,6 +134,7 @@ fn paths_change_under_load() -> Result<()> {
     checks.check("each state is the guest's", || states(&paths, &guest));
     checks.check("only the path that is left", || alone(&paths, &guest));
     checks.check("changes under fio", || load(&paths, &guest, seconds));
+    checks.check("another block size", || formats(&paths, &guest));
     checks.finish();
     daemon.must_live()?;
     guest.poweroff()?;
@@ -199,6 +202,45 @@ fn alone(paths: &Paths, guest: &Guest) -> Result<()> {
                  [ $(count) -gt $before ]"
             ),
         )?;
+    }
+    Ok(())
+}
+
+/// One path formats, and both have the new blocks: each is used alone afterwards.
+fn formats(paths: &Paths, guest: &Guest) -> Result<()> {
+    for (path, format, size) in [(1, 1, 4096), (2, 0, 512)] {
+        for disk in ["a", "b"] {
+            paths.set(disk, "optimized")?;
+        }
+        script(
+            guest,
+            &format!(
+                "d=$(disk 1 1); head -c 1048576 /dev/urandom >/tmp/data
+                 dd if=/tmp/data of=$d bs=1M oflag=direct conv=notrunc
+                 nvme format /dev/$(ctrl {path}) -n 1 --lbaf={format} --force
+                 for try in $(seq 100); do
+                     [ $(blockdev --getss $d) = {size} ] && break
+                     sleep 0.1
+                 done
+                 [ $(blockdev --getss $d) = {size} ]
+                 for n in 1 2; do
+                     f=$(nvme id-ns /dev/$(ctrl $n) -n 1 | sed -n 's/^flbas *: *//p')
+                     [ $((f)) = {format} ] || {{ echo path $n: FLBAS $f; exit 1; }}
+                 done
+                 [ $(dd if=$d bs=1M count=1 iflag=direct | tr -d '\\000' | wc -c) = 0 ]"
+            ),
+        )?;
+        for (gone, left) in [("a", "b"), ("b", "a")] {
+            paths.set(left, "optimized")?;
+            paths.set(gone, "inaccessible")?;
+            script(
+                guest,
+                "fio --name=one --filename=$(disk 1 1) --ioengine=io_uring --direct=1 \
+                     --rw=randrw --bsrange=4k-64k --iodepth=16 --size=8m --verify=crc32c \
+                     --verify_fatal=1 --verify_state_save=0 >/tmp/fio 2>&1 \
+                     || { cat /tmp/fio; exit 1; }",
+            )?;
+        }
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::Result;
-use common::{Checks, Disks, LONG, run_for};
+use common::{Checks, Disks, LONG, newer_kernel, run_for};
 use harness::progress::skip;
 use harness::served::Controller;
 use harness::{Daemon, Guest};
@@ -28,6 +28,9 @@ const TAGGED: &str =
 /// not know.
 const CRC64: &str = "block-size=4096&metadata-size=16&protection=1&guard=64";
 const CRC32: &str = "block-size=4096&metadata-size=16&protection=1&guard=32";
+
+/// Of metadata alone, and of more than a page with few blocks.
+const LARGE: &str = "block-size=512&metadata-size=64";
 
 fn serve(disk: &Path, others: &[(&Path, &str)]) -> Result<Daemon> {
     let volume = |disk: &Path, protection: &str| {
@@ -89,6 +92,94 @@ fn a_protected_disk() -> Result<()> {
     checks.finish();
     guest.poweroff()?;
     daemon.terminate()
+}
+
+/// Linux sends SGLs of metadata from 6.13 on, where SGLS bit 19 says that it may: for commands of
+/// user space, and where it has merged requests.
+#[test]
+fn metadata_in_pieces() -> Result<()> {
+    let name = "protection::metadata_in_pieces";
+    if Controller::chosen()? == Controller::Qemu {
+        skip(name, "the metadata is vnvme's");
+        return Ok(());
+    }
+    let Some(kernel) = newer_kernel() else {
+        skip(name, "no newer kernel is given (VNVME_KERNEL)");
+        return Ok(());
+    };
+    let disks = Disks::new()?;
+    let disk = disks.sparse("disk.raw", 64)?;
+    let large = disks.sparse("large.raw", 16)?;
+    let daemon = serve(&disk, &[(&large, LARGE)])?;
+    let guest = Guest::builder("protection-pieces")
+        .vfio_user(daemon.socket())
+        .kernel(kernel)
+        .boot()?;
+    let mut checks = Checks::new("metadata in pieces");
+    checks.check("what Linux sees", || pieces_seen(&guest));
+    checks.check("merged requests", || merged(&guest));
+    checks.check("fio past the block layer", || past(&guest));
+    checks.check("metadata of several pages", || pages(&guest));
+    checks.finish();
+    guest.poweroff()?;
+    daemon.terminate()
+}
+
+/// Segments of metadata that a request may have: one, where there are no SGLs of metadata.
+fn pieces_seen(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        "[ $(( $(nvme id-ctrl /dev/nvme0 | sed -n 's/^sgls *: //p') & 0x80000 )) = 524288 ]
+         [ $(cat $q/queue/max_integrity_segments) -gt 1 ]",
+    )?;
+    Ok(())
+}
+
+/// Requests of many bios, each with metadata of its own: Linux makes the tuples, and the controller
+/// checks them.
+fn merged(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        "head -c 16777216 /dev/urandom >/tmp/data
+         merges() { awk '{ print $2 + $6 }' $q/stat; }
+         before=$(merges)
+         dd if=/tmp/data of=$d bs=4k conv=fsync; echo 1 >/proc/sys/vm/drop_caches
+         cmp -n 16777216 /tmp/data $d
+         echo \"$(( $(merges) - before )) bios merged\"
+         fio --name=merge --filename=$d --offset=16m --size=16m --direct=1 --ioengine=io_uring \
+             --iodepth=64 --iodepth_batch=32 --iodepth_batch_complete_max=32 --rw=write --bs=4k \
+             --verify=crc32c --output-format=terse >/tmp/fio || { cat /tmp/fio; exit 1; }
+         merged=$(( $(merges) - before )); echo \"$merged bios merged\"; [ $merged -gt 0 ]",
+    )?;
+    Ok(())
+}
+
+/// Commands of user space with 16 KiB of metadata, which Linux describes by an SGL: else it would
+/// say that nobody checks its length.
+fn pages(guest: &Guest) -> Result<()> {
+    script(
+        guest,
+        r#"d=$(wait_disk 1 2)
+         head -c 131072 /dev/urandom >/tmp/data; head -c 16384 /dev/urandom >/tmp/metadata
+         all='-s 1000 -c 255 -z 131072 -y 16384'
+         nvme write $d $all -d /tmp/data -M /tmp/metadata
+         nvme compare $d $all -d /tmp/data -M /tmp/metadata
+         nvme read $d $all -d /tmp/back -M /tmp/kept
+         cmp /tmp/data /tmp/back; cmp /tmp/metadata /tmp/kept
+         if nvme compare $d $all -d /tmp/data -M /tmp/data >/tmp/said 2>&1; then exit 1; fi
+         grep -qi compare /tmp/said
+         # Metadata of fewer bytes than the blocks have.
+         reads() {
+             nvme io-passthru $d --opcode=2 --namespace-id=2 --read --data-len=131072 \
+                 --cdw10=1000 --cdw12=255 --metadata-len=$1 >/tmp/said 2>&1
+         }
+         reads 16384 || { cat /tmp/said; exit 1; }
+         if reads 16320; then echo "metadata of 255 blocks takes that of 256"; exit 1; fi
+         grep -qiE 'metadata sgl|0x[0-9a-f]*010' /tmp/said || { cat /tmp/said; exit 1; }
+         cat /tmp/said
+         if dmesg | grep -i 'nvme.*unchecked'; then exit 1; fi"#,
+    )?;
+    Ok(())
 }
 
 fn sees(guest: &Guest) -> Result<()> {

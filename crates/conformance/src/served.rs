@@ -93,9 +93,11 @@ pub fn start(program: &Path) -> io::Result<Served> {
         );
         for (volume, size) in [("first", 512), ("second", 4096)] {
             config += &format!(
-                "[[controller.namespace]]\nvolume = {}\nblock-size = {size}\nreservations = {}\n",
+                "[[controller.namespace]]\nvolume = {}\nblock-size = {size}\nreservations = {}\n\
+                 format-file = {}\n",
                 text(&format!("{volume}.raw")),
-                text(&format!("{volume}.reservations"))
+                text(&format!("{volume}.reservations")),
+                text(&format!("{volume}.format"))
             );
         }
     }

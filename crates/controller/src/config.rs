@@ -349,16 +349,16 @@ impl ControllerConfig {
         4096 << self.mdts
     }
 
-    /// Format NVM and Sanitize are offered: namespaces are its host's alone. Others would have to
-    /// be kept out of them meanwhile.
+    /// Format NVM is offered: other hosts can be kept out of its namespaces meanwhile. Those of a
+    /// fabric have controllers that know nothing of each other.
     pub(crate) fn erases(&self) -> bool {
-        self.subsystem.is_none() && self.fabrics.is_none()
+        self.fabrics.is_none()
     }
 
     /// Sanitize is offered: it would have to erase namespaces of a pool, too, that no controller
-    /// has.
+    /// has, and of a subsystem those that only others have, also in the next process.
     pub(crate) fn sanitizes(&self) -> bool {
-        self.erases() && self.pool.is_none()
+        self.erases() && self.pool.is_none() && self.subsystem.is_none()
     }
 
     /// It may have namespaces with metadata, from the beginning or when they are attached. So it

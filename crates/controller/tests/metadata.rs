@@ -24,6 +24,8 @@ mod formats;
 mod history;
 #[path = "metadata/lasting.rs"]
 mod lasting;
+#[path = "metadata/pointers.rs"]
+mod pointers;
 #[path = "metadata/storage.rs"]
 mod storage;
 #[path = "formats/store.rs"]

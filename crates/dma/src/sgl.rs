@@ -23,8 +23,8 @@ pub enum SglError {
     /// its segment, or more than [`max_descriptors`] or [`MAX_SEGMENTS`] segments.
     #[error("invalid number of SGL descriptors")]
     InvalidDescriptorCount,
-    /// Data SGL Length Invalid (0Fh): the list describes less than the command's data, or the range
-    /// of a descriptor wraps.
+    /// Data SGL Length Invalid (0Fh), or of metadata Metadata SGL Length Invalid (10h): the list
+    /// describes less than the command's data, or the range of a descriptor wraps.
     #[error("data SGL length invalid")]
     DataLengthInvalid,
     /// SGL Descriptor Type Invalid (11h): a type or subtype that is not supported.

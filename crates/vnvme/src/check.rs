@@ -216,7 +216,7 @@ impl Seen {
             check_zones(namespace, of.is_none())?;
             check_placement(namespace, of.is_none() || shares)?;
             check_metadata(namespace, of.is_none() || shares)?;
-            check_formats(namespace, of.is_none() || shares)?;
+            check_formats(namespace, of.is_none(), shares)?;
             if namespace.reservations.is_some() && !shares {
                 let why = "reservations are of disks with subsystem";
                 return Err(origin.error("reservations", why));
@@ -481,16 +481,19 @@ fn check_metadata(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
 }
 
 /// What is said of a namespace's LBA formats.
-fn check_formats(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
+fn check_formats(namespace: &NamespaceSpec, for_hosts: bool, shares: bool) -> Result<()> {
     let direct = namespace.path == Some(PathChoice::Direct);
     let accounted = namespace.zone_size.is_some() || namespace.fdp_handles.is_some();
-    if namespace.format_file.is_some() && (shared || direct || accounted) {
-        let why = "a guest chooses the LBA format of namespaces of one disk, without subsystem, \
-                   zones and placement handles, and not for other hosts; their commands take the \
-                   generic path";
+    if namespace.format_file.is_some() && (for_hosts || direct || accounted) {
+        let why = "a guest chooses the LBA format of namespaces without zones and placement \
+                   handles, and not for other hosts; their commands take the generic path";
         return Err(namespace.origin.error("format-file", why));
     }
     let kept = namespace.metadata.is_some();
+    if kept && shares {
+        let why = "metadata is of one disk: namespaces of a subsystem have LBA formats without";
+        return Err(namespace.origin.error("metadata", why));
+    }
     if namespace.format_file.is_some() && namespace.metadata_size.is_some() && !kept {
         let why = "with format-file metadata-size needs metadata, a file that keeps it";
         return Err(namespace.origin.error("metadata-size", why));

@@ -5,6 +5,7 @@
 //! as long as one of the disks has them.
 
 use crate::crew::{self, namespace_config};
+use crate::formats::Chosen;
 use crate::identity;
 use crate::open::{Opened, Opener};
 use crate::spec::{ControllerSpec, NamespaceSpec, hex};
@@ -35,6 +36,8 @@ struct Open {
     volume: Weak<dyn Volume>,
     /// `None`: it has none.
     zones: Option<Weak<ZonedState>>,
+    /// `None`: it cannot have several.
+    formats: Option<Chosen>,
 }
 
 impl Open {
@@ -48,6 +51,7 @@ impl Open {
                 None => None,
                 Some(zones) => Some(zones?),
             },
+            formats: self.formats.clone(),
         })
     }
 }
@@ -56,10 +60,14 @@ impl Open {
 struct Shared {
     volume: Arc<dyn Volume>,
     zones: Option<Arc<ZonedState>>,
+    formats: Option<Chosen>,
 }
 
 impl Shared {
-    fn opened(self) -> Opened {
+    /// For this disk's namespace.
+    fn opened(self, opener: &Opener, disk: &ControllerSpec, nsid: u32) -> Opened {
+        let sizes = &opener.block_sizes;
+        sizes.enter(&disk.any_name(), nsid, self.formats.as_ref());
         Opened {
             volume: self.volume,
             device: None,
@@ -67,7 +75,7 @@ impl Shared {
             zones: self.zones,
             placement: None,
             metadata: None,
-            formats: None,
+            formats: self.formats,
         }
     }
 }
@@ -96,6 +104,7 @@ impl Subsystems {
         let open = Open {
             volume: Arc::downgrade(&shared.volume),
             zones: shared.zones.as_ref().map(Arc::downgrade),
+            formats: shared.formats.clone(),
         };
         known.open.insert(nsid, open);
     }
@@ -121,7 +130,7 @@ pub fn open(
     if let Some(shared) = opener.subsystems.get(name, nsid)
         && subsystem.has_namespace(nsid)
     {
-        return Ok(shared.opened());
+        return Ok(shared.opened(opener, disk, nsid));
     }
     // A name that no disk has: which of them opens it first is no matter.
     let opened = opener.open(namespace, &format!("subsystem\n{name}"), nsid)?;
@@ -133,6 +142,7 @@ pub fn open(
     let shared = Shared {
         volume: opened.volume,
         zones: opened.zones,
+        formats: opened.formats,
     };
     let (reservations, store) = match &namespace.reservations {
         None => (Reservations::new(false), None),
@@ -147,7 +157,7 @@ pub fn open(
     };
     subsystem.add_namespace_to(namespace.ana_group(), nsid, reservations, store);
     opener.subsystems.enter(name, nsid, &shared);
-    Ok(shared.opened())
+    Ok(shared.opened(opener, disk, nsid))
 }
 
 fn kept(path: &Path, nguid: [u8; 16], limit: Duration) -> Result<(Reservations, FileStore)> {

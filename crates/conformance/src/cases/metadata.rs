@@ -2,7 +2,8 @@
 
 use crate::bytes::{pattern, u8_at, u16_at, u32_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, admin, nvm};
+use crate::cases::pointers::{DATA_BLOCK, LAST_SEGMENT, descriptor, sgl};
+use crate::host::{Fields, Host, PAGE, admin, nvm};
 use crate::info::Namespace;
 use crate::verdict::{Check, Expect, applies_if, not_applicable, require, same};
 use nvme::feature::Fid;
@@ -15,6 +16,12 @@ cases! {
         "metadata behind each block's data is written and read";
     metadata_pointer_errors, ["3.1-b"], If("MC bit 1"), Io, "Base 2.1, 4.1.1",
         "a metadata pointer that is no multiple of four is Invalid Field in Command";
+    metadata_sgl, ["3.1-b"], If("MC bit 1, SGLS bit 19"), Io, "Base 2.1, 4.1.1, 4.3.2",
+        "metadata in the pieces of an SGL is written and read, by a data block alone and by a last \
+         segment";
+    metadata_sgl_errors, ["3.1-b"], If("MC bit 1, SGLS bit 19"), Io, "Base 2.1, 4.3.2",
+        "an SGL of metadata that is too short is Metadata SGL Length Invalid, and a descriptor of \
+         no supported type SGL Descriptor Type Invalid";
     protection_made, ["3.2-a"], If("DPC"), Io, "NVM Command Set 1.1, 5.3.2.2",
         "with PRACT a write makes the tuple of its data, its block and its tag, and a read takes \
          it away";
@@ -250,6 +257,110 @@ fn metadata_pointer_errors(host: &mut Host) -> Check {
         host.io(command)?.expect(
             Status::INVALID_FIELD,
             &format!("a metadata pointer that ends with {offset}"),
+        )?;
+    }
+    Ok(())
+}
+
+/// A namespace whose metadata may be in an SGL.
+fn with_metadata_sgl(host: &mut Host) -> Check<Namespace> {
+    let said = host.controller()?.sgls() >> 19 & 1 != 0;
+    applies_if(said, "SGLS bit 19 is 0: there are no SGLs of metadata")?;
+    with_metadata(host, false)
+}
+
+/// A command with its data in one data block, and the metadata pointer at this descriptor.
+fn scattered(
+    host: &mut Host,
+    opcode: Op,
+    ns: &Namespace,
+    data: u64,
+    first: &[u8; 16],
+) -> Check<Command> {
+    let pointer = host.alloc(PAGE)?;
+    host.put(pointer, first)?;
+    let command = command(host, opcode, ns, 60, (data, pointer), (0, 0))?;
+    let whole = descriptor(data, (BLOCKS * ns.block) as u32, DATA_BLOCK);
+    Ok(sgl(command, whole).flags(0x80))
+}
+
+fn metadata_sgl(host: &mut Host) -> Check {
+    let ns = with_metadata_sgl(host)?;
+    let data = pattern(70, (BLOCKS * ns.block) as usize);
+    let mut metadata = pattern(71, BLOCKS as usize * usize::from(ns.metadata()));
+    if u8_at(&ns.page, 29) & 7 != 0 && ns.metadata() == 8 {
+        metadata = tuples(&ns, &data, 0x1234, 60);
+    }
+    let len = metadata.len() as u32;
+    let (at, to, list) = (
+        host.alloc(data.len() as u64)?,
+        host.alloc(PAGE)?,
+        host.alloc(PAGE)?,
+    );
+    // Three pieces in reverse order of memory, of whole dwords.
+    let fits = len > 12 && len <= 1024 && len.is_multiple_of(4);
+    applies_if(fits, "the metadata of three blocks is no 16 to 1024 bytes")?;
+    let pieces = [(to + 1536, 4), (to + 512, len - 12), (to, 8)];
+    for ((piece, len), at) in pieces.into_iter().zip(0u64..) {
+        host.put(list + 16 * at, &descriptor(piece, len, DATA_BLOCK))?;
+    }
+    let several = descriptor(list, 48, LAST_SEGMENT);
+    let whole = descriptor(to + 2048, len, DATA_BLOCK);
+    for (first, how, pieces) in [
+        (whole, "a data block", &[(to + 2048, len)][..]),
+        (several, "a last segment", &pieces),
+    ] {
+        host.put(at, &data)?;
+        let mut rest = metadata.as_slice();
+        for (piece, len) in pieces {
+            let (now, after) = rest.split_at_checked(*len as usize).unwrap_or_default();
+            host.put(*piece, now)?;
+            rest = after;
+        }
+        let write = scattered(host, Op::WRITE, &ns, at, &first)?;
+        host.io(write)?
+            .succeeds(&format!("a write with metadata by {how}"))?;
+        let found = read(host, &ns, 60, (0, 0))?;
+        require!(
+            found == (data.clone(), metadata.clone()),
+            "what was written by {how} differs"
+        );
+        host.put(to, &[0xa5; 4096])?;
+        let reads = scattered(host, Op::READ, &ns, at, &first)?;
+        host.io(reads)?
+            .succeeds(&format!("a read with metadata by {how}"))?;
+        let mut found = Vec::new();
+        for (piece, len) in pieces {
+            found.extend(host.get(*piece, *len as usize)?);
+        }
+        require!(
+            found == metadata,
+            "the metadata that was read by {how} differs"
+        );
+    }
+    Ok(())
+}
+
+fn metadata_sgl_errors(host: &mut Host) -> Check {
+    let ns = with_metadata_sgl(host)?;
+    let (at, to) = (host.alloc(BLOCKS * ns.block)?, host.alloc(PAGE)?);
+    let len = BLOCKS as u32 * u32::from(ns.metadata());
+    let short = scattered(
+        host,
+        Op::READ,
+        &ns,
+        at,
+        &descriptor(to, len - 4, DATA_BLOCK),
+    )?;
+    host.io(short)?.refused(
+        Status::METADATA_SGL_LENGTH_INVALID,
+        "an SGL of four bytes less than the metadata",
+    )?;
+    for kind in [0x60u8, 0x70, 0xe0, 0x0f] {
+        let unknown = scattered(host, Op::READ, &ns, at, &descriptor(to, len, kind))?;
+        host.io(unknown)?.refused(
+            Status::SGL_DESCRIPTOR_TYPE_INVALID,
+            &format!("a descriptor of metadata of type and subtype {kind:02x}h"),
         )?;
     }
     Ok(())

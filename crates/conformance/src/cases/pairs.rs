@@ -5,7 +5,7 @@ use super::reservations::{
     KEY, OTHER, WRITE_EXCLUSIVE, acquire, clear, conflict, identify_host, is, kinds, ok, register,
     release, report,
 };
-use crate::bytes::{pattern, slice, u8_at, u32_at, u64_at};
+use crate::bytes::{pattern, slice, u8_at, u16_at, u32_at, u64_at};
 use crate::case::{Need::*, pair_cases};
 use crate::host::{Fields, Host, PAGE, admin, nvm};
 use crate::info::Namespace;
@@ -18,6 +18,12 @@ pair_cases! {
          are several";
     pair_shared_data, ["3.14-c"], If("two controllers"), "Base 2.1, 2.4.1",
         "what one controller writes to a shared namespace the other one reads";
+    pair_format, ["1.6-g"], If("OACS bit 1, two controllers"), "Base 2.1, 5.1.10",
+        "after a format by one controller the other one has the same LBA format, and neither reads \
+         the old data; commands that it executes meanwhile succeed or are Format In Progress";
+    pair_format_reserved, ["1.6-h"], If("OACS bit 1, ONCS bit 5, two controllers"),
+        "Base 2.1, 8.1.22",
+        "a format by a host that may not write is Reservation Conflict, and erases nothing";
     pair_report, ["7.1-c"], If("ONCS bit 5, two controllers"), "Base 2.1, 7.8",
         "both hosts are in the report of either controller";
     pair_conflict, ["7.4-d"], If("ONCS bit 5, two controllers"), "Base 2.1, 7.5",
@@ -131,6 +137,91 @@ fn pair_shared_data(a: &mut Host, b: &mut Host) -> Check {
         a.holds(&ns, 720, &data, "read by the first controller")?;
     }
     Ok(())
+}
+
+/// Formats the namespace by one controller, while the other one reads from it. How it is then.
+fn format_by(by: &mut Host, other: &mut Host, ns: &Namespace, format: u32) -> Check<Namespace> {
+    let data = pattern(7, 8 * ns.block as usize);
+    other.write(ns, 0, &data)?;
+    let command = admin(AdminOpcode::FORMAT_NVM, ns.nsid);
+    let cid = by.submit(0, command.dw(10, format & 0xf | (format >> 4 & 3) << 12))?;
+    let at = other.alloc(data.len() as u64)?;
+    let read = other.rw_command(Op::READ, ns, 0, 1, at)?;
+    let read = other.io(read)?.status().without_flags();
+    require!(
+        [Status::SUCCESS, Status::FORMAT_IN_PROGRESS].contains(&read),
+        "a read by the other controller ended with {read}"
+    );
+    by.wait_for(0, cid)?.succeeds("Format NVM")?;
+    let (one, two) = (by.namespace_of(ns.nsid)?, other.namespace_of(ns.nsid)?);
+    same!(
+        two.format() as u64,
+        one.format() as u64,
+        "the other's FLBAS"
+    );
+    same!(two.blocks, one.blocks, "the other's NSZE");
+    let blocks = data.len() as u64 / two.block;
+    for host in [&mut *other, &mut *by] {
+        require!(
+            host.read(&two, 0, blocks)? != data,
+            "the old data are there after a format"
+        );
+    }
+    other.write(&two, 0, &data)?;
+    by.holds(&two, 0, &data, "after a format")?;
+    Ok(two)
+}
+
+fn pair_format(a: &mut Host, b: &mut Host) -> Check {
+    let ns = both(a, b)?;
+    applies_if(
+        a.controller()?.oacs(1) && b.controller()?.oacs(1),
+        "OACS bit 1 is 0: there is no Format NVM",
+    )?;
+    if a.controller()?.oncs(5) {
+        shared(a, b)?;
+    }
+    let first = ns.format() as u32;
+    let formats = u32::from(u8_at(&ns.page, 25)) + 1;
+    let plain = |format: &u32| {
+        let at = 128 + 4 * *format as usize;
+        u16_at(&ns.page, at) == 0 && u8_at(&ns.page, at + 2) >= 9
+    };
+    let mut others = (0..formats.min(16)).filter(|format| *format != first);
+    let other = others.rfind(plain).unwrap_or(first);
+    let now = format_by(a, b, &ns, other);
+    // The cases that follow find the namespace as it was.
+    let now = match now {
+        Ok(now) => now,
+        Err(verdict) => {
+            let found = b.namespace_of(ns.nsid)?;
+            let _ = format_by(b, a, &found, first);
+            return Err(verdict);
+        }
+    };
+    let back = format_by(b, a, &now, first)?;
+    same!(back.blocks, ns.blocks, "NSZE in the first format again");
+    Ok(())
+}
+
+fn pair_format_reserved(a: &mut Host, b: &mut Host) -> Check {
+    applies_if(
+        b.controller()?.oacs(1),
+        "OACS bit 1 is 0: there is no Format NVM",
+    )?;
+    let ns = held(a, b)?;
+    let data = pattern(8, 8 * ns.block as usize);
+    a.write(&ns, 0, &data)?;
+    let format = ns.format() as u32;
+    let command =
+        admin(AdminOpcode::FORMAT_NVM, ns.nsid).dw(10, format & 0xf | (format >> 4 & 3) << 12);
+    let refused = b.admin(command)?;
+    clear(a, &ns)?;
+    refused.expect(
+        Status::RESERVATION_CONFLICT,
+        "Format NVM by a host that may not write",
+    )?;
+    a.holds(&ns, 0, &data, "after a format that was refused")
 }
 
 fn pair_report(a: &mut Host, b: &mut Host) -> Check {

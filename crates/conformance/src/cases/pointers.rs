@@ -238,7 +238,7 @@ fn admin_sgl(host: &mut Host) -> Check {
 }
 
 /// A descriptor: address, length, type and subtype.
-fn descriptor(address: u64, length: u32, kind: u8) -> [u8; 16] {
+pub(super) fn descriptor(address: u64, length: u32, kind: u8) -> [u8; 16] {
     let mut bytes = [0; 16];
     let parts = address
         .to_le_bytes()
@@ -252,13 +252,13 @@ fn descriptor(address: u64, length: u32, kind: u8) -> [u8; 16] {
     bytes
 }
 
-const DATA_BLOCK: u8 = 0x00;
+pub(super) const DATA_BLOCK: u8 = 0x00;
 const BIT_BUCKET: u8 = 0x10;
 const SEGMENT: u8 = 0x20;
-const LAST_SEGMENT: u8 = 0x30;
+pub(super) const LAST_SEGMENT: u8 = 0x30;
 
 /// The command with PSDT 01b and this first descriptor.
-fn sgl(command: Command, first: [u8; 16]) -> Command {
+pub(super) fn sgl(command: Command, first: [u8; 16]) -> Command {
     let word = |n: usize| crate::bytes::u32_at(&first, 4 * n);
     command
         .flags(0x40)

@@ -205,7 +205,10 @@ impl Controller {
             .with_tss(features::is_supported(Fid::TIMESTAMP, offer));
         page.cdfs = engine::copy::FORMATS.into();
         page.vwc = Vwc::new().with_vwcp(volatile).with_fb(3);
-        page.sgls = Sgls::new().with_sgls(1).with_sllldts(true);
+        page.sgls = Sgls::new()
+            .with_sgls(1)
+            .with_sllldts(true)
+            .with_mpcsd(config.may_have_metadata());
         page.mnan = config.max_namespaces.into();
         page.subnqn = Nqn::new(&self.subnqn()).unwrap_or_default();
         page.psd[0] = PowerState {

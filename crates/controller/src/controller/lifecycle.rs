@@ -301,6 +301,7 @@ impl Controller {
         self.touch();
         self.engine.clear();
         self.migration.reset_completed();
+        self.open_left();
         self.csts = Csts::new()
             .with_nssro(self.csts.nssro())
             .with_shst(match self.shutdown {

@@ -4,6 +4,7 @@ mod attach;
 mod boot;
 mod bus_master;
 mod cmb;
+mod erasing;
 mod lifecycle;
 mod marking;
 mod migration;

@@ -19,10 +19,10 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 /// A namespace that is attached, or was and has not gone.
-struct Part {
-    shared: Arc<SharedNamespace>,
+pub(super) struct Part {
+    pub(super) shared: Arc<SharedNamespace>,
     /// Of the engine's.
-    index: usize,
+    pub(super) index: usize,
     access: Access,
     leaving: bool,
 }
@@ -36,11 +36,13 @@ struct Group {
 }
 
 /// Who is to be told when nothing is left of what was in flight.
-enum Owed {
+pub(super) enum Owed {
     /// A namespace, by the number of its message.
     Access(Arc<SharedNamespace>, u64),
     /// Who has changed an ANA state: by dropping this.
     Ana(Sender<()>),
+    /// A controller that erases a namespace: likewise.
+    Erasing(Arc<Awaited>),
 }
 
 /// What waits for the end of an operation.
@@ -61,13 +63,13 @@ struct Waiting {
 
 /// What a controller of a subsystem has beside others.
 pub(super) struct Sharing {
-    inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<Inbox>,
     host: HostId,
-    parts: Vec<Part>,
+    pub(super) parts: Vec<Part>,
     tickets: BTreeMap<u64, Ticket>,
     last_ticket: u64,
     /// To be answered when nothing is left that was in flight.
-    unanswered: Vec<Owed>,
+    pub(super) unanswered: Vec<Owed>,
     groups: BTreeMap<u32, Group>,
     /// Changes of what the ANA log page says, since the last controller-level reset.
     ana_changes: u64,
@@ -112,8 +114,13 @@ impl Sharing {
         there.map(|part| &part.shared)
     }
 
+    /// The controller's ID.
+    pub(super) fn cntlid(&self) -> u16 {
+        self.membership.cntlid()
+    }
+
     /// One of them.
-    fn namespace(&self, nsid: u32) -> Option<&Arc<SharedNamespace>> {
+    pub(super) fn namespace(&self, nsid: u32) -> Option<&Arc<SharedNamespace>> {
         self.shared().find(|shared| shared.nsid() == nsid)
     }
 
@@ -181,6 +188,11 @@ impl Controller {
             if let Some(group) = group {
                 self.engine.set_ana_state(part.index, group.state);
             }
+        }
+        let parts = sharing.parts.iter().filter(|part| !part.leaving);
+        let parts: Vec<_> = parts.map(|p| (p.index, p.shared.erasing())).collect();
+        for (index, erasing) in parts {
+            self.obey(index, erasing);
         }
     }
 
@@ -250,6 +262,7 @@ impl Controller {
                 } => self.access_changed(nsid, access, abort, number),
                 Message::Ana { group, state, done } => self.ana_state_changed(group, state, done),
                 Message::Marks { nsid } => self.marks_changed(nsid),
+                Message::Erasing { nsid } => self.erasing_changed(nsid),
                 Message::Notice { nsid, notification } => {
                     self.reservation_notice(nsid, notification);
                 }
@@ -281,6 +294,7 @@ impl Controller {
         self.engine.fence(part.index);
         let shared = part.shared.clone();
         sharing.unanswered.push(Owed::Access(shared, number));
+        self.preempt_erasing(nsid);
         self.migration.wait();
         self.answer_others();
     }
@@ -361,17 +375,24 @@ impl Controller {
         if !self.owes_answers() || !self.engine.fenced() {
             return false;
         }
+        let erasure = &self.admin.erasure;
         let Some(sharing) = &mut self.sharing else {
             return false;
         };
         let cntlid = sharing.membership.cntlid();
+        let before = sharing.unanswered.len();
         for owed in std::mem::take(&mut sharing.unanswered) {
             match owed {
+                // What the host erases there ends early, and has not ended yet.
+                Owed::Access(shared, number) if erasure.is_preempted(shared.nsid()) => {
+                    sharing.unanswered.push(Owed::Access(shared, number));
+                }
                 Owed::Access(shared, number) => shared.answer(cntlid, number),
                 Owed::Ana(done) => drop(done),
+                Owed::Erasing(awaited) => drop(awaited),
             }
         }
-        true
+        sharing.unanswered.len() < before
     }
 
     // ---- what the host finds

@@ -117,7 +117,9 @@ impl Engine {
     pub(super) fn barred(&self, command: &Command) -> Option<Status> {
         let nsid = command.nsid.get();
         let unreached = self.unreached(nsid);
-        let closed = unreached.or_else(|| self.closed(nsid));
+        // Reservations neither read nor change blocks, and end what another host erases.
+        let reserves = self.offer.shared && commands::group(command.nvm_opcode()).is_none();
+        let closed = unreached.or_else(|| self.closed(nsid).filter(|_| !reserves));
         let disabled = closed.or_else(|| self.disabled(command));
         disabled.or_else(|| self.conflict(command))
     }

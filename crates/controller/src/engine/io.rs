@@ -38,7 +38,8 @@ fn prp_status(error: dma::prp::PrpError) -> Status {
     }
 }
 
-fn sgl_status(error: dma::sgl::SglError) -> Status {
+/// What a command ends with whose data has a wrong SGL.
+pub(super) fn sgl_status(error: dma::sgl::SglError) -> Status {
     use dma::sgl::SglError as E;
     match error {
         E::InvalidSegmentDescriptor => Status::INVALID_SGL_SEGMENT_DESCRIPTOR.with_dnr(true),

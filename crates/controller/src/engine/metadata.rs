@@ -19,8 +19,10 @@
 
 use super::Engine;
 use super::complete::status_of;
+use super::io::sgl_status;
 use super::slots::{Kind, Work};
 use crate::metadata::{Kept, MetadataState};
+use dma::sgl::SglError;
 use dma::{Access, Buffer, SegmentList};
 use nvme::cmd::Psdt;
 use nvme::cmd::io::{Prinfo, RwCdw12, WriteZeroesCdw12};
@@ -126,12 +128,66 @@ impl Moving {
         }
     }
 
-    /// The host's metadata of a block.
-    fn host_metadata(&self, state: &MetadataState, index: u64, block: u64) -> (&SegmentList, u64) {
-        let size = u64::from(state.layout().metadata);
-        match state.layout().extended {
-            true => (&self.data, index * (block + size) + block),
-            false => (&self.metadata, index * size),
+    /// Where the host's metadata of a block is in the list of its data, which it lies between.
+    fn between(&self, state: &MetadataState, index: u64) -> Option<u64> {
+        let layout = state.layout();
+        let (block, size) = (u64::from(layout.block), u64::from(layout.metadata));
+        let extended = layout.extended && !self.stripped;
+        extended.then(|| index * (block + size) + block)
+    }
+
+    /// Copies the host's data of all blocks. A list with nothing between the data is gone through
+    /// once: an SGL has very many pieces, if the host likes.
+    fn data_from_host(&self, state: &MetadataState, all: &mut [u8]) {
+        if self.between(state, 0).is_none() {
+            self.data.copy_to(0, all);
+            return;
+        }
+        let block = state.layout().block;
+        for (data, at) in all.chunks_exact_mut(block as usize).zip(0..) {
+            let offset = self.host_data(state, at, block.into());
+            self.data.copy_to(offset, data);
+        }
+    }
+
+    /// The same in the other direction.
+    fn data_to_host(&self, state: &MetadataState, all: &[u8]) {
+        if self.between(state, 0).is_none() {
+            self.data.copy_from(0, all);
+            return;
+        }
+        let block = state.layout().block;
+        for (data, at) in all.chunks_exact(block as usize).zip(0..) {
+            let offset = self.host_data(state, at, block.into());
+            self.data.copy_from(offset, data);
+        }
+    }
+
+    /// The same of their metadata, one's behind the other's; nothing, if the host has none.
+    fn metadata_from_host(&self, state: &MetadataState, all: &mut [u8]) {
+        if self.between(state, 0).is_none() {
+            self.metadata.copy_to(0, all);
+            return;
+        }
+        let each = all.chunks_exact_mut(state.layout().metadata.into());
+        for (metadata, at) in each.zip(0..) {
+            if let Some(offset) = self.between(state, at) {
+                self.data.copy_to(offset, metadata);
+            }
+        }
+    }
+
+    /// The same in the other direction.
+    fn metadata_to_host(&self, state: &MetadataState, all: &[u8]) {
+        if self.between(state, 0).is_none() {
+            self.metadata.copy_from(0, all);
+            return;
+        }
+        let each = all.chunks_exact(state.layout().metadata.into());
+        for (metadata, at) in each.zip(0..) {
+            if let Some(offset) = self.between(state, at) {
+                self.data.copy_from(offset, metadata);
+            }
         }
     }
 
@@ -283,8 +339,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds the memory that the command's metadata pointer describes ("NVMe Base 2.1", 4.1.1):
-    /// one contiguous buffer, aligned to a dword.
+    /// Finds the memory that the command's metadata pointer describes ("NVMe Base 2.1", 4.1.1): of
+    /// one contiguous buffer its address, aligned to a dword; or the address, aligned to a qword,
+    /// of the first descriptor of an SGL (SGLS bit 19), which is read once and may lie in the
+    /// controller memory buffer, wherever the metadata is.
     fn walk_metadata(
         &self,
         command: &Command,
@@ -293,21 +351,34 @@ impl Engine {
         list: &mut SegmentList,
     ) -> Result<(), Status> {
         let at = command.mptr.get();
-        // An SGL segment of one descriptor is not offered (SGLS).
-        let contiguous = matches!(command.flags.psdt(), Psdt::PRP | Psdt::SGL_MPTR_BUFFER);
-        if !contiguous || !at.is_multiple_of(4) {
+        let scattered = match command.flags.psdt() {
+            Psdt::PRP | Psdt::SGL_MPTR_BUFFER => false,
+            Psdt::SGL_MPTR_SGL => true,
+            _ => return Err(INVALID),
+        };
+        if !at.is_multiple_of(if scattered { 8 } else { 4 }) {
             return Err(INVALID);
         }
-        let bytes = u32::try_from(len).map_err(|_| INVALID)?;
-        // As the SGL of one data block says the same.
-        let [a, b, c, d, e, f, g, h] = at.to_le_bytes();
-        let [i, j, k, l] = bytes.to_le_bytes();
-        let descriptor = [a, b, c, d, e, f, g, h, i, j, k, l, 0, 0, 0, 0];
+        let descriptor = if scattered {
+            let mut descriptor = [0; 16];
+            let read = self.dma.read(at, &mut descriptor);
+            read.map_err(super::dma_status)?;
+            descriptor
+        } else {
+            // As the SGL of one data block says the same.
+            let bytes = u32::try_from(len).map_err(|_| INVALID)?;
+            let [a, b, c, d, e, f, g, h] = at.to_le_bytes();
+            let [i, j, k, l] = bytes.to_le_bytes();
+            [a, b, c, d, e, f, g, h, i, j, k, l, 0, 0, 0, 0]
+        };
         list.begin(&self.dma);
         let walked = dma::sgl::walk(&self.dma, descriptor, len, access, list);
         walked.map_err(|error| match error {
-            dma::SglError::Dma(error) => super::dma_status(error),
-            _ => Status::DATA_TRANSFER_ERROR,
+            SglError::Dma(error) => super::dma_status(error),
+            // The host has described no length that could be wrong.
+            _ if !scattered => Status::DATA_TRANSFER_ERROR,
+            SglError::DataLengthInvalid => Status::METADATA_SGL_LENGTH_INVALID.with_dnr(true),
+            error => sgl_status(error),
         })
     }
 
@@ -488,7 +559,7 @@ fn prepare(
     buffer: Option<Buffer>,
 ) -> Result<SegmentList, (Status, u64)> {
     let layout = state.layout();
-    let (size, block) = (usize::from(layout.metadata), u64::from(layout.block));
+    let size = usize::from(layout.metadata);
     let write_fault = |lba| (Status::WRITE_FAULT, lba);
     if moving.is_zeroes() {
         let data = vec![0; layout.block as usize];
@@ -509,15 +580,10 @@ fn prepare(
     }
     // All of it is checked before any is kept.
     let mut all = vec![0; size * moving.blocks as usize];
-    let datas = buffer.chunks_exact_mut(layout.block as usize);
+    moving.data_from_host(state, &mut buffer);
+    moving.metadata_from_host(state, &mut all);
+    let datas = buffer.chunks_exact(layout.block as usize);
     for ((data, metadata), at) in datas.zip(all.chunks_exact_mut(size)).zip(0..) {
-        moving
-            .data
-            .copy_to(moving.host_data(state, at, block), data);
-        if !moving.stripped {
-            let (list, offset) = moving.host_metadata(state, at, block);
-            list.copy_to(offset, metadata);
-        }
         let Some(protection) = &layout.protection else {
             continue;
         };
@@ -562,45 +628,39 @@ fn deliver(
             return Err(unreadable);
         }
     }
-    let mut host = Vec::new();
-    for ((data, metadata), at) in datas().zip(all.chunks_exact_mut(size)).zip(0..) {
-        let offset = moving.host_data(state, at, block);
-        let (list, beside) = moving.host_metadata(state, at, block);
-        match moving.opcode {
-            NvmOpcode::READ => {
-                moving.data.copy_from(offset, data);
-                if !moving.stripped {
-                    list.copy_from(beside, metadata);
-                }
-            }
-            NvmOpcode::COMPARE => {
-                host.resize(data.len(), 0);
-                let compared = compare(moving, state, at, (data, metadata), &mut host);
+    match moving.opcode {
+        NvmOpcode::READ => {
+            moving.data_to_host(state, data);
+            moving.metadata_to_host(state, &all);
+        }
+        NvmOpcode::COMPARE => {
+            let mut host = vec![0; layout.block as usize];
+            let mut beside = vec![0; all.len()];
+            moving.metadata_from_host(state, &mut beside);
+            let metadata = all.chunks_exact_mut(size);
+            let both = metadata.zip(beside.chunks_exact_mut(size));
+            for ((data, (metadata, beside)), at) in datas().zip(both).zip(0..) {
+                moving
+                    .data
+                    .copy_to(moving.host_data(state, at, block), &mut host);
+                let compared = compare(moving, state, at, (data, metadata), (&host, beside));
                 compared.map_err(|status| (status, slba + at))?;
             }
-            _ => {}
         }
+        _ => {}
     }
     Ok(())
 }
 
 /// Compares a block with the host's, whose tuple is checked as a write's is, and not compared ("NVM
-/// Command Set 1.1", 5.3.2.4). `host` is as long as the block's data.
+/// Command Set 1.1", 5.3.2.4).
 fn compare(
     moving: &Moving,
     state: &MetadataState,
     at: u64,
     (data, metadata): (&[u8], &mut [u8]),
-    host: &mut [u8],
+    (host, beside): (&[u8], &mut [u8]),
 ) -> Result<(), Status> {
-    let block = data.len() as u64;
-    moving
-        .data
-        .copy_to(moving.host_data(state, at, block), host);
-    let mut beside = [0; 64];
-    let beside = beside.get_mut(..metadata.len()).unwrap_or_default();
-    let (list, offset) = moving.host_metadata(state, at, block);
-    list.copy_to(offset, beside);
     if let Some(protection) = &state.layout().protection {
         let tags = moving.tags_of(protection, at);
         let checked = protection.check(host, beside, tags, moving.checks());

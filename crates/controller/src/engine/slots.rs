@@ -528,11 +528,17 @@ impl Slots {
         self.tagged(tag).is_some_and(|(_, slot)| !slot.kept)
     }
 
-    /// Tags and namespaces of the guest's commands in flight.
-    pub fn guests_in_flight(&self) -> impl Iterator<Item = (u64, usize)> {
-        let guests = |(i, s): (usize, &Slot)| {
-            (s.used && !s.kept && !matches!(s.work, Work::OwnFlush))
-                .then(|| (self.tag(i as u16), s.ns))
+    /// Tags and namespaces of what is in flight for the guest, and may be asked to end early.
+    /// `shared`: not what erases a namespace: other hosts write to it then, and a volume may still
+    /// do what it has given up.
+    pub fn guests_in_flight(&self, shared: bool) -> impl Iterator<Item = (u64, usize)> {
+        let guests = move |(i, s): (usize, &Slot)| {
+            let stays = match s.work {
+                Work::OwnFlush => true,
+                Work::Own(_) => shared,
+                _ => false,
+            };
+            (s.used && !s.kept && !stays).then(|| (self.tag(i as u16), s.ns))
         };
         self.slots.iter().enumerate().filter_map(guests)
     }

@@ -32,6 +32,9 @@ pub(crate) enum Message {
     /// Blocks of a namespace were marked, or are so no more: see
     /// [`SharedNamespace::take_marked`](super::SharedNamespace::take_marked).
     Marks { nsid: u32 },
+    /// A namespace is being erased, or is so no more: see
+    /// [`SharedNamespace::take_erasing`](super::SharedNamespace::take_erasing).
+    Erasing { nsid: u32 },
     /// The host is to be told.
     Notice {
         nsid: u32,

@@ -25,9 +25,11 @@
 //! or is in flight. With Preempt and Abort the controller answers only when all of these are over,
 //! in the volume, too. A process that dies on the way leaves the state before or the one after it.
 
+mod erasing;
 mod inbox;
 mod namespace;
 
+pub(crate) use erasing::Erasing;
 pub(crate) use inbox::{Inbox, Message};
 pub(crate) use namespace::{Awaited, SharedNamespace, Submitted};
 

@@ -1,6 +1,6 @@
 //! A namespace that controllers of a subsystem share: its reservations, one operation at a time.
 
-use super::{Inbox, Message, ReservationStore, Subsystem};
+use super::{Erasing, Inbox, Message, ReservationStore, Subsystem};
 use crate::marks::Marks;
 use crate::zoned::ZonedState;
 use nvme::Status;
@@ -38,8 +38,8 @@ enum Running {
 
 /// A controller that the namespace is attached to.
 #[derive(Debug)]
-struct Attached {
-    inbox: Arc<Inbox>,
+pub(super) struct Attached {
+    pub(super) inbox: Arc<Inbox>,
     host: HostId,
     /// Nowhere, if it has none.
     zones: Weak<ZonedState>,
@@ -48,6 +48,10 @@ struct Attached {
     marked: Marked,
     /// It has been left a message about marks, and has not taken it.
     told_of_marks: bool,
+    /// The same of erasing.
+    pub(super) told_of_erasing: bool,
+    /// To be dropped when it has done what that says.
+    pub(super) erasing_awaited: Option<Arc<Awaited>>,
 }
 
 /// What a controller has not taken yet of the marks that another one has changed.
@@ -77,9 +81,10 @@ impl Drop for Awaited {
 }
 
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     reservations: Reservations,
-    attached: BTreeMap<u16, Attached>,
+    pub(super) attached: BTreeMap<u16, Attached>,
+    pub(super) erasing: Erasing,
     waiting: VecDeque<Submitted>,
     running: Option<Running>,
     /// Of the last [`Message::Access`] that is to be answered.
@@ -122,6 +127,7 @@ impl SharedNamespace {
             state: Mutex::new(State {
                 reservations,
                 attached: BTreeMap::new(),
+                erasing: Erasing::default(),
                 waiting: VecDeque::new(),
                 running: None,
                 number: 0,
@@ -156,7 +162,7 @@ impl SharedNamespace {
         self.lock().reservations.report(extended, controller)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unpoisoned()
     }
 
@@ -183,6 +189,8 @@ impl SharedNamespace {
             access,
             marked: Marked::default(),
             told_of_marks: false,
+            told_of_erasing: false,
+            erasing_awaited: None,
         };
         state.attached.insert(cntlid, attached);
         Some(access)
@@ -223,6 +231,7 @@ impl SharedNamespace {
     pub fn detach(self: &Arc<Self>, cntlid: u16) {
         let mut state = self.lock();
         state.attached.remove(&cntlid);
+        state.end_erasing_of(self.nsid, cntlid);
         state.withdraw(cntlid);
         self.answered(state, cntlid);
     }

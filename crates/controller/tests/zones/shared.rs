@@ -13,7 +13,7 @@ use dma::{Prot, SharedPages};
 use nvme::cmd::reservation::{Racqa, Rtype};
 use nvme::cmd::zone::{ReportHeader, ZoneDescriptor, Zsa};
 use nvme::log::AnaState;
-use nvme::{Command, Completion, NvmOpcode, Status};
+use nvme::{AdminOpcode, Command, Completion, NvmOpcode, Status};
 use reservations::Reservations;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
@@ -531,6 +531,46 @@ fn by_a_path_that_is_not_reached_nothing_is_done() {
         assert_eq!(s.append(0, 64, 4), Ok(68));
         assert_eq!(s.states(0), s.states(1));
     }
+}
+
+/// One host formats the namespace: what the others have in flight is waited for, and all zones are
+/// empty to all.
+#[test]
+fn a_format_empties_the_zones_of_all() {
+    let mut s = Shared::new(GEOMETRY);
+    assert_eq!(s.write(0, 0, 8, 1), Status::SUCCESS);
+    assert_eq!(s.send(1, Zsa::OPEN, 64), Status::SUCCESS);
+    s.data.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
+    let held = s.writing(1, NvmOpcode::ZONE_APPEND, 128, 8, 0);
+    s.hold(1, held, 1);
+    // It waits for that append, and the format for both.
+    s.w.begin(0, send(Zsa::RESET, 128, false));
+    s.w.rounds(5);
+    let format = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
+    s.w.hosts[0].submit(0, format);
+    s.w.rounds(50);
+    assert!(s.w.hosts[0].peek(0).is_none(), "it has not waited");
+    // Its own controller fetches nothing until its own commands have ended.
+    assert_eq!(s.append(1, 0, 1), Err(Status::FORMAT_IN_PROGRESS));
+    s.data.release();
+    let mut done = None;
+    for _ in 0..10_000 {
+        s.w.round();
+        done = s.w.hosts[0].reap(0);
+        if done.is_some() {
+            break;
+        }
+    }
+    assert_eq!(done.unwrap().status(), Status::SUCCESS);
+    for who in 0..2 {
+        assert_eq!(s.reap(who).status(), Status::SUCCESS);
+    }
+    for who in 0..2 {
+        let states = s.states(who);
+        assert_eq!(states[..3], [(EMPTY, 0), (EMPTY, 64), (EMPTY, 128)]);
+        assert_eq!(s.data(who, 0, 8), vec![0; 8 * 512]);
+    }
+    assert_eq!(s.append(1, 128, 1), Ok(128));
 }
 
 /// Controllers that had zones of their own of a namespace would each write where the other has.

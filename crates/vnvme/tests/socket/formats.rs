@@ -47,6 +47,11 @@ fn content(place: &Place) -> Vec<u8> {
     place.bytes("disk.raw", 0, SIZE as usize)
 }
 
+/// All of it, at once: byte by byte takes seconds without optimisation.
+fn is_zero(place: &Place) -> bool {
+    content(place) == vec![0; SIZE as usize]
+}
+
 #[test]
 fn a_format_stays_in_the_next_process() {
     let (place, url) = disk();
@@ -56,7 +61,7 @@ fn a_format_stays_in_the_next_process() {
         assert_ne!(block(&mut host), size);
         assert_eq!(format(&mut host, lbaf), Status::SUCCESS);
         assert_eq!(block(&mut host), size);
-        assert!(content(&place).iter().all(|byte| *byte == 0));
+        assert!(is_zero(&place));
         drop(host);
         let ended = daemon.end();
         let bad = |line: &&String| line.contains("ERROR");
@@ -100,7 +105,7 @@ fn a_format_is_answered_once_though_its_process_was_killed() {
         assert_eq!((done.cid.get(), done.status()), (cid, Status::SUCCESS));
         let size = block(&mut host);
         assert_eq!(size, 512 << (3 * lbaf), "{round}");
-        assert!(content(&place).iter().all(|byte| *byte == 0), "{round}");
+        assert!(is_zero(&place), "{round}");
         let data = pattern(round.into(), SIZE as usize / 64);
         for part in 0..64 {
             let slba = part * data.len() as u64 / size;
@@ -214,7 +219,7 @@ fn metadata_is_as_the_format_says_in_the_next_process() {
         let mut host = up(&place);
         assert_eq!(self::format(&mut host, cdw10), Status::SUCCESS);
         has(&place, &mut host, format);
-        assert!(content(&place).iter().all(|byte| *byte == 0));
+        assert!(is_zero(&place));
         assert_eq!(get(&mut host, 5, 8192, kind), vec![0; 8192]);
         let data = pattern(size, 8192);
         let last = SIZE / size - 8192 / size;
@@ -261,7 +266,7 @@ fn metadata_is_there_though_its_process_was_killed() {
         let done = host.completion(0);
         assert_eq!((done.cid.get(), done.status()), (cid, Status::SUCCESS));
         has(&place, &mut host, format);
-        assert!(content(&place).iter().all(|byte| *byte == 0), "{round}");
+        assert!(is_zero(&place), "{round}");
         let data = pattern(round.into(), 1 << 16);
         let slbas = (0..SIZE / size).step_by(((1 << 20) / size) as usize);
         for slba in slbas.clone() {
@@ -275,5 +280,106 @@ fn metadata_is_there_though_its_process_was_killed() {
         }
     }
     drop(host);
+    daemon.end();
+}
+
+/// Two disks of one subsystem, on two workers.
+fn shared(place: &Place, disk: &str) -> Vec<String> {
+    let kept = text(&place.path("format"));
+    let mut config = String::from("[process]\nworkers = 2\n");
+    for (name, cntlid) in [("a", 1), ("b", 2)] {
+        config += &format!(
+            "[[controller]]\nname = \"{name}\"\nsocket = {:?}\nsubsystem = \"s\"\n\
+             cntlid = {cntlid}\n[[controller.namespace]]\nvolume = {disk:?}\n\
+             format-file = {kept:?}\n",
+            text(&place.path(name)),
+        );
+    }
+    let file = place.path("vnvme.toml");
+    std::fs::write(&file, config).unwrap();
+    ["serve", "--config", &text(&file)].map(String::from).into()
+}
+
+/// One formats what the other one writes to: what that has written before goes, and nothing of it
+/// comes later.
+#[test]
+fn disks_of_a_subsystem_format_for_each_other() {
+    const WRITES: u64 = 24;
+    let (place, url) = disk();
+    let (disk, _) = url.split_once('?').unwrap();
+    let args = shared(&place, disk);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let up = |daemon: &Daemon| {
+        daemon.wait_listening(&place.path("b"));
+        ["a", "b"].map(|name| Host::up(&place.path(name)))
+    };
+    let mut daemon = Daemon::spawn(&args);
+    let mut hosts = up(&daemon);
+    let (mut refused, mut before, mut after) = (0, 0, 0);
+    for round in 0..24u32 {
+        let [first, second] = &mut hosts;
+        let (formats, writes) = match round % 4 < 2 {
+            true => (first, second),
+            false => (second, first),
+        };
+        let lbaf = (round + 1) % 2;
+        let mut command = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
+        command.cdw10 = lbaf.into();
+        let size = 512 << (3 * lbaf);
+        // One block each, whatever that is when it is written.
+        writes.ram.write_all_at(&[0xb7; 4096], 0x40_0000).unwrap();
+        let mut cid = None;
+        for slba in 0..WRITES {
+            if slba == u64::from(round) % WRITES {
+                cid = Some(formats.submit(0, command));
+            }
+            let mut one = writes.transfer(NvmOpcode::WRITE, 1, 2 * slba, 4096, 0x40_0000);
+            one.cdw12 = 0.into();
+            writes.submit(1, one);
+        }
+        let mut written = Vec::new();
+        for _ in 0..WRITES {
+            let done = writes.completion(1);
+            match done.status().without_flags() {
+                Status::SUCCESS => written.push(done.cid.get()),
+                Status::FORMAT_IN_PROGRESS => refused += 1,
+                status => panic!("{round}: {status}"),
+            }
+        }
+        let done = formats.completion(0);
+        assert_eq!(
+            (Some(done.cid.get()), done.status()),
+            (cid, Status::SUCCESS)
+        );
+        assert_eq!([block(formats), block(writes)], [size, size], "{round}");
+        // What is there was written after it: whole blocks of the new size.
+        let content = content(&place);
+        let blocks = content.chunks(size as usize).zip(0u64..);
+        let full = blocks.filter(|(block, at)| {
+            let zero = block == &&vec![0; block.len()][..];
+            let new = block == &&vec![0xb7; block.len()][..];
+            let place = at.is_multiple_of(2) && *at < 2 * WRITES;
+            assert!(zero || new && place, "{round}: {at}");
+            new
+        });
+        let full = full.count();
+        assert!(full <= written.len(), "{round}: {full}");
+        after += full;
+        before += written.len() - full;
+        let data = pattern(round.into(), 8192);
+        assert_eq!(write(writes, 4096 / size, &data), Status::SUCCESS);
+        assert_eq!(place.bytes("disk.raw", 4096, 8192), data, "{round}");
+        if round % 6 == 5 {
+            drop(hosts);
+            daemon.kill();
+            daemon = Daemon::spawn(&args);
+            hosts = up(&daemon);
+            let found = hosts.each_mut().map(block);
+            assert_eq!(found, [size, size], "{round}");
+        }
+    }
+    println!("{before} writes before a format, {after} after it, {refused} refused");
+    assert!(before > 0);
+    drop(hosts);
     daemon.end();
 }

@@ -21,6 +21,7 @@ use crate::engine::{Namespace, Order};
 use crate::formats::{BlockFormat, Formats, SavedFormat};
 use crate::metadata::MetadataState;
 use crate::pool::PooledNamespace;
+use crate::subsystem::Erasing;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{FormatCdw10, SecureErase};
 use nvme::identify::Flbas;
@@ -29,8 +30,6 @@ use protection::Type;
 use std::sync::Arc;
 
 const INVALID_FORMAT: Status = Status::INVALID_FORMAT.with_dnr(true);
-/// What commands end with on a namespace whose format is not known.
-const NOT_READY: Status = Status::NAMESPACE_NOT_READY.with_dnr(true);
 
 /// The format that is asked for. MSET says nothing of blocks without metadata, and PIL nothing
 /// without protection information.
@@ -85,8 +84,16 @@ impl Running {
 
 impl Erasure {
     /// What commands end with on a namespace that is not being erased; `None`: it is open.
-    pub(super) fn at_rest(&self, nsid: u32) -> Option<Status> {
-        self.unknown.contains(&nsid).then_some(NOT_READY)
+    pub(crate) fn at_rest(&self, nsid: u32) -> Option<Status> {
+        self.unknown.contains(&nsid).then_some(Erasing::UNKNOWN)
+    }
+
+    /// Whether another controller knows which format of a namespace is kept.
+    pub(crate) fn set_unknown(&mut self, nsid: u32, unknown: bool) {
+        self.unknown.retain(|other| *other != nsid);
+        if unknown {
+            self.unknown.push(nsid);
+        }
     }
 
     /// A namespace goes: another one may come in its place.
@@ -106,6 +113,9 @@ impl Controller {
                 vec![nsid]
             }
         };
+        for nsid in &nsids {
+            self.may_erase(*nsid)?;
+        }
         let mut changes = Vec::new();
         let all = self.engine.active();
         for ns in all.filter(|ns| nsids.contains(&ns.config.nsid)) {
@@ -187,6 +197,7 @@ impl Controller {
                 answers.leave(number, kept);
             }
         };
+        self.tell_of_keeping(nsid);
         crash::point!("controller.format.before");
         store.save(format, Box::new(done));
         crash::point!("controller.format.saved");
@@ -260,11 +271,13 @@ impl Controller {
             self.reformat(nsid, format, metadata, closed);
         }
         self.close(&nsids, None);
+        let others = self.open_to_others(&nsids);
         crash::point!("controller.format.open");
         let orders = self.migration.orders();
-        let known = self.migration.has_applied(&orders);
+        let known = self.migration.has_applied(&orders) && others.strong_count() == 0;
         if let Some(running) = &mut self.admin.erasure.running {
             running.stage = Stage::Opening(orders);
+            running.others = others;
         }
         self.migration.wait();
         self.touch();
@@ -275,7 +288,7 @@ impl Controller {
 
     /// A namespace that is closed so has that format from now on, and this metadata; `None`: its
     /// own.
-    fn reformat(
+    pub(crate) fn reformat(
         &mut self,
         nsid: u32,
         format: BlockFormat,

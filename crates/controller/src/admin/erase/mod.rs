@@ -28,6 +28,7 @@ use crate::controller::Controller;
 use crate::engine::{Namespace, Order, OwnRequest, status_of};
 use crate::formats::{BlockFormat, SavedFormat};
 use crate::metadata::MetadataState;
+use crate::subsystem::Awaited;
 use crate::survival::state::{EraseRunning, EraseState};
 use dma::{Buffer, SegmentList};
 use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
@@ -36,7 +37,7 @@ use nvme::cmd::admin::{SanitizeAction as Action, SanitizeCdw10};
 use nvme::identify::{Fpi, Sanicap};
 use nvme::log::{Lid, SanitizeLog, SanitizeOutcome, SanitizeStatus, SelfTestOutcome};
 use nvme::{Command, Status};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Instant;
 use volume::{Budget, IoError, IoErrorKind, Op};
@@ -84,6 +85,8 @@ enum Stage {
     Close,
     /// It is on its way.
     Closing,
+    /// Other controllers have commands in flight.
+    Others,
     Erase,
     /// The flush is to be ordered that makes it durable.
     Flush,
@@ -124,6 +127,9 @@ struct Running {
     metadata: Vec<Option<Arc<MetadataState>>>,
     /// A reset has dropped the command: no completion is posted.
     abandoned: bool,
+    /// Other controllers that are waited for: gone when they have closed the namespaces, or opened
+    /// them.
+    others: Weak<Awaited>,
 }
 
 impl Running {
@@ -143,7 +149,13 @@ impl Running {
             kept: 0,
             metadata: Vec::new(),
             abandoned: false,
+            others: Weak::new(),
         }
+    }
+
+    /// Other controllers have not done yet what they were told.
+    fn waits_for_others(&self) -> bool {
+        self.others.strong_count() > 0
     }
 
     /// To the next namespace, or the next pass over all of them.
@@ -219,6 +231,9 @@ pub(crate) struct Erasure {
     locked: Vec<u32>,
     /// Namespaces of which it is not known which format is kept. The next process knows.
     unknown: Vec<u32>,
+    /// Namespaces that other controllers share, of an operation that a reset has ended: they are
+    /// opened when nothing of it is in flight any more.
+    left: Vec<u32>,
     /// Of those who keep formats.
     answers: Arc<Answers<SavedFormat>>,
     /// Of the last answer.
@@ -228,6 +243,13 @@ pub(crate) struct Erasure {
 impl Erasure {
     pub fn is_running(&self) -> bool {
         self.running.is_some()
+    }
+
+    /// Another host has ended the erasing of a namespace early, and it has not been opened yet.
+    pub fn is_preempted(&self, nsid: u32) -> bool {
+        let running = self.running.iter().filter(|r| r.nsids.contains(&nsid));
+        let mut failed = running.filter_map(|running| running.failed);
+        failed.any(|status| status.is(Status::ABORTED_PREEMPT_AND_ABORT))
     }
 
     /// The worker is woken by this when a format is kept.
@@ -418,6 +440,7 @@ impl Controller {
         if nsids.iter().any(protected) {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
+        let others = self.close_to_others(&nsids, cause.closes_with())?;
         let (outcome, about) = match sanitizes {
             true => (SelfTestOutcome::SANITIZED, About::All),
             false => (SelfTestOutcome::FORMATTED, About::Some(&nsids)),
@@ -425,7 +448,7 @@ impl Controller {
         self.end_test_of(outcome, about);
         self.close(&nsids, Some(cause.closes_with()));
         tracing::info!(?nsids, ?cause, "erasing");
-        self.admin.erasure.running = Some(running);
+        self.admin.erasure.running = Some(Running { others, ..running });
         self.admin.rearm();
         self.touch();
         Ok(())
@@ -433,7 +456,7 @@ impl Controller {
 
     /// Commands on these namespaces end with this status from now on; `None`: they are open again,
     /// if their formats are known.
-    fn close(&mut self, nsids: &[u32], status: Option<Status>) {
+    pub(crate) fn close(&mut self, nsids: &[u32], status: Option<Status>) {
         for nsid in nsids {
             let status = status.or_else(|| self.admin.erasure.at_rest(*nsid));
             if let Ok(index) = self.engine.namespace_index(*nsid) {
@@ -467,11 +490,18 @@ impl Controller {
             Some(running) if running.may_be_kept() => running.abandoned = true,
             running => {
                 if let Some(Running { nsids, .. }) = running.take() {
-                    self.close(&nsids, None);
+                    self.admin.erasure.left = nsids;
                 }
             }
         }
         self.admin.rearm();
+    }
+
+    /// Nothing is in flight any more of what a reset has ended: the namespaces are open.
+    pub(crate) fn open_left(&mut self) {
+        let nsids = std::mem::take(&mut self.admin.erasure.left);
+        self.close(&nsids, None);
+        self.open_to_others(&nsids);
     }
 
     /// The flushes of the controller's own that were ordered are over.
@@ -486,11 +516,7 @@ impl Controller {
         };
         match running.stage {
             // What was not made durable is erased anyway.
-            Stage::Closing => {
-                running.stage = Stage::Erase;
-                let nsids = running.nsids.clone();
-                self.empty_zones(&nsids);
-            }
+            Stage::Closing => running.stage = Stage::Others,
             Stage::Flushing => {
                 if let Some(status) = failed {
                     running.failed.get_or_insert(status);
@@ -531,13 +557,20 @@ impl Controller {
         }
         match &running.stage {
             Stage::Closing | Stage::Flushing => worked,
+            Stage::Others if running.waits_for_others() => worked,
+            Stage::Others => {
+                running.stage = Stage::Erase;
+                let nsids = running.nsids.clone();
+                self.empty_zones(&nsids);
+                true
+            }
             Stage::Keep => worked | self.keep_format(),
             Stage::Keeping(number) => {
                 let number = *number;
                 worked | self.format_kept(number)
             }
             Stage::Opening(orders) => {
-                let known = self.migration.has_applied(orders);
+                let known = self.migration.has_applied(orders) && !running.waits_for_others();
                 if known {
                     self.end_erasing();
                 }
@@ -546,6 +579,8 @@ impl Controller {
             Stage::Close => worked | self.order_flush(Stage::Closing),
             Stage::Flush => worked | self.order_flush(Stage::Flushing),
             Stage::Erase => worked | self.erase_piece(budget),
+            // It was ended beside a request.
+            Stage::Done if running.request.is_some() => worked,
             Stage::Done => {
                 running.stage = Stage::Over;
                 self.touch();
@@ -563,7 +598,7 @@ impl Controller {
 
     /// Orders a flush of the controller's own, if there can be one now.
     fn order_flush(&mut self, stage: Stage) -> bool {
-        if !self.may_test() {
+        if !self.may_go_on() {
             return false;
         }
         if let Some(running) = &mut self.admin.erasure.running {
@@ -573,9 +608,14 @@ impl Controller {
         true
     }
 
+    /// Something can be erased now. What others share waits for no host: they are kept out.
+    fn may_go_on(&self) -> bool {
+        self.is_shared() || self.may_test()
+    }
+
     /// Begins the next request.
     fn erase_piece(&mut self, budget: &mut Budget) -> bool {
-        if budget.is_spent() || !self.may_test() || !self.engine.may_begin_own() {
+        if budget.is_spent() || !self.may_go_on() || !self.engine.may_begin_own() {
             return false;
         }
         let Some(running) = &mut self.admin.erasure.running else {
@@ -623,6 +663,7 @@ impl Controller {
             _ => ZEROES_UNITS,
         });
         let offset = running.offset;
+        self.tell_progress();
         let number = self.engine.begin_own(OwnRequest {
             nsid,
             op,
@@ -630,8 +671,42 @@ impl Controller {
             len,
             data,
         });
-        running.request = number.map(|number| (number, len));
+        if let Some(running) = &mut self.admin.erasure.running {
+            running.request = number.map(|number| (number, len));
+        }
         number.is_some()
+    }
+
+    /// Other controllers show how far it is, too.
+    fn tell_progress(&self) {
+        if let Some(running) = &self.admin.erasure.running
+            && self.is_shared()
+        {
+            let left = self.percent_left(running);
+            for nsid in &running.nsids {
+                self.tell_of_progress(*nsid, left);
+            }
+        }
+    }
+
+    /// Percent that are still to be erased, from 1 on.
+    fn percent_left(&self, running: &Running) -> u8 {
+        let (done, all) = self.erased(running);
+        let left = all.saturating_sub(done) * 100 / all.max(1);
+        left.clamp(1, 100) as u8
+    }
+
+    /// The host was preempted on a namespace, and its commands aborted: what it erases there is
+    /// left, unless a new format may be kept already.
+    pub(crate) fn preempt_erasing(&mut self, nsid: u32) {
+        let Some(running) = &mut self.admin.erasure.running else {
+            return;
+        };
+        let over = matches!(running.stage, Stage::Done | Stage::Over | Stage::Opening(_));
+        if !over && !running.may_be_kept() && running.nsids.contains(&nsid) {
+            running.fail(Status::ABORTED_PREEMPT_AND_ABORT);
+            self.admin.rearm();
+        }
     }
 
     /// It is over, that is committed, and formatted namespaces are open.
@@ -744,11 +819,9 @@ impl Controller {
             Some(running)
                 if matches!(running.cause, Cause::Format(_)) && running.nsids.contains(&nsid) =>
             {
-                let (done, all) = self.erased(running);
-                let left = all.saturating_sub(done) * 100 / all.max(1);
-                idle.with_fpr(left.clamp(1, 100) as u8)
+                idle.with_fpr(self.percent_left(running))
             }
-            _ => idle,
+            _ => idle.with_fpr(self.left_by_others(nsid).unwrap_or(0)),
         }
     }
 
@@ -758,12 +831,14 @@ impl Controller {
         let due = match running.stage {
             // The worker is woken.
             Stage::Closing | Stage::Flushing | Stage::Keeping(_) | Stage::Opening(_) => false,
+            Stage::Others => !running.waits_for_others(),
             Stage::Keep => self.may_keep(),
-            Stage::Close | Stage::Flush => self.may_test(),
+            Stage::Close | Stage::Flush => self.may_go_on(),
             Stage::Erase => {
-                running.request.is_none() && self.may_test() && self.engine.may_begin_own()
+                running.request.is_none() && self.may_go_on() && self.engine.may_begin_own()
             }
-            Stage::Done | Stage::Over => true,
+            Stage::Done => running.request.is_none(),
+            Stage::Over => true,
         };
         due.then_some(self.now)
     }

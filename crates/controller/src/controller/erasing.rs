@@ -1,0 +1,146 @@
+//! Namespaces that controllers of a subsystem share, while one of them erases them (Format NVM):
+//! how it keeps the others out of them, and how it is kept out by others.
+//!
+//! 1. It closes them to the others, and waits until nothing of theirs is in flight.
+//! 2. It erases them, as those that are its own ([`erase`](mod@crate::admin)).
+//! 3. It opens them to the others, which have the new format first, and waits until they know. Only
+//!    then its own command ends.
+//!
+//! Where it ends early, in a reset, that is said when nothing of its own is in flight any more:
+//! what it still erased would go over what others write by then.
+
+use super::Controller;
+use super::sharing::Owed;
+use crate::subsystem::{Awaited, Erasing};
+use nvme::Status;
+use reservations::CommandGroup;
+use std::sync::{Arc, Weak};
+
+impl Controller {
+    /// Whether the host may erase a namespace.
+    ///
+    /// # Errors
+    /// It is not reached by this controller, or is reserved by another host ("NVMe Base 2.1",
+    /// 8.1.1 and 8.1.22).
+    pub(crate) fn may_erase(&self, nsid: u32) -> Result<(), Status> {
+        if let Some(status) = self.engine.unreached(nsid) {
+            return Err(status);
+        }
+        let index = self.engine.namespace_index(nsid)?;
+        let ns = self.engine.namespaces.get(index);
+        match ns.is_none_or(|ns| ns.access.allows(CommandGroup::Write)) {
+            true => Ok(()),
+            false => Err(Status::RESERVATION_CONFLICT.with_dnr(true)),
+        }
+    }
+
+    /// Commands of other controllers end with this status on these namespaces from now on. What is
+    /// returned is gone when nothing of theirs is in flight there.
+    ///
+    /// # Errors
+    /// What the command ends with: another controller erases one of them. Nothing has changed then.
+    pub(crate) fn close_to_others(
+        &mut self,
+        nsids: &[u32],
+        status: Status,
+    ) -> Result<Weak<Awaited>, Status> {
+        let Some(sharing) = &self.sharing else {
+            return Ok(Weak::new());
+        };
+        let awaited = Awaited::by(&sharing.inbox);
+        for (at, nsid) in nsids.iter().enumerate() {
+            let shared = sharing.namespace(*nsid);
+            let begun =
+                shared.map(|shared| shared.begin_erasing(sharing.cntlid(), status, &awaited));
+            if let Some(Err(status)) = begun {
+                self.open_to_others(nsids.get(..at).unwrap_or_default());
+                return Err(status);
+            }
+        }
+        Ok(Arc::downgrade(&awaited))
+    }
+
+    /// A new format of the namespace may be kept from now on.
+    pub(crate) fn tell_of_keeping(&self, nsid: u32) {
+        if let Some(sharing) = &self.sharing
+            && let Some(shared) = sharing.namespace(nsid)
+        {
+            shared.keeps_format(sharing.cntlid());
+        }
+    }
+
+    /// So many percent of the namespace are still to be erased.
+    pub(crate) fn tell_of_progress(&self, nsid: u32, left: u8) {
+        if let Some(sharing) = &self.sharing
+            && let Some(shared) = sharing.namespace(nsid)
+        {
+            shared.set_left(sharing.cntlid(), left);
+        }
+    }
+
+    /// Percent of the namespace that another controller is to erase, if one does.
+    pub(crate) fn left_by_others(&self, nsid: u32) -> Option<u8> {
+        let sharing = self.sharing.as_ref()?;
+        sharing.namespace(nsid)?.left(sharing.cntlid())
+    }
+
+    /// Namespaces that were closed to other controllers are as they are to this one. What is
+    /// returned is gone when the others know.
+    pub(crate) fn open_to_others(&self, nsids: &[u32]) -> Weak<Awaited> {
+        let Some(sharing) = &self.sharing else {
+            return Weak::new();
+        };
+        let awaited = Awaited::by(&sharing.inbox);
+        for nsid in nsids {
+            let index = self.engine.namespace_index(*nsid).ok();
+            let ns = index.and_then(|index| self.engine.namespaces.get(index));
+            let format = ns.map(|ns| ns.config.format());
+            if let Some(shared) = sharing.namespace(*nsid) {
+                let closed = self.admin.erasure.at_rest(*nsid);
+                shared.end_erasing(sharing.cntlid(), closed, format, &awaited);
+            }
+        }
+        Arc::downgrade(&awaited)
+    }
+
+    /// Another controller has begun to erase a namespace, or does not any more.
+    pub(super) fn erasing_changed(&mut self, nsid: u32) {
+        let Some(sharing) = &self.sharing else {
+            return;
+        };
+        let mut parts = sharing.parts.iter();
+        let Some(part) = parts.find(|part| part.shared.nsid() == nsid) else {
+            // It has been detached since.
+            return;
+        };
+        let (erasing, awaited) = part.shared.take_erasing(sharing.cntlid());
+        let index = part.index;
+        self.obey(index, erasing);
+        if erasing.closed.is_some() {
+            self.engine.fence(index);
+        }
+        if let Some(sharing) = &mut self.sharing
+            && let Some(awaited) = awaited
+        {
+            sharing.unanswered.push(Owed::Erasing(awaited));
+        }
+        self.migration.wait();
+        self.answer_others();
+    }
+
+    /// The namespace of this index is closed to commands, or has that format and is open.
+    pub(super) fn obey(&mut self, index: usize, erasing: Erasing) {
+        let Some(ns) = self.engine.namespaces.get(index) else {
+            return;
+        };
+        let (nsid, before, closed) = (ns.config.nsid, ns.config.format(), ns.closed);
+        let unknown = erasing.closed == Some(Erasing::UNKNOWN);
+        if erasing.closed.is_none() || unknown {
+            self.admin.erasure.set_unknown(nsid, unknown);
+            if let Some(format) = erasing.format.filter(|format| *format != before) {
+                self.reformat(nsid, format, None, closed);
+            }
+        }
+        self.close(&[nsid], erasing.closed);
+    }
+}

@@ -1,0 +1,154 @@
+//! A shared namespace that one of its controllers erases (Format NVM): the others are kept out of
+//! it meanwhile, and have its new format when it is open again.
+
+use super::inbox::Message;
+use super::namespace::{Attached, Awaited, SharedNamespace, State};
+use crate::formats::BlockFormat;
+use nvme::Status;
+use std::sync::Arc;
+
+/// What erasing means to the controllers of a namespace.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Erasing {
+    /// Commands on it end with this; `None`: it is open.
+    pub closed: Option<Status>,
+    /// The format that it was given; `None`: that of its configuration.
+    pub format: Option<BlockFormat>,
+    /// The controller that erases it.
+    by: Option<u16>,
+    /// A new format may be kept by now.
+    keeps: bool,
+    /// Percent that are still to be erased.
+    left: u8,
+}
+
+impl State {
+    /// Others than this controller are told that something has changed; with `awaited`, it waits
+    /// until they know.
+    fn tell_of_erasing(&mut self, nsid: u32, cntlid: u16, awaited: Option<&Arc<Awaited>>) {
+        let others = self.attached.iter_mut().filter(|(id, _)| **id != cntlid);
+        for (_, attached) in others {
+            // Who waited for what was before does not any more.
+            attached.erasing_awaited = awaited.cloned();
+            if !std::mem::replace(&mut attached.told_of_erasing, true) {
+                attached.inbox.leave(Message::Erasing { nsid });
+            }
+        }
+    }
+
+    /// A controller that goes erases nothing any more.
+    pub(super) fn end_erasing_of(&mut self, nsid: u32, cntlid: u16) {
+        if self.erasing.by == Some(cntlid) {
+            // Which format the namespace has is not known where it was being kept.
+            let closed = self.erasing.keeps.then_some(Erasing::UNKNOWN);
+            self.end_erasing(nsid, cntlid, closed, None, None);
+        }
+    }
+
+    fn end_erasing(
+        &mut self,
+        nsid: u32,
+        cntlid: u16,
+        closed: Option<Status>,
+        format: Option<BlockFormat>,
+        awaited: Option<&Arc<Awaited>>,
+    ) {
+        self.erasing = Erasing {
+            closed,
+            format: format.or(self.erasing.format),
+            ..Erasing::default()
+        };
+        self.tell_of_erasing(nsid, cntlid, awaited);
+    }
+}
+
+impl Erasing {
+    /// What commands end with on a namespace whose format is not known.
+    pub const UNKNOWN: Status = Status::NAMESPACE_NOT_READY.with_dnr(true);
+}
+
+impl SharedNamespace {
+    /// What its controllers make of it now.
+    pub fn erasing(&self) -> Erasing {
+        self.lock().erasing
+    }
+
+    /// A controller begins to erase it: commands that reach it by the others end with this status
+    /// from now on. It waits until they have dropped `awaited`: nothing of theirs is in flight
+    /// then.
+    ///
+    /// # Errors
+    /// What the command ends with: another controller erases it.
+    pub fn begin_erasing(
+        &self,
+        cntlid: u16,
+        status: Status,
+        awaited: &Arc<Awaited>,
+    ) -> Result<(), Status> {
+        let mut state = self.lock();
+        if state.erasing.by.is_some() {
+            return Err(state.erasing.closed.unwrap_or(status));
+        }
+        state.erasing = Erasing {
+            closed: Some(status),
+            format: state.erasing.format,
+            by: Some(cntlid),
+            keeps: false,
+            left: 100,
+        };
+        state.tell_of_erasing(self.nsid(), cntlid, Some(awaited));
+        Ok(())
+    }
+
+    /// So many percent are still to be erased.
+    pub fn set_left(&self, cntlid: u16, left: u8) {
+        let mut state = self.lock();
+        if state.erasing.by == Some(cntlid) {
+            state.erasing.left = left;
+        }
+    }
+
+    /// Percent of it that are to be erased by another controller than this one, if one does.
+    pub fn left(&self, cntlid: u16) -> Option<u8> {
+        let erasing = self.erasing();
+        erasing.by.filter(|by| *by != cntlid)?;
+        Some(erasing.left)
+    }
+
+    /// From now on a new format may be kept.
+    pub fn keeps_format(&self, cntlid: u16) {
+        let mut state = self.lock();
+        if state.erasing.by == Some(cntlid) {
+            state.erasing.keeps = true;
+        }
+    }
+
+    /// A controller does not erase it any more: it is open, or commands end with this status, and
+    /// has that format, if one is named. The others drop `awaited` when they know. Nothing happens
+    /// where this controller has not erased it.
+    pub fn end_erasing(
+        &self,
+        cntlid: u16,
+        closed: Option<Status>,
+        format: Option<BlockFormat>,
+        awaited: &Arc<Awaited>,
+    ) {
+        let mut state = self.lock();
+        if state.erasing.by == Some(cntlid) {
+            state.end_erasing(self.nsid(), cntlid, closed, format, Some(awaited));
+        }
+    }
+
+    /// A controller takes its [`Message::Erasing`]: what to make of the namespace, and what it is
+    /// to drop when that is done.
+    pub fn take_erasing(&self, cntlid: u16) -> (Erasing, Option<Arc<Awaited>>) {
+        let mut state = self.lock();
+        let erasing = state.erasing;
+        let attached: Option<&mut Attached> = state.attached.get_mut(&cntlid);
+        let awaited = attached.and_then(|attached| {
+            attached.told_of_erasing = false;
+            attached.erasing_awaited.take()
+        });
+        (erasing, awaited)
+    }
+}
