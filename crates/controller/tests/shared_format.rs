@@ -429,6 +429,132 @@ fn a_format_ends_where_its_host_is_preempted() {
     }
 }
 
+/// A reset after the end, before all know of it: by then another one erases.
+#[test]
+fn a_reset_opens_nothing_that_others_erase() {
+    let (mut w, below) = two();
+    for cntlid in [3, 4] {
+        let host = host(&w.subsystem, cntlid, &below);
+        w.hosts.push(host);
+    }
+    hold(&below[0], OpKind::WriteZeroes);
+    w.hosts[0].submit(0, format(1, 0));
+    until_held(&mut w, &below[0], 1);
+    // The second one cannot say that it has opened it: it owes another answer first.
+    hold(&below[1], OpKind::Write);
+    let write = w.hosts[1].rw(NvmOpcode::WRITE, 2, 0, 1, DATA);
+    w.begin(1, write);
+    until_held(&mut w, &below[1], 1);
+    w.hosts[2].submit(0, format(2, 0));
+    w.rounds(5);
+    release(&below[0]);
+    w.rounds(20);
+    assert!(w.hosts[0].reap(0).is_none());
+    hold(&below[0], OpKind::WriteZeroes);
+    let erases = w.hosts[3].submit(0, format(1, 1));
+    w.rounds(5);
+    w.hosts[0].disable();
+    w.rounds(5);
+    assert!(!w.hosts[0].csts().rdy());
+    w.hosts[0].enable();
+    w.hosts[0].create_pair(1, 64);
+    assert_eq!(plain(w.write(0, 0, 0x66)), FORMAT_IN_PROGRESS);
+    release(&below[0]);
+    release(&below[1]);
+    w.rounds(50);
+    let done = w.hosts[3].reap(0).unwrap();
+    assert_eq!((done.cid.get(), done.status()), (erases, Status::SUCCESS));
+    assert_eq!(w.hosts[2].reap(0).unwrap().status(), Status::SUCCESS);
+    for who in 0..4 {
+        assert_eq!(block(&mut w, who, 1), 4096);
+    }
+}
+
+/// It would take the blocks that it knows for those that are kept.
+#[test]
+fn who_does_not_know_the_new_blocks_does_not_format() {
+    for (nsid, cdw10) in [(1, 0), (1, 1), (NSID_BROADCAST, 0)] {
+        let (mut w, below) = two();
+        w.hosts[0].submit(0, format(1, 1));
+        // The other one's worker has looked at its messages once, when it was closed.
+        for _ in 0..50 {
+            w.hosts[0].c.drain_messages();
+            w.hosts[0].round();
+            if below[0].store.saves().is_empty() {
+                w.hosts[1].c.drain_messages();
+                w.hosts[1].round();
+            }
+        }
+        assert_eq!(below[0].store.kept(), 4096);
+        w.hosts[1].submit(0, format(nsid, cdw10));
+        w.hosts[1].round();
+        let refused = w.hosts[1].reap(0).unwrap().status();
+        assert_eq!(plain(refused), FORMAT_IN_PROGRESS, "{nsid:#x} {cdw10}");
+        w.rounds(10);
+        assert_eq!(w.hosts[0].reap(0).unwrap().status(), Status::SUCCESS);
+        for who in [0, 1] {
+            assert_eq!((block(&mut w, who, 1), block(&mut w, who, 2)), (4096, 512));
+        }
+        let status = w.admin(1, format(1, 0)).status();
+        assert_eq!(status, Status::SUCCESS);
+        assert_eq!((block(&mut w, 0, 1), below[0].store.kept()), (512, 512));
+    }
+}
+
+/// What one did not know, another one that goes has not mended.
+#[test]
+fn a_format_that_nobody_knows_stays_so() {
+    let (mut w, below) = two();
+    below[0].store.lose(true);
+    let status = w.admin(0, format(1, 1)).status();
+    assert_eq!(plain(status), Status::INTERNAL_ERROR);
+    hold(&below[0], OpKind::WriteZeroes);
+    w.rounds(3);
+    w.hosts[1].submit(0, format(1, 0));
+    until_held(&mut w, &below[0], 1);
+    w.hosts.remove(1);
+    below[0].faults.clear();
+    w.rounds(3);
+    assert_eq!(plainly(w.read(0, 0)), refused(NOT_READY));
+}
+
+/// Who changes the state may give the namespace to somebody else then.
+#[test]
+fn a_format_ends_where_its_path_does() {
+    for (nsid, ends) in [(1, true), (2, false)] {
+        let subsystem = Subsystem::new();
+        let all = [(1, 5), (2, 6)].map(|(nsid, group)| {
+            subsystem.add_namespace_to(group, nsid, Reservations::new(false), None);
+            let (volume, faults) = faulty(SIZE);
+            let store = TestStore::new(512);
+            Below {
+                volume,
+                faults,
+                store,
+            }
+        });
+        let hosts = [1, 2].map(|cntlid| host(&subsystem, cntlid, &all)).into();
+        let mut w = World { hosts, subsystem };
+        let below = &all[nsid as usize - 1];
+        hold(below, OpKind::WriteZeroes);
+        w.hosts[0].submit(0, format(nsid, 0));
+        until_held(&mut w, below, 1);
+        let change = w.subsystem.set_ana_state(1, 5, AnaState::INACCESSIBLE);
+        w.rounds(20);
+        assert_eq!(change.wait(Duration::ZERO), !ends);
+        release(below);
+        w.rounds(20);
+        let expected = match ends {
+            true => Status::ANA_INACCESSIBLE,
+            false => Status::SUCCESS,
+        };
+        assert_eq!(plain(w.hosts[0].reap(0).unwrap().status()), expected);
+        // By the other path it is open.
+        let read = w.hosts[1].rw(NvmOpcode::READ, nsid, 0, 1, DATA);
+        assert_eq!(w.command(1, read), Status::SUCCESS);
+    }
+}
+
 /// Neither waits for the other one to open what it has not ended itself.
 #[test]
 fn two_hosts_end_each_others_formats() {

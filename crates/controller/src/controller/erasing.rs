@@ -103,6 +103,29 @@ impl Controller {
         Arc::downgrade(&awaited)
     }
 
+    /// Nobody but this controller erases the namespace, if it does.
+    pub(crate) fn may_still_erase(&self, nsid: u32) -> bool {
+        let sharing = self.sharing.as_ref();
+        let shared = sharing.and_then(|sharing| Some((sharing.namespace(nsid)?, sharing.cntlid())));
+        shared.is_none_or(|(shared, cntlid)| shared.is_erased_by(cntlid))
+    }
+
+    /// Namespaces are open that this controller has erased, to it and to others; but not those that
+    /// another one erases by now. What is returned is gone when the others know.
+    pub(crate) fn open_erased(&mut self, nsids: &[u32]) -> Weak<Awaited> {
+        let awaited = self.open_to_others(nsids);
+        for nsid in nsids {
+            let sharing = self.sharing.as_ref();
+            let mut parts = sharing.iter().flat_map(|sharing| &sharing.parts);
+            let part = parts.find(|part| part.shared.nsid() == *nsid);
+            match part.map(|part| (part.index, part.shared.erasing())) {
+                Some((index, erasing)) => self.obey(index, erasing),
+                None => self.close(&[*nsid], None),
+            }
+        }
+        awaited
+    }
+
     /// Another controller has begun to erase a namespace, or does not any more.
     pub(super) fn erasing_changed(&mut self, nsid: u32) {
         let Some(sharing) = &self.sharing else {
@@ -122,7 +145,10 @@ impl Controller {
         if let Some(sharing) = &mut self.sharing
             && let Some(awaited) = awaited
         {
-            sharing.unanswered.push(Owed::Erasing(awaited));
+            let before = |owed: &Owed| matches!(owed, Owed::Erasing(of, _) if *of == nsid);
+            // Who waited for that does not any more.
+            sharing.unanswered.retain(|owed| !before(owed));
+            sharing.unanswered.push(Owed::Erasing(nsid, awaited));
         }
         self.migration.wait();
         self.answer_others();

@@ -90,6 +90,12 @@ impl Controller {
         self.state == State::Ready && self.shutdown == Shutdown::No && self.engine.is_master()
     }
 
+    /// The host may be told of the end of a command that has outlasted others: it has not shut the
+    /// controller down, which has not failed either.
+    pub(crate) fn may_complete(&self) -> bool {
+        self.state == State::Ready && self.shutdown != Shutdown::Complete
+    }
+
     /// Goes on with what the restored registers say: the queues are there.
     pub(crate) fn resume_life(&mut self) {
         if self.state == State::Failed || self.shutdown != Shutdown::No {

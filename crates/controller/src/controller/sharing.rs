@@ -39,10 +39,10 @@ struct Group {
 pub(super) enum Owed {
     /// A namespace, by the number of its message.
     Access(Arc<SharedNamespace>, u64),
-    /// Who has changed an ANA state: by dropping this.
-    Ana(Sender<()>),
+    /// Who has changed a group's ANA state: by dropping this.
+    Ana(u32, Sender<()>),
     /// A controller that erases a namespace: likewise.
-    Erasing(Arc<Awaited>),
+    Erasing(u32, Arc<Awaited>),
 }
 
 /// What waits for the end of an operation.
@@ -294,7 +294,8 @@ impl Controller {
         self.engine.fence(part.index);
         let shared = part.shared.clone();
         sharing.unanswered.push(Owed::Access(shared, number));
-        self.preempt_erasing(nsid);
+        let status = Status::ABORTED_PREEMPT_AND_ABORT;
+        self.end_erasing_early(status, |shared| shared.nsid() == nsid);
         self.migration.wait();
         self.answer_others();
     }
@@ -355,13 +356,23 @@ impl Controller {
             }
         }
         if !is_reached {
-            sharing.unanswered.push(Owed::Ana(done));
+            sharing.unanswered.push(Owed::Ana(group, done));
             self.migration.wait();
+        }
+        if let Some(status) = ana::refusal(state) {
+            self.end_erasing_early(status, |shared| shared.group() == group);
         }
         if is_new {
             self.ana_changed();
         }
         self.answer_others();
+    }
+
+    /// IDs of such shared namespaces.
+    pub(crate) fn shared_where(&self, such: impl Fn(&SharedNamespace) -> bool) -> Vec<u32> {
+        let shared = self.sharing.iter().flat_map(|sharing| &sharing.parts);
+        let shared = shared.filter(|part| such(&part.shared));
+        shared.map(|part| part.shared.nsid()).collect()
     }
 
     /// Others wait for the end of commands.
@@ -376,20 +387,28 @@ impl Controller {
             return false;
         }
         let erasure = &self.admin.erasure;
+        let erases = |shared: &Arc<SharedNamespace>| erasure.erases(shared.nsid());
         let Some(sharing) = &mut self.sharing else {
             return false;
         };
         let cntlid = sharing.membership.cntlid();
         let before = sharing.unanswered.len();
         for owed in std::mem::take(&mut sharing.unanswered) {
-            match owed {
-                // What the host erases there ends early, and has not ended yet.
-                Owed::Access(shared, number) if erasure.is_preempted(shared.nsid()) => {
-                    sharing.unanswered.push(Owed::Access(shared, number));
+            // Who waits for what the host erases there waits for its end, too; but no controller
+            // that erases waits for another one.
+            let waits = match &owed {
+                Owed::Access(shared, _) => erases(shared),
+                Owed::Ana(group, _) => {
+                    let mut parts = sharing.parts.iter();
+                    parts.any(|part| part.shared.group() == *group && erases(&part.shared))
                 }
+                Owed::Erasing(..) => false,
+            };
+            match owed {
+                owed if waits => sharing.unanswered.push(owed),
                 Owed::Access(shared, number) => shared.answer(cntlid, number),
-                Owed::Ana(done) => drop(done),
-                Owed::Erasing(awaited) => drop(awaited),
+                Owed::Ana(_, done) => drop(done),
+                Owed::Erasing(_, awaited) => drop(awaited),
             }
         }
         sharing.unanswered.len() < before

@@ -76,7 +76,7 @@ impl Engine {
     pub(super) fn end_detached_early(&mut self) {
         let detached = &self.detached;
         let concerned = |ns: usize| detached.iter().any(|gone| gone.index == ns);
-        let tags = self.slots.guests_in_flight(self.offer.shared);
+        let tags = self.slots.guests_in_flight(self.own_stays());
         let tags: Vec<(u64, usize)> = tags.filter(|(_, ns)| concerned(*ns)).collect();
         for (tag, ns) in tags {
             self.cancel(tag, ns);

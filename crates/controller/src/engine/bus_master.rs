@@ -96,7 +96,7 @@ impl Engine {
     /// Asks that commands in flight end early. Their completions are kept for the host.
     pub(super) fn end_commands_early(&mut self) {
         self.interrupting = true;
-        let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight(self.offer.shared).collect();
+        let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight(self.own_stays()).collect();
         for (tag, ns) in in_flight {
             self.cancel(tag, ns);
         }

@@ -357,7 +357,7 @@ impl Engine {
         self.forget_reservations();
         self.forget_marking();
         self.slots.orphan_all();
-        let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight(self.offer.shared).collect();
+        let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight(self.own_stays()).collect();
         for (tag, ns) in in_flight {
             self.cancel(tag, ns);
         }

@@ -10,6 +10,8 @@ use volume::{IoError, Op};
 #[derive(Default)]
 pub(super) struct OwnRequests {
     in_flight: bool,
+    /// It erases, or did.
+    erases: bool,
     /// Of the last one.
     number: u64,
     /// The last one's number, and how it ended.
@@ -49,6 +51,7 @@ impl Engine {
             slot.work = Work::Own(number);
         }
         self.own.in_flight = true;
+        self.own.erases = !matches!(request.op, Op::Read);
         let OwnRequest {
             op,
             offset,
@@ -68,6 +71,12 @@ impl Engine {
         }
         self.own.in_flight = false;
         self.end(index);
+    }
+
+    /// What is in flight on the controller's own account is not to be asked to end early: it erases
+    /// what other hosts write to when it is over, and a volume may still do what it has given up.
+    pub(super) fn own_stays(&self) -> bool {
+        self.offer.shared && self.own.erases
     }
 
     /// How the request of this number has ended.

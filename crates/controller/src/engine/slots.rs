@@ -528,14 +528,13 @@ impl Slots {
         self.tagged(tag).is_some_and(|(_, slot)| !slot.kept)
     }
 
-    /// Tags and namespaces of what is in flight for the guest, and may be asked to end early.
-    /// `shared`: not what erases a namespace: other hosts write to it then, and a volume may still
-    /// do what it has given up.
-    pub fn guests_in_flight(&self, shared: bool) -> impl Iterator<Item = (u64, usize)> {
+    /// Tags and namespaces of what is in flight for the guest, and may be asked to end early. With
+    /// `own_stays`, that is not the request on the controller's own account.
+    pub fn guests_in_flight(&self, own_stays: bool) -> impl Iterator<Item = (u64, usize)> {
         let guests = move |(i, s): (usize, &Slot)| {
             let stays = match s.work {
                 Work::OwnFlush => true,
-                Work::Own(_) => shared,
+                Work::Own(_) => own_stays,
                 _ => false,
             };
             (s.used && !s.kept && !stays).then(|| (self.tag(i as u16), s.ns))

@@ -16,8 +16,8 @@ pub(crate) struct Erasing {
     pub format: Option<BlockFormat>,
     /// The controller that erases it.
     by: Option<u16>,
-    /// A new format may be kept by now.
-    keeps: bool,
+    /// It is not known which format is kept: a new one may be by now, or an earlier one is lost.
+    unknown: bool,
     /// Percent that are still to be erased.
     left: u8,
 }
@@ -39,8 +39,7 @@ impl State {
     /// A controller that goes erases nothing any more.
     pub(super) fn end_erasing_of(&mut self, nsid: u32, cntlid: u16) {
         if self.erasing.by == Some(cntlid) {
-            // Which format the namespace has is not known where it was being kept.
-            let closed = self.erasing.keeps.then_some(Erasing::UNKNOWN);
+            let closed = self.erasing.unknown.then_some(Erasing::UNKNOWN);
             self.end_erasing(nsid, cntlid, closed, None, None);
         }
     }
@@ -55,6 +54,7 @@ impl State {
     ) {
         self.erasing = Erasing {
             closed,
+            unknown: closed == Some(Erasing::UNKNOWN),
             format: format.or(self.erasing.format),
             ..Erasing::default()
         };
@@ -78,7 +78,8 @@ impl SharedNamespace {
     /// then.
     ///
     /// # Errors
-    /// What the command ends with: another controller erases it.
+    /// What the command ends with: another controller erases it, or this one has not taken the end
+    /// of that yet, and does not know the namespace's format.
     pub fn begin_erasing(
         &self,
         cntlid: u16,
@@ -86,14 +87,16 @@ impl SharedNamespace {
         awaited: &Arc<Awaited>,
     ) -> Result<(), Status> {
         let mut state = self.lock();
-        if state.erasing.by.is_some() {
-            return Err(state.erasing.closed.unwrap_or(status));
+        let attached = state.attached.get(&cntlid);
+        let untold = attached.is_some_and(|attached| attached.told_of_erasing);
+        if state.erasing.by.is_some() || untold {
+            return Err(status);
         }
         state.erasing = Erasing {
             closed: Some(status),
             format: state.erasing.format,
             by: Some(cntlid),
-            keeps: false,
+            unknown: state.erasing.unknown,
             left: 100,
         };
         state.tell_of_erasing(self.nsid(), cntlid, Some(awaited));
@@ -115,11 +118,16 @@ impl SharedNamespace {
         Some(erasing.left)
     }
 
+    /// This controller erases it.
+    pub fn is_erased_by(&self, cntlid: u16) -> bool {
+        self.erasing().by == Some(cntlid)
+    }
+
     /// From now on a new format may be kept.
     pub fn keeps_format(&self, cntlid: u16) {
         let mut state = self.lock();
         if state.erasing.by == Some(cntlid) {
-            state.erasing.keeps = true;
+            state.erasing.unknown = true;
         }
     }
 

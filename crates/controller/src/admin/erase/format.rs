@@ -171,6 +171,9 @@ impl Controller {
     /// All is erased, and that is durable: has the next change kept.
     pub(super) fn keep_format(&mut self) -> bool {
         let may_keep = self.may_keep();
+        let next = self.admin.erasure.running.as_ref();
+        let next = next.and_then(|running| running.changes.get(running.kept));
+        let mine = next.is_none_or(|(nsid, _)| self.may_still_erase(*nsid));
         let erasure = &mut self.admin.erasure;
         let Some(running) = erasure.running.as_mut().filter(|_| may_keep) else {
             return false;
@@ -182,7 +185,7 @@ impl Controller {
         let index = self.engine.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.engine.namespaces.get(index));
         // Not of one that has come in its place.
-        let ns = ns.filter(|ns| ns.closed == Some(running.cause.closes_with()));
+        let ns = ns.filter(|ns| ns.closed == Some(running.cause.closes_with()) && mine);
         let formats = ns.and_then(|ns| ns.config.formats.as_ref());
         let Some(store) = formats.map(|formats| formats.store().clone()) else {
             running.fail(Status::INVALID_NAMESPACE_OR_FORMAT);
@@ -267,11 +270,13 @@ impl Controller {
         }
         for ((nsid, format), metadata) in changes {
             // Marks are of blocks that there are no more, also where another namespace failed.
+            if !self.may_still_erase(nsid) {
+                continue;
+            }
             self.unmark_all(&[nsid]);
             self.reformat(nsid, format, metadata, closed);
         }
-        self.close(&nsids, None);
-        let others = self.open_to_others(&nsids);
+        let others = self.open_erased(&nsids);
         crash::point!("controller.format.open");
         let orders = self.migration.orders();
         let known = self.migration.has_applied(&orders) && others.strong_count() == 0;

@@ -28,7 +28,7 @@ use crate::controller::Controller;
 use crate::engine::{Namespace, Order, OwnRequest, status_of};
 use crate::formats::{BlockFormat, SavedFormat};
 use crate::metadata::MetadataState;
-use crate::subsystem::Awaited;
+use crate::subsystem::{Awaited, SharedNamespace};
 use crate::survival::state::{EraseRunning, EraseState};
 use dma::{Buffer, SegmentList};
 use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
@@ -245,11 +245,10 @@ impl Erasure {
         self.running.is_some()
     }
 
-    /// Another host has ended the erasing of a namespace early, and it has not been opened yet.
-    pub fn is_preempted(&self, nsid: u32) -> bool {
-        let running = self.running.iter().filter(|r| r.nsids.contains(&nsid));
-        let mut failed = running.filter_map(|running| running.failed);
-        failed.any(|status| status.is(Status::ABORTED_PREEMPT_AND_ABORT))
+    /// The namespace is being erased, or has not been opened since.
+    pub fn erases(&self, nsid: u32) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| running.nsids.contains(&nsid)) || self.left.contains(&nsid)
     }
 
     /// The worker is woken by this when a format is kept.
@@ -500,8 +499,7 @@ impl Controller {
     /// Nothing is in flight any more of what a reset has ended: the namespaces are open.
     pub(crate) fn open_left(&mut self) {
         let nsids = std::mem::take(&mut self.admin.erasure.left);
-        self.close(&nsids, None);
-        self.open_to_others(&nsids);
+        self.open_erased(&nsids);
     }
 
     /// The flushes of the controller's own that were ordered are over.
@@ -629,10 +627,15 @@ impl Controller {
             return true;
         }
         let nsid = running.nsids.get(running.at).copied().unwrap_or(0);
+        let cause = running.cause;
+        let mine = self.may_still_erase(nsid);
         let index = self.engine.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.engine.namespaces.get(index));
+        let Some(running) = &mut self.admin.erasure.running else {
+            return false;
+        };
         // One that has come in the place of another is not to be erased.
-        let Some(ns) = ns.filter(|ns| ns.closed == Some(running.cause.closes_with())) else {
+        let Some(ns) = ns.filter(|ns| ns.closed == Some(cause.closes_with()) && mine) else {
             running.fail(Status::INVALID_NAMESPACE_OR_FORMAT);
             return true;
         };
@@ -696,15 +699,21 @@ impl Controller {
         left.clamp(1, 100) as u8
     }
 
-    /// The host was preempted on a namespace, and its commands aborted: what it erases there is
-    /// left, unless a new format may be kept already.
-    pub(crate) fn preempt_erasing(&mut self, nsid: u32) {
+    /// What the host erases is left, with this status, if one of the namespaces is such a one and no
+    /// new format may be kept already.
+    pub(crate) fn end_erasing_early(
+        &mut self,
+        status: Status,
+        such: impl Fn(&SharedNamespace) -> bool,
+    ) {
+        let of_those: Vec<u32> = self.shared_where(such);
         let Some(running) = &mut self.admin.erasure.running else {
             return;
         };
+        let concerned = running.nsids.iter().any(|nsid| of_those.contains(nsid));
         let over = matches!(running.stage, Stage::Done | Stage::Over | Stage::Opening(_));
-        if !over && !running.may_be_kept() && running.nsids.contains(&nsid) {
-            running.fail(Status::ABORTED_PREEMPT_AND_ABORT);
+        if !over && !running.may_be_kept() && concerned {
+            running.fail(status);
             self.admin.rearm();
         }
     }
@@ -741,7 +750,7 @@ impl Controller {
                 };
                 let status = failed.unwrap_or(Status::SUCCESS);
                 self.record_format_end(asked, left.min(100) as u8, status);
-                if !abandoned {
+                if !abandoned && self.may_complete() {
                     self.finish_admin(cid, status, 0);
                 }
             }
