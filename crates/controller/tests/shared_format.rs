@@ -452,9 +452,16 @@ fn a_reset_opens_nothing_that_others_erase() {
     assert!(w.hosts[0].reap(0).is_none());
     hold(&below[0], OpKind::WriteZeroes);
     let erases = w.hosts[3].submit(0, format(1, 1));
-    w.rounds(5);
+    let both = |w: &mut World| {
+        for who in [3, 0, 3, 0] {
+            w.hosts[who].c.drain_messages();
+            w.hosts[who].round();
+        }
+    };
+    both(&mut w);
+    assert!(w.hosts[0].reap(0).is_none());
     w.hosts[0].disable();
-    w.rounds(5);
+    both(&mut w);
     assert!(!w.hosts[0].csts().rdy());
     w.hosts[0].enable();
     w.hosts[0].create_pair(1, 64);
@@ -549,6 +556,19 @@ fn a_format_ends_where_its_path_does() {
             false => Status::SUCCESS,
         };
         assert_eq!(plain(w.hosts[0].reap(0).unwrap().status()), expected);
+        let change = w.subsystem.set_ana_state(1, 5, AnaState::OPTIMIZED);
+        w.rounds(3);
+        assert!(change.wait(Duration::ZERO));
+        // One that is being kept is waited for.
+        below.store.hold();
+        w.hosts[0].submit(0, format(nsid, 1));
+        w.rounds(20);
+        let change = w.subsystem.set_ana_state(1, 5, AnaState::INACCESSIBLE);
+        w.rounds(20);
+        assert_eq!(change.wait(Duration::ZERO), !ends);
+        below.store.release();
+        w.rounds(20);
+        assert!(w.hosts[0].reap(0).unwrap().status().is_success());
         // By the other path it is open.
         let read = w.hosts[1].rw(NvmOpcode::READ, nsid, 0, 1, DATA);
         assert_eq!(w.command(1, read), Status::SUCCESS);
