@@ -525,7 +525,7 @@ fn a_format_that_nobody_knows_stays_so() {
     assert_eq!(plainly(w.read(0, 0)), refused(NOT_READY));
 }
 
-/// Who changes the state may give the namespace to somebody else then.
+/// Who changes the state may have the volume used otherwise then.
 #[test]
 fn a_format_ends_where_its_path_does() {
     for (nsid, ends) in [(1, true), (2, false)] {

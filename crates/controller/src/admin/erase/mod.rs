@@ -699,8 +699,8 @@ impl Controller {
         left.clamp(1, 100) as u8
     }
 
-    /// What the host erases is left, with this status, if one of the namespaces is such a one and no
-    /// new format may be kept already.
+    /// What the host erases is left, with this status, if one of the namespaces is such a one and
+    /// no new format may be kept already.
     pub(crate) fn end_erasing_early(
         &mut self,
         status: Status,
