@@ -269,10 +269,10 @@ impl Controller {
             self.unmark_all(&nsids);
         }
         for ((nsid, format), metadata) in changes {
-            // Marks are of blocks that there are no more, also where another namespace failed.
             if !self.may_still_erase(nsid) {
                 continue;
             }
+            // Marks are of blocks that there are no more, also where another namespace failed.
             self.unmark_all(&[nsid]);
             self.reformat(nsid, format, metadata, closed);
         }
