@@ -55,9 +55,14 @@ fn host(subsystem: &Arc<Subsystem>, cntlid: u16, all: &[Below]) -> Host {
 }
 
 fn two() -> (World, Vec<Below>) {
+    two_in([(1, 1), (2, 1)])
+}
+
+/// The same with namespaces in these ANA groups.
+fn two_in(groups: [(u32, u32); 2]) -> (World, Vec<Below>) {
     let subsystem = Subsystem::new();
-    let all = [1, 2].map(|nsid| {
-        subsystem.add_namespace(nsid, Reservations::new(false), None);
+    let all = groups.map(|(nsid, group)| {
+        subsystem.add_namespace_to(group, nsid, Reservations::new(false), None);
         let (volume, faults) = faulty(SIZE);
         let store = TestStore::new(512);
         Below {
@@ -529,19 +534,7 @@ fn a_format_that_nobody_knows_stays_so() {
 #[test]
 fn a_format_ends_where_its_path_does() {
     for (nsid, ends) in [(1, true), (2, false)] {
-        let subsystem = Subsystem::new();
-        let all = [(1, 5), (2, 6)].map(|(nsid, group)| {
-            subsystem.add_namespace_to(group, nsid, Reservations::new(false), None);
-            let (volume, faults) = faulty(SIZE);
-            let store = TestStore::new(512);
-            Below {
-                volume,
-                faults,
-                store,
-            }
-        });
-        let hosts = [1, 2].map(|cntlid| host(&subsystem, cntlid, &all)).into();
-        let mut w = World { hosts, subsystem };
+        let (mut w, all) = two_in([(1, 5), (2, 6)]);
         let below = &all[nsid as usize - 1];
         hold(below, OpKind::WriteZeroes);
         w.hosts[0].submit(0, format(nsid, 0));
