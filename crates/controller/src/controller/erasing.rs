@@ -1,5 +1,5 @@
 //! Namespaces that controllers of a subsystem share, while one of them erases them (Format NVM):
-//! how it keeps the others out of them, and how it is kept out by others.
+//! how it closes them to the others, and how they are closed to it by others.
 //!
 //! 1. It closes them to the others, and waits until nothing of theirs is in flight.
 //! 2. It erases them, as those that are its own ([`erase`](mod@crate::admin)).
@@ -119,7 +119,7 @@ impl Controller {
             let mut parts = sharing.iter().flat_map(|sharing| &sharing.parts);
             let part = parts.find(|part| part.shared.nsid() == *nsid);
             match part.map(|part| (part.index, part.shared.erasing())) {
-                Some((index, erasing)) => self.obey(index, erasing),
+                Some((index, erasing)) => self.apply_erasing(index, erasing),
                 None => self.close(&[*nsid], None),
             }
         }
@@ -138,7 +138,7 @@ impl Controller {
         };
         let (erasing, awaited) = part.shared.take_erasing(sharing.cntlid());
         let index = part.index;
-        self.obey(index, erasing);
+        self.apply_erasing(index, erasing);
         if erasing.closed.is_some() {
             self.engine.fence(index);
         }
@@ -155,7 +155,7 @@ impl Controller {
     }
 
     /// The namespace of this index is closed to commands, or has that format and is open.
-    pub(super) fn obey(&mut self, index: usize, erasing: Erasing) {
+    pub(super) fn apply_erasing(&mut self, index: usize, erasing: Erasing) {
         let Some(ns) = self.engine.namespaces.get(index) else {
             return;
         };

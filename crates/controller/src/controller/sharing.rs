@@ -192,7 +192,7 @@ impl Controller {
         let parts = sharing.parts.iter().filter(|part| !part.leaving);
         let parts: Vec<_> = parts.map(|p| (p.index, p.shared.erasing())).collect();
         for (index, erasing) in parts {
-            self.obey(index, erasing);
+            self.apply_erasing(index, erasing);
         }
     }
 

@@ -74,7 +74,7 @@ impl Engine {
     }
 
     /// What is in flight on the controller's own account is not to be asked to end early: it erases
-    /// what other hosts write to when it is over, and a volume may still do what it has given up.
+    /// what other hosts write to when it is over, and what is cancelled may still be carried out.
     pub(super) fn own_stays(&self) -> bool {
         self.offer.shared && self.own.erases
     }

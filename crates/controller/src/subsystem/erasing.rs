@@ -1,5 +1,5 @@
-//! A shared namespace that one of its controllers erases (Format NVM): the others are kept out of
-//! it meanwhile, and have its new format when it is open again.
+//! A shared namespace that one of its controllers erases (Format NVM): it is closed to the others
+//! meanwhile, and they have its new format when it is open again.
 
 use super::inbox::Message;
 use super::namespace::{Attached, Awaited, SharedNamespace, State};
@@ -88,8 +88,8 @@ impl SharedNamespace {
     ) -> Result<(), Status> {
         let mut state = self.lock();
         let attached = state.attached.get(&cntlid);
-        let untold = attached.is_some_and(|attached| attached.told_of_erasing);
-        if state.erasing.by.is_some() || untold {
+        let is_stale = attached.is_some_and(|attached| attached.told_of_erasing);
+        if state.erasing.by.is_some() || is_stale {
             return Err(status);
         }
         state.erasing = Erasing {
