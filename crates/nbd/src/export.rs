@@ -68,6 +68,8 @@ pub(crate) struct Shared {
     /// The connection by which the volume was opened, for the first queue.
     first: Mutex<Option<Connected>>,
     queues: AtomicUsize,
+    /// The volume is closed; threads that connect may still have this.
+    closed: AtomicBool,
     /// Connections that workers wait for.
     awaited: AtomicUsize,
     /// Connections that have ended.
@@ -88,7 +90,9 @@ struct Log {
 
 impl Reachable for Shared {
     fn reach(&self) -> Option<Reach> {
-        Some(Reach {
+        let queues = self.queues.load(Ordering::Relaxed);
+        let is_used = queues > 0 || !self.closed.load(Ordering::Relaxed);
+        is_used.then(|| Reach {
             server: self.server.to_string(),
             connected: self.awaited.load(Ordering::Relaxed) == 0,
             lost: self.lost.load(Ordering::Relaxed),
@@ -311,6 +315,7 @@ impl NbdVolume {
             told: export.size.into(),
             first: Mutex::new(Some(connected)),
             queues: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
             awaited: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
             overdue: AtomicBool::new(false),
@@ -333,6 +338,12 @@ impl NbdVolume {
             what,
             error,
         }
+    }
+}
+
+impl Drop for NbdVolume {
+    fn drop(&mut self) {
+        self.0.closed.store(true, Ordering::Relaxed);
     }
 }
 

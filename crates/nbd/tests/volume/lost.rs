@@ -88,7 +88,8 @@ fn a_server_that_never_says_the_truth_fails_the_request() {
         worker.read(0, 4096).unwrap_err().kind,
         IoErrorKind::MediaRead
     );
-    assert_eq!(server.count(|s| &s.connections), 5);
+    // The next connection may be there already.
+    assert_eq!(server.count(|s| &s.requests), 5);
 }
 
 #[test]
@@ -161,7 +162,7 @@ fn another_export_in_its_place_is_not_taken() {
 fn requests_fail_when_a_server_stays_away() {
     let mut server = serving(|_, _| Answer::Right);
     let impatient = NbdOptions {
-        reconnect_delay: Duration::from_secs(3),
+        reconnect_delay: Duration::from_secs(5),
         ..options()
     };
     let volume = open(&server, impatient);
@@ -182,7 +183,7 @@ fn requests_fail_when_a_server_stays_away() {
         worker.write(0, &[2; 4096]).unwrap_err().kind,
         IoErrorKind::Unreachable
     );
-    assert!(began.elapsed() >= Duration::from_millis(2900), "it waited");
+    assert!(began.elapsed() >= Duration::from_millis(4900), "it waited");
     assert!(!watch.look().unwrap().connected);
     // From now on nothing waits, until the server is back.
     for _ in 0..100 {
@@ -213,7 +214,7 @@ fn a_server_that_only_listens_is_lost_as_well() {
     let server = serving(|_, _| Answer::Never);
     let impatient = NbdOptions {
         timeout: Duration::from_millis(200),
-        reconnect_delay: Duration::from_secs(1),
+        reconnect_delay: Duration::from_secs(3),
         ..NbdOptions::default()
     };
     let volume = open(&server, impatient);
