@@ -129,7 +129,7 @@ impl ThreadsQueue {
     }
 
     /// Requests that are not answered in their time fail. Those that wait for others have theirs
-    /// when they are begun.
+    /// when they are begun. One that has ended is none of them, however late that is seen.
     fn fail_overdue(&mut self) {
         let Some(limit) = self.shared.options.timeout else {
             return;
@@ -139,7 +139,11 @@ impl ThreadsQueue {
             return;
         }
         self.looked = now;
-        let late = |one: &mut Started| now.saturating_duration_since(one.since) >= limit;
+        let finished = &self.finished;
+        let late = |one: &mut Started| {
+            let is_late = now.saturating_duration_since(one.since) >= limit;
+            is_late && !finished.iter().any(|done| done.id == one.id)
+        };
         for late in self.started.extract_if(.., late) {
             self.threads.give_up(late.id);
             let failed = Err(IoErrorKind::Unreachable.into());
@@ -216,6 +220,9 @@ impl VolumeQueue for ThreadsQueue {
 
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let news = self.inbox.has_news();
+        if news {
+            self.finished.extend(self.inbox.take());
+        }
         if !self.started.is_empty() {
             self.fail_overdue();
         }
@@ -227,9 +234,6 @@ impl VolumeQueue for ThreadsQueue {
             count += 1;
             done(completion);
         };
-        if news {
-            self.finished.extend(self.inbox.take());
-        }
         let mut moved = 0;
         while moved < ROUND
             && let Some(finished) = self.finished.pop_front()
