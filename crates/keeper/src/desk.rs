@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// How long an answer may take.
-const LIMIT: Duration = Duration::from_secs(1);
+const LIMIT: Duration = Duration::from_secs(5);
 /// The same where systemd keeps: it does much else, and stands still while it reads its units.
 const LIMIT_OF_SYSTEMD: Duration = Duration::from_secs(15);
 /// Until a message is sent again for which there was no room. A service manager's socket takes ten.

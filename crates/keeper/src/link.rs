@@ -53,7 +53,7 @@ pub enum UpgradeError {
 }
 
 /// How long the keeper process may take: it gives a new program some seconds to say what it reads.
-const UPGRADE_LIMIT: Duration = Duration::from_secs(10);
+const UPGRADE_LIMIT: Duration = Duration::from_secs(20);
 
 impl Link {
     /// Over a socket that is connected to the keeper, which keeps `most` descriptors and has those
