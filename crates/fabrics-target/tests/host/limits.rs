@@ -126,7 +126,7 @@ fn data_whose_digest_is_wrong_is_not_written() {
 fn a_host_that_falls_silent_is_forgotten() {
     let served = Served::new(Setup::memory(1 << 20));
     let mut admin = Queue::open(served.address, Host::default());
-    let entry = admin.connect(0, 32, CNTLID_DYNAMIC, |connect, _| connect.kato = 500);
+    let entry = admin.connect(0, 32, CNTLID_DYNAMIC, |connect, _| connect.kato = 2000);
     assert!(entry.status().is_success());
     // As long as it says something it stays.
     let began = Instant::now();
@@ -136,7 +136,7 @@ fn a_host_that_falls_silent_is_forgotten() {
         .with_iocqes(4)
         .into_bits();
     admin.execute(Property::set(0, regs::CC as u32, cc), 0);
-    while began.elapsed() < Duration::from_millis(1500) {
+    while began.elapsed() < Duration::from_secs(3) {
         let alive = Command::new(AdminOpcode::KEEP_ALIVE.0, 0, 0);
         assert_eq!(admin.execute(alive, 0).0, Status::SUCCESS);
         std::thread::sleep(Duration::from_millis(20));
@@ -221,7 +221,7 @@ fn a_host_that_reads_nothing_takes_no_more_than_its_memory() {
 fn connections_that_say_nothing_are_closed_and_keep_nobody_away() {
     let mut setup = Setup::memory(1 << 20);
     setup.limits.newcomers = 4;
-    setup.limits.handshake = Duration::from_millis(300);
+    setup.limits.handshake = Duration::from_secs(1);
     let served = Served::new(setup);
     let silent: Vec<TcpStream> = (0..12)
         .map(|_| TcpStream::connect(served.address).unwrap())

@@ -674,6 +674,13 @@ fn io_queue(state: &State, ctrl: &Ctrl, peer: &mut Peer, success: bool) -> io::R
             _ => {}
         }
         let offset = (command.slba() * BLOCK) as usize;
+        // A host may not know its end yet.
+        if opcode != NvmOpcode::DATASET_MANAGEMENT
+            && offset + len as usize > state.data.lock().unwrap().len()
+        {
+            peer.complete(cid, Status::LBA_OUT_OF_RANGE, 0)?;
+            continue;
+        }
         match opcode {
             NvmOpcode::READ => {
                 let bytes = state.data.lock().unwrap()[offset..][..len as usize].to_vec();

@@ -98,7 +98,12 @@ fn one_of_two_paths_is_lost_again_and_again() {
     let watch = volume.watch();
     let thread = std::thread::spawn(move || {
         for round in 0..12 {
+            let lost = watch.look().unwrap().lost;
             killer.stop(round % 2);
+            // That is seen by the path's own thread.
+            while watch.look().unwrap().lost == lost {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             std::thread::sleep(Duration::from_millis(50));
             killer.restart(round % 2);
             while !watch.look().unwrap().connected {
