@@ -733,7 +733,7 @@ fn what_takes_its_time_keeps_nobody_waiting() {
     let begin = Instant::now();
     drop(running);
     assert!(
-        begin.elapsed() < Duration::from_secs(10),
+        begin.elapsed() < Duration::from_secs(60),
         "{:?}",
         begin.elapsed()
     );

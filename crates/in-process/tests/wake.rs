@@ -13,7 +13,7 @@ use worker::IdleWindow;
 
 const ROUNDS: u64 = 10_000;
 /// A command that takes longer was not seen.
-const LOST: Duration = Duration::from_secs(10);
+const LOST: Duration = Duration::from_secs(60);
 /// The driver looks at the controller now and then while it waits: a register read, which wakes a
 /// sleeping worker and so would hide a lost wake-up.
 const NEVER: Duration = Duration::from_secs(24 * 3600);

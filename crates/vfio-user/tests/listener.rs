@@ -110,14 +110,25 @@ fn listens_elsewhere() {
 fn a_server_that_is_ending_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
-    let mut server = Elsewhere::listen(&path);
-    let waits = {
-        let path = path.clone();
-        std::thread::spawn(move || Listener::make_room(path))
+    let is_waited_for = || {
+        let mut server = Elsewhere::listen(&path);
+        let waits = {
+            let path = path.clone();
+            std::thread::spawn(move || Listener::make_room(path))
+        };
+        server.says("client");
+        drop(server);
+        match waits.join().unwrap() {
+            Ok(()) => true,
+            Err(ListenError::InUse(_)) => {
+                fs::remove_file(&path).unwrap();
+                false
+            }
+            Err(error) => panic!("{error}"),
+        }
     };
-    server.says("client");
-    drop(server);
-    waits.join().unwrap().unwrap();
+    // A busy machine may take longer to end it than it is waited for.
+    assert!((0..10).any(|_| is_waited_for()));
     let listener = Listener::bind(&path).unwrap();
     assert_eq!(listener.path(), path);
 }
