@@ -15,7 +15,11 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// # Errors
 /// That of the last try.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let end = Instant::now() + ENDING;
+    listen_within(address, ENDING)
+}
+
+fn listen_within(address: SocketAddr, limit: Duration) -> io::Result<TcpListener> {
+    let end = Instant::now() + limit;
     loop {
         match TcpListener::bind(address) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < end => {
@@ -39,7 +43,8 @@ mod tests {
             io::ErrorKind::AddrInUse
         );
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| listen(address));
+            // Long enough for any machine: it ends as soon as the address is free.
+            let second = scope.spawn(|| listen_within(address, Duration::from_secs(60)));
             std::thread::sleep(10 * PAUSE);
             drop(first);
             second.join().unwrap().unwrap();

@@ -437,7 +437,7 @@ fn sigterm_ends_it_with_poison_everywhere() {
 fn nothing_is_kept_and_the_disk_is_served_again_when_the_poison_is_gone() {
     let poison = Lingering::new();
     let victim = Victim::new();
-    let open = descriptors(victim.daemon.pid());
+    let open = victim.daemon.settled_descriptors();
     for attack in attacks() {
         let client = victim.connect("attacked");
         strike(&victim.daemon, &client, &attack, &poison);

@@ -23,7 +23,7 @@ fn open_place(test: &str) -> Option<(Place, PathBuf)> {
     let place = Place::new();
     fs::set_permissions(place.path(""), Permissions::from_mode(0o755)).unwrap();
     let program = place.path("vnvme");
-    fs::copy(env!("CARGO_BIN_EXE_vnvme"), &program).unwrap();
+    put_program(env!("CARGO_BIN_EXE_vnvme"), &program);
     Some((place, program))
 }
 

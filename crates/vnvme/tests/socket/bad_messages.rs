@@ -54,7 +54,7 @@ fn what_cannot_be_understood_ends_the_connection() {
     let mut host = Host::up(&place.socket());
     host.write(1, 0, &data);
     drop(host);
-    let open = descriptors(daemon.pid());
+    let open = daemon.settled_descriptors();
 
     let info = message(
         4,
@@ -218,7 +218,7 @@ fn more_descriptors_than_a_message_may_carry() {
     let mut daemon = Daemon::serve(&place, &["mem://1M"]);
     leave(Client::connect(place.socket(), LIMIT).unwrap());
     daemon.wait_log(|line| line.contains("client disconnected"));
-    let open = descriptors(daemon.pid());
+    let open = daemon.settled_descriptors();
     let file = memfd(4096);
     for count in [1, 16, 17, 32] {
         let mut client = RawClient::connect(&place.socket(), LIMIT).unwrap();

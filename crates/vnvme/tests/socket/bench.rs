@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use crate::common::*;
@@ -74,7 +73,7 @@ fn a_disk_that_is_served_is_not_written_to() {
 fn suites_are_run_by_the_program_beside() {
     let place = Place::new();
     let vnvme = place.path("vnvme");
-    fs::copy(env!("CARGO_BIN_EXE_vnvme"), &vnvme).unwrap();
+    put_program(env!("CARGO_BIN_EXE_vnvme"), &vnvme);
     let run = || {
         Command::new(&vnvme)
             .args(["bench", "--suite", "cost", "--runs=1"])
@@ -88,9 +87,9 @@ fn suites_are_run_by_the_program_beside() {
         said.contains("vnvme-bench") && said.lines().count() == 1,
         "{said}"
     );
-    let suites = place.path("vnvme-bench");
-    fs::write(&suites, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();
-    fs::set_permissions(&suites, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = place.path("script");
+    fs::write(&script, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();
+    put_program(&script, &place.path("vnvme-bench"));
     let output = run();
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert_eq!(output.stdout, b"--suite cost --runs=1\n");

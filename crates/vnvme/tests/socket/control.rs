@@ -173,12 +173,7 @@ fn slow_clients_hold_up_no_other() {
     assert!(ask_for_stats(&connect()).contains("controllers"));
     // Its worker serves, and the main thread has what it waits with, too: nothing more is opened.
     drop(Host::up(&place.socket()));
-    let mut before = 0;
-    eventually("everything is open", || {
-        std::thread::sleep(Duration::from_millis(300));
-        let now = descriptors(daemon.pid());
-        std::mem::replace(&mut before, now) == now
-    });
+    let before = daemon.settled_descriptors();
     let first = connect();
     let slow: Vec<UnixStream> = (0..20).map(|_| connect()).collect();
     for stream in &slow {
@@ -472,10 +467,9 @@ fn a_group_may_ask_and_change_nothing() {
     assert_eq!(std::os::unix::fs::MetadataExt::gid(&metadata), 54321);
     // A user of the group reaches both, and this program.
     let all = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(place.path("."), all.clone()).unwrap();
+    std::fs::set_permissions(place.path("."), all).unwrap();
     let program = place.path("vnvme");
-    std::fs::copy(env!("CARGO_BIN_EXE_vnvme"), &program).unwrap();
-    std::fs::set_permissions(&program, all).unwrap();
+    put_program(env!("CARGO_BIN_EXE_vnvme"), &program);
     let ask = |group: u32, socket: &str, args: &[&str]| {
         let mut command = Command::new(&program);
         std::os::unix::process::CommandExt::uid(&mut command, 65534);

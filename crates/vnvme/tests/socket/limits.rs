@@ -59,7 +59,7 @@ fn many_clients_leave_nothing_behind() {
     // One that only looks: what is open then is the daemon's own.
     visit(&place, 0);
     daemon.wait_log(|line| line.contains("client disconnected"));
-    let open = descriptors(daemon.pid());
+    let open = daemon.settled_descriptors();
     let rounds = |count: u64| {
         for round in 0..count {
             visit(&place, round);

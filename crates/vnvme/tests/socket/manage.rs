@@ -102,13 +102,15 @@ fn a_disk_comes_and_goes() {
     let m = Managed::start(&["--workers", "2"]);
     let disk = m.place.disk("a.raw", 1 << 20);
     m.add("a", &disk).unwrap();
-    let before = m.descriptors();
+    let before = m.daemon.settled_descriptors();
     refused(m.add("a", "mem://1M"), "there already");
     refused(m.add("b", &disk), "a.raw");
     refused(m.add("b", "/etc/hostname"), "option allow");
     refused(m.add("b", "mem://1M?nonsense=1"), "nonsense");
     refused(m.export("c", "mem://lots"), "lots");
-    assert_eq!((m.names(), m.descriptors()), (vec!["a".to_owned()], before));
+    assert_eq!(m.names(), ["a"]);
+    // The connection of the last request may not be closed yet.
+    eventually("nothing is left open", || m.descriptors() <= before);
     assert!(
         !m.socket("b").exists() && !m.socket("c").exists(),
         "nothing half done"
@@ -151,7 +153,7 @@ fn mistakes_are_told_and_leave_nothing() {
     let made = std::process::Command::new("mkfifo").arg(&fifo).status();
     assert!(made.unwrap().success());
     m.add("a", "mem://1M").unwrap();
-    let (names, open) = (m.names(), m.descriptors());
+    let (names, open) = (m.names(), m.daemon.settled_descriptors());
     let of = |name: &str| text(&m.place.path(name));
     let socket = of("x.sock");
     let with = |table: &[(&str, Value)]| {
@@ -195,7 +197,7 @@ fn mistakes_are_told_and_leave_nothing() {
         refused(with(&[table]), words);
         assert_eq!(m.names(), names, "{words}");
         // The connection of the last request may not be closed yet.
-        eventually(words, || m.descriptors() == open);
+        eventually(words, || m.descriptors() <= open);
         assert!(!m.socket("x").exists(), "{words}");
     }
     refused(m.client.remove("", false), "");
@@ -206,7 +208,7 @@ fn mistakes_are_told_and_leave_nothing() {
     with(&[("name", json!("a/b ?"))]).unwrap();
     m.client.remove("a/b ?", false).unwrap();
     assert_eq!(m.names(), names);
-    eventually("nothing is left open", || m.descriptors() == open);
+    eventually("nothing is left open", || m.descriptors() <= open);
     assert!(m.daemon.end().status.success());
 }
 
@@ -491,7 +493,8 @@ fn what_was_saved_into_the_configuration_is_the_configurations() {
     let m = Managed::start_at(place, &["--config", &config]);
     assert_eq!(m.names(), ["a", "b"]);
     assert!(!kept("b"));
-    assert!(m.daemon.count("disks=\"b\"") == 1);
+    m.daemon.wait_log(|line| line.contains("disks=\"b\""));
+    assert_eq!(m.daemon.count("disks=\"b\""), 1);
     m.add("c", "mem://1M").unwrap();
     let plan = m.client.apply(&object(json!({})), false).unwrap();
     assert!(plan.refused[0].reason.contains("is empty"), "{plan:?}");

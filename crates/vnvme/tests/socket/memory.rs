@@ -29,7 +29,7 @@ fn descriptors_that_are_no_memory() {
     let place = Place::new();
     let mut daemon = Daemon::serve(&place, &["mem://1M"]);
     let mut host = Host::up(&place.socket());
-    let open = descriptors(daemon.pid());
+    let open = daemon.settled_descriptors();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let short = memfd(4096);
     let path = place.path("read-only");
@@ -87,7 +87,7 @@ fn descriptors_that_are_no_interrupts() {
     let place = Place::new();
     let daemon = Daemon::serve(&place, &["mem://1M"]);
     let mut host = Host::up(&place.socket());
-    let open = descriptors(daemon.pid());
+    let open = daemon.settled_descriptors();
     let (_reader, writer) = rustix::pipe::pipe().unwrap();
     let directory = OwnedFd::from(File::open(place.path(".")).unwrap());
     let file = OwnedFd::from(memfd(4096));

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 
@@ -307,14 +308,20 @@ fn output_that_nobody_reads_ends_a_command_quietly() {
 #[test]
 fn a_log_that_nobody_reads_ends_nothing() {
     let place = Place::new();
+    let socket = text(&place.socket());
     let mut child = Command::new(env!("CARGO_BIN_EXE_vnvme"))
-        .args(["serve", "--socket", &text(&place.socket()), "mem://1M"])
+        .args(["serve", "--keeper", "off", "--socket", &socket, "mem://1M"])
+        .env("VNVME_CONTROL", "none")
+        .env_remove("VNVME_LOG")
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     drop(child.stderr.take());
-    eventually("it listens", || place.socket().exists());
+    // The file is there before it listens.
+    eventually("it listens", || {
+        UnixStream::connect(place.socket()).map(leave).is_ok()
+    });
     for _ in 0..3 {
         // Each connection makes lines.
         let mut host = Host::up(&place.socket());

@@ -4,6 +4,7 @@
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -18,8 +19,24 @@ fn vnvme(args: &[&str]) -> Output {
     command.args(args).env_remove("VNVME_LOG").output().unwrap()
 }
 
-/// Where nobody listens.
+/// Where nobody listens. Not among the ports that the kernel chooses from: another socket, of a
+/// connection for instance, could be given this one before a daemon has it, or while that is down.
 fn address() -> String {
+    static TRIES: AtomicU32 = AtomicU32::new(0);
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let end: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
+    let begin = end / 2;
+    for _ in begin..end {
+        // Another one for each process of tests, and for each of its threads.
+        let tries = TRIES.fetch_add(1, Ordering::Relaxed);
+        let number = std::process::id().wrapping_mul(16).wrapping_add(tries);
+        let port = begin + (number % u32::from(end - begin)) as u16;
+        // Any address: one of the tests listens at all of them.
+        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return format!("127.0.0.1:{port}");
+        }
+    }
+    // The kernel chooses from all that this user may have.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().to_string()
 }

@@ -198,7 +198,7 @@ fn a_clients_memory_files_are_bounded() {
     assert_eq!(errno(refused), Some(Errno::NOMEM));
     pair.check();
     // The next client has an account of its own.
-    drop(client);
+    leave(client);
     let mut client = pair.client();
     client.dma_map(at(0), Some(less.as_fd())).unwrap();
     client.dma_map(at(1), Some(half.as_fd())).unwrap();
@@ -231,7 +231,7 @@ fn the_address_space_is_not_a_clients() {
     assert!(refused > 30, "{refused} of 100");
     pair.check();
     // Others find room for theirs as soon as this client has gone.
-    drop(client);
+    leave(client);
     let mut client = pair.client();
     let file = sparse(32 << 40);
     let map = window(0, 32 << 40);
@@ -250,8 +250,11 @@ fn what_a_client_took_is_returned() {
     let mut pair = Pair::new(&place, &[]);
     pair.check();
     let pid = pair.daemon.pid();
-    let before = (descriptors(pid), status_kib(pid, "VmRSS"));
-    let most = pair.client().server_capabilities().max_dma_maps;
+    let open = pair.daemon.settled_descriptors();
+    let before = status_kib(pid, "VmRSS");
+    let client = pair.client();
+    let most = client.server_capabilities().max_dma_maps;
+    leave(client);
     for _ in 0..2 {
         let mut client = pair.client();
         let file = sparse(most * 4096);
@@ -263,14 +266,14 @@ fn what_a_client_took_is_returned() {
             client.dma_map(map, Some(file.as_fd())).unwrap();
         }
         pair.check();
-        drop(client);
+        leave(client);
         pair.check();
     }
-    pair.daemon.wait_descriptors(before.0);
+    pair.daemon.wait_descriptors(open);
     let mut after = 0;
     eventually("memory is returned", || {
         after = status_kib(pid, "VmRSS");
-        after <= before.1 + before.1 / 10
+        after <= before + before / 10
     });
     pair.check();
     pair.end();

@@ -40,7 +40,13 @@ impl Folder {
     }
 
     fn reload(&self, daemon: &Daemon, words: &str) {
+        self.reload_after(daemon, words, || ());
+    }
+
+    /// The same after a change, which a signal before may be answered with already.
+    fn reload_after(&self, daemon: &Daemon, words: &str, change: impl FnOnce()) {
         let before = daemon.count(words);
+        change();
         daemon.signal(Signal::HUP);
         eventually(words, || daemon.count(words) > before);
     }
@@ -216,9 +222,10 @@ fn an_empty_configuration_removes_nothing() {
         folder.write("b.toml", half);
         daemon.signal(Signal::HUP);
     }
-    folder.write("a.toml", &folder.controller("a", MEM));
-    folder.write("b.toml", &folder.controller("b", MEM));
-    folder.reload(&daemon, "the configuration was read again added=");
+    folder.reload_after(&daemon, "the configuration was read again added=", || {
+        folder.write("a.toml", &folder.controller("a", MEM));
+        folder.write("b.toml", &folder.controller("b", MEM));
+    });
     eventually("it is added", || folder.is_there("b"));
     drop(Host::up(&folder.0.path("a.sock")));
     assert!(daemon.end().status.success());

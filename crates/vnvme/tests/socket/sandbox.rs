@@ -2,7 +2,7 @@
 //! tests.)
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::chown;
 
 use rustix::thread::CapabilitySet;
 
@@ -118,6 +118,7 @@ fn its_helpers_keep_as_little_and_one_is_started_again() {
         before = child_of(starter).unwrap();
     }
     // That it was killed was told each time, and nothing else.
+    eventually("each was told", || daemon.count("ERROR") >= 3);
     assert_eq!(daemon.count("ERROR"), 3, "{:?}", daemon.log());
     daemon.end();
     eventually("its helpers end, too", || {
@@ -146,8 +147,7 @@ fn it_works_for_any_user() {
     }
     // Where others may read it.
     let program = place.path("vnvme");
-    fs::copy(env!("CARGO_BIN_EXE_vnvme"), &program).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    put_program(env!("CARGO_BIN_EXE_vnvme"), &program);
     let socket = text(&place.socket());
     let args = ["serve", "--socket", &socket, "--pin-memory", &disk];
     let daemon = Daemon::spawn_as(NOBODY, &program, &args);

@@ -312,7 +312,8 @@ fn a_busy_worker_gives_queues_to_an_idle_one() {
         if workers.contains(&0) && workers.contains(&1) {
             break;
         }
-        assert!(start.elapsed() < LIMIT, "nothing moved: {told}");
+        // How busy a worker is shows late on a machine that is busy with something else.
+        assert!(start.elapsed() < 4 * LIMIT, "nothing moved: {told}");
     }
     drop(queues);
     drop(device);

@@ -1,6 +1,9 @@
 //! Limits of a volume as a host feels them, and as the control socket changes them.
 
+use std::os::unix::fs::FileExt;
 use std::process::Command;
+
+use nvme::{NvmOpcode, Status};
 
 use crate::common::*;
 
@@ -27,9 +30,21 @@ fn a_limited_disk_sleeps_wakes_and_is_set_free() {
     let volume = "mem://4M?iops=4&burst=1ms";
     let daemon = Daemon::serve(&place, &["--control", &control, volume, "mem://1M"]);
     let mut host = Host::up(&place.socket());
-    // The first passes; nobody but the limit's own deadline wakes the worker for the others.
-    for i in 0..4 {
-        host.write(1, i * 8, &pattern(i, 4096));
+    // The first passes; nobody but the limit's own deadline wakes the worker for the others. They
+    // come together: one after the other, on a busy machine, each would find its time come already.
+    let writes = [0, 1, 2, 3].map(|i| {
+        let at = (4 << 20) + i * 4096;
+        host.ram.write_all_at(&pattern(i, 4096), at).unwrap();
+        host.transfer(NvmOpcode::WRITE, 1, i * 8, 4096, at)
+    });
+    let [first, second, third, last] = writes;
+    for write in [first, second, third] {
+        host.place(1, write);
+    }
+    // Rings for all of them.
+    host.submit(1, last);
+    for _ in 0..4 {
+        assert_eq!(host.completion(1).status(), Status::SUCCESS);
     }
     let told = only(&control, &[]);
     assert_eq!(

@@ -108,6 +108,12 @@ impl Screen {
         modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
     }
 
+    /// It stands still, until it is told to go on.
+    fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        stat.contains(") T ")
+    }
+
     fn wait_end(&mut self) -> ExitStatus {
         let mut ended = None;
         eventually("the end of top", || {
@@ -234,6 +240,8 @@ fn the_terminal_is_what_it_was_however_top_ends() {
     screen.signal(Signal::TSTP);
     eventually("the shell's terminal", || screen.is_cooked());
     eventually("the shell's screen", || screen.all().ends_with(LEAVE));
+    // A signal to go on that comes before would have no effect.
+    eventually("it is stopped", || screen.is_stopped());
     screen.signal(Signal::CONT);
     eventually("its own again", || !screen.is_cooked());
     eventually("a new screen", || {

@@ -289,6 +289,19 @@ impl Daemon {
         self.child.try_wait().unwrap().is_none()
     }
 
+    /// Number of its descriptors when it opens and closes nothing more: its main thread still opens
+    /// one when its workers serve already, and what a client had is closed a moment after it has
+    /// gone.
+    pub fn settled_descriptors(&self) -> usize {
+        let mut before = super::descriptors(self.pid());
+        eventually("its descriptors stay the same", || {
+            std::thread::sleep(Duration::from_millis(300));
+            let last = std::mem::replace(&mut before, super::descriptors(self.pid()));
+            before == last
+        });
+        before
+    }
+
     /// Waits until its counter of descriptors is back at `count`.
     pub fn wait_descriptors(&self, count: usize) {
         eventually("descriptors are closed", || {

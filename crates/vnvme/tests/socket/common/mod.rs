@@ -6,8 +6,10 @@ pub mod fuse;
 mod host;
 mod lone;
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 pub use daemon::{Daemon, KEEPER_AS_CONFIGURED};
@@ -18,7 +20,7 @@ pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE, leave, memfd,
 pub use lone::{Lone, all_stats, stats};
 
 /// No single step takes longer than this on any machine; what is waited for this long has failed.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// A directory with room for a socket and a disk.
 pub struct Place(tempfile::TempDir);
@@ -55,6 +57,15 @@ impl Place {
 /// A path as an argument.
 pub fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
+}
+
+/// Puts a copy of a program somewhere, which everybody may execute. Another process writes it: a
+/// descriptor of this one that is open for writing would be inherited by what another thread starts
+/// just then, and nobody can execute a file that is open for writing (execve(2), ETXTBSY).
+pub fn put_program(from: impl AsRef<OsStr>, to: &Path) {
+    let mut install = Command::new("install");
+    let put = install.args(["-m", "755"]).arg(from.as_ref()).arg(to);
+    assert!(put.status().unwrap().success());
 }
 
 /// Waits until something holds.
