@@ -36,6 +36,8 @@ pub struct Apt {
     architecture: &'static str,
 }
 
+const NOT_SERVED: &str = "no mirror serves";
+
 /// The architecture of the host's own tools and of the guest that most tests run.
 pub const AMD64: &str = "amd64";
 
@@ -96,7 +98,7 @@ impl Apt {
                 Err(e) => failures.push_str(&format!("\n{mirror}: {e:#}")),
             }
         }
-        bail!("no mirror serves {}:{failures}", self.suites)
+        bail!("{NOT_SERVED} {}:{failures}", self.suites)
     }
 
     /// Everything that `wanted` depends on, recommended packages left out, as if nothing were
@@ -265,7 +267,12 @@ fn not_served(error: &anyhow::Error) -> Option<anyhow::Error> {
         .filter_map(|line| line.strip_prefix("E: Failed to fetch "))
         .filter_map(|line| Some(line.split_once(" 404 ")?.0.trim_end()))
         .collect();
-    (!missing.is_empty()).then(|| anyhow!("no mirror serves {}", missing.join(" ")))
+    (!missing.is_empty()).then(|| anyhow!("{NOT_SERVED} {}", missing.join(" ")))
+}
+
+/// Mirrors do not have lists or packages now.
+pub fn is_not_served(error: &anyhow::Error) -> bool {
+    format!("{error:#}").contains(NOT_SERVED)
 }
 
 /// Reads `'URI' FILE SIZE ...`, where FILE is `name_version_architecture.deb`

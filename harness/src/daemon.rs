@@ -45,7 +45,7 @@ impl Daemon {
             name: name.to_string(),
             args: Vec::new(),
             envs: Vec::new(),
-            limit: Duration::from_secs(1200),
+            limit: Duration::from_secs(3600),
             command: "serve",
             config: None,
             program: None,

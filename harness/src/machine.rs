@@ -110,8 +110,8 @@ impl Guest {
             shared_memory: true,
             extra: Vec::new(),
             accel: None,
-            boot_limit: Duration::from_secs(120),
-            limit: Duration::from_secs(900),
+            boot_limit: Duration::from_secs(300),
+            limit: Duration::from_secs(3600),
         }
     }
 }

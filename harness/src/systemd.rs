@@ -242,9 +242,12 @@ impl Machine {
     ) -> Result<String> {
         let deadline = Instant::now() + LIMIT;
         loop {
-            let value = self.property(unit, name)?;
-            if is_right(&value) {
-                return Ok(value);
+            // While systemd executes itself anew it takes no orders.
+            let value = self.property(unit, name);
+            if let Ok(value) = &value
+                && is_right(value)
+            {
+                return Ok(value.clone());
             }
             if Instant::now() > deadline {
                 let journal = self.journal(unit).unwrap_or_default();
@@ -256,6 +259,8 @@ impl Machine {
 
     /// What the journal has of a unit: what the unit says, and what systemd says of it.
     pub fn journal(&self, unit: &str) -> Result<String> {
+        // What has been said may not have been read yet.
+        self.run(&["journalctl", "--sync"])?;
         self.run(&["journalctl", "--no-pager", "--output=cat", "--unit", unit])
     }
 }

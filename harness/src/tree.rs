@@ -7,16 +7,19 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::apt::{AMD64, Apt, Package};
+use crate::apt::{AMD64, Apt, Package, is_not_served};
 use crate::cache::{self, Cache};
 use crate::elf::Elf;
 use crate::progress::say;
 
 /// Changes when the way a tree is made changes.
 const RECIPE: &str = "tree-1";
+/// When mirrors are asked again that do not serve something.
+const AGAIN: Duration = Duration::from_secs(30);
 
 /// What a tree is made of.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +85,27 @@ impl Tree {
         if let Some(dir) = current() {
             return Tree::open(dir);
         }
+        // A mirror that is being changed lacks for a moment what its lists name.
+        let first = Tree::fetch_now(cache, wish, architecture, &accept);
+        match first {
+            Err(error) if architecture == AMD64 && is_not_served(&error) => {
+                say(format!(
+                    "apt: {error:#}; once more in {} s",
+                    AGAIN.as_secs()
+                ));
+                std::thread::sleep(AGAIN);
+                Tree::fetch_now(cache, wish, architecture, &accept)
+            }
+            first => first,
+        }
+    }
+
+    fn fetch_now(
+        cache: &Cache,
+        wish: &Wish,
+        architecture: &'static str,
+        accept: impl Fn(&[Package]) -> Result<()>,
+    ) -> Result<Tree> {
         let apt = Apt::open_for(cache, wish.suites, architecture)?;
         let mut packages = apt.closure(wish.release, wish.packages)?;
         packages.retain(|p| !wish.without.iter().any(|w| p.name.starts_with(w)));

@@ -119,7 +119,7 @@ fn under_load(guest: &Guest) -> Result<()> {
          load=$!
          sleep 2
          nvme format $d --lbaf=0 --force
-         kill -INT $load; wait $load || true
+         kill -INT $load || true; wait $load || true
          has 512
          nvme format $d --lbaf=0 --force
          cmp -n 67108864 $d /dev/zero

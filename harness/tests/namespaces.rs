@@ -246,7 +246,16 @@ fn busy(guest: &Guest) -> Result<()> {
         "{LIB}
          fio_on() {{
              fio --name=$1 --filename=$1 --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite \\
-                 --bs=4k --size=4m --time_based --runtime=$2 --output-format=terse
+                 --bs=4k --size=4m --time_based --runtime=$2 --output-format=terse \\
+                 --allow_file_create=0
+         }}
+         writes() {{
+             for try in $(seq 600); do
+                 set -- $1 $(cat /sys/block/${{1##*/}}/stat)
+                 [ $6 -gt 0 ] && return 0
+                 sleep 0.1
+             done
+             echo \"nothing is written to $1\"; exit 1
          }}
          for turn in 1 2 3; do
              nvme create-ns $c --nsze=65536 --ncap=65536 --flbas=0 | grep -q 'nsid:2'
@@ -254,7 +263,7 @@ fn busy(guest: &Guest) -> Result<()> {
              there 2
              fio_on $(disk 1 1) 8 >/tmp/own 2>&1 & own=$!
              fio_on $d 60 >/tmp/goes 2>&1 & goes=$!
-             sleep 2
+             writes $(disk 1 1); writes $d
              [ $turn = 1 ] && nvme detach-ns $c --namespace-id=2 --controllers=1
              nvme delete-ns $c --namespace-id=2
              gone 2

@@ -25,6 +25,7 @@ use dma::{Buffer, SegmentList};
 use fuse_disk::{Disk, Fault, Random, SECTOR, What};
 use harness::served::Volumes;
 use harness::{Daemon, Guest};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use volume::{Completion, Io, Op, OpenQueue, Request, Volume};
 
@@ -332,7 +333,11 @@ fn kill_meanwhile(daemon: &Daemon, disk: &Disk, random: &mut Random) -> Result<u
             // The next one is about to be started.
             continue;
         }
-        kill_process(Pid::from_raw(serving).context("pid")?, Signal::KILL)?;
+        match kill_process(Pid::from_raw(serving).context("pid")?, Signal::KILL) {
+            // It has found no disk, and has ended by itself.
+            Err(Errno::SRCH) => continue,
+            sent => sent?,
+        }
         killed += 1;
     }
     Ok(killed)
@@ -381,9 +386,9 @@ fn cut_again_and_again(below: &Below, load: &mut Load, cuts: u64, kills: bool) -
         load.tally.lost += cut.lost;
         load.tally.torn += cut.torn;
         // A process that found no disk has ended, and its keeper with it.
-        match daemon.must_live() {
-            Err(_) if kills => {}
-            _ => daemon.kill()?,
+        match daemon.kill() {
+            Err(_) if kills && daemon.must_live().is_err() => {}
+            killed => killed?,
         }
         drop((queue, io, device));
         load.asked.clear();

@@ -171,13 +171,24 @@ impl Keeps for Daemon {
     }
 
     fn upgrade(&self) -> Result<()> {
-        let done = || Ok::<_, anyhow::Error>(self.log()?.matches("upgraded: ").count());
-        let (before, began) = (done()?, Instant::now());
+        let said = |words: &str| Ok::<_, anyhow::Error>(self.log()?.matches(words).count());
+        let (before, began) = (said("upgraded: ")?, Instant::now());
+        let mut refused = said("no upgrade")?;
         let keeper = i32::try_from(self.process().pid())?;
-        kill_process(Pid::from_raw(keeper).context("pid")?, Signal::USR2)?;
-        while done()? == before {
+        let ask = || {
+            kill_process(Pid::from_raw(keeper).context("pid")?, Signal::USR2)
+                .map_err(anyhow::Error::from)
+        };
+        ask()?;
+        while said("upgraded: ")? == before {
             self.must_live()?;
             ensure!(began.elapsed() < LIMIT, "no upgrade:\n{}", self.log()?);
+            // On a machine that is busy a new program may take longer than it is waited for.
+            let again = said("no upgrade")?;
+            if again > refused {
+                refused = again;
+                ask()?;
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())

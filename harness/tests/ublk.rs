@@ -147,6 +147,7 @@ fn killed(guest: &Guest) -> Result<()> {
          dd if=/tmp/vnvme of=/dev/ublkb1 bs=1M count=4 conv=fsync 2>/dev/null
          kill -9 $(cat /tmp/pid1)
          wait_for '[ ! -e /dev/ublkb1 ]'
+         wait_for '[ -s /tmp/status1 ]'
          up 1 /tmp/disk.raw$L
          cmp -n $((4 << 20)) /dev/ublkb1 /tmp/vnvme
          /tmp/vnvme ublk --id 1 mem://1M 2>&1 | grep 'served by process'
