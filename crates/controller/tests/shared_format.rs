@@ -16,7 +16,7 @@ use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::reservation::{Racqa, Rrega, Rtype};
 use nvme::feature::Fid;
 use nvme::identify::{IdentifyController, IdentifyNamespace};
-use nvme::log::{AnaState, Lid};
+use nvme::log::{AnaState, Lid, SelfTestCode, SelfTestLog, SelfTestOutcome};
 use nvme::regs::Shn;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use reservations::Reservations;
@@ -191,6 +191,83 @@ fn what_was_refused_is_left_open() {
         assert_eq!(identify(&mut w, who, 1).fpi.fpr(), 0);
     }
     assert_eq!(w.admin(1, format(1, 0)).status(), Status::SUCCESS);
+}
+
+/// What the other controllers test is not what is erased.
+#[test]
+fn a_self_test_by_another_host_ends() {
+    let test = |nsid: u32| {
+        let mut test = Command::new(AdminOpcode::DEVICE_SELF_TEST.0, 0, nsid);
+        test.cdw10 = u32::from(SelfTestCode::EXTENDED.0).into();
+        test
+    };
+    let outcome = |w: &mut World| {
+        let (_, page) = w.hosts[1].log(Lid::DEVICE_SELF_TEST.0, 564, 0, true);
+        let log = SelfTestLog::read_from_bytes(&page).unwrap();
+        log.results[0].status.outcome()
+    };
+    for (tested, expected) in [
+        (1, SelfTestOutcome::FORMATTED),
+        (NSID_BROADCAST, SelfTestOutcome::FORMATTED),
+        (2, SelfTestOutcome::UNUSED),
+    ] {
+        let (mut w, below) = two();
+        assert_eq!(w.admin(1, test(tested)).status(), Status::SUCCESS);
+        hold(&below[0], OpKind::WriteZeroes);
+        w.hosts[0].submit(0, format(1, 0));
+        until_held(&mut w, &below[0], 1);
+        assert_eq!(outcome(&mut w), expected, "{tested:#x}");
+        // None begins meanwhile, but of what is not erased.
+        for nsid in [1, NSID_BROADCAST] {
+            let status = w.admin(1, test(nsid)).status();
+            assert_eq!(plain(status), FORMAT_IN_PROGRESS);
+        }
+        let status = plain(w.admin(1, test(2)).status());
+        let runs = expected == SelfTestOutcome::UNUSED;
+        let of_another = [Status::SUCCESS, Status::SELF_TEST_IN_PROGRESS];
+        assert_eq!(status, of_another[usize::from(runs)]);
+        release(&below[0]);
+        w.rounds(20);
+        assert_eq!(w.hosts[0].reap(0).unwrap().status(), Status::SUCCESS);
+        let mut abort = test(2);
+        abort.cdw10 = u32::from(SelfTestCode::ABORT.0).into();
+        assert_eq!(w.admin(1, abort).status(), Status::SUCCESS);
+        assert_eq!(w.admin(1, test(1)).status(), Status::SUCCESS);
+    }
+}
+
+/// A volume that does not answer holds up who waits for its namespace, and nobody else.
+#[test]
+fn a_fence_of_another_namespace_is_not_waited_for() {
+    let (mut w, below) = two();
+    let third = host(&w.subsystem, 3, &below);
+    w.hosts.push(third);
+    for (who, key) in [(0, 1), (1, 2)] {
+        let mut register = w.registering(who, Rrega::REGISTER, false, [0, key]);
+        register.nsid = 2.into();
+        assert_eq!(w.command(who, register), Status::SUCCESS);
+    }
+    hold(&below[1], OpKind::Write);
+    let mut write = w.rw(1, NvmOpcode::WRITE, 7, 0x77);
+    write.nsid = 2.into();
+    w.begin(1, write);
+    until_held(&mut w, &below[1], 1);
+    let rtype = Rtype::WRITE_EXCLUSIVE;
+    let mut preempt = w.acquiring(0, Racqa::PREEMPT_AND_ABORT, rtype, [1, 2]);
+    preempt.nsid = 2.into();
+    w.begin(0, preempt);
+    w.rounds(20);
+    assert!(w.hosts[0].reap(1).is_none(), "it waits for the write");
+    // The other one is formatted meanwhile.
+    let cid = w.hosts[2].submit(0, format(1, 0));
+    w.rounds(20);
+    let done = w.hosts[2].reap(0).unwrap();
+    assert_eq!((done.cid.get(), done.status()), (cid, Status::SUCCESS));
+    assert!(w.hosts[0].reap(1).is_none(), "it still does");
+    release(&below[1]);
+    w.rounds(20);
+    assert_eq!(w.hosts[0].reap(1).unwrap().status(), Status::SUCCESS);
+    assert!(w.hosts[1].reap(1).is_some());
 }
 
 /// When the command ends, all know the new blocks: also one whose worker is busy.
@@ -438,46 +515,42 @@ fn a_format_ends_where_its_host_is_preempted() {
 #[test]
 fn a_reset_opens_nothing_that_others_erase() {
     let (mut w, below) = two();
-    for cntlid in [3, 4] {
-        let host = host(&w.subsystem, cntlid, &below);
-        w.hosts.push(host);
-    }
+    let third = host(&w.subsystem, 3, &below);
+    w.hosts.push(third);
     hold(&below[0], OpKind::WriteZeroes);
     w.hosts[0].submit(0, format(1, 0));
     until_held(&mut w, &below[0], 1);
-    // The second one cannot say that it has opened it: it owes another answer first.
-    hold(&below[1], OpKind::Write);
-    let write = w.hosts[1].rw(NvmOpcode::WRITE, 2, 0, 1, DATA);
-    w.begin(1, write);
-    until_held(&mut w, &below[1], 1);
-    w.hosts[2].submit(0, format(2, 0));
-    w.rounds(5);
     release(&below[0]);
-    w.rounds(20);
+    // The second one does not say that it has opened it: its worker is busy.
+    for _ in 0..20 {
+        for who in [0, 2] {
+            w.hosts[who].c.drain_messages();
+            w.hosts[who].round();
+        }
+    }
     assert!(w.hosts[0].reap(0).is_none());
     hold(&below[0], OpKind::WriteZeroes);
-    let erases = w.hosts[3].submit(0, format(1, 1));
-    let both = |w: &mut World| {
-        for who in [3, 0, 3, 0] {
+    let erases = w.hosts[2].submit(0, format(1, 1));
+    let rounds = |w: &mut World, all: [usize; 4]| {
+        for who in all {
             w.hosts[who].c.drain_messages();
             w.hosts[who].round();
         }
     };
-    both(&mut w);
-    assert!(w.hosts[0].reap(0).is_none());
+    rounds(&mut w, [2; 4]);
+    // It knows that, and has not ended its own command.
+    w.hosts[0].c.drain_messages();
     w.hosts[0].disable();
-    both(&mut w);
+    rounds(&mut w, [2, 0, 2, 0]);
     assert!(!w.hosts[0].csts().rdy());
     w.hosts[0].enable();
     w.hosts[0].create_pair(1, 64);
     assert_eq!(plain(w.write(0, 0, 0x66)), FORMAT_IN_PROGRESS);
     release(&below[0]);
-    release(&below[1]);
     w.rounds(50);
-    let done = w.hosts[3].reap(0).unwrap();
+    let done = w.hosts[2].reap(0).unwrap();
     assert_eq!((done.cid.get(), done.status()), (erases, Status::SUCCESS));
-    assert_eq!(w.hosts[2].reap(0).unwrap().status(), Status::SUCCESS);
-    for who in 0..4 {
+    for who in 0..3 {
         assert_eq!(block(&mut w, who, 1), 4096);
     }
 }

@@ -38,7 +38,7 @@ use notifications::Notifications;
 use nvme::cmd::{Fuse, Psdt};
 use nvme::{AdminOpcode, Command, Status};
 pub(crate) use persistent_events::PersistentEvents;
-pub(crate) use self_test::SelfTest;
+pub(crate) use self_test::{About, SelfTest};
 use std::time::Instant;
 pub(crate) use telemetry::Telemetry;
 use volume::Budget;

@@ -89,7 +89,7 @@ impl Piece {
 }
 
 /// Which operation in progress is meant.
-pub(super) enum About<'a> {
+pub(crate) enum About<'a> {
     All,
     /// One that reads one of these namespaces.
     Some(&'a [u32]),
@@ -285,6 +285,9 @@ impl Controller {
         if let Some(status) = self.admin.erasure.hinders() {
             return Err(status);
         }
+        if self.others_erase(nsid) {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
         let test = &mut self.admin.self_test;
         if test.running.is_some() {
             return Err(Status::SELF_TEST_IN_PROGRESS);
@@ -349,7 +352,7 @@ impl Controller {
     }
 
     /// What it reads is being erased.
-    pub(super) fn end_test_of(&mut self, outcome: SelfTestOutcome, about: About) {
+    pub(crate) fn end_test_of(&mut self, outcome: SelfTestOutcome, about: About) {
         let concerned = |running: &Running| match about {
             About::All => true,
             About::Some(nsids) => nsids.iter().any(|nsid| running.is_about(*nsid)),

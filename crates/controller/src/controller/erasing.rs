@@ -11,8 +11,11 @@
 
 use super::Controller;
 use super::sharing::Owed;
+use crate::admin::About;
 use crate::subsystem::{Awaited, Erasing};
 use nvme::Status;
+use nvme::cmd::NSID_BROADCAST;
+use nvme::log::SelfTestOutcome;
 use reservations::CommandGroup;
 use std::sync::{Arc, Weak};
 
@@ -84,6 +87,18 @@ impl Controller {
         sharing.namespace(nsid)?.left(sharing.cntlid())
     }
 
+    /// Another controller erases the namespace; all: one of them.
+    pub(crate) fn others_erase(&self, nsid: u32) -> bool {
+        let Some(sharing) = &self.sharing else {
+            return false;
+        };
+        let erased = self.shared_where(|shared| shared.left(sharing.cntlid()).is_some());
+        let mut concerned = erased
+            .iter()
+            .filter(|of| nsid == NSID_BROADCAST || **of == nsid);
+        concerned.next().is_some()
+    }
+
     /// Namespaces that were closed to other controllers are as they are to this one. What is
     /// returned is gone when the others know.
     pub(crate) fn open_to_others(&self, nsids: &[u32]) -> Weak<Awaited> {
@@ -141,6 +156,9 @@ impl Controller {
         self.apply_erasing(index, erasing);
         if erasing.closed.is_some() {
             self.engine.fence(index);
+        }
+        if self.others_erase(nsid) {
+            self.end_test_of(SelfTestOutcome::FORMATTED, About::Some(&[nsid]));
         }
         if let Some(sharing) = &mut self.sharing
             && let Some(awaited) = awaited

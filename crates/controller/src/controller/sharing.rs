@@ -45,6 +45,16 @@ pub(super) enum Owed {
     Erasing(u32, Arc<Awaited>),
 }
 
+impl Owed {
+    fn is_about(&self, namespace: &SharedNamespace) -> bool {
+        match self {
+            Owed::Access(shared, _) => shared.nsid() == namespace.nsid(),
+            Owed::Ana(group, _) => namespace.group() == *group,
+            Owed::Erasing(nsid, _) => namespace.nsid() == *nsid,
+        }
+    }
+}
+
 /// What waits for the end of an operation.
 enum Ticket {
     Command(Box<ReservationCommand>),
@@ -383,27 +393,22 @@ impl Controller {
 
     /// Answers others that wait for the end of commands. Returns whether there was anything.
     pub(super) fn answer_others(&mut self) -> bool {
-        if !self.owes_answers() || !self.engine.fenced() {
-            return false;
-        }
-        let erasure = &self.admin.erasure;
-        let erases = |shared: &Arc<SharedNamespace>| erasure.erases(shared.nsid());
         let Some(sharing) = &mut self.sharing else {
             return false;
         };
+        let (erasure, engine) = (&self.admin.erasure, &mut self.engine);
         let cntlid = sharing.membership.cntlid();
         let before = sharing.unanswered.len();
         for owed in std::mem::take(&mut sharing.unanswered) {
+            // Nothing is left of a namespace that is not there any more.
+            let parts = sharing.parts.iter();
+            let mut parts = parts.filter(|part| owed.is_about(&part.shared));
             // Who waits for what the host erases there waits for its end, too; but no controller
             // that erases waits for another one.
-            let waits = match &owed {
-                Owed::Access(shared, _) => erases(shared),
-                Owed::Ana(group, _) => {
-                    let mut parts = sharing.parts.iter();
-                    parts.any(|part| part.shared.group() == *group && erases(&part.shared))
-                }
-                Owed::Erasing(..) => false,
-            };
+            let waits = parts.any(|part| {
+                let erases = || erasure.erases(part.shared.nsid());
+                !engine.fenced(part.index) || !matches!(owed, Owed::Erasing(..)) && erases()
+            });
             match owed {
                 owed if waits => sharing.unanswered.push(owed),
                 Owed::Access(shared, number) => shared.answer(cntlid, number),

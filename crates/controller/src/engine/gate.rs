@@ -100,17 +100,17 @@ impl Engine {
     /// happen, and come after what others write then.
     pub fn fence(&mut self, index: usize) {
         for tag in self.slots.touching(index) {
-            if !self.fences.contains(&tag) {
-                self.fences.push(tag);
+            if !self.fences.contains(&(index, tag)) {
+                self.fences.push((index, tag));
             }
         }
     }
 
-    /// Nothing is left of what is waited for.
-    pub fn fenced(&mut self) -> bool {
+    /// Nothing is left of what is waited for on the namespace of this index.
+    pub fn fenced(&mut self, index: usize) -> bool {
         let slots = &mut self.slots;
-        self.fences.retain(|tag| slots.is_in_flight(*tag));
-        self.fences.is_empty()
+        self.fences.retain(|(_, tag)| slots.is_in_flight(*tag));
+        self.fences.iter().all(|(of, _)| *of != index)
     }
 
     /// What a command ends with that is not to be done, for whichever reason.

@@ -179,8 +179,8 @@ pub(crate) struct Engine {
     closed: bool,
     /// A namespace at least has placement handles.
     placed: bool,
-    /// Commands in flight when the host lost its rights to another one that waits for their end.
-    fences: Vec<u64>,
+    /// Commands in flight on the namespace of an index when others began to wait for their end.
+    fences: Vec<(usize, u64)>,
     /// Those that were detached, until they have gone.
     detached: Vec<Detached>,
     /// The volatile write cache feature; when off, every write is durable before it completes.
