@@ -182,7 +182,7 @@ impl Keeps for Daemon {
         ask()?;
         while said("upgraded: ")? == before {
             self.must_live()?;
-            ensure!(began.elapsed() < LIMIT, "no upgrade:\n{}", self.log()?);
+            ensure!(began.elapsed() < 3 * LIMIT, "no upgrade:\n{}", self.log()?);
             // On a machine that is busy a new program may take longer than it is waited for.
             let again = said("no upgrade")?;
             if again > refused {

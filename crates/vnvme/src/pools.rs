@@ -14,6 +14,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{FileOptions, FileVolume, Format, OnError, OnErrorVolume, PreviousProcess, Volume};
 
@@ -43,7 +44,7 @@ impl Pools {
         };
         let disk = spec.any_name();
         let opened = || -> Result<Pool> {
-            let folder = PoolFolder::open(path, previous.limit)?;
+            let folder = open_folder(path, previous.limit)?;
             check_numbers(&folder, &spec.namespaces)?;
             let opener = Opener {
                 on_error: on_error.clone(),
@@ -58,6 +59,18 @@ impl Pools {
         all.retain(|_, pool| pool.strong_count() > 0);
         all.insert(disk, Arc::downgrade(&pool));
         Ok(Some(pool))
+    }
+}
+
+/// Opens a pool's folder. A process that has it may be ending: it is waited for, as the log says.
+fn open_folder(path: &Path, limit: Duration) -> Result<PoolFolder, namespace_pool::PoolError> {
+    match PoolFolder::open(path, Duration::ZERO) {
+        Err(namespace_pool::PoolError::Locked(_)) if !limit.is_zero() => {
+            let (pool, seconds) = (path.display(), limit.as_secs());
+            tracing::warn!("pool {pool}: another process has it; waiting {seconds} s at most");
+            PoolFolder::open(path, limit)
+        }
+        opened => opened,
     }
 }
 
@@ -356,7 +369,6 @@ mod tests {
     use crate::registry::Registry;
     use crate::spec::{Specs, parse_config};
     use std::sync::mpsc::channel;
-    use std::time::Duration;
 
     fn spec(path: &Path, more: &str) -> ControllerSpec {
         let none = match more.contains("namespace =") {

@@ -93,6 +93,29 @@ fn attachment(host: &mut Host, nsid: u32, sel: u32) -> Status {
 const NONE: &str = "namespace = []\n";
 const OPERATORS: &str = "namespace = [{ volume = \"mem://1M\" }]\n";
 
+/// Another process that has it may be ending.
+#[test]
+fn a_pool_that_is_in_use_is_waited_for() {
+    let pooled = Pooled::new(NONE);
+    let first = pooled.start("serve");
+    let place = Place::new();
+    let config = fs::read_to_string(&pooled.config).unwrap();
+    let config = config
+        .replace(
+            &text(&pooled.place.path("control")),
+            &text(&place.path("control")),
+        )
+        .replace(&text(&pooled.place.socket()), &text(&place.socket()));
+    let file = place.path("vnvme.toml");
+    fs::write(&file, config).unwrap();
+    let second = Daemon::spawn(&["serve", "--config", &text(&file)]);
+    second.wait_log(|line| line.contains("another process has it; waiting"));
+    first.end();
+    second.wait_listening(&place.socket());
+    assert_eq!(create(&mut Host::up(&place.socket()), 8).0, Status::SUCCESS);
+    second.end();
+}
+
 #[test]
 fn a_guest_makes_namespaces_in_the_sandbox() {
     let pooled = Pooled::new(OPERATORS);
