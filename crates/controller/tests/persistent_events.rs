@@ -1,8 +1,11 @@
 //! The Persistent Event log: its context, and what is in it.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
+#![allow(dead_code)] // Of what others use.
 
 mod common;
+#[path = "reservations/world.rs"]
+mod world;
 
 use common::*;
 use nvme::feature::Fid;
@@ -14,6 +17,7 @@ use nvme::log::{
 };
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::time::Instant;
+use world::World;
 use zerocopy::FromBytes;
 
 const HEADER: usize = 512;
@@ -248,6 +252,49 @@ fn the_oldest_are_forgotten() {
     let previous = |nth: usize| data::<TimestampChange>(&events[nth].1).previous;
     assert_eq!(u64::from_le_bytes(previous(1)) >> 32 & 0xffff, 98);
     assert_eq!(u64::from_le_bytes(previous(64)) >> 32 & 0xffff, 35);
+}
+
+/// Each event says whose it is; each controller has a context of its own.
+#[test]
+fn controllers_of_a_subsystem_have_one_log() {
+    let mut w = World::of(&[1, 2]);
+    let format = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
+    assert_eq!(w.admin(1, format).status(), Status::SUCCESS);
+    let (status, _) = get(&mut w.hosts[0], Action::ESTABLISH_AND_READ, HEADER, 0);
+    assert_eq!(status, Status::SUCCESS);
+    let all: Vec<_> = (0..2).map(|who| read(&mut w.hosts[who]).1).collect();
+    for (cntlid, events) in (1..).zip(&all) {
+        let told = events
+            .iter()
+            .map(|(event, _)| (event.etype, event.cntlid.get()));
+        let expected = [
+            (Type::SMART, cntlid),
+            (Type::FORMAT_COMPLETION, 2),
+            (Type::FORMAT_START, 2),
+            (Type::POWER_ON_OR_RESET, 2),
+            (Type::POWER_ON_OR_RESET, 1),
+        ];
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+    }
+    // What another one forgets by all that happens to it are its own.
+    for nth in 0..100u64 {
+        set_timestamp(&mut w.hosts[0], (nth << 32).to_le_bytes());
+    }
+    let (_, events) = read(&mut w.hosts[0]);
+    assert_eq!(events.len(), 65);
+    let of_another = events.iter().filter(|(event, _)| event.cntlid.get() == 2);
+    assert_eq!(of_another.count(), 3);
+    // Where both have many, each keeps half.
+    for nth in 0..100u64 {
+        set_timestamp(&mut w.hosts[1], (nth << 32).to_le_bytes());
+    }
+    let (_, events) = read(&mut w.hosts[0]);
+    let of_another = events.iter().filter(|(event, _)| event.cntlid.get() == 2);
+    assert_eq!((events.len(), of_another.count()), (65, 32));
+    // They stay when their controller goes, and are there for who comes.
+    w.hosts.remove(1);
+    let (_, events) = read(&mut w.hosts[0]);
+    assert_eq!(events.len(), 65);
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(crate) use management::Management;
 use notifications::Notifications;
 use nvme::cmd::{Fuse, Psdt};
 use nvme::{AdminOpcode, Command, Status};
-pub(crate) use persistent_events::PersistentEvents;
+pub(crate) use persistent_events::{EventLog, PersistentEvents};
 pub(crate) use self_test::{About, SelfTest};
 use std::time::Instant;
 pub(crate) use telemetry::Telemetry;
@@ -102,7 +102,7 @@ impl Admin {
             self_test: SelfTest::default(),
             erasure: Erasure::default(),
             management: Management::default(),
-            persistent_events: PersistentEvents::default(),
+            persistent_events: PersistentEvents::of(config),
             lba_status: LbaStatus::new(),
             last_reset: Instant::now(),
             timer: None,

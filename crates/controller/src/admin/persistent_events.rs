@@ -1,9 +1,12 @@
 //! The Persistent Event log page ("NVMe Base 2.1", 5.1.12.1.14): what has happened to the
-//! controller, kept through resets and by the process that follows.
+//! controller, kept through resets and by the process that follows. Controllers of a subsystem have
+//! one log; each event says whose it is.
 //!
-//! A host reads a context: what the log was when the context was established.
+//! A host reads a context: what the log was when the context was established. Each controller has
+//! its own, so that no host keeps another one from reading.
 
 use super::{INVALID_FIELD, erase};
+use crate::config::ControllerConfig;
 use crate::controller::Controller;
 use crate::pool::PooledNamespace;
 use crate::survival::state::{PersistentEventState, SavedEvent};
@@ -16,8 +19,10 @@ use nvme::log::{
     PersistentEventType as Type, PowerOnOrReset, ReportingContext, SanitizeCompletion,
     SanitizeStart, SanitizeStatus, TimestampChange,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::iter::once;
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Events that are kept: a host that resets the controller without end has the oldest forgotten.
@@ -37,11 +42,46 @@ const TYPES: [(Type, u8); 9] = [
 /// PELS of Identify Controller, in units of 64 KiB: more than the log can have.
 pub(super) const SIZE_64K: u32 = 1;
 
-/// What has happened.
+/// An event, and whose it is.
+#[derive(Clone, Debug)]
+struct Recorded {
+    cntlid: u16,
+    event: SavedEvent,
+}
+
+/// What has happened to a controller, or to those of a subsystem. Newest first.
+#[derive(Debug, Default)]
+pub(crate) struct EventLog(Mutex<VecDeque<Recorded>>);
+
+impl EventLog {
+    /// Of the controller that has most of them the oldest is forgotten where there are too many:
+    /// no host has those of others forgotten.
+    fn push(&self, cntlid: u16, event: SavedEvent) {
+        let mut events = self.0.lock().unpoisoned();
+        events.push_front(Recorded { cntlid, event });
+        if events.len() <= EVENTS {
+            return;
+        }
+        let mut counts: BTreeMap<u16, usize> = BTreeMap::new();
+        for event in &*events {
+            *counts.entry(event.cntlid).or_default() += 1;
+        }
+        let most = counts.values().max();
+        let oldest = events
+            .iter()
+            .rposition(|event| counts.get(&event.cntlid) == most);
+        oldest.map(|at| events.remove(at));
+    }
+
+    fn all(&self) -> Vec<Recorded> {
+        self.0.lock().unpoisoned().iter().cloned().collect()
+    }
+}
+
+/// What has happened, as a controller tells it.
 #[derive(Default)]
 pub(crate) struct PersistentEvents {
-    /// Newest first.
-    events: VecDeque<SavedEvent>,
+    log: Arc<EventLog>,
     /// Of the last context.
     generation: u16,
     /// The log page, as it was when the context was established.
@@ -49,19 +89,31 @@ pub(crate) struct PersistentEvents {
 }
 
 impl PersistentEvents {
+    /// Of a controller, or of its subsystem.
+    pub fn of(config: &ControllerConfig) -> Self {
+        let place = config.subsystem.as_ref();
+        let log = place.map(|place| place.subsystem.events().clone());
+        PersistentEvents {
+            log: log.unwrap_or_default(),
+            ..Self::default()
+        }
+    }
+
     pub fn save(&self) -> PersistentEventState {
         PersistentEventState {
-            events: self.events.iter().cloned().collect(),
+            events: self.log.all().into_iter().map(|one| one.event).collect(),
             generation: self.generation,
             context: self.context.is_some(),
         }
     }
 
-    /// As [`PersistentEvents::save`] said; no more than there may be.
-    pub fn restore(saved: &PersistentEventState) -> Self {
+    /// As [`PersistentEvents::save`] said, of this controller alone; no more than there may be.
+    pub fn restore(saved: &PersistentEventState, cntlid: u16) -> Self {
         let events = saved.events.iter().filter(|event| event.data.len() <= 512);
+        let events = events.take(EVENTS).cloned();
+        let events = events.map(|event| Recorded { cntlid, event }).collect();
         PersistentEvents {
-            events: events.take(EVENTS).cloned().collect(),
+            log: Arc::new(EventLog(Mutex::new(events))),
             generation: saved.generation,
             context: None,
         }
@@ -81,9 +133,8 @@ impl Controller {
             timestamp: self.admin.features.timestamp_bytes(),
             data: data.as_bytes().to_vec(),
         };
-        let events = &mut self.admin.persistent_events.events;
-        events.truncate(EVENTS - 1);
-        events.push_front(event);
+        let log = &self.admin.persistent_events.log;
+        log.push(self.config.cntlid, event);
         self.touch();
     }
 
@@ -214,7 +265,7 @@ impl Controller {
 
     /// The state was restored: a context that there was is there again, of what there is now.
     pub(crate) fn restore_persistent_events(&mut self, saved: &PersistentEventState) {
-        self.admin.persistent_events = PersistentEvents::restore(saved);
+        self.admin.persistent_events = PersistentEvents::restore(saved, self.config.cntlid);
         if saved.context {
             self.establish_context();
         }
@@ -233,22 +284,24 @@ impl Controller {
     }
 
     fn persistent_event_page(&self) -> Vec<u8> {
-        let (config, log) = (&self.config, &self.admin.persistent_events);
+        let (config, cntlid) = (&self.config, self.config.cntlid);
+        let recorded = self.admin.persistent_events.log.all();
         let now = self.admin.features.timestamp_bytes();
         // The first of all is what the controller is like now.
-        let snapshot = SavedEvent {
+        let event = SavedEvent {
             ty: Type::SMART.0,
             timestamp: now,
             data: self.smart().as_bytes().to_vec(),
         };
+        let snapshot = Recorded { cntlid, event };
         let mut events = Vec::new();
-        for event in once(&snapshot).chain(&log.events) {
+        for Recorded { cntlid, event } in once(&snapshot).chain(&recorded) {
             let revision = TYPES.iter().find(|(ty, _)| ty.0 == event.ty);
             let header = PersistentEvent {
                 etype: Type(event.ty),
                 etr: revision.map_or(0, |(_, revision)| *revision),
                 ehl: PersistentEvent::LENGTH,
-                cntlid: config.cntlid.into(),
+                cntlid: (*cntlid).into(),
                 ets: event.timestamp,
                 el: (event.data.len() as u16).into(),
                 ..Default::default()
@@ -259,7 +312,7 @@ impl Controller {
         let size = size_of::<PersistentEventHeader>() + events.len();
         let mut header = PersistentEventHeader {
             lid: Lid::PERSISTENT_EVENT,
-            tnev: (1 + log.events.len() as u32).into(),
+            tnev: (1 + recorded.len() as u32).into(),
             tll: (size as u64).into(),
             rv: PersistentEventHeader::REVISION,
             lhl: PersistentEventHeader::LENGTH.into(),
@@ -271,7 +324,7 @@ impl Controller {
             sn: Ascii::new(&config.serial).unwrap_or_default(),
             mn: Ascii::new(&config.model).unwrap_or_default(),
             subnqn: Nqn::new(&self.subnqn()).unwrap_or_default(),
-            gnum: log.generation.into(),
+            gnum: self.admin.persistent_events.generation.into(),
             rci: ReportingContext::new().with_rcpit(1),
             ..Default::default()
         };

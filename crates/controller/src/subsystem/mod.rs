@@ -33,6 +33,7 @@ pub(crate) use erasing::Erasing;
 pub(crate) use inbox::{Inbox, Message};
 pub(crate) use namespace::{Awaited, SharedNamespace, Submitted};
 
+use crate::admin::EventLog;
 use crate::ana::{AnaChange, FIRST_GROUP};
 use crate::config::ConfigError;
 use nvme::log::AnaState;
@@ -63,6 +64,8 @@ pub struct Subsystem {
     namespaces: Mutex<BTreeMap<u32, Arc<SharedNamespace>>>,
     /// How a controller reaches a group, where that was said; also before it comes.
     ana: Mutex<BTreeMap<(u16, u32), AnaState>>,
+    /// What has happened to its controllers.
+    events: Arc<EventLog>,
 }
 
 /// A controller that is there.
@@ -109,6 +112,10 @@ impl Subsystem {
     /// There is a namespace of this ID.
     pub fn has_namespace(&self, nsid: u32) -> bool {
         self.namespace(nsid).is_some()
+    }
+
+    pub(crate) fn events(&self) -> &Arc<EventLog> {
+        &self.events
     }
 
     pub(crate) fn namespace(&self, nsid: u32) -> Option<Arc<SharedNamespace>> {
