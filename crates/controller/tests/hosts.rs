@@ -2,7 +2,7 @@
 //! access in which order and width, how large their queues are, and which commands they rely on.
 //! They build their commands by hand, so that nothing of ours is both question and answer.
 //!
-//! Linux, SeaBIOS and OVMF run in the harness; GRUB and iPXE use what the firmware has.
+//! Linux 6 and 7, SeaBIOS and OVMF run in the harness; GRUB and iPXE use what the firmware has.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -26,6 +26,7 @@ const GET_LOG: u32 = 2;
 const DELETE_CQ: u32 = 4;
 const CREATE_CQ: u32 = 5;
 const IDENTIFY: u32 = 6;
+const ABORT: u32 = 8;
 const SET_FEATURES: u32 = 9;
 const GET_FEATURES: u32 = 10;
 const ASYNC_EVENT: u32 = 12;
@@ -544,6 +545,76 @@ fn windows() {
     assert_eq!(admin.reap(&mut h), None, "they wait still");
     let cc = h.reg32(CC);
     h.set32(CC, cc | 1 << 14);
+    h.run();
+    assert_eq!(h.reg32(CSTS) >> 2 & 3, 2, "the shutdown is complete");
+}
+
+/// Linux 4.11's `drivers/nvme/host/pci.c`: 64-bit registers by dwords, the lower one first; an admin
+/// queue of 256 entries; the first I/O queue has the admin queue's vector; submission queues of
+/// medium priority, though nothing weighs them; an Asynchronous Event Request whose identifier is
+/// none of a request's; Abort of what has ended by then; all submission queues deleted at once, then
+/// all completion queues, before the shutdown.
+#[test]
+fn linux_4() {
+    let mut h = machine();
+    assert_ne!(h.reg32(CSTS), u32::MAX);
+    let cap = u64::from(h.reg32(CAP)) | u64::from(h.reg32(CAP + 4)) << 32;
+    assert!(
+        h.reg32(VS) >= 0x1_0100 && cap >> 48 & 0xf == 0,
+        "pages of 4 KiB"
+    );
+    let cc = h.reg32(CC);
+    h.set32(CC, cc & !(3 << 14) & !1);
+    assert!(!is_ready(&mut h));
+    let mut admin = Queue::new(0, (256, 256));
+    admin.clear(&h);
+    h.set32(AQA, 255 << 16 | 255);
+    for (register, address) in [(ASQ, admin.sq), (ACQ, admin.cq)] {
+        h.set32(register, address as u32);
+        h.set32(register + 4, (address >> 32) as u32);
+    }
+    h.set32(CC, ENABLED);
+    assert!(is_ready(&mut h));
+    admin.identify(&mut h, 1, 0);
+    let two = Sqe::new(SET_FEATURES, 0).cdw(10, 7).cdw(11, 1 << 16 | 1);
+    let granted = admin.does(&mut h, two);
+    assert!(granted & 0xffff >= 1 && granted >> 16 >= 1, "{granted:#x}");
+    let mut queues = [Queue::new(1, (256, 256)), Queue::new(2, (256, 256))];
+    for queue in &mut queues {
+        let (vector, medium) = ((queue.id as u32 - 1) << 16, 2 << 1);
+        queue.create(&mut h, &mut admin, vector | 2, medium);
+    }
+    let next = std::mem::replace(&mut admin.next_cid, 255);
+    admin.submit(&mut h, Sqe::new(ASYNC_EVENT, 0));
+    admin.next_cid = next;
+    assert_eq!(admin.reap(&mut h), None, "it waits for an event");
+    let active = admin.identify(&mut h, 2, 0);
+    assert_eq!([0, 4, 8].map(|at| le32(&active, at)), [1, 3, 0]);
+    for nsid in [1, 3] {
+        let namespace = admin.identify(&mut h, 0, nsid);
+        assert_eq!(le32(&namespace, 0), BLOCKS as u32, "NSZE of {nsid}");
+    }
+    interrupts(&h);
+    for turn in 0..300 {
+        let fua = 1 << 30;
+        let (nsid, which) = ([1, 3][turn as usize % 2], turn as usize % 2);
+        queues[which].writes_and_reads(&mut h, nsid, turn, [8, 256][which], fua);
+        let told: Vec<u32> = h.vectors.iter().map(|vector| vector.take()).collect();
+        assert_eq!((told[which], told.iter().sum()), (2, 2), "{told:?}");
+    }
+    // It has ended meanwhile: not aborted.
+    let late = Sqe::new(ABORT, 0).cdw(10, (queues[0].next_cid - 1) << 16 | 1);
+    assert_eq!(admin.does(&mut h, late) & 1, 1);
+    for opcode in [DELETE_SQ, DELETE_CQ] {
+        for id in [1, 2] {
+            admin.submit(&mut h, Sqe::new(opcode, 0).cdw(10, id));
+        }
+        for _ in 0..2 {
+            assert_eq!(admin.reap(&mut h).map(|cqe| cqe.status), Some(0));
+        }
+    }
+    let cc = h.reg32(CC);
+    h.set32(CC, cc & !(3 << 14) | 1 << 14);
     h.run();
     assert_eq!(h.reg32(CSTS) >> 2 & 3, 2, "the shutdown is complete");
 }
