@@ -120,3 +120,39 @@ fn a_worker_that_always_sleeps_loses_no_wake_up() -> Result<()> {
         counted.arms > counted.commands / 8
     })
 }
+
+/// The guest's driver has a queue for each of its processors. Two of them run, and then the last one.
+#[test]
+fn a_queue_for_each_of_128_processors() -> Result<()> {
+    let name = "queues";
+    if Controller::chosen()? == Controller::Qemu {
+        skip(name, "QEMU's controller has no such option");
+        return Ok(());
+    }
+    let disks = Disks::new()?;
+    let file = disks.sparse("disk.raw", 128)?;
+    let mut volumes = Volumes::file(name, &file);
+    volumes.options = ["--io-queues", "128"].map(str::to_owned).into();
+    let served = volumes.serve()?;
+    let guest = Guest::builder(name)
+        .disk(served.disk())
+        .cpus(128)
+        .append("maxcpus=2")
+        .boot()?;
+    let script = format!(
+        "d=$(wait_disk 1 1)
+         dmesg | grep 'nvme.*queues'
+         [ $(cat /sys/class/nvme/$(ctrl 1)/queue_count) = 129 ]
+         [ $(ls /sys/block/${{d##*/}}/mq | wc -l) = 128 ]
+         {FIO}
+         told() {{ grep -w nvme0q128 /proc/interrupts | tr ' ' '\\n' | grep -cE '^[1-9][0-9]*$' || true; }}
+         [ $(told) = 0 ]
+         echo 1 >/sys/devices/system/cpu/cpu127/online
+         fio --name=q --filename=$d --ioengine=psync --direct=1 --rw=randread --bs=4k --size=1m \
+             --cpus_allowed=127 >/dev/null
+         [ $(told) = 1 ]"
+    );
+    let said = run_for(&guest, LONG, &script)?;
+    say(format!("{name}: {}", said.trim()));
+    Ok(())
+}

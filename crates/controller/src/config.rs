@@ -16,8 +16,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use volume::Volume;
 
-/// I/O queue pairs that fit the doorbell page and the MSI-X table of this controller.
-pub const MAX_IO_QUEUES: u16 = 64;
+/// Most I/O queue pairs of a controller. The doorbell page has room for 511, the MSI-X table for
+/// 255.
+pub const MAX_IO_QUEUES: u16 = 128;
+/// As many a controller has if nothing else is said. Another number here would be another controller
+/// to a process that goes on with what one before has left.
+pub const DEFAULT_IO_QUEUES: u16 = 64;
 /// Bytes of the smallest controller memory buffer.
 pub const MIN_CMB_SIZE: u64 = 4 << 10;
 /// Bytes of the largest controller memory buffer.
@@ -101,7 +105,7 @@ impl Default for ControllerConfig {
             pci: PciIds::default(),
             cntlid: 1,
             subsystem: None,
-            io_queues: MAX_IO_QUEUES,
+            io_queues: DEFAULT_IO_QUEUES,
             queue_entries: MAX_QUEUE_ENTRIES,
             mdts: 8,
             mapped_doorbells: false,
@@ -390,7 +394,7 @@ impl ControllerConfig {
             "io_queues",
             queues.into(),
             (1..=MAX_IO_QUEUES).contains(&queues),
-            "1 to 64 are allowed",
+            "1 to 128 are allowed",
         )?;
         let entries = self.queue_entries;
         let ok = entries.is_power_of_two() && (2..=MAX_QUEUE_ENTRIES).contains(&entries);

@@ -4,6 +4,7 @@
 //! eventfd in practice. The MSI-X table itself is the VMM's; a vector without a sink collects its
 //! interrupt in the pending bit array.
 
+use crate::config::MAX_IO_QUEUES;
 use crate::survival::state::Interrupts;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -27,6 +28,9 @@ fn number(sink: &Arc<dyn IrqSink>) -> u32 {
     sink.kept().map_or(0, NonZeroU32::get)
 }
 
+/// Words of the pending bit array: a vector for each I/O queue pair, and that of the admin queue.
+const WORDS: usize = MAX_IO_QUEUES as usize / 64 + 1;
+
 #[derive(Default)]
 struct Vector {
     sink: Option<Arc<dyn IrqSink>>,
@@ -35,7 +39,7 @@ struct Vector {
 /// The pending bit array, of all engines of a controller. A bit is set only where a vector has no
 /// receiver.
 #[derive(Default)]
-pub struct Pending([AtomicU64; 2]);
+pub struct Pending([AtomicU64; WORDS]);
 
 impl Pending {
     fn word(&self, vector: u16) -> Option<(&AtomicU64, u64)> {

@@ -117,8 +117,8 @@ pub use crate::zoned::{ZoneTable, ZonedState};
 pub use ana::{AnaChange, MAX_ANA_GROUP};
 pub use cloud::{Cloud, CloudError};
 pub use config::{
-    ConfigError, ControllerConfig, InSubsystem, MAX_CMB_SIZE, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES,
-    MIN_CMB_SIZE, NamespaceConfig,
+    ConfigError, ControllerConfig, DEFAULT_IO_QUEUES, InSubsystem, MAX_CMB_SIZE, MAX_IO_QUEUES,
+    MAX_QUEUE_ENTRIES, MIN_CMB_SIZE, NamespaceConfig,
 };
 pub use controller::{Attach, BootImage, BootImageError, Controller, DoorbellPage, MAX_BOOT_IMAGE};
 pub use engine::{Recovery, tag_owner};

@@ -5,7 +5,7 @@
 mod common;
 
 use common::*;
-use controller::{ControllerConfig, pci};
+use controller::{ControllerConfig, MAX_IO_QUEUES, pci};
 use nvme::feature::Fid;
 use nvme::regs;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
@@ -62,6 +62,52 @@ fn msix_one_interrupt_for_a_batch() {
     h.run();
     assert!(h.reap(2).is_some());
     assert_eq!(h.vectors.iter().map(|v| v.take()).sum::<u32>(), 0);
+}
+
+/// Each of them has commands and interrupts of its own, in the next process, too.
+#[test]
+fn as_many_queues_as_there_may_be() {
+    let config = ControllerConfig {
+        io_queues: MAX_IO_QUEUES,
+        ..ControllerConfig::default()
+    };
+    let mut h = Host::with(config, vec![ns(1, mem(1 << 20), 512)]);
+    h.enable();
+    assert_eq!(h.c.vectors(), 129);
+    for qid in 1..=128 {
+        let at = DATA + (8 << 20) + u64::from(qid) * RING_STEP;
+        h.create_pair_at(qid, 16, at, at + 0x1000);
+    }
+    assert_eq!(
+        plain(h.create_cq(129, 16, RINGS, Some(1))),
+        Status::INVALID_QUEUE_IDENTIFIER
+    );
+    for dies in [false, true] {
+        if dies {
+            h.die();
+        }
+        h.quiet();
+        for qid in 1..=128 {
+            let command = read(&h);
+            h.submit(qid, command);
+            h.run();
+            assert_eq!(h.reap(qid).unwrap().status(), Status::SUCCESS, "{qid}");
+            let told: Vec<u32> = h.vectors.iter().map(|vector| vector.take()).collect();
+            assert_eq!((told[usize::from(qid)], told.iter().sum()), (1, 1), "{qid}");
+        }
+    }
+    // Without a receiver it is pending, wherever its bit is.
+    for qid in [1, 31, 32, 63, 64, 65, 127, 128] {
+        h.c.set_msix(qid, None);
+        let command = read(&h);
+        h.submit(qid, command);
+        h.run();
+        let word = pci::MSIX_PBA_OFFSET + u64::from(qid / 32) * 4;
+        assert_eq!(h.reg32(word), 1 << (qid % 32), "{qid}");
+        let sink: Arc<Count> = Arc::default();
+        h.c.set_msix(qid, Some(sink.clone()));
+        assert_eq!((sink.take(), h.reg32(word)), (1, 0), "{qid}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::spec::{ClientLimits, ControllerSpec, Specs};
 use anyhow::{Result, ensure};
-use controller::MAX_IO_QUEUES;
+use controller::DEFAULT_IO_QUEUES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vfio_user::wire::MAX_MSG_FDS;
 
@@ -124,7 +124,7 @@ fn files_of_each(specs: &Specs, workers: usize, limit: u64) -> u64 {
 fn taken(specs: &Specs, workers: usize) -> u64 {
     let controllers = specs.controllers.iter().map(|spec| {
         // A vector for each queue pair, that of the admin queue among them, and the pin.
-        let vectors = u64::from(spec.io_queues.unwrap_or(MAX_IO_QUEUES)) + 2;
+        let vectors = u64::from(spec.io_queues.unwrap_or(DEFAULT_IO_QUEUES)) + 2;
         SOCKET + INCOMPLETE + vectors
     });
     let exports = specs.vhost_user_blk.iter().map(|spec| {

@@ -228,7 +228,7 @@ impl Spec for ControllerSpec {
             |c| &mut c.host_id,
         )
         .or("made from the disk's name"),
-        Row::<Self>::new("io-queues", "N", "I/O queue pairs, 1 to 64", |c| {
+        Row::<Self>::new("io-queues", "N", "I/O queue pairs, 1 to 128", |c| {
             &mut c.io_queues
         })
         .or("64")

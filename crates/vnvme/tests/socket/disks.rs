@@ -51,8 +51,8 @@ fn each_bad_disk_has_a_line_of_its_own() {
     refused(&place, &[&good, &good], &["good.raw", "in use"]);
     refused(
         &place,
-        &["--io-queues", "65", &good],
-        &["io-queues", "65", "1 to 64"],
+        &["--io-queues", "129", &good],
+        &["io-queues", "129", "1 to 128"],
     );
     refused(
         &place,

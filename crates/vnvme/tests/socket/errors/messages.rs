@@ -86,10 +86,10 @@ pub const MISTAKES: &[Mistake] = &[
         "error: the argument '--no-write-cache' cannot be used with '--write-cache[=<on|off>]'",
     ),
     Mistake(
-        "-s s mem://1M --io-queues 65",
+        "-s s mem://1M --io-queues 129",
         "",
         1,
-        "vnvme: io-queues is 65: 1 to 64 are allowed",
+        "vnvme: io-queues is 129: 1 to 128 are allowed",
     ),
     Mistake(
         "-s s mem://1M --cmb-size 3M",
@@ -275,9 +275,9 @@ pub const MISTAKES: &[Mistake] = &[
     ),
     Mistake(
         "-c c.toml",
-        "io-queues = 99\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
+        "io-queues = 199\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
         1,
-        "vnvme: c.toml, line 8, controller b.sock: io-queues is 99: 1 to 64 are allowed",
+        "vnvme: c.toml, line 8, controller b.sock: io-queues is 199: 1 to 128 are allowed",
     ),
     Mistake(
         "-c c.toml",
@@ -649,8 +649,8 @@ pub const REFUSED: &[(&str, &str)] = &[
         "vnvme: DIR/disk.raw: exists and is not a socket",
     ),
     (
-        "add controller socket=DIR/q.sock io-queues=99 mem://1M",
-        "vnvme: io-queues is 99: 1 to 64 are allowed",
+        "add controller socket=DIR/q.sock io-queues=199 mem://1M",
+        "vnvme: io-queues is 199: 1 to 128 are allowed",
     ),
     (
         "add ublk mem://1M",
