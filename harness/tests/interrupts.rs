@@ -121,7 +121,7 @@ fn a_worker_that_always_sleeps_loses_no_wake_up() -> Result<()> {
     })
 }
 
-/// The guest's driver has a queue for each of its processors. Two of them run, and then the last one.
+/// The guest's driver has a queue for each of its processors. Two of them run, then the last one.
 #[test]
 fn a_queue_for_each_of_128_processors() -> Result<()> {
     let name = "queues";

@@ -19,8 +19,8 @@ use volume::Volume;
 /// Most I/O queue pairs of a controller. The doorbell page has room for 511, the MSI-X table for
 /// 255.
 pub const MAX_IO_QUEUES: u16 = 128;
-/// As many a controller has if nothing else is said. Another number here would be another controller
-/// to a process that goes on with what one before has left.
+/// As many a controller has if nothing else is said. Another number here would be another
+/// controller to a process that goes on with what one before has left.
 pub const DEFAULT_IO_QUEUES: u16 = 64;
 /// Bytes of the smallest controller memory buffer.
 pub const MIN_CMB_SIZE: u64 = 4 << 10;

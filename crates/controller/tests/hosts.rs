@@ -549,11 +549,11 @@ fn windows() {
     assert_eq!(h.reg32(CSTS) >> 2 & 3, 2, "the shutdown is complete");
 }
 
-/// Linux 4.11's `drivers/nvme/host/pci.c`: 64-bit registers by dwords, the lower one first; an admin
-/// queue of 256 entries; the first I/O queue has the admin queue's vector; submission queues of
-/// medium priority, though nothing weighs them; an Asynchronous Event Request whose identifier is
-/// none of a request's; Abort of what has ended by then; all submission queues deleted at once, then
-/// all completion queues, before the shutdown.
+/// Linux 4.11's `drivers/nvme/host/pci.c`: 64-bit registers by dwords, the lower one first; an
+/// admin queue of 256 entries; the first I/O queue has the admin queue's vector; submission queues
+/// of medium priority, though nothing weighs them; an Asynchronous Event Request whose identifier
+/// is none of a request's; Abort of what has ended by then; all submission queues deleted at once,
+/// then all completion queues, before the shutdown.
 #[test]
 fn linux_4() {
     let mut h = machine();
