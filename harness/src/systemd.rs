@@ -242,7 +242,7 @@ impl Machine {
     ) -> Result<String> {
         let deadline = Instant::now() + LIMIT;
         loop {
-            // While systemd executes itself anew it takes no orders.
+            // While systemd executes itself anew it answers no requests.
             let value = self.property(unit, name);
             if let Ok(value) = &value
                 && is_right(value)

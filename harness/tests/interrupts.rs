@@ -145,7 +145,9 @@ fn a_queue_for_each_of_128_processors() -> Result<()> {
          [ $(cat /sys/class/nvme/$(ctrl 1)/queue_count) = 129 ]
          [ $(ls /sys/block/${{d##*/}}/mq | wc -l) = 128 ]
          {FIO}
-         told() {{ grep -w nvme0q128 /proc/interrupts | tr ' ' '\\n' | grep -cE '^[1-9][0-9]*$' || true; }}
+         told() {{
+             grep -w nvme0q128 /proc/interrupts | tr ' ' '\\n' | grep -cE '^[1-9][0-9]*$' || true
+         }}
          [ $(told) = 0 ]
          echo 1 >/sys/devices/system/cpu/cpu127/online
          fio --name=q --filename=$d --ioengine=psync --direct=1 --rw=randread --bs=4k --size=1m \

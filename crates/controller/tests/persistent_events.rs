@@ -254,7 +254,7 @@ fn the_oldest_are_forgotten() {
     assert_eq!(u64::from_le_bytes(previous(64)) >> 32 & 0xffff, 35);
 }
 
-/// Each event says whose it is; each controller has a context of its own.
+/// Each event has the ID of its controller; each controller has a context of its own.
 #[test]
 fn controllers_of_a_subsystem_have_one_log() {
     let mut w = World::of(&[1, 2]);
@@ -276,7 +276,7 @@ fn controllers_of_a_subsystem_have_one_log() {
         ];
         assert_eq!(told.collect::<Vec<_>>(), expected);
     }
-    // What another one forgets by all that happens to it are its own.
+    // A controller with many events has its own dropped.
     for nth in 0..100u64 {
         set_timestamp(&mut w.hosts[0], (nth << 32).to_le_bytes());
     }

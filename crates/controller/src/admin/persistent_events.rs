@@ -1,6 +1,6 @@
 //! The Persistent Event log page ("NVMe Base 2.1", 5.1.12.1.14): what has happened to the
 //! controller, kept through resets and by the process that follows. Controllers of a subsystem have
-//! one log; each event says whose it is.
+//! one log; each event has the ID of its controller.
 //!
 //! A host reads a context: what the log was when the context was established. Each controller has
 //! its own, so that no host keeps another one from reading.
@@ -42,7 +42,7 @@ const TYPES: [(Type, u8); 9] = [
 /// PELS of Identify Controller, in units of 64 KiB: more than the log can have.
 pub(super) const SIZE_64K: u32 = 1;
 
-/// An event, and whose it is.
+/// An event, and the controller that it is of.
 #[derive(Clone, Debug)]
 struct Recorded {
     cntlid: u16,
@@ -54,8 +54,8 @@ struct Recorded {
 pub(crate) struct EventLog(Mutex<VecDeque<Recorded>>);
 
 impl EventLog {
-    /// Of the controller that has most of them the oldest is forgotten where there are too many:
-    /// no host has those of others forgotten.
+    /// Where there are too many, the oldest event of the controller that has most is dropped: no
+    /// host has events of others dropped.
     fn push(&self, cntlid: u16, event: SavedEvent) {
         let mut events = self.0.lock().unpoisoned();
         events.push_front(Recorded { cntlid, event });

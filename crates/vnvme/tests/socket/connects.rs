@@ -25,8 +25,8 @@ fn more_clients_in_a_second_than_may_come_wait() {
     let args = ["--control", &control, "--client-connects", "5", "mem://1M"];
     let daemon = Daemon::serve(&place, &args);
     let start = Instant::now();
-    // Fifteen clients. Five come in at once. All but the last only knock: were they served one
-    // after the other, a busy machine would take so long that none has to wait.
+    // Fifteen clients. Five come in at once. All but the last connect and close: were they served
+    // one after the other, a busy machine would take so long that none has to wait.
     for _ in 0..14 {
         leave(UnixStream::connect(place.socket()).unwrap());
     }
