@@ -2,7 +2,7 @@
 //! [`mod@crate::controller`], with a device below that writes down every block and
 //! every address that it is told.
 
-#[path = "../../crates/mediate/tests/common/model.rs"]
+#[path = "../../crates/mediate/tests/it/common/model.rs"]
 #[allow(dead_code)]
 mod model;
 

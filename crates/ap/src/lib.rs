@@ -29,8 +29,8 @@
 //!
 //! From the cover letter of Pierre Morel's "vfio: ap: AP Queue Interrupt Control" (v8, Linux
 //! mailing list, 2019), and where it leaves details open, from `arch/s390/kvm/priv.c` and
-//! `drivers/s390/crypto/vfio_ap_ops.c` of Linux. Tests without a file are in `tests/rules.rs`;
-//! *histories* are the property tests of `tests/histories.rs`, each of which was seen to fail
+//! `drivers/s390/crypto/vfio_ap_ops.c` of Linux. Tests without a file are in `tests/it/rules.rs`;
+//! *histories* are the property tests of `tests/it/histories.rs`, each of which was seen to fail
 //! when its rule was broken.
 //!
 //! | rule | where | test |
@@ -43,15 +43,15 @@
 //! | a reset that we see frees too | [`Mediated::rapq`], [`Mediated::zapq`] | `a_guests_own_reset_*`, histories |
 //! | each subclass is registered as often as queues are enabled for it | all of [`mediated`] | `counts_equal_enabled_queues` in histories |
 //! | **2. The machine destroyed while the hook runs** | | |
-//! | nobody enters the hook once the destroyer has closed the gate; it frees when all have left | [`gate`] | `tests/gate.rs`, `tests/loom.rs` |
+//! | nobody enters the hook once the destroyer has closed the gate; it frees when all have left | [`gate`] | `tests/it/gate.rs`, `tests/loom.rs` |
 //! | a destroyed guest's queues are reset, and hold nothing | [`Mediated::detach`] | `a_destroyed_guest_*`, histories (end) |
 //! | without a guest, or a hook, queues are not available (0x01) | [`Mediated::owns`], [`intercept::pqap`] | `a_destroyed_guest_*`, `without_a_hook_*` in `intercept` |
 //! | **3. Interception** | | |
 //! | no AP instructions in host or guest, or no way to deliver: not supported, nothing changes | [`intercept::pqap`] | `without_the_facility_*` in `intercept` |
 //! | only AQIC is intercepted | [`intercept::pqap`] | `other_functions_*` in `intercept` |
-//! | the problem state: privileged operation, before the operands are looked at | [`command::Pqap::decode`] | `the_problem_state_*` in `command`, `exceptions_*` in `intercept` and `tests/instructions.rs` |
+//! | the problem state: privileged operation, before the operands are looked at | [`command::Pqap::decode`] | `the_problem_state_*` in `command`, `exceptions_*` in `intercept` and `tests/it/instructions.rs` |
 //! | T bit without facility 15, AQIC without 65, QCI or long queue numbers without 12, reserved bits: specification | [`command::Pqap::decode`] | `reserved_bits_*` in `command` |
-//! | odd registers of NQAP and DQAP: specification | [`instruction::execute`] | `exceptions_of_*` in `tests/instructions.rs` |
+//! | odd registers of NQAP and DQAP: specification | [`instruction::execute`] | `exceptions_of_*` in `tests/it/instructions.rs` |
 //! | **4. Interrupts off** | | |
 //! | the page stays pinned until the interrupt bit reads zero | `Mediated::settle` | `disabling_waits_*`, histories (no byte after the bit has cleared) |
 //! | a bit of zero counts only after the queue accepted the order: before it may be on its way to one | `Held::Leaving` | `unmapping_waits_*`, histories |
@@ -63,7 +63,7 @@
 //! | unmap of a page with a notification byte: interrupts off first, and "not yet" while the queue may write | [`Mediated::unmap`] | `unmapping_*`, histories (no byte to an unmapped page) |
 //! | **Queues** | | |
 //! | status word and condition codes | [`status`] | `every_field_*` in `status` |
-//! | messages, identifiers, full and empty queues, requests and replies in parts | [`card`], [`instruction`] | `tests/instructions.rs` |
+//! | messages, identifiers, full and empty queues, requests and replies in parts | [`card`], [`instruction`] | `tests/it/instructions.rs` |
 //! | only queues of the matrix with a device behind them answer | [`Mediated::owns`] | `only_queues_of_the_matrix_*` |
 //!
 //! Two rules are stricter than Linux's: a page whose queue does not answer in time stays

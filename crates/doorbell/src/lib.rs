@@ -46,7 +46,7 @@
 //!
 //! # What has failed elsewhere, and what holds it here
 //!
-//! Tests are in `tests/controller.rs` (both roles in one thread), `tests/arithmetic.rs` and
+//! Tests are in `tests/it/controller.rs` (both roles in one thread), `tests/it/arithmetic.rs` and
 //! `tests/loom.rs` (every interleaving).
 //!
 //! | failure | rule | tests |

@@ -22,7 +22,7 @@
 //! straight to `c - 1` wraps and leaves only `c - 1 <= e < c`. (For `c == 0` no legal move wraps,
 //! and every `e >= N - 1` is silent, [`before`]`(0) == N - 1` among them.) Values of `N` and above
 //! never lie in `new..old`, so an all-ones "never" rings at every wrap; a value left behind rings
-//! when the host passes it, once per `N` entries. `tests/arithmetic.rs` checks all of this
+//! when the host passes it, once per `N` entries. `tests/it/arithmetic.rs` checks all of this
 //! exhaustively for small rings and by random choice for big ones.
 //!
 //! The comparison of the standard's annex ([`need_event_annex`]) also rings when `new == e`; with

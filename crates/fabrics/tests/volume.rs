@@ -5,7 +5,7 @@
 
 #[path = "volume/cancelled.rs"]
 mod cancelled;
-#[path = "../../volume/tests/common/mod.rs"]
+#[path = "../../volume/tests/it/common/mod.rs"]
 mod common;
 mod fake_target;
 #[path = "volume/model.rs"]

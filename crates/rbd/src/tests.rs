@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
-#[path = "../../volume/tests/common/mod.rs"]
+#[path = "../../volume/tests/it/common/mod.rs"]
 mod common;
 
 use crate::ffi::fake::{FakeImage, RIGHT};

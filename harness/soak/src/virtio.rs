@@ -2,7 +2,7 @@
 //! disk; they are stopped with requests in flight, and the connection ends with requests in flight
 //! that the next one takes up.
 
-#[path = "../../../crates/vhost-blk/tests/common/mod.rs"]
+#[path = "../../../crates/vhost-blk/tests/it/common/mod.rs"]
 mod common;
 
 use crate::pattern::{Model, Random};

@@ -11,7 +11,7 @@
 //! 2. Name the module in `admin/mod.rs`.
 //! 3. Put `super::module::COMMAND` into [`COMMANDS`].
 //!
-//! `nvme::AdminOpcode` has the opcode already, unless it is a vendor's. `tests/supported.rs`
+//! `nvme::AdminOpcode` has the opcode already, unless it is a vendor's. `tests/it/supported.rs`
 //! compares what the controller says with what it does, for every opcode.
 
 use super::AdminResult;

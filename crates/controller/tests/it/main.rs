@@ -1,0 +1,39 @@
+//! Integration tests, in one program: each module tests one subject.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod admin;
+mod allocation;
+mod boot;
+mod budget;
+mod bus_master;
+mod cmb;
+mod common;
+mod copy;
+mod counting;
+mod doorbells;
+mod erase;
+mod events;
+mod formats;
+mod hosts;
+mod interrupts;
+mod io;
+mod memory;
+mod metadata;
+mod migration;
+mod model;
+mod namespaces;
+mod persistent_events;
+mod placement;
+mod queues;
+mod record;
+mod registers;
+mod reservations;
+mod restart;
+mod rounds;
+mod self_test;
+mod shared_format;
+mod supported;
+mod telemetry;
+mod uncorrectable;
+mod zones;

@@ -1,0 +1,467 @@
+//! Write Uncorrectable and what tells of it: blocks that cannot be read until they are written, Get
+//! LBA Status, the LBA Status Information log page and its alert.
+
+mod histories;
+mod says;
+mod shared;
+use crate::reservations::world;
+
+use crate::common::*;
+use controller::ControllerConfig;
+use nvme::cmd::io::CopyRange;
+use nvme::log::{ErrorInformation, SelfTestCode, SelfTestLog, SelfTestOutcome, Smart};
+use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use volume::{Effect, Fault, IoErrorKind, MemVolume, OpKind};
+use zerocopy::{FromBytes, IntoBytes};
+
+const UNREADABLE: Status = Status::UNRECOVERED_READ_ERROR;
+const MIB: u64 = 1 << 20;
+
+/// A command on blocks, its data in one run at `DATA`.
+fn on(h: &Host, opcode: NvmOpcode, nsid: u32, slba: u64, blocks: u32) -> Command {
+    let mut command = h.rw(opcode, nsid, slba, blocks, DATA);
+    h.prps(&mut command, DATA, u64::from(blocks) * 512, PAGE);
+    command
+}
+
+/// The process dies; time goes on.
+fn die(h: &mut Host) {
+    h.die();
+    h.now = h.now.max(Instant::now());
+}
+
+fn mark(h: &mut Host, slba: u64, blocks: u32) -> Status {
+    let command = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 1, slba, blocks, 0);
+    h.io(command)
+}
+
+fn write(h: &mut Host, slba: u64, blocks: u32) -> Status {
+    h.write(DATA, &vec![0x5a; blocks as usize * 512]);
+    let command = on(h, NvmOpcode::WRITE, 1, slba, blocks);
+    h.io(command)
+}
+
+fn read(h: &mut Host, slba: u64, blocks: u32) -> Status {
+    let command = on(h, NvmOpcode::READ, 1, slba, blocks);
+    h.io(command)
+}
+
+/// Which of the blocks up to one cannot be read.
+fn unreadable(h: &mut Host, blocks: u64) -> Vec<u64> {
+    let all = (0..blocks).filter(|slba| match read(h, *slba, 1) {
+        Status::SUCCESS => false,
+        status => {
+            assert_eq!(status, UNREADABLE, "{slba}");
+            true
+        }
+    });
+    all.collect()
+}
+
+fn deallocate(h: &mut Host, slba: u64, blocks: u32) -> Status {
+    let mut range = [0; 16];
+    range[4..8].copy_from_slice(&blocks.to_le_bytes());
+    range[8..].copy_from_slice(&slba.to_le_bytes());
+    h.write(DATA, &range);
+    let mut command = Command::new(NvmOpcode::DATASET_MANAGEMENT.0, 0, 1);
+    command.set_prps(DATA, 0);
+    command.cdw11 = 4.into();
+    h.io(command)
+}
+
+fn copy(h: &mut Host, to: u64, ranges: &[(u64, u32)]) -> (Status, u32) {
+    for (at, (slba, blocks)) in (0..).zip(ranges) {
+        let range = CopyRange {
+            slba: (*slba).into(),
+            nlb_z: ((blocks - 1) as u16).into(),
+            ..CopyRange::default()
+        };
+        h.write(PAGE + at * 32, range.as_bytes());
+    }
+    let mut command = Command::new(NvmOpcode::COPY.0, 0, 1);
+    command.set_prps(PAGE, 0);
+    command.set_slba(to);
+    command.cdw12 = (ranges.len() as u32 - 1).into();
+    let done = h.command(1, command);
+    (done.status(), done.dw0.get())
+}
+
+#[test]
+fn marked_blocks_end_every_command_that_reads_them() {
+    let mut h = Host::ready();
+    assert_eq!(write(&mut h, 0, 64), Status::SUCCESS);
+    assert_eq!(mark(&mut h, 10, 3), Status::SUCCESS);
+    assert_eq!(unreadable(&mut h, 64), [10, 11, 12]);
+    for (slba, blocks) in [(10, 1), (12, 1), (0, 64), (9, 2), (12, 2), (11, 20)] {
+        for opcode in [NvmOpcode::READ, NvmOpcode::COMPARE, NvmOpcode::VERIFY] {
+            let command = on(&h, opcode, 1, slba, blocks);
+            // It may be tried again: DNR is clear.
+            assert_eq!(h.io(command), UNREADABLE, "{opcode} {slba} {blocks}");
+        }
+    }
+    for (slba, blocks) in [(0, 10), (13, 51)] {
+        let verify = on(&h, NvmOpcode::VERIFY, 1, slba, blocks);
+        assert_eq!(h.io(verify), Status::SUCCESS);
+        assert_eq!(read(&mut h, slba, blocks), Status::SUCCESS);
+    }
+    // The second range of a Copy has one; the first was copied.
+    assert_eq!(mark(&mut h, 100, 1), Status::SUCCESS);
+    assert_eq!(copy(&mut h, 96, &[(0, 8), (8, 4)]), (UNREADABLE, 1));
+    assert_eq!(read(&mut h, 96, 8), Status::SUCCESS);
+    let log = h.log(1, 64, 0, false).1;
+    let entry = ErrorInformation::read_from_bytes(&log).unwrap();
+    assert_eq!((entry.lba.get(), entry.nsid.get()), (10, 1));
+}
+
+#[test]
+fn what_is_written_can_be_read_again() {
+    let mut h = Host::ready();
+    assert_eq!(write(&mut h, 0, 64), Status::SUCCESS);
+    assert_eq!(mark(&mut h, 8, 40), Status::SUCCESS);
+    assert_eq!(write(&mut h, 7, 2), Status::SUCCESS);
+    let zeroes = on(&h, NvmOpcode::WRITE_ZEROES, 1, 20, 2);
+    assert_eq!(h.io(zeroes), Status::SUCCESS);
+    assert_eq!(copy(&mut h, 30, &[(0, 1), (2, 1)]).0, Status::SUCCESS);
+    // What is read of deallocated blocks is known.
+    assert_eq!(deallocate(&mut h, 47, 100), Status::SUCCESS);
+    let rest = unreadable(&mut h, 64);
+    let wanted: Vec<u64> = (9..47).filter(|b| ![20, 21, 30, 31].contains(b)).collect();
+    assert_eq!(rest, wanted);
+    assert_eq!(read(&mut h, 8, 1), Status::SUCCESS);
+    assert_eq!(h.read(DATA, 512), [0x5a; 512]);
+    assert_eq!(read(&mut h, 21, 1), Status::SUCCESS);
+    assert_eq!(h.read(DATA, 512), [0; 512]);
+    // Durable writes, too, and of more than a page.
+    let mut durable = on(&h, NvmOpcode::WRITE, 1, 9, 38);
+    durable.cdw12 = (durable.cdw12.get() | 1 << 30).into();
+    assert_eq!(h.io(durable), Status::SUCCESS);
+    assert_eq!(unreadable(&mut h, 64), Vec::<u64>::new());
+}
+
+#[test]
+fn deallocated_blocks_of_which_nothing_is_known_stay_marked() {
+    // It may leave what was there where it deallocates.
+    let forgetful = described(mem(MIB), |info| volume::Info {
+        zeroes_after_deallocate: false,
+        ..info
+    });
+    let mut h = Host::ready_with(vec![ns(1, forgetful, 512)]);
+    assert_eq!(mark(&mut h, 8, 4), Status::SUCCESS);
+    assert_eq!(deallocate(&mut h, 0, 32), Status::SUCCESS);
+    assert_eq!(unreadable(&mut h, 16), [8, 9, 10, 11]);
+    // One that cannot deallocate does nothing.
+    let (volume, faults) = faulty(MIB);
+    let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
+    assert_eq!(mark(&mut h, 8, 4), Status::SUCCESS);
+    let error = IoErrorKind::Unsupported.into();
+    faults.add(Fault::always(OpKind::Deallocate, Effect::Fail(error)));
+    assert_eq!(deallocate(&mut h, 0, 32), Status::SUCCESS);
+    assert_eq!(unreadable(&mut h, 16), [8, 9, 10, 11]);
+}
+
+#[test]
+fn a_write_that_fails_takes_no_mark_away() {
+    let (volume, faults) = faulty(MIB);
+    let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
+    assert_eq!(mark(&mut h, 8, 4), Status::SUCCESS);
+    let error = IoErrorKind::MediaWrite.into();
+    faults.add(Fault::nth(OpKind::Write, 1, Effect::Fail(error)));
+    assert_eq!(write(&mut h, 9, 2), Status::WRITE_FAULT);
+    faults.add(Fault::nth(OpKind::WriteZeroes, 1, Effect::Fail(error)));
+    let zeroes = on(&h, NvmOpcode::WRITE_ZEROES, 1, 8, 4);
+    assert_eq!(h.io(zeroes), Status::WRITE_FAULT);
+    // Of a Copy, the ranges before the one that failed were written.
+    faults.add(Fault::nth(OpKind::Write, 2, Effect::Fail(error)));
+    let done = copy(&mut h, 8, &[(100, 1), (102, 1)]);
+    assert_eq!(done, (Status::WRITE_FAULT, 1));
+    assert_eq!(unreadable(&mut h, 16), [9, 10, 11]);
+    assert_eq!(write(&mut h, 9, 2), Status::SUCCESS);
+    assert_eq!(unreadable(&mut h, 16), [11]);
+}
+
+/// Both orders are right, and the write has one for all of its blocks.
+#[test]
+fn a_write_in_flight_comes_before_or_after() {
+    let (volume, faults) = faulty(MIB);
+    let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
+    for watched in [false, true] {
+        if watched {
+            assert_eq!(mark(&mut h, 1000, 1), Status::SUCCESS);
+        }
+        faults.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
+        h.write(DATA, &[0x5a; 8 * 512]);
+        let begun = on(&h, NvmOpcode::WRITE, 1, 8, 8);
+        h.submit(1, begun);
+        h.run_held(&faults, 1);
+        assert_eq!(mark(&mut h, 10, 2), Status::SUCCESS);
+        assert_eq!(read(&mut h, 11, 1), UNREADABLE);
+        faults.release();
+        h.run();
+        assert_eq!(h.reap(1).unwrap().status(), Status::SUCCESS);
+        let left = unreadable(&mut h, 20);
+        assert_eq!(left, if watched { vec![] } else { vec![10, 11] });
+        // One that begins now comes after it.
+        assert_eq!(write(&mut h, 8, 8), Status::SUCCESS);
+        assert!(unreadable(&mut h, 20).is_empty());
+    }
+}
+
+#[test]
+fn what_cannot_be_marked_is_refused() {
+    let read_only = Arc::new(MemVolume::new(MIB).unwrap().read_only());
+    let mut h = Host::ready_with(vec![
+        ns(1, mem(MIB), 512),
+        ns(2, read_only, 512),
+        ns(3, mem(16 * MIB), 512),
+    ]);
+    for (nsid, slba, blocks, status) in [
+        (1, 2048, 1, Status::LBA_OUT_OF_RANGE),
+        (1, 2047, 2, Status::LBA_OUT_OF_RANGE),
+        (1, u64::MAX, 1, Status::LBA_OUT_OF_RANGE),
+        (1, u64::MAX, 0x1_0000, Status::LBA_OUT_OF_RANGE),
+        (2, 0, 1, Status::NAMESPACE_WRITE_PROTECTED),
+        (3, 0, 2049, Status::COMMAND_SIZE_LIMIT_EXCEEDED),
+        (4, 0, 1, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (u32::MAX, 0, 1, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (0, 0, 1, Status::INVALID_NAMESPACE_OR_FORMAT),
+    ] {
+        let command = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, nsid, slba, blocks, 0);
+        let done = h.io(command);
+        assert_eq!((plain(done), done.dnr()), (status, true), "{nsid} {slba}");
+    }
+    let command = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 3, 0, 2048, 0);
+    assert_eq!(h.io(command), Status::SUCCESS);
+    assert!(unreadable(&mut h, 64).is_empty(), "of namespace 1");
+}
+
+/// A guest that marks whatever it can takes so much memory and no more, and its writes go on.
+#[test]
+fn marks_are_bounded() {
+    let mut h = Host::ready_with(vec![ns(1, mem(16 * MIB), 512), ns(2, mem(MIB), 512)]);
+    // Every third block, so that none touches another one.
+    for at in 0..1024 {
+        assert_eq!(mark(&mut h, at * 3, 1), Status::SUCCESS, "{at}");
+    }
+    assert_eq!(mark(&mut h, 1024 * 3, 1), Status::INTERNAL_ERROR);
+    let other = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 2, 0, 1, 0);
+    assert_eq!(h.io(other), Status::INTERNAL_ERROR, "of all namespaces");
+    assert_eq!(mark(&mut h, 9, 1), Status::SUCCESS, "it is marked");
+    assert_eq!(read(&mut h, 1024 * 3, 1), Status::SUCCESS);
+    die(&mut h);
+    assert_eq!(read(&mut h, 1023 * 3, 1), UNREADABLE);
+    assert_eq!(write(&mut h, 30, 1), Status::SUCCESS);
+    assert_eq!(mark(&mut h, 1024 * 3, 1), Status::SUCCESS, "there is room");
+    // Namespaces as large as that, cut into as many pieces as there can be.
+    let mut h = Host::ready_with(vec![ns(1, mem(16 * MIB), 512)]);
+    assert_eq!(mark(&mut h, 0, 2048), Status::SUCCESS);
+    assert_eq!(mark(&mut h, 10_000, 1), Status::INTERNAL_ERROR);
+    for at in 0..1024 {
+        assert_eq!(write(&mut h, at * 2, 1), Status::SUCCESS);
+    }
+    assert_eq!(mark(&mut h, 10_000, 1), Status::INTERNAL_ERROR);
+    die(&mut h);
+    assert_eq!(unreadable(&mut h, 8), [1, 3, 5, 7]);
+    assert_eq!(write(&mut h, 2047, 1), Status::SUCCESS);
+    assert_eq!(mark(&mut h, 10_000, 1), Status::SUCCESS);
+}
+
+/// Reads and writes of a namespace without marks take the short way, which needs no event; so they
+/// do when the last mark has gone.
+#[test]
+fn only_marks_cost_something() {
+    let mut h = Host::ready();
+    // How many of eight writes and reads took the general way.
+    let general = |h: &mut Host| {
+        crash::disarm();
+        for slba in 100..108 {
+            assert_eq!(write(h, slba, 1), Status::SUCCESS);
+            assert_eq!(read(h, slba, 1), Status::SUCCESS);
+        }
+        let passed = crash::passed();
+        let count = |name| {
+            passed
+                .iter()
+                .filter(|p| *p.0 == name)
+                .map(|p| p.1)
+                .sum::<u64>()
+        };
+        count("controller.submit.submitted")
+    };
+    assert_eq!(general(&mut h), 0);
+    assert_eq!(mark(&mut h, 8, 2), Status::SUCCESS);
+    assert_eq!(general(&mut h), 16);
+    assert_eq!(write(&mut h, 8, 1), Status::SUCCESS);
+    assert_eq!(general(&mut h), 16);
+    assert_eq!(write(&mut h, 9, 1), Status::SUCCESS);
+    assert_eq!(general(&mut h), 0);
+    // So it is in the next process.
+    assert_eq!(mark(&mut h, 8, 2), Status::SUCCESS);
+    die(&mut h);
+    assert_eq!(general(&mut h), 16);
+    assert_eq!(deallocate(&mut h, 0, 100), Status::SUCCESS);
+    die(&mut h);
+    assert_eq!(general(&mut h), 0);
+}
+
+/// A process that dies on the way leaves a block as the host has seen it.
+#[test]
+fn what_has_completed_is_committed() {
+    let mut h = Host::ready();
+    for point in [
+        "controller.mark.recorded",
+        "controller.mark.marked",
+        "controller.commit.before",
+        "controller.commit.after",
+        "controller.mark.committed",
+    ] {
+        for (passed, slba) in (1..4).zip(20..) {
+            crash::disarm();
+            crash::arm(point, passed);
+            assert_eq!(mark(&mut h, slba, 1), Status::SUCCESS);
+            crash::disarm();
+            assert_eq!(read(&mut h, slba, 1), UNREADABLE, "{point} {passed}");
+            crash::arm(point, passed);
+            assert_eq!(write(&mut h, slba, 1), Status::SUCCESS);
+            crash::disarm();
+            assert_eq!(read(&mut h, slba, 1), Status::SUCCESS, "{point} {passed}");
+        }
+        let died = h.crashes.get(point).copied();
+        assert!(died >= Some(1), "{point} is never passed");
+    }
+}
+
+#[test]
+fn an_erased_namespace_has_no_marks() {
+    let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512), ns(2, mem(MIB), 512)]);
+    for (opcode, nsid, cdw10) in [
+        (AdminOpcode::FORMAT_NVM, 1, 0),
+        (AdminOpcode::SANITIZE, 0, 2),
+    ] {
+        for nsid in [1, 2] {
+            let command = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, nsid, 8, 2, 0);
+            assert_eq!(h.io(command), Status::SUCCESS);
+        }
+        let mut erase = Command::new(opcode.0, 0, nsid);
+        erase.cdw10 = cdw10.into();
+        assert_eq!(h.admin(erase).status(), Status::SUCCESS);
+        // A sanitize operation goes on behind the command.
+        h.until(|h| read(h, 9, 1) != Status::SANITIZE_IN_PROGRESS);
+        assert_eq!(read(&mut h, 8, 2), Status::SUCCESS);
+        let other = on(&h, NvmOpcode::READ, 2, 8, 2);
+        let wanted = if nsid == 1 {
+            UNREADABLE
+        } else {
+            Status::SUCCESS
+        };
+        assert_eq!(h.io(other), wanted, "{opcode}");
+        die(&mut h);
+        assert_eq!(read(&mut h, 8, 2), Status::SUCCESS);
+    }
+}
+
+/// One that fails leaves what it has not erased.
+#[test]
+fn a_format_that_fails_leaves_marks() {
+    let (volume, faults) = faulty(MIB);
+    let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
+    assert_eq!(mark(&mut h, 8, 2), Status::SUCCESS);
+    let error = IoErrorKind::MediaWrite.into();
+    faults.add(Fault::always(OpKind::WriteZeroes, Effect::Fail(error)));
+    let format = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
+    assert_eq!(h.admin(format).status(), Status::WRITE_FAULT);
+    assert_eq!(read(&mut h, 8, 2), UNREADABLE);
+    // Nothing is marked meanwhile.
+    faults.clear();
+    faults.add(Fault::nth(OpKind::WriteZeroes, 1, Effect::Hold));
+    h.submit(0, format);
+    h.run_held(&faults, 1);
+    assert_eq!(mark(&mut h, 20, 1), Status::FORMAT_IN_PROGRESS);
+    faults.release();
+    h.until(|h| h.peek(0).is_some());
+    assert_eq!(h.reap(0).unwrap().status(), Status::SUCCESS);
+    assert!(unreadable(&mut h, 32).is_empty());
+}
+
+#[test]
+fn a_self_test_finds_the_block() {
+    let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512)]);
+    assert_eq!(mark(&mut h, 1234, 3), Status::SUCCESS);
+    let mut test = Command::new(AdminOpcode::DEVICE_SELF_TEST.0, 0, 1);
+    test.cdw10 = u32::from(SelfTestCode::EXTENDED.0).into();
+    assert_eq!(h.admin(test).status(), Status::SUCCESS);
+    for _ in 0..200 {
+        h.now += std::time::Duration::from_millis(100);
+        h.run();
+    }
+    let log = h.log(6, size_of::<SelfTestLog>(), 0, false).1;
+    let log = SelfTestLog::read_from_bytes(&log).unwrap();
+    let result = log.results[0];
+    assert_eq!(result.status.outcome(), SelfTestOutcome::FAILED_SEGMENT);
+    assert_eq!((result.flba.get(), result.sct, result.sc), (1234, 2, 0x81));
+}
+
+/// A host that marks blocks makes no medium bad; a medium that is bad counts.
+#[test]
+fn marked_blocks_are_no_media_errors() {
+    let (volume, faults) = faulty(MIB);
+    let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
+    let smart = |h: &mut Host| {
+        let log = h.log(2, 512, 0, false).1;
+        let smart = Smart::read_from_bytes(&log).unwrap();
+        (smart.mdie.get(), smart.neile.get())
+    };
+    assert_eq!(mark(&mut h, 8, 1), Status::SUCCESS);
+    assert_eq!(read(&mut h, 8, 1), UNREADABLE);
+    let verify = on(&h, NvmOpcode::VERIFY, 1, 0, 16);
+    assert_eq!(h.io(verify), UNREADABLE);
+    assert_eq!(smart(&mut h), (0, 2));
+    let log = h.log(1, 64, 0, false).1;
+    let entry = ErrorInformation::read_from_bytes(&log).unwrap();
+    assert_eq!((entry.lba.get(), entry.sqid.get()), (8, 1));
+    let error = IoErrorKind::MediaRead.into();
+    faults.add(Fault::nth(OpKind::Read, 1, Effect::Fail(error)));
+    assert_eq!(read(&mut h, 9, 1), UNREADABLE);
+    assert_eq!(smart(&mut h), (1, 3));
+}
+
+#[test]
+fn blocks_behind_the_end_are_not_marked_when_they_come_back() {
+    let volume = Arc::new(MemVolume::new(MIB).unwrap());
+    let size = Arc::new(AtomicU64::new(MIB));
+    let told = size.clone();
+    let resized = described(volume, move |info| volume::Info {
+        size: told.load(Ordering::Relaxed),
+        ..info
+    });
+    let mut h = Host::ready_with(vec![ns(1, resized, 512)]);
+    assert_eq!(mark(&mut h, 1000, 100), Status::SUCCESS);
+    for (blocks, left) in [(1024, 24), (2048, 24), (512, 0), (2048, 0)] {
+        size.store(blocks * 512, Ordering::Relaxed);
+        assert!(h.outliving(|h| h.c.check_sizes()));
+        let all = blocks.min(1200);
+        assert_eq!(unreadable(&mut h, all).len(), left, "{blocks}");
+    }
+}
+
+/// A namespace that comes under an ID is not the one that was there before.
+#[test]
+fn a_namespace_that_comes_has_no_marks() {
+    let config = ControllerConfig {
+        max_namespaces: 2,
+        ..Default::default()
+    };
+    let mut h = Host::with(config, vec![ns(1, mem(MIB), 512)]);
+    h.enable();
+    h.create_pair(1, 64);
+    assert_eq!(mark(&mut h, 8, 1), Status::SUCCESS);
+    assert!(h.c.detach(1));
+    h.run();
+    h.c.tidy(&h.io);
+    h.c.attach(ns(1, mem(MIB), 512), &h.io).unwrap();
+    assert_eq!(read(&mut h, 8, 1), Status::SUCCESS);
+    die(&mut h);
+    assert_eq!(read(&mut h, 8, 1), Status::SUCCESS);
+}

@@ -1,0 +1,189 @@
+//! Namespaces that controllers share: what one host marks, no other one reads.
+
+use crate::common::*;
+use crate::uncorrectable::world::*;
+use crate::uncorrectable::{UNREADABLE, says};
+use nvme::cmd::reservation::Rtype;
+use nvme::feature::{AsyncEventConfig, Fid};
+use nvme::log::AnaState;
+use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use std::time::Duration;
+use volume::{Effect, Fault, OpKind};
+
+fn marking(w: &World, who: usize, slba: u64, blocks: u32) -> Command {
+    w.hosts[who].rw(NvmOpcode::WRITE_UNCORRECTABLE, 1, slba, blocks, 0)
+}
+
+fn read(w: &mut World, who: usize, slba: u64) -> Status {
+    let command = w.rw(who, NvmOpcode::READ, slba, 0);
+    w.command(who, command)
+}
+
+#[test]
+fn what_one_host_marks_no_other_one_reads() {
+    let mut w = World::of(&[1, 2, 3]);
+    for round in 0..3 {
+        for who in 0..3 {
+            assert_eq!(w.write(who, 7, 1), Status::SUCCESS);
+            let command = marking(&w, who, 6, 3);
+            assert_eq!(w.command(who, command), Status::SUCCESS);
+            for other in 0..3 {
+                assert_eq!(read(&mut w, other, 7), UNREADABLE, "{round} {who} {other}");
+            }
+            // Any of them can heal it.
+            let healer = (who + round) % 3;
+            for block in 6..9 {
+                assert_eq!(w.write(healer, block, 2), Status::SUCCESS);
+            }
+            for other in 0..3 {
+                assert_eq!(read(&mut w, other, 7), Status::SUCCESS);
+            }
+        }
+    }
+}
+
+/// A controller whose worker does nothing is waited for: it might read the blocks.
+#[test]
+fn it_completes_when_every_controller_knows() {
+    let mut w = World::of(&[1, 2]);
+    let command = marking(&w, 0, 6, 1);
+    w.begin(0, command);
+    for _ in 0..50 {
+        w.hosts[0].c.drain_messages();
+        w.hosts[0].round();
+    }
+    assert!(w.hosts[0].reap(1).is_none());
+    w.round();
+    w.round();
+    assert_eq!(w.hosts[0].reap(1).unwrap().status(), Status::SUCCESS);
+    // One that goes is waited for no more.
+    let command = marking(&w, 0, 8, 1);
+    w.begin(0, command);
+    for _ in 0..50 {
+        w.hosts[0].round();
+    }
+    assert!(w.hosts[0].reap(1).is_none());
+    drop(w.hosts.pop());
+    w.rounds(2);
+    assert_eq!(w.hosts[0].reap(1).unwrap().status(), Status::SUCCESS);
+}
+
+/// The short way comes back for all of them with the last mark.
+#[test]
+fn marks_that_have_gone_cost_nobody() {
+    let mut w = World::of(&[1, 2]);
+    let general = |w: &mut World| {
+        crash::disarm();
+        for who in 0..2 {
+            assert_eq!(w.write(who, 20, 1), Status::SUCCESS);
+        }
+        let passed = crash::passed();
+        let submitted = passed
+            .iter()
+            .filter(|p| *p.0 == "controller.submit.submitted");
+        submitted.map(|p| p.1).sum::<u64>()
+    };
+    assert_eq!(general(&mut w), 0);
+    let command = marking(&w, 0, 6, 1);
+    assert_eq!(w.command(0, command), Status::SUCCESS);
+    assert_eq!(general(&mut w), 2);
+    assert_eq!(w.write(1, 6, 1), Status::SUCCESS);
+    w.rounds(2);
+    assert_eq!(general(&mut w), 0);
+}
+
+#[test]
+fn a_fenced_host_marks_nothing() {
+    let mut w = World::of(&[1, 2]);
+    assert_eq!(w.register(0, 1), Status::SUCCESS);
+    let rtype = Rtype::WRITE_EXCLUSIVE;
+    assert_eq!(w.acquire(0, rtype, 1), Status::SUCCESS);
+    let command = marking(&w, 1, 6, 1);
+    assert_eq!(plain(w.command(1, command)), Status::RESERVATION_CONFLICT);
+    assert_eq!(read(&mut w, 0, 6), Status::SUCCESS);
+    let command = marking(&w, 0, 6, 1);
+    assert_eq!(w.command(0, command), Status::SUCCESS);
+    assert_eq!(read(&mut w, 1, 6), UNREADABLE);
+}
+
+#[test]
+fn by_a_path_that_is_not_there_nothing_is_marked() {
+    let mut w = World::of(&[1, 2]);
+    let _ = w.subsystem.set_ana_state(2, 1, AnaState::INACCESSIBLE);
+    w.rounds(3);
+    let command = marking(&w, 1, 6, 1);
+    let refused = plain(w.command(1, command));
+    assert_eq!(refused, Status::ANA_INACCESSIBLE);
+    let mut ask = Command::new(AdminOpcode::GET_LBA_STATUS.0, 0, 1);
+    ask.cdw12 = 1.into();
+    ask.cdw13 = 0x1100_0000.into();
+    ask.set_prps(PAGE, 0);
+    let refused = plain(w.admin(1, ask).status());
+    assert_eq!(refused, Status::ANA_INACCESSIBLE);
+    let command = marking(&w, 0, 6, 1);
+    assert_eq!(w.command(0, command), Status::SUCCESS);
+    let _ = w.subsystem.set_ana_state(2, 1, AnaState::OPTIMIZED);
+    w.rounds(3);
+    assert_eq!(read(&mut w, 1, 6), UNREADABLE);
+}
+
+/// Each host has a log page and alerts of its own.
+#[test]
+fn every_host_is_told() {
+    let mut w = World::of(&[1, 2]);
+    let mut wanted = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
+    wanted.cdw10 = u32::from(Fid::ASYNC_EVENT_CONFIG.0).into();
+    wanted.cdw11 = AsyncEventConfig::new().with_lsian(true).into_bits().into();
+    assert_eq!(w.admin(1, wanted).status(), Status::SUCCESS);
+    let ask = Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0);
+    w.hosts[1].submit(0, ask);
+    let command = marking(&w, 0, 6, 2);
+    assert_eq!(w.command(0, command), Status::SUCCESS);
+    w.hosts[1].now += Duration::from_secs(60);
+    w.rounds(3);
+    assert_eq!(w.hosts[1].reap(0).unwrap().dw0.get(), 0x000e_0502);
+    for host in &mut w.hosts {
+        assert_eq!(says::status(host, 0, 0, 4096), (vec![(6, 2)], true));
+    }
+}
+
+/// A host whose controller is reset while it waits for another one; nothing hangs.
+#[test]
+fn a_reset_ends_the_wait() {
+    let mut w = World::of(&[1, 2]);
+    let command = marking(&w, 0, 6, 1);
+    w.begin(0, command);
+    for _ in 0..5 {
+        w.hosts[0].round();
+    }
+    w.hosts[0].disable();
+    w.hosts[0].until(|h| !h.csts().rdy());
+    w.rounds(5);
+    assert_eq!(read(&mut w, 1, 6), UNREADABLE, "as it may be");
+    assert_eq!(w.write(1, 6, 1), Status::SUCCESS);
+    assert_eq!(read(&mut w, 1, 6), Status::SUCCESS);
+}
+
+/// A write whose controller is reset while its volume has it, and a mark that it takes away.
+#[test]
+fn a_write_of_a_reset_controller_still_counts() {
+    let (volume, faults) = faulty(1 << 20);
+    let mut w = World::with(&volume, &[1, 2], None);
+    let command = marking(&w, 1, 6, 1);
+    assert_eq!(w.command(1, command), Status::SUCCESS);
+    faults.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
+    let write = w.rw(0, NvmOpcode::WRITE, 6, 9);
+    w.begin(0, write);
+    for _ in 0..5 {
+        w.round();
+    }
+    w.hosts[0].disable();
+    w.rounds(5);
+    faults.release();
+    w.hosts[0].until(|h| !h.csts().rdy());
+    w.rounds(5);
+    let after = read(&mut w, 1, 6);
+    assert!(after.is_success() || after == UNREADABLE);
+    assert_eq!(w.write(1, 6, 1), Status::SUCCESS);
+    assert_eq!(read(&mut w, 1, 6), Status::SUCCESS);
+}

@@ -1,0 +1,112 @@
+//! Structures with fields of different sizes.
+
+use dma::{Access, Area, DmaError, DmaMap, Memory, Prot};
+
+fn map(memory: &Memory) -> DmaMap {
+    let mut map = DmaMap::new();
+    map.map(0x1_0000, 0x4000, Some((memory.clone(), 0)), Prot::RW)
+        .unwrap();
+    map
+}
+
+#[test]
+fn fields_are_little_endian_and_land_where_they_should() {
+    let memory = Memory::anonymous(0x4000).unwrap();
+    let map = map(&memory);
+    let area = Area::resolve(&map, 0x1_0102, 30, 2, Access::Write).unwrap();
+    area.store16(0, 0x1234);
+    area.store32(2, 0x5566_7788);
+    area.store16_release(28, 0xabcd);
+    let mut bytes = [0; 30];
+    memory.read(0x102, &mut bytes).unwrap();
+    assert_eq!(bytes[..6], [0x34, 0x12, 0x88, 0x77, 0x66, 0x55]);
+    assert_eq!(bytes[28..], [0xcd, 0xab]);
+    assert_eq!(area.load16(0), 0x1234);
+    assert_eq!(area.load16_acquire(28), 0xabcd);
+    let pairs = Area::resolve(&map, 0x1_0108, 48, 8, Access::Read).unwrap();
+    let low = 0x0102_0304_0506_0708u64;
+    memory.write(0x118, &low.to_le_bytes()).unwrap();
+    memory.write(0x120, &9u64.to_le_bytes()).unwrap();
+    assert_eq!(pairs.load_pair64(16), [low, 9]);
+}
+
+#[test]
+fn what_is_outside_misaligned_or_not_writable_does_nothing() {
+    let memory = Memory::anonymous(0x4000).unwrap();
+    let map = map(&memory);
+    memory.write(0, &[0xff; 0x1000]).unwrap();
+    let area = Area::resolve(&map, 0x1_0100, 8, 8, Access::Write).unwrap();
+    for offset in [7, 8, 9, usize::MAX] {
+        area.store16(offset, 0);
+        area.store32(offset, 0);
+        assert_eq!(area.load16(offset), 0);
+        assert_eq!(area.load_pair64(offset), [0; 2]);
+    }
+    // It ends outside, it is misaligned.
+    area.store32(6, 0);
+    area.store16(1, 0);
+    let readable = Area::resolve(&map, 0x1_0100, 8, 8, Access::Read).unwrap();
+    readable.store16(0, 0);
+    readable.store32(0, 0);
+    readable.store16_release(0, 0);
+    assert_eq!(readable.load16(0), u16::MAX);
+    assert_eq!(readable.load_pair64(0), [0; 2], "it has only 8 bytes");
+    let mut bytes = [0; 0x1000];
+    memory.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|b| *b == 0xff));
+}
+
+#[test]
+fn impossible_structures_are_refused() {
+    let memory = Memory::anonymous(0x4000).unwrap();
+    let map = map(&memory);
+    let resolve = |iova, len, align| Area::resolve(&map, iova, len, align, Access::Write).err();
+    assert_eq!(
+        resolve(0x1_0001, 4, 2),
+        Some(DmaError::Misaligned { iova: 0x1_0001 })
+    );
+    assert_eq!(resolve(0x1_0002, 4, 2), None);
+    assert_eq!(
+        resolve(0x1_0002, 4, 4),
+        Some(DmaError::Misaligned { iova: 0x1_0002 })
+    );
+    assert_eq!(
+        resolve(0x1_0000, 4, 3),
+        Some(DmaError::Misaligned { iova: 0x1_0000 })
+    );
+    assert!(
+        resolve(0x1_3ffe, 4, 2).is_some(),
+        "it ends behind the window"
+    );
+    assert!(resolve(0, 4, 2).is_some());
+    assert!(resolve(u64::MAX - 1, 4, 2).is_some());
+    assert!(resolve(0x1_0000, 0, 2).is_some());
+    assert!(resolve(0x1_0000, usize::MAX, 2).is_some());
+}
+
+#[test]
+fn a_structure_on_scattered_pages_is_one() {
+    let memory = Memory::anonymous(0x4000).unwrap();
+    let mut map = DmaMap::new();
+    for (page, offset) in [0x3000, 0x1000].into_iter().enumerate() {
+        map.map(
+            page as u64 * 0x1000,
+            0x1000,
+            Some((memory.clone(), offset)),
+            Prot::RW,
+        )
+        .unwrap();
+    }
+    let area = Area::resolve(&map, 0, 0x2000, 4, Access::Write).unwrap();
+    area.store32(0xffc, 1);
+    area.store32(0x1000, 2);
+    assert_eq!(area.load_pair64(0xff0), [0, 1 << 32]);
+    assert_eq!(area.load_pair64(0x1000), [2, 0]);
+    assert_eq!(area.load_pair64(0xff8), [0; 2], "not at a multiple");
+    let mut bytes = [0; 4];
+    memory.read(0x3ffc, &mut bytes).unwrap();
+    assert_eq!(bytes, [1, 0, 0, 0]);
+    memory.read(0x1000, &mut bytes).unwrap();
+    assert_eq!(bytes, [2, 0, 0, 0]);
+    assert!(Area::resolve(&map, 4, 0x1ffc, 4, Access::Write).is_err());
+}

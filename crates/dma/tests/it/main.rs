@@ -1,0 +1,15 @@
+//! Integration tests, in one program: each module tests one subject.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod addresses;
+mod area;
+mod common;
+mod device_memory;
+mod map;
+mod private;
+mod prp;
+mod ring;
+mod sgl;
+mod shared;
+mod sigbus;

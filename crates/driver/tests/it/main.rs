@@ -1,0 +1,14 @@
+//! Integration tests, in one program: each module tests one subject.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod common;
+mod doorbells;
+mod faults;
+mod foreign;
+mod in_process;
+mod mapper;
+mod nap;
+mod server;
+mod socket;
+mod volume;

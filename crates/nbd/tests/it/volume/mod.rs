@@ -1,0 +1,378 @@
+//! The volume against a server in this process: what it does, and what it makes of a server that
+//! lies, hangs and goes away.
+
+mod given_up;
+mod histories;
+mod lost;
+use crate::server;
+
+use crate::common::{BOUND, Way, Worker, bytes};
+use dma::{Access, DmaMap, Memory, Prot, SegmentList};
+use nbd::protocol::wire::{command, export_flags as flags};
+use nbd::{NbdOptions, NbdVolume, Server as Named};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use server::{ALL, Answer, Server, Setup};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use volume::{
+    FairGroup, FairVolume, FaultVolume, FileOptions, FileVolume, Io, IoErrorKind, IoOptions,
+    LimitVolume, Limits, MemVolume, Op, OpenOptions, Rates, Registry, SliceVolume, Volume,
+};
+
+const WRITE: Op = Op::Write { fua: false };
+const BLOCK: u64 = 4096;
+
+/// With time-outs that no busy machine comes near.
+fn options() -> NbdOptions {
+    NbdOptions::default()
+}
+
+/// For tests that wait for a time-out, and lose nothing when it comes early.
+fn short() -> NbdOptions {
+    NbdOptions {
+        timeout: Duration::from_secs(1),
+        ..options()
+    }
+}
+
+fn open(server: &Server, options: NbdOptions) -> NbdVolume {
+    let named = Named::unix("/", server.path.to_str().unwrap()).unwrap();
+    NbdVolume::open(named, options).unwrap()
+}
+
+fn serving(answer: impl Fn(usize, &server::Request) -> Answer + Send + Sync + 'static) -> Server {
+    Server::new(Setup {
+        answer: Box::new(answer),
+        ..Setup::default()
+    })
+}
+
+fn pattern(seed: u8, len: u64) -> Vec<u8> {
+    (0..len)
+        .map(|index| (index as u8).wrapping_mul(31) ^ (index >> 8) as u8 ^ seed | 1)
+        .collect()
+}
+
+#[test]
+fn what_is_written_is_read() {
+    for structured in [true, false] {
+        let server = Server::new(Setup {
+            structured,
+            ..Setup::default()
+        });
+        let volume = open(&server, options());
+        let mut worker = Worker::new(&volume);
+        for (offset, len) in [(0, 512), (4096, 4096), (65536, 1 << 20), (1 << 20, 70_144)] {
+            let data = pattern(len as u8, len);
+            worker.write(offset, &data).unwrap();
+            assert_eq!(worker.read(offset, len).unwrap(), data, "{offset} {len}");
+            let there = server.state.data.lock().unwrap();
+            assert!(there[offset as usize..][..len as usize] == data[..]);
+        }
+        worker.without_data(Op::Flush, 0, 0).unwrap();
+        assert_eq!(server.count(|s| &s.flushes), 1);
+        drop(worker);
+        assert_eq!(server.count(|s| &s.connections), 1);
+    }
+}
+
+#[test]
+fn what_the_server_has_is_told() {
+    let server = Server::new(Setup {
+        blocks: [4096, 8192, 1 << 20],
+        ..Setup::default()
+    });
+    let volume = open(&server, options());
+    let info = volume.info();
+    assert_eq!((info.size, info.block_size), (2 << 20, 4096));
+    assert_eq!((info.optimal_io, info.deallocate_granularity), (8192, 8192));
+    assert!(info.deallocate && info.write_zeroes && info.volatile_cache && !info.read_only);
+    let mut worker = Worker::new(&volume);
+    let refused = worker.read(512, 4096).unwrap_err();
+    assert_eq!(refused.kind, IoErrorKind::Invalid);
+    assert_eq!(
+        worker.read(2 << 20, 4096).unwrap_err().kind,
+        IoErrorKind::OutOfRange
+    );
+    let bare = Server::new(Setup {
+        flags: flags::HAS_FLAGS | flags::READ_ONLY,
+        ..Setup::default()
+    });
+    let volume = open(&bare, options());
+    let info = volume.info();
+    assert!(info.read_only && !info.deallocate && !info.volatile_cache && !info.write_zeroes);
+    let mut worker = Worker::new(&volume);
+    assert_eq!(
+        worker.write(0, &[1; 512]).unwrap_err().kind,
+        IoErrorKind::ReadOnly
+    );
+    assert_eq!(bare.count(|s| &s.requests), 0);
+}
+
+#[test]
+fn long_requests_become_several() {
+    let server = Server::new(Setup {
+        blocks: [512, 4096, 64 << 10],
+        ..Setup::default()
+    });
+    let volume = open(&server, options());
+    let mut worker = Worker::new(&volume);
+    let data = pattern(3, (1 << 20) + 512);
+    worker.write(512, &data).unwrap();
+    assert_eq!(worker.read(512, data.len() as u64).unwrap(), data);
+    let log = server.state.log.lock().unwrap();
+    assert_eq!(
+        log.iter().filter(|entry| entry.0 == command::WRITE).count(),
+        17
+    );
+}
+
+#[test]
+fn durability_is_asked_for_as_the_server_knows_it() {
+    let fua = Op::Write { fua: true };
+    let zeroes = Op::WriteZeroes {
+        deallocate: false,
+        fua: true,
+    };
+    for known in [true, false] {
+        let server = Server::new(Setup {
+            flags: if known { ALL } else { ALL & !flags::SEND_FUA },
+            ..Setup::default()
+        });
+        let volume = open(&server, options());
+        let mut worker = Worker::new(&volume);
+        let data = worker.guest.holding(0, &[9; 4096]);
+        assert_eq!(worker.run(fua, 0, 4096, data).result, Ok(()));
+        worker.without_data(zeroes, 4096, 4096).unwrap();
+        let counts = (server.count(|s| &s.fuas), server.count(|s| &s.flushes));
+        assert_eq!(counts, if known { (2, 0) } else { (0, 2) });
+        let log = server.state.log.lock().unwrap();
+        let zeroed = log.iter().find(|entry| entry.0 == command::WRITE_ZEROES);
+        let no_hole = zeroed.unwrap().1 & command::NO_HOLE;
+        assert_ne!(no_hole, 0, "space that was not to be deallocated");
+    }
+}
+
+#[test]
+fn what_the_server_cannot_do_is_done_otherwise_or_refused() {
+    let server = Server::new(Setup {
+        flags: flags::HAS_FLAGS,
+        ..Setup::default()
+    });
+    let volume = open(&server, options());
+    let mut worker = Worker::new(&volume);
+    worker.write(0, &[7; 8192]).unwrap();
+    let zeroes = Op::WriteZeroes {
+        deallocate: true,
+        fua: false,
+    };
+    worker.without_data(zeroes, 4096, (2 << 20) - 4096).unwrap();
+    assert_eq!(worker.read(0, 4096).unwrap(), [7; 4096]);
+    assert_eq!(worker.read(4096, 65536).unwrap(), [0; 65536]);
+    let refused = worker.without_data(Op::Deallocate, 0, 4096).unwrap_err();
+    assert_eq!(refused.kind, IoErrorKind::Unsupported);
+    worker.without_data(Op::Flush, 0, 0).unwrap();
+    assert_eq!(server.count(|s| &s.flushes), 0);
+}
+
+#[test]
+fn errors_of_the_server_reach_the_request_alone() {
+    let server = serving(|number, _| match number {
+        0 => Answer::Errno(28),
+        1 => Answer::Errno(5),
+        2 => Answer::Errno(0xffff_ffff),
+        3 => Answer::Errno(1),
+        4 => Answer::Errno(22),
+        5 => Answer::Errno(12),
+        _ => Answer::Right,
+    });
+    let volume = open(&server, options());
+    let mut worker = Worker::new(&volume);
+    assert_eq!(
+        worker.write(0, &[1; 4096]).unwrap_err().kind,
+        IoErrorKind::NoSpace
+    );
+    assert_eq!(
+        worker.read(0, 4096).unwrap_err().kind,
+        IoErrorKind::MediaRead
+    );
+    assert_eq!(
+        worker.read(0, 4096).unwrap_err().kind,
+        IoErrorKind::MediaRead
+    );
+    for kind in [
+        IoErrorKind::ReadOnly,
+        IoErrorKind::Invalid,
+        IoErrorKind::Busy,
+    ] {
+        assert_eq!(worker.write(0, &[1; 4096]).unwrap_err().kind, kind);
+    }
+    assert_eq!(worker.read(0, 4096).unwrap(), [0; 4096]);
+    assert_eq!(server.count(|s| &s.connections), 1);
+}
+
+/// Guest memory that is not there any more fails its requests, and not the disk.
+#[test]
+fn memory_that_was_cut_short_fails_its_request() {
+    let server = serving(|_, _| Answer::Right);
+    let volume = open(&server, options());
+    let mut worker = Worker::new(&volume);
+    worker.write(0, &pattern(1, 64 << 10)).unwrap();
+    let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+    let memory = Memory::from_fd(file.try_clone().unwrap(), 1 << 20, true).unwrap();
+    let mut map = DmaMap::new();
+    let prot = Prot {
+        read: true,
+        write: true,
+    };
+    map.map(0, 1 << 20, Some((memory, 0)), prot).unwrap();
+    rustix::fs::ftruncate(&file, 4096).unwrap();
+    // The kernel sends it. (A copy by the processor finds zeroes there, as with any volume.)
+    for len in [8192, 64 << 10] {
+        let mut list = SegmentList::new();
+        assert!(list.begin_piece(&map, 0, len, Access::Write));
+        let result = worker.run(WRITE, 0, len, list).result;
+        assert_eq!(result.unwrap_err().kind, IoErrorKind::Memory, "{len}");
+    }
+    assert_eq!(worker.read(0, 4096).unwrap(), pattern(1, 64 << 10)[..4096]);
+}
+
+/// A disk of the same worker does its work, whatever the server does.
+#[test]
+fn a_server_is_no_trouble_for_other_disks() {
+    for answer in [Answer::Never, Answer::Flood, Answer::Garbage, Answer::Close] {
+        let server = serving(move |_, _| answer);
+        let volume = open(&server, options());
+        let mut worker = Worker::new(&volume);
+        let other = MemVolume::new(1 << 20).unwrap();
+        let directory = crate::common::disk();
+        let path = crate::common::sparse(&directory, 1 << 20);
+        let file = FileVolume::open(&path, FileOptions::default()).unwrap();
+        let mut others = [&other as &dyn Volume, &file].map(|v| v.open(&worker.io).unwrap());
+        for at in 0..20 {
+            let list = worker.guest.piece(at * BLOCK, BLOCK);
+            worker.start(Op::Read, at * BLOCK, BLOCK, list);
+        }
+        worker.queue.push();
+        let (mut done, mut asked) = (0, 0);
+        let began = Instant::now();
+        while done < 2000 {
+            assert!(began.elapsed() < BOUND, "{answer:?}: {done} of 2000");
+            if asked == done {
+                let queue = &mut others[asked % 2];
+                let list = worker.guest.piece(1 << 20, BLOCK);
+                asked += 1;
+                let tag = 1 << 40 | asked as u64;
+                let request = volume::Request::transfer(tag, WRITE, 4096, list);
+                done += usize::from(queue.submit(request).is_some());
+            }
+            worker.io.flush();
+            worker.io.poll(&mut |completion| {
+                assert_eq!(completion.result, Ok(()));
+                done += 1;
+            });
+            worker.queue.poll(&mut |_| ());
+        }
+    }
+}
+
+#[test]
+fn several_connections_share_the_work_where_that_is_allowed() {
+    let server = Server::new(Setup::default());
+    let several = NbdOptions {
+        connections: 3,
+        ..options()
+    };
+    let volume = open(&server, several);
+    let mut worker = Worker::new(&volume);
+    let began = Instant::now();
+    while server.count(|s| &s.connections) < 3 {
+        assert!(began.elapsed() < BOUND);
+        worker.read(0, 4096).unwrap();
+    }
+    // A second worker has its own.
+    let mut other = Worker::new(&volume);
+    other.write(0, &[3; 4096]).unwrap();
+    other.without_data(Op::Flush, 0, 0).unwrap();
+    assert_eq!(worker.read(0, 4096).unwrap(), [3; 4096]);
+    // Where it is not allowed, there is one of everything.
+    let server = Server::new(Setup {
+        flags: ALL & !flags::CAN_MULTI_CONN,
+        ..Setup::default()
+    });
+    let named = || Named::unix("/", server.path.to_str().unwrap()).unwrap();
+    let error = NbdVolume::open(named(), several).unwrap_err().to_string();
+    assert!(
+        error.contains("does not allow several connections"),
+        "{error}"
+    );
+    let volume = open(&server, options());
+    let io = Io::new(IoOptions::default());
+    let first = volume.open(&io).unwrap();
+    let error = volume.open(&io).unwrap_err().to_string();
+    assert!(error.contains("NBD_FLAG_CAN_MULTI_CONN"), "{error}");
+    drop(first);
+    assert!(volume.open(&io).is_ok());
+}
+
+#[test]
+fn a_worker_that_ends_does_not_wait_for_ever() {
+    let server = serving(|_, _| Answer::Never);
+    let volume = open(&server, options());
+    let mut worker = Worker::new(&volume);
+    worker.io = Io::new(IoOptions {
+        stop_timeout: Duration::from_millis(100),
+        ..IoOptions::default()
+    });
+    worker.queue = volume.open(&worker.io).unwrap();
+    let list = worker.guest.holding(0, &[2; 4096]);
+    worker.start(WRITE, 4096, 4096, list);
+    worker.io.end();
+    assert_eq!(
+        worker.wait(1)[0].result.unwrap_err().kind,
+        IoErrorKind::Aborted
+    );
+    assert_eq!(worker.io.given_up().len(), 1);
+}
+
+#[test]
+fn urls_open_it_and_errors_name_the_server() {
+    let server = Server::new(Setup::default());
+    let mut registry = Registry::<()>::new();
+    for kind in nbd::kinds(|_| ()) {
+        registry = registry.with(kind);
+    }
+    let open = |url: &str| registry.open(url, OpenOptions::default());
+    let opened = open(&format!("{}&read-only=on&offset=1M", server.url())).unwrap();
+    assert_eq!(opened.volume.info().size, 1 << 20);
+    assert!(opened.volume.info().read_only);
+    let error = |url: &str| open(url).map(|_| ()).unwrap_err().to_string();
+    let gone = server.path.with_extension("gone");
+    let text = error(&server::url(&gone));
+    let name = gone.to_str().unwrap();
+    assert!(
+        text.contains(name) && text.contains("no server can be reached"),
+        "{text}"
+    );
+    assert!(error("nbd+unix:///x").contains("socket=PATH"));
+    assert!(error("nbd://").contains("names the server's host"));
+    assert!(error("nbd://127.0.0.1:1/x").contains("nbd://127.0.0.1:1/x: no server"));
+    let with = |option: &str| error(&format!("{}&{option}", server.url()));
+    assert!(with("connections=17").contains("from 1 to 16"));
+    assert!(with("timeout=1ms").contains("at least 100ms"));
+    assert!(with("reconnect-delay=999ms").contains("at least 1s"));
+    assert!(with("colour=red").contains("nbd+unix volumes have read-only, socket"));
+    // What answers is another kind of server.
+    let stranger = tempfile::tempdir().unwrap();
+    let path = stranger.path().join("x");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        use std::io::Write;
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"220 mail.example.org ESMTP\r\n").unwrap();
+    });
+    assert!(error(&server::url(&path)).contains("no NBD server"));
+}

@@ -1,0 +1,14 @@
+//! Integration tests, in one program: each module tests one subject.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod allocation;
+mod client;
+mod clients;
+mod common;
+mod journal;
+mod listener;
+mod messages;
+mod properties;
+mod regions;
+mod stream;

@@ -1,0 +1,252 @@
+//! Limits in simulated time: what gets through, when, and how that changes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::simulated::{Device, Load, Simulated, Way, run};
+use proptest::prelude::*;
+use volume::{
+    Clock, Io, IoErrorKind, LimitHandle, LimitVolume, Limits, Op, QueueState, Rates, Volume, Wake,
+};
+
+const TEN_SECONDS: Duration = Duration::from_secs(10);
+const WRITE: Op = Op::Write { fua: false };
+
+struct Bench {
+    clock: Arc<Simulated>,
+    device: Arc<Device>,
+    volume: LimitVolume,
+    io: Io,
+}
+
+impl Bench {
+    fn new(limits: Limits) -> Self {
+        let clock = Simulated::new();
+        let device = Device::new(&clock, Duration::from_micros(80));
+        let volume = LimitVolume::with_clock(Arc::new(Way(device.clone())), limits, clock.clone());
+        let io = Io::new(Default::default());
+        Self {
+            clock,
+            device,
+            volume,
+            io,
+        }
+    }
+
+    fn handle(&self) -> LimitHandle {
+        self.volume.handle()
+    }
+
+    fn load(&self, depth: usize, make: impl Fn(u64) -> (Op, u64) + 'static) -> Load {
+        Load::new(&self.volume, &self.io, depth, make)
+    }
+
+    fn run(&self, time: Duration, loads: &mut [Load]) {
+        run(&self.clock, &self.device, time, loads);
+    }
+}
+
+fn total(rate: u64) -> Rates {
+    Rates {
+        total: rate,
+        ..Rates::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    /// Over ten seconds a limited volume stays within 2% of its limits, and reaches the one that
+    /// binds.
+    #[test]
+    fn limits_are_kept_and_reached(
+        iops in 500u64..20_000,
+        bps in 2_000_000u64..200_000_000,
+        depth in 4usize..128,
+        shift in 0u32..5,
+    ) {
+        let bench = Bench::new(Limits { iops: total(iops), bps: total(bps), ..Limits::default() });
+        let len = 4096u64 << shift;
+        let mut loads = [bench.load(depth, move |n| (if n % 3 == 0 { WRITE } else { Op::Read }, len))];
+        bench.run(TEN_SECONDS, &mut loads);
+        let (requests, bytes) = (loads[0].requests as f64 / 10.0, loads[0].bytes as f64 / 10.0);
+        prop_assert!(requests <= iops as f64 * 1.02, "{requests} requests of {iops}");
+        prop_assert!(bytes <= bps as f64 * 1.02, "{bytes} bytes of {bps}");
+        let reached = (requests / iops as f64).max(bytes / bps as f64);
+        prop_assert!(reached >= 0.98, "{reached} of the limit: {requests} of {iops}, {bytes} of {bps}");
+    }
+}
+
+#[test]
+fn reads_and_writes_have_limits_of_their_own() {
+    let iops = Rates {
+        total: 0,
+        read: 1000,
+        write: 200,
+    };
+    let bench = Bench::new(Limits {
+        iops,
+        ..Limits::default()
+    });
+    let mut loads = [
+        bench.load(8, |_| (Op::Read, 4096)),
+        bench.load(8, |_| (WRITE, 4096)),
+        bench.load(8, |_| (Op::Deallocate, 1 << 20)),
+    ];
+    bench.run(TEN_SECONDS, &mut loads);
+    let [reads, writes, discards] = loads.map(|load| load.requests);
+    assert!((9_800..=10_200).contains(&reads), "{reads}");
+    assert!(
+        (1_960..=2_040).contains(&(writes + discards)),
+        "{writes} + {discards}"
+    );
+}
+
+#[test]
+fn two_workers_have_one_limit() {
+    let bench = Bench::new(Limits {
+        iops: total(1000),
+        ..Limits::default()
+    });
+    let other = Io::new(Default::default());
+    let mut loads = [
+        bench.load(8, |_| (Op::Read, 4096)),
+        Load::new(&bench.volume, &other, 8, |_| (Op::Read, 4096)),
+    ];
+    bench.run(TEN_SECONDS, &mut loads);
+    let both: u64 = loads.iter().map(|load| load.requests).sum();
+    assert!((9_800..=10_200).contains(&both), "{both}");
+}
+
+#[test]
+fn a_burst_is_saved_up_and_no_more() {
+    let burst = Duration::from_secs(1);
+    let bench = Bench::new(Limits {
+        iops: total(100),
+        burst,
+        ..Limits::default()
+    });
+    // Long after the start, 1000 at once: those of a second pass, and one; the others by and by.
+    bench
+        .clock
+        .advance_to(std::time::Instant::now() + Duration::from_secs(3600));
+    let mut loads = [bench.load(1000, |_| (Op::Read, 4096))];
+    bench.run(Duration::from_millis(1), &mut loads);
+    assert_eq!(loads[0].requests, 101);
+    bench.run(Duration::from_secs(1), &mut loads);
+    assert!(
+        (200..=202).contains(&loads[0].requests),
+        "{}",
+        loads[0].requests
+    );
+}
+
+#[test]
+fn a_request_larger_than_the_burst_passes_and_the_next_waits_for_it() {
+    let bench = Bench::new(Limits {
+        bps: total(1 << 20),
+        ..Limits::default()
+    });
+    let mut loads = [bench.load(1, |_| (Op::Read, 4 << 20))];
+    bench.run(Duration::from_millis(3_900), &mut loads);
+    assert_eq!(loads[0].requests, 1);
+    bench.run(Duration::from_millis(200), &mut loads);
+    assert_eq!(loads[0].requests, 2);
+}
+
+#[test]
+fn limits_change_while_requests_wait() {
+    let bench = Bench::new(Limits {
+        iops: total(1),
+        ..Limits::default()
+    });
+    let mut loads = [bench.load(64, |_| (Op::Read, 4096))];
+    bench.run(Duration::from_secs(2), &mut loads);
+    assert!(loads[0].requests <= 3, "{}", loads[0].requests);
+    assert!(bench.handle().delayed() >= 61);
+    bench.handle().set(Limits {
+        iops: total(10_000),
+        ..Limits::default()
+    });
+    assert_eq!(bench.handle().get().iops.total, 10_000);
+    bench.run(Duration::from_secs(1), &mut loads);
+    // A tenth of a second may pass until it is noticed.
+    assert!(
+        (8_900..=10_600).contains(&loads[0].requests),
+        "{}",
+        loads[0].requests
+    );
+    // Those of the first two seconds have waited for as long, the others for some milliseconds.
+    let throttled = bench.handle().throttled().as_secs();
+    assert!((115..=200).contains(&throttled), "{throttled} s");
+    bench.handle().set(Limits::default());
+    let before = loads[0].requests;
+    bench.run(Duration::from_secs(1), &mut loads);
+    let free = loads[0].requests - before;
+    assert!(free > 700_000, "64 outstanding, 80 us each: {free}");
+}
+
+#[test]
+fn flushes_and_the_end_do_not_wait() {
+    let bench = Bench::new(Limits {
+        iops: total(1),
+        ..Limits::default()
+    });
+    let mut flushes = [
+        bench.load(1, |_| (Op::Flush, 0)),
+        bench.load(4, |_| (WRITE, 4096)),
+    ];
+    bench.run(Duration::from_millis(100), &mut flushes);
+    assert!(flushes[0].requests > 1000);
+    assert_eq!(flushes[1].requests, 1);
+    bench.io.end();
+    bench.run(Duration::from_millis(100), &mut flushes);
+    assert!(flushes[1].requests > 1000);
+}
+
+#[test]
+fn what_waits_can_be_cancelled() {
+    let bench = Bench::new(Limits {
+        iops: total(1),
+        burst: Duration::ZERO,
+        ..Limits::default()
+    });
+    let mut queue = bench.volume.open(&bench.io).unwrap();
+    let request = |tag| volume::Request {
+        tag,
+        op: Op::Deallocate,
+        offset: 0,
+        len: 4096,
+        data: dma::SegmentList::new(),
+    };
+    for tag in 0..3 {
+        assert!(queue.submit(request(tag)).is_none());
+    }
+    // What the limit has let through ends; what it has not waits for it.
+    assert_eq!(queue.state().in_flight, 1);
+    bench.clock.advance_to(bench.device.next().unwrap());
+    let mut over = Vec::new();
+    queue.poll(&mut |completion| over.push((completion.tag, completion.result)));
+    assert_eq!(over, [(0, Ok(()))]);
+    let QueueState { in_flight, wake } = queue.state();
+    assert_eq!(in_flight, 0);
+    let nap = wake.deadline(|| bench.clock.now()).unwrap() - bench.clock.now();
+    assert!(
+        nap <= Duration::from_millis(100),
+        "a change of limits would go unnoticed for {nap:?}"
+    );
+    queue.cancel(1);
+    assert_eq!(queue.state().wake, Wake::Poll, "a completion to collect");
+    over.clear();
+    queue.poll(&mut |completion| over.push((completion.tag, completion.result)));
+    assert_eq!(over, [(1, Err(IoErrorKind::Aborted.into()))]);
+    // A second on, the third one, not the one between.
+    bench
+        .clock
+        .advance_to(std::time::Instant::now() + Duration::from_secs(2));
+    over.clear();
+    queue.poll(&mut |completion| over.push((completion.tag, completion.result)));
+    assert_eq!(over, []);
+    let ends = Wake::At(bench.device.next().unwrap());
+    assert_eq!((queue.state().in_flight, queue.state().wake), (1, ends));
+}

@@ -1,0 +1,314 @@
+//! Many front-ends of which one is busy: the others are not looked at, and found when something
+//! comes for them, in whatever way.
+
+use rustix::event::{EventfdFlags, eventfd};
+use std::convert::Infallible;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use volume::{Armed, Budget, Completion, Inbox, Io, IoOptions};
+use worker::{Context, Frontend, Handle, Interest, Options, Worker};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+const IDLE: usize = 40;
+
+/// What the test knows of a front-end, and does to it.
+#[derive(Default)]
+struct Disk {
+    /// Commands that its guest has submitted.
+    submitted: AtomicU64,
+    done: AtomicU64,
+    looks: AtomicU64,
+    /// A submission is to be announced.
+    armed: AtomicBool,
+    /// Microseconds from the next arming on to its deadline; none: 0.
+    due: AtomicU64,
+    /// Always has work, until that is taken away.
+    busy: AtomicBool,
+    /// What threads leave for its volume, and how much of that was taken.
+    news: OnceLock<Arc<Inbox<()>>>,
+    taken: AtomicU64,
+    /// Its socket was found readable so often.
+    rung: AtomicU64,
+}
+
+impl Disk {
+    /// A guest that uses no barrier beside a controller that may just be arming: it announces too
+    /// often. `true` when it has to.
+    fn submit(&self) -> bool {
+        self.submitted.fetch_add(1, Ordering::SeqCst);
+        self.armed.load(Ordering::SeqCst)
+    }
+}
+
+struct Front {
+    disk: Arc<Disk>,
+    rings: Arc<OwnedFd>,
+    deadline: Option<Instant>,
+}
+
+impl Frontend for Front {
+    type Error = Infallible;
+
+    fn poll(&mut self, _now: Instant, budget: &mut Budget) -> bool {
+        self.disk.looks.fetch_add(1, Ordering::Relaxed);
+        let submitted = self.disk.submitted.load(Ordering::SeqCst);
+        let expired = self.deadline.take_if(|at| *at <= Instant::now());
+        let found = self.disk.done.swap(submitted, Ordering::SeqCst) != submitted;
+        if found {
+            self.disk.armed.store(false, Ordering::SeqCst);
+        }
+        if expired.is_some() {
+            self.disk.due.store(0, Ordering::SeqCst);
+        }
+        let busy = self.disk.busy.load(Ordering::Relaxed);
+        budget.spend(u32::from(busy));
+        busy || found || expired.is_some()
+    }
+
+    fn complete(&mut self, _completion: Completion) {}
+
+    fn poll_volumes(&mut self, _out: &mut Vec<Completion>) {
+        if let Some(news) = self.disk.news.get().filter(|news| news.has_news()) {
+            let taken = news.take().len() as u64;
+            self.disk.taken.fetch_add(taken, Ordering::SeqCst);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn arm(&mut self) -> bool {
+        self.disk.armed.store(true, Ordering::SeqCst);
+        let due = self.disk.due.load(Ordering::SeqCst);
+        self.deadline = (due > 0).then(|| Instant::now() + Duration::from_micros(due));
+        self.disk.submitted.load(Ordering::SeqCst) != self.disk.done.load(Ordering::SeqCst)
+    }
+
+    fn needs_recheck(&self) -> bool {
+        true
+    }
+
+    fn recheck(&mut self) -> bool {
+        self.disk.submitted.load(Ordering::SeqCst) != self.disk.done.load(Ordering::SeqCst)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    fn ready(&mut self, _token: u32) {
+        rustix::io::read(&self.rings, &mut [0; 8]).unwrap();
+        self.disk.rung.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn flush(&mut self) {}
+
+    fn is_drained(&self) -> bool {
+        true
+    }
+}
+
+struct World {
+    handle: Handle<Front>,
+    disks: Vec<(Arc<Disk>, Arc<OwnedFd>)>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl World {
+    /// Front-ends of which the first one always has work.
+    fn begin(prepare: impl Fn(usize, &Disk)) -> Self {
+        let handle = Handle::new().unwrap();
+        let disks: Vec<_> = (0..=IDLE)
+            .map(|at| {
+                let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+                let disk = Arc::<Disk>::default();
+                disk.busy.store(at == 0, Ordering::Relaxed);
+                prepare(at, &disk);
+                (disk, Arc::new(eventfd(0, flags).unwrap()))
+            })
+            .collect();
+        let (of_thread, worker_disks) = (handle.clone(), disks.clone());
+        let thread = std::thread::spawn(move || {
+            let io = Rc::new(Io::new(IoOptions::default()));
+            let options = Options {
+                shares_cpu: true,
+                ..Options::default()
+            };
+            let mut worker = Worker::new(io, &of_thread, options).unwrap();
+            for (disk, rings) in worker_disks {
+                let make = |context: &Context<'_>| {
+                    context
+                        .descriptors
+                        .add(&rings, 1, Interest::Readable)
+                        .unwrap();
+                    disk.news.set(Inbox::new(context.io).unwrap()).ok();
+                    Ok::<_, Infallible>(Front {
+                        disk,
+                        rings: rings.clone(),
+                        deadline: None,
+                    })
+                };
+                worker.add(make).unwrap();
+            }
+            worker.run().unwrap();
+        });
+        World {
+            handle,
+            disks,
+            thread: Some(thread),
+        }
+    }
+
+    fn looks(&self) -> Vec<u64> {
+        let looks = |(disk, _): &(Arc<Disk>, _)| disk.looks.load(Ordering::Relaxed);
+        self.disks.iter().map(looks).collect()
+    }
+
+    /// Those that a busy worker has not looked at for many rounds.
+    fn armed(&self) -> Vec<usize> {
+        let before = self.looks();
+        wait_for(|| self.looks()[0] > before[0] + 2000);
+        let after = self.looks();
+        (1..=IDLE).filter(|&at| before[at] == after[at]).collect()
+    }
+
+    /// Waits until most are armed.
+    fn lull(&self) -> Vec<usize> {
+        let mut armed = Vec::new();
+        wait_for(|| {
+            armed = self.armed();
+            armed.len() >= IDLE - 8
+        });
+        armed
+    }
+
+    fn is_done(&self, at: usize) -> bool {
+        let disk = &self.disks[at].0;
+        disk.submitted.load(Ordering::SeqCst) == disk.done.load(Ordering::SeqCst)
+    }
+
+    /// The busy one has no work any more: the worker sleeps soon.
+    fn rest(&self) {
+        self.disks[0].0.busy.store(false, Ordering::Relaxed);
+    }
+
+    fn announce(&self, at: usize) {
+        rustix::io::write(&self.disks[at].1, &1u64.to_ne_bytes()).unwrap();
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.handle.post(Worker::stop);
+        let ended = self.thread.take().unwrap().join();
+        if !std::thread::panicking() {
+            ended.unwrap();
+        }
+    }
+}
+
+fn wait_for(mut what: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !what() {
+        assert!(begun.elapsed() < TIMEOUT, "it never happens");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn most_idle_front_ends_are_not_looked_at() {
+    let world = World::begin(|_, _| ());
+    assert!(world.lull().len() >= IDLE - 8);
+}
+
+#[test]
+fn a_ring_wakes_the_one_that_is_rung_for() {
+    let world = World::begin(|_, _| ());
+    for at in world.lull() {
+        assert!(world.disks[at].0.submit(), "{at} has no EventIdx");
+        world.announce(at);
+        wait_for(|| world.is_done(at));
+    }
+}
+
+#[test]
+fn a_wake_flag_has_all_of_them_looked_at() {
+    let world = World::begin(|_, _| ());
+    let armed = world.lull();
+    for &at in &armed {
+        world.disks[at].0.submit();
+    }
+    // Not announced: another thread says that there is something to be looked for.
+    world.handle.waker().wake();
+    wait_for(|| armed.iter().all(|&at| world.is_done(at)));
+}
+
+#[test]
+fn a_deadline_wakes() {
+    let world = World::begin(|_, disk| disk.due.store(50_000, Ordering::SeqCst));
+    // Those that are still looked at need not be armed for it.
+    wait_for(|| {
+        let woken = |(disk, _): &&(Arc<Disk>, _)| disk.due.load(Ordering::SeqCst) == 0;
+        world.disks.iter().filter(woken).count() >= IDLE - 8
+    });
+}
+
+/// A server can be reached again, while nothing waits for it.
+#[test]
+fn news_for_a_volume_with_nothing_in_flight_is_taken() {
+    let world = World::begin(|_, _| ());
+    let armed = world.lull();
+    let leave = |at: usize| world.disks[at].0.news.get().unwrap().put(());
+    let is_taken = |at: usize| world.disks[at].0.taken.load(Ordering::SeqCst) == 1;
+    // To be found on the way to sleep.
+    leave(armed[0]);
+    world.rest();
+    wait_for(|| is_taken(armed[0]));
+    // To be woken for.
+    std::thread::sleep(Duration::from_millis(50));
+    for &at in &armed[1..] {
+        leave(at);
+        wait_for(|| is_taken(at));
+    }
+}
+
+/// What keeps the thread from sleep keeps it from nothing else.
+#[test]
+fn a_volume_that_always_has_news_does_not_keep_others_from_their_sockets() {
+    let world = World::begin(|_, _| ());
+    let armed = world.lull();
+    world.handle.post(|worker| {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event = eventfd(0, flags).unwrap();
+        worker.io().watch(event.as_fd(), || Armed::Waiting).unwrap();
+    });
+    world.rest();
+    std::thread::sleep(Duration::from_millis(50));
+    for at in armed {
+        world.announce(at);
+        wait_for(|| world.disks[at].0.rung.load(Ordering::SeqCst) == 1);
+    }
+}
+
+/// Guests that submit at any moment, while front-ends are being armed: no command is lost.
+#[test]
+fn what_comes_while_one_is_being_armed_is_found() {
+    let world = World::begin(|_, _| ());
+    let mut state = 88_172_645_463_325_252u64;
+    let end = Instant::now() + Duration::from_millis(1500);
+    while Instant::now() < end {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let at = 1 + (state % IDLE as u64) as usize;
+        if world.disks[at].0.submit() {
+            world.announce(at);
+        }
+        wait_for(|| world.is_done(at));
+        std::thread::sleep(Duration::from_micros(state >> 32 & 0xfff));
+    }
+}
