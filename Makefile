@@ -1,17 +1,19 @@
 # vnvme - each target is alone enough on a fresh Debian or Ubuntu machine with git, make and a Rust toolchain.
 #
-#   make demo    a disk served to a real Linux guest, end to end
-#   make quick   formatting, lints and the unit tests that are fast: before each commit
-#   make check   formatting, lints, documentation, AArch64, the minimal build, licences
-#   make test    check, then unit, property, socket and guest tests, instruction counts, and ten seconds of each fuzz target
-#   make msrv    everything with the oldest Rust that Cargo.toml promises, where rustup has it
-#   make deny    licences, sources and known vulnerabilities of all dependencies, by cargo-deny
-#   make fuzz    the fuzz targets, FUZZ_SECONDS each (default 600)
+#   make demo         a disk served to a real Linux guest, end to end
+#   make quick        formatting, lints and the unit tests that are fast: before each commit
+#   make test         formatting, lints, all unit, property and socket tests, one guest for each front-end
+#   make test-guests  all other guest tests, models, conformance, instruction counts, fuzz targets for ten seconds, documentation, AArch64
+#   make test-long    hours, before a release: every test that is ignored elsewhere, hundreds of kills, fuzzing, the oldest Rust, advisories
+#   make check        formatting, lints, documentation, AArch64, the minimal build, licences
+#   make msrv         everything with the oldest Rust that Cargo.toml promises, where rustup has it
+#   make deny         licences, sources and known vulnerabilities of all dependencies, by cargo-deny
+#   make fuzz         the fuzz targets, FUZZ_SECONDS each (default 600)
 #   make conformance  the cases of the public NVMe test plans, against vnvme (docs/conformance.md)
-#   make cost    instructions for each I/O, held against bench/ceilings.toml
-#   make bench   the benchmarks
-#   make docs    docs/reference.md, the man pages in docs/man, docs/metrics.md and docs/conformance.md, from their tables; docs/openapi.json
-#   make help    these lines
+#   make cost         instructions for each I/O, held against bench/ceilings.toml
+#   make bench        the benchmarks
+#   make docs         docs/reference.md, the man pages in docs/man, docs/metrics.md and docs/conformance.md, from their tables; docs/openapi.json
+#   make help         these lines
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 600
@@ -21,7 +23,7 @@ export CARGO
 AGAIN = $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := demo
-.PHONY: demo quick test test-all prebuild check msrv deny conformance cost fuzz bench docs install uninstall package help \
+.PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild check minimal aarch64 msrv deny conformance cost fuzz bench docs install uninstall package help \
 	tools-build tools-guest tools-bench
 
 # Both programs by one build: each by itself has other features of what they share, and has it built
@@ -33,60 +35,112 @@ demo: tools-guest
 help:
 	@sed -n 's/^#   make /  make /p' Makefile
 
-# Crates whose tests take longer than a few seconds, or need more than a compiler.
-SLOW = ap bench doorbell harness fuzz load soak volume worker vhost-blk driver ap-plugin
+# Tests of a tier are a step each, whose time and result the report at its end has (crates/tier). All steps use the features of
+# the whole workspace, so that clippy, tests and programs are built once.
+TARGET = $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+DEBUG = $(TARGET)/debug
+TIER = $(DEBUG)/tier
+STEP = $(TIER) step
+TESTS = $(TIER) tests
+
+# $(call tier,NAME): the steps of a tier, its skips and its report. In CI a skip that .ci/skips does not list is a failure.
+tier = $(CARGO) build --quiet -p tier && VNVME_PROGRAMS=$(DEBUG) harness/skips.sh $(TIER) run $(1) $(AGAIN) $(1)-steps
+
+LINTS = $(CARGO) clippy --quiet --workspace --lib --bins --tests --examples $(APART:%=--test %) -- -D warnings
+STYLE = sh -c 'harness/words.sh && $(CARGO) fmt --all --check'
+
+# Test programs that only `make test-guests` runs (`test = false` in their Cargo.toml).
+APART = guests loom suites
+# Tests that take minutes and need no program of their own.
+LATER = conformance::every_case_that_applies_passes
+
+# Unit tests that take seconds.
+SLOW = a_controller_in_this_process_keeps tests::loss:: tests::queues:: tests::random_instructions every_target_takes_its_corpus \
+	threads::tests::a_request_that_is_not_answered accounts::tests::a_guest_with_one_command
 quick: tools-build
 	harness/setup.sh check
-	harness/words.sh
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) test --workspace --lib --bins $(SLOW:%=--exclude %)
+	$(STYLE)
+	$(LINTS)
+	$(CARGO) build --quiet -p tier
+	$(TESTS) 'unit tests' --workspace --lib --bins -- $(SLOW:%=--skip %)
 
-# What tests skip is printed at the end; in CI a skip that .ci/skips does not list is a failure.
-test:
-	harness/skips.sh $(AGAIN) test-all
+test: tools-guest
+	harness/setup.sh check
+	$(call tier,test)
 
-test-all: check tools-guest
-	$(CARGO) build $(PROGRAMS:%=--package %) --bins --example vfio_selftest
-	mkdir -p $(BUILT)
-	cp $(DEBUG)/vnvme $(DEBUG)/prepare $(DEBUG)/lanes $(DEBUG)/soak $(DEBUG)/examples/vfio_selftest $(BUILT)
-	$(BUILT)/prepare
-	nice -n 19 $(AGAIN) prebuild >target/prebuild.log 2>&1 & \
-	status=0; VNVME_PROGRAMS=$(BUILT) $(BUILT)/lanes $(LANES) || status=$$?; wait; exit $$status
-	$(CARGO) test -p vnvme --no-default-features --bin vnvme parts::
-	$(MODELS)
-	$(AGAIN) cost
-	fuzz/run.sh 10
+test-steps:
+	$(STEP) style $(STYLE)
+	$(STEP) 'build of tests' $(CARGO) test --quiet --workspace --no-run
+	$(STEP) 'build of guest tests' $(CARGO) test --quiet --workspace --no-run --test guests
+	$(STEP) 'guest image' $(DEBUG)/prepare
+	$(TESTS) 'unit, property and socket tests' --workspace -- $(LATER:%=--skip %)
+	$(TESTS) 'a guest for each front-end' --repeat --workspace --test guests -- first::
+	$(STEP) clippy $(LINTS)
 
-LANES = --beside vnvme --beside harness --alone hostile --alone clients \
-	$(foreach long,stock_driver ublk survival rbd zones vfio lifecycle reservations,--early $(long))
+test-guests: tools-guest tools-bench
+	$(call tier,test-guests)
 
-# What guests run, by one build: each by itself has other features of what they share, and has it built again. And so has what is
-# tested, which takes the place of these.
-PROGRAMS = vnvme harness soak driver
-DEBUG = $(or $(CARGO_TARGET_DIR),target)/debug
-BUILT = $(CURDIR)/target/programs
+# Builds that use one processor for minutes run behind the guests, which leave one idle for much of their time.
+test-guests-steps:
+	$(STEP) 'build of tests' $(CARGO) test --quiet --workspace --no-run
+	$(STEP) 'build of guest tests' $(CARGO) test --quiet --workspace --no-run $(APART:%=--test %)
+	$(STEP) 'guest image' $(DEBUG)/prepare --all
+	nice -n 19 $(AGAIN) prebuild >$(TARGET)/prebuild.log 2>&1 & \
+	status=0; $(TESTS) guests --repeat --workspace --test guests -- --skip first:: || status=$$?; wait; exit $$status
+	$(TESTS) 'models and suites' --workspace --test loom --test suites
+	$(TESTS) conformance --workspace -- $(LATER)
+	$(STEP) 'examples in documentation' $(CARGO) test --quiet --workspace --doc
+	$(STEP) 'documentation' env RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --workspace --no-deps
+	$(STEP) 'minimal build' $(AGAIN) minimal
+	$(STEP) AArch64 $(AGAIN) aarch64
+	$(STEP) 'instruction counts' $(AGAIN) cost
+	$(STEP) 'fuzz targets, 10 s each' fuzz/run.sh 10
 
-# What the last steps of `test` want, built while its guests leave a processor idle: the linking of the program as it is released
-# takes minutes of one. What fails here is told of by the step that wants it.
+# Builds that the last steps of `test-guests` want. A build that fails here fails again in the step that wants it.
 prebuild: tools-bench
 	-$(CARGO) build --release -p vnvme
-	-$(MODELS) --no-run
 	-fuzz/run.sh build
 	-$(CARGO) build -p bench
 
+# How long the tests of this tier go on: CONTRIBUTING.md has the variables.
+LONG = NEXTEST_PROFILE=long VNVME_KILLS=200 VNVME_UPGRADES=50 VNVME_CUTS=200 VNVME_DEATHS=20 VNVME_LIVES=1000 VNVME_FENCES=10000 VNVME_PATH_SECONDS=600 \
+	VNVME_HOST_LONG=1 VNVME_SOAK_SECONDS=600 VNVME_FENCING_LOOPS=10000 VNVME_CRASH_BIN=$(DEBUG)/vnvme VNVME_NEEDS_S390X=1
+# Guest tests that these variables lengthen.
+LENGTHENED = survival:: power_cut:: qcow2:: nbd_image:: rbd_kills:: reservations:: nvme_tcp clients:: ap::
 # Models that take far more steps in optimised code.
-MODELS = $(CARGO) test --profile fast -p driver --lib --test mapper
+MODELS = $(CARGO) test --quiet --profile fast -p driver --lib --test it -- iova:: mapper::
+test-long: tools-guest tools-bench
+	$(call tier,test-long)
+
+test-long-steps:
+	$(STEP) 'build of tests' $(CARGO) test --quiet --workspace --no-run
+	$(STEP) 'build of guest tests' $(CARGO) test --quiet --workspace --no-run $(APART:%=--test %)
+	$(STEP) 'guest image' $(DEBUG)/prepare --all
+	env $(LONG) $(TESTS) 'unit, property and socket tests' --workspace
+	env $(LONG) $(TESTS) 'longer guests' --workspace --test guests -- $(LENGTHENED)
+	env $(LONG) $(TESTS) 'deaths at every crash point' --workspace --test guests -- --ignored deaths::
+	$(CARGO) build --quiet --release -p vnvme
+	env NEXTEST_PROFILE=long VNVME_BIN=$(TARGET)/release/vnvme $(TESTS) 'figures of rbd' --workspace --test guests -- --ignored rbd_figures::
+	$(STEP) 'models of millions of steps' $(MODELS)
+	$(STEP) fuzz fuzz/run.sh $(FUZZ_SECONDS)
+	$(STEP) 'oldest Rust' harness/msrv.sh
+	$(STEP) advisories harness/deny.sh
 
 check: tools-build
 	harness/setup.sh check
-	harness/words.sh
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(STYLE)
+	$(LINTS)
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
-	$(CARGO) clippy -p vnvme --no-default-features -- -D warnings
-	$(CARGO) test --quiet -p testkit --test dependencies
-	if harness/setup.sh aarch64; then $(CARGO) check --workspace --target aarch64-unknown-linux-gnu; fi
+	$(AGAIN) minimal
+	$(AGAIN) aarch64
+	$(CARGO) test --quiet -p testkit --test it dependencies::
+
+minimal:
+	$(CARGO) clippy --quiet -p vnvme --no-default-features -- -D warnings
+	$(CARGO) test --quiet -p vnvme --no-default-features --bin vnvme parts::
+
+aarch64:
+	if harness/setup.sh aarch64; then $(CARGO) check --quiet --workspace --target aarch64-unknown-linux-gnu; fi
 
 # A skip is a failure with CI set: .ci/skips lists none of these two.
 msrv: tools-build

@@ -26,9 +26,10 @@ pub struct Module {
 
 /// The one kernel of the tree: its release (`uname -r`).
 pub fn release(tree: &Tree) -> Result<String> {
-    let dir = tree.root().join("usr/lib/modules");
-    let mut releases: Vec<String> = fs::read_dir(&dir)
-        .with_context(|| format!("no kernel in {}", tree.root().display()))?
+    let places = ["usr/lib/modules", "lib/modules"].map(|place| tree.root().join(place));
+    let dir = places.iter().find(|place| place.is_dir());
+    let dir = dir.with_context(|| format!("no kernel in {}", tree.root().display()))?;
+    let mut releases: Vec<String> = fs::read_dir(dir)?
         .filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned()))
         .collect();
     match (releases.pop(), releases.is_empty()) {

@@ -22,7 +22,7 @@ use crate::qemu::{WITHOUT, parse_version};
 use crate::tree::{Tree, Wish};
 
 /// Changes when the way an image is made changes.
-const RECIPE: &str = "s390x-1";
+const RECIPE: &str = "s390x-2";
 
 /// The first version with version 7 of the plugin API.
 const NEEDED: (u32, u32) = (11, 1);
@@ -44,41 +44,55 @@ const fn host(suites: &'static [&'static str], release: Option<&'static str>) ->
     }
 }
 
-/// The guest's kernel and userland.
-const GUEST: Wish = Wish {
-    name: "s390x",
-    suites: &["trixie"],
-    release: None,
-    packages: &["linux-image-s390x", "busybox-static", "perl-base"],
-    without: &[
-        "coreutils",
-        "cpio",
-        "debconf",
-        "dpkg",
-        "dracut",
-        "gawk",
-        "initramfs-tools",
-        "klibc",
-        "kmod",
-        "libapparmor",
-        "libaudit",
-        "libklibc",
-        "libmpfr",
-        "libpam",
-        "libreadline",
-        "libseccomp",
-        "libssl",
-        "libsystemd",
-        "linux-base",
-        "logsave",
-        "mount",
-        "openssl-",
-        "readline",
-        "systemd",
-        "tar",
-        "udev",
-    ],
-};
+/// The guest's kernel and userland. A mirror may lack packages of this architecture that its index
+/// names, so several suites are tried.
+const GUEST: [Wish; 5] = [
+    guest(&["trixie"], None),
+    guest(&["bookworm"], None),
+    guest(&["trixie", "trixie-backports"], Some("trixie-backports")),
+    guest(
+        &["bookworm", "bookworm-backports"],
+        Some("bookworm-backports"),
+    ),
+    guest(&["forky"], None),
+];
+
+const fn guest(suites: &'static [&'static str], release: Option<&'static str>) -> Wish {
+    Wish {
+        name: "s390x",
+        suites,
+        release,
+        packages: &["linux-image-s390x", "busybox-static", "perl-base"],
+        without: &[
+            "coreutils",
+            "cpio",
+            "debconf",
+            "dpkg",
+            "dracut",
+            "gawk",
+            "initramfs-tools",
+            "klibc",
+            "kmod",
+            "libapparmor",
+            "libaudit",
+            "libklibc",
+            "libmpfr",
+            "libpam",
+            "libreadline",
+            "libseccomp",
+            "libssl",
+            "libsystemd",
+            "linux-base",
+            "logsave",
+            "mount",
+            "openssl-",
+            "readline",
+            "systemd",
+            "tar",
+            "udev",
+        ],
+    }
+}
 
 /// Modules that the guest loads, in this order; the AP bus itself is part of the kernel.
 const MODULES: [&str; 2] = ["zcrypt", "zcrypt_cex4"];
@@ -104,7 +118,7 @@ const DIRECTORIES: [&str; 15] = [
 
 /// Libraries of perl and its modules, with their places in the packages.
 const LIBRARIES: [&str; 4] = ["ld64.so.1", "libc.so.6", "libm.so.6", "libcrypt.so.1"];
-const LIBRARY_DIR: &str = "usr/lib/s390x-linux-gnu";
+const LIBRARY_DIR: &str = "lib/s390x-linux-gnu";
 const PERL: &str = "usr/lib/s390x-linux-gnu/perl-base";
 const PERL_MODULES: [&str; 2] = ["strict.pm", "warnings.pm"];
 
@@ -134,8 +148,12 @@ impl Mainframe {
     /// The packages, fetched if they are not in the cache. An error says why this
     /// machine cannot have them.
     pub fn fetch(cache: &Cache) -> Result<Mainframe> {
-        let (host, words, version) = find_qemu(cache)?;
-        let guest = Tree::fetch_for(cache, &GUEST, "s390x", |_| Ok(()))?;
+        let (host, words, version) = first_complete(cache, &HOST, |wish| from_debian(cache, wish))
+            .with_context(|| {
+                format!("no qemu-system-s390x of {}.{} or newer", NEEDED.0, NEEDED.1)
+            })?;
+        let fetch = |wish: &Wish| Tree::fetch_for(cache, wish, "s390x", |_| Ok(()));
+        let guest = first_complete(cache, &GUEST, fetch).context("no packages for the guest")?;
         Ok(Mainframe {
             host,
             words,
@@ -212,7 +230,7 @@ impl Mainframe {
             archive.file(&format!("bin/{program}"), 0o755, &bytes);
         }
         for library in LIBRARIES {
-            let bytes = read(&root.join(LIBRARY_DIR).join(library))?;
+            let bytes = read(&placed(root, &format!("{LIBRARY_DIR}/{library}")))?;
             archive.file(&format!("lib/{library}"), 0o755, &bytes);
         }
         for module in PERL_MODULES {
@@ -221,14 +239,17 @@ impl Mainframe {
         }
         let release = kernel::release(&self.guest)?;
         archive.directory(&format!("boot/{release}"));
-        let drivers = format!("usr/lib/modules/{release}/kernel/drivers/s390/crypto");
+        let drivers = format!("lib/modules/{release}/kernel/drivers/s390/crypto");
         for (i, module) in MODULES.iter().enumerate() {
-            let bytes = read(&root.join(&drivers).join(format!("{module}.ko.xz")))?;
-            archive.file(
-                &format!("boot/{release}/{i:02}-{module}.ko.xz"),
-                0o644,
-                &bytes,
-            );
+            // Compressed since trixie.
+            let plain = placed(root, &format!("{drivers}/{module}.ko"));
+            let (file, end) = if plain.exists() {
+                (plain, "ko")
+            } else {
+                (placed(root, &format!("{drivers}/{module}.ko.xz")), "ko.xz")
+            };
+            let name = format!("boot/{release}/{i:02}-{module}.{end}");
+            archive.file(&name, 0o644, &read(&file)?);
         }
         archive.file("bin/icarsa", 0o755, ICARSA.as_bytes());
         archive.file("init.sh", 0o755, INIT.as_bytes());
@@ -237,22 +258,33 @@ impl Mainframe {
     }
 }
 
-/// The first suite's QEMU that runs here: its tree, the words that start it, and its version line.
-fn find_qemu(cache: &Cache) -> Result<(Tree, Vec<OsString>, String)> {
-    // What is in the cache needs no mirror, whichever suite it is from.
-    let cached = HOST.iter().find(|wish| Tree::cached(cache, wish).is_some());
+/// A file below `usr`, or below the root where a release keeps both apart (bookworm).
+fn placed(root: &Path, path: &str) -> PathBuf {
+    let merged = root.join("usr").join(path);
+    if merged.exists() {
+        merged
+    } else {
+        root.join(path)
+    }
+}
+
+/// The first set of packages that is complete on a mirror, those in the cache first.
+fn first_complete<T>(
+    cache: &Cache,
+    wishes: &[Wish],
+    fetch: impl Fn(&Wish) -> Result<T>,
+) -> Result<T> {
+    let cached = wishes
+        .iter()
+        .find(|wish| Tree::cached(cache, wish).is_some());
     let mut failures = String::new();
-    for wish in cached.into_iter().chain(&HOST) {
-        match from_debian(cache, wish) {
+    for wish in cached.into_iter().chain(wishes) {
+        match fetch(wish) {
             Ok(found) => return Ok(found),
             Err(e) => failures.push_str(&format!("\n{}: {e:#}", wish.suites.join("+"))),
         }
     }
-    bail!(
-        "no qemu-system-s390x of {}.{} or newer:{failures}",
-        NEEDED.0,
-        NEEDED.1
-    )
+    bail!("no suite has them:{failures}")
 }
 
 fn from_debian(cache: &Cache, wish: &Wish) -> Result<(Tree, Vec<OsString>, String)> {

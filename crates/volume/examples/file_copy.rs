@@ -8,7 +8,7 @@
 //!
 //! `others` are the bytes that were read and written instead, `requests` those of the ring
 //! meanwhile. Fails when what arrives is something else. The project's guest tests run it on Btrfs,
-//! XFS and ext4 (`harness/tests/it/file_copy.rs`).
+//! XFS and ext4 (`harness/tests/guests/file_copy.rs`).
 #![allow(clippy::indexing_slicing)] // The ranges are its own.
 
 use dma::{Buffer, SegmentList};

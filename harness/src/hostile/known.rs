@@ -1,4 +1,4 @@
-//! What does not hold yet, each with its reason. `make test` accepts these and nothing else; one
+//! What does not hold yet, each with its reason. `make test-guests` accepts these and nothing else; one
 //! that shows each time and begins to hold has to be taken from the list.
 
 /// What an attack still does.

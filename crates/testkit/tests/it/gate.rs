@@ -102,7 +102,10 @@ fn tests_that_fail_keep_their_exit_code_and_skips_are_printed_all_the_same() {
 #[test]
 fn scripts_and_tests_write_to_the_file() {
     let exe = std::env::current_exe().unwrap();
-    let test = format!("{} --ignored --exact gate::skips_when_asked_to", exe.display());
+    let test = format!(
+        "{} --ignored --exact gate::skips_when_asked_to",
+        exe.display()
+    );
     let script = format!("{test} && harness/skips.sh --skip 'a script' 'why not'");
     let ran = run(&script, Some("(testkit::gate|a script): why not\n"), true);
     assert_eq!(ran.code, Some(0), "{}", ran.text);
@@ -112,7 +115,7 @@ fn scripts_and_tests_write_to_the_file() {
 }
 
 #[test]
-#[ignore = "a process that another test starts: cargo test -p testkit --test gate"]
+#[ignore = "a process that another test starts: cargo test -p testkit --test it gate"]
 fn skips_when_asked_to() {
     testkit::skip("testkit::gate", "why not");
 }
@@ -133,13 +136,29 @@ fn the_list_of_the_repository_is_one() {
     assert_eq!(ran.code, Some(0), "{}", ran.text);
 }
 
-/// `make test` and CI go through the script: nothing of the above holds otherwise.
+/// The tiers and CI go through the script: nothing of the above holds otherwise.
 #[test]
-fn make_test_and_ci_run_in_it() {
+fn tiers_and_ci_run_in_the_script() {
     let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
-    let wanted = "\ntest:\n\tharness/skips.sh $(AGAIN) test-all\n";
     let makefile = read("Makefile");
-    assert!(makefile.contains(wanted));
+    let tier = makefile
+        .lines()
+        .find(|line| line.starts_with("tier = "))
+        .unwrap();
+    assert!(tier.contains("harness/skips.sh $(TIER) run $(1) $(AGAIN) $(1)-steps"));
+    for name in ["test", "test-guests", "test-long"] {
+        assert!(
+            makefile.contains(&format!("\n\t$(call tier,{name})\n")),
+            "{name}"
+        );
+    }
     assert!(makefile.contains("\nAGAIN = $(MAKE) --no-print-directory\n"));
-    assert!(read(".ci/run").contains("CI=true make test"));
+    let ci = read(".ci/run");
+    for line in [
+        "export CI=true",
+        "make test </dev/null",
+        "make test-guests </dev/null",
+    ] {
+        assert!(ci.lines().any(|have| have == line), "{line}");
+    }
 }

@@ -4,3 +4,4 @@
 
 mod dependencies;
 mod gate;
+mod ignored;

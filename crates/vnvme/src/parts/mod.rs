@@ -91,7 +91,7 @@ pub fn check_vfio() -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Of whatever was compiled in: `make test` runs it with all parts and with none.
+    /// Of whatever was compiled in: `make test-guests` runs it with all parts and with none.
     #[test]
     fn what_is_missing_is_named() {
         let specs = |text: &str| -> Specs { toml::from_str(text).unwrap() };

@@ -52,7 +52,8 @@ A=127.0.0.1; N=nqn.2014-08.org.vnvme:served
 }
 "#;
 
-fn host(guest: &Guest, script: &str) -> Result<String> {
+/// Runs a script that must succeed in a guest, with [`HOST_LIB`].
+pub fn host(guest: &Guest, script: &str) -> Result<String> {
     guest.run_for(LONG, &format!("{HOST_LIB}\nset -e\n{script}"))
 }
 

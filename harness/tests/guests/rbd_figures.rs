@@ -49,7 +49,7 @@ fn storage_daemon(tree: &Tree, path: &Path) -> Result<()> {
 }
 
 #[test]
-#[ignore = "it measures: cargo test --release -p harness --test rbd_figures -- --ignored --nocapture"]
+#[ignore = "measures, on a machine without other work: make test-long"]
 fn beside_qemu_storage_daemon() -> Result<()> {
     let ceph = tree().context("no packages of Ceph")?;
     let qemu = Tree::fetch(&Cache::open()?, &QEMU, |_| Ok(()))?;

@@ -14,6 +14,7 @@ mod deaths;
 mod durability;
 mod file_copy;
 mod firmware;
+mod first;
 mod formats;
 mod hostile;
 mod interrupts;

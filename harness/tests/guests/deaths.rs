@@ -462,7 +462,7 @@ fn walk_under_load(
 }
 
 #[test]
-#[ignore = "it builds the program anew, and takes long: cargo test -p harness --test deaths -- --ignored"]
+#[ignore = "takes an hour: make test-long"]
 fn it_dies_at_every_point_of_the_program_and_nothing_is_lost() -> Result<()> {
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", 16)?.display().to_string();
@@ -473,7 +473,7 @@ fn it_dies_at_every_point_of_the_program_and_nothing_is_lost() -> Result<()> {
 }
 
 #[test]
-#[ignore = "it builds the program anew, and takes long: cargo test -p harness --test deaths -- --ignored"]
+#[ignore = "takes an hour: make test-long"]
 fn it_dies_at_every_point_where_memory_answers_at_once_and_nothing_is_lost() -> Result<()> {
     let disks = Disks::new()?;
     let mut points = points(|path| path.ends_with("controller"))?;
@@ -483,7 +483,7 @@ fn it_dies_at_every_point_where_memory_answers_at_once_and_nothing_is_lost() -> 
 }
 
 #[test]
-#[ignore = "it builds the program anew, and takes long: cargo test -p harness --test deaths -- --ignored"]
+#[ignore = "takes an hour: make test-long"]
 fn it_dies_while_disks_come_and_go_and_nothing_is_lost() -> Result<()> {
     let disks = Disks::new()?;
     let more = disks.sparse("more.raw", 16)?.display().to_string();
@@ -552,7 +552,7 @@ cat /tmp/turns
 
 /// The same of a disk whose front-end, QEMU's, connects again.
 #[test]
-#[ignore = "it builds the program anew, and takes long: cargo test -p harness --test deaths -- --ignored"]
+#[ignore = "takes an hour: make test-long"]
 fn it_dies_at_every_point_of_a_virtio_disk_and_its_guest_goes_on() -> Result<()> {
     if Controller::chosen()? != Controller::Vnvme {
         skip("deaths::virtio", "the tests run against QEMU's controller");

@@ -13,8 +13,8 @@ use serde_json::Value;
 const MIB: u64 = 256;
 const SERIAL: &str = "VBLK0";
 
-/// `$d` is the disk's device, `$q` its name.
-const FIND: &str = r#"
+/// `$d` is the device of the disk with serial number `VBLK0`, `$q` its name.
+pub const FIND: &str = r#"
 set -e
 for s in /sys/block/vd*/serial; do [ "$(cat $s)" = VBLK0 ] && q=$(basename ${s%/serial}); done
 [ -n "$q" ] || { echo "no such disk" >&2; exit 1; }
