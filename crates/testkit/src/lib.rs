@@ -3,8 +3,8 @@
 //!
 //! A test that cannot run on a machine passes all the same, and the test runner hides what it
 //! prints. So [`skip`] writes past the runner to standard error, and to the file that [`FILE`]
-//! names: `harness/skips.sh`, in which each tier of tests runs, empties that file first, prints it at the
-//! end, and in CI fails on a line that `.ci/skips` does not list.
+//! names: `harness/skips.sh`, in which each tier of tests runs, empties that file first, prints it
+//! at the end, and in CI fails on a line that `.ci/skips` does not list.
 //!
 //! For tests only: a `dev-dependency`, and a dependency of the guest harness and the benchmarks.
 #![forbid(unsafe_code)]

@@ -1,5 +1,5 @@
-//! What does not hold yet, each with its reason. `make test-guests` accepts these and nothing else; one
-//! that shows each time and begins to hold has to be taken from the list.
+//! What does not hold yet, each with its reason. `make test-guests` accepts these and nothing else;
+//! one that shows each time and begins to hold has to be taken from the list.
 
 /// What an attack still does.
 pub(super) struct Known {

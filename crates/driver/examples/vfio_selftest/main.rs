@@ -7,7 +7,8 @@
 //! cargo run --release -p driver --example vfio_selftest -- 0000:44:00.0 [iommufd|group]
 //! ```
 //!
-//! The project's guest tests run it against a controller that QEMU made (`harness/tests/guests/vfio.rs`).
+//! The project's guest tests run it against a controller that QEMU made
+//! (`harness/tests/guests/vfio.rs`).
 #![allow(clippy::indexing_slicing)] // A test fails by a panic.
 
 mod io;
