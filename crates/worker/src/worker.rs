@@ -469,6 +469,10 @@ impl<F: Frontend + 'static> Worker<F> {
                     return self.nap();
                 }
                 rustix::thread::sched_yield();
+            } else if !self.shares_cpu && (self.io.in_flight() > 0 || self.io.sleep_hints() > 0) {
+                // The kernel's threads of the ring inherit the worker's processor, and a volume's
+                // own threads may: a flush would wait for the end of the worker's time slice.
+                rustix::thread::sched_yield();
             }
             self.spin_poll();
         }

@@ -4,5 +4,6 @@
 
 mod armed;
 mod hosting;
+mod own_processor;
 mod sleep_hint;
 mod wake;
