@@ -23,7 +23,7 @@ export CARGO
 AGAIN = $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := demo
-.PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild check minimal aarch64 msrv deny conformance cost fuzz bench docs install uninstall package help \
+.PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild check minimal aarch64 msrv deny conformance cost cost-step fuzz bench docs install uninstall package help \
 	tools-build tools-guest tools-bench
 
 # Both programs by one build: each by itself has other features of what they share, and has it built
@@ -70,12 +70,12 @@ test: tools-guest
 
 test-steps:
 	$(STEP) style $(STYLE)
+	$(STEP) clippy $(LINTS)
 	$(STEP) 'build of tests' $(CARGO) test --quiet --workspace --no-run
 	$(STEP) 'build of guest tests' $(CARGO) test --quiet --workspace --no-run --test guests
 	$(STEP) 'guest image' $(DEBUG)/prepare
 	$(TESTS) 'unit, property and socket tests' --workspace -- $(LATER:%=--skip %)
 	$(TESTS) 'a guest for each front-end' --repeat --workspace --test guests -- first::
-	$(STEP) clippy $(LINTS)
 
 test-guests: tools-guest tools-bench
 	$(call tier,test-guests)
@@ -93,14 +93,13 @@ test-guests-steps:
 	$(STEP) 'documentation' env RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --workspace --no-deps
 	$(STEP) 'minimal build' $(AGAIN) minimal
 	$(STEP) AArch64 $(AGAIN) aarch64
-	$(STEP) 'instruction counts' $(AGAIN) cost
+	$(STEP) 'instruction counts' $(AGAIN) cost-step
 	$(STEP) 'fuzz targets, 10 s each' fuzz/run.sh 10
 
 # Builds that the last steps of `test-guests` want. A build that fails here fails again in the step that wants it.
 prebuild: tools-bench
 	-$(CARGO) build --release -p vnvme
 	-fuzz/run.sh build
-	-$(CARGO) build -p bench
 
 # How long the tests of this tier go on: CONTRIBUTING.md has the variables.
 LONG = NEXTEST_PROFILE=long VNVME_KILLS=200 VNVME_UPGRADES=50 VNVME_CUTS=200 VNVME_DEATHS=20 VNVME_LIVES=1000 VNVME_FENCES=10000 VNVME_PATH_SECONDS=600 \
@@ -152,10 +151,16 @@ deny: tools-build
 # What is counted is the program as it is released. Built by itself: together with other packages it could have other
 # features of its dependencies, and so be another program.
 RELEASE = $(or $(CARGO_TARGET_DIR),target)/release
-cost: export PATH := $(PATH):$(CURDIR)/target/tools/bin
+COST = --suite cost --vnvme $(RELEASE)/vnvme --ceilings bench/ceilings.toml --output target/cost
+cost cost-step: export PATH := $(PATH):$(CURDIR)/target/tools/bin
 cost: tools-build tools-bench
 	$(CARGO) build --release -p vnvme
-	$(CARGO) run --quiet -p bench -- --suite cost --vnvme $(RELEASE)/vnvme --ceilings bench/ceilings.toml --output target/cost
+	$(CARGO) run --quiet -p bench -- $(COST)
+
+# With the load generator that the tests have built.
+cost-step:
+	$(CARGO) build --release -p vnvme
+	$(DEBUG)/vnvme-bench $(COST)
 
 # As it is released; each program by itself, as `cost` says. Every wait in it is bounded; so is the whole.
 conformance: tools-build
