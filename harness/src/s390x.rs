@@ -22,7 +22,7 @@ use crate::qemu::{WITHOUT, parse_version};
 use crate::tree::{Tree, Wish};
 
 /// Changes when the way an image is made changes.
-const RECIPE: &str = "s390x-2";
+const RECIPE: &str = "s390x-3";
 
 /// The first version with version 7 of the plugin API.
 const NEEDED: (u32, u32) = (11, 1);
@@ -94,8 +94,13 @@ const fn guest(suites: &'static [&'static str], release: Option<&'static str>) -
     }
 }
 
-/// Modules that the guest loads, in this order; the AP bus itself is part of the kernel.
-const MODULES: [&str; 2] = ["zcrypt", "zcrypt_cex4"];
+/// Modules that the guest loads, in this order, below the kernel's drivers; the AP bus itself is part
+/// of the kernel, and newer kernels contain the console, too.
+const MODULES: [&str; 3] = [
+    "char/virtio_console",
+    "s390/crypto/zcrypt",
+    "s390/crypto/zcrypt_cex4",
+];
 
 /// Directories of the guest.
 const DIRECTORIES: [&str; 15] = [
@@ -239,17 +244,17 @@ impl Mainframe {
         }
         let release = kernel::release(&self.guest)?;
         archive.directory(&format!("boot/{release}"));
-        let drivers = format!("lib/modules/{release}/kernel/drivers/s390/crypto");
+        let drivers = format!("lib/modules/{release}/kernel/drivers");
         for (i, module) in MODULES.iter().enumerate() {
             // Compressed since trixie.
-            let plain = placed(root, &format!("{drivers}/{module}.ko"));
-            let (file, end) = if plain.exists() {
-                (plain, "ko")
-            } else {
-                (placed(root, &format!("{drivers}/{module}.ko.xz")), "ko.xz")
+            let files = ["ko", "ko.xz"]
+                .map(|end| (placed(root, &format!("{drivers}/{module}.{end}")), end));
+            let Some((file, end)) = files.iter().find(|(file, _)| file.exists()) else {
+                continue;
             };
-            let name = format!("boot/{release}/{i:02}-{module}.{end}");
-            archive.file(&name, 0o644, &read(&file)?);
+            let name = module.rsplit('/').next().unwrap_or(module);
+            let name = format!("boot/{release}/{i:02}-{name}.{end}");
+            archive.file(&name, 0o644, &read(file)?);
         }
         archive.file("bin/icarsa", 0o755, ICARSA.as_bytes());
         archive.file("init.sh", 0o755, INIT.as_bytes());
