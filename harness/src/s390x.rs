@@ -94,8 +94,8 @@ const fn guest(suites: &'static [&'static str], release: Option<&'static str>) -
     }
 }
 
-/// Modules that the guest loads, in this order, below the kernel's drivers; the AP bus itself is part
-/// of the kernel, and newer kernels contain the console, too.
+/// Modules that the guest loads, in this order, below the kernel's drivers; the AP bus itself is
+/// part of the kernel, and newer kernels contain the console, too.
 const MODULES: [&str; 3] = [
     "char/virtio_console",
     "s390/crypto/zcrypt",

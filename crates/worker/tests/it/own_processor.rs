@@ -16,8 +16,8 @@ use worker::{Context, Frontend, Handle, IdleWindow, Options, Worker};
 
 /// Flushes, one at a time.
 const FLUSHES: u64 = 1000;
-/// Looks for one flush, at most: the kernel's thread runs when the worker lets it (0.05 to 0.5 looks
-/// were measured), or when the worker's time slice ends (1.4 to 27).
+/// Looks for one flush, at most: the kernel's thread runs when the worker lets it (0.05 to 0.5
+/// looks were measured), or when the worker's time slice ends (1.4 to 27).
 const LOOKS_PER_FLUSH: u64 = 2;
 const TIMEOUT: Duration = Duration::from_secs(120);
 
