@@ -193,7 +193,7 @@ fn sealed_memory_is_taken() {
     let sealed = File::from(memfd_create("sealed", flags).unwrap());
     sealed.set_len(RAM_SIZE).unwrap();
     fcntl_add_seals(&sealed, SealFlags::SHRINK | SealFlags::SEAL).unwrap();
-    host.ram = sealed;
+    host.ram.file = sealed;
     host.map_ram();
     host.enable();
     host.create_queues(1, None);
