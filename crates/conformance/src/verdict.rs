@@ -1,6 +1,7 @@
 //! How a case ends, and the words that cases are written in.
 
-use nvme::{Completion, Status};
+use nvme::Status;
+use test_host::Completion;
 use vfio_user::client::ClientError;
 
 /// Why a case did not pass.
@@ -58,15 +59,29 @@ macro_rules! same {
 
 pub(crate) use {require, same};
 
+/// Returns an error with its sources.
+pub fn text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text += &format!(": {error}");
+        source = error.source();
+    }
+    text
+}
+
 impl From<ClientError> for Verdict {
     fn from(error: ClientError) -> Self {
-        let mut text = format!("the server: {error}");
-        let mut source = std::error::Error::source(&error);
-        while let Some(error) = source {
-            text += &format!(": {error}");
-            source = error.source();
+        Verdict::Failed(format!("the server: {}", text(&error)))
+    }
+}
+
+impl From<test_host::Error> for Verdict {
+    fn from(error: test_host::Error) -> Self {
+        match error {
+            test_host::Error::Client(error) => error.into(),
+            error => Verdict::Failed(text(&error)),
         }
-        Verdict::Failed(text)
     }
 }
 
@@ -84,6 +99,8 @@ impl From<rustix::io::Errno> for Verdict {
 
 /// What is asked of a completion.
 pub trait Expect {
+    /// Its status.
+    fn status(&self) -> Status;
     /// Its status is this one; the flags do not count.
     fn expect(&self, status: Status, what: &str) -> Check;
     /// Its status is one of these.
@@ -102,6 +119,10 @@ fn name(status: Status) -> String {
 }
 
 impl Expect for Completion {
+    fn status(&self) -> Status {
+        Status::from_bits(self.status_bits())
+    }
+
     fn expect(&self, status: Status, what: &str) -> Check {
         self.expect_one(&[status], what)
     }
