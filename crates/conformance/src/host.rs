@@ -150,9 +150,8 @@ impl Host {
     pub fn wait_csts(&mut self, what: &str, wanted: impl Fn(Csts) -> bool) -> Check<Csts> {
         let limit = self.ready_time();
         let wanted = |csts| wanted(Csts::from_bits(csts));
-        let csts = self.link.wait_csts(limit, wanted).map_err(|error| {
-            Verdict::Failed(format!("{what}: {}", crate::verdict::text(&error)))
-        })?;
+        let csts = self.link.wait_csts(limit, wanted);
+        let csts = csts.map_err(|error| error.context(what.to_owned()))?;
         Ok(Csts::from_bits(csts))
     }
 

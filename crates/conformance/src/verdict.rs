@@ -59,29 +59,18 @@ macro_rules! same {
 
 pub(crate) use {require, same};
 
-/// Returns an error with its sources.
-pub fn text(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text += &format!(": {error}");
-        source = error.source();
-    }
-    text
-}
-
 impl From<ClientError> for Verdict {
     fn from(error: ClientError) -> Self {
-        Verdict::Failed(format!("the server: {}", text(&error)))
+        anyhow::Error::from(error).into()
     }
 }
 
-impl From<test_host::Error> for Verdict {
-    fn from(error: test_host::Error) -> Self {
-        match error {
-            test_host::Error::Client(error) => error.into(),
-            error => Verdict::Failed(text(&error)),
+impl From<anyhow::Error> for Verdict {
+    fn from(error: anyhow::Error) -> Self {
+        if error.is::<ClientError>() {
+            return Verdict::Failed(format!("the server: {error:#}"));
         }
+        Verdict::Failed(format!("{error:#}"))
     }
 }
 

@@ -1,6 +1,7 @@
 //! A host over vfio-user: memory, queue pairs and doorbells of every kind.
 
-use crate::{Command, Completion, Error, GuestMemory, Link, Pair, Result, Shadow, doorbell};
+use crate::{Command, Completion, GuestMemory, Link, Pair, Shadow, doorbell};
+use anyhow::{Context, Result, ensure};
 use dma::Memory;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -11,21 +12,6 @@ use zerocopy::{Immutable, IntoBytes};
 /// CC of every enable: entries of 64 and 16 bytes, the NVM command set, pages of 4 KiB.
 const CC: u32 = 4 << 20 | 6 << 16;
 const CC_EN: u32 = 1;
-
-/// Most completions of one [`Host::reap`]; a controller that overruns its queue must not hold the
-/// host.
-const MAX_REAPED: u32 = 1 << 16;
-
-/// Completions that were taken at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reaped {
-    /// Their number.
-    pub count: u32,
-    /// Of these, completions with an error.
-    pub failed: u32,
-    /// Status of the newest one.
-    pub status: u16,
-}
 
 /// A host with its connection, which ends when it is dropped.
 pub struct Host<M> {
@@ -79,18 +65,12 @@ impl<M: GuestMemory> Host<M> {
     }
 
     /// Returns a queue pair.
-    ///
-    /// # Errors
-    /// [`Error::NoPair`].
     pub fn pair(&mut self, qid: u16) -> Result<&mut Pair> {
-        self.pairs.get_mut(&qid).ok_or(Error::NoPair(qid))
+        self.pairs.get_mut(&qid).context("no such queue pair")
     }
 
     /// Resets the controller and enables it with these admin queues.
-    ///
-    /// # Errors
-    /// [`Error::Csts`], also when the controller has failed; [`Error::Client`], [`Error::Memory`].
-    pub fn enable(&mut self, admin: Pair) -> Result {
+    pub fn enable(&mut self, admin: Pair) -> Result<()> {
         let limit = self.limit;
         self.link.disable(limit)?;
         self.pairs.clear();
@@ -101,17 +81,12 @@ impl<M: GuestMemory> Host<M> {
         admin.clear(&self.ram)?;
         let csts = self.link.enable(&admin, CC | CC_EN, limit)?;
         self.pairs.insert(0, admin);
-        if csts & 1 == 0 {
-            return Err(Error::Csts { csts, limit });
-        }
+        ensure!(csts & 1 != 0, "the controller fails: CSTS is {csts:#x}");
         Ok(())
     }
 
     /// Creates an I/O queue pair, whose interrupts go to this vector.
-    ///
-    /// # Errors
-    /// [`Error::Status`], and those of [`Host::run`].
-    pub fn create_pair(&mut self, qid: u16, pair: Pair, vector: Option<u16>) -> Result {
+    pub fn create_pair(&mut self, qid: u16, pair: Pair, vector: Option<u16>) -> Result<()> {
         pair.clear(&self.ram)?;
         for command in pair.create(qid, vector) {
             self.admin(&command)?;
@@ -121,30 +96,20 @@ impl<M: GuestMemory> Host<M> {
     }
 
     /// Uses shadow doorbells for I/O queues from now on.
-    ///
-    /// # Errors
-    /// [`Error::Status`], and those of [`Host::run`].
-    pub fn use_shadow(&mut self, shadow: Shadow) -> Result {
+    pub fn use_shadow(&mut self, shadow: Shadow) -> Result<()> {
         self.admin(&shadow.configure())?;
         self.shadow = Some(shadow);
         Ok(())
     }
 
     /// Tells the controller a doorbell's value.
-    ///
-    /// # Errors
-    /// [`Error::Memory`], [`Error::Client`].
-    pub fn ring(&mut self, qid: u16, cq: bool, value: u32) -> Result {
+    pub fn ring(&mut self, qid: u16, cq: bool, value: u32) -> Result<()> {
         let offset = doorbell(qid, cq, 0);
         if self.silent {
             return Ok(());
         }
         if let Some(page) = &self.mapped {
-            let cell = page.atomic_u32(offset as usize);
-            let cell = cell.ok_or(Error::Memory {
-                iova: offset,
-                len: 4,
-            })?;
+            let cell = page.atomic_u32(offset as usize).context("no doorbell")?;
             cell.store(value.to_le(), Ordering::Release);
             return Ok(());
         }
@@ -162,22 +127,16 @@ impl<M: GuestMemory> Host<M> {
 
     /// Writes a command behind the others without ringing; returns its identifier and the queue's
     /// new tail.
-    ///
-    /// # Errors
-    /// [`Error::NoPair`], [`Error::Memory`].
     pub fn push(&mut self, qid: u16, command: &(impl IntoBytes + Immutable)) -> Result<(u16, u32)> {
         let cid = self.next_cid;
         self.next_cid = cid.wrapping_add(1);
-        let pair = self.pairs.get_mut(&qid).ok_or(Error::NoPair(qid))?;
+        let pair = self.pairs.get_mut(&qid).context("no such queue pair")?;
         let command = Command::of(command).with_cid(cid);
         pair.sq.push(&self.ram, &command)?;
         Ok((cid, pair.sq.tail))
     }
 
     /// Writes a command and rings; returns its identifier.
-    ///
-    /// # Errors
-    /// Those of [`Host::push`] and [`Host::ring`].
     pub fn submit(&mut self, qid: u16, command: &(impl IntoBytes + Immutable)) -> Result<u16> {
         let (cid, tail) = self.push(qid, command)?;
         self.ring(qid, false, tail)?;
@@ -185,11 +144,8 @@ impl<M: GuestMemory> Host<M> {
     }
 
     /// Takes the next completion if it is there, and tells the controller.
-    ///
-    /// # Errors
-    /// [`Error::NoPair`], [`Error::Memory`], [`Error::Client`].
     pub fn poll(&mut self, qid: u16) -> Result<Option<Completion>> {
-        let pair = self.pairs.get_mut(&qid).ok_or(Error::NoPair(qid))?;
+        let pair = self.pairs.get_mut(&qid).context("no such queue pair")?;
         let entry = pair.pop(&self.ram)?;
         let head = pair.cq.head;
         if entry.is_some() {
@@ -199,9 +155,6 @@ impl<M: GuestMemory> Host<M> {
     }
 
     /// Waits for the next completion.
-    ///
-    /// # Errors
-    /// [`Error::NoCompletion`], and those of [`Host::poll`].
     pub fn wait(&mut self, qid: u16) -> Result<Completion> {
         let limit = self.limit;
         let deadline = Instant::now() + limit;
@@ -209,53 +162,43 @@ impl<M: GuestMemory> Host<M> {
             if let Some(entry) = self.poll(qid)? {
                 return Ok(entry);
             }
-            if Instant::now() > deadline {
-                return Err(Error::NoCompletion { qid, limit });
-            }
+            ensure!(
+                Instant::now() < deadline,
+                "queue {qid}: no completion within {limit:?}"
+            );
             std::thread::sleep(Duration::from_micros(20));
         }
     }
 
     /// Runs one command to its end; nothing else is outstanding in its queue.
-    ///
-    /// # Errors
-    /// Those of [`Host::submit`] and [`Host::wait`].
     pub fn run(&mut self, qid: u16, command: &(impl IntoBytes + Immutable)) -> Result<Completion> {
         self.submit(qid, command)?;
         self.wait(qid)
     }
 
     /// Runs one admin command that must succeed.
-    ///
-    /// # Errors
-    /// [`Error::Status`], and those of [`Host::run`].
-    pub fn admin(&mut self, command: &(impl IntoBytes + Immutable)) -> Result {
-        match self.run(0, command)?.status_bits() {
-            0 => Ok(()),
-            status => Err(Error::Status {
-                opcode: Command::of(command).opcode(),
-                status,
-            }),
-        }
+    pub fn admin(&mut self, command: &(impl IntoBytes + Immutable)) -> Result<()> {
+        let status = self.run(0, command)?.status_bits();
+        ensure!(
+            status == 0,
+            "status {status:#x} of {:?}",
+            Command::of(command)
+        );
+        Ok(())
     }
 
     /// Takes all completions that are there, and tells the controller once.
-    ///
-    /// # Errors
-    /// Those of [`Host::poll`].
-    pub fn reap(&mut self, qid: u16) -> Result<Reaped> {
-        let pair = self.pairs.get_mut(&qid).ok_or(Error::NoPair(qid))?;
-        let mut reaped = Reaped::default();
-        while reaped.count < pair.cq.size.min(MAX_REAPED) {
-            let Some(entry) = pair.pop(&self.ram)? else {
-                break;
-            };
-            reaped.count += 1;
-            reaped.status = entry.status_bits();
-            reaped.failed += u32::from(reaped.status != 0);
+    pub fn reap(&mut self, qid: u16) -> Result<Vec<Completion>> {
+        let pair = self.pairs.get_mut(&qid).context("no such queue pair")?;
+        let mut reaped = Vec::new();
+        // A controller that overruns its queue must not hold the host.
+        while reaped.len() < pair.cq.size as usize
+            && let Some(entry) = pair.pop(&self.ram)?
+        {
+            reaped.push(entry);
         }
         let head = pair.cq.head;
-        if reaped.count > 0 {
+        if !reaped.is_empty() {
             self.ring(qid, true, head)?;
         }
         Ok(reaped)
@@ -263,10 +206,7 @@ impl<M: GuestMemory> Host<M> {
 
     /// Writes all entries of a submission queue by their index, without ringing. Their identifiers
     /// are their indices.
-    ///
-    /// # Errors
-    /// [`Error::NoPair`], [`Error::Memory`].
-    pub fn fill<C>(&mut self, qid: u16, mut make: impl FnMut(u16) -> C) -> Result
+    pub fn fill<C>(&mut self, qid: u16, mut make: impl FnMut(u16) -> C) -> Result<()>
     where
         C: IntoBytes + Immutable,
     {
@@ -279,10 +219,7 @@ impl<M: GuestMemory> Host<M> {
     }
 
     /// Rings for this many more entries, which [`Host::fill`] wrote.
-    ///
-    /// # Errors
-    /// Those of [`Host::ring`].
-    pub fn post(&mut self, qid: u16, count: u32) -> Result {
+    pub fn post(&mut self, qid: u16, count: u32) -> Result<()> {
         let sq = &mut self.pair(qid)?.sq;
         sq.tail = (sq.tail + count) % sq.size;
         let tail = sq.tail;

@@ -1,6 +1,7 @@
 //! Registers and configuration space of a controller over vfio-user.
 
-use crate::{Error, Pair, Result};
+use crate::Pair;
+use anyhow::{Result, ensure};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -33,9 +34,6 @@ const RDY: u32 = 1;
 const CFS: u32 = 2;
 
 /// Connects, waiting while the server has not begun or an earlier client still leaves.
-///
-/// # Errors
-/// [`Error::Client`]: the last attempt's error, when `limit` has passed.
 pub fn connect(socket: &Path, limit: Duration) -> Result<Client> {
     let deadline = Instant::now() + limit;
     loop {
@@ -74,26 +72,17 @@ impl Link {
     }
 
     /// Maps a whole memory file.
-    ///
-    /// # Errors
-    /// [`Error::Client`].
-    pub fn map(&mut self, iova: u64, size: u64, fd: BorrowedFd<'_>) -> Result {
+    pub fn map(&mut self, iova: u64, size: u64, fd: BorrowedFd<'_>) -> Result<()> {
         Ok(self.client.dma_map(window(iova, size, 0), Some(fd))?)
     }
 
     /// Reads BAR0.
-    ///
-    /// # Errors
-    /// [`Error::Client`].
-    pub fn read_bar(&mut self, offset: u64, data: &mut [u8]) -> Result {
+    pub fn read_bar(&mut self, offset: u64, data: &mut [u8]) -> Result<()> {
         Ok(self.client.region_read(BAR0, offset, data)?)
     }
 
     /// Writes BAR0.
-    ///
-    /// # Errors
-    /// [`Error::Client`].
-    pub fn write_bar(&mut self, offset: u64, data: &[u8]) -> Result {
+    pub fn write_bar(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         if self.posted {
             return Ok(self.client.region_write_posted(BAR0, offset, data)?);
         }
@@ -101,9 +90,6 @@ impl Link {
     }
 
     /// Reads a register of 32 bits.
-    ///
-    /// # Errors
-    /// [`Error::Client`].
     pub fn read32(&mut self, offset: u64) -> Result<u32> {
         let mut data = [0; 4];
         self.read_bar(offset, &mut data)?;
@@ -111,9 +97,6 @@ impl Link {
     }
 
     /// Reads a register of 64 bits at once.
-    ///
-    /// # Errors
-    /// [`Error::Client`].
     pub fn read64(&mut self, offset: u64) -> Result<u64> {
         let mut data = [0; 8];
         self.read_bar(offset, &mut data)?;
@@ -121,25 +104,16 @@ impl Link {
     }
 
     /// Writes a register of 32 bits.
-    ///
-    /// # Errors
-    /// [`Error::Client`].
-    pub fn write32(&mut self, offset: u64, value: u32) -> Result {
+    pub fn write32(&mut self, offset: u64, value: u32) -> Result<()> {
         self.write_bar(offset, &value.to_le_bytes())
     }
 
     /// Writes a register of 64 bits at once.
-    ///
-    /// # Errors
-    /// [`Error::Client`].
-    pub fn write64(&mut self, offset: u64, value: u64) -> Result {
+    pub fn write64(&mut self, offset: u64, value: u64) -> Result<()> {
         self.write_bar(offset, &value.to_le_bytes())
     }
 
     /// Reads configuration space.
-    ///
-    /// # Errors
-    /// [`Error::Client`].
     pub fn read_config<const N: usize>(&mut self, offset: u64) -> Result<[u8; N]> {
         let mut data = [0; N];
         self.client.region_read(CONFIG, offset, &mut data)?;
@@ -147,25 +121,16 @@ impl Link {
     }
 
     /// Writes configuration space.
-    ///
-    /// # Errors
-    /// [`Error::Client`].
-    pub fn write_config(&mut self, offset: u64, data: &[u8]) -> Result {
+    pub fn write_config(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         Ok(self.client.region_write(CONFIG, offset, data)?)
     }
 
     /// Writes the PCI command register.
-    ///
-    /// # Errors
-    /// [`Error::Client`].
-    pub fn set_command(&mut self, bits: u16) -> Result {
+    pub fn set_command(&mut self, bits: u16) -> Result<()> {
         self.write_config(4, &bits.to_le_bytes())
     }
 
     /// Waits until CSTS is as wanted, and returns it.
-    ///
-    /// # Errors
-    /// [`Error::Csts`] when `limit` has passed.
     pub fn wait_csts(&mut self, limit: Duration, wanted: impl Fn(u32) -> bool) -> Result<u32> {
         let deadline = Instant::now() + limit;
         loop {
@@ -173,18 +138,16 @@ impl Link {
             if wanted(csts) {
                 return Ok(csts);
             }
-            if Instant::now() > deadline {
-                return Err(Error::Csts { csts, limit });
-            }
+            ensure!(
+                Instant::now() < deadline,
+                "CSTS is {csts:#x} after {limit:?}"
+            );
             std::thread::sleep(Duration::from_micros(100));
         }
     }
 
     /// Clears CC and waits until the controller is not ready.
-    ///
-    /// # Errors
-    /// [`Error::Csts`], [`Error::Client`].
-    pub fn disable(&mut self, limit: Duration) -> Result {
+    pub fn disable(&mut self, limit: Duration) -> Result<()> {
         self.write32(reg::CC, 0)?;
         self.wait_csts(limit, |csts| csts & RDY == 0)?;
         Ok(())
@@ -192,9 +155,6 @@ impl Link {
 
     /// Sets AQA, ASQ and ACQ, writes CC, which has CC.EN, and waits until the controller is ready
     /// or has failed; returns CSTS.
-    ///
-    /// # Errors
-    /// [`Error::Csts`], [`Error::Client`].
     pub fn enable(&mut self, admin: &Pair, cc: u32, limit: Duration) -> Result<u32> {
         let aqa = (admin.cq.size - 1) << 16 | (admin.sq.size - 1);
         self.write32(reg::AQA, aqa)?;

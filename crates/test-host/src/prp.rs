@@ -1,6 +1,7 @@
 //! PRP entries and lists (NVMe Base 2.1, 4.3.1).
 
-use crate::{GuestMemory, Result};
+use crate::GuestMemory;
+use anyhow::Result;
 
 /// Returns the bytes, in whole pages, that the PRP list of a transfer takes at most.
 pub fn prp_list_bytes(page: u64, len: u64) -> u64 {
@@ -10,9 +11,6 @@ pub fn prp_list_bytes(page: u64, len: u64) -> u64 {
 
 /// Returns PRP entries 1 and 2 of `len` bytes from an IOVA on. A list that is needed is written at
 /// `list`, and goes on in the pages behind.
-///
-/// # Errors
-/// [`crate::Error::Memory`].
 pub fn prps(
     memory: &impl GuestMemory,
     page: u64,

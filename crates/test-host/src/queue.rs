@@ -1,7 +1,8 @@
 //! The host's side of queues, and doorbells.
 
 use crate::entry::admin;
-use crate::{Command, Completion, GuestMemory, Result};
+use crate::{Command, Completion, GuestMemory};
+use anyhow::Result;
 use std::sync::atomic::{Ordering, fence};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -24,18 +25,12 @@ impl Sq {
     }
 
     /// Writes an entry, wherever the tail is.
-    ///
-    /// # Errors
-    /// [`crate::Error::Memory`].
-    pub fn put(&self, memory: &impl GuestMemory, at: u32, entry: &Command) -> Result {
+    pub fn put(&self, memory: &impl GuestMemory, at: u32, entry: &Command) -> Result<()> {
         memory.write(self.iova + 64 * u64::from(at), entry.as_bytes())
     }
 
     /// Writes an entry at the tail and moves the tail.
-    ///
-    /// # Errors
-    /// [`crate::Error::Memory`].
-    pub fn push(&mut self, memory: &impl GuestMemory, entry: &Command) -> Result {
+    pub fn push(&mut self, memory: &impl GuestMemory, entry: &Command) -> Result<()> {
         self.put(memory, self.tail, entry)?;
         self.tail = (self.tail + 1) % self.size;
         Ok(())
@@ -67,13 +62,11 @@ impl Cq {
     }
 
     /// Returns the next entry if the controller has written it.
-    ///
-    /// # Errors
-    /// [`crate::Error::Memory`].
     pub fn peek(&self, memory: &impl GuestMemory) -> Result<Option<Completion>> {
         let at = self.iova + 16 * u64::from(self.head);
         // The Phase Tag's dword is loaded first: the rest of the entry is older.
-        if (memory.load(at + 12)? >> 16 & 1 != 0) != self.phase {
+        let last = memory.cell(at + 12)?.load(Ordering::Acquire);
+        if (u32::from_le(last) >> 16 & 1 != 0) != self.phase {
             return Ok(None);
         }
         let mut entry = Completion::new_zeroed();
@@ -88,9 +81,6 @@ impl Cq {
     }
 
     /// Takes the next entry if the controller has written it.
-    ///
-    /// # Errors
-    /// [`crate::Error::Memory`].
     pub fn pop(&mut self, memory: &impl GuestMemory) -> Result<Option<Completion>> {
         let entry = self.peek(memory)?;
         if entry.is_some() {
@@ -128,17 +118,11 @@ impl Pair {
     }
 
     /// Zeroes the completion queue's memory.
-    ///
-    /// # Errors
-    /// [`crate::Error::Memory`].
-    pub fn clear(&self, memory: &impl GuestMemory) -> Result {
+    pub fn clear(&self, memory: &impl GuestMemory) -> Result<()> {
         memory.write(self.cq.iova, &vec![0; 16 * self.cq.size as usize])
     }
 
     /// Takes a completion.
-    ///
-    /// # Errors
-    /// [`crate::Error::Memory`].
     pub fn pop(&mut self, memory: &impl GuestMemory) -> Result<Option<Completion>> {
         let entry = self.cq.pop(memory)?;
         if let Some(entry) = &entry {
@@ -185,9 +169,6 @@ pub struct Shadow {
 impl Shadow {
     /// Stores a doorbell's value in memory; `offset` is the doorbell's in BAR0. Returns whether the
     /// controller wants the register written, too.
-    ///
-    /// # Errors
-    /// [`crate::Error::Memory`].
     pub fn store(&self, memory: &impl GuestMemory, offset: u64, value: u32) -> Result<bool> {
         let at = offset - DOORBELLS;
         let shadow = memory.cell(self.doorbells + at)?;

@@ -35,7 +35,7 @@ fn commands_in_flight_are_finished_first() {
     let daemon = Daemon::serve(&place, &[&disk]);
     let mut host = Host::up(&place.socket());
     let data = pattern(9, 64 << 10);
-    std::os::unix::fs::FileExt::write_all_at(&host.ram.file, &data, 4 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&host.ram, &data, 4 << 20).unwrap();
     for i in 0..60u64 {
         let write = host.transfer(NvmOpcode::WRITE, 1, 128 * i, data.len(), 4 << 20);
         host.submit(1, write);

@@ -39,7 +39,7 @@ impl Host {
             .into_bits()
             .into();
         let (data, list) = (RAM_BASE + at, RAM_BASE + AT_LIST);
-        let (prp1, prp2) = prps(&self.ram, 4096, data, len as u64, list).unwrap();
+        let (prp1, prp2) = prps(&self.host.ram, 4096, data, len as u64, list).unwrap();
         command.set_prps(prp1, prp2);
         command
     }

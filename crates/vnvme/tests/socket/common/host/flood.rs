@@ -40,9 +40,10 @@ impl Flood {
         let mut taken = 0;
         for qid in self.host.io_queues() {
             let reaped = self.host.reap(qid).unwrap();
-            self.host.post(qid, reaped.count).unwrap();
-            self.failed += u64::from(reaped.failed);
-            taken += reaped.count;
+            let failed = reaped.iter().filter(|entry| entry.status_bits() != 0);
+            self.failed += failed.count() as u64;
+            self.host.post(qid, reaped.len() as u32).unwrap();
+            taken += reaped.len() as u32;
         }
         self.completed += u64::from(taken);
         taken

@@ -3,8 +3,8 @@
 mod commands;
 mod files;
 pub mod flood;
-mod ram;
 
+use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -14,13 +14,12 @@ use dma::Memory;
 use nvme::pci::command;
 use nvme::{Command, Completion};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use test_host::{Link, Pair, Shadow, doorbell};
+use test_host::{Link, Pair, Shadow, Windows, doorbell};
 use vfio_user::IrqAction;
 use vfio_user::client::{Client, Irqs};
 
 use super::LIMIT;
 pub use files::{leave, memfd, new_eventfd};
-pub use ram::Ram;
 pub use test_host::{BAR0, CONFIG};
 
 /// Interrupt types of a PCI device.
@@ -53,14 +52,16 @@ fn pair(qid: u16) -> Pair {
 
 /// A host with its memory; the connection ends when it is dropped.
 pub struct Host {
-    host: test_host::Host<Ram>,
+    host: test_host::Host<Windows>,
+    /// Guest memory, whose file is read and written by offsets.
+    pub ram: File,
     /// Block size of the namespaces that are read and written.
     pub block: usize,
     vectors: Vec<OwnedFd>,
 }
 
 impl Deref for Host {
-    type Target = test_host::Host<Ram>;
+    type Target = test_host::Host<Windows>;
 
     fn deref(&self) -> &Self::Target {
         &self.host
@@ -83,8 +84,17 @@ impl Host {
 
     /// A host over a negotiated connection, without memory yet.
     pub fn over(client: Client) -> Host {
+        Self::with_memory(client, memfd(RAM_SIZE))
+    }
+
+    /// A host over a negotiated connection, whose memory this file will be.
+    pub fn with_memory(client: Client, ram: File) -> Host {
+        let file = ram.try_clone().unwrap().into();
+        let mapping = Memory::from_fd(file, RAM_SIZE, true).unwrap();
+        let windows = Windows::new(RAM_BASE, mapping);
         Host {
-            host: test_host::Host::new(Link::new(client), Ram::new(), LIMIT),
+            host: test_host::Host::new(Link::new(client), windows, LIMIT),
+            ram,
             block: 512,
             vectors: Vec::new(),
         }
@@ -99,8 +109,8 @@ impl Host {
     }
 
     pub fn map_ram(&mut self) {
-        let test_host::Host { link, ram, .. } = &mut self.host;
-        link.map(RAM_BASE, RAM_SIZE, ram.as_fd()).unwrap();
+        let link = &mut self.host.link;
+        link.map(RAM_BASE, RAM_SIZE, self.ram.as_fd()).unwrap();
     }
 
     /// Assigns eventfds to that many MSI-X vectors.
@@ -188,7 +198,6 @@ impl Host {
 
     /// Sends Doorbell Buffer Config: I/O doorbells are rung in memory from now on.
     pub fn use_shadow_doorbells(&mut self) {
-        self.ram.map();
         self.use_shadow(SHADOW).unwrap();
     }
 
