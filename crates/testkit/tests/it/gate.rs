@@ -102,7 +102,10 @@ fn tests_that_fail_keep_their_exit_code_and_skips_are_printed_all_the_same() {
 #[test]
 fn scripts_and_tests_write_to_the_file() {
     let exe = std::env::current_exe().unwrap();
-    let test = format!("{} --ignored --exact gate::skips_when_asked_to", exe.display());
+    let test = format!(
+        "{} --ignored --exact gate::skips_when_asked_to",
+        exe.display()
+    );
     let script = format!("{test} && harness/skips.sh --skip 'a script' 'why not'");
     let ran = run(&script, Some("(testkit::gate|a script): why not\n"), true);
     assert_eq!(ran.code, Some(0), "{}", ran.text);
