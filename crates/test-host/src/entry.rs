@@ -2,16 +2,11 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
 
-/// Admin opcodes that the host itself sends (NVMe Base 2.1, figure 142).
-pub mod admin {
-    /// Create I/O Submission Queue.
-    pub const CREATE_IO_SQ: u8 = 0x01;
-    /// Create I/O Completion Queue.
-    pub const CREATE_IO_CQ: u8 = 0x05;
-    /// Identify.
-    pub const IDENTIFY: u8 = 0x06;
-    /// Doorbell Buffer Config.
-    pub const DOORBELL_BUFFER_CONFIG: u8 = 0x7c;
+/// Admin opcodes that the host itself sends.
+pub(crate) mod admin {
+    pub(crate) const CREATE_IO_SQ: u8 = 0x01;
+    pub(crate) const CREATE_IO_CQ: u8 = 0x05;
+    pub(crate) const DOORBELL_BUFFER_CONFIG: u8 = 0x7c;
 }
 
 /// Submission queue entry, whose fields are set in a chain.

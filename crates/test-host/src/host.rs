@@ -1,6 +1,6 @@
 //! A host over vfio-user: memory, queue pairs and doorbells of every kind.
 
-use crate::{Command, Completion, GuestMemory, Link, Pair, Shadow, doorbell};
+use crate::{Command, Completion, GuestMemory, Link, Pair, Shadow, Windows, doorbell};
 use anyhow::{Context, Result, ensure};
 use dma::Memory;
 use std::collections::BTreeMap;
@@ -14,11 +14,11 @@ const CC: u32 = 4 << 20 | 6 << 16;
 const CC_EN: u32 = 1;
 
 /// A host with its connection, which ends when it is dropped.
-pub struct Host<M> {
+pub struct Host {
     /// Registers and configuration space.
     pub link: Link,
     /// Guest memory.
-    pub ram: M,
+    pub ram: Windows,
     /// Queue pairs that exist.
     pub pairs: BTreeMap<u16, Pair>,
     /// Limit for CSTS.RDY and for a command.
@@ -34,7 +34,7 @@ pub struct Host<M> {
     next_cid: u16,
 }
 
-impl<M> Deref for Host<M> {
+impl Deref for Host {
     type Target = Link;
 
     fn deref(&self) -> &Link {
@@ -42,15 +42,15 @@ impl<M> Deref for Host<M> {
     }
 }
 
-impl<M> DerefMut for Host<M> {
+impl DerefMut for Host {
     fn deref_mut(&mut self) -> &mut Link {
         &mut self.link
     }
 }
 
-impl<M: GuestMemory> Host<M> {
+impl Host {
     /// A host without queues.
-    pub fn new(link: Link, ram: M, limit: Duration) -> Self {
+    pub fn new(link: Link, ram: Windows, limit: Duration) -> Self {
         Self {
             link,
             ram,

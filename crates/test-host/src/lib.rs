@@ -23,7 +23,7 @@ mod memory;
 mod prp;
 mod queue;
 
-pub use entry::{Command, Completion, admin};
+pub use entry::{Command, Completion};
 pub use host::Host;
 pub use link::{BAR0, CONFIG, Link, connect, reg, window};
 pub use memory::{GuestMemory, Windows};

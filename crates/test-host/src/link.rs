@@ -15,18 +15,13 @@ pub const CONFIG: u32 = 7;
 
 /// Offsets of registers (NVMe Base 2.1, 3.1.4).
 pub mod reg {
-    /// CAP.
-    pub const CAP: u64 = 0x0;
     /// CC.
     pub const CC: u64 = 0x14;
     /// CSTS.
     pub const CSTS: u64 = 0x1c;
-    /// AQA.
-    pub const AQA: u64 = 0x24;
-    /// ASQ.
-    pub const ASQ: u64 = 0x28;
-    /// ACQ.
-    pub const ACQ: u64 = 0x30;
+    pub(crate) const AQA: u64 = 0x24;
+    pub(crate) const ASQ: u64 = 0x28;
+    pub(crate) const ACQ: u64 = 0x30;
 }
 
 /// CSTS.RDY and CSTS.CFS.

@@ -52,12 +52,12 @@ pub(in crate::hostile) fn pair(qid: u16, entries: u16) -> Pair {
 
 /// A guest; its connection ends with it.
 pub(in crate::hostile) struct Guest {
-    host: Host<Windows>,
+    host: Host,
     pub(in crate::hostile) ram: Memory,
 }
 
 impl Deref for Guest {
-    type Target = Host<Windows>;
+    type Target = Host;
 
     fn deref(&self) -> &Self::Target {
         &self.host

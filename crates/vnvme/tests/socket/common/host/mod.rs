@@ -52,7 +52,7 @@ fn pair(qid: u16) -> Pair {
 
 /// A host with its memory; the connection ends when it is dropped.
 pub struct Host {
-    host: test_host::Host<Windows>,
+    host: test_host::Host,
     /// Guest memory, whose file is read and written by offsets.
     pub ram: File,
     /// Block size of the namespaces that are read and written.
@@ -61,7 +61,7 @@ pub struct Host {
 }
 
 impl Deref for Host {
-    type Target = test_host::Host<Windows>;
+    type Target = test_host::Host;
 
     fn deref(&self) -> &Self::Target {
         &self.host
