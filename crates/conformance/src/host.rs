@@ -5,21 +5,19 @@
 //! of every one of them: the queue and the head pointer that they name, the reserved dword, and
 //! that each comes once.
 
-use crate::verdict::{Check, Verdict, failed, require, same};
+use crate::verdict::{Check, Expect, Verdict, failed, require, same};
 use dma::Memory;
 use nvme::regs::{self, Cap, Cc, Csts};
-use nvme::{AdminOpcode, Command, Completion, NvmOpcode};
+use nvme::{AdminOpcode, NvmOpcode};
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use vfio_user::client::{Client, ClientError};
-use vfio_user::{DmaMapping, DmaUnmapping};
-use zerocopy::{FromBytes, IntoBytes};
+use test_host::{
+    Command, Completion, Cq, GuestMemory, Link, Pair, Windows, connect, prp_list_bytes, prps,
+};
+use vfio_user::DmaUnmapping;
 
-/// Region indices of a PCI device (`<linux/vfio.h>`).
-const BAR0: u32 = 0;
-const CONFIG: u32 = 7;
 /// How long the server may take for a message, and a command for its completion.
 const ANSWER: Duration = Duration::from_secs(10);
 /// How long nothing may come where nothing is to come.
@@ -34,19 +32,10 @@ pub const PAGE: u64 = 4096;
 pub const ENTRIES: u16 = 64;
 
 struct Sq {
-    iova: u64,
-    entries: u16,
-    tail: u16,
+    ring: test_host::Sq,
     cqid: u16,
     /// Commands that have not completed.
     outstanding: Vec<u16>,
-}
-
-struct Cq {
-    iova: u64,
-    entries: u16,
-    head: u16,
-    phase: bool,
 }
 
 /// How the controller is to be enabled.
@@ -71,57 +60,20 @@ impl Default for Enable {
     }
 }
 
-/// Fields of a submission queue entry, chained.
-pub trait Fields: Sized {
-    /// Command dword `n`, 2 to 15.
-    fn dw(self, n: usize, value: u32) -> Self;
-    /// PRP entries 1 and 2.
-    fn prp(self, prp1: u64, prp2: u64) -> Self;
-    /// The first LBA.
-    fn slba(self, slba: u64) -> Self;
-    /// FUSE and PSDT as they are: bits 15:8 of dword 0.
-    fn flags(self, flags: u8) -> Self;
-}
-
-impl Fields for Command {
-    fn dw(mut self, n: usize, value: u32) -> Self {
-        if let Some(bytes) = self.as_mut_bytes().get_mut(4 * n..4 * n + 4) {
-            bytes.copy_from_slice(&value.to_le_bytes());
-        }
-        self
-    }
-
-    fn prp(mut self, prp1: u64, prp2: u64) -> Self {
-        self.set_prps(prp1, prp2);
-        self
-    }
-
-    fn slba(self, slba: u64) -> Self {
-        self.dw(10, slba as u32).dw(11, (slba >> 32) as u32)
-    }
-
-    fn flags(mut self, flags: u8) -> Self {
-        self.flags = flags.into();
-        self
-    }
-}
-
 /// An admin command.
 pub fn admin(opcode: AdminOpcode, nsid: u32) -> Command {
-    Command::new(opcode.0, 0, nsid)
+    Command::new(opcode.0, nsid)
 }
 
 /// An I/O command.
 pub fn nvm(opcode: NvmOpcode, nsid: u32) -> Command {
-    Command::new(opcode.0, 0, nsid)
+    Command::new(opcode.0, nsid)
 }
 
 /// A host with its connection.
 pub struct Host {
-    client: Client,
-    ram: Memory,
-    /// Memory of the controller's, and where commands find it.
-    buffer: Option<(u64, Memory)>,
+    link: Link,
+    ram: Windows,
     /// The next byte of memory that nothing uses.
     free: u64,
     /// CAP.
@@ -135,40 +87,34 @@ pub struct Host {
     kept: Vec<(u16, Completion)>,
 }
 
-fn connect(socket: &Path) -> Check<Client> {
-    let deadline = Instant::now() + ANSWER;
-    loop {
-        match Client::connect(socket, ANSWER) {
-            Ok(client) => return Ok(client),
-            // The host of the case before has not left yet, or the server has not begun.
-            Err(ClientError::NotTaken | ClientError::Connect(_) | ClientError::Closed)
-                if Instant::now() < deadline =>
-            {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(error) => return Err(error.into()),
-        }
+impl Deref for Host {
+    type Target = Link;
+
+    fn deref(&self) -> &Link {
+        &self.link
     }
+}
+
+impl DerefMut for Host {
+    fn deref_mut(&mut self) -> &mut Link {
+        &mut self.link
+    }
+}
+
+fn without(qid: u16) -> Verdict {
+    Verdict::Failed(format!("the case uses queue {qid}, which it has not"))
 }
 
 impl Host {
     /// Connects, maps memory and lets the function decode and master; the controller is disabled.
     pub fn attach(socket: &Path) -> Check<Host> {
-        let mut client = connect(socket)?;
+        let mut link = Link::new(connect(socket, ANSWER)?);
         let ram = Memory::anonymous(RAM_SIZE as usize)
             .map_err(|error| Verdict::Failed(format!("memory for the host: {error}")))?;
-        let all = DmaMapping {
-            iova: RAM_BASE,
-            size: RAM_SIZE,
-            offset: 0,
-            read: true,
-            write: true,
-        };
-        client.dma_map(all, Some(ram.fd()))?;
+        link.map(RAM_BASE, RAM_SIZE, ram.fd())?;
         let mut host = Host {
-            client,
-            ram,
-            buffer: None,
+            link,
+            ram: Windows::new(RAM_BASE, ram),
             free: RAM_BASE,
             cap: Cap::new(),
             page_size: PAGE,
@@ -185,61 +131,10 @@ impl Host {
 
     /// Memory Space Enable, Bus Master Enable, Interrupt Disable.
     pub fn decode(&mut self) -> Check {
-        self.write_config(4, &0x0406u16.to_le_bytes())
-    }
-
-    /// The client, for what has no method here.
-    pub fn client(&mut self) -> &mut Client {
-        &mut self.client
+        Ok(self.set_command(0x0406)?)
     }
 
     // Registers.
-
-    /// Reads BAR0.
-    pub fn read_bar(&mut self, offset: u64, data: &mut [u8]) -> Check {
-        Ok(self.client.region_read(BAR0, offset, data)?)
-    }
-
-    /// Writes BAR0.
-    pub fn write_bar(&mut self, offset: u64, data: &[u8]) -> Check {
-        Ok(self.client.region_write(BAR0, offset, data)?)
-    }
-
-    /// Reads a register of 32 bits.
-    pub fn read32(&mut self, offset: u64) -> Check<u32> {
-        let mut data = [0; 4];
-        self.read_bar(offset, &mut data)?;
-        Ok(u32::from_le_bytes(data))
-    }
-
-    /// Reads a register of 64 bits at once.
-    pub fn read64(&mut self, offset: u64) -> Check<u64> {
-        let mut data = [0; 8];
-        self.read_bar(offset, &mut data)?;
-        Ok(u64::from_le_bytes(data))
-    }
-
-    /// Writes a register of 32 bits.
-    pub fn write32(&mut self, offset: u64, value: u32) -> Check {
-        self.write_bar(offset, &value.to_le_bytes())
-    }
-
-    /// Writes a register of 64 bits at once.
-    pub fn write64(&mut self, offset: u64, value: u64) -> Check {
-        self.write_bar(offset, &value.to_le_bytes())
-    }
-
-    /// Reads configuration space.
-    pub fn read_config<const N: usize>(&mut self, offset: u64) -> Check<[u8; N]> {
-        let mut data = [0; N];
-        self.client.region_read(CONFIG, offset, &mut data)?;
-        Ok(data)
-    }
-
-    /// Writes configuration space.
-    pub fn write_config(&mut self, offset: u64, data: &[u8]) -> Check {
-        Ok(self.client.region_write(CONFIG, offset, data)?)
-    }
 
     /// CSTS.
     pub fn csts(&mut self) -> Check<Csts> {
@@ -253,20 +148,11 @@ impl Host {
 
     /// Waits until CSTS is as wanted.
     pub fn wait_csts(&mut self, what: &str, wanted: impl Fn(Csts) -> bool) -> Check<Csts> {
-        let deadline = Instant::now() + self.ready_time();
-        loop {
-            let csts = self.csts()?;
-            if wanted(csts) {
-                return Ok(csts);
-            }
-            require!(
-                Instant::now() < deadline,
-                "{what}: not within {:?}, CSTS is {:#x}",
-                self.ready_time(),
-                csts.into_bits()
-            );
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let limit = self.ready_time();
+        let wanted = |csts| wanted(Csts::from_bits(csts));
+        let csts = self.link.wait_csts(limit, wanted);
+        let csts = csts.map_err(|error| error.context(what.to_owned()))?;
+        Ok(Csts::from_bits(csts))
     }
 
     /// CC.EN to 0, and waits for CSTS.RDY.
@@ -289,18 +175,16 @@ impl Host {
         let align = self.page_size;
         let asq = self.alloc_at(64 * u64::from(how.asq), align)?;
         let acq = self.alloc_at(16 * u64::from(how.acq), align)?;
-        let aqa = u32::from(how.acq - 1) << 16 | u32::from(how.asq - 1);
-        self.write32(regs::AQA, aqa)?;
-        self.write64(regs::ASQ, asq)?;
-        self.write64(regs::ACQ, acq)?;
-        self.write32(regs::CC, how.cc.with_en(true).into_bits())?;
-        self.wait_csts("CSTS.RDY follows CC.EN to 1", |csts| {
-            csts.rdy() || csts.cfs()
-        })?;
+        let mut admin = Pair::new(asq, acq, how.asq.into());
+        admin.cq.size = how.acq.into();
+        let cc = how.cc.with_en(true).into_bits();
+        let limit = self.ready_time();
+        let csts = Csts::from_bits(self.link.enable(&admin, cc, limit)?);
         require!(
-            !self.csts()?.cfs(),
-            "CSTS.CFS is set by an enable that is right (CC {:#x}, AQA {aqa:#x})",
-            how.cc.into_bits()
+            !csts.cfs(),
+            "CSTS.CFS is set by an enable that is right (CC {cc:#x}, queues of {} and {} entries)",
+            how.asq,
+            how.acq
         );
         self.know_sq(0, asq, how.asq, 0);
         self.know_cq(0, acq, how.acq);
@@ -337,31 +221,19 @@ impl Host {
 
     /// Commands find memory of the controller's at this IOVA, and so does this host from now on.
     pub fn know_buffer(&mut self, iova: u64, memory: Memory) {
-        self.buffer = Some((iova, memory));
-    }
-
-    /// What there is at an IOVA, and where in it.
-    fn memory(&self, iova: u64) -> (&Memory, usize) {
-        match &self.buffer {
-            Some((base, memory)) if iova.wrapping_sub(*base) < memory.len() as u64 => {
-                (memory, iova.wrapping_sub(*base) as usize)
-            }
-            _ => (&self.ram, iova.wrapping_sub(RAM_BASE) as usize),
-        }
+        self.ram.add(iova, memory);
     }
 
     /// Copies from memory.
     pub fn get(&self, iova: u64, len: usize) -> Check<Vec<u8>> {
         let mut data = vec![0; len];
-        let (memory, at) = self.memory(iova);
-        memory.read(at, &mut data)?;
+        self.ram.read(iova, &mut data)?;
         Ok(data)
     }
 
     /// Copies into memory.
     pub fn put(&self, iova: u64, data: &[u8]) -> Check {
-        let (memory, at) = self.memory(iova);
-        Ok(memory.write(at, data)?)
+        Ok(self.ram.write(iova, data)?)
     }
 
     /// Takes all memory away from the controller.
@@ -374,38 +246,12 @@ impl Host {
     /// needed.
     pub fn prps(&mut self, iova: u64, len: u64) -> Check<(u64, u64)> {
         let page = self.page_size;
-        let first = page - iova % page;
-        if len <= first {
-            return Ok((iova, 0));
-        }
-        let second = iova + first;
-        if len <= first + page {
-            return Ok((iova, second));
-        }
-        let entries: Vec<u64> = (0..(len - first).div_ceil(page))
-            .map(|n| second + n * page)
-            .collect();
-        // Each list is one page, whose last entry leads to the next one.
-        let fit = (page / 8) as usize;
-        let lists = entries.len().saturating_sub(2) / (fit - 1) + 1;
-        let list = self.alloc(page * lists as u64)?;
-        let (mut at, mut rest) = (list, entries.as_slice());
-        while !rest.is_empty() {
-            let here = if rest.len() <= fit {
-                rest.len()
-            } else {
-                fit - 1
-            };
-            let (now, later) = rest.split_at(here);
-            let mut bytes: Vec<u8> = now.iter().flat_map(|e| e.to_le_bytes()).collect();
-            if !later.is_empty() {
-                bytes.extend((at + page).to_le_bytes());
-            }
-            self.put(at, &bytes)?;
-            at += page;
-            rest = later;
-        }
-        Ok((iova, list))
+        let list = if len > 2 * page - iova % page {
+            self.alloc(prp_list_bytes(page, len))?
+        } else {
+            0
+        };
+        Ok(prps(&self.ram, page, iova, len, list)?)
     }
 
     // Queues.
@@ -413,9 +259,7 @@ impl Host {
     /// This host uses a submission queue from now on.
     pub fn know_sq(&mut self, qid: u16, iova: u64, entries: u16, cqid: u16) {
         let sq = Sq {
-            iova,
-            entries,
-            tail: 0,
+            ring: test_host::Sq::new(iova, entries.into()),
             cqid,
             outstanding: Vec::new(),
         };
@@ -424,13 +268,7 @@ impl Host {
 
     /// This host uses a completion queue from now on.
     pub fn know_cq(&mut self, qid: u16, iova: u64, entries: u16) {
-        let cq = Cq {
-            iova,
-            entries,
-            head: 0,
-            phase: true,
-        };
-        self.cqs.insert(qid, cq);
+        self.cqs.insert(qid, Cq::new(iova, entries.into()));
     }
 
     /// This host does not use a submission queue any more.
@@ -440,18 +278,17 @@ impl Host {
 
     /// Offset in BAR0 of a doorbell.
     pub fn doorbell(&self, qid: u16, cq: bool) -> u64 {
-        regs::doorbell_offset(qid, cq, self.cap.dstrd())
+        test_host::doorbell(qid, cq, self.cap.dstrd())
     }
 
     /// Writes a doorbell.
     pub fn ring(&mut self, qid: u16, cq: bool, value: u32) -> Check {
         let offset = self.doorbell(qid, cq);
-        self.write32(offset, value)
+        Ok(self.write32(offset, value)?)
     }
 
     fn sq(&mut self, qid: u16) -> Check<&mut Sq> {
-        let sq = self.sqs.get_mut(&qid);
-        sq.ok_or_else(|| Verdict::Failed(format!("the case uses queue {qid}, which it has not")))
+        self.sqs.get_mut(&qid).ok_or_else(|| without(qid))
     }
 
     /// Writes a command behind the others, without ringing; its identifier.
@@ -463,24 +300,22 @@ impl Host {
     }
 
     /// The same with an identifier of the case's choice.
-    pub fn put_command_as(&mut self, qid: u16, mut command: Command, cid: u16) -> Check {
-        command.cid = cid.into();
-        let sq = self.sq(qid)?;
-        let at = sq.iova + 64 * u64::from(sq.tail);
-        sq.tail = (sq.tail + 1) % sq.entries;
+    pub fn put_command_as(&mut self, qid: u16, command: Command, cid: u16) -> Check {
+        let sq = self.sqs.get_mut(&qid).ok_or_else(|| without(qid))?;
+        sq.ring.push(&self.ram, &command.with_cid(cid))?;
         sq.outstanding.push(cid);
-        self.put(at, command.as_bytes())
+        Ok(())
     }
 
     /// The tail of a submission queue, as this host has it.
     pub fn tail(&mut self, qid: u16) -> Check<u16> {
-        Ok(self.sq(qid)?.tail)
+        Ok(self.sq(qid)?.ring.tail as u16)
     }
 
     /// Rings a submission queue's doorbell for what was put.
     pub fn ring_tail(&mut self, qid: u16) -> Check {
-        let tail = self.sq(qid)?.tail;
-        self.ring(qid, false, tail.into())
+        let tail = self.sq(qid)?.ring.tail;
+        self.ring(qid, false, tail)
     }
 
     /// Puts and rings.
@@ -488,27 +323,6 @@ impl Host {
         let cid = self.put_command(qid, command)?;
         self.ring_tail(qid)?;
         Ok(cid)
-    }
-
-    /// The entry at the head of a completion queue if it is new. The head is not moved.
-    fn peek(&mut self, cqid: u16) -> Check<Option<Completion>> {
-        let Some(cq) = self.cqs.get(&cqid) else {
-            return failed(format!(
-                "the case uses completion queue {cqid}, which it has not"
-            ));
-        };
-        let at = cq.iova + 16 * u64::from(cq.head);
-        let phase = cq.phase;
-        let (memory, offset) = self.memory(at);
-        let cell = memory.atomic_u32(offset + 12);
-        let last = cell.map_or(0, |cell| u32::from_le(cell.load(Ordering::Acquire)));
-        if (last >> 16 & 1 != 0) != phase {
-            return Ok(None);
-        }
-        let bytes = self.get(at, 16)?;
-        Completion::read_from_bytes(&bytes)
-            .map(Some)
-            .map_err(|_| Verdict::Failed("a completion of another size".into()))
     }
 
     /// The next completion of a queue if there is one; checked, the head moved and told.
@@ -523,19 +337,20 @@ impl Host {
     /// Tells the controller how far a completion queue was read.
     pub fn ring_head(&mut self, cqid: u16) -> Check {
         let head = self.cqs.get(&cqid).map_or(0, |cq| cq.head);
-        self.ring(cqid, true, head.into())
+        self.ring(cqid, true, head)
     }
 
     /// The same without telling the controller.
     pub fn poll_quietly(&mut self, cqid: u16) -> Check<Option<Completion>> {
-        let Some(entry) = self.peek(cqid)? else {
+        let Some(cq) = self.cqs.get_mut(&cqid) else {
+            return failed(format!(
+                "the case uses completion queue {cqid}, which it has not"
+            ));
+        };
+        let Some(entry) = cq.pop(&self.ram)? else {
             return Ok(None);
         };
-        if let Some(cq) = self.cqs.get_mut(&cqid) {
-            cq.head = (cq.head + 1) % cq.entries;
-            cq.phase ^= cq.head == 0;
-        }
-        let (sqid, cid) = (entry.sqid.get(), entry.cid.get());
+        let (sqid, cid) = (entry.sqid(), entry.cid());
         let Some(sq) = self.sqs.get_mut(&sqid).filter(|sq| sq.cqid == cqid) else {
             return failed(format!(
                 "completion queue {cqid} has an entry of submission queue {sqid}, which does not \
@@ -549,10 +364,10 @@ impl Host {
         };
         sq.outstanding.swap_remove(at);
         require!(
-            entry.sqhd.get() < sq.entries,
+            u32::from(entry.sqhd()) < sq.ring.size,
             "SQHD {} is outside its queue of {} entries",
-            entry.sqhd.get(),
-            sq.entries
+            entry.sqhd(),
+            sq.ring.size
         );
         Ok(Some(entry))
     }
@@ -585,16 +400,17 @@ impl Host {
     /// Waits for the completion of one command; others are kept.
     pub fn wait_for(&mut self, qid: u16, cid: u16) -> Check<Completion> {
         let cqid = self.sq(qid)?.cqid;
-        let kept = self.kept.iter().position(|(at, entry)| {
-            *at == cqid && entry.sqid.get() == qid && entry.cid.get() == cid
-        });
+        let kept = self
+            .kept
+            .iter()
+            .position(|(at, entry)| *at == cqid && entry.sqid() == qid && entry.cid() == cid);
         if let Some(at) = kept {
             return Ok(self.kept.remove(at).1);
         }
         loop {
             let what = format!("completion of command {cid:#x} of queue {qid}");
             let entry = self.wait(cqid, ANSWER, &what)?;
-            if (entry.sqid.get(), entry.cid.get()) == (qid, cid) {
+            if (entry.sqid(), entry.cid()) == (qid, cid) {
                 return Ok(entry);
             }
             self.kept.push((cqid, entry));
@@ -608,7 +424,7 @@ impl Host {
             if let Some(entry) = self.poll(cqid)? {
                 return failed(format!(
                     "{what}: expected no completion, got one of command {:#x}: {}",
-                    entry.cid.get(),
+                    entry.cid(),
                     entry.status()
                 ));
             }
@@ -622,12 +438,12 @@ impl Host {
     pub fn run(&mut self, qid: u16, command: Command) -> Check<Completion> {
         let cid = self.submit(qid, command)?;
         let entry = self.wait_for(qid, cid)?;
-        let tail = self.sq(qid)?.tail;
+        let tail = self.tail(qid)?;
         same!(
-            entry.sqhd.get(),
+            entry.sqhd(),
             tail,
             "SQHD of opcode {:#x}, the only command of queue {qid}",
-            command.opcode
+            command.opcode()
         );
         Ok(entry)
     }
@@ -646,21 +462,12 @@ impl Host {
     pub fn pair_commands(&mut self, qid: u16, entries: u16) -> Check<(Command, Command)> {
         let cq = self.alloc(16 * u64::from(entries))?;
         let sq = self.alloc(64 * u64::from(entries))?;
-        let size = u32::from(entries.wrapping_sub(1)) << 16 | u32::from(qid);
-        let make_cq = admin(AdminOpcode::CREATE_IO_CQ, 0)
-            .prp(cq, 0)
-            .dw(10, size)
-            .dw(11, 1);
-        let make_sq = admin(AdminOpcode::CREATE_IO_SQ, 0)
-            .prp(sq, 0)
-            .dw(10, size)
-            .dw(11, u32::from(qid) << 16 | 1);
-        Ok((make_cq, make_sq))
+        let [cq, sq] = Pair::new(sq, cq, entries.into()).create(qid, None);
+        Ok((cq, sq))
     }
 
     /// Makes an I/O queue pair.
     pub fn create_pair(&mut self, qid: u16, entries: u16) -> Check {
-        use crate::verdict::Expect;
         let (cq, sq) = self.pair_commands(qid, entries)?;
         self.admin(cq)?
             .succeeds(&format!("Create I/O Completion Queue {qid}"))?;

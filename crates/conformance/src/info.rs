@@ -1,10 +1,11 @@
 //! What the controller says of itself, and the commands that nearly every case needs.
 
 use crate::bytes::{u8_at, u16_at, u32_at, u64_at};
-use crate::host::{Fields, Host, PAGE, admin, nvm};
+use crate::host::{Host, PAGE, admin, nvm};
 use crate::verdict::{Check, Expect, not_applicable, require};
 use nvme::feature::Fid;
-use nvme::{AdminOpcode, Command, Completion, NvmOpcode};
+use nvme::{AdminOpcode, NvmOpcode};
+use test_host::{Command, Completion};
 
 /// The broadcast NSID.
 pub const ALL: u32 = 0xffff_ffff;

@@ -10,7 +10,8 @@
 //! what is configured: one that needs a capability asks for it, and does not apply without.
 //!
 //! *What it does not do.* It uses neither the driver (which sends nothing that is wrong) nor the
-//! layouts of crate `nvme` for what a controller returns. It knows nothing of the inside of a
+//! layouts of crate `nvme` for commands and for what a controller returns: those of crate
+//! `test-host` are written from the standard once more. It knows nothing of the inside of a
 //! controller. There is no unsafe code.
 //!
 //! # To add a case

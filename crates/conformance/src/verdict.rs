@@ -1,6 +1,7 @@
 //! How a case ends, and the words that cases are written in.
 
-use nvme::{Completion, Status};
+use nvme::Status;
+use test_host::Completion;
 use vfio_user::client::ClientError;
 
 /// Why a case did not pass.
@@ -60,13 +61,16 @@ pub(crate) use {require, same};
 
 impl From<ClientError> for Verdict {
     fn from(error: ClientError) -> Self {
-        let mut text = format!("the server: {error}");
-        let mut source = std::error::Error::source(&error);
-        while let Some(error) = source {
-            text += &format!(": {error}");
-            source = error.source();
+        anyhow::Error::from(error).into()
+    }
+}
+
+impl From<anyhow::Error> for Verdict {
+    fn from(error: anyhow::Error) -> Self {
+        if error.is::<ClientError>() {
+            return Verdict::Failed(format!("the server: {error:#}"));
         }
-        Verdict::Failed(text)
+        Verdict::Failed(format!("{error:#}"))
     }
 }
 
@@ -84,6 +88,8 @@ impl From<rustix::io::Errno> for Verdict {
 
 /// What is asked of a completion.
 pub trait Expect {
+    /// Its status.
+    fn status(&self) -> Status;
     /// Its status is this one; the flags do not count.
     fn expect(&self, status: Status, what: &str) -> Check;
     /// Its status is one of these.
@@ -102,6 +108,10 @@ fn name(status: Status) -> String {
 }
 
 impl Expect for Completion {
+    fn status(&self) -> Status {
+        Status::from_bits(self.status_bits())
+    }
+
     fn expect(&self, status: Status, what: &str) -> Check {
         self.expect_one(&[status], what)
     }

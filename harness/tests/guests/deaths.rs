@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::{Disks, LONG, run, run_for};
+use crate::common::{Disks, LONG, number, run, run_for};
 use anyhow::{Context, Result, bail, ensure};
 use harness::cache::checkout;
 use harness::daemon::DaemonBuilder;
@@ -385,10 +385,7 @@ fn loads(socket: &Path, end: &AtomicBool) -> Result<usize> {
 
 /// How often it dies at each point.
 fn deaths() -> Result<usize> {
-    match std::env::var("VNVME_DEATHS") {
-        Ok(text) => text.parse().context("VNVME_DEATHS is a number"),
-        Err(_) => Ok(DEATHS),
-    }
+    number("VNVME_DEATHS", DEATHS)
 }
 
 impl Crashing {

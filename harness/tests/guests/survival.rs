@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::nbd::{NBDKIT, Place, QEMU, nbdkit, tree};
-use crate::common::{Disks, LONG, run, run_for};
+use crate::common::{Disks, LONG, number, run, run_for};
 use anyhow::{Context, Result, ensure};
 use harness::cache::checkout;
 use harness::daemon::program;
@@ -126,13 +126,6 @@ dmesg | grep -v 'module verification' |
     grep -Ei 'nvme.*(timeout|timed out|abort|reset|error|fail|down|dead)|virtio.*(fail|error)|I/O error' \
     >/tmp/said && { cat /tmp/said; exit 1; }
 true";
-
-fn number(name: &str, default: usize) -> Result<usize> {
-    match std::env::var(name) {
-        Ok(text) => text.parse().with_context(|| format!("{name} is a number")),
-        Err(_) => Ok(default),
-    }
-}
 
 fn kills() -> Result<usize> {
     number("VNVME_KILLS", KILLS)

@@ -1,7 +1,7 @@
 //! Abort (NVMe Base 2.1, 5.1.1).
 
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, admin};
+use crate::host::{Host, admin};
 use crate::verdict::{Check, Expect, require, same};
 use nvme::{AdminOpcode, Status};
 
@@ -23,7 +23,7 @@ fn event_request(host: &mut Host) -> Check<u16> {
     host.submit(0, admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0))
 }
 
-fn abort(sqid: u16, cid: u16) -> nvme::Command {
+fn abort(sqid: u16, cid: u16) -> test_host::Command {
     admin(AdminOpcode::ABORT, 0).dw(10, u32::from(cid) << 16 | u32::from(sqid))
 }
 
@@ -31,20 +31,12 @@ fn abort_event_request(host: &mut Host) -> Check {
     let waiting = event_request(host)?;
     let command = host.submit(0, abort(0, waiting))?;
     let first = host.next(0)?;
-    same!(
-        first.cid.get(),
-        waiting,
-        "identifier of the first completion"
-    );
+    same!(first.cid(), waiting, "identifier of the first completion");
     first.expect(Status::ABORT_REQUESTED, "the command that was aborted")?;
     let second = host.next(0)?;
-    same!(
-        second.cid.get(),
-        command,
-        "identifier of the second completion"
-    );
+    same!(second.cid(), command, "identifier of the second completion");
     second.succeeds("Abort")?;
-    same!(second.dw0.get() & 1, 0u32, "bit 0 of the result of Abort");
+    same!(second.dw0() & 1, 0u32, "bit 0 of the result of Abort");
     Ok(())
 }
 
@@ -52,11 +44,7 @@ fn abort_unknown_command(host: &mut Host) -> Check {
     for sqid in [0, 1] {
         let entry = host.admin(abort(sqid, 0x7abc))?;
         entry.succeeds(&format!("Abort of no command of queue {sqid}"))?;
-        same!(
-            entry.dw0.get() & 1,
-            1u32,
-            "bit 0 of the result, queue {sqid}"
-        );
+        same!(entry.dw0() & 1, 1u32, "bit 0 of the result, queue {sqid}");
     }
     Ok(())
 }
@@ -72,7 +60,7 @@ fn abort_unknown_queue(host: &mut Host) -> Check {
         "Abort of a command of queue 1234h",
     )?;
     if entry.status().is_success() {
-        same!(entry.dw0.get() & 1, 1u32, "bit 0 of the result");
+        same!(entry.dw0() & 1, 1u32, "bit 0 of the result");
     }
     Ok(())
 }

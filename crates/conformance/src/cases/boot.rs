@@ -97,9 +97,13 @@ fn boot_log(host: &mut Host) -> Check {
     let (buffer, list) = (host.alloc(2 * PAGE)?, host.alloc(PAGE)?);
     let log = |host: &mut Host, offset: u64| {
         let mut command = admin(AdminOpcode::GET_LOG_PAGE, 0);
-        command.cdw10 = ((PAGE as u32 / 4 - 1) << 16 | u32::from(Lid::BOOT_PARTITION.0)).into();
-        command.cdw12 = (offset as u32).into();
-        command.set_prps(list, 0);
+        command = command
+            .dw(
+                10,
+                (PAGE as u32 / 4 - 1) << 16 | u32::from(Lid::BOOT_PARTITION.0),
+            )
+            .dw(12, offset as u32)
+            .prp(list, 0);
         host.admin(command)?.succeeds("Get Log Page")?;
         host.get(list, PAGE as usize)
     };

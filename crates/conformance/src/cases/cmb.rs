@@ -2,7 +2,7 @@
 
 use crate::bytes::pattern;
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, RAM_BASE, admin};
+use crate::host::{Host, PAGE, RAM_BASE, admin};
 use crate::info::Namespace;
 use crate::verdict::{Check, Expect, Verdict, applies_if, require, same};
 use dma::Memory;
@@ -71,7 +71,7 @@ impl Buffer {
     fn place(&self, host: &mut Host) -> Check<u64> {
         let base = RAM_BASE.checked_sub(self.size);
         let base = base.ok_or_else(|| Verdict::NotApplicable("it is too large".into()))?;
-        let region = host.client().region_info(self.bir)?;
+        let region = host.client.region_info(self.bir)?;
         let Some(mapping) = region.mmap else {
             return Err(Verdict::NotApplicable("its BAR cannot be mapped".into()));
         };
@@ -111,7 +111,7 @@ fn cmb_registers(host: &mut Host) -> Check {
         buffer.supports & 4 == 0 || buffer.supports & 1 != 0,
         "CMBSZ.LISTS is 1 and SQS is 0"
     );
-    let region = host.client().region_info(buffer.bir)?;
+    let region = host.client.region_info(buffer.bir)?;
     require!(
         buffer.offset < region.size,
         "it begins at {:#x} of a BAR of {:#x} bytes",
@@ -159,14 +159,14 @@ fn cmb_base_address(host: &mut Host) -> Check {
 
 fn cmb_bar(host: &mut Host) -> Check {
     let buffer = Buffer::find(host)?;
-    let region = host.client().region_info(buffer.bir)?;
+    let region = host.client.region_info(buffer.bir)?;
     let size = buffer.size.min(region.size.saturating_sub(buffer.offset));
     let chunk = size.min(64 << 10);
     for at in [0, size - chunk] {
         let (data, at) = (pattern(at, chunk as usize), buffer.offset + at);
-        host.client().region_write(buffer.bir, at, &data)?;
+        host.client.region_write(buffer.bir, at, &data)?;
         let mut found = vec![0; data.len()];
-        host.client().region_read(buffer.bir, at, &mut found)?;
+        host.client.region_read(buffer.bir, at, &mut found)?;
         require!(found == data, "at {at:#x} it reads otherwise");
     }
     Ok(())

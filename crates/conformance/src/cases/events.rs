@@ -4,7 +4,8 @@ use crate::bytes::{u16_at, u64_at};
 use crate::case::{Need::*, cases};
 use crate::host::{Host, admin, nvm};
 use crate::verdict::{Check, Expect, applies_if, require, same};
-use nvme::{AdminOpcode, Completion, NvmOpcode, Status};
+use nvme::{AdminOpcode, NvmOpcode, Status};
+use test_host::Completion;
 
 cases! {
     event_request_waits, ["1.7-c"], Always, Admin, "Base 2.1, 5.1.2",
@@ -42,7 +43,7 @@ fn request(host: &mut Host) -> Check<u16> {
 /// An event that has to be of a type and information; its log page is answered.
 fn event(entry: &Completion, kind: u32, information: Option<u32>, what: &str) -> Check<u8> {
     entry.succeeds(what)?;
-    let dw0 = entry.dw0.get();
+    let dw0 = entry.dw0();
     same!(dw0 & 7, kind, "{what}: type of the event");
     if let Some(information) = information {
         same!(

@@ -2,7 +2,7 @@
 
 use crate::bytes::{pattern, u16_at, u32_at, u64_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, admin};
+use crate::host::{Host, PAGE, admin};
 use crate::info::ALL;
 use crate::verdict::{Check, Expect, applies_if, require, same};
 use nvme::{AdminOpcode, Status};
@@ -99,8 +99,8 @@ fn features_default(host: &mut Host) -> Check {
         default.succeeds(&format!("Get Features {fid:02x}h, default"))?;
         let current = host.get_feature(fid, 0, 0, 0)?;
         same!(
-            current.dw0.get(),
-            default.dw0.get(),
+            current.dw0(),
+            default.dw0(),
             "current value of feature {fid:02x}h after a reset, against the default one"
         );
     }
@@ -114,11 +114,11 @@ fn features_saved(host: &mut Host) -> Check {
         can.succeeds(&format!("Get Features {fid:02x}h, capabilities"))?;
         let saved = host.get_feature(fid, 2, 0, 0)?;
         saved.succeeds(&format!("Get Features {fid:02x}h, saved"))?;
-        if can.dw0.get() & 1 == 0 {
+        if can.dw0() & 1 == 0 {
             let default = host.get_feature(fid, 1, 0, 0)?;
             same!(
-                saved.dw0.get(),
-                default.dw0.get(),
+                saved.dw0(),
+                default.dw0(),
                 "saved value of feature {fid:02x}h, which cannot be saved"
             );
         }
@@ -132,14 +132,14 @@ fn features_capabilities(host: &mut Host) -> Check {
         let can = host.get_feature(fid, 3, 0, 0)?;
         can.succeeds(&format!("Get Features {fid:02x}h, capabilities"))?;
         same!(
-            can.dw0.get() >> 3,
+            can.dw0() >> 3,
             0u32,
             "reserved bits of what feature {fid:02x}h can do"
         );
     }
     let can = host.get_feature(0x0b, 3, 0, 0)?;
     require!(
-        can.dw0.get() & 4 != 0,
+        can.dw0() & 4 != 0,
         "the configuration of events cannot be changed"
     );
     Ok(())
@@ -179,11 +179,7 @@ fn features_changeable(host: &mut Host) -> Check {
             .succeeds(&format!("Set Features {fid:02x}h"))?;
         let entry = host.get_feature(fid, 0, 0, value & 0xffff_0000)?;
         entry.succeeds(&format!("Get Features {fid:02x}h"))?;
-        same!(
-            entry.dw0.get(),
-            value,
-            "feature {fid:02x}h after it was set"
-        );
+        same!(entry.dw0(), value, "feature {fid:02x}h after it was set");
         // By the broadcast NSID as well.
         host.set_feature(fid, ALL, value)?
             .succeeds(&format!("Set Features {fid:02x}h for all namespaces"))?;
@@ -192,18 +188,18 @@ fn features_changeable(host: &mut Host) -> Check {
     host.set_feature(ERROR_RECOVERY, nsid, 77)?
         .succeeds("Set Features 05h")?;
     let entry = host.get_feature(ERROR_RECOVERY, 0, nsid, 0)?;
-    same!(entry.dw0.get(), 77u32, "Error Recovery of namespace {nsid}");
+    same!(entry.dw0(), 77u32, "Error Recovery of namespace {nsid}");
     Ok(())
 }
 
 fn features_not_saveable(host: &mut Host) -> Check {
     select(host)?;
     for (fid, value) in TRIED {
-        let can = host.get_feature(fid, 3, 0, 0)?.dw0.get();
+        let can = host.get_feature(fid, 3, 0, 0)?.dw0();
         if can & 1 != 0 {
             continue;
         }
-        let before = host.get_feature(fid, 0, 0, 0)?.dw0.get();
+        let before = host.get_feature(fid, 0, 0, 0)?.dw0();
         let command = admin(AdminOpcode::SET_FEATURES, 0)
             .dw(10, 1 << 31 | u32::from(fid))
             .dw(11, value);
@@ -211,7 +207,7 @@ fn features_not_saveable(host: &mut Host) -> Check {
             Status::FEATURE_NOT_SAVEABLE,
             &format!("Set Features {fid:02x}h with Save"),
         )?;
-        let after = host.get_feature(fid, 0, 0, 0)?.dw0.get();
+        let after = host.get_feature(fid, 0, 0, 0)?.dw0();
         same!(
             after,
             before,
@@ -225,10 +221,10 @@ fn features_reset(host: &mut Host) -> Check {
     let select = host.controller()?.oncs(4);
     let mut before = Vec::new();
     for (fid, value) in TRIED {
-        let now = host.get_feature(fid, 0, 0, 0)?.dw0.get();
+        let now = host.get_feature(fid, 0, 0, 0)?.dw0();
         // What the host found may be what an earlier host has left: the default is asked for.
         let default = match select {
-            true => host.get_feature(fid, 1, 0, 0)?.dw0.get(),
+            true => host.get_feature(fid, 1, 0, 0)?.dw0(),
             false => now,
         };
         before.push(default);
@@ -238,7 +234,7 @@ fn features_reset(host: &mut Host) -> Check {
     host.disable()?;
     host.enable()?;
     for ((fid, _), before) in TRIED.into_iter().zip(before) {
-        let after = host.get_feature(fid, 0, 0, 0)?.dw0.get();
+        let after = host.get_feature(fid, 0, 0, 0)?.dw0();
         same!(after, before, "feature {fid:02x}h after a controller reset");
     }
     Ok(())
@@ -248,7 +244,7 @@ fn features_not_namespace_specific(host: &mut Host) -> Check {
     select(host)?;
     let nsid = first_nsid(host)?;
     for (fid, value) in TRIED {
-        let can = host.get_feature(fid, 3, 0, 0)?.dw0.get();
+        let can = host.get_feature(fid, 3, 0, 0)?.dw0();
         if can & 2 == 0 {
             host.set_feature(fid, nsid, value)?.refused(
                 Status::FEATURE_NOT_NAMESPACE_SPECIFIC,
@@ -261,7 +257,7 @@ fn features_not_namespace_specific(host: &mut Host) -> Check {
 
 fn features_namespace_invalid(host: &mut Host) -> Check {
     select(host)?;
-    let can = host.get_feature(ERROR_RECOVERY, 3, 0, 0)?.dw0.get();
+    let can = host.get_feature(ERROR_RECOVERY, 3, 0, 0)?.dw0();
     applies_if(can & 2 != 0, "Error Recovery is not namespace specific")?;
     let above = host.controller()?.nn().saturating_add(1);
     host.get_feature(ERROR_RECOVERY, 0, above, 0)?.refused(
@@ -279,7 +275,7 @@ fn feature_arbitration(host: &mut Host) -> Check {
         host.set_feature(0x01, 0, burst)?
             .succeeds("Set Features 01h")?;
         let entry = host.get_feature(0x01, 0, 0, 0)?;
-        same!(entry.dw0.get() & 7, burst, "arbitration burst");
+        same!(entry.dw0() & 7, burst, "arbitration burst");
     }
     Ok(())
 }
@@ -290,7 +286,7 @@ fn feature_power_management(host: &mut Host) -> Check {
         host.set_feature(0x02, 0, state)?
             .succeeds(&format!("power state {state} of {npss}"))?;
         let entry = host.get_feature(0x02, 0, 0, 0)?;
-        same!(entry.dw0.get() & 0x1f, state, "power state");
+        same!(entry.dw0() & 0x1f, state, "power state");
     }
     if npss < 31 {
         host.set_feature(0x02, 0, npss + 1)?
@@ -305,9 +301,9 @@ fn feature_temperature_threshold(host: &mut Host) -> Check {
         .succeeds("the over threshold")?;
     host.set_feature(0x04, 0, 1 << 20 | under)?
         .succeeds("the under threshold")?;
-    let found = host.get_feature(0x04, 0, 0, 0)?.dw0.get() & 0xffff;
+    let found = host.get_feature(0x04, 0, 0, 0)?.dw0() & 0xffff;
     same!(found, over, "over threshold");
-    let found = host.get_feature(0x04, 0, 0, 1 << 20)?.dw0.get() & 0xffff;
+    let found = host.get_feature(0x04, 0, 0, 1 << 20)?.dw0() & 0xffff;
     same!(found, under, "under threshold");
     for kind in [2u32, 3] {
         host.set_feature(0x04, 0, kind << 20 | over)?
@@ -319,9 +315,9 @@ fn feature_temperature_threshold(host: &mut Host) -> Check {
 fn feature_number_of_queues(host: &mut Host) -> Check {
     let entry = host.set_feature(0x07, 0, 0x0003_0003)?;
     entry.succeeds("Set Features 07h")?;
-    let told = entry.dw0.get();
+    let told = entry.dw0();
     let entry = host.get_feature(0x07, 0, 0, 0)?;
-    same!(entry.dw0.get(), told, "Number of Queues by Get Features");
+    same!(entry.dw0(), told, "Number of Queues by Get Features");
     for value in [0xffffu32, 0xffff_0000, 0xffff_ffff] {
         host.set_feature(0x07, 0, value)?.refused(
             Status::INVALID_FIELD,
@@ -352,14 +348,14 @@ fn feature_interrupt_vector(host: &mut Host) -> Check {
             .succeeds("coalescing disabled for vector 1")?;
         let entry = host.get_feature(0x09, 0, 0, 1)?;
         same!(
-            entry.dw0.get(),
+            entry.dw0(),
             1u32 << 16 | 1,
             "Interrupt Vector Configuration of vector 1"
         );
         if vectors > 2 {
             let entry = host.get_feature(0x09, 0, 0, 2)?;
             same!(
-                entry.dw0.get() & 0xffff,
+                entry.dw0() & 0xffff,
                 2u32,
                 "vector of Interrupt Vector Configuration"
             );
@@ -386,7 +382,7 @@ fn feature_write_cache(host: &mut Host) -> Check {
         host.set_feature(0x06, 0, on)?
             .succeeds("Set Features 06h")?;
         let entry = host.get_feature(0x06, 0, 0, 0)?;
-        same!(entry.dw0.get() & 1, on, "write cache enable");
+        same!(entry.dw0() & 1, on, "write cache enable");
     }
     Ok(())
 }
@@ -529,7 +525,7 @@ fn feature_event_configuration(host: &mut Host) -> Check {
     host.set_feature(0x0b, 0, value)?
         .succeeds("Set Features 0Bh")?;
     let entry = host.get_feature(0x0b, 0, 0, 0)?;
-    same!(entry.dw0.get(), value, "configuration of events");
+    same!(entry.dw0(), value, "configuration of events");
     Ok(())
 }
 
@@ -543,7 +539,7 @@ fn feature_keep_alive(host: &mut Host) -> Check {
     let kato = kas.max(300);
     host.set_feature(0x0f, 0, kato as u32)?
         .succeeds("Set Features 0Fh")?;
-    let told = u64::from(host.get_feature(0x0f, 0, 0, 0)?.dw0.get());
+    let told = u64::from(host.get_feature(0x0f, 0, 0, 0)?.dw0());
     require!(
         told >= kato && told <= kato + kas,
         "KATO {kato} ms was set, {told} ms is read"

@@ -2,7 +2,7 @@
 
 use crate::bytes::{u16_at, u32_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, QUIET, nvm};
+use crate::host::{Host, QUIET, nvm};
 use crate::verdict::{Check, Expect, not_applicable, require, same};
 use nvme::NvmOpcode;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -67,7 +67,7 @@ fn msix_table_masked(host: &mut Host) -> Check {
     if table & 7 != 0 {
         return not_applicable("the MSI-X table is not in BAR0");
     }
-    host.client().reset()?;
+    host.client.reset()?;
     host.decode()?;
     // The table may be the VMM's alone, which reads as zero then.
     let mut entries = Vec::new();
@@ -91,7 +91,7 @@ fn listen(host: &mut Host) -> Check<[OwnedFd; 2]> {
     let make = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let fds = [make()?, make()?];
     let [first, second] = [Some(fds[0].as_fd()), Some(fds[1].as_fd())];
-    host.client().set_irqs(
+    host.client.set_irqs(
         MSIX,
         0,
         IrqAction::Trigger,

@@ -2,10 +2,11 @@
 
 use crate::bytes::pattern;
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, nvm};
+use crate::host::{Host, PAGE, nvm};
 use crate::info::{ALL, Namespace};
 use crate::verdict::{Check, Expect, applies_if, require};
-use nvme::{Command, NvmOpcode as Op, Status};
+use nvme::{NvmOpcode as Op, Status};
+use test_host::Command;
 
 cases! {
     read_valid, ["2.3-1"], Always, Io, "NVM Command Set 1.1, 3.3.4",
@@ -152,7 +153,7 @@ fn nsid_invalid(host: &mut Host, opcode: Op) -> Check {
     let at = host.alloc(2 * PAGE)?;
     for nsid in [0, above, 0xffff_fffe, ALL] {
         let mut command = plain(opcode, &ns, 0, 0, at);
-        command.nsid = nsid.into();
+        command = command.dw(1, nsid);
         host.io(command)?.refused(
             Status::INVALID_NAMESPACE_OR_FORMAT,
             &format!("NSID {nsid:#x}"),

@@ -2,10 +2,11 @@
 
 use crate::bytes::{pattern, u8_at, u16_at, u32_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, nvm};
+use crate::host::{Host, PAGE, nvm};
 use crate::info::{ALL, Namespace};
 use crate::verdict::{Check, Expect, applies_if, require, same};
-use nvme::{Command, NvmOpcode as Op, Status};
+use nvme::{NvmOpcode as Op, Status};
+use test_host::Command;
 
 cases! {
     write_zeroes, ["2.7-a"], If("ONCS bit 3"), Io, "NVM Command Set 1.1, 3.3.8",
@@ -490,7 +491,7 @@ fn copy_overlap(host: &mut Host) -> Check {
         "Copy over its source",
     )?;
     host.holds(&ns, 2400, &data, "the source of Copy that was refused")?;
-    same!(entry.dw0.get(), 0u32, "ranges that were copied");
+    same!(entry.dw0(), 0u32, "ranges that were copied");
     Ok(())
 }
 

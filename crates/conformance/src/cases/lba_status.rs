@@ -3,11 +3,12 @@
 
 use crate::bytes::{u8_at, u16_at, u32_at, u64_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, admin, nvm};
+use crate::host::{Host, PAGE, admin, nvm};
 use crate::info::Namespace;
 use crate::verdict::{Check, Expect, applies_if, require};
-use nvme::{AdminOpcode as Op, Command, NvmOpcode, Status};
+use nvme::{AdminOpcode as Op, NvmOpcode, Status};
 use std::fmt::Debug;
+use test_host::Command;
 
 /// Action Type: return tracked LBAs; the other one scans first.
 const TRACKED: u32 = 0x11;
@@ -204,26 +205,16 @@ fn lba_status_interval(host: &mut Host) -> Check {
     let get = admin(Op::GET_FEATURES, 0).dw(10, 0x15);
     let first = host.admin(get)?;
     first.succeeds("Get Features")?;
-    let poll = first.dw0.get() >> 16;
+    let poll = first.dw0() >> 16;
     let wanted = (poll.max(1) * 3) & 0xffff;
     let set = admin(Op::SET_FEATURES, 0)
         .dw(10, 0x15)
         .dw(11, (!poll << 16) | wanted);
     let done = host.admin(set)?;
     done.succeeds("Set Features")?;
-    equal(
-        done.dw0.get() >> 16,
-        poll,
-        "the Poll Interval is not changed",
-    )?;
+    equal(done.dw0() >> 16, poll, "the Poll Interval is not changed")?;
     let now = host.admin(get)?;
-    equal(
-        now.dw0.get(),
-        done.dw0.get(),
-        "what was set is what is there",
-    )?;
-    let back = admin(Op::SET_FEATURES, 0)
-        .dw(10, 0x15)
-        .dw(11, first.dw0.get());
+    equal(now.dw0(), done.dw0(), "what was set is what is there")?;
+    let back = admin(Op::SET_FEATURES, 0).dw(10, 0x15).dw(11, first.dw0());
     host.admin(back)?.succeeds("Set Features back")
 }

@@ -2,7 +2,7 @@
 
 use crate::bytes::{first_nonzero, pattern, slice, u8_at, u16_at, u32_at, u64_at, u128_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, nvm};
+use crate::host::{Host, PAGE, nvm};
 use crate::info::ALL;
 use crate::verdict::{Check, Expect, applies_if, failed, require, same};
 use nvme::{NvmOpcode, Status};

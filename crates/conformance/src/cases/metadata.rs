@@ -3,11 +3,12 @@
 use crate::bytes::{pattern, u8_at, u16_at, u32_at};
 use crate::case::{Need::*, cases};
 use crate::cases::pointers::{DATA_BLOCK, LAST_SEGMENT, descriptor, sgl};
-use crate::host::{Fields, Host, PAGE, admin, nvm};
+use crate::host::{Host, PAGE, admin, nvm};
 use crate::info::Namespace;
 use crate::verdict::{Check, Expect, applies_if, not_applicable, require, same};
 use nvme::feature::Fid;
-use nvme::{AdminOpcode, Command, NvmOpcode as Op, Status};
+use nvme::{AdminOpcode, NvmOpcode as Op, Status};
+use test_host::Command;
 
 cases! {
     metadata_separate, ["3.1-b"], If("MC bit 1"), Io, "NVM Command Set 1.1, 2.1.6",
@@ -151,7 +152,7 @@ fn write(
     slba: u64,
     (data, metadata): (&[u8], &[u8]),
     how: (u32, u16),
-) -> Check<nvme::Completion> {
+) -> Check<test_host::Completion> {
     let at = (host.alloc(data.len() as u64)?, host.alloc(4096)?);
     host.put(at.0, data)?;
     host.put(at.1, metadata)?;
@@ -498,7 +499,7 @@ fn protection_copied(host: &mut Host) -> Check {
         Status::APPLICATION_TAG_CHECK_ERROR,
         "Copy of a range whose application tags are others",
     )?;
-    same!(entry.dw0.get(), 0u32, "the first range that was not copied");
+    same!(entry.dw0(), 0u32, "the first range that was not copied");
     let found = read(host, &ns, 280, (ALL_CHECKS, 7))?;
     require!(found == (data, expected), "the destination was changed");
     Ok(())

@@ -2,10 +2,11 @@
 
 use crate::bytes::{pattern, u8_at, u16_at, u32_at, u64_at, u128_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, admin};
+use crate::host::{Host, PAGE, admin};
 use crate::info::ALL;
 use crate::verdict::{Check, Expect, applies_if, failed, require, same};
-use nvme::{AdminOpcode as Op, Command, NvmOpcode, Status};
+use nvme::{AdminOpcode as Op, NvmOpcode, Status};
+use test_host::Command;
 
 cases! {
     namespace_life, ["8.2-b"], If("OACS bit 3"), Io, "Base 2.1, 5.1.20, 5.1.21",
@@ -56,7 +57,7 @@ fn create(host: &mut Host, blocks: u64) -> Check<u32> {
     let command = create_command(host, blocks, blocks, 0)?;
     let done = host.admin(command)?;
     done.succeeds("Namespace Management, create")?;
-    let nsid = done.dw0.get();
+    let nsid = done.dw0();
     require!(
         nsid != 0 && nsid <= host.controller()?.nn(),
         "the new namespace has the NSID {nsid:#x}"
@@ -203,7 +204,7 @@ fn namespace_create_formats(host: &mut Host) -> Check {
         let command = create_command(host, BLOCKS, BLOCKS, format as u8)?;
         let done = host.admin(command)?;
         done.succeeds(&format!("a namespace of format {format}"))?;
-        let nsid = done.dw0.get();
+        let nsid = done.dw0();
         attach(host, nsid)?;
         let ns = host.namespace_of(nsid)?;
         same!(ns.block, 1u64 << lbads, "bytes of a block");

@@ -3,11 +3,12 @@
 
 use crate::bytes::{pattern, u8_at, u16_at, u32_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, admin, nvm};
+use crate::host::{Host, PAGE, admin, nvm};
 use crate::info::{ALL, Namespace};
 use crate::verdict::{Check, Expect, applies_if, failed, require, same};
-use nvme::{AdminOpcode as Op, Command, NvmOpcode, Status};
+use nvme::{AdminOpcode as Op, NvmOpcode, Status};
 use std::time::{Duration, Instant};
+use test_host::Command;
 
 cases! {
     admin_opcodes_not_supported, ["5.4-a", "1-a"], If("LPA bit 1"), Admin, "Base 2.1, 4.2.3.1, 5",
@@ -86,7 +87,7 @@ fn admin_opcodes_not_supported(host: &mut Host) -> Check {
     let at = host.alloc(PAGE)?;
     for (opcode, entry) in commands.iter().enumerate() {
         if entry & 1 == 0 {
-            host.admin(Command::new(opcode as u8, 0, 0).prp(at, 0))?
+            host.admin(Command::new(opcode as u8, 0).prp(at, 0))?
                 .refused(
                     Status::INVALID_OPCODE,
                     &format!("admin opcode {opcode:02x}h"),
@@ -103,7 +104,7 @@ fn io_opcodes_not_supported(host: &mut Host) -> Check {
     // The log of the other command sets has their commands; this one is of the NVM command set.
     for (opcode, entry) in commands.iter().enumerate() {
         if entry & 1 == 0 {
-            host.io(Command::new(opcode as u8, 0, ns.nsid).prp(at, 0))?
+            host.io(Command::new(opcode as u8, ns.nsid).prp(at, 0))?
                 .refused(Status::INVALID_OPCODE, &format!("I/O opcode {opcode:02x}h"))?;
         }
     }

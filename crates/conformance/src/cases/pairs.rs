@@ -7,7 +7,7 @@ use super::reservations::{
 };
 use crate::bytes::{pattern, slice, u8_at, u16_at, u32_at, u64_at};
 use crate::case::{Need::*, pair_cases};
-use crate::host::{Fields, Host, PAGE, admin, nvm};
+use crate::host::{Host, PAGE, admin, nvm};
 use crate::info::Namespace;
 use crate::verdict::{Check, Expect, applies_if, require, same};
 use nvme::{AdminOpcode, NvmOpcode as Op, Status};
@@ -475,20 +475,12 @@ fn pair_notification(a: &mut Host, b: &mut Host) -> Check {
     let entry = b.wait_for(0, waiting)?;
     entry.succeeds("an event request")?;
     same!(
-        entry.dw0.get() & 7,
+        entry.dw0() & 7,
         6u32,
         "type of the event, I/O command specific"
     );
-    same!(
-        entry.dw0.get() >> 8 & 0xff,
-        0u32,
-        "information of the event"
-    );
-    same!(
-        entry.dw0.get() >> 16 & 0xff,
-        0x80u32,
-        "log page of the event"
-    );
+    same!(entry.dw0() >> 8 & 0xff, 0u32, "information of the event");
+    same!(entry.dw0() >> 16 & 0xff, 0x80u32, "log page of the event");
     let log = b.log(0x80, 64)?;
     require!(u64_at(&log, 0) != 0, "the notification has no count");
     same!(

@@ -2,7 +2,7 @@
 
 use crate::bytes::{u8_at, u16_at, u32_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, admin};
+use crate::host::{Host, admin};
 use crate::verdict::{Check, Expect, failed, require, same};
 use nvme::AdminOpcode;
 

@@ -2,10 +2,11 @@
 
 use crate::bytes::{u8_at, u16_at, u32_at, u64_at, u128_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, admin, nvm};
+use crate::host::{Host, PAGE, admin, nvm};
 use crate::info::Namespace;
 use crate::verdict::{Check, Expect, applies_if, not_applicable, require, same};
-use nvme::{AdminOpcode, Command, NvmOpcode as Op, Status};
+use nvme::{AdminOpcode, NvmOpcode as Op, Status};
+use test_host::Command;
 
 cases! {
     directive_parameters, ["1-l"], If("OACS bit 5"), Admin, "Base 2.1, 8.1.8.2",
@@ -62,7 +63,7 @@ fn placed(host: &mut Host) -> Check<(Namespace, u16)> {
         let ns = host.namespace_of(nsid)?;
         let group = u16_at(&host.identify(0, nsid)?, 102);
         let mode = host.get_feature(0x1d, 0, 0, group.into())?;
-        let enabled = group != 0 && mode.status().is_success() && mode.dw0.get() & 1 != 0;
+        let enabled = group != 0 && mode.status().is_success() && mode.dw0() & 1 != 0;
         if enabled && ns.metadata() == 0 && ns.blocks >= 4096 {
             return Ok((ns, group));
         }
@@ -85,7 +86,7 @@ fn get_group_log(
     group: u16,
     bytes: u64,
     lsp: u32,
-) -> Check<(nvme::Completion, Vec<u8>)> {
+) -> Check<(test_host::Completion, Vec<u8>)> {
     let at = host.alloc(bytes)?;
     let (prp1, prp2) = host.prps(at, bytes)?;
     let command = admin(AdminOpcode::GET_LOG_PAGE, 0)
@@ -133,14 +134,14 @@ fn write_by(host: &mut Host, ns: &Namespace, blocks: u64, placement: Option<u16>
     let at = host.alloc(ns.bytes(blocks))?;
     let mut command = host.rw_command(Op::WRITE, ns, 0, blocks, at)?;
     if let Some(id) = placement {
-        let cdw12 = command.cdw12.get() | PLACEMENT << 20;
+        let cdw12 = command.dword(12) | PLACEMENT << 20;
         command = command.dw(12, cdw12).dw(13, u32::from(id) << 16);
     }
     host.io(command)?
         .succeeds("Write by a Placement Identifier")
 }
 
-fn update(host: &mut Host, ns: &Namespace, ids: &[u16]) -> Check<nvme::Completion> {
+fn update(host: &mut Host, ns: &Namespace, ids: &[u16]) -> Check<test_host::Completion> {
     let at = host.alloc(PAGE)?;
     let data: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
     host.put(at, &data)?;
@@ -180,7 +181,7 @@ fn set_events_of(
     handle: u16,
     types: &[u8],
     on: bool,
-) -> Check<nvme::Completion> {
+) -> Check<test_host::Completion> {
     let at = host.alloc(PAGE)?;
     host.put(at, types)?;
     let command = admin(AdminOpcode::SET_FEATURES, ns.nsid)
@@ -365,7 +366,7 @@ fn fdp_configurations(host: &mut Host) -> Check {
 
 fn fdp_usage(host: &mut Host) -> Check {
     let (_, group) = placed(host)?;
-    let mode = host.get_feature(0x1d, 0, 0, group.into())?.dw0.get();
+    let mode = host.get_feature(0x1d, 0, 0, group.into())?.dw0();
     let page = group_log(host, 0x20, group, 8192, 0)?;
     let mut at = 16;
     for _ in 0..(mode >> 8 & 0xff) {
@@ -508,7 +509,7 @@ fn fdp_events_feature(host: &mut Host) -> Check {
             .dw(11, 255 << 16);
         let entry = host.admin(command)?;
         entry.succeeds("Get Features, FDP Events")?;
-        let count = entry.dw0.get() as usize & 0xff;
+        let count = entry.dw0() as usize & 0xff;
         let data = host.get(at, 512)?;
         let one = |number: usize| (u8_at(&data, 2 * number), u8_at(&data, 2 * number + 1) & 1);
         Ok((0..count).map(one).collect())

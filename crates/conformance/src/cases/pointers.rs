@@ -2,10 +2,11 @@
 
 use crate::bytes::pattern;
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, admin};
+use crate::host::{Host, PAGE, admin};
 use crate::info::{ALL, Namespace};
 use crate::verdict::{Check, Expect, applies_if, require};
-use nvme::{AdminOpcode, Command, NvmOpcode as Op, Status};
+use nvme::{AdminOpcode, NvmOpcode as Op, Status};
+use test_host::Command;
 
 cases! {
     prp_offset, ["5.1"], Always, Io, "Base 2.1, 4.3.1",
@@ -53,7 +54,7 @@ cases! {
 }
 
 fn rw(opcode: Op, ns: &Namespace, slba: u64, blocks: u64) -> Command {
-    nvme::Command::new(opcode.0, 0, ns.nsid)
+    test_host::Command::new(opcode.0, ns.nsid)
         .slba(slba)
         .dw(12, (blocks - 1) as u32)
 }

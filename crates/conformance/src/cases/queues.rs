@@ -2,10 +2,11 @@
 
 use crate::bytes::u16_at;
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, admin, nvm};
+use crate::host::{Host, admin, nvm};
 use crate::info::ALL;
 use crate::verdict::{Check, Expect, applies_if, require};
-use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use nvme::{AdminOpcode, NvmOpcode, Status};
+use test_host::Command;
 
 cases! {
     queue_create_delete, ["1.4-b"], Always, Admin, "Base 2.1, 5.2.1 to 5.2.4",
@@ -67,13 +68,13 @@ cases! {
 fn granted(host: &mut Host) -> Check<(u32, u32)> {
     let entry = host.set_feature(0x07, 0, 0xfffe_fffe)?;
     entry.succeeds("Number of Queues")?;
-    let told = entry.dw0.get();
+    let told = entry.dw0();
     Ok(((told & 0xffff) + 1, (told >> 16) + 1))
 }
 
 /// The same where queues exist: by Get Features.
 fn told(host: &mut Host) -> Check<(u32, u32)> {
-    let told = host.get_feature(0x07, 0, 0, 0)?.dw0.get();
+    let told = host.get_feature(0x07, 0, 0, 0)?.dw0();
     Ok(((told & 0xffff) + 1, (told >> 16) + 1))
 }
 
@@ -397,7 +398,7 @@ fn queues_share_completion_queue(host: &mut Host) -> Check {
         let mut seen = [false; 3];
         for _ in 0..3 {
             let entry = host.next(1)?;
-            if let Some(seen) = seen.get_mut(usize::from(entry.sqid.get()).wrapping_sub(1)) {
+            if let Some(seen) = seen.get_mut(usize::from(entry.sqid()).wrapping_sub(1)) {
                 *seen = true;
             }
         }

@@ -152,7 +152,7 @@ fn cc_entry_sizes(host: &mut Host) -> Check {
     let found = Cc::from_bits(host.read32(regs::CC)?);
     same!(found.iosqes(), 6u8, "CC.IOSQES");
     same!(found.iocqes(), 4u8, "CC.IOCQES");
-    host.client().reset()?;
+    host.client.reset()?;
     host.decode()?;
     same!(
         host.read32(regs::CC)?,
@@ -287,7 +287,7 @@ fn cc_enable(host: &mut Host) -> Check {
 fn csts_no_fatal_status(host: &mut Host) -> Check {
     require!(!host.csts()?.cfs(), "CSTS.CFS is set");
     for opcode in [0x7b, 0xbf, 0xff] {
-        let entry = host.admin(nvme::Command::new(opcode, 0, 0))?;
+        let entry = host.admin(test_host::Command::new(opcode, 0))?;
         entry.fails(&format!("opcode {opcode:#x}"))?;
     }
     require!(
@@ -389,7 +389,7 @@ fn admin_queues_largest(host: &mut Host) -> Check {
     };
     host.enable_with(how)?;
     let at = host.alloc(PAGE)?;
-    use crate::host::{Fields, admin};
+    use crate::host::admin;
     let command = admin(nvme::AdminOpcode::IDENTIFY, 0).prp(at, 0).dw(10, 1);
     // All of the queue at once, and across its end.
     for round in [4095, 600] {

@@ -2,7 +2,7 @@
 
 use crate::bytes::{pattern, slice, u8_at, u16_at, u32_at, u64_at, u128_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, admin, nvm};
+use crate::host::{Host, PAGE, admin, nvm};
 use crate::info::Namespace;
 use crate::verdict::{Check, Expect, applies_if, not_applicable, require, same};
 use nvme::{AdminOpcode, NvmOpcode as Op, Status};
@@ -381,7 +381,7 @@ fn reservation_ptpl(host: &mut Host) -> Check {
     same!(report(host, &ns)?.persists, 1u8, "PTPLS of the report");
     let entry = host.get_feature(0x83, 0, ns.nsid, 0)?;
     entry.succeeds("Get Features 83h")?;
-    same!(entry.dw0.get() & 1, 1u32, "PTPL of the feature");
+    same!(entry.dw0() & 1, 1u32, "PTPL of the feature");
     ok(
         register(host, &ns, 2 << 30, [0, KEY])?,
         "Register with CPTPL 10b",

@@ -50,7 +50,7 @@ fn reset_conventional(host: &mut Host) -> Check {
     let ns = host.namespace()?;
     let data = pattern(61, 4 * ns.block as usize);
     host.write(&ns, 500, &data)?;
-    host.client().reset()?;
+    host.client.reset()?;
     let command = host.read_config::<2>(4)?;
     same!(
         u32_at(&command, 0) & 6,
@@ -226,7 +226,7 @@ fn disconnect_keeps_data(host: &mut Host) -> Check {
     let data = pattern(64, 32 * ns.block as usize);
     host.write(&ns, 530, &data)?;
     for _ in 0..3 {
-        host.client().reset()?;
+        host.client.reset()?;
         host.decode()?;
         again(host)?;
         host.holds(&ns, 530, &data, "after a reset of the device")?;

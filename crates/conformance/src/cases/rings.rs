@@ -2,7 +2,7 @@
 
 use crate::bytes::u16_at;
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, QUIET, admin, nvm};
+use crate::host::{Host, PAGE, QUIET, admin, nvm};
 use crate::verdict::{Check, Expect, require, same};
 use nvme::{AdminOpcode, NvmOpcode as Op};
 
@@ -33,7 +33,7 @@ cases! {
         "a doorbell of the disabled controller does nothing";
 }
 
-fn flush(host: &mut Host) -> Check<nvme::Command> {
+fn flush(host: &mut Host) -> Check<test_host::Command> {
     let ns = host.namespace()?;
     Ok(nvm(Op::FLUSH, ns.nsid))
 }
@@ -43,21 +43,21 @@ fn completion_entry(host: &mut Host) -> Check {
     let cid = host.submit(1, command)?;
     let entry = host.wait_for(1, cid)?;
     entry.succeeds("Flush")?;
-    same!(entry.sqid.get(), 1u16, "SQID");
-    same!(entry.cid.get(), cid, "CID");
+    same!(entry.sqid(), 1u16, "SQID");
+    same!(entry.cid(), cid, "CID");
     same!(
-        entry.dw0.get(),
+        entry.dw0(),
         0u32,
         "dword 0 of a command that returns nothing there"
     );
-    same!(entry.dw1.get(), 0u32, "dword 1, which is reserved");
+    same!(entry.dw1(), 0u32, "dword 1, which is reserved");
     Ok(())
 }
 
 fn completion_status_fields(host: &mut Host) -> Check {
     let command = flush(host)?;
     let entry = host.io(command)?;
-    same!(entry.status_phase.get() >> 1, 0u16, "status of success");
+    same!(entry.status_bits(), 0u16, "status of success");
     let wrong = nvm(Op::READ, 0);
     let before = crate::bytes::u64_at(&host.log(1, 64)?, 0);
     let cid = host.submit(1, wrong)?;
@@ -80,7 +80,7 @@ fn ring_wraps(host: &mut Host) -> Check {
     for round in 0..50u16 {
         let entry = host.io(command)?;
         entry.succeeds("Flush")?;
-        same!(entry.sqhd.get(), (round + 1) % 3, "SQHD of command {round}");
+        same!(entry.sqhd(), (round + 1) % 3, "SQHD of command {round}");
     }
     Ok(())
 }

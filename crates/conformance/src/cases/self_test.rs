@@ -2,11 +2,12 @@
 
 use crate::bytes::{u8_at, u32_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, admin};
+use crate::host::{Host, admin};
 use crate::info::ALL;
 use crate::verdict::{Check, Expect, applies_if, failed, require, same};
-use nvme::{AdminOpcode, Command, Status};
+use nvme::{AdminOpcode, Status};
 use std::time::{Duration, Instant};
+use test_host::Command;
 
 cases! {
     self_test_absent, ["1.10-a"], If("OACS bit 4 is 0"), Admin, "Base 2.1, 5.1.5",

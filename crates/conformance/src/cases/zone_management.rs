@@ -5,7 +5,7 @@ use super::zoned::{
     write, zone,
 };
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host};
+use crate::host::Host;
 use crate::verdict::{Check, Expect, same};
 use nvme::Status;
 use nvme::cmd::zone::Zsa;

@@ -7,7 +7,7 @@ use super::zoned::{
 };
 use crate::bytes::{pattern, u16_at, u32_at, u64_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE};
+use crate::host::{Host, PAGE};
 use crate::verdict::{Check, Expect, applies_if, require, same};
 use nvme::Status;
 use nvme::cmd::zone::Zsa;

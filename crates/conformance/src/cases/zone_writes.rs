@@ -6,7 +6,7 @@ use super::zoned::{
 };
 use crate::bytes::{pattern, u8_at, u32_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Fields, Host, PAGE, nvm};
+use crate::host::{Host, PAGE, nvm};
 use crate::verdict::{Check, Expect, applies_if, not_applicable, same};
 use nvme::{NvmOpcode as Op, Status};
 
@@ -138,7 +138,7 @@ fn zone_append(host: &mut Host) -> Check {
         for (cid, blocks, seed) in sent {
             let entry = host.wait_for(1, cid)?;
             entry.succeeds("an append")?;
-            let at = u64::from(entry.dw1.get()) << 32 | u64::from(entry.dw0.get());
+            let at = u64::from(entry.dw1()) << 32 | u64::from(entry.dw0());
             places.push((at, blocks, seed));
         }
         places.sort_unstable();

@@ -1,11 +1,12 @@
 //! Zoned namespaces (Zoned Namespace Command Set 1.1), as their cases see and write them.
 
 use crate::bytes::{pattern, u8_at, u16_at, u32_at, u64_at};
-use crate::host::{Enable, Fields, Host, PAGE, admin, nvm};
+use crate::host::{Enable, Host, PAGE, admin, nvm};
 use crate::info::Namespace;
 use crate::verdict::{Check, Expect, applies_if, not_applicable, require, same};
 use nvme::cmd::zone::Zsa;
-use nvme::{AdminOpcode, Command, Completion, NvmOpcode as Op, regs};
+use nvme::{AdminOpcode, NvmOpcode as Op, regs};
+use test_host::{Command, Completion};
 
 /// Zone states, in bits 7:4 of ZS.
 pub(super) const EMPTY: u8 = 0x1;

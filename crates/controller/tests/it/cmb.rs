@@ -626,7 +626,7 @@ fn other_workers_find_it() {
         turn(&mut h);
         assert_eq!(
             h.c.stats().queues[usize::from(qid)].worker.get(),
-            qid.into()
+            u64::from(qid)
         );
         h.submit(qid, command);
         turn(&mut h);

@@ -167,14 +167,14 @@ fn doorbell_buffer_config_repeated_with_other_buffers() {
     }
     // A last value in the old buffers, not looked at yet.
     h.push(1, command);
-    let tail = h.pairs[&1].tail;
+    let tail = h.pairs[&1].sq.tail;
     h.cell(SHADOW + 2 * 4).store(tail.to_le(), Ordering::SeqCst);
     let other = (0xa000, 0xb000);
     h.write(other.0, &[0xff; 0x2000]);
     let mut again = Command::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0, 0);
     again.set_prps(other.0, other.1);
     let cid = h.push(0, again);
-    let tail0 = h.pairs[&0].tail;
+    let tail0 = h.pairs[&0].sq.tail;
     h.set32(Host::doorbell(0, false), tail0);
     h.run();
     assert_eq!(h.reap(0).unwrap().cid.get(), cid);
@@ -185,19 +185,18 @@ fn doorbell_buffer_config_repeated_with_other_buffers() {
         h.cell(other.0 + index * 4)
             .store(value.to_le(), Ordering::SeqCst);
     };
-    let head = h.pairs[&1].head;
+    let head = h.pairs[&1].cq.head;
     ring(&mut h, 3, head);
     for _ in 0..100 {
         h.push(1, command);
-        let tail = h.pairs[&1].tail;
+        let tail = h.pairs[&1].sq.tail;
         ring(&mut h, 2, tail);
         h.run();
         h.ring = Ring::Register;
         assert!(h.peek(1).is_some());
         let pair = h.pairs.get_mut(&1).unwrap();
-        pair.head = (pair.head + 1) % pair.size;
-        pair.phase ^= pair.head == 0;
-        let head = pair.head;
+        pair.cq.advance();
+        let head = pair.cq.head;
         ring(&mut h, 3, head);
         h.c.arm();
     }
@@ -217,7 +216,7 @@ fn a_head_in_the_old_buffers_is_not_lost_either() {
         for _ in 0..3 {
             h.push(2, command);
         }
-        let tail = h.pairs[&2].tail;
+        let tail = h.pairs[&2].sq.tail;
         h.cell(shadow + 4 * 4).store(tail.to_le(), Ordering::SeqCst);
         h.run();
     };

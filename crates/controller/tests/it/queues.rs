@@ -32,7 +32,7 @@ fn a_full_completion_queue_waits_for_its_head() {
             sent.push(h.push(1, command));
         }
         h.ring_sq(1);
-        h.pairs.get_mut(&1).unwrap().size = 4;
+        h.pairs.get_mut(&1).unwrap().cq.size = 4;
         h.run();
         assert_eq!(
             h.c.stats().queues[1].completions.get(),

@@ -85,7 +85,7 @@ fn news_ends_though_nothing_can_be_fetched() {
             h.run();
             assert!(!h.c.has_news(), "{ring:?} {value:#x}");
         }
-        let tail = h.pairs[&1].tail;
+        let tail = h.pairs[&1].sq.tail;
         h.ring_value(1, false, tail);
         h.run();
         // No slot is free.
@@ -155,7 +155,7 @@ fn news_in_shadow_buffers_that_go_and_come_back() {
     h.ring_sq(1);
     assert!(h.c.has_news());
     h.run();
-    let tail = h.pairs[&1].tail;
+    let tail = h.pairs[&1].sq.tail;
     h.cell(SHADOW + 2 * 4).store(tail.to_le(), Ordering::SeqCst);
     h.c.dma_map(window, 0x4000, Some((h.low.clone(), SHADOW)), Prot::RW)
         .unwrap();
@@ -300,7 +300,7 @@ fn a_queue_that_rang_by_message_has_its_turn_in_the_next_round() {
     }
     // One that rings and has nothing is one among the idle again.
     for i in 0..1100 {
-        let tail = h.pairs[&2].tail;
+        let tail = h.pairs[&2].sq.tail;
         h.ring_value(2, false, tail);
         if i > 1030 {
             assert!(!h.c.has_news());
@@ -605,8 +605,9 @@ fn a_command_that_is_over_leaves_nothing_behind() {
                     assert_eq!(status, Status::SUCCESS, "{case}");
                     let pair = h.pairs.get_mut(&1).unwrap();
                     // Its completion queue has two entries.
-                    (pair.head, pair.phase) = (pair.head % 2, pair.phase ^ (pair.head == 2));
-                    let head = pair.head;
+                    (pair.cq.head, pair.cq.phase) =
+                        (pair.cq.head % 2, pair.cq.phase ^ (pair.cq.head == 2));
+                    let head = pair.cq.head;
                     h.ring_value(1, true, head);
                 }
                 assert!(h.peek(1).is_none(), "{case}");

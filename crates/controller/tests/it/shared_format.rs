@@ -313,7 +313,7 @@ fn all_hosts_find_the_new_blocks() {
     let told = w.hosts[1].reap(0).unwrap();
     assert_eq!(
         told.dw0.get() >> 16 & 0xff,
-        Lid::CHANGED_NAMESPACE_LIST.0.into()
+        u32::from(Lid::CHANGED_NAMESPACE_LIST.0)
     );
     assert_eq!(below[0].store.kept(), 4096);
     for who in [1, 0] {

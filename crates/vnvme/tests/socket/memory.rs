@@ -188,12 +188,12 @@ fn memory_that_shrinks() {
 fn sealed_memory_is_taken() {
     let place = Place::new();
     let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut host = Host::over(Client::connect(place.socket(), LIMIT).unwrap());
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let sealed = File::from(memfd_create("sealed", flags).unwrap());
     sealed.set_len(RAM_SIZE).unwrap();
     fcntl_add_seals(&sealed, SealFlags::SHRINK | SealFlags::SEAL).unwrap();
-    host.ram = sealed;
+    let client = Client::connect(place.socket(), LIMIT).unwrap();
+    let mut host = Host::with_memory(client, sealed);
     host.map_ram();
     host.enable();
     host.create_queues(1, None);

@@ -6,7 +6,7 @@ use nvme::{AdminOpcode, Command};
 
 use super::Context;
 use crate::hostile::attacks::work::transfer;
-use crate::hostile::client::nvme::{AT_DATA, Guest, RAM_BASE};
+use crate::hostile::client::nvme::{AT_DATA, ENTRIES, Guest, RAM_BASE, pair};
 use crate::hostile::place::MEMORY_NSID;
 use nvme::NvmOpcode;
 
@@ -57,12 +57,12 @@ pub(super) fn queues(context: &Context) -> Result<()> {
     guest.enable()?;
     guest.fill(0, &mut |at| {
         let qid = at / 4 % 16 + 1;
-        let [cq, sq] = Guest::create_commands(qid, None);
+        let [cq, sq] = pair(qid, ENTRIES).create(qid, None);
         let delete = |opcode: AdminOpcode| {
             let mut command = Command::new(opcode.0, 0, 0);
             let cdw10 = DeleteQueueCdw10::new().with_qid(qid);
             command.cdw10 = cdw10.into_bits().into();
-            command
+            test_host::Command::of(&command)
         };
         match at % 4 {
             0 => cq,

@@ -5,9 +5,10 @@
 #![allow(dead_code)]
 
 pub mod ceph;
+pub mod kill_loop;
+pub mod layers;
 pub mod nbd;
 pub mod nvmet;
-pub mod rounds;
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -22,6 +23,14 @@ use serde_json::Value;
 
 /// Longer than a minute, for what writes much.
 pub const LONG: Duration = Duration::from_secs(240);
+
+/// Returns the number in an environment variable, or the default where it is not set.
+pub fn number(name: &str, default: usize) -> Result<usize> {
+    match std::env::var(name) {
+        Ok(text) => text.parse().with_context(|| format!("{name} is a number")),
+        Err(_) => Ok(default),
+    }
+}
 
 /// Ends the process that serves as nobody expects, and waits until its keeper has another.
 pub fn kill_serving(daemon: &Daemon) -> Result<()> {

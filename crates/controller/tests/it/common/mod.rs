@@ -4,14 +4,14 @@
 
 pub mod volumes;
 
+pub use test_host::Pair;
 pub use volumes::*;
 
 use controller::{
-    Controller, ControllerConfig, DoorbellPage, IrqSink, Kept, NamespaceConfig, Recovery, pci,
+    Controller, ControllerConfig, DoorbellPage, IrqSink, Kept, NamespaceConfig, Recovery,
     state_layout,
 };
 use dma::{Memory, Prot};
-use nvme::cmd::admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11};
 use nvme::pci::command;
 use nvme::regs::{self, Aqa, Cc, CcCss, Csts, Shn, Shst};
 use nvme::{AdminOpcode, Command, Completion, NvmOpcode, Status};
@@ -23,8 +23,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+use test_host::{GuestMemory, Shadow};
 use volume::{Faults, Io, IoOptions, Volume};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{Immutable, IntoBytes};
 
 /// Low window: rings and small buffers.
 pub const LOW: u64 = 0;
@@ -45,6 +46,10 @@ pub const RING_STEP: u64 = 0x2000;
 /// Shadow doorbells and EventIdx.
 pub const SHADOW: u64 = 0x8000;
 pub const EVENTIDX: u64 = 0x9000;
+const HOSTS_SHADOW: Shadow = Shadow {
+    doorbells: SHADOW,
+    event_idx: EVENTIDX,
+};
 /// Where commands find the controller memory buffer, once the host has said so.
 pub const CMB: u64 = 0x80_0000_0000;
 /// Data of I/O commands.
@@ -112,29 +117,6 @@ fn again(fd: BorrowedFd<'_>) -> OwnedFd {
     fd.try_clone_to_owned().unwrap()
 }
 
-/// The host's side of one queue pair.
-pub struct Pair {
-    pub sq: u64,
-    pub cq: u64,
-    pub size: u32,
-    pub tail: u32,
-    pub head: u32,
-    pub phase: bool,
-}
-
-impl Pair {
-    pub fn new(sq: u64, cq: u64, size: u32) -> Pair {
-        Pair {
-            sq,
-            cq,
-            size,
-            tail: 0,
-            head: 0,
-            phase: true,
-        }
-    }
-}
-
 /// How the host rings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ring {
@@ -191,6 +173,12 @@ pub fn ns(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfi
         metadata: None,
         formats: None,
         eui64: [0; 8],
+    }
+}
+
+impl GuestMemory for Host {
+    fn at(&self, iova: u64) -> Option<(&Memory, usize)> {
+        Some(self.memory(iova))
     }
 }
 
@@ -498,17 +486,7 @@ impl Host {
 
     pub fn create_cq(&mut self, qid: u16, size: u32, iova: u64, vector: Option<u16>) -> Status {
         self.write(iova, &vec![0; size as usize * 16]);
-        let mut command = Command::new(AdminOpcode::CREATE_IO_CQ.0, 0, 0);
-        command.set_prps(iova, 0);
-        let cdw10 = CreateQueueCdw10::new()
-            .with_qid(qid)
-            .with_qsize_z((size - 1) as u16);
-        command.cdw10 = cdw10.into_bits().into();
-        let cdw11 = CreateCqCdw11::new()
-            .with_pc(true)
-            .with_ien(vector.is_some())
-            .with_iv(vector.unwrap_or(0));
-        command.cdw11 = cdw11.into_bits().into();
+        let [command, _] = Pair::new(0, iova, size).create(qid, vector);
         self.admin(command).status()
     }
 
@@ -526,26 +504,14 @@ impl Host {
     /// A completion queue of 16 entries at an address that need not be one of the host's usual
     /// windows.
     fn create_raw_cq(&mut self, qid: u16, iova: u64) -> Status {
-        let mut command = Command::new(AdminOpcode::CREATE_IO_CQ.0, 0, 0);
-        command.set_prps(iova, 0);
-        command.cdw10 = (15 << 16 | u32::from(qid)).into();
-        command.cdw11 = 1.into();
+        let [command, _] = Pair::new(0, iova, 16).create(qid, None);
         self.admin(command).status()
     }
 
     pub fn create_sq(&mut self, qid: u16, cqid: u16, size: u32, iova: u64) -> Status {
-        let mut command = Command::new(AdminOpcode::CREATE_IO_SQ.0, 0, 0);
-        command.set_prps(iova, 0);
-        let cdw10 = CreateQueueCdw10::new()
-            .with_qid(qid)
-            .with_qsize_z((size - 1) as u16);
-        command.cdw10 = cdw10.into_bits().into();
-        command.cdw11 = CreateSqCdw11::new()
-            .with_pc(true)
-            .with_cqid(cqid)
-            .into_bits()
-            .into();
-        self.admin(command).status()
+        let [_, command] = Pair::new(iova, 0, size).create(qid, None);
+        let cqid = u32::from(cqid) << 16 | 1;
+        self.admin(command.dw(11, cqid)).status()
     }
 
     pub fn delete(&mut self, opcode: AdminOpcode, qid: u16) -> Status {
@@ -565,31 +531,25 @@ impl Host {
     }
 
     /// Puts a command into a queue, with a fresh CID, without ringing.
-    pub fn push(&mut self, qid: u16, mut command: Command) -> u16 {
+    pub fn push(&mut self, qid: u16, command: impl IntoBytes + Immutable) -> u16 {
         let cid = self.next_cid();
-        command.cid = cid.into();
-        let pair = self.pairs.get_mut(&qid).unwrap();
-        let at = pair.sq + u64::from(pair.tail) * 64;
-        pair.tail = (pair.tail + 1) % pair.size;
-        self.write(at, command.as_bytes());
+        let mut pair = self.pairs[&qid];
+        let command = test_host::Command::of(&command).with_cid(cid);
+        pair.sq.push(self, &command).unwrap();
+        self.pairs.insert(qid, pair);
         cid
     }
 
     /// Offset of a doorbell register.
     pub fn doorbell(qid: u16, cq: bool) -> u64 {
-        regs::doorbell_offset(qid, cq, 0)
+        test_host::doorbell(qid, cq, 0)
     }
 
     pub fn ring_value(&mut self, qid: u16, cq: bool, value: u32) {
         let offset = Self::doorbell(qid, cq);
         match self.ring {
             Ring::Shadow if qid != 0 => {
-                let index = (offset - pci::DOORBELL_OFFSET) / 4;
-                let old = self
-                    .cell(SHADOW + index * 4)
-                    .swap(value.to_le(), Ordering::SeqCst);
-                let event = u32::from_le(self.cell(EVENTIDX + index * 4).load(Ordering::SeqCst));
-                if doorbell::need_event(event as u16, value as u16, u32::from_le(old) as u16) {
+                if HOSTS_SHADOW.store(self, offset, value).unwrap() {
                     self.set32(offset, value);
                 }
             }
@@ -602,12 +562,12 @@ impl Host {
     }
 
     pub fn ring_sq(&mut self, qid: u16) {
-        let tail = self.pairs[&qid].tail;
+        let tail = self.pairs[&qid].sq.tail;
         self.ring_value(qid, false, tail);
     }
 
     /// Puts a command into a queue and rings.
-    pub fn submit(&mut self, qid: u16, command: Command) -> u16 {
+    pub fn submit(&mut self, qid: u16, command: impl IntoBytes + Immutable) -> u16 {
         let cid = self.push(qid, command);
         self.ring_sq(qid);
         cid
@@ -617,22 +577,15 @@ impl Host {
     pub fn reap(&mut self, qid: u16) -> Option<Completion> {
         let completion = self.peek(qid)?;
         let pair = self.pairs.get_mut(&qid).unwrap();
-        pair.head += 1;
-        if pair.head == pair.size {
-            pair.head = 0;
-            pair.phase = !pair.phase;
-        }
-        let head = pair.head;
+        pair.cq.advance();
+        let head = pair.cq.head;
         self.ring_value(qid, true, head);
         Some(completion)
     }
 
     /// The next completion of a queue, if it is there, left there.
     pub fn peek(&self, qid: u16) -> Option<Completion> {
-        let pair = &self.pairs[&qid];
-        let bytes = self.read(pair.cq + u64::from(pair.head) * 16, 16);
-        let completion = Completion::read_from_bytes(&bytes).unwrap();
-        (completion.phase() == pair.phase).then_some(completion)
+        self.pairs[&qid].cq.peek(self).unwrap()?.cast()
     }
 
     pub fn reap_all(&mut self, qid: u16) -> Vec<Completion> {
@@ -700,7 +653,7 @@ impl Host {
     }
 
     /// Runs one command to its end.
-    pub fn command(&mut self, qid: u16, command: Command) -> Completion {
+    pub fn command(&mut self, qid: u16, command: impl IntoBytes + Immutable) -> Completion {
         let cid = self.submit(qid, command);
         let mut found = None;
         self.until(|h| {
@@ -713,11 +666,11 @@ impl Host {
         completion
     }
 
-    pub fn admin(&mut self, command: Command) -> Completion {
+    pub fn admin(&mut self, command: impl IntoBytes + Immutable) -> Completion {
         self.command(0, command)
     }
 
-    pub fn io(&mut self, command: Command) -> Status {
+    pub fn io(&mut self, command: impl IntoBytes + Immutable) -> Status {
         self.command(1, command).status()
     }
 
@@ -733,34 +686,8 @@ impl Host {
 
     /// Points a command's PRPs at `len` bytes at `iova`, lists at `list`.
     pub fn prps(&self, command: &mut Command, iova: u64, len: u64, list: u64) {
-        let first = (4096 - iova % 4096).min(len);
-        let pages: Vec<u64> = (iova + first..iova + len).step_by(4096).collect();
-        match pages[..] {
-            [] => command.set_prps(iova, 0),
-            [one] => command.set_prps(iova, one),
-            _ => {
-                command.set_prps(iova, list);
-                let mut at = list;
-                let mut left = &pages[..];
-                while !left.is_empty() {
-                    let room = ((4096 - at % 4096) / 8) as usize;
-                    let (now, rest) = if left.len() > room {
-                        left.split_at(room - 1)
-                    } else {
-                        left.split_at(left.len())
-                    };
-                    for (i, page) in now.iter().enumerate() {
-                        self.write(at + 8 * i as u64, &page.to_le_bytes());
-                    }
-                    if !rest.is_empty() {
-                        let next = (at & !4095) + 4096;
-                        self.write(next - 8, &next.to_le_bytes());
-                        at = next;
-                    }
-                    left = rest;
-                }
-            }
-        }
+        let (prp1, prp2) = test_host::prps(self, 4096, iova, len, list).unwrap();
+        command.set_prps(prp1, prp2);
     }
 
     /// Doorbell Buffer Config, and the host uses the buffers from then on.
@@ -773,9 +700,11 @@ impl Host {
     }
 
     pub fn configure_shadow(&mut self, shadow: u64, eventidx: u64) -> Status {
-        let mut command = Command::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0, 0);
-        command.set_prps(shadow, eventidx);
-        self.admin(command).status()
+        let shadow = Shadow {
+            doorbells: shadow,
+            event_idx: eventidx,
+        };
+        self.admin(shadow.configure()).status()
     }
 
     /// Set Features with a value in dword 11.

@@ -76,7 +76,7 @@ fn a_branch_that_is_made_late_knows_what_it_has_missed() {
     h.write(DATA, &bytes);
     let io = |h: &mut Host, command| {
         h.push(1, command);
-        let tail = h.pairs[&1].tail;
+        let tail = h.pairs[&1].sq.tail;
         h.cell(SHADOW + 8).store(tail.to_le(), Ordering::SeqCst);
         h.until(|h| h.peek(1).is_some());
         let completion = h.reap(1).unwrap();
@@ -192,7 +192,7 @@ fn errors_that_no_worker_takes_are_bounded() {
     w.wake_all();
     for _ in 0..100 {
         for _ in 1..ENTRIES {
-            if w.h.pairs[&3].tail != (w.h.pairs[&3].head + ENTRIES - 1) % ENTRIES {
+            if w.h.pairs[&3].sq.tail != (w.h.pairs[&3].cq.head + ENTRIES - 1) % ENTRIES {
                 w.h.submit(3, Command::new(0x7f, 0, 1));
             }
         }

@@ -127,9 +127,9 @@ fn is_master(h: &mut Host) -> bool {
 /// Submits to the admin queue, if it takes commands. Whether it does.
 fn admin(h: &mut Host, command: Command) -> bool {
     let room = h.pairs.get(&0).is_some_and(|pair| {
-        let next = (pair.tail + 1) % pair.size;
+        let next = (pair.sq.tail + 1) % pair.sq.size;
         // What the host knows of the head is not kept here: a few are never too many.
-        next != pair.head
+        next != pair.cq.head
     });
     let takes = room && h.csts().rdy();
     if takes {
@@ -147,8 +147,8 @@ fn act(h: &mut Host, action: &Action) {
                 return;
             };
             // Never more than have room, whatever the controller has fetched.
-            let queued = (pair.tail + pair.size - pair.head % pair.size) % pair.size;
-            if queued + 1 >= pair.size || !h.csts().rdy() {
+            let queued = (pair.sq.tail + pair.sq.size - pair.cq.head % pair.sq.size) % pair.sq.size;
+            if queued + 1 >= pair.sq.size || !h.csts().rdy() {
                 return;
             }
             let nsid = u32::from(qid) % 4;

@@ -114,7 +114,7 @@ fn completions_that_wait_for_room() {
         z.h.run();
     }
     // The ring of two has room for one.
-    z.h.pairs.get_mut(&2).unwrap().size = 2;
+    z.h.pairs.get_mut(&2).unwrap().cq.size = 2;
     z.h.die();
     let mut done = Vec::new();
     z.h.until(|h| {

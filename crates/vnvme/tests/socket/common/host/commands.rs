@@ -6,6 +6,7 @@ use nvme::cmd::admin::{Cns, IdentifyCdw10};
 use nvme::cmd::io::RwCdw12;
 use nvme::identify::{IdentifyController, IdentifyNamespace};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use test_host::prps;
 use zerocopy::FromBytes;
 
 use super::{AT_DATA, AT_LIST, AT_PAGE, Host, RAM_BASE};
@@ -37,20 +38,9 @@ impl Host {
             .with_nlb_z((len / self.block - 1) as u16)
             .into_bits()
             .into();
-        let pages = len.div_ceil(4096) as u64;
-        let second = match pages {
-            0 | 1 => 0,
-            2 => RAM_BASE + at + 4096,
-            _ => {
-                for page in 1..pages {
-                    let entry = (RAM_BASE + at + page * 4096).to_le_bytes();
-                    let to = AT_LIST + (page - 1) * 8;
-                    self.ram.write_all_at(&entry, to).unwrap();
-                }
-                RAM_BASE + AT_LIST
-            }
-        };
-        command.set_prps(RAM_BASE + at, second);
+        let (data, list) = (RAM_BASE + at, RAM_BASE + AT_LIST);
+        let (prp1, prp2) = prps(&self.host.ram, 4096, data, len as u64, list).unwrap();
+        command.set_prps(prp1, prp2);
         command
     }
 

@@ -1,35 +1,27 @@
-//! An NVMe host at the end of a vfio-user socket.
-//!
-//! Guest memory is a memory file that is read and written by system calls, so that no test needs a
-//! mapping of its own; only mapped doorbells are stored to directly.
+//! An NVMe host at the end of a vfio-user socket, which panics where a test cannot go on.
 
 mod commands;
 mod files;
 pub mod flood;
 
 use std::fs::File;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
 
 use dma::Memory;
-use nvme::cmd::admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11};
 use nvme::pci::command;
-use nvme::regs::{Aqa, Cc, Csts, doorbell_offset};
-use nvme::{AdminOpcode, Command, Completion, Status};
+use nvme::{Command, Completion};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use test_host::{Link, Pair, Shadow, Windows, doorbell};
+use vfio_user::IrqAction;
 use vfio_user::client::{Client, Irqs};
-use vfio_user::{DmaMapping, IrqAction};
-use zerocopy::{FromBytes, IntoBytes};
 
 use super::LIMIT;
 pub use files::{leave, memfd, new_eventfd};
+pub use test_host::{BAR0, CONFIG};
 
-/// Region indices of a PCI device (`<linux/vfio.h>`).
-pub const BAR0: u32 = 0;
-pub const CONFIG: u32 = 7;
 /// Interrupt types of a PCI device.
 pub const INTX: u32 = 0;
 pub const MSIX: u32 = 2;
@@ -39,13 +31,6 @@ pub const RAM_BASE: u64 = 0x1_0000_0000;
 /// Its size in bytes.
 pub const RAM_SIZE: u64 = 16 << 20;
 
-/// Register offsets (NVMe Base 2.1, 3.1.4).
-const REG_CC: u64 = 0x14;
-const REG_CSTS: u64 = 0x1c;
-const REG_AQA: u64 = 0x24;
-const REG_ASQ: u64 = 0x28;
-const REG_ACQ: u64 = 0x30;
-
 /// Entries of each queue.
 const ENTRIES: u32 = 64;
 /// Offsets in guest memory: an Identify page, a PRP list, queues at two pages each, data.
@@ -53,46 +38,40 @@ const AT_PAGE: u64 = 0;
 const AT_LIST: u64 = 0x1000;
 const AT_QUEUES: u64 = 0x2000;
 const AT_SHADOW: u64 = 0xf_0000;
-const AT_EVENT_IDX: u64 = AT_SHADOW + 0x1000;
 const AT_DATA: u64 = 0x10_0000;
+/// Shadow doorbells and EventIdx.
+const SHADOW: Shadow = Shadow {
+    doorbells: RAM_BASE + AT_SHADOW,
+    event_idx: RAM_BASE + AT_SHADOW + 0x1000,
+};
 
-struct Queue {
-    sq: u64,
-    cq: u64,
-    tail: u32,
-    head: u32,
-    phase: bool,
-}
-
-impl Queue {
-    fn new(qid: u16) -> Self {
-        let sq = AT_QUEUES + u64::from(qid) * 0x2000;
-        Queue {
-            sq,
-            cq: sq + 0x1000,
-            tail: 0,
-            head: 0,
-            phase: true,
-        }
-    }
+fn pair(qid: u16) -> Pair {
+    let sq = RAM_BASE + AT_QUEUES + u64::from(qid) * 0x2000;
+    Pair::new(sq, sq + 0x1000, ENTRIES)
 }
 
 /// A host with its memory; the connection ends when it is dropped.
 pub struct Host {
-    pub client: Client,
+    host: test_host::Host,
+    /// Guest memory, whose file is read and written by offsets.
     pub ram: File,
     /// Block size of the namespaces that are read and written.
     pub block: usize,
-    /// Writes to registers are posted, as QEMU's are.
-    pub posted: bool,
-    /// Nobody listens to doorbells any more.
-    deaf: bool,
     vectors: Vec<OwnedFd>,
-    doorbells: Option<Memory>,
-    /// Guest memory as a mapping, for atomic access to shadow doorbells and EventIdx.
-    shadow: Option<Memory>,
-    queues: Vec<Queue>,
-    next_cid: u16,
+}
+
+impl Deref for Host {
+    type Target = test_host::Host;
+
+    fn deref(&self) -> &Self::Target {
+        &self.host
+    }
+}
+
+impl DerefMut for Host {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.host
+    }
 }
 
 impl Host {
@@ -105,17 +84,19 @@ impl Host {
 
     /// A host over a negotiated connection, without memory yet.
     pub fn over(client: Client) -> Host {
+        Self::with_memory(client, memfd(RAM_SIZE))
+    }
+
+    /// A host over a negotiated connection, whose memory this file will be.
+    pub fn with_memory(client: Client, ram: File) -> Host {
+        let file = ram.try_clone().unwrap().into();
+        let mapping = Memory::from_fd(file, RAM_SIZE, true).unwrap();
+        let windows = Windows::new(RAM_BASE, mapping);
         Host {
-            client,
-            ram: memfd(RAM_SIZE),
+            host: test_host::Host::new(Link::new(client), windows, LIMIT),
+            ram,
             block: 512,
-            posted: false,
-            deaf: false,
             vectors: Vec::new(),
-            doorbells: None,
-            shadow: None,
-            queues: Vec::new(),
-            next_cid: 0,
         }
     }
 
@@ -128,14 +109,8 @@ impl Host {
     }
 
     pub fn map_ram(&mut self) {
-        let map = DmaMapping {
-            iova: RAM_BASE,
-            size: RAM_SIZE,
-            offset: 0,
-            read: true,
-            write: true,
-        };
-        self.client.dma_map(map, Some(self.ram.as_fd())).unwrap();
+        let link = &mut self.host.link;
+        link.map(RAM_BASE, RAM_SIZE, self.ram.as_fd()).unwrap();
     }
 
     /// Assigns eventfds to that many MSI-X vectors.
@@ -143,7 +118,8 @@ impl Host {
         self.vectors = (0..count).map(|_| new_eventfd()).collect();
         let fds: Vec<Option<BorrowedFd<'_>>> =
             self.vectors.iter().map(|fd| Some(fd.as_fd())).collect();
-        self.client
+        self.host
+            .client
             .set_irqs(MSIX, 0, IrqAction::Trigger, Irqs::Eventfds(&fds))
             .unwrap();
     }
@@ -179,150 +155,50 @@ impl Host {
             (0x1000, 0x1000)
         );
         assert_eq!(mapping.offset, 0);
-        self.doorbells = Some(Memory::from_fd(mapping.fd, 0x2000, true).unwrap());
+        self.mapped = Some(Memory::from_fd(mapping.fd, 0x2000, true).unwrap());
     }
 
     pub fn read32(&mut self, offset: u64) -> u32 {
-        let mut data = [0; 4];
-        self.client.region_read(BAR0, offset, &mut data).unwrap();
-        u32::from_le_bytes(data)
+        self.host.read32(offset).unwrap()
     }
 
     pub fn write_register(&mut self, offset: u64, data: &[u8]) {
-        let written = if self.posted {
-            self.client.region_write_posted(BAR0, offset, data)
-        } else {
-            self.client.region_write(BAR0, offset, data)
-        };
-        written.unwrap();
-    }
-
-    fn wait_ready(&mut self, ready: bool) {
-        let deadline = Instant::now() + LIMIT;
-        while Csts::from_bits(self.read32(REG_CSTS)).rdy() != ready {
-            assert!(Instant::now() < deadline, "CSTS.RDY is not {ready}");
-        }
+        self.write_bar(offset, data).unwrap();
     }
 
     /// Writes the PCI command register.
     pub fn set_command(&mut self, command: u16) {
-        let command = command.to_le_bytes();
-        self.client.region_write(CONFIG, 4, &command).unwrap();
+        self.host.set_command(command).unwrap();
     }
 
     /// Resets the controller and makes it ready with an admin queue.
     pub fn enable(&mut self) {
         self.set_command(command::MEMORY_SPACE | command::BUS_MASTER);
-        self.write_register(REG_CC, &0u32.to_le_bytes());
-        self.wait_ready(false);
-        let admin = Queue::new(0);
-        let aqa = Aqa::new()
-            .with_asqs_z(ENTRIES as u16 - 1)
-            .with_acqs_z(ENTRIES as u16 - 1);
-        self.write_register(REG_AQA, &aqa.into_bits().to_le_bytes());
-        self.write_register(REG_ASQ, &(RAM_BASE + admin.sq).to_le_bytes());
-        self.write_register(REG_ACQ, &(RAM_BASE + admin.cq).to_le_bytes());
-        self.clear_queue(&admin);
-        self.queues = vec![admin];
-        if self.shadow.take().is_some() {
-            let pages = [0; 2 * 4096];
-            self.ram.write_all_at(&pages, AT_SHADOW).unwrap();
-        }
-        let cc = Cc::new()
-            .with_iosqes(Command::SIZE_LOG2)
-            .with_iocqes(Completion::SIZE_LOG2);
-        self.write_register(REG_CC, &cc.into_bits().to_le_bytes());
-        self.write_register(REG_CC, &cc.with_en(true).into_bits().to_le_bytes());
-        self.wait_ready(true);
-    }
-
-    fn clear_queue(&self, queue: &Queue) {
-        self.ram.write_all_at(&[0; 0x2000], queue.sq).unwrap();
+        self.host.enable(pair(0)).unwrap();
     }
 
     /// Creates I/O queue pairs 1 to `count`; their interrupts go to this vector.
     pub fn create_queues(&mut self, count: u16, vector: Option<u16>) {
         for qid in 1..=count {
-            let queue = Queue::new(qid);
-            self.clear_queue(&queue);
-            let size = CreateQueueCdw10::new()
-                .with_qid(qid)
-                .with_qsize_z(ENTRIES as u16 - 1);
-            let mut cq = Command::new(AdminOpcode::CREATE_IO_CQ.0, 0, 0);
-            cq.set_prps(RAM_BASE + queue.cq, 0);
-            cq.cdw10 = size.into_bits().into();
-            let flags = CreateCqCdw11::new()
-                .with_pc(true)
-                .with_ien(vector.is_some())
-                .with_iv(vector.unwrap_or(0));
-            cq.cdw11 = flags.into_bits().into();
-            let mut sq = Command::new(AdminOpcode::CREATE_IO_SQ.0, 0, 0);
-            sq.set_prps(RAM_BASE + queue.sq, 0);
-            sq.cdw10 = size.into_bits().into();
-            let flags = CreateSqCdw11::new().with_pc(true).with_cqid(qid);
-            sq.cdw11 = flags.into_bits().into();
-            for command in [cq, sq] {
-                assert_eq!(self.run(0, command).status(), Status::SUCCESS);
-            }
-            self.queues.push(queue);
+            self.create_pair(qid, pair(qid), vector).unwrap();
         }
     }
 
     /// Puts a command into a queue without ringing; returns its identifier, and the doorbell with
     /// its value.
-    pub fn place(&mut self, qid: u16, mut command: Command) -> (u16, u64, u32) {
-        let cid = self.next_cid;
-        self.next_cid = self.next_cid.wrapping_add(1);
-        command.cid = cid.into();
-        let queue = &mut self.queues[usize::from(qid)];
-        let at = queue.sq + u64::from(queue.tail) * 64;
-        self.ram.write_all_at(command.as_bytes(), at).unwrap();
-        queue.tail = (queue.tail + 1) % ENTRIES;
-        (cid, doorbell_offset(qid, false, 0), queue.tail)
+    pub fn place(&mut self, qid: u16, command: Command) -> (u16, u64, u32) {
+        let (cid, tail) = self.push(qid, &command).unwrap();
+        (cid, doorbell(qid, false, 0), tail)
     }
 
     /// Puts a command into a queue and rings its doorbell; returns the command's identifier.
     pub fn submit(&mut self, qid: u16, command: Command) -> u16 {
-        let (cid, doorbell, tail) = self.place(qid, command);
-        self.ring(doorbell, tail);
-        cid
+        self.host.submit(qid, &command).unwrap()
     }
 
-    fn ring(&mut self, offset: u64, value: u32) {
-        if self.deaf {
-            return;
-        }
-        if let Some(page) = &self.doorbells {
-            let cell = page.atomic_u32(offset as usize).unwrap();
-            cell.store(value.to_le(), Ordering::Release);
-        } else if self.event_wanted(offset, value) {
-            self.write_register(offset, &value.to_le_bytes());
-        }
-    }
-
-    /// Sends Doorbell Buffer Config: I/O doorbells are rung in memory from now on (NVMe Base 2.1,
-    /// 5.2.5).
+    /// Sends Doorbell Buffer Config: I/O doorbells are rung in memory from now on.
     pub fn use_shadow_doorbells(&mut self) {
-        let mut command = Command::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0, 0);
-        command.set_prps(RAM_BASE + AT_SHADOW, RAM_BASE + AT_EVENT_IDX);
-        assert_eq!(self.run(0, command).status(), Status::SUCCESS);
-        let ram = self.ram.try_clone().unwrap().into();
-        self.shadow = Some(Memory::from_fd(ram, RAM_SIZE, true).unwrap());
-    }
-
-    /// Rings in memory, if that is how; tells whether the register has to be written, too (NVMe
-    /// Base 2.1, B.5).
-    fn event_wanted(&self, offset: u64, value: u32) -> bool {
-        let at = offset - 0x1000;
-        let Some(ram) = self.shadow.as_ref().filter(|_| at >= 8) else {
-            return true;
-        };
-        let cell = |page: u64| ram.atomic_u32((page + at) as usize).unwrap();
-        let old = u32::from_le(cell(AT_SHADOW).swap(value.to_le(), Ordering::Release)) as u16;
-        fence(Ordering::SeqCst);
-        let event_idx = u32::from_le(cell(AT_EVENT_IDX).load(Ordering::Relaxed)) as u16;
-        let new = value as u16;
-        new.wrapping_sub(event_idx).wrapping_sub(1) < new.wrapping_sub(old)
+        self.use_shadow(SHADOW).unwrap();
     }
 
     /// Nobody wrote to the buffers of shadow doorbells since they were cleared.
@@ -334,38 +210,19 @@ impl Host {
 
     /// The next completion, if it is there.
     pub fn try_completion(&mut self, qid: u16) -> Option<Completion> {
-        let queue = &mut self.queues[usize::from(qid)];
-        let at = queue.cq + u64::from(queue.head) * 16;
-        let mut entry = [0; 16];
-        self.ram.read_exact_at(&mut entry[14..], at + 14).unwrap();
-        if (entry[14] & 1 != 0) != queue.phase {
-            return None;
-        }
-        // The phase was seen: what stands before it is there, too.
-        self.ram.read_exact_at(&mut entry, at).unwrap();
-        queue.head = (queue.head + 1) % ENTRIES;
-        queue.phase ^= queue.head == 0;
-        let head = queue.head;
-        self.ring(doorbell_offset(qid, true, 0), head);
-        Some(Completion::read_from_bytes(&entry).unwrap())
+        let completion = self.poll(qid).unwrap()?;
+        completion.cast()
     }
 
     /// The next completion that a server left behind which is gone now.
     pub fn completion_after_the_end(&mut self, qid: u16) -> Option<Completion> {
-        self.deaf = true;
+        self.silent = true;
         self.try_completion(qid)
     }
 
     /// Waits for the next completion.
     pub fn completion(&mut self, qid: u16) -> Completion {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            if let Some(completion) = self.try_completion(qid) {
-                return completion;
-            }
-            assert!(Instant::now() < deadline, "no completion on queue {qid}");
-            std::thread::sleep(Duration::from_micros(20));
-        }
+        self.wait(qid).unwrap().cast().unwrap()
     }
 
     /// One command from beginning to end.

@@ -1,0 +1,231 @@
+//! A host over vfio-user: memory, queue pairs and doorbells of every kind.
+
+use crate::{Command, Completion, GuestMemory, Link, Pair, Shadow, Windows, doorbell};
+use anyhow::{Context, Result, ensure};
+use dma::Memory;
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use zerocopy::{Immutable, IntoBytes};
+
+/// CC of every enable: entries of 64 and 16 bytes, the NVM command set, pages of 4 KiB.
+const CC: u32 = 4 << 20 | 6 << 16;
+const CC_EN: u32 = 1;
+
+/// A host with its connection, which ends when it is dropped.
+pub struct Host {
+    /// Registers and configuration space.
+    pub link: Link,
+    /// Guest memory.
+    pub ram: Windows,
+    /// Queue pairs that exist.
+    pub pairs: BTreeMap<u16, Pair>,
+    /// Limit for CSTS.RDY and for a command.
+    pub limit: Duration,
+    /// Doorbell registers are written without an answer, whatever [`Link::posted`] is.
+    pub posted_doorbells: bool,
+    /// Mapping of BAR0; doorbells are stored to it.
+    pub mapped: Option<Memory>,
+    /// Shadow doorbells of I/O queues.
+    pub shadow: Option<Shadow>,
+    /// No doorbell is rung: the server is gone.
+    pub silent: bool,
+    next_cid: u16,
+}
+
+impl Deref for Host {
+    type Target = Link;
+
+    fn deref(&self) -> &Link {
+        &self.link
+    }
+}
+
+impl DerefMut for Host {
+    fn deref_mut(&mut self) -> &mut Link {
+        &mut self.link
+    }
+}
+
+impl Host {
+    /// A host without queues.
+    pub fn new(link: Link, ram: Windows, limit: Duration) -> Self {
+        Self {
+            link,
+            ram,
+            pairs: BTreeMap::new(),
+            limit,
+            posted_doorbells: false,
+            mapped: None,
+            shadow: None,
+            silent: false,
+            next_cid: 0,
+        }
+    }
+
+    /// Returns a queue pair.
+    pub fn pair(&mut self, qid: u16) -> Result<&mut Pair> {
+        self.pairs.get_mut(&qid).context("no such queue pair")
+    }
+
+    /// Resets the controller and enables it with these admin queues.
+    pub fn enable(&mut self, admin: Pair) -> Result<()> {
+        let limit = self.limit;
+        self.link.disable(limit)?;
+        self.pairs.clear();
+        if let Some(shadow) = self.shadow.take() {
+            self.ram.write(shadow.doorbells, &[0; 4096])?;
+            self.ram.write(shadow.event_idx, &[0; 4096])?;
+        }
+        admin.clear(&self.ram)?;
+        let csts = self.link.enable(&admin, CC | CC_EN, limit)?;
+        self.pairs.insert(0, admin);
+        ensure!(csts & 1 != 0, "the controller fails: CSTS is {csts:#x}");
+        Ok(())
+    }
+
+    /// Creates an I/O queue pair, whose interrupts go to this vector.
+    pub fn create_pair(&mut self, qid: u16, pair: Pair, vector: Option<u16>) -> Result<()> {
+        pair.clear(&self.ram)?;
+        for command in pair.create(qid, vector) {
+            self.admin(&command)?;
+        }
+        self.pairs.insert(qid, pair);
+        Ok(())
+    }
+
+    /// Uses shadow doorbells for I/O queues from now on.
+    pub fn use_shadow(&mut self, shadow: Shadow) -> Result<()> {
+        self.admin(&shadow.configure())?;
+        self.shadow = Some(shadow);
+        Ok(())
+    }
+
+    /// Tells the controller a doorbell's value.
+    pub fn ring(&mut self, qid: u16, cq: bool, value: u32) -> Result<()> {
+        let offset = doorbell(qid, cq, 0);
+        if self.silent {
+            return Ok(());
+        }
+        if let Some(page) = &self.mapped {
+            let cell = page.atomic_u32(offset as usize).context("no doorbell")?;
+            cell.store(value.to_le(), Ordering::Release);
+            return Ok(());
+        }
+        if let Some(shadow) = self.shadow.filter(|_| qid != 0)
+            && !shadow.store(&self.ram, offset, value)?
+        {
+            return Ok(());
+        }
+        let posted = self.link.posted;
+        self.link.posted |= self.posted_doorbells;
+        let written = self.link.write32(offset, value);
+        self.link.posted = posted;
+        written
+    }
+
+    /// Writes a command behind the others without ringing; returns its identifier and the queue's
+    /// new tail.
+    pub fn push(&mut self, qid: u16, command: &(impl IntoBytes + Immutable)) -> Result<(u16, u32)> {
+        let cid = self.next_cid;
+        self.next_cid = cid.wrapping_add(1);
+        let pair = self.pairs.get_mut(&qid).context("no such queue pair")?;
+        let command = Command::of(command).with_cid(cid);
+        pair.sq.push(&self.ram, &command)?;
+        Ok((cid, pair.sq.tail))
+    }
+
+    /// Writes a command and rings; returns its identifier.
+    pub fn submit(&mut self, qid: u16, command: &(impl IntoBytes + Immutable)) -> Result<u16> {
+        let (cid, tail) = self.push(qid, command)?;
+        self.ring(qid, false, tail)?;
+        Ok(cid)
+    }
+
+    /// Takes the next completion if it is there, and tells the controller.
+    pub fn poll(&mut self, qid: u16) -> Result<Option<Completion>> {
+        let pair = self.pairs.get_mut(&qid).context("no such queue pair")?;
+        let entry = pair.pop(&self.ram)?;
+        let head = pair.cq.head;
+        if entry.is_some() {
+            self.ring(qid, true, head)?;
+        }
+        Ok(entry)
+    }
+
+    /// Waits for the next completion.
+    pub fn wait(&mut self, qid: u16) -> Result<Completion> {
+        let limit = self.limit;
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(entry) = self.poll(qid)? {
+                return Ok(entry);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "queue {qid}: no completion within {limit:?}"
+            );
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    /// Runs one command to its end; nothing else is outstanding in its queue.
+    pub fn run(&mut self, qid: u16, command: &(impl IntoBytes + Immutable)) -> Result<Completion> {
+        self.submit(qid, command)?;
+        self.wait(qid)
+    }
+
+    /// Runs one admin command that must succeed.
+    pub fn admin(&mut self, command: &(impl IntoBytes + Immutable)) -> Result<()> {
+        let status = self.run(0, command)?.status_bits();
+        ensure!(
+            status == 0,
+            "status {status:#x} of {:?}",
+            Command::of(command)
+        );
+        Ok(())
+    }
+
+    /// Takes all completions that are there, and tells the controller once.
+    pub fn reap(&mut self, qid: u16) -> Result<Vec<Completion>> {
+        let pair = self.pairs.get_mut(&qid).context("no such queue pair")?;
+        let mut reaped = Vec::new();
+        // A controller that overruns its queue must not hold the host.
+        while reaped.len() < pair.cq.size as usize
+            && let Some(entry) = pair.pop(&self.ram)?
+        {
+            reaped.push(entry);
+        }
+        let head = pair.cq.head;
+        if !reaped.is_empty() {
+            self.ring(qid, true, head)?;
+        }
+        Ok(reaped)
+    }
+
+    /// Writes all entries of a submission queue by their index, without ringing. Their identifiers
+    /// are their indices.
+    pub fn fill<C>(&mut self, qid: u16, mut make: impl FnMut(u16) -> C) -> Result<()>
+    where
+        C: IntoBytes + Immutable,
+    {
+        let sq = self.pair(qid)?.sq;
+        for at in 0..sq.size {
+            let command = Command::of(&make(at as u16)).with_cid(at as u16);
+            sq.put(&self.ram, at, &command)?;
+        }
+        Ok(())
+    }
+
+    /// Rings for this many more entries, which [`Host::fill`] wrote.
+    pub fn post(&mut self, qid: u16, count: u32) -> Result<()> {
+        let sq = &mut self.pair(qid)?.sq;
+        sq.tail = (sq.tail + count) % sq.size;
+        let tail = sq.tail;
+        if count > 0 {
+            self.ring(qid, false, tail)?;
+        }
+        Ok(())
+    }
+}
