@@ -356,6 +356,11 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let peers = Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
     let registry = Registry::new(specs, &peers);
     let opener = Opener::new(&registry, &options);
+    for disk in DiskSpec::all(specs) {
+        if keep::was_served(&disk) {
+            opener.enter_served_before(disk.volumes());
+        }
+    }
     let confinement = Confinement::new(specs, &options);
     // All that has a path is opened before the sandbox is entered.
     let manager = ServiceManager::from_environment();

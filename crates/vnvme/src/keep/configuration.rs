@@ -61,6 +61,8 @@ pub struct Before {
 static LAST: Mutex<u32> = Mutex::new(0);
 /// It can be read.
 static IS_NOTED: AtomicBool = AtomicBool::new(false);
+/// A process before this one has noted it.
+static WAS_NOTED: AtomicBool = AtomicBool::new(false);
 
 impl Before {
     /// `process`: as its configuration has it.
@@ -149,6 +151,7 @@ pub fn before() -> Result<Option<Before>> {
     };
     let first = read(first).context("what was configured cannot be read again")?;
     IS_NOTED.store(true, Ordering::Relaxed);
+    WAS_NOTED.store(true, Ordering::Relaxed);
     let names = kept.names().into_iter();
     let number = |name: &String| name.strip_prefix(PREFIX)?.parse::<u32>().ok();
     let Some(last) = names.filter_map(|name| number(&name)).max() else {
@@ -182,6 +185,11 @@ fn read(file: OwnedFd) -> Result<Before> {
 /// It is kept what is served: as the previous process has left it.
 pub fn is_noted() -> bool {
     IS_NOTED.load(Ordering::Relaxed)
+}
+
+/// A process before this one has noted what it served.
+pub(super) fn was_noted() -> bool {
+    WAS_NOTED.load(Ordering::Relaxed)
 }
 
 /// Has it kept what is served at first.

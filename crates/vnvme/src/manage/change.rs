@@ -205,7 +205,8 @@ impl Manager {
 
     /// Removes a disk.
     pub(super) fn remove_disk(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Error> {
-        if self.crew.table.forget(name).is_some() {
+        if let Some(entry) = self.crew.table.forget(name) {
+            self.crew.opener.forget_served_before(&entry.spec.volumes());
             tracing::info!(disk = name, "removed; it was not served");
             self.tell(EventKind::Removed, name, None);
             return Ok(());
@@ -262,6 +263,7 @@ impl Manager {
         close_last(volumes);
         close_last(pool.into_iter().collect());
         self.crew.heap.freed();
+        self.crew.opener.forget_served_before(&taken.spec.volumes());
         taken.gone();
         tracing::info!(disk = name, "removed");
         self.tell(EventKind::Removed, &name, None);

@@ -41,6 +41,9 @@ pub struct OpenOptions {
     pub previous: PreviousProcess,
     /// Where volumes in memory have their bytes.
     pub memory: MemoryPlace,
+    /// A file without a format of its own is raw, whatever it begins with: it was served as raw
+    /// before, and a guest has written its first bytes since.
+    pub raw: bool,
 }
 
 /// Where a volume in memory has its bytes.
@@ -371,7 +374,10 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
         None => Atomic::Auto,
     });
     let file_options = FileOptions {
-        format: options.take("format", format)?.unwrap_or_default(),
+        format: match options.take("format", format)?.unwrap_or_default() {
+            Format::Probe if open.raw => Format::Raw,
+            format => format,
+        },
         read_only,
         direct: options.take("direct", direct)?.unwrap_or_default(),
         lock: options.switch("lock")?.unwrap_or(true),
