@@ -33,6 +33,9 @@ pub struct Needs {
     /// Memory files that are open are opened once more, by `/proc/self/fd`: Landlock lets them, and
     /// nothing else. Where it is not there, this is left out.
     pub reopen: bool,
+    /// Disks that an earlier process has left are gone on with while the process runs: it listens
+    /// with their sockets, and asks how much is in their pipes.
+    pub takes_over: bool,
     /// To whom stream sockets are connected while the process runs.
     pub connect: Vec<Connect>,
     /// A client library with threads and an event loop of its own serves volumes (Ceph's): what it

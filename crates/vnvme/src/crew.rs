@@ -8,7 +8,7 @@ use crate::formats::Chosen;
 use crate::front::{Front, Hosts, NvmeFront, NvmeTcpDoor, Served, Worker};
 use crate::heap::Heap;
 use crate::identity;
-use crate::keep::Made;
+use crate::keep::{self, Made};
 use crate::manage::{DiskSpec, Failed, Table};
 use crate::notify::ServiceLink;
 use crate::open::{Opened, Opener, is_within};
@@ -90,12 +90,17 @@ pub fn say_listening(disk: &DiskSpec, serial: &str) {
 }
 
 impl Crew {
-    /// Enters a disk that cannot be served, and that is kept for all that.
+    /// Enters a disk that cannot be served.
     pub fn leave_out(&self, unserved: Unserved) {
         let Unserved { disk, why } = unserved;
-        let _counted = self.registry.unserved.enter(disk.name());
-        let failed = Failed { why, _counted };
-        self.table.enter_failed(disk.completed(), failed);
+        let name = disk.name();
+        let failed = Failed {
+            why,
+            was_opened: keep::was_served(&disk, &self.options.unavailable),
+            _counted: Arc::new(self.registry.unserved.enter(name.clone())),
+        };
+        let source = self.options.source(&name);
+        self.table.enter_failed(disk.completed(), source, failed);
     }
 
     /// Serves a controller on this worker.

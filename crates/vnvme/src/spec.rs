@@ -6,7 +6,7 @@ use crate::ana::AnaState;
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
-use crate::keep::KeeperMode;
+use crate::keep::{self, KeeperMode, Unavailable};
 use crate::manage::{DiskSpec, Source, StateLock, beside};
 use crate::on_error::{self, OnReadError, OnWriteError};
 use crate::options::{Bits, Names, Paths, Setting, Size, Url, file, url};
@@ -440,6 +440,8 @@ pub struct ServeOptions {
     pub state: Option<PathBuf>,
     /// What is served may change: room is left for it.
     pub daemon: Option<Daemon>,
+    /// Disks that the process before did not serve.
+    pub unavailable: Unavailable,
 }
 
 /// A process whose disks may come and go.
@@ -462,6 +464,23 @@ impl ServeOptions {
         match kept.into_iter().any(|disk| disk.name() == name) {
             true => Source::Runtime,
             false => Source::Config,
+        }
+    }
+
+    /// Whether a disk whose volumes cannot be opened is left out, while all others are served. Of
+    /// a process that is tried in the place of another version: no disk that that one serves.
+    pub fn may_be_unavailable(&self, name: &str) -> bool {
+        match keep::is_replacement() {
+            true => self.unavailable.disks.contains(name),
+            false => self.daemon.is_some() || keep::is_successor(),
+        }
+    }
+
+    /// Whether a disk is left out that cannot be served although its volumes are open.
+    pub fn may_be_left_out(&self, name: &str) -> bool {
+        match keep::is_replacement() {
+            true => self.unavailable.disks.contains(name),
+            false => self.source(name) == Source::Runtime || keep::is_successor(),
         }
     }
 
@@ -558,6 +577,7 @@ impl ProcessSpec {
             allow: self.allow.map(|Paths(paths)| paths).unwrap_or_default(),
             state: self.state,
             daemon: None,
+            unavailable: Unavailable::default(),
         }
     }
 }
@@ -679,6 +699,13 @@ impl ControllerSpec {
     /// Each namespace says its ID.
     pub fn number_namespaces(&mut self) {
         number(&mut self.namespaces);
+    }
+
+    /// The IDs of its namespaces.
+    pub fn nsids(&self) -> Vec<u32> {
+        let namespaces = self.namespaces.iter().zip(1..);
+        let nsids = namespaces.map(|(namespace, place)| namespace.nsid.unwrap_or(place));
+        nsids.collect()
     }
 }
 

@@ -14,11 +14,13 @@ use super::disk::settled;
 use super::pool::{is_systemd, kept};
 use crate::manage::{Allow, DiskSpec, to_file};
 use crate::options::file::to_table;
+use crate::origin;
 use crate::spec::{ProcessSpec, Specs, parse_config};
 use anyhow::{Context, Result, ensure};
 use keeper::{Desk, LASTING};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -44,6 +46,18 @@ struct Text {
     added: String,
     /// The process as its configuration has it, without the command line.
     process: String,
+    /// Disks that are not served. A version that notes none served all.
+    #[serde(default)]
+    unavailable: Unavailable,
+}
+
+/// Disks that are not served, by their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unavailable {
+    /// All of them.
+    pub disks: BTreeSet<String>,
+    /// Those whose volumes no process has opened since they were configured.
+    pub never_opened: BTreeSet<String>,
 }
 
 /// What is served.
@@ -55,6 +69,8 @@ pub struct Before {
     pub added: Vec<DiskSpec>,
     /// The process as its configuration has it, without the command line.
     pub process: ProcessSpec,
+    /// Disks that were not served.
+    pub unavailable: Unavailable,
 }
 
 /// The number of the last one.
@@ -80,6 +96,7 @@ impl Before {
             configured,
             added,
             process: process.clone(),
+            unavailable: Unavailable::default(),
         }
     }
 
@@ -108,6 +125,7 @@ impl Before {
             },
             added,
             process: self.process,
+            unavailable: changed.unavailable,
         }
     }
 
@@ -119,6 +137,7 @@ impl Before {
             configured: to_file(process(&self.configured.process), configured.iter())?,
             added: to_file(None, self.added.iter())?,
             process: to_file(process(&self.process), std::iter::empty())?,
+            unavailable: self.unavailable.clone(),
         };
         // What could not be read again would keep the next process from serving anything.
         let again = Self::of_text(&text)?;
@@ -127,14 +146,22 @@ impl Before {
     }
 
     fn of_text(text: &Text) -> Result<Self> {
-        let read = |what: &str, text: &str| parse_config(Path::new(what), text);
+        let read = |what: &str, text: &str| {
+            let mut specs = parse_config(Path::new(what), text)?;
+            origin::forget(&mut specs);
+            Ok::<_, anyhow::Error>(specs)
+        };
         let configured = read("what was configured", &text.configured)?;
-        Ok(Self::new(
+        let before = Self::new(
             DiskSpec::all(&configured).iter(),
             &configured.process,
             DiskSpec::all(&read("what was added", &text.added)?),
             &read("the process", &text.process)?.process,
-        ))
+        );
+        Ok(Self {
+            unavailable: text.unavailable.clone(),
+            ..before
+        })
     }
 }
 

@@ -10,7 +10,9 @@ use super::table::{Reserved, Running, Server, Source, Taken};
 use super::{DiskSpec, Manager};
 use crate::crew::{Added, Crew, say_listening};
 use crate::front::{Front, NvmeFront, Worker};
+use crate::keep;
 use crate::prepare::{ReadyController, ReadyExport, ReadyTarget, make_room};
+use crate::sockets;
 use crate::ublk::OpenDisk;
 use control::Error;
 use control::api::EventKind;
@@ -205,10 +207,8 @@ impl Manager {
 
     /// Removes a disk.
     pub(super) fn remove_disk(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Error> {
-        if let Some(entry) = self.crew.table.forget(name) {
-            self.crew.opener.forget_served_before(&entry.spec.volumes());
-            tracing::info!(disk = name, "removed; it was not served");
-            self.tell(EventKind::Removed, name, None);
+        if let Some(spec) = self.forget_unavailable(name) {
+            give_up(&spec);
             return Ok(());
         }
         let taken = self.crew.table.take(name, "being removed")?;
@@ -217,6 +217,15 @@ impl Manager {
             decision.commit();
             manager.remove_taken(taken, force)
         })
+    }
+
+    /// Removes a disk that is unavailable, if it is; what is kept of it stays, until [`give_up`].
+    pub(super) fn forget_unavailable(&self, name: &str) -> Option<DiskSpec> {
+        let entry = self.crew.table.forget(name)?;
+        self.crew.opener.forget_served_before(&entry.spec.volumes());
+        tracing::info!(disk = name, "removed; it was not served");
+        self.tell(EventKind::Removed, name, None);
+        Some(entry.spec)
     }
 
     /// Removes a disk that was taken for it.
@@ -281,6 +290,12 @@ impl Manager {
             Server::Ublk(id) => self.crew.disks.is_open(id),
         }
     }
+}
+
+/// Gives up what is kept of a disk that was unavailable, and has been removed.
+pub(super) fn give_up(spec: &DiskSpec) {
+    keep::give_up(spec, "the disk was removed");
+    sockets::release(spec);
 }
 
 /// That disks of a subsystem are what they were at the start.
