@@ -11,7 +11,8 @@ pub enum Connect {
     UnixIn(PathBuf),
 }
 
-/// What the process needs after its start. The default: nothing but what is open.
+/// What the process needs after its start. The default: nothing but what is open. Directories that
+/// are not there are left out: whatever comes to their places later is out of reach.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Directories in which files are removed at the end: those of sockets.

@@ -8,7 +8,7 @@ use crate::formats::Chosen;
 use crate::front::{Front, Hosts, NvmeFront, NvmeTcpDoor, Served, Worker};
 use crate::heap::Heap;
 use crate::identity;
-use crate::keep::{self, Made};
+use crate::keep::{self, Made, Survival};
 use crate::manage::{DiskSpec, Failed, Table};
 use crate::notify::ServiceLink;
 use crate::open::{Opened, Opener, is_within};
@@ -410,7 +410,12 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         kept.push((zones, placement, metadata, formats));
     }
     let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
-    let serial = serial(spec, &ids);
+    let known = survival.as_ref().and_then(Survival::known_serial);
+    let serial = match known.filter(|known| spec.serial.is_none() && identity::is_serial(known)) {
+        // Made from the volumes that the disk had when its host saw it first.
+        Some(known) => known,
+        None => serial(spec, &ids),
+    };
     let mut namespaces = Vec::new();
     let volumes = volumes.into_iter().zip(kept);
     for ((ns, place), (volume, (zones, placement, metadata, formats))) in

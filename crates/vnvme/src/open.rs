@@ -207,6 +207,9 @@ impl Opener {
         if let Some(why) = no_nbd(url) {
             bail!("{url}: {why}");
         }
+        if self.was_served_before(url) {
+            ensure_files(spec)?;
+        }
         let options = OpenOptions {
             read_only: spec.is_read_only(),
             block_size: spec.block_size,
@@ -248,6 +251,23 @@ impl Opener {
         tracing::info!(volume = url, "{}", opened.volume.info().description);
         Ok(opened)
     }
+}
+
+/// Refuses a namespace that an earlier process has served, and of which a file is missing that keeps
+/// something beside the volume: it would be made anew, and what the guest relies on be lost.
+fn ensure_files(spec: &NamespaceSpec) -> Result<()> {
+    for (key, path) in spec.kept_files() {
+        let found = path.metadata();
+        let found = found.with_context(|| format!("{key}: {}", path.display()))?;
+        let is_empty = found.is_file() && found.len() == 0;
+        ensure!(
+            !is_empty,
+            "{key}: {} is empty, and had a content when the disk was served; restore it, or remove \
+             the disk and add it again",
+            path.display()
+        );
+    }
+    Ok(())
 }
 
 /// The devices that are open.

@@ -2,7 +2,7 @@
 
 use crate::api::{ControlPlace, ControlSocket, Served as ServedApi};
 use crate::balance::Spread;
-use crate::check::check;
+use crate::check::{check, check_filled};
 use crate::confine::Confinement;
 use crate::crew::{Added, Crew, say_listening};
 use crate::descriptors::limit_clients;
@@ -338,6 +338,9 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let place = ControlPlace::new(options.control.as_deref());
     options.control.clone_from(&place.path);
     check(specs, options.control.as_deref())?;
+    if options.daemon.is_none() {
+        check_filled(specs)?;
+    }
     if !keep::is_noted() {
         let added = options.daemon.as_ref().map(|daemon| daemon.kept.clone());
         let said = options.daemon.as_ref().map(|daemon| &daemon.process);

@@ -111,6 +111,21 @@ pub struct NamespaceSpec {
 }
 
 impl NamespaceSpec {
+    /// Files that keep something beside the volume, by their keys.
+    pub fn kept_files(&self) -> Vec<(&'static str, PathBuf)> {
+        let tables = [
+            ("zone-table", &self.zone_table),
+            ("fdp-table", &self.fdp_table),
+            ("metadata", &self.metadata),
+            ("format-file", &self.format_file),
+        ];
+        let tables = tables.into_iter();
+        let tables = tables.filter_map(|(key, path)| Some((key, path.clone()?)));
+        let journal = volume::journal_of_url(&self.volume);
+        let journal = journal.map(|path| ("atomic-journal", path));
+        tables.chain(journal).collect()
+    }
+
     /// Its ANA group, if it is one of a subsystem.
     pub fn ana_group(&self) -> u32 {
         self.ana_group.unwrap_or(1)

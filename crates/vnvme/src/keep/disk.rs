@@ -456,6 +456,12 @@ impl Survival {
         })
     }
 
+    /// Serial number that the client knows which a previous process has left.
+    pub fn known_serial(&self) -> Option<String> {
+        let left = self.left.as_ref()?;
+        controller::serial_number_in(&left.state)
+    }
+
     /// Nothing of a previous process counts: its client is disconnected, and the disk is a new one
     /// with another page.
     ///

@@ -46,16 +46,6 @@ impl Manager {
     /// Refuses what can be known to fail.
     pub(super) fn admit(&self, spec: &DiskSpec) -> Result<(), Error> {
         if let DiskSpec::Controller(spec) = spec
-            && spec.namespaces.is_empty()
-            && spec.pool.is_none()
-            && spec.max_namespaces.is_none()
-        {
-            return Err(Error::invalid(format!(
-                "{}: no volume to serve",
-                spec.any_name()
-            )));
-        }
-        if let DiskSpec::Controller(spec) = spec
             && spec.subsystem.is_some()
         {
             return Err(in_subsystem(&spec.any_name()));

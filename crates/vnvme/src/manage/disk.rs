@@ -135,19 +135,11 @@ impl DiskSpec {
         let mut files: Vec<PathBuf> = Vec::new();
         for url in self.volumes() {
             files.extend(path_of_url(url));
-            for option in ["backing", "atomic-journal"] {
-                files.extend(path_option(url, option).map(Path::to_owned));
-            }
+            files.extend(path_option(url, "backing").map(Path::to_owned));
         }
         let mut of_namespace = |namespace: &NamespaceSpec| {
-            let beside = [
-                &namespace.zone_table,
-                &namespace.fdp_table,
-                &namespace.metadata,
-                &namespace.format_file,
-                &namespace.reservations,
-            ];
-            files.extend(beside.into_iter().flatten().cloned());
+            files.extend(namespace.kept_files().into_iter().map(|(_, path)| path));
+            files.extend(namespace.reservations.clone());
         };
         match self {
             Self::Controller(spec) => {

@@ -17,6 +17,10 @@ use sync::Unpoisoned;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
+/// What an operator can do where this process may not open what another one may.
+const SANDBOX: &str = "; the sandbox may keep this process from it: vnvme upgrade has another one \
+                       take its place, which opens the disk";
+
 /// Held while a disk is tried that others have died of.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -88,7 +92,11 @@ impl Manager {
     }
 
     fn fails_again(&self, name: &str, before: &Arc<Failed>, error: Error, pause: Duration) {
-        let why = error.message;
+        let mut why = error.message;
+        let is_refused = ["ermission denied", "not permitted"].iter();
+        if self.allow.is_confined() && is_refused.into_iter().any(|words| why.contains(words)) {
+            why += SANDBOX;
+        }
         let message = format!("unavailable: {why}; tried again in {} s", pause.as_secs());
         let failed = Failed {
             why: why.clone(),

@@ -637,3 +637,189 @@ fn disk_that_processes_die_of_is_left_out_and_tried_later() {
     domain.daemon.end();
     drop(server);
 }
+
+/// Whatever an operator has changed: the next process accepts it, also one of another version.
+#[test]
+fn every_operation_is_survived_by_disks_and_guests() {
+    let place = Place::new();
+    let files = ["a", "b", "c", "d"].map(|name| place.disk(&format!("{name}.raw"), 1 << 20));
+    let [a, b, c, d] = &files;
+    let disks = controller(&place, "a", &[a], "") + &controller(&place, "b", &[b], "");
+    let allow = text(place.path("x").parent().unwrap());
+    let domain = Domain::start(place, &format!("[process]\nallow = [\"{allow}\"]\n{disks}"));
+    let (mut guest, mut other) = (domain.host("a"), domain.host("b"));
+    guest.write(1, 0, &pattern(1, 4096));
+    other.write(1, 0, &pattern(2, 4096));
+    let socket = format!("socket={}", text(&domain.place.path("c.sock")));
+    let limited = format!("{c}?iops=200000");
+    let state = text(&domain.place.path("saved.toml"));
+    for (words, nsid, size) in [
+        (&["attach", "a", &limited][..], 2, 1 << 20),
+        (&["resize", "a", "2M", "--nsid", "2"], 2, 2 << 20),
+        (
+            &["limits", "a", "--nsid", "2", "--iops", "100000"],
+            2,
+            2 << 20,
+        ),
+        (&["on-error", "a", "--on-read-error", "stop"], 2, 2 << 20),
+        (&["detach", "a", "2"], 1, 1 << 20),
+        (&["resize", "a", "2M"], 1, 2 << 20),
+        (&["add", "controller", &socket, d], 1, 2 << 20),
+        (&["remove", "c"], 1, 2 << 20),
+        (&["detach", "a", "1"], 0, 0),
+        (&["attach", "a", a], 1, 2 << 20),
+        (&["reload"], 1, 2 << 20),
+    ] {
+        let (code, said) = command(&domain, words);
+        assert_eq!(code, Some(0), "{words:?}: {said}");
+        for round in 0..2 {
+            match round {
+                0 => domain.kill(),
+                _ => {
+                    let (code, said) = command(&domain, &["upgrade"]);
+                    assert_eq!(code, Some(0), "{words:?}: {said}");
+                }
+            }
+            let disks = domain.client.disks().unwrap();
+            let errors = disks.into_iter().filter_map(|disk| disk.error);
+            assert_eq!(errors.collect::<Vec<_>>(), [""; 0], "{words:?}");
+            assert!(other.read(1, 0, 4096) == pattern(2, 4096), "{words:?}");
+            if nsid > 0 {
+                let blocks = guest.identify_namespace(nsid).unwrap().nsze.get();
+                assert_eq!(blocks, size / 512, "{words:?}");
+                assert!(guest.read(1, 0, 4096) == pattern(1, 4096), "{words:?}");
+            }
+        }
+        let (code, saved) = command(&domain, &["save"]);
+        assert_eq!(code, Some(0), "{words:?}: {saved}");
+        fs::write(&state, saved).unwrap();
+        let check = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+            .args(["check", &state])
+            .output();
+        let check = check.unwrap();
+        assert!(check.status.success(), "{words:?}: {check:?}");
+    }
+    drop((guest, other));
+    domain.daemon.end();
+}
+
+/// Files beside volumes: those of each disk, by the names of the disk and the file.
+const BESIDE: [(&str, &str, &str); 7] = [
+    ("zones", "zones.table", "zone-size = \"64K\", zone-table"),
+    ("metadata", "metadata.table", "metadata-size = 8, metadata"),
+    ("format", "format.file", "format-file"),
+    ("fdp", "fdp.table", "fdp-handles = 4, fdp-table"),
+    ("atomic", "atomic.journal", "?atomic=16K&atomic-journal="),
+    ("boot", "boot.bin", "boot-partition"),
+    ("pool", "pool", "pool"),
+];
+
+/// Disks that each have a file beside their volume, and one that has none.
+fn with_files(place: &Place) -> String {
+    let good = place.disk("good.raw", 1 << 20);
+    fs::write(place.path("boot.bin"), pattern(7, 10_000)).unwrap();
+    fs::create_dir(place.path("pool")).unwrap();
+    let mut disks = controller(place, "good", &[&good], "");
+    for (name, file, key) in BESIDE {
+        let (volume, file) = (
+            place.disk(&format!("{name}.raw"), 4 << 20),
+            text(&place.path(file)),
+        );
+        let of_namespace = format!("{{ volume = \"{volume}\", {key} = \"{file}\" }}");
+        let (more, namespace) = match name {
+            "atomic" => (
+                String::new(),
+                format!("{{ volume = \"{volume}{key}{file}\" }}"),
+            ),
+            "boot" => (
+                format!("{key} = \"{file}\"\n"),
+                format!("{{ volume = \"{volume}\" }}"),
+            ),
+            "pool" => (
+                format!("{key} = \"{file}\"\npool-capacity = \"1M\"\n"),
+                format!("{{ volume = \"{volume}\" }}"),
+            ),
+            _ => (String::new(), of_namespace),
+        };
+        let socket = text(&place.path(&format!("{name}.sock")));
+        disks += &format!(
+            "[[controller]]\nname = \"{name}\"\nsocket = \"{socket}\"\n{more}\
+             namespace = [{namespace}]\n"
+        );
+    }
+    disks
+}
+
+/// A file beside a volume that is missing, empty or damaged makes its own disk unavailable, and is
+/// not made anew; no other disk notices.
+#[test]
+fn damaged_file_beside_volume_makes_its_own_disk_unavailable() {
+    let place = Place::new();
+    let disks = with_files(&place);
+    let domain = Domain::start(place, &disks);
+    let mut good = domain.host("good");
+    good.write(1, 0, &pattern(1, 4096));
+    for damage in ["missing", "empty", "damaged"] {
+        // Bytes of a Boot Partition are never wrong, and a pool is a folder.
+        let meant = BESIDE.iter().filter(|(name, ..)| match damage {
+            "missing" => true,
+            "empty" => *name != "pool",
+            _ => !["pool", "boot"].contains(name),
+        });
+        let meant: Vec<_> = meant.collect();
+        for (name, file, _) in &meant {
+            assert_eq!(domain.error(name), None, "{damage}");
+            match damage {
+                "missing" => hide(&domain.place, file),
+                "empty" => replace(&domain.place, file, &[]),
+                _ => replace(&domain.place, file, &[0xa5; 1 << 16]),
+            }
+        }
+        domain.kill();
+        assert!(good.read(1, 0, 4096) == pattern(1, 4096), "{damage}");
+        assert_eq!(domain.error("good"), None, "{damage}");
+        for (name, file, _) in &meant {
+            let why = domain.error(name).unwrap_or_default();
+            assert!(why.contains(file), "{name}, {damage}: {why}");
+        }
+        let unserved = domain.client.stats().unwrap().measured.unserved;
+        assert_eq!(unserved.len(), meant.len(), "{damage}: {unserved:?}");
+        for (_, file, _) in &meant {
+            show(&domain.place, file);
+        }
+        for (name, ..) in &meant {
+            domain.wait_served(name);
+        }
+    }
+    drop(good);
+    domain.daemon.end();
+}
+
+/// A volume that has tables for each of its blocks keeps its size: by the API, and where somebody
+/// cuts its file all the same.
+#[test]
+fn volume_with_zones_or_metadata_is_not_resized_and_cut_file_is_unavailable() {
+    let place = Place::new();
+    let disks = with_files(&place);
+    let domain = Domain::start(place, &disks);
+    let mut good = domain.host("good");
+    good.write(1, 0, &pattern(1, 4096));
+    for name in ["zones", "metadata"] {
+        let (code, said) = command(&domain, &["resize", name, "8M"]);
+        assert_eq!(code, Some(1), "{name}: {said}");
+        let words = format!("namespace 1 of \"{name}\" has {name}");
+        assert!(said.contains(&words), "{said}");
+        let file = domain.place.path(&format!("{name}.raw"));
+        let file = OpenOptions::new().write(true).open(file).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 4 << 20);
+        file.set_len(8 << 20).unwrap();
+        domain.kill();
+        assert!(good.read(1, 0, 4096) == pattern(1, 4096));
+        let why = domain.error(name).unwrap_or_default();
+        assert!(why.contains(&format!("{name}.table")), "{name}: {why}");
+        file.set_len(4 << 20).unwrap();
+        domain.wait_served(name);
+    }
+    drop(good);
+    domain.daemon.end();
+}

@@ -299,6 +299,27 @@ pub fn path_of_url(url: &str) -> Option<PathBuf> {
     }
 }
 
+/// The file of the journal of atomic writes, if `url` names a file that has one.
+pub fn journal_of_url(url: &str) -> Option<PathBuf> {
+    let (name, query) = url.rsplit_once('?')?;
+    let options = || query.split('&').filter_map(|option| option.split_once('='));
+    let value = |key: &str| {
+        options()
+            .find(|(name, _)| *name == key)
+            .map(|(_, text)| text)
+    };
+    let atomic = value("atomic").map(atomic).transpose().ok()?;
+    match (atomic, value("atomic-journal")) {
+        (Some(Atomic::Unit(_)) | None, Some(journal)) => unescape(journal).ok(),
+        (Some(Atomic::Unit(_)), None) => {
+            let mut path = path_of_url(name)?.into_os_string();
+            path.push(".atomic");
+            Some(path.into())
+        }
+        _ => None,
+    }
+}
+
 /// The scheme, empty for a path, and the rest.
 fn scheme(url: &str) -> (&str, &str) {
     match url.split_once("://") {
