@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 /// What the kernel tells of this process's threads.
 const THREADS: &str = "/proc/self/task";
 
-/// What the kernel tells of devices.
+/// Properties of devices, as the kernel shows them.
 const DEVICES: &str = "/sys/devices";
 
 /// Whether the process gives up what it does not need.
@@ -162,13 +162,13 @@ fn later(options: &ServeOptions) -> Needs {
     }
 }
 
-/// What it takes to open the volumes of an unavailable disk, and the files beside them, while the
-/// process runs. Another file may come to their place: what counts is the folder. Not of /dev,
-/// where there is everything else.
+/// Adds the rights to open the volumes of an unavailable disk, and the files beside them, while the
+/// process runs. The rights are for the folder, since another file may come to the file's place;
+/// for a device in /dev they are for that device, since all others are in the folder.
 fn to_open(disk: &DiskSpec, needs: &mut Needs) {
     needs.takes_over = true;
     let files = disk.files();
-    // Where a link leads to is another place.
+    // The target of a link is in another folder.
     let targets = files.iter().filter_map(|path| path.canonicalize().ok());
     let paths: Vec<PathBuf> = targets.chain(files.iter().cloned()).collect();
     for path in paths {
@@ -185,7 +185,7 @@ fn to_open(disk: &DiskSpec, needs: &mut Needs) {
                 .iter()
                 .any(|below| below == Path::new(DEVICES))
         {
-            // What the system tells of block devices.
+            // Properties of block devices.
             needs.read_below.push(DEVICES.into());
         }
         if !needs.open_below.contains(&place) {

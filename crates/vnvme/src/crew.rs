@@ -90,7 +90,7 @@ pub fn say_listening(disk: &DiskSpec, serial: &str) {
 }
 
 impl Crew {
-    /// Enters a disk that cannot be served.
+    /// Enters an unavailable disk.
     pub fn leave_out(&self, unserved: Unserved) {
         let Unserved { disk, why } = unserved;
         let name = disk.name();
@@ -412,7 +412,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
     let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
     let known = survival.as_ref().and_then(Survival::known_serial);
     let serial = match known.filter(|known| spec.serial.is_none() && identity::is_serial(known)) {
-        // Made from the volumes that the disk had when its host saw it first.
+        // The disk may have had other volumes when its host saw it first.
         Some(known) => known,
         None => serial(spec, &ids),
     };

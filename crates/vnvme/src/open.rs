@@ -253,8 +253,8 @@ impl Opener {
     }
 }
 
-/// Refuses a namespace that an earlier process has served, and of which a file is missing that keeps
-/// something beside the volume: it would be made anew, and what the guest relies on be lost.
+/// Refuses a namespace that an earlier process has served, and of which a file is missing that
+/// keeps something beside the volume: it would be made anew, and what the guest relies on be lost.
 fn ensure_files(spec: &NamespaceSpec) -> Result<()> {
     for (key, path) in spec.kept_files() {
         let found = path.metadata();

@@ -575,8 +575,8 @@ struct Opening {
     unserved: Vec<Unserved>,
 }
 
-/// Opens all volumes; each is in `all` once it is open. What the configuration describes comes
-/// first, so that nothing that was added is in its place.
+/// Opens all volumes; each is in `all` once it is open. Disks of the configuration come first, so
+/// that no added disk is in the place of one.
 fn open(
     specs: &Specs,
     opener: &Opener,
@@ -612,9 +612,9 @@ fn open(
     Ok(())
 }
 
-/// A disk keeps the process from serving any.
+/// Returns the error of a disk that keeps the process from serving any.
 pub fn not_served(name: &str, error: anyhow::Error) -> anyhow::Error {
-    // The operator of an upgrade has not named it.
+    // The operator of an upgrade has not named the disk.
     match keep::is_replacement() {
         true => error.context(format!("disk {name} cannot be served")),
         false => error,
@@ -676,7 +676,7 @@ fn listen(
     loads.resize_with(workers, Load::default);
     let mut turns = (0..workers).cycle();
     let mut unserved = opening.unserved;
-    // Who may connect is said now, while there is no sandbox.
+    // Access control is set now: the sandbox lets no file change its owner.
     for disk in unserved.iter().map(|unserved| &unserved.disk) {
         if let Err(error) = sockets::hold(disk, usual)
             && !options.may_be_left_out(&disk.name())

@@ -407,7 +407,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let unavailable: Vec<DiskSpec> = left_out.iter().map(|one| one.disk.clone()).collect();
     keep::discard_rest(&unavailable);
     let confinement = Confinement::new(specs, &options, &unavailable);
-    // Those that are tried again come to any worker.
+    // An unavailable disk may come to any worker later.
     let grows = grows || !unavailable.is_empty();
     let crew = Arc::new(Crew {
         rings: grows

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use sync::Unpoisoned;
 use vfio_user::Listener;
 
-/// A socket that nobody is served at.
+/// A socket at which no client is served.
 enum Held {
     Unix(Listener),
     Tcp(SocketAddr, TcpListener),
@@ -55,7 +55,7 @@ pub fn is_held(path: &Path) -> bool {
         .any(|held| matches!(held, Held::Unix(listener) if listener.path() == path))
 }
 
-/// Takes the socket that is held at this path.
+/// Returns the socket that is held at this path, which is not held any more.
 pub fn take(path: &Path) -> Option<Listener> {
     let mut all = HELD.lock().unpoisoned();
     let is_it = |held: &Held| matches!(held, Held::Unix(listener) if listener.path() == path);
@@ -66,7 +66,7 @@ pub fn take(path: &Path) -> Option<Listener> {
     }
 }
 
-/// Takes the socket that is held at this address.
+/// Returns the socket that is held at this address, which is not held any more.
 pub fn take_tcp(address: SocketAddr) -> Option<TcpListener> {
     let mut all = HELD.lock().unpoisoned();
     let is_it = |held: &Held| matches!(held, Held::Tcp(at, _) if *at == address);

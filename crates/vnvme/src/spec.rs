@@ -314,10 +314,21 @@ impl NvmeTcpSpec {
     pub fn number_namespaces(&mut self) {
         number(&mut self.namespaces);
     }
+
+    /// The IDs of its namespaces.
+    pub fn nsids(&self) -> Vec<u32> {
+        nsids(&self.namespaces)
+    }
 }
 
 /// No address that anybody could listen at.
 const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
+
+fn nsids(namespaces: &[NamespaceSpec]) -> Vec<u32> {
+    let namespaces = namespaces.iter().zip(1..);
+    let nsids = namespaces.map(|(namespace, place)| namespace.nsid.unwrap_or(place));
+    nsids.collect()
+}
 
 /// Each namespace says its ID.
 fn number(namespaces: &mut [NamespaceSpec]) {
@@ -718,9 +729,7 @@ impl ControllerSpec {
 
     /// The IDs of its namespaces.
     pub fn nsids(&self) -> Vec<u32> {
-        let namespaces = self.namespaces.iter().zip(1..);
-        let nsids = namespaces.map(|(namespace, place)| namespace.nsid.unwrap_or(place));
-        nsids.collect()
+        nsids(&self.namespaces)
     }
 }
 

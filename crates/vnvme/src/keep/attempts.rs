@@ -1,6 +1,6 @@
 //! Disks that are being recovered, noted in a memory file that the keeper has: should the process
-//! die meanwhile, the next one knows at which disk. After [`MAX_DEATHS`] deaths in a row the disk is
-//! left out, and all others are served.
+//! die meanwhile, the next one knows at which disk. After [`MAX_DEATHS`] deaths in a row the disk
+//! is left out, and all others are served.
 //!
 //! A process that a client has taken over may write there whatever it likes: at most it has other
 //! disks served a little later.
@@ -19,9 +19,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 use sync::Unpoisoned;
 
-/// Its name.
+/// Name of the memory file with the keeper.
 const NAME: &str = "vnvme.attempts";
-/// Longest that is read (bytes).
+/// Longest content that is read (bytes).
 const MAX_LEN: usize = 1 << 20;
 /// So many processes die one after the other while they recover a disk before it is left out. One
 /// may be killed at that moment by chance.
@@ -30,7 +30,7 @@ const MAX_DEATHS: u32 = 2;
 /// to the power of its deaths, at most this.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 
-/// What is noted, by the disks' names.
+/// Content of the memory file, by the disks' names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Noted {
     under_way: BTreeSet<String>,
@@ -46,7 +46,7 @@ struct Attempts {
 static ATTEMPTS: Mutex<Option<Attempts>> = Mutex::new(None);
 
 impl Noted {
-    /// The same after the process that had written this has died.
+    /// Counts a death for each disk that the process which has died was recovering.
     fn after_death(mut self) -> Self {
         for disk in std::mem::take(&mut self.under_way) {
             let deaths = self.deaths.entry(disk).or_default();
@@ -159,7 +159,7 @@ fn change(change: impl FnOnce(&mut Noted)) {
 #[must_use = "the attempt ends with it"]
 pub struct Attempt {
     disk: String,
-    /// Its end makes up for the deaths before.
+    /// The end of the attempt makes up for earlier deaths.
     is_whole: bool,
 }
 
@@ -175,7 +175,7 @@ impl Attempt {
         }
     }
 
-    /// The same of a part of the recovery: its end does not make up for deaths.
+    /// Notes that a part of the disk's recovery is under way: its end does not make up for deaths.
     pub fn part(disk: &str) -> Self {
         let mut part = Self::new(disk);
         part.is_whole = false;

@@ -54,9 +54,9 @@ struct Text {
 /// Disks that are not served, by their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unavailable {
-    /// All of them.
+    /// Names of all unavailable disks.
     pub disks: BTreeSet<String>,
-    /// Those whose volumes no process has opened since they were configured.
+    /// Names of those whose volumes no process has opened since they were configured.
     pub never_opened: BTreeSet<String>,
 }
 
@@ -77,7 +77,7 @@ pub struct Before {
 static LAST: Mutex<u32> = Mutex::new(0);
 /// It can be read.
 static IS_NOTED: AtomicBool = AtomicBool::new(false);
-/// A process before this one has noted it.
+/// A process before this one has noted what it served.
 static WAS_NOTED: AtomicBool = AtomicBool::new(false);
 
 impl Before {

@@ -117,7 +117,7 @@ impl Left {
         })
     }
 
-    /// Whether it is of this disk.
+    /// Whether the state is of this disk.
     fn is_of(&self, disk: &DiskSpec) -> bool {
         let identity = self.identity.as_ref();
         identity.is_some_and(|identity| {

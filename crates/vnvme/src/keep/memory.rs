@@ -7,6 +7,7 @@ use super::disk::settled;
 use super::pool::kept;
 use crate::identity;
 use crate::manage::DiskSpec;
+use crate::subsystems;
 use keeper::Desk;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -46,15 +47,15 @@ pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
     let Some(name) = name.strip_prefix(PREFIX) else {
         return false;
     };
-    let nsids = match disk {
-        DiskSpec::Controller(spec) => spec.nsids(),
-        DiskSpec::VhostBlk(_) | DiskSpec::NvmeTcp(_) | DiskSpec::Ublk(_) => vec![1],
+    let (owner, nsids) = match disk {
+        DiskSpec::Controller(spec) => (subsystems::memory_owner(spec), spec.nsids()),
+        DiskSpec::NvmeTcp(spec) => (disk.name(), spec.nsids()),
+        DiskSpec::VhostBlk(_) | DiskSpec::Ublk(_) => (disk.name(), vec![1]),
     };
-    let disk = disk.name();
     let mut names = nsids
         .into_iter()
         .flat_map(|nsid| (0..ALIKE).map(move |nth| (nsid, nth)));
-    names.any(|(nsid, nth)| identity::memory(&disk, nsid, nth) == name)
+    names.any(|(nsid, nth)| identity::memory(&owner, nsid, nth) == name)
 }
 
 impl Drop for MemoryName {

@@ -157,7 +157,8 @@ impl Table {
         Some((entry.spec.clone(), entry.failed.clone()?))
     }
 
-    /// Says why a disk is unavailable by now. Whether that is another reason than before.
+    /// Replaces the reason why a disk is unavailable. Returns whether it differs from the one
+    /// before.
     pub fn fails_again(&self, name: &str, before: &Arc<Failed>, now: Failed) -> bool {
         let mut entries = self.lock();
         let is_new = now.why != before.why;
@@ -169,7 +170,7 @@ impl Table {
         is_new
     }
 
-    /// Takes a disk that is unavailable, and whose volumes are open by now, to serve it.
+    /// Takes an unavailable disk whose volumes are open by now, to serve it.
     ///
     /// # Errors
     /// It has been removed or changed; another disk has what has to be unique of it.

@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::Unpoisoned;
 
-/// Until a disk is tried for the second time; then twice as long each time.
+/// Pause before the second attempt; each later pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// What an operator can do where this process may not open what another one may.
+/// Remedy where the sandbox keeps this process from opening a volume.
 const SANDBOX: &str = "; the sandbox may keep this process from it: vnvme upgrade has another one \
                        take its place, which opens the disk";
 
@@ -40,11 +40,11 @@ impl Manager {
         }
     }
 
-    /// The same of one disk.
+    /// Tries again to serve one disk, for as long as it is unavailable.
     pub(super) fn retry_in_background(self: &Arc<Self>, name: &str) {
         let (manager, disk) = (self.clone(), name.to_owned());
         let builder = std::thread::Builder::new().name("retry".into());
-        // It lives as long as the process.
+        // The thread lives as long as the process, or until the disk is served.
         if let Err(error) = builder.spawn(move || manager.retry(&disk)) {
             tracing::error!(disk = name, %error, "the disk is not tried again");
         }
@@ -60,11 +60,11 @@ impl Manager {
                 return;
             };
             pause = MAX_PAUSE.min(pause * 2);
-            // Should the process die, it is known of which.
+            // Should the process die, the next one knows at which disk.
             let alone = kills.map(|_| ALONE.lock().unpoisoned());
             let attempt = keep::Attempt::new(name);
-            let served = self.serve_again(name, &failed);
-            drop((attempt, alone));
+            let served = self.serve_again(name, &failed, attempt);
+            drop(alone);
             let Err(error) = served else {
                 return;
             };
@@ -73,7 +73,12 @@ impl Manager {
     }
 
     /// Serves a disk that was unavailable, if its volumes can be opened by now.
-    fn serve_again(self: &Arc<Self>, name: &str, failed: &Arc<Failed>) -> Result<(), Error> {
+    fn serve_again(
+        self: &Arc<Self>,
+        name: &str,
+        failed: &Arc<Failed>,
+        attempt: keep::Attempt,
+    ) -> Result<(), Error> {
         let Some((spec, _)) = self.crew.table.unavailable(name) else {
             return Ok(());
         };
@@ -85,6 +90,9 @@ impl Manager {
         let ready = opening.join().unwrap_or_else(bug)?;
         let again = self.crew.table.take_unavailable(name, failed)?;
         let running = self.serve(ready)?;
+        // Before anybody can see that the disk is served: whatever ends the process then is another
+        // cause.
+        drop(attempt);
         let name = again.serve(running);
         tracing::info!(disk = name, "the disk was unavailable, and is served again");
         self.tell(EventKind::Added, &name, None);
