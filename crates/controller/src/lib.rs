@@ -130,4 +130,6 @@ pub use pool::{NamespacePool, PoolChange, PoolDone, PoolError, PooledNamespace};
 pub use remote::{RemoteEngine, RemoteEngineSetup};
 pub use stats::{ControllerStats, Counter, EarlierIo, IoStats, QueueStats};
 pub use subsystem::{MAX_CNTLID, ReservationStore, Saved, Subsystem};
-pub use survival::{Kept, RestoreError, STATE_OLDEST_READ, STATE_VERSION, state_layout};
+pub use survival::{
+    Kept, RestoreError, STATE_OLDEST_READ, STATE_VERSION, serial_number_in, state_layout,
+};

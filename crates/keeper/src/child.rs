@@ -20,6 +20,8 @@ pub(crate) struct Serving {
     pub sending: Sending,
     /// It has said that it serves.
     pub is_ready: bool,
+    /// What it has last said of itself (sd_notify(3), `STATUS=`).
+    pub status: Option<String>,
 }
 
 impl Serving {
@@ -43,6 +45,7 @@ impl Serving {
                 channel: Some(ours),
                 sending,
                 is_ready: false,
+                status: None,
             }),
             Err(errno) => {
                 let _ = child.kill();

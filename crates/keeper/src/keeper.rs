@@ -66,14 +66,6 @@ pub enum End {
     Code(u8),
     /// By this signal.
     Signal(i32),
-    /// Serving processes did not become ready, one after the other: with an exit code, and a line
-    /// that says so.
-    GivenUp {
-        /// How many.
-        failures: u32,
-        /// How the last one has ended.
-        last: ExitStatus,
-    },
     /// No process could be ended in order: what was not flushed may not be durable.
     NotDurable,
 }
@@ -112,7 +104,6 @@ struct Running<'a> {
     ordered: Option<Signal>,
     /// It is passed on when a process serves that can make everything durable.
     held: Option<Signal>,
-    last_status: Option<ExitStatus>,
 }
 
 impl Keeper<'_> {
@@ -143,7 +134,6 @@ impl Keeper<'_> {
             tells_refusal: false,
             ordered: None,
             held: None,
-            last_status: None,
         };
         let given = std::mem::take(&mut running.keeper.given).into_iter();
         let given = given.map(|given| Kept {
@@ -276,7 +266,8 @@ impl Running<'_> {
             Err(error) if !self.has_served => Err(KeepFailed::System("start", error)),
             Err(error) => {
                 self.facts.how = Some(format!("it could not be started: {error}"));
-                Ok(self.start_later(false, ExitStatus::from_raw(ERROR << 8)))
+                self.start_later(false);
+                Ok(None)
             }
         }
     }
@@ -298,6 +289,8 @@ impl Running<'_> {
                 Ok(Some(packet)) => match self.store.handle(packet) {
                     Done::Tell(lines) => {
                         serving.is_ready |= lines.lines().any(|line| line == "READY=1");
+                        let status = lines.lines().find_map(|line| line.strip_prefix("STATUS="));
+                        serving.status = status.map(str::to_owned).or(serving.status.take());
                         tell(self.keeper.manager.as_ref(), &lines);
                     }
                     Done::Upgrade => {
@@ -318,7 +311,9 @@ impl Running<'_> {
         while self.serving.as_ref().is_some_and(is_readable) {
             self.read();
         }
-        let was_ready = self.serving.take().is_some_and(|serving| serving.is_ready);
+        let serving = self.serving.take();
+        let was_ready = serving.as_ref().is_some_and(|serving| serving.is_ready);
+        let status_text = serving.and_then(|serving| serving.status);
         self.tells_refusal = false;
         self.has_served |= was_ready;
         let ended = clock_gettime(ClockId::Monotonic);
@@ -331,7 +326,7 @@ impl Running<'_> {
         }
         if self.ordered.is_none() && self.upgrade.is_tried() && !was_ready {
             self.facts.restarts = self.facts.restarts.saturating_add(1);
-            self.back(&in_words(status));
+            self.back(&status_text.unwrap_or_else(|| in_words(status)));
             return None;
         }
         match (status.code(), status.signal()) {
@@ -348,22 +343,25 @@ impl Running<'_> {
             _ if self.ordered.is_some() => return Some(End::NotDurable),
             _ => {}
         }
-        self.start_later(was_ready, status)
+        self.start_later(was_ready);
+        None
     }
 
-    fn start_later(&mut self, was_ready: bool, status: ExitStatus) -> Option<End> {
+    fn start_later(&mut self, was_ready: bool) {
         let now = Instant::now();
-        let Some(pause) = self.pace.ended(was_ready, now) else {
-            return Some(End::GivenUp {
-                failures: self.pace.failures(),
-                last: status,
-            });
-        };
+        let pause = self.pace.ended(was_ready, now);
         self.facts.restarts = self.facts.restarts.saturating_add(1);
         self.facts.failures = self.pace.failures();
-        self.last_status = Some(status);
         self.next_start = now + pause;
-        None
+        if !was_ready && !pause.is_zero() {
+            let (failures, how) = (self.pace.failures(), self.facts.how.as_deref());
+            self.say(&format!(
+                "{failures} processes in a row have ended before they served ({}): the next one \
+                 is started in {:.1} s",
+                how.unwrap_or("nobody knows how"),
+                pause.as_secs_f64()
+            ));
+        }
     }
 }
 

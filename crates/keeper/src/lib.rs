@@ -56,7 +56,7 @@ pub use keeper::{End, Given, KeepFailed, Keeper};
 pub use last::outlive;
 pub use ledger::{Ledger, LedgerError};
 pub use link::{Keeping, Link, UpgradeError};
-pub use restart::{MOST_FAILURES, Pace};
+pub use restart::Pace;
 pub use store::may_be_kept;
 pub use text::{LASTING, MAX_NAME, is_name};
 pub use upgrade::{Programs, REPLACED, Which};

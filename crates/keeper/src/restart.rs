@@ -9,8 +9,11 @@ const AT_ONCE: usize = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// After so many processes in a row that never became ready the keeper gives up.
-pub const MOST_FAILURES: u32 = 10;
+/// So many processes in a row that never became ready follow at once; each later one after a pause
+/// twice as long as the one before. None is the last: the disks have no other.
+const FAILURES_AT_ONCE: u32 = 3;
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// The pace of restarts.
 #[derive(Debug, Default)]
@@ -20,26 +23,32 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A process has ended that was ready to serve, or was not. After how long the next is to be
-    /// started; `None`: none is.
-    pub fn ended(&mut self, was_ready: bool, now: Instant) -> Option<Duration> {
+    /// A process has ended that was ready to serve, or was not. Returns the pause after which the
+    /// next is to be started.
+    pub fn ended(&mut self, was_ready: bool, now: Instant) -> Duration {
         self.failures = match was_ready {
             true => 0,
-            false => self.failures + 1,
+            false => self.failures.saturating_add(1),
         };
-        if self.failures >= MOST_FAILURES {
-            return None;
-        }
         while let Some(first) = self.ends.front()
             && now.duration_since(*first) >= WINDOW
         {
             self.ends.pop_front();
         }
         self.ends.push_back(now);
-        Some(match self.ends.len() {
+        let pause = match self.ends.len() {
             ..=AT_ONCE => Duration::ZERO,
             _ => PAUSE,
-        })
+        };
+        pause.max(self.pause_after_failures())
+    }
+
+    fn pause_after_failures(&self) -> Duration {
+        let Some(doubled) = self.failures.checked_sub(FAILURES_AT_ONCE) else {
+            return Duration::ZERO;
+        };
+        // Longer than the longest pause by far.
+        MAX_PAUSE.min(FIRST_PAUSE * (1 << doubled.min(16)))
     }
 
     /// Processes in a row that did not become ready.
@@ -57,32 +66,34 @@ mod tests {
         let mut pace = Pace::default();
         let start = Instant::now();
         for _ in 0..AT_ONCE {
-            assert_eq!(pace.ended(true, start), Some(Duration::ZERO));
+            assert_eq!(pace.ended(true, start), Duration::ZERO);
         }
         let second = |n| start + Duration::from_secs(n);
-        assert_eq!(pace.ended(true, second(1)), Some(PAUSE));
-        assert_eq!(pace.ended(true, second(9)), Some(PAUSE));
+        assert_eq!(pace.ended(true, second(1)), PAUSE);
+        assert_eq!(pace.ended(true, second(9)), PAUSE);
         // Only the last two are recent then.
-        assert_eq!(pace.ended(true, second(10)), Some(Duration::ZERO));
+        assert_eq!(pace.ended(true, second(10)), Duration::ZERO);
         // The memory of it is bounded by the pause.
         for n in 11..1000 {
-            assert!(pace.ended(true, second(n)).is_some());
+            pace.ended(true, second(n));
             assert!(pace.ends.len() <= AT_ONCE + 10);
         }
     }
 
     #[test]
-    fn it_is_given_up_when_none_becomes_ready() {
+    fn failures_follow_after_growing_pauses_without_end() {
         let mut pace = Pace::default();
-        let now = Instant::now();
-        for _ in 1..MOST_FAILURES {
-            assert!(pace.ended(false, now).is_some());
+        let mut now = Instant::now();
+        let mut before = Duration::ZERO;
+        for failure in 1..100 {
+            let pause = pace.ended(false, now);
+            assert_eq!(pause.is_zero(), failure < FAILURES_AT_ONCE, "{failure}");
+            assert!(pause >= before && pause <= MAX_PAUSE, "{failure}");
+            (before, now) = (pause, now + pause);
         }
+        assert_eq!(before, MAX_PAUSE);
         // One that was ready makes up for them.
-        assert!(pace.ended(true, now).is_some());
-        for _ in 1..MOST_FAILURES {
-            assert!(pace.ended(false, now).is_some());
-        }
-        assert_eq!(pace.ended(false, now), None);
+        assert_eq!(pace.ended(true, now + WINDOW), Duration::ZERO);
+        assert_eq!(pace.ended(false, now + WINDOW), Duration::ZERO);
     }
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
-use keeper::{Arrival, Desk, End, Given, Keeper, Keeping, MOST_FAILURES, Programs, Which, outlive};
+use keeper::{Arrival, Desk, End, Given, Keeper, Keeping, Programs, Which, outlive};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -31,7 +31,6 @@ const LINGERS: &str = "VNVME_TEST_LINGERS";
 const NEW: &str = "VNVME_TEST_NEW";
 /// Exit codes of the keeper for ends that have no code.
 const BY_SIGNAL: i32 = 100;
-const GIVEN_UP: i32 = 90;
 const NOT_DURABLE: i32 = 91;
 
 /// Two programs: this one, which does one thing or the other.
@@ -152,10 +151,6 @@ fn child_keeper() {
     let code = match keeper.run(|| Ok(())).unwrap() {
         End::Code(code) => code.into(),
         End::Signal(signal) => BY_SIGNAL + signal,
-        End::GivenUp { failures, .. } => {
-            assert_eq!(failures, MOST_FAILURES);
-            GIVEN_UP
-        }
         End::NotDurable => NOT_DURABLE,
     };
     std::process::exit(code);
@@ -215,6 +210,10 @@ fn child_serving() {
                 arrival.link.tell("READY=1\n").unwrap();
             }
             assert_eq!(arrival.facts.failures, times.saturating_sub(1));
+            // More than were ever taken for the end, and pauses grow between them.
+            if times == 11 {
+                std::process::exit(0);
+            }
             die();
         }
         "never ready" => die(),
@@ -387,8 +386,8 @@ fn a_process_that_dies_is_followed_by_one_with_all_that_was_kept() {
 }
 
 #[test]
-fn processes_that_never_become_ready_are_given_up() {
-    assert_eq!(start("fails").code(), Some(GIVEN_UP));
+fn processes_that_never_become_ready_are_followed_by_others() {
+    assert_eq!(start("fails").code(), Some(0));
 }
 
 #[test]

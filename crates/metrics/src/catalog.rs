@@ -61,7 +61,7 @@ metrics! {
         "A disk that is served: its kind (controller, vhost-user-blk, ublk), and its socket or \
          block device.";
     DISK_UNSERVED = "vnvme_disk_unserved", Gauge, "1", ["disk"],
-        "A disk that was added to an earlier process and cannot be served: vnvme list says why.";
+        "Whether the disk is unavailable; vnvme list shows the reason.";
     DISK_CONNECTED = "vnvme_disk_connected", Gauge, "0 or 1", ["disk"],
         "Whether a client is attached to the disk; a ublk disk is attached to the kernel.";
     DISK_CONNECTIONS = "vnvme_disk_connections_total", Counter, "connections", ["disk"],

@@ -13,7 +13,7 @@ pub struct Snapshot {
     pub at_ns: u64,
     /// What is served, in the order of the configuration.
     pub disks: Vec<Disk>,
-    /// Names of disks that were added to an earlier process, and cannot be served.
+    /// Names of disks that are unavailable.
     #[serde(default)]
     pub unserved: Vec<String>,
     /// Volumes with limits or weights.

@@ -77,7 +77,7 @@ fn ruleset(needs: &Needs, reach: Reach) -> Result<RestrictionStatus, Refused> {
         };
         rules = rules.add_rule(PathBeneath::new(PathFd::new(place)?, rights))?;
     }
-    for directory in &needs.files_in {
+    for directory in needs.files_in.iter().filter(|path| path.exists()) {
         let directory = PathFd::new(directory)?;
         rules = rules.add_rule(PathBeneath::new(directory, FILES_IN))?;
     }
@@ -86,12 +86,15 @@ fn ruleset(needs: &Needs, reach: Reach) -> Result<RestrictionStatus, Refused> {
             true => Path::new("."),
             false => directory,
         };
-        let directory = PathFd::new(directory)?;
-        rules = rules.add_rule(PathBeneath::new(directory, AccessFs::RemoveFile))?;
+        if directory.exists() {
+            let directory = PathFd::new(directory)?;
+            rules = rules.add_rule(PathBeneath::new(directory, AccessFs::RemoveFile))?;
+        }
     }
     for connect in &needs.connect {
         rules = match connect {
             Connect::Tcp(port) => rules.add_rule(NetPort::new(*port, AccessNet::ConnectTcp))?,
+            Connect::UnixIn(directory) if !directory.exists() => rules,
             Connect::UnixIn(directory) => {
                 let directory = PathFd::new(directory)?;
                 rules.add_rule(PathBeneath::new(directory, AccessFs::ResolveUnix))?

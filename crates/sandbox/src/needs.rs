@@ -11,7 +11,8 @@ pub enum Connect {
     UnixIn(PathBuf),
 }
 
-/// What the process needs after its start. The default: nothing but what is open.
+/// What the process needs after its start. The default: nothing but what is open. Directories that
+/// are not there are left out: whatever comes to their places later is out of reach.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Directories in which files are removed at the end: those of sockets.
@@ -33,6 +34,9 @@ pub struct Needs {
     /// Memory files that are open are opened once more, by `/proc/self/fd`: Landlock lets them, and
     /// nothing else. Where it is not there, this is left out.
     pub reopen: bool,
+    /// Disks that an earlier process has left are gone on with while the process runs: it listens
+    /// with their sockets, and asks how much is in their pipes.
+    pub takes_over: bool,
     /// To whom stream sockets are connected while the process runs.
     pub connect: Vec<Connect>,
     /// A client library with threads and an event loop of its own serves volumes (Ceph's): what it

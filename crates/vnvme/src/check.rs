@@ -68,6 +68,26 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a controller that has no namespace, and can get none: in a process whose disks stay as
+/// they are. Under `vnvme daemon` namespaces are attached while it runs, and the last one may have
+/// been detached.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn check_filled(specs: &Specs) -> Result<()> {
+    for controller in &specs.controllers {
+        let (socket, origin) = (controller.socket.display(), &controller.origin);
+        let empty = controller.namespaces.is_empty() && controller.pool.is_none();
+        if empty && controller.max_namespaces.is_none() {
+            return Err(match origin.is_known() {
+                true => origin.error("", "no volume to serve"),
+                false => anyhow!("{socket}: no volume to serve"),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Most bytes of a disk's name: as many as a file's may have.
 const MAX_NAME: usize = 255;
 
@@ -110,14 +130,7 @@ struct InOne {
 
 impl Seen {
     fn check(&mut self, controller: &ControllerSpec) -> Result<()> {
-        let (socket, origin) = (controller.socket.display(), &controller.origin);
-        let empty = controller.namespaces.is_empty() && controller.pool.is_none();
-        if empty && controller.max_namespaces.is_none() {
-            return Err(match origin.is_known() {
-                true => origin.error("", "no volume to serve"),
-                false => anyhow!("{socket}: no volume to serve"),
-            });
-        }
+        let origin = &controller.origin;
         self.check_pool(controller)?;
         // Those of one subsystem have its names.
         if self.check_subsystem(controller)? {

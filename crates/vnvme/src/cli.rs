@@ -46,6 +46,7 @@ use crate::log_format::{self, JournalLines, LogFormat};
 use crate::options;
 use crate::options::flags::{self, Given};
 use crate::serve::serve;
+use crate::spec::ServeOptions;
 use crate::stderr::LogLines;
 use crate::top::TopArgs;
 use crate::volume_help::volume_help;
@@ -343,6 +344,10 @@ impl ServeArgs {
         let (specs, options) = match keep::before()? {
             Some(before) => {
                 let options = before.configured.process.clone().options(1);
+                let options = ServeOptions {
+                    unavailable: before.unavailable,
+                    ..options
+                };
                 (before.configured, options)
             }
             None => self.merge()?,

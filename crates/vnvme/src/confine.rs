@@ -1,7 +1,7 @@
 //! What the process gives up once everything is open: crate `sandbox`, as the configuration has it.
 
 use crate::keep;
-use crate::manage::{allows_ublk, places, servers};
+use crate::manage::{DiskSpec, allows_ublk, places, servers};
 use crate::open;
 use crate::spec::{DoorbellMode, ServeOptions, Specs};
 use anyhow::{Context, Result};
@@ -15,6 +15,9 @@ use std::thread::JoinHandle;
 
 /// What the kernel tells of this process's threads.
 const THREADS: &str = "/proc/self/task";
+
+/// Properties of devices, as the kernel shows them.
+const DEVICES: &str = "/sys/devices";
 
 /// Whether the process gives up what it does not need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
@@ -37,10 +40,16 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// With what is needed to serve that.
-    pub fn new(specs: &Specs, options: &ServeOptions) -> Self {
+    /// With what is needed to serve that, and to open the disks that are unavailable.
+    pub fn new(specs: &Specs, options: &ServeOptions, unavailable: &[DiskSpec]) -> Self {
         let sandbox = match options.sandbox {
-            SandboxMode::On => Some(Sandbox::new(needs(specs, options))),
+            SandboxMode::On => {
+                let mut needs = needs(specs, options);
+                for disk in unavailable {
+                    to_open(disk, &mut needs);
+                }
+                Some(Sandbox::new(needs))
+            }
             SandboxMode::Off => {
                 tracing::warn!(
                     "no sandbox (--sandbox off): an attacker who takes this process over has all its rights"
@@ -144,12 +153,44 @@ fn later(options: &ServeOptions) -> Needs {
     read_below.extend(daemon.config.as_deref().and_then(own_folder));
     if open_below.iter().any(|place| place.starts_with("/dev")) {
         // What the system tells of block devices.
-        read_below.push("/sys/devices".into());
+        read_below.push(DEVICES.into());
     }
     Needs {
         open_below,
         read_below,
         ..Needs::default()
+    }
+}
+
+/// Adds the rights to open the volumes of an unavailable disk, and the files beside them, while the
+/// process runs. The rights are for the folder, since another file may come to the file's place;
+/// for a device in /dev they are for that device, since all others are in the folder.
+fn to_open(disk: &DiskSpec, needs: &mut Needs) {
+    needs.takes_over = true;
+    let files = disk.files();
+    // The target of a link is in another folder.
+    let targets = files.iter().filter_map(|path| path.canonicalize().ok());
+    let paths: Vec<PathBuf> = targets.chain(files.iter().cloned()).collect();
+    for path in paths {
+        let path = std::path::absolute(&path).unwrap_or(path);
+        let in_dev = path.parent() == Some(Path::new("/dev"));
+        let place = match path.parent() {
+            Some(folder) if !in_dev => folder.to_owned(),
+            _ => path,
+        };
+        let is_device = place.starts_with("/dev");
+        if is_device
+            && !needs
+                .read_below
+                .iter()
+                .any(|below| below == Path::new(DEVICES))
+        {
+            // Properties of block devices.
+            needs.read_below.push(DEVICES.into());
+        }
+        if !needs.open_below.contains(&place) {
+            needs.open_below.push(place);
+        }
     }
 }
 

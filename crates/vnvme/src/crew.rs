@@ -8,7 +8,7 @@ use crate::formats::Chosen;
 use crate::front::{Front, Hosts, NvmeFront, NvmeTcpDoor, Served, Worker};
 use crate::heap::Heap;
 use crate::identity;
-use crate::keep::Made;
+use crate::keep::{self, Made, Survival};
 use crate::manage::{DiskSpec, Failed, Table};
 use crate::notify::ServiceLink;
 use crate::open::{Opened, Opener, is_within};
@@ -90,12 +90,17 @@ pub fn say_listening(disk: &DiskSpec, serial: &str) {
 }
 
 impl Crew {
-    /// Enters a disk that cannot be served, and that is kept for all that.
+    /// Enters an unavailable disk.
     pub fn leave_out(&self, unserved: Unserved) {
         let Unserved { disk, why } = unserved;
-        let _counted = self.registry.unserved.enter(disk.name());
-        let failed = Failed { why, _counted };
-        self.table.enter_failed(disk.completed(), failed);
+        let name = disk.name();
+        let failed = Failed {
+            why,
+            was_opened: keep::was_served(&disk, &self.options.unavailable),
+            _counted: Arc::new(self.registry.unserved.enter(name.clone())),
+        };
+        let source = self.options.source(&name);
+        self.table.enter_failed(disk.completed(), source, failed);
     }
 
     /// Serves a controller on this worker.
@@ -405,7 +410,12 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         kept.push((zones, placement, metadata, formats));
     }
     let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
-    let serial = serial(spec, &ids);
+    let known = survival.as_ref().and_then(Survival::known_serial);
+    let serial = match known.filter(|known| spec.serial.is_none() && identity::is_serial(known)) {
+        // The disk may have had other volumes when its host saw it first.
+        Some(known) => known,
+        None => serial(spec, &ids),
+    };
     let mut namespaces = Vec::new();
     let volumes = volumes.into_iter().zip(kept);
     for ((ns, place), (volume, (zones, placement, metadata, formats))) in

@@ -25,6 +25,13 @@ pub fn serial(volumes: &[Vec<u8>]) -> String {
     format!("VN{hex}")
 }
 
+/// Whether a serial number is one that [`serial`] makes.
+pub fn is_serial(text: &str) -> bool {
+    let digits = text.strip_prefix("VN").unwrap_or_default();
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'A'..=b'F').contains(&byte);
+    digits.len() == 16 && digits.bytes().all(is_digit)
+}
+
 /// What a keeper calls the memory of a volume: that of this namespace of this disk, and where
 /// several have both, the `nth` of them.
 pub fn memory(disk: &str, nsid: u32, nth: u32) -> String {

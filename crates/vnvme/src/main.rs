@@ -63,6 +63,7 @@ mod scrape;
 mod serve;
 mod signals;
 mod sizes;
+mod sockets;
 mod spec;
 mod stderr;
 mod subsystems;

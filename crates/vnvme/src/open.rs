@@ -23,6 +23,7 @@ use in_process::{self, Host};
 use mediate::Slice;
 use nbd::ConnectionKeeper;
 use remote::Address;
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -122,6 +123,9 @@ pub struct Opener {
     pub block_sizes: BlockSizes,
     /// Where changes of these are told.
     events: EventSender,
+    /// Volumes that an earlier process has opened: a raw one is not examined for the signature of
+    /// an image again, since its guest may have written one.
+    served_before: Mutex<HashSet<String>>,
 }
 
 impl Opener {
@@ -145,7 +149,24 @@ impl Opener {
             pools: Pools::default(),
             block_sizes: BlockSizes::default(),
             events: registry.events.clone(),
+            served_before: Mutex::default(),
         }
+    }
+
+    /// Enters volumes that an earlier process has opened, by their paths or URLs.
+    pub fn enter_served_before<'a>(&self, volumes: impl IntoIterator<Item = &'a str>) {
+        let mut known = self.served_before.lock().unpoisoned();
+        known.extend(volumes.into_iter().map(str::to_owned));
+    }
+
+    /// Forgets that volumes were opened before: they are examined when they are configured again.
+    pub fn forget_served_before(&self, volumes: &[&str]) {
+        let mut known = self.served_before.lock().unpoisoned();
+        known.retain(|volume| !volumes.contains(&&**volume));
+    }
+
+    fn was_served_before(&self, volume: &str) -> bool {
+        self.served_before.lock().unpoisoned().contains(volume)
     }
 
     /// Opens what is below a volume that only the thread may open which serves it
@@ -155,8 +176,13 @@ impl Opener {
             return Ok(false);
         }
         let within = self.within.clone();
+        let raw = self.was_served_before(&spec.volume);
         let below = VolumeKind::new(CONTROLLER, move |url: &mut VolumeUrl<'_>, _| {
-            let inner = open_url(url.name, OpenOptions::default())?;
+            let options = OpenOptions {
+                raw,
+                ..OpenOptions::default()
+            };
+            let inner = open_url(url.name, options)?;
             within.put(url.name, inner.clone());
             url.take_text();
             Ok(Whole::new(inner))
@@ -181,11 +207,15 @@ impl Opener {
         if let Some(why) = no_nbd(url) {
             bail!("{url}: {why}");
         }
+        if self.was_served_before(url) {
+            ensure_files(spec)?;
+        }
         let options = OpenOptions {
             read_only: spec.is_read_only(),
             block_size: spec.block_size,
             previous: self.previous,
             memory: place.memory.clone(),
+            raw: self.was_served_before(url),
         };
         let opened = self.kinds.open(url, options)?;
         let opened = match opened.attached {
@@ -221,6 +251,23 @@ impl Opener {
         tracing::info!(volume = url, "{}", opened.volume.info().description);
         Ok(opened)
     }
+}
+
+/// Refuses a namespace that an earlier process has served, and of which a file is missing that
+/// keeps something beside the volume: it would be made anew, and what the guest relies on be lost.
+fn ensure_files(spec: &NamespaceSpec) -> Result<()> {
+    for (key, path) in spec.kept_files() {
+        let found = path.metadata();
+        let found = found.with_context(|| format!("{key}: {}", path.display()))?;
+        let is_empty = found.is_file() && found.len() == 0;
+        ensure!(
+            !is_empty,
+            "{key}: {} is empty, and had a content when the disk was served; restore it, or remove \
+             the disk and add it again",
+            path.display()
+        );
+    }
+    Ok(())
 }
 
 /// The devices that are open.

@@ -119,6 +119,26 @@ pub fn note(specs: &mut Specs, file: &Path, text: &str) {
     }
 }
 
+/// Forgets where everything is described: the text is none that a user has written.
+pub fn forget(specs: &mut Specs) {
+    for spec in &mut specs.controllers {
+        spec.origin = Origin::default();
+        spec.namespaces
+            .iter_mut()
+            .for_each(|namespace| namespace.origin = Origin::default());
+    }
+    for spec in &mut specs.nvme_tcp {
+        spec.origin = Origin::default();
+        spec.namespaces
+            .iter_mut()
+            .for_each(|namespace| namespace.origin = Origin::default());
+    }
+    let exports = specs.vhost_user_blk.iter_mut();
+    exports.for_each(|spec| spec.origin = Origin::default());
+    let disks = specs.ublk.iter_mut();
+    disks.for_each(|spec| spec.origin = Origin::default());
+}
+
 /// The tables of an array of tables, each with where it begins in the text.
 fn tables<'a, 'i>(table: &'a DeTable<'i>, key: &str) -> Vec<(&'a DeTable<'i>, usize)> {
     let Some(DeValue::Array(array)) = table.get(key).map(|value| value.get_ref()) else {

@@ -10,13 +10,14 @@ use crate::front;
 use crate::host_keys;
 use crate::inherited;
 use crate::keep::{self, First, Identity, KeptSocket, Left, LeftSocket, Survival};
-use crate::manage::DiskSpec;
+use crate::manage::{DiskSpec, Source};
 use crate::open::{Opened, Opener};
 use crate::origin::Origin;
 use crate::parts::vhost_blk;
 use crate::pools::Pool;
 use crate::signals::Stop;
-use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, VhostBlkSpec};
+use crate::sockets;
+use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, ServeOptions, Specs, VhostBlkSpec};
 use crate::subsystems;
 use crate::tcp;
 use crate::ublk::OpenDisk;
@@ -364,7 +365,10 @@ impl ReadyTarget {
             keys,
             volumes,
         } = self;
-        let listener = spec.origin.place("listen", listen_at(spec.listen()))?;
+        let listener = match sockets::take_tcp(spec.listen()) {
+            Some(listener) => listener,
+            None => spec.origin.place("listen", listen_at(spec.listen()))?,
+        };
         Ok(OpenTarget {
             listener,
             resized: event()?,
@@ -401,7 +405,7 @@ fn by_nsid(namespaces: &[NamespaceSpec], volumes: &[Prepared]) -> Vec<(u32, Weak
     volumes.collect()
 }
 
-fn listen_at(address: SocketAddr) -> Result<TcpListener> {
+pub fn listen_at(address: SocketAddr) -> Result<TcpListener> {
     let listener = tcp::listen(address).with_context(|| address.to_string())?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -480,7 +484,7 @@ fn end_with_process(identity: &Identity, left: Option<Left>, why: &str) {
 
 /// Listens at a path: with the socket that a service manager has opened, or with `kept`, which a
 /// previous process has listened with, or else with a new one.
-fn bind(
+pub fn bind(
     socket: &Path,
     access: &SocketAccess,
     origin: &Origin,
@@ -491,7 +495,7 @@ fn bind(
         tracing::warn!(%socket, "everybody on this machine may connect (socket-mode)");
     }
     let inherited = origin.place("socket", inherited::listener(socket, access))?;
-    if let Some(listener) = inherited {
+    if let Some(listener) = inherited.or_else(|| sockets::take(socket)) {
         return Ok(listener);
     }
     if let Some((kept, inode)) = kept {
@@ -512,7 +516,8 @@ fn bind(
 /// Sees to it that a socket can be made, before volumes are opened for it: a process that serves it
 /// already has the volumes, too, and is the better explanation.
 pub fn make_room(socket: &Path, origin: &Origin) -> Result<()> {
-    if inherited::is_there(socket) || keep::listens_at(socket) || keep::export_listens_at(socket) {
+    let is_kept = keep::listens_at(socket) || keep::export_listens_at(socket);
+    if inherited::is_there(socket) || is_kept || sockets::is_held(socket) {
         return Ok(());
     }
     let free = Listener::make_room(socket).map_err(Into::into);
@@ -536,7 +541,7 @@ impl Load {
     }
 }
 
-/// A disk that an earlier process has kept, and that cannot be served now.
+/// A disk that cannot be served now.
 pub struct Unserved {
     pub disk: DiskSpec,
     /// Why not.
@@ -547,10 +552,7 @@ impl Unserved {
     /// Says so in the log.
     pub fn new(disk: DiskSpec, error: &anyhow::Error) -> Self {
         let (name, why) = (disk.name(), format!("{error:#}"));
-        tracing::error!(
-            disk = name,
-            "a disk that was added before cannot be served: {why}"
-        );
+        tracing::error!(disk = name, "the disk is unavailable: {why}");
         Self { disk, why }
     }
 }
@@ -573,36 +575,64 @@ struct Opening {
     unserved: Vec<Unserved>,
 }
 
-/// Which disks an earlier process has kept, by their names.
-type IsKept<'a> = &'a (dyn Fn(&str) -> bool + Sync);
-
-/// Opens all volumes; each is in `all` once it is open. What the configuration describes is served
-/// as a whole or not at all; and comes first, so that nothing that was kept is in its place.
-fn open(specs: &Specs, opener: &Opener, is_kept: IsKept<'_>, all: &Mutex<Opening>) -> Result<()> {
+/// Opens all volumes; each is in `all` once it is open. Disks of the configuration come first, so
+/// that no added disk is in the place of one.
+fn open(
+    specs: &Specs,
+    opener: &Opener,
+    options: &ServeOptions,
+    all: &Mutex<Opening>,
+) -> Result<()> {
     let disks = DiskSpec::all(specs).into_iter();
-    let (kept, configured): (Vec<_>, Vec<_>) = disks.partition(|disk| is_kept(&disk.name()));
-    for disk in &configured {
-        open_disk(disk, opener, all)?;
-    }
-    for disk in kept {
-        let opened = make_room_for(&disk).and_then(|()| open_disk(&disk, opener, all));
-        if let Err(error) = opened {
-            let unserved = Unserved::new(disk, &error);
+    let is_added = |disk: &DiskSpec| options.source(&disk.name()) == Source::Runtime;
+    let (added, configured): (Vec<_>, Vec<_>) = disks.partition(is_added);
+    for disk in configured.into_iter().chain(added) {
+        let name = disk.name();
+        if options.may_be_unavailable(&name)
+            && let Some(why) = keep::deaths_of(&name)
+        {
+            let unserved = Unserved::new(disk, &anyhow!(why));
             all.lock().unpoisoned().unserved.push(unserved);
+            continue;
+        }
+        let _attempt = keep::Attempt::part(&name);
+        let room = match options.may_be_left_out(&name) {
+            true => make_room_for(&disk),
+            false => Ok(()),
+        };
+        match room.and_then(|()| open_disk(&disk, opener, all)) {
+            Ok(()) => {}
+            Err(error) if options.may_be_unavailable(&name) => {
+                let unserved = Unserved::new(disk, &error);
+                all.lock().unpoisoned().unserved.push(unserved);
+            }
+            Err(error) => return Err(not_served(&name, error)),
         }
     }
     Ok(())
 }
 
-/// Sees to it that the sockets of the disks that the configuration describes can be made: before
-/// anything is opened, for a process that is ending and has the same sockets has the rest, too.
+/// Returns the error of a disk that keeps the process from serving any.
+pub fn not_served(name: &str, error: anyhow::Error) -> anyhow::Error {
+    // The operator of an upgrade has not named the disk.
+    match keep::is_replacement() {
+        true => error.context(format!("disk {name} cannot be served")),
+        false => error,
+    }
+}
+
+/// Sees to it that the sockets of the disks can be made that are not left out: before anything is
+/// opened, for a process that is ending and has the same sockets has the rest, too.
 ///
 /// # Errors
 /// One that serves such a socket goes on.
-pub fn make_room_for_all(specs: &Specs, is_kept: IsKept<'_>) -> Result<()> {
+pub fn make_room_for_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let disks = DiskSpec::all(specs).into_iter();
-    let mut configured = disks.filter(|disk| !is_kept(&disk.name()));
-    configured.try_for_each(|disk| make_room_for(&disk))
+    let mut needed = disks.filter(|disk| !options.may_be_left_out(&disk.name()));
+    needed.try_for_each(|disk| {
+        let room = make_room_for(&disk);
+        room.map_err(|error| not_served(&disk.name(), error))
+    })
 }
 
 fn make_room_for(disk: &DiskSpec) -> Result<()> {
@@ -637,7 +667,7 @@ fn open_disk(disk: &DiskSpec, opener: &Opener, all: &Mutex<Opening>) -> Result<(
 fn listen(
     specs: &Specs,
     workers: usize,
-    is_kept: IsKept<'_>,
+    options: &ServeOptions,
     receiver: &Receiver,
     opening: Opening,
 ) -> Result<Open> {
@@ -646,12 +676,23 @@ fn listen(
     loads.resize_with(workers, Load::default);
     let mut turns = (0..workers).cycle();
     let mut unserved = opening.unserved;
-    let mut leave_out = |disk: DiskSpec, error: anyhow::Error| match is_kept(&disk.name()) {
-        true => {
-            unserved.push(Unserved::new(disk, &error));
-            Ok(())
+    // Access control is set now: the sandbox lets no file change its owner.
+    for disk in unserved.iter().map(|unserved| &unserved.disk) {
+        if let Err(error) = sockets::hold(disk, usual)
+            && !options.may_be_left_out(&disk.name())
+        {
+            return Err(error);
         }
-        false => Err(error),
+    }
+    let mut leave_out = |disk: DiskSpec, error: anyhow::Error| {
+        let name = disk.name();
+        match options.may_be_left_out(&name) {
+            true => {
+                unserved.push(Unserved::new(disk, &error));
+                Ok(())
+            }
+            false => Err(not_served(&name, error)),
+        }
     };
     for ready in opening.controllers {
         let spec = DiskSpec::Controller(ready.spec.clone());
@@ -714,14 +755,14 @@ pub fn open_all(
     workers: usize,
     opener: &Opener,
     receiver: &Receiver,
-    is_kept: IsKept<'_>,
+    options: &ServeOptions,
     (stop, limit): (&Stop, Duration),
     mut clean_up: impl FnMut(),
 ) -> Result<Open> {
     let all = Mutex::<Opening>::default();
     let (told, opened) = channel();
     std::thread::scope(|scope| {
-        let open = || told.send(open(specs, opener, is_kept, &all));
+        let open = || told.send(open(specs, opener, options, &all));
         let builder = std::thread::Builder::new().name("open".into());
         let thread = builder.spawn_scoped(scope, open);
         let thread = thread.context("thread \"open\"")?;
@@ -752,5 +793,5 @@ pub fn open_all(
         opened
     })?;
     let opening = all.into_inner().unpoisoned();
-    listen(specs, workers, is_kept, receiver, opening)
+    listen(specs, workers, options, receiver, opening)
 }

@@ -33,7 +33,7 @@ pub struct Registry {
     controllers: Roll<ControllerEntry>,
     vhost_blk: Roll<VhostBlkEntry>,
     disks: Roll<DiskEntry>,
-    /// Names of disks that an earlier process has kept, and that cannot be served.
+    /// Names of disks that are unavailable.
     pub unserved: Roll<String>,
     /// Limits of volumes.
     pub limits: LimitRegistry,

@@ -2,7 +2,7 @@
 
 use crate::api::{ControlPlace, ControlSocket, Served as ServedApi};
 use crate::balance::Spread;
-use crate::check::check;
+use crate::check::{check, check_filled};
 use crate::confine::Confinement;
 use crate::crew::{Added, Crew, say_listening};
 use crate::descriptors::limit_clients;
@@ -11,11 +11,11 @@ use crate::front::{Front, Handle, Worker};
 use crate::heap::Heap;
 use crate::inherited;
 use crate::keep::{self, Before};
-use crate::manage::{DiskSpec, Manager, Running, Server, Source, Table};
+use crate::manage::{DiskSpec, Manager, Running, Server, Table};
 use crate::notify::ServiceManager;
 use crate::open::Opener;
 use crate::peers::Peers;
-use crate::prepare::{Load, Open, Unserved, make_room_for_all, open_all};
+use crate::prepare::{Load, Open, Unserved, make_room_for_all, not_served, open_all};
 use crate::receiver;
 use crate::registry::Registry;
 use crate::scrape::MetricsListener;
@@ -24,7 +24,7 @@ use crate::sizes::Sizes;
 use crate::spec::{MAX_WORKERS, ServeOptions, Specs};
 use crate::ublk::{Disks, OpenDisk};
 use crate::watch::Watch;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use controller::ControllerConfig;
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use std::collections::BTreeSet;
@@ -97,6 +97,7 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker
     let mut worker = Worker::new(io, handle, options)?;
     for open in load.controllers {
         let spec = DiskSpec::Controller(open.spec.clone());
+        let _attempt = keep::Attempt::new(&spec.name());
         let (volumes, resized) = (open.volumes(), open.resized.clone());
         let assignment = crew.peers.assign(index);
         let owner = crew.add_controller(&mut worker, index, open, assignment);
@@ -104,6 +105,7 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker
     }
     for open in load.exports {
         let spec = DiskSpec::VhostBlk(open.spec.clone());
+        let _attempt = keep::Attempt::new(&spec.name());
         let (volumes, resized) = (open.volumes(), open.resized.clone());
         let assignment = crew.peers.assign(index);
         let owner = crew.add_export(&mut worker, index, open, of_export, assignment);
@@ -111,6 +113,7 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker
     }
     for open in load.targets {
         let spec = DiskSpec::NvmeTcp(open.spec.clone());
+        let _attempt = keep::Attempt::new(&spec.name());
         let (volumes, resized) = (open.volumes(), open.resized.clone());
         let assignment = crew.peers.assign(index);
         let owner = crew.add_target(&mut worker, open, assignment);
@@ -140,11 +143,11 @@ fn enter(
             crew.table.enter(spec.completed(), source, running);
             Ok(())
         }
-        Err(error) if source == Source::Runtime => {
+        Err(error) if crew.options.may_be_left_out(&spec.name()) => {
             crew.leave_out(Unserved::new(spec, &error));
             Ok(())
         }
-        Err(error) => Err(error),
+        Err(error) => Err(not_served(&spec.name(), error)),
     }
 }
 
@@ -317,13 +320,27 @@ fn ensure_unique(name: &str, options: &ServeOptions) -> Result<()> {
 
 /// Serves until a signal asks for the end (see [`Stop`]).
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
+    let served = serve_all(specs, options);
+    if let Err(error) = &served
+        && keep::is_replacement()
+    {
+        keep::tell_failure(error);
+    }
+    served
+}
+
+fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let specs = &named(specs, options)?;
     keep::begin(specs, options)?;
+    keep::begin_attempts(keep::is_replacement());
     let mut options = options.clone();
     options.previous.taken_over = keep::is_successor();
     let place = ControlPlace::new(options.control.as_deref());
     options.control.clone_from(&place.path);
     check(specs, options.control.as_deref())?;
+    if options.daemon.is_none() {
+        check_filled(specs)?;
+    }
     if !keep::is_noted() {
         let added = options.daemon.as_ref().map(|daemon| daemon.kept.clone());
         let said = options.daemon.as_ref().map(|daemon| &daemon.process);
@@ -338,6 +355,12 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         keep::note_first(&now).context("keeper")?;
     }
     let (kept, left_out) = options.kept_beside(specs);
+    for unserved in &left_out {
+        let name = unserved.disk.name();
+        if !options.may_be_left_out(&name) {
+            return Err(not_served(&name, anyhow!("{}", unserved.why)));
+        }
+    }
     let specs = &{
         let mut specs = specs.clone();
         specs.extend(kept);
@@ -356,11 +379,14 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let peers = Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
     let registry = Registry::new(specs, &peers);
     let opener = Opener::new(&registry, &options);
-    let confinement = Confinement::new(specs, &options);
+    for disk in DiskSpec::all(specs) {
+        if keep::was_served(&disk, &options.unavailable) {
+            opener.enter_served_before(disk.volumes());
+        }
+    }
     // All that has a path is opened before the sandbox is entered.
     let manager = ServiceManager::from_environment();
-    let is_kept = |name: &str| options.source(name) == Source::Runtime;
-    make_room_for_all(specs, &is_kept)?;
+    make_room_for_all(specs, &options)?;
     let mut control = ControlSocket::listen(
         &place,
         options.control_group.as_ref(),
@@ -370,14 +396,19 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let metrics = options.metrics.map(MetricsListener::bind).transpose()?;
     let end = (stop, options.polling.stop_timeout);
     let clean_up = || drop(control.take());
-    let open = open_all(specs, workers, &opener, &receiver, &is_kept, end, clean_up);
+    let open = open_all(specs, workers, &opener, &receiver, &options, end, clean_up);
     let Open {
         loads,
         disks,
         unserved,
     } = open?;
     inherited::warn_of_others();
-    keep::discard_rest();
+    let left_out: Vec<Unserved> = left_out.into_iter().chain(unserved).collect();
+    let unavailable: Vec<DiskSpec> = left_out.iter().map(|one| one.disk.clone()).collect();
+    keep::discard_rest(&unavailable);
+    let confinement = Confinement::new(specs, &options, &unavailable);
+    // An unavailable disk may come to any worker later.
+    let grows = grows || !unavailable.is_empty();
     let crew = Arc::new(Crew {
         rings: grows
             || !specs.nvme_tcp.is_empty()
@@ -401,19 +432,21 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         receiver,
         confinement,
     });
-    let unserved = left_out.into_iter().chain(unserved);
-    unserved.for_each(|disk| crew.leave_out(disk));
+    left_out.into_iter().for_each(|disk| crew.leave_out(disk));
     crew.confinement.enter()?;
     let managed = Manager::new(crew.clone(), room, specs.process.clone());
-    if grows {
+    if crew.options.daemon.is_some() {
         reload_on_hangup(stop, &managed)?;
     }
-    let daemon = Arc::new(ServedApi::new(managed));
+    let daemon = Arc::new(ServedApi::new(managed.clone()));
     let control = control.map(|socket| socket.start(daemon)).transpose()?;
     let _metrics = metrics
         .map(|socket| socket.start(&crew.registry))
         .transpose()?;
-    let served = serve_opened(loads, disks, control, manager, stop, &crew);
+    let served = serve_opened(loads, disks, control, manager, stop, &managed, &crew);
+    if served.is_ok() || stop.is_ordered() {
+        managed.end_unavailable();
+    }
     keep::end();
     served
 }
@@ -425,6 +458,7 @@ fn serve_opened(
     mut control: Option<control::server::Running>,
     mut manager: ServiceManager,
     stop: &Stop,
+    managed: &Arc<Manager>,
     crew: &Crew,
 ) -> Result<()> {
     let cpus = &crew.options.cpus;
@@ -490,6 +524,7 @@ fn serve_opened(
             Ok(()) => {
                 manager.ready();
                 keep::say_served();
+                managed.retry_unavailable();
             }
             Err(_) => stop.now(),
         }

@@ -6,7 +6,7 @@ use crate::ana::AnaState;
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
-use crate::keep::KeeperMode;
+use crate::keep::{self, KeeperMode, Unavailable};
 use crate::manage::{DiskSpec, Source, StateLock, beside};
 use crate::on_error::{self, OnReadError, OnWriteError};
 use crate::options::{Bits, Names, Paths, Setting, Size, Url, file, url};
@@ -111,6 +111,21 @@ pub struct NamespaceSpec {
 }
 
 impl NamespaceSpec {
+    /// Files that keep something beside the volume, by their keys.
+    pub fn kept_files(&self) -> Vec<(&'static str, PathBuf)> {
+        let tables = [
+            ("zone-table", &self.zone_table),
+            ("fdp-table", &self.fdp_table),
+            ("metadata", &self.metadata),
+            ("format-file", &self.format_file),
+        ];
+        let tables = tables.into_iter();
+        let tables = tables.filter_map(|(key, path)| Some((key, path.clone()?)));
+        let journal = volume::journal_of_url(&self.volume);
+        let journal = journal.map(|path| ("atomic-journal", path));
+        tables.chain(journal).collect()
+    }
+
     /// Its ANA group, if it is one of a subsystem.
     pub fn ana_group(&self) -> u32 {
         self.ana_group.unwrap_or(1)
@@ -299,10 +314,21 @@ impl NvmeTcpSpec {
     pub fn number_namespaces(&mut self) {
         number(&mut self.namespaces);
     }
+
+    /// The IDs of its namespaces.
+    pub fn nsids(&self) -> Vec<u32> {
+        nsids(&self.namespaces)
+    }
 }
 
 /// No address that anybody could listen at.
 const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
+
+fn nsids(namespaces: &[NamespaceSpec]) -> Vec<u32> {
+    let namespaces = namespaces.iter().zip(1..);
+    let nsids = namespaces.map(|(namespace, place)| namespace.nsid.unwrap_or(place));
+    nsids.collect()
+}
 
 /// Each namespace says its ID.
 fn number(namespaces: &mut [NamespaceSpec]) {
@@ -440,6 +466,8 @@ pub struct ServeOptions {
     pub state: Option<PathBuf>,
     /// What is served may change: room is left for it.
     pub daemon: Option<Daemon>,
+    /// Disks that the process before did not serve.
+    pub unavailable: Unavailable,
 }
 
 /// A process whose disks may come and go.
@@ -462,6 +490,23 @@ impl ServeOptions {
         match kept.into_iter().any(|disk| disk.name() == name) {
             true => Source::Runtime,
             false => Source::Config,
+        }
+    }
+
+    /// Whether a disk whose volumes cannot be opened is left out, while all others are served. Of
+    /// a process that is tried in the place of another version: no disk that that one serves.
+    pub fn may_be_unavailable(&self, name: &str) -> bool {
+        match keep::is_replacement() {
+            true => self.unavailable.disks.contains(name),
+            false => self.daemon.is_some() || keep::is_successor(),
+        }
+    }
+
+    /// Whether a disk is left out that cannot be served although its volumes are open.
+    pub fn may_be_left_out(&self, name: &str) -> bool {
+        match keep::is_replacement() {
+            true => self.unavailable.disks.contains(name),
+            false => self.source(name) == Source::Runtime || keep::is_successor(),
         }
     }
 
@@ -558,6 +603,7 @@ impl ProcessSpec {
             allow: self.allow.map(|Paths(paths)| paths).unwrap_or_default(),
             state: self.state,
             daemon: None,
+            unavailable: Unavailable::default(),
         }
     }
 }
@@ -679,6 +725,11 @@ impl ControllerSpec {
     /// Each namespace says its ID.
     pub fn number_namespaces(&mut self) {
         number(&mut self.namespaces);
+    }
+
+    /// The IDs of its namespaces.
+    pub fn nsids(&self) -> Vec<u32> {
+        nsids(&self.namespaces)
     }
 }
 

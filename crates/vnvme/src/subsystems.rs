@@ -80,6 +80,15 @@ impl Shared {
     }
 }
 
+/// Returns the name by which the keeper knows memory of a disk's namespaces: of disks of one
+/// subsystem a name that no disk has, whichever of them opens a namespace first.
+pub fn memory_owner(disk: &ControllerSpec) -> String {
+    match &disk.subsystem {
+        Some(name) => format!("subsystem\n{name}"),
+        None => disk.any_name(),
+    }
+}
+
 impl Subsystems {
     /// The subsystem that a disk is in, if it is in one.
     pub fn of(&self, spec: &ControllerSpec) -> Option<Arc<Subsystem>> {
@@ -132,8 +141,7 @@ pub fn open(
     {
         return Ok(shared.opened(opener, disk, nsid));
     }
-    // A name that no disk has: which of them opens it first is no matter.
-    let opened = opener.open(namespace, &format!("subsystem\n{name}"), nsid)?;
+    let opened = opener.open(namespace, &memory_owner(disk), nsid)?;
     ensure!(
         opened.device.is_none(),
         "{}: a device that is driven by this process cannot be shared by disks of a subsystem",

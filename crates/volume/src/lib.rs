@@ -161,8 +161,8 @@ pub use slice::SliceVolume;
 pub use traits::{FastPath, OpenQueue, QueueState, Volume, VolumeQueue};
 pub use url::{
     Extras, MemoryPlace, OpenError, OpenKind, OpenOptions, Opened, Options as UrlOptions,
-    READ_ONLY, Registry, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole, open_url, parse_count,
-    parse_duration, parse_number, parse_size, path_of_name, path_of_url, similar,
+    READ_ONLY, Registry, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole, journal_of_url, open_url,
+    parse_count, parse_duration, parse_number, parse_size, path_of_name, path_of_url, similar,
 };
 pub use wait_log::WaitLog;
 pub use wake::Wake;

@@ -64,7 +64,8 @@ pub struct Disk {
     /// The client's process, where it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_pid: Option<i32>,
-    /// Why it is not served, of a disk that was kept from an earlier process and cannot be opened.
+    /// Reason why the disk is unavailable: a volume or a file beside it cannot be opened. It is
+    /// tried again for as long as the process runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Its namespaces, by their IDs. Of a disk that is no controller: one, with the ID 1.

@@ -19,7 +19,7 @@ pub enum EventKind {
     Detached,
     /// A namespace has another size.
     Resized,
-    /// Commands have failed, or something else went wrong.
+    /// Commands have failed, a disk is unavailable, or something else went wrong.
     Error,
     /// Requests had to wait for the limits, where none had before.
     Limited,

@@ -20,6 +20,7 @@ pub(crate) mod state;
 
 pub(crate) use clock::{Since, wall_ms};
 pub use error::RestoreError;
+pub use restore::serial_number_in;
 pub use state::{STATE_OLDEST_READ, STATE_VERSION};
 
 use crate::config::ControllerConfig;

@@ -45,6 +45,14 @@ fn same<T: PartialEq + std::fmt::Debug>(
     })
 }
 
+/// Returns the serial number that the host of a controller knows, as the process that wrote `state`
+/// has left it; `None` where the controller has not been shown to a host, or the state cannot be
+/// read.
+pub fn serial_number_in(state: &StateMemory) -> Option<String> {
+    let saved = ControlState::read(state).ok()?;
+    Some(saved.identity.serial)
+}
+
 impl Identity {
     /// What is configured now is the disk that the host knows; these namespaces may have
     /// these formats by now.

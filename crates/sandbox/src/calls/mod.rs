@@ -136,6 +136,10 @@ fn allowed(needs: &Needs, holds: bool) -> Result<Rules, Error> {
     if needs.vfio {
         ioctls.push(argument(1).has_word(0xff00, VFIO_TYPE << 8)?);
     }
+    if needs.takes_over {
+        ioctls.push(argument(1).is_word(c_ulong::from(libc::FIONREAD))?);
+        rules.extend(plain(&[libc::SYS_listen]));
+    }
     let makes = !needs.open_below.is_empty() || !needs.files_in.is_empty();
     let opens = makes || !needs.read_below.is_empty();
     if opens || (needs.reopen && holds) {

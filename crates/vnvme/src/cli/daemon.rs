@@ -2,7 +2,7 @@
 
 use crate::check::check;
 use crate::config;
-use crate::keep::{self, Before};
+use crate::keep::{self, Before, Unavailable};
 use crate::manage::{DiskSpec, StateLock, read_state, without_configured};
 use crate::options::Command;
 use crate::options::flags::{self, Given};
@@ -68,6 +68,7 @@ impl DaemonArgs {
             configured: specs,
             added,
             process,
+            unavailable,
         } = match before {
             Some(before) => before,
             None => {
@@ -79,6 +80,7 @@ impl DaemonArgs {
                     configured: specs,
                     added: Vec::new(),
                     process,
+                    unavailable: Unavailable::default(),
                 }
             }
         };
@@ -91,6 +93,7 @@ impl DaemonArgs {
             _ => added,
         };
         options.read_from.clone_from(&config);
+        options.unavailable = unavailable;
         options.daemon = Some(Daemon {
             config,
             process,

@@ -14,11 +14,13 @@ use super::disk::settled;
 use super::pool::{is_systemd, kept};
 use crate::manage::{Allow, DiskSpec, to_file};
 use crate::options::file::to_table;
+use crate::origin;
 use crate::spec::{ProcessSpec, Specs, parse_config};
 use anyhow::{Context, Result, ensure};
 use keeper::{Desk, LASTING};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -44,6 +46,18 @@ struct Text {
     added: String,
     /// The process as its configuration has it, without the command line.
     process: String,
+    /// Disks that are not served. A version that notes none served all.
+    #[serde(default)]
+    unavailable: Unavailable,
+}
+
+/// Disks that are not served, by their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unavailable {
+    /// Names of all unavailable disks.
+    pub disks: BTreeSet<String>,
+    /// Names of those whose volumes no process has opened since they were configured.
+    pub never_opened: BTreeSet<String>,
 }
 
 /// What is served.
@@ -55,12 +69,16 @@ pub struct Before {
     pub added: Vec<DiskSpec>,
     /// The process as its configuration has it, without the command line.
     pub process: ProcessSpec,
+    /// Disks that were not served.
+    pub unavailable: Unavailable,
 }
 
 /// The number of the last one.
 static LAST: Mutex<u32> = Mutex::new(0);
 /// It can be read.
 static IS_NOTED: AtomicBool = AtomicBool::new(false);
+/// A process before this one has noted what it served.
+static WAS_NOTED: AtomicBool = AtomicBool::new(false);
 
 impl Before {
     /// `process`: as its configuration has it.
@@ -78,6 +96,7 @@ impl Before {
             configured,
             added,
             process: process.clone(),
+            unavailable: Unavailable::default(),
         }
     }
 
@@ -106,6 +125,7 @@ impl Before {
             },
             added,
             process: self.process,
+            unavailable: changed.unavailable,
         }
     }
 
@@ -117,6 +137,7 @@ impl Before {
             configured: to_file(process(&self.configured.process), configured.iter())?,
             added: to_file(None, self.added.iter())?,
             process: to_file(process(&self.process), std::iter::empty())?,
+            unavailable: self.unavailable.clone(),
         };
         // What could not be read again would keep the next process from serving anything.
         let again = Self::of_text(&text)?;
@@ -125,14 +146,22 @@ impl Before {
     }
 
     fn of_text(text: &Text) -> Result<Self> {
-        let read = |what: &str, text: &str| parse_config(Path::new(what), text);
+        let read = |what: &str, text: &str| {
+            let mut specs = parse_config(Path::new(what), text)?;
+            origin::forget(&mut specs);
+            Ok::<_, anyhow::Error>(specs)
+        };
         let configured = read("what was configured", &text.configured)?;
-        Ok(Self::new(
+        let before = Self::new(
             DiskSpec::all(&configured).iter(),
             &configured.process,
             DiskSpec::all(&read("what was added", &text.added)?),
             &read("the process", &text.process)?.process,
-        ))
+        );
+        Ok(Self {
+            unavailable: text.unavailable.clone(),
+            ..before
+        })
     }
 }
 
@@ -149,6 +178,7 @@ pub fn before() -> Result<Option<Before>> {
     };
     let first = read(first).context("what was configured cannot be read again")?;
     IS_NOTED.store(true, Ordering::Relaxed);
+    WAS_NOTED.store(true, Ordering::Relaxed);
     let names = kept.names().into_iter();
     let number = |name: &String| name.strip_prefix(PREFIX)?.parse::<u32>().ok();
     let Some(last) = names.filter_map(|name| number(&name)).max() else {
@@ -182,6 +212,11 @@ fn read(file: OwnedFd) -> Result<Before> {
 /// It is kept what is served: as the previous process has left it.
 pub fn is_noted() -> bool {
     IS_NOTED.load(Ordering::Relaxed)
+}
+
+/// A process before this one has noted what it served.
+pub(super) fn was_noted() -> bool {
+    WAS_NOTED.load(Ordering::Relaxed)
 }
 
 /// Has it kept what is served at first.

@@ -1,8 +1,11 @@
 //! A disk's part of what is kept: what a new one has kept, and what a previous process has left of
 //! one.
 
+use super::exports;
 use super::life::is_needed;
+use super::memory;
 use super::pool::{Kept, kept};
+use crate::manage::DiskSpec;
 use anyhow::{Context, Result, anyhow};
 use keeper::{Desk, KeepError, Ledger, LedgerError};
 use rustix::net::{Shutdown, shutdown};
@@ -111,6 +114,17 @@ impl Left {
             state,
             noted,
             fds,
+        })
+    }
+
+    /// Whether the state is of this disk.
+    fn is_of(&self, disk: &DiskSpec) -> bool {
+        let identity = self.identity.as_ref();
+        identity.is_some_and(|identity| {
+            identity.kind == "controller"
+                && matches!(disk, DiskSpec::Controller(_))
+                && identity.name == disk.name()
+                && identity.socket.as_deref() == disk.socket()
         })
     }
 
@@ -291,18 +305,32 @@ pub fn left_of(identity: &Identity) -> Option<Left> {
     Some(disks.left.remove(place))
 }
 
-/// Has the keeper close what nobody has taken: when all that is configured is there.
-pub fn discard_rest() {
+/// Has the keeper close what nobody has taken: when all that is configured is there. What belongs
+/// to disks that are unavailable stays, for when they are served again.
+pub fn discard_rest(unavailable: &[DiskSpec]) {
     let Some(kept) = kept() else {
         return;
     };
     let mut desk = Desk::new(kept.link());
-    let rest = std::mem::take(&mut disks().lock().unpoisoned().left);
+    let rest = {
+        let left = &mut disks().lock().unpoisoned().left;
+        let (theirs, rest) = std::mem::take(left)
+            .into_iter()
+            .partition::<Vec<_>, _>(|left| {
+                !left.is_succeeded && unavailable.iter().any(|disk| left.is_of(disk))
+            });
+        *left = theirs;
+        rest
+    };
     for left in rest {
         left.discard(&mut desk, "no such disk is configured any more");
     }
     let mut fds = Vec::new();
     for name in kept.names() {
+        let mut disks = unavailable.iter();
+        if disks.any(|disk| exports::is_of(&name, disk) || memory::is_of(&name, disk)) {
+            continue;
+        }
         let fd = kept.take(&name);
         if !is_needed(&name, fd.as_ref()) {
             let _ = desk.remove(&name);
@@ -311,6 +339,38 @@ pub fn discard_rest() {
     }
     let _ = settled(&mut desk);
     sync::discard(fds);
+}
+
+/// Disconnects the client of a disk that is unavailable, and has the keeper close everything of the
+/// disk: it was removed, or the process ends. The file of its socket goes, too.
+pub fn give_up(disk: &DiskSpec, why: &str) {
+    let Some(kept) = kept() else {
+        return;
+    };
+    let mut desk = Desk::new(kept.link());
+    let theirs = {
+        let left = &mut disks().lock().unpoisoned().left;
+        let (theirs, rest) = std::mem::take(left)
+            .into_iter()
+            .partition::<Vec<_>, _>(|left| left.is_of(disk));
+        *left = rest;
+        theirs
+    };
+    for left in theirs {
+        if let (Some((socket, inode)), Some(path)) = (left.listener(), disk.socket()) {
+            drop(Listener::kept(socket, path, inode));
+        }
+        left.discard(&mut desk, why);
+    }
+    exports::give_up(disk);
+    for name in kept.names() {
+        if memory::is_of(&name, disk) {
+            let memory = kept.take(&name);
+            let _ = desk.remove(&name);
+            sync::discard(memory);
+        }
+    }
+    let _ = settled(&mut desk);
 }
 
 /// What a disk has kept, and what the process that follows finds.
@@ -394,6 +454,12 @@ impl Survival {
             left: None,
             waiting: client,
         })
+    }
+
+    /// Serial number that the client knows which a previous process has left.
+    pub fn known_serial(&self) -> Option<String> {
+        let left = self.left.as_ref()?;
+        controller::serial_number_in(&left.state)
     }
 
     /// Nothing of a previous process counts: its client is disconnected, and the disk is a new one

@@ -6,6 +6,7 @@ use super::disk::settled;
 use super::pool::kept;
 use super::sockets::{keep_socket, take_socket};
 use crate::identity;
+use crate::manage::DiskSpec;
 use keeper::Desk;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -43,6 +44,29 @@ pub fn left_socket(path: &Path) -> Option<LeftSocket> {
         socket,
         inode,
     })
+}
+
+/// Whether what is kept under this name is the socket of this disk.
+pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
+    let DiskSpec::VhostBlk(spec) = disk else {
+        return false;
+    };
+    name.starts_with(&format!("{}.", prefix(&spec.socket)))
+}
+
+/// Closes the socket of a disk that is unavailable, and removes the socket's file.
+pub(super) fn give_up(disk: &DiskSpec) {
+    let DiskSpec::VhostBlk(spec) = disk else {
+        return;
+    };
+    if let Some(left) = left_socket(&spec.socket)
+        && let Some(kept) = kept()
+    {
+        let mut desk = Desk::new(kept.link());
+        let _ = desk.remove(&left.name);
+        let _ = settled(&mut desk);
+        drop(Listener::kept(left.socket, &spec.socket, left.inode));
+    }
 }
 
 impl LeftSocket {

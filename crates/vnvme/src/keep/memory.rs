@@ -6,11 +6,17 @@
 use super::disk::settled;
 use super::pool::kept;
 use crate::identity;
+use crate::manage::DiskSpec;
+use crate::subsystems;
 use keeper::Desk;
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 use volume::{Info, Io, MemoryPlace, OpenQueue, Volume, VolumeError};
+
+/// What their names begin with; a digest of the disk's name and the NSID follows.
+const PREFIX: &str = "vnvme.m";
 
 /// Names that volumes of this process have.
 static USED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
@@ -27,13 +33,29 @@ impl MemoryName {
     /// One that no other volume has, of a namespace of a disk: `wanted` says which are of use.
     fn new(disk: &str, nsid: u32, mut wanted: impl FnMut(&str) -> bool) -> Option<Self> {
         let mut used = USED.lock().unpoisoned();
-        let names = (0..ALIKE).map(|nth| format!("vnvme.m{}", identity::memory(disk, nsid, nth)));
+        let names = (0..ALIKE).map(|nth| format!("{PREFIX}{}", identity::memory(disk, nsid, nth)));
         let name = names
             .into_iter()
             .find(|name| !used.contains(name) && wanted(name))?;
         used.insert(name.clone());
         Some(Self(name))
     }
+}
+
+/// Whether what is kept under this name is the memory of a volume of this disk.
+pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
+    let Some(name) = name.strip_prefix(PREFIX) else {
+        return false;
+    };
+    let (owner, nsids) = match disk {
+        DiskSpec::Controller(spec) => (subsystems::memory_owner(spec), spec.nsids()),
+        DiskSpec::NvmeTcp(spec) => (disk.name(), spec.nsids()),
+        DiskSpec::VhostBlk(_) | DiskSpec::Ublk(_) => (disk.name(), vec![1]),
+    };
+    let mut names = nsids
+        .into_iter()
+        .flat_map(|nsid| (0..ALIKE).map(move |nth| (nsid, nth)));
+    names.any(|(nsid, nth)| identity::memory(&owner, nsid, nth) == name)
 }
 
 impl Drop for MemoryName {
@@ -75,6 +97,10 @@ impl Place {
         let (Some(kept), Some(name), Some(file)) = (kept(), self.name, inner.kept_memory()) else {
             return volume;
         };
+        let taken = match &self.memory {
+            MemoryPlace::Kept(file) => Some(file.clone()),
+            MemoryPlace::Process | MemoryPlace::New => None,
+        };
         // Another process's is kept already.
         if matches!(self.memory, MemoryPlace::New) {
             let mut desk = Desk::new(kept.link());
@@ -86,6 +112,7 @@ impl Place {
         Arc::new(KeptVolume {
             inner: volume,
             name,
+            unused: Mutex::new(taken),
         })
     }
 }
@@ -95,13 +122,24 @@ impl Place {
 struct KeptVolume {
     inner: Arc<dyn Volume>,
     name: MemoryName,
+    /// An earlier process's memory that nobody was served with yet: the disk may turn out to be
+    /// unavailable, and has its bytes when it is served again.
+    unused: Mutex<Option<Arc<OwnedFd>>>,
 }
 
 impl Drop for KeptVolume {
     fn drop(&mut self) {
-        if let Some(kept) = kept() {
+        let Some(kept) = kept() else {
+            return;
+        };
+        let unused = self.unused.lock().unpoisoned().take();
+        let unused = unused.and_then(|file| file.try_clone().ok());
+        match unused {
+            Some(file) => kept.put_back(&self.name.0, file),
             // What the keeper is not told now the next process finds and removes.
-            let _ = Desk::new(kept.link()).remove(&self.name.0);
+            None => {
+                let _ = Desk::new(kept.link()).remove(&self.name.0);
+            }
         }
     }
 }
@@ -112,6 +150,7 @@ impl Volume for KeptVolume {
     }
 
     fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+        *self.unused.lock().unpoisoned() = None;
         self.inner.open(io)
     }
 

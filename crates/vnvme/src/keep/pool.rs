@@ -51,6 +51,12 @@ impl Kept {
         descriptors.remove(name)
     }
 
+    /// Puts back what was taken under this name, and not used.
+    pub fn put_back(&self, name: &str, fd: OwnedFd) {
+        let mut descriptors = self.descriptors.lock().unpoisoned();
+        descriptors.insert(name.to_owned(), fd);
+    }
+
     /// Names of all that nobody has taken.
     pub fn names(&self) -> Vec<String> {
         self.descriptors

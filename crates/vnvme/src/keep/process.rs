@@ -163,13 +163,6 @@ pub fn run(sandbox: SandboxMode, args: &[OsString]) -> ExitCode {
             let _ = signal_hook::low_level::emulate_default_handler(signal);
             ExitCode::FAILURE
         }
-        Ok(End::GivenUp { failures, last }) => {
-            stderr::say(format_args!(
-                "{failures} processes in a row have ended before they served ({last}): the disks \
-                 are given up"
-            ));
-            ExitCode::FAILURE
-        }
         Ok(End::NotDurable) => {
             stderr::say(format_args!(
                 "the process that served could not end in order: what its clients wrote and did \

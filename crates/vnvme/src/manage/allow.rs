@@ -178,7 +178,7 @@ impl Allow {
         }
         path_of_url(url).map_or(Ok(()), |path| self.check_path(&path))?;
         // Where the files behind an image are.
-        backing(url).map_or(Ok(()), |path| self.check_path(path))
+        path_option(url, "backing").map_or(Ok(()), |path| self.check_path(path))
     }
 
     /// Nobody is connected to but servers of the list, and those of disks that were there at the
@@ -235,13 +235,12 @@ impl Allow {
     }
 }
 
-/// The option `backing` of an image's URL.
-fn backing(url: &str) -> Option<&Path> {
+/// The option of a volume's URL that names a file: `backing` of an image, for example.
+pub(super) fn path_option<'a>(url: &'a str, key: &str) -> Option<&'a Path> {
     let (_, query) = url.rsplit_once('?')?;
-    let mut options = query.split('&');
-    options
-        .find_map(|option| option.strip_prefix("backing="))
-        .map(Path::new)
+    let mut options = query.split('&').filter_map(|option| option.split_once('='));
+    let found = options.find(|(name, _)| *name == key);
+    found.map(|(_, path)| Path::new(path))
 }
 
 fn scheme(url: &str) -> &str {

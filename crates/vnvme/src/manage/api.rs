@@ -4,14 +4,16 @@ use super::plan::Scope;
 use super::request::{namespace_of, table_of};
 use super::table::Entry;
 use super::{DiskSpec, Manager, Source, to_file};
+use crate::check::{check, check_filled};
 use crate::options::file;
 use crate::pools::Pool;
-use crate::spec::{NamespaceSpec, Specs};
+use crate::spec::{NamespaceSpec, Specs, parse_config};
 use control::Error;
 use control::api::{Disk, DiskKind, Namespace, OfGuest, PathChoice, Plan};
 use controller::{NamespacePool, PooledNamespace};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,6 +107,7 @@ impl Manager {
     /// See [`control::Daemon::add`].
     pub fn add(self: &Arc<Self>, kind: DiskKind, table: Map<String, Value>) -> Result<Disk, Error> {
         let spec = DiskSpec::of(kind, table).map_err(invalid)?;
+        check_filled(&DiskSpec::specs(std::iter::once(&spec))).map_err(invalid)?;
         let name = self.add_disk(spec, Source::Runtime)?;
         self.disk(&name)
     }
@@ -177,11 +180,29 @@ impl Manager {
     /// # Errors
     /// It cannot be written down.
     pub fn save(&self) -> Result<String, Error> {
-        let table = self.crew.table.served();
-        let disks = table.iter().map(|(_, entry)| &entry.spec);
+        let (served, unavailable): (Vec<_>, Vec<_>) = self
+            .crew
+            .table
+            .all()
+            .into_iter()
+            .partition(|(_, entry)| entry.failed.is_none());
+        let mut disks: Vec<DiskSpec> = served.into_iter().map(|(_, entry)| entry.spec).collect();
+        let control = self.crew.options.control.as_deref();
+        // One that is unavailable because another has its place by now is not written down.
+        for (_, entry) in unavailable {
+            disks.push(entry.spec);
+            if check(&DiskSpec::specs(disks.iter()), control).is_err() {
+                disks.pop();
+            }
+        }
         let process = file::to_table(&self.process);
-        to_file((!process.is_empty()).then_some(process), disks)
-            .map_err(|error| Error::failed(format!("{error:#}")))
+        let saved = to_file((!process.is_empty()).then_some(process), disks.iter());
+        let checked = saved.and_then(|text| {
+            let again = parse_config(Path::new("the configuration"), &text)?;
+            check(&again, control)?;
+            Ok(text)
+        });
+        checked.map_err(|error| Error::failed(format!("{error:#}")))
     }
 }
 

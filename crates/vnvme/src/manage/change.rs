@@ -10,7 +10,9 @@ use super::table::{Reserved, Running, Server, Source, Taken};
 use super::{DiskSpec, Manager};
 use crate::crew::{Added, Crew, say_listening};
 use crate::front::{Front, NvmeFront, Worker};
+use crate::keep;
 use crate::prepare::{ReadyController, ReadyExport, ReadyTarget, make_room};
+use crate::sockets;
 use crate::ublk::OpenDisk;
 use control::Error;
 use control::api::EventKind;
@@ -43,16 +45,6 @@ pub(super) fn ending() -> Error {
 impl Manager {
     /// Refuses what can be known to fail.
     pub(super) fn admit(&self, spec: &DiskSpec) -> Result<(), Error> {
-        if let DiskSpec::Controller(spec) = spec
-            && spec.namespaces.is_empty()
-            && spec.pool.is_none()
-            && spec.max_namespaces.is_none()
-        {
-            return Err(Error::invalid(format!(
-                "{}: no volume to serve",
-                spec.any_name()
-            )));
-        }
         if let DiskSpec::Controller(spec) = spec
             && spec.subsystem.is_some()
         {
@@ -205,9 +197,8 @@ impl Manager {
 
     /// Removes a disk.
     pub(super) fn remove_disk(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Error> {
-        if self.crew.table.forget(name).is_some() {
-            tracing::info!(disk = name, "removed; it was not served");
-            self.tell(EventKind::Removed, name, None);
+        if let Some(spec) = self.forget_unavailable(name) {
+            give_up(&spec);
             return Ok(());
         }
         let taken = self.crew.table.take(name, "being removed")?;
@@ -216,6 +207,15 @@ impl Manager {
             decision.commit();
             manager.remove_taken(taken, force)
         })
+    }
+
+    /// Removes a disk that is unavailable, if it is; what is kept of it stays, until [`give_up`].
+    pub(super) fn forget_unavailable(&self, name: &str) -> Option<DiskSpec> {
+        let entry = self.crew.table.forget(name)?;
+        self.crew.opener.forget_served_before(&entry.spec.volumes());
+        tracing::info!(disk = name, "removed; it was not served");
+        self.tell(EventKind::Removed, name, None);
+        Some(entry.spec)
     }
 
     /// Removes a disk that was taken for it.
@@ -262,6 +262,7 @@ impl Manager {
         close_last(volumes);
         close_last(pool.into_iter().collect());
         self.crew.heap.freed();
+        self.crew.opener.forget_served_before(&taken.spec.volumes());
         taken.gone();
         tracing::info!(disk = name, "removed");
         self.tell(EventKind::Removed, &name, None);
@@ -279,6 +280,12 @@ impl Manager {
             Server::Ublk(id) => self.crew.disks.is_open(id),
         }
     }
+}
+
+/// Gives up what is kept of a disk that was unavailable, and has been removed.
+pub(super) fn give_up(spec: &DiskSpec) {
+    keep::give_up(spec, "the disk was removed");
+    sockets::release(spec);
 }
 
 /// That disks of a subsystem are what they were at the start.

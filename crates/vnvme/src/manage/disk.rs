@@ -1,12 +1,14 @@
 //! A disk as it is described: a table of a configuration file, or of a control client's request.
 
+use super::allow::path_option;
 use crate::access::SocketAccess;
 use crate::options::file;
 use crate::origin::Origin;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, UblkSpec, VhostBlkSpec};
 use anyhow::{Context, Result};
 use control::api::DiskKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use volume::path_of_url;
 
 /// What one front-end is to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,6 +128,32 @@ impl DiskSpec {
             Self::NvmeTcp(spec) => spec.namespaces.iter().map(|ns| &*ns.volume).collect(),
             Self::Ublk(spec) => vec![&spec.volume],
         }
+    }
+
+    /// Files that its volumes consist of, those beside them, and its own.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let mut files: Vec<PathBuf> = Vec::new();
+        for url in self.volumes() {
+            files.extend(path_of_url(url));
+            files.extend(path_option(url, "backing").map(Path::to_owned));
+        }
+        let mut of_namespace = |namespace: &NamespaceSpec| {
+            files.extend(namespace.kept_files().into_iter().map(|(_, path)| path));
+            files.extend(namespace.reservations.clone());
+        };
+        match self {
+            Self::Controller(spec) => {
+                spec.namespaces.iter().for_each(&mut of_namespace);
+                let own = [&spec.boot_partition, &spec.pool];
+                files.extend(own.into_iter().flatten().cloned());
+            }
+            Self::NvmeTcp(spec) => {
+                spec.namespaces.iter().for_each(&mut of_namespace);
+                files.extend(spec.host_keys.clone());
+            }
+            Self::VhostBlk(_) | Self::Ublk(_) => {}
+        }
+        files
     }
 
     /// Its table in a configuration file.

@@ -20,6 +20,7 @@ mod request;
 mod resize;
 mod state;
 mod table;
+mod unavailable;
 
 pub use allow::{Allow, allows_ublk, places, servers};
 pub use disk::{DiskSpec, to_file};

@@ -2,7 +2,7 @@
 
 use super::ana;
 use super::bounded::bounded;
-use super::change::{LIMIT, Ready, attached, in_subsystem};
+use super::change::{LIMIT, Ready, attached, give_up, in_subsystem};
 use super::refused::failed;
 use super::table::{Entry, Source};
 use super::{DiskSpec, Manager};
@@ -87,6 +87,13 @@ impl Manager {
                 )),
             });
         }
+        for done in done {
+            // What was kept of it is another disk's by now, or nobody's.
+            if let Done::Forgotten(entry) = done {
+                give_up(&entry.spec);
+            }
+        }
+        self.crew.table.try_again();
         let served = plan.unchanged.iter().chain(&plan.changed);
         if scope == Scope::OfConfig && self.crew.table.adopt(served) {
             self.keep_state();
@@ -151,7 +158,8 @@ impl Manager {
                 steps.push(Step::Add(disk));
                 continue;
             };
-            if entry.spec == disk && entry.failed.is_none() {
+            // One that is unavailable is tried again anyway.
+            if entry.spec == disk {
                 plan.unchanged.push(name);
                 continue;
             }
@@ -422,11 +430,12 @@ impl Manager {
 
     fn remove_undoably(self: &Arc<Self>, name: &str, done: &mut Vec<Done>) -> Result<(), Error> {
         let entry = self.crew.table.get(name)?;
+        if entry.failed.is_some() && self.forget_unavailable(name).is_some() {
+            done.push(Done::Forgotten(Box::new(entry)));
+            return Ok(());
+        }
         self.remove_disk(name, false)?;
-        done.push(match entry.failed {
-            Some(_) => Done::Forgotten(Box::new(entry)),
-            None => Done::Removed(entry.spec, entry.source),
-        });
+        done.push(Done::Removed(entry.spec, entry.source));
         Ok(())
     }
 
@@ -439,7 +448,9 @@ impl Manager {
                 Done::Ana(name, groups) => self.set_ana(&name, &groups),
                 Done::Removed(spec, source) => self.add_disk(spec, source).map(drop),
                 Done::Forgotten(entry) => {
+                    let name = entry.spec.name();
                     self.crew.table.remember(*entry);
+                    self.retry_in_background(&name);
                     self.keep_state();
                     Ok(())
                 }

@@ -1,12 +1,25 @@
 //! Volumes that are given another size while they are served.
 
-use super::Manager;
 use super::bounded::bounded;
 use super::change::LIMIT;
 use super::refused::of_volume;
+use super::{DiskSpec, Manager};
 use control::Error;
 use control::api::EventKind;
 use std::sync::Arc;
+
+/// Names the table of a namespace that is made for its size, if it has one.
+fn fixed_by(disk: &DiskSpec, nsid: u32) -> Option<&'static str> {
+    let DiskSpec::Controller(spec) = disk else {
+        return None;
+    };
+    let mut namespaces = spec.namespaces.iter().zip(1..);
+    let found = namespaces.find(|(namespace, place)| namespace.nsid.unwrap_or(*place) == nsid);
+    let (namespace, _) = found?;
+    let zones = namespace.zone_size.is_some().then_some("zones");
+    let has_metadata = namespace.metadata.is_some() || namespace.metadata_size.is_some();
+    zones.or(has_metadata.then_some("metadata"))
+}
 
 impl Manager {
     /// Resizes a namespace's volume. Its server is told.
@@ -17,6 +30,12 @@ impl Manager {
         bytes: u64,
     ) -> Result<(), Error> {
         let taken = self.crew.table.take(name, "being changed")?;
+        if let Some(why) = fixed_by(&taken.spec, nsid) {
+            return Err(Error::conflict(format!(
+                "namespace {nsid} of \"{name}\" has {why}, kept for each block of its size: it \
+                 cannot be resized"
+            )));
+        }
         let (manager, what) = (self.clone(), format!("resizing \"{name}\""));
         bounded(&what, LIMIT, move |decision| {
             let name = taken.name.clone();

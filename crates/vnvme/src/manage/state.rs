@@ -3,7 +3,7 @@
 
 use super::{DiskSpec, Manager, Source, to_file};
 use crate::check::check;
-use crate::keep::{self, Before};
+use crate::keep::{self, Before, Unavailable};
 use crate::prepare::Unserved;
 use crate::spec::{ProcessSpec, Specs};
 use anyhow::{Context, Result, bail, ensure};
@@ -180,13 +180,13 @@ fn replace(path: &Path, text: &str) -> Result<()> {
 
 impl Manager {
     /// Writes down what was added while the process ran, and what the next process is to serve.
-    pub(super) fn keep_state(&self) {
+    pub fn keep_state(&self) {
         // In the order of what happens.
         let _writing = self.crew.table.writing();
         let table = self.crew.table.all();
-        let there = table
-            .iter()
-            .filter(|(_, entry)| entry.running.is_some() || entry.busy.is_none());
+        let there = table.iter().filter(|(_, entry)| {
+            entry.running.is_some() || entry.busy.is_none() || entry.failed.is_some()
+        });
         let (configured, added): (Vec<_>, Vec<_>) = there
             .map(|(_, entry)| (entry.source, &entry.spec))
             .partition(|(source, _)| *source == Source::Config);
@@ -195,7 +195,24 @@ impl Manager {
         if let Some(path) = &self.crew.options.state {
             tell_failure(path, write_state(path, added.iter()));
         }
-        keep::note(&Before::new(configured, &self.process, added, &self.said));
+        let failed = table.iter().filter_map(|(name, entry)| {
+            let failed = entry.failed.as_ref()?;
+            Some((name.clone(), failed.was_opened))
+        });
+        let (mut disks, mut never_opened) = (BTreeSet::new(), BTreeSet::new());
+        for (name, was_opened) in failed {
+            if !was_opened {
+                never_opened.insert(name.clone());
+            }
+            disks.insert(name);
+        }
+        keep::note(&Before {
+            unavailable: Unavailable {
+                disks,
+                never_opened,
+            },
+            ..Before::new(configured, &self.process, added, &self.said)
+        });
     }
 }
 

@@ -47,7 +47,7 @@ pub struct Entry {
     pub source: Source,
     /// Not while it is being added, and not of a disk that could not be.
     pub running: Option<Running>,
-    /// Why it is not served, of one that an earlier process has kept.
+    /// Why it is not served, of one that is unavailable.
     pub failed: Option<Arc<Failed>>,
     /// What is being done to it.
     pub busy: Option<&'static str>,
@@ -57,8 +57,10 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Failed {
     pub why: String,
+    /// A process has opened its volumes since it was configured.
+    pub was_opened: bool,
     /// It is counted as long as it is not served.
-    pub _counted: Listing<String>,
+    pub _counted: Arc<Listing<String>>,
 }
 
 /// All disks of the process.
@@ -72,6 +74,8 @@ pub struct Table {
     /// All that is there from the start has been entered.
     complete: Mutex<bool>,
     completed: Condvar,
+    /// A disk was removed, or the configuration was read again.
+    changed: Condvar,
 }
 
 impl Table {
@@ -83,6 +87,7 @@ impl Table {
             control,
             complete: Mutex::default(),
             completed: Condvar::new(),
+            changed: Condvar::new(),
         }
     }
 
@@ -122,11 +127,11 @@ impl Table {
         self.lock().insert(entry.spec.name(), entry);
     }
 
-    /// Enters a disk that an earlier process has kept, and that cannot be served.
-    pub fn enter_failed(&self, spec: DiskSpec, failed: Failed) {
+    /// Enters a disk that cannot be served.
+    pub fn enter_failed(&self, spec: DiskSpec, source: Source, failed: Failed) {
         let entry = Entry {
             spec,
-            source: Source::Runtime,
+            source,
             running: None,
             failed: Some(Arc::new(failed)),
             busy: None,
@@ -137,8 +142,70 @@ impl Table {
     /// Forgets a disk that could not be served. What it was; nothing of any other disk.
     pub fn forget(&self, name: &str) -> Option<Entry> {
         let mut entries = self.lock();
-        entries.get(name)?.failed.as_ref()?;
+        let entry = entries.get(name)?;
+        if entry.failed.is_none() || entry.busy.is_some() {
+            return None;
+        }
+        self.changed.notify_all();
         entries.remove(name)
+    }
+
+    /// A disk that is unavailable, and why.
+    pub fn unavailable(&self, name: &str) -> Option<(DiskSpec, Arc<Failed>)> {
+        let entries = self.lock();
+        let entry = entries.get(name)?;
+        Some((entry.spec.clone(), entry.failed.clone()?))
+    }
+
+    /// Replaces the reason why a disk is unavailable. Returns whether it differs from the one
+    /// before.
+    pub fn fails_again(&self, name: &str, before: &Arc<Failed>, now: Failed) -> bool {
+        let mut entries = self.lock();
+        let is_new = now.why != before.why;
+        if let Some(entry) = entries.get_mut(name)
+            && is_same(entry, before)
+        {
+            entry.failed = Some(Arc::new(now));
+        }
+        is_new
+    }
+
+    /// Takes an unavailable disk whose volumes are open by now, to serve it.
+    ///
+    /// # Errors
+    /// It has been removed or changed; another disk has what has to be unique of it.
+    pub fn take_unavailable(
+        self: &Arc<Self>,
+        name: &str,
+        failed: &Arc<Failed>,
+    ) -> Result<Again, Error> {
+        let mut entries = self.lock();
+        let others = entries.values().filter(|entry| entry.failed.is_none());
+        let others: Vec<DiskSpec> = others.map(|entry| entry.spec.clone()).collect();
+        let entry = entries.get_mut(name);
+        let entry = entry.filter(|entry| is_same(entry, failed) && entry.busy.is_none());
+        let Some(entry) = entry else {
+            return Err(Error::conflict(format!("\"{name}\" has been removed")));
+        };
+        let together = DiskSpec::specs(others.iter().chain(std::iter::once(&entry.spec)));
+        check(&together, self.control.as_deref())
+            .map_err(|error| Error::conflict(format!("{error:#}")))?;
+        entry.busy = Some("being added");
+        Ok(Again {
+            table: self.clone(),
+            name: name.to_owned(),
+        })
+    }
+
+    /// Waits until something has changed that unavailable disks may depend on, for so long at most.
+    pub fn wait_changed(&self, limit: Duration) {
+        let entries = self.lock();
+        drop(self.changed.wait_timeout(entries, limit).unpoisoned());
+    }
+
+    /// Has unavailable disks tried again now.
+    pub fn try_again(&self) {
+        self.changed.notify_all();
     }
 
     /// Enters one again that was forgotten, if its name is free.
@@ -224,6 +291,26 @@ impl Table {
         })
     }
 
+    /// A disk is served from now on. Its name.
+    fn is_served(&self, taken: &str, running: Running) -> String {
+        let mut entries = self.lock();
+        let Some(mut entry) = entries.remove(taken) else {
+            return taken.to_owned();
+        };
+        if let (DiskSpec::Ublk(spec), Server::Ublk(id)) = (&mut entry.spec, running.server) {
+            spec.id = Some(id);
+            let name = spec.any_name();
+            let free = !entries.contains_key(&name);
+            spec.name = Some(if free { name } else { taken.to_owned() });
+        }
+        entry.running = Some(running);
+        entry.failed = None;
+        entry.busy = None;
+        let name = entry.spec.name();
+        entries.insert(name.clone(), entry);
+        name
+    }
+
     /// Takes a disk to do something to it: nobody else may meanwhile.
     ///
     /// # Errors
@@ -252,6 +339,11 @@ impl Table {
     }
 }
 
+fn is_same(entry: &Entry, failed: &Arc<Failed>) -> bool {
+    let now = entry.failed.as_ref();
+    now.is_some_and(|now| Arc::ptr_eq(now, failed))
+}
+
 fn unknown(name: &str) -> Error {
     Error::not_found(format!("no disk is called \"{name}\""))
 }
@@ -268,21 +360,7 @@ impl Reserved {
         let Some(taken) = self.name.take() else {
             return String::new();
         };
-        let mut entries = self.table.lock();
-        let Some(mut entry) = entries.remove(&taken) else {
-            return taken;
-        };
-        if let (DiskSpec::Ublk(spec), Server::Ublk(id)) = (&mut entry.spec, running.server) {
-            spec.id = Some(id);
-            let name = spec.any_name();
-            let free = !entries.contains_key(&name);
-            spec.name = Some(if free { name } else { taken.clone() });
-        }
-        entry.running = Some(running);
-        entry.busy = None;
-        let name = entry.spec.name();
-        entries.insert(name.clone(), entry);
-        name
+        self.table.is_served(&taken, running)
     }
 }
 
@@ -290,6 +368,30 @@ impl Drop for Reserved {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
             self.table.lock().remove(name);
+        }
+    }
+}
+
+/// An unavailable disk that is about to be served; it stays unavailable unless [`Again::serve`] is
+/// called.
+pub struct Again {
+    table: Arc<Table>,
+    name: String,
+}
+
+impl Again {
+    /// The disk is served. Its name.
+    pub fn serve(self, running: Running) -> String {
+        self.table.is_served(&self.name, running)
+    }
+}
+
+impl Drop for Again {
+    fn drop(&mut self) {
+        if let Some(entry) = self.table.lock().get_mut(&self.name)
+            && entry.failed.is_some()
+        {
+            entry.busy = None;
         }
     }
 }

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// The process that serves under a daemon which is a keeper, if there is one.
-fn serving(keeper: u32) -> Option<Pid> {
+pub fn serving(keeper: u32) -> Option<Pid> {
     let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
     Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
 }

@@ -19,6 +19,7 @@ mod devices;
 mod direct;
 mod disks;
 mod errors;
+mod failure_domains;
 mod fairness;
 mod footprint;
 mod formats;

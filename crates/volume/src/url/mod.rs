@@ -41,6 +41,9 @@ pub struct OpenOptions {
     pub previous: PreviousProcess,
     /// Where volumes in memory have their bytes.
     pub memory: MemoryPlace,
+    /// A file without a format of its own is raw, whatever it begins with: it was served as raw
+    /// before, and a guest has written its first bytes since.
+    pub raw: bool,
 }
 
 /// Where a volume in memory has its bytes.
@@ -296,6 +299,27 @@ pub fn path_of_url(url: &str) -> Option<PathBuf> {
     }
 }
 
+/// The file of the journal of atomic writes, if `url` names a file that has one.
+pub fn journal_of_url(url: &str) -> Option<PathBuf> {
+    let (name, query) = url.rsplit_once('?')?;
+    let options = || query.split('&').filter_map(|option| option.split_once('='));
+    let value = |key: &str| {
+        options()
+            .find(|(name, _)| *name == key)
+            .map(|(_, text)| text)
+    };
+    let atomic = value("atomic").map(atomic).transpose().ok()?;
+    match (atomic, value("atomic-journal")) {
+        (Some(Atomic::Unit(_)) | None, Some(journal)) => unescape(journal).ok(),
+        (Some(Atomic::Unit(_)), None) => {
+            let mut path = path_of_url(name)?.into_os_string();
+            path.push(".atomic");
+            Some(path.into())
+        }
+        _ => None,
+    }
+}
+
 /// The scheme, empty for a path, and the rest.
 fn scheme(url: &str) -> (&str, &str) {
     match url.split_once("://") {
@@ -371,7 +395,10 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
         None => Atomic::Auto,
     });
     let file_options = FileOptions {
-        format: options.take("format", format)?.unwrap_or_default(),
+        format: match options.take("format", format)?.unwrap_or_default() {
+            Format::Probe if open.raw => Format::Raw,
+            format => format,
+        },
         read_only,
         direct: options.take("direct", direct)?.unwrap_or_default(),
         lock: options.switch("lock")?.unwrap_or(true),

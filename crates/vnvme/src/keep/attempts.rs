@@ -1,0 +1,227 @@
+//! Disks that are being recovered, noted in a memory file that the keeper has: should the process
+//! die meanwhile, the next one knows at which disk. After [`MAX_DEATHS`] deaths in a row the disk
+//! is left out, and all others are served.
+//!
+//! A process that a client has taken over may write there whatever it likes: at most it has other
+//! disks served a little later.
+
+use super::disk::settled;
+use super::pool::{Kept, is_systemd, kept};
+use anyhow::{Context, Result, ensure};
+use keeper::Desk;
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+use std::time::Duration;
+use sync::Unpoisoned;
+
+/// Name of the memory file with the keeper.
+const NAME: &str = "vnvme.attempts";
+/// Longest content that is read (bytes).
+const MAX_LEN: usize = 1 << 20;
+/// So many processes die one after the other while they recover a disk before it is left out. One
+/// may be killed at that moment by chance.
+const MAX_DEATHS: u32 = 2;
+/// Until a disk that was left out is tried again, which may end the process: as many seconds as two
+/// to the power of its deaths, at most this.
+const MAX_PAUSE: Duration = Duration::from_secs(600);
+
+/// Content of the memory file, by the disks' names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Noted {
+    under_way: BTreeSet<String>,
+    /// Processes in a row that died while they recovered a disk.
+    deaths: BTreeMap<String, u32>,
+}
+
+struct Attempts {
+    file: File,
+    noted: Noted,
+}
+
+static ATTEMPTS: Mutex<Option<Attempts>> = Mutex::new(None);
+
+impl Noted {
+    /// Counts a death for each disk that the process which has died was recovering.
+    fn after_death(mut self) -> Self {
+        for disk in std::mem::take(&mut self.under_way) {
+            let deaths = self.deaths.entry(disk).or_default();
+            *deaths = deaths.saturating_add(1);
+        }
+        self
+    }
+}
+
+impl Attempts {
+    fn open(kept: &Kept, is_replacement: bool) -> Result<Self> {
+        let Some(file) = kept.take(NAME) else {
+            let file = File::from(memfd_create("vnvme-attempts", MemfdFlags::CLOEXEC)?);
+            let mut desk = Desk::new(kept.link());
+            desk.store(NAME, file.as_fd())?;
+            settled(&mut desk)?;
+            let noted = Noted::default();
+            return Ok(Self { file, noted });
+        };
+        let file = File::from(file);
+        // Another version may do better.
+        let noted = match is_replacement {
+            true => Noted::default(),
+            false => read(&file).unwrap_or_default().after_death(),
+        };
+        let attempts = Self { file, noted };
+        attempts.write();
+        Ok(attempts)
+    }
+
+    fn write(&self) {
+        let written = || -> Result<()> {
+            let text = serde_json::to_vec(&self.noted)?;
+            let len = u32::try_from(text.len())?.to_le_bytes();
+            // By one call: what a process that is killed meanwhile has written is old or new, or
+            // is not understood, and says nothing.
+            self.file.write_all_at(&[&len[..], &text].concat(), 0)?;
+            Ok(())
+        };
+        if let Err(error) = written() {
+            let error = format_args!("{error:#}");
+            tracing::warn!(error, "disks that are being recovered are not noted");
+        }
+    }
+}
+
+fn read(file: &File) -> Result<Noted> {
+    let mut len = [0; 4];
+    file.read_exact_at(&mut len, 0)?;
+    let len = u32::from_le_bytes(len) as usize;
+    ensure!(len <= MAX_LEN, "too long");
+    let mut text = vec![0; len];
+    file.read_exact_at(&mut text, 4)?;
+    serde_json::from_slice(&text).context("not understood")
+}
+
+/// Begins to note which disks are being recovered, and finds out which ones were when the process
+/// before died.
+pub fn begin_attempts(is_replacement: bool) {
+    let Some(kept) = kept().filter(|_| !is_systemd()) else {
+        return;
+    };
+    match Attempts::open(kept, is_replacement) {
+        Ok(attempts) => *ATTEMPTS.lock().unpoisoned() = Some(attempts),
+        Err(error) => {
+            let error = format_args!("{error:#}");
+            tracing::warn!(error, "disks that are being recovered are not noted");
+        }
+    }
+}
+
+/// Why a disk is left out at the start of a process, if it is: others died while they recovered it.
+pub fn deaths_of(disk: &str) -> Option<String> {
+    let deaths = deaths(disk);
+    (deaths >= MAX_DEATHS).then(|| {
+        format!(
+            "{deaths} processes in a row have died while they recovered this disk; it is tried \
+             again in {} s",
+            pause(deaths).as_secs()
+        )
+    })
+}
+
+/// How long after the start a disk is tried again that was left out for that reason.
+pub fn pause_after_deaths(disk: &str) -> Option<Duration> {
+    let deaths = deaths(disk);
+    (deaths >= MAX_DEATHS).then(|| pause(deaths))
+}
+
+fn deaths(disk: &str) -> u32 {
+    let attempts = ATTEMPTS.lock().unpoisoned();
+    let noted = attempts.as_ref().map(|attempts| &attempts.noted);
+    let deaths = noted.and_then(|noted| noted.deaths.get(disk));
+    deaths.copied().unwrap_or(0)
+}
+
+fn pause(deaths: u32) -> Duration {
+    MAX_PAUSE.min(Duration::from_secs(1 << deaths.min(16)))
+}
+
+fn change(change: impl FnOnce(&mut Noted)) {
+    if let Some(attempts) = &mut *ATTEMPTS.lock().unpoisoned() {
+        change(&mut attempts.noted);
+        attempts.write();
+    }
+}
+
+/// A disk that is being recovered, until this is dropped: not by a panic, which the process may die
+/// of.
+#[must_use = "the attempt ends with it"]
+pub struct Attempt {
+    disk: String,
+    /// The end of the attempt makes up for earlier deaths.
+    is_whole: bool,
+}
+
+impl Attempt {
+    /// Notes that this disk is being recovered.
+    pub fn new(disk: &str) -> Self {
+        change(|noted| {
+            noted.under_way.insert(disk.to_owned());
+        });
+        Self {
+            disk: disk.to_owned(),
+            is_whole: true,
+        }
+    }
+
+    /// Notes that a part of the disk's recovery is under way: its end does not make up for deaths.
+    pub fn part(disk: &str) -> Self {
+        let mut part = Self::new(disk);
+        part.is_whole = false;
+        part
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        change(|noted| {
+            noted.under_way.remove(&self.disk);
+            if self.is_whole {
+                noted.deaths.remove(&self.disk);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempt_that_ends_with_its_process_counts_as_death() {
+        let file = File::from(memfd_create("attempts", MemfdFlags::CLOEXEC).unwrap());
+        let mut attempts = Attempts {
+            file,
+            noted: Noted::default(),
+        };
+        for deaths in 1..4 {
+            attempts.noted.under_way.insert("a".to_owned());
+            attempts.write();
+            attempts.noted = read(&attempts.file).unwrap().after_death();
+            assert_eq!(attempts.noted.deaths["a"], deaths);
+            assert!(attempts.noted.under_way.is_empty());
+        }
+        // Nonsense is as good as nothing.
+        for nonsense in [&[0xff; 8][..], b"\x02\0\0\0[}", b""] {
+            attempts.file.set_len(0).unwrap();
+            attempts.file.write_all_at(nonsense, 0).unwrap();
+            assert!(read(&attempts.file).is_err());
+        }
+        assert_eq!(pause(2), Duration::from_secs(4));
+        assert_eq!(pause(u32::MAX), MAX_PAUSE);
+    }
+}

@@ -1,0 +1,131 @@
+//! Disks that are unavailable: a volume, or a file beside it, cannot be opened. All other disks are
+//! served meanwhile. Each is tried again as long as the process runs, with growing pauses, by the
+//! calls that serve a disk at the start: what an earlier process has left of it, its client among
+//! that, is gone on with.
+
+use super::Manager;
+use super::table::Failed;
+use crate::keep;
+use crate::sockets;
+use control::Error;
+use control::api::EventKind;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use sync::Unpoisoned;
+
+/// Pause before the second attempt; each later pause is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+
+/// Remedy where the sandbox keeps this process from opening a volume.
+const SANDBOX: &str = "; the sandbox may keep this process from it: vnvme upgrade has another one \
+                       take its place, which opens the disk";
+
+/// Held while a disk is tried that others have died of.
+static ALONE: Mutex<()> = Mutex::new(());
+
+impl Manager {
+    /// Tries again to serve what is unavailable now, for as long as it is: each disk on a thread of
+    /// its own, for a file that is being opened may hang.
+    pub fn retry_unavailable(self: &Arc<Self>) {
+        let all = self.crew.table.all().into_iter();
+        let mut any = !self.crew.options.unavailable.disks.is_empty();
+        for (name, _) in all.filter(|(_, entry)| entry.failed.is_some()) {
+            self.retry_in_background(&name);
+            any = true;
+        }
+        // The next process knows which disks were not served.
+        if any {
+            self.keep_state();
+        }
+    }
+
+    /// Tries again to serve one disk, for as long as it is unavailable.
+    pub(super) fn retry_in_background(self: &Arc<Self>, name: &str) {
+        let (manager, disk) = (self.clone(), name.to_owned());
+        let builder = std::thread::Builder::new().name("retry".into());
+        // The thread lives as long as the process, or until the disk is served.
+        if let Err(error) = builder.spawn(move || manager.retry(&disk)) {
+            tracing::error!(disk = name, %error, "the disk is not tried again");
+        }
+    }
+
+    fn retry(self: &Arc<Self>, name: &str) {
+        while self.wait_started().is_err() {}
+        let kills = keep::pause_after_deaths(name);
+        let mut pause = kills.unwrap_or(FIRST_PAUSE);
+        loop {
+            self.crew.table.wait_changed(pause);
+            let Some((_, failed)) = self.crew.table.unavailable(name) else {
+                return;
+            };
+            pause = MAX_PAUSE.min(pause * 2);
+            // Should the process die, the next one knows at which disk.
+            let alone = kills.map(|_| ALONE.lock().unpoisoned());
+            let attempt = keep::Attempt::new(name);
+            let served = self.serve_again(name, &failed, attempt);
+            drop(alone);
+            let Err(error) = served else {
+                return;
+            };
+            self.fails_again(name, &failed, error, pause);
+        }
+    }
+
+    /// Serves a disk that was unavailable, if its volumes can be opened by now.
+    fn serve_again(
+        self: &Arc<Self>,
+        name: &str,
+        failed: &Arc<Failed>,
+        attempt: keep::Attempt,
+    ) -> Result<(), Error> {
+        let Some((spec, _)) = self.crew.table.unavailable(name) else {
+            return Ok(());
+        };
+        let manager = self.clone();
+        let opening = std::thread::Builder::new().name("open".into());
+        let opening = opening.spawn(move || manager.open(&spec));
+        let opening = opening.map_err(|error| Error::failed(format!("no thread: {error}")))?;
+        let bug = |_| Err(Error::failed("opening has ended by a bug"));
+        let ready = opening.join().unwrap_or_else(bug)?;
+        let again = self.crew.table.take_unavailable(name, failed)?;
+        let running = self.serve(ready)?;
+        // Before anybody can see that the disk is served: whatever ends the process then is another
+        // cause.
+        drop(attempt);
+        let name = again.serve(running);
+        tracing::info!(disk = name, "the disk was unavailable, and is served again");
+        self.tell(EventKind::Added, &name, None);
+        Ok(())
+    }
+
+    fn fails_again(&self, name: &str, before: &Arc<Failed>, error: Error, pause: Duration) {
+        let mut why = error.message;
+        let is_refused = ["ermission denied", "not permitted"].iter();
+        if self.allow.is_confined() && is_refused.into_iter().any(|words| why.contains(words)) {
+            why += SANDBOX;
+        }
+        let message = format!("unavailable: {why}; tried again in {} s", pause.as_secs());
+        let failed = Failed {
+            why: why.clone(),
+            was_opened: before.was_opened,
+            _counted: before._counted.clone(),
+        };
+        if self.crew.table.fails_again(name, before, failed) {
+            tracing::error!(disk = name, "the disk is unavailable: {why}");
+        }
+        let events = &self.crew.registry.events;
+        events.send(EventKind::Error, name, None, Some(message));
+    }
+
+    /// Closes what is kept of disks that are still unavailable at the end of the process, and
+    /// removes the files of their sockets.
+    pub fn end_unavailable(&self) {
+        for (_, entry) in self.crew.table.all() {
+            if entry.failed.is_some() {
+                keep::give_up(&entry.spec, "the process ends");
+            }
+        }
+        sockets::release_all();
+    }
+}

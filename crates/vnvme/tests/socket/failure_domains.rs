@@ -1,0 +1,828 @@
+//! One disk's failure is its own: whatever becomes of a disk's volume, all other disks of the
+//! daemon are served, also by the process that follows one that was killed.
+
+use crate::common::*;
+use crate::keeper::{kill_serving, serving, start};
+use control::api::EventKind;
+use control::{Client, Received};
+use rustix::process::{Signal, kill_process};
+use std::fs::{self, OpenOptions};
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Command};
+use std::sync::mpsc::{Receiver, channel};
+
+/// A daemon with a keeper, whose disks are in a configuration file.
+struct Domain {
+    place: Place,
+    daemon: Daemon,
+    client: Client,
+}
+
+/// A controller with these volumes, and more lines of its table.
+fn controller(place: &Place, name: &str, volumes: &[&str], more: &str) -> String {
+    let socket = text(&place.path(&format!("{name}.sock")));
+    let volumes = volumes
+        .iter()
+        .map(|url| format!("{{ volume = \"{url}\" }}"));
+    let volumes: Vec<String> = volumes.collect();
+    format!(
+        "[[controller]]\nname = \"{name}\"\nsocket = \"{socket}\"\n{more}\nnamespace = [{}]\n",
+        volumes.join(", ")
+    )
+}
+
+impl Domain {
+    fn start(place: Place, disks: &str) -> Self {
+        let config = place.path("vnvme.toml");
+        fs::write(&config, disks).unwrap();
+        let (config, control) = (text(&config), text(&place.path("control")));
+        let args = ["--config", &config, "--control", &control];
+        let daemon = start(
+            &place,
+            &[&["daemon", "--keeper", "process"], &args[..]].concat(),
+        );
+        let client = Client::new(vec![place.path("control")]).unwrap();
+        eventually("it answers", || client.disks().is_ok());
+        Self {
+            place,
+            daemon,
+            client,
+        }
+    }
+
+    /// Waits until a disk is served again.
+    fn wait_served(&self, name: &str) {
+        eventually("it is served again", || self.error(name).is_none());
+    }
+
+    fn host(&self, name: &str) -> Host {
+        Host::up(&self.place.path(&format!("{name}.sock")))
+    }
+
+    /// Why a disk is not served, if it is not.
+    fn error(&self, name: &str) -> Option<String> {
+        self.client.disk(name).unwrap().error
+    }
+
+    /// Kills the process that serves; the next one has been started when this returns.
+    fn kill_without_answer(&self) {
+        kill_serving(&self.daemon);
+    }
+
+    /// Kills the process that serves; the next one answers when this returns.
+    fn kill(&self) {
+        kill_serving(&self.daemon);
+        eventually("the next process answers", || self.client.disks().is_ok());
+    }
+}
+
+/// Guests write into their disks whatever they like: also that they are images.
+#[test]
+fn raw_disk_with_image_signature_is_served_after_kill() {
+    let place = Place::new();
+    let files = ["a.raw", "b.raw"].map(|name| place.disk(name, 1 << 20));
+    let disks = ["a", "b"].iter().zip(&files);
+    let disks: String = disks
+        .map(|(name, file)| controller(&place, name, &[file], ""))
+        .collect();
+    let domain = Domain::start(place, &disks);
+    let (mut guest, mut other) = (domain.host("a"), domain.host("b"));
+    other.write(1, 0, &pattern(1, 4096));
+    for signature in [
+        &b"QFI\xfb\x00\x00\x00\x03"[..],
+        b"KDMV\x01\x00\x00\x00",
+        b"COWD\x01\x00\x00\x00",
+        b"vhdxfile",
+        b"conectix",
+        b"QED\0",
+        b"LUKS\xba\xbe\x00\x01",
+    ] {
+        let mut block = vec![0; 4096];
+        block[..signature.len()].copy_from_slice(signature);
+        guest.write(1, 0, &block);
+        domain.kill();
+        assert_eq!((domain.error("a"), domain.error("b")), (None, None));
+        assert!(guest.read(1, 0, 4096) == block, "{signature:?}");
+        assert!(other.read(1, 0, 4096) == pattern(1, 4096));
+    }
+    drop((guest, other));
+    domain.daemon.end();
+}
+
+/// What a guest reads, once it has it.
+struct Reading {
+    host: Receiver<(Host, Vec<u8>)>,
+}
+
+impl Reading {
+    fn start(mut host: Host, nsid: u32) -> Self {
+        let (tell, told) = channel();
+        std::thread::spawn(move || {
+            let read = host.read(nsid, 0, 4096);
+            let _ = tell.send((host, read));
+        });
+        Self { host: told }
+    }
+
+    fn waits(&self) -> bool {
+        self.host.try_recv().is_err()
+    }
+
+    fn end(self) -> (Host, Vec<u8>) {
+        self.host.recv_timeout(LIMIT).unwrap()
+    }
+}
+
+/// A kind of volume that can be broken and mended while a daemon has it.
+struct Kind {
+    name: &'static str,
+    /// The volume's URL, and more lines of its disk's table.
+    make: fn(&Place) -> Option<String>,
+    break_it: fn(&Place),
+    mend: fn(&Place),
+    /// Of the message.
+    words: &'static str,
+}
+
+fn hide(place: &Place, name: &str) {
+    fs::rename(place.path(name), place.path(&format!("{name}.hidden"))).unwrap();
+}
+
+fn show(place: &Place, name: &str) {
+    fs::rename(place.path(&format!("{name}.hidden")), place.path(name)).unwrap();
+}
+
+/// Puts other bytes in the place of a file, which comes back by [`show`].
+fn replace(place: &Place, name: &str, bytes: &[u8]) {
+    hide(place, name);
+    fs::write(place.path(name), bytes).unwrap();
+}
+
+fn raw(place: &Place) -> Option<String> {
+    Some(place.disk("bad.raw", 4 << 20))
+}
+
+fn qcow2(place: &Place) -> Option<String> {
+    let path = text(&place.path("bad.qcow2"));
+    let made = Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2", &path, "4M"])
+        .status();
+    match made.is_ok_and(|status| status.success()) {
+        true => Some(format!("qcow2://{path}")),
+        false => None,
+    }
+}
+
+/// The bit of a qcow2 image that says that it is corrupt, set or cleared.
+fn set_corrupt(place: &Place, is_corrupt: bool) {
+    let image = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(place.path("bad.qcow2"))
+        .unwrap();
+    let mut byte = [0];
+    image.read_exact_at(&mut byte, 79).unwrap();
+    byte[0] = byte[0] & !2 | u8::from(is_corrupt) << 1;
+    image.write_all_at(&byte, 79).unwrap();
+}
+
+const KINDS: [Kind; 5] = [
+    Kind {
+        name: "a file that is missing",
+        make: raw,
+        break_it: |place| hide(place, "bad.raw"),
+        mend: |place| show(place, "bad.raw"),
+        words: "bad.raw: no such file",
+    },
+    Kind {
+        name: "a file that was cut",
+        make: raw,
+        break_it: |place| replace(place, "bad.raw", &[7; 1000]),
+        mend: |place| show(place, "bad.raw"),
+        words: "bad.raw: ",
+    },
+    Kind {
+        name: "a file that is empty",
+        make: raw,
+        break_it: |place| replace(place, "bad.raw", &[]),
+        mend: |place| show(place, "bad.raw"),
+        words: "bad.raw: ",
+    },
+    Kind {
+        name: "an image that is corrupt",
+        make: qcow2,
+        break_it: |place| set_corrupt(place, true),
+        mend: |place| set_corrupt(place, false),
+        words: "corrupt",
+    },
+    Kind {
+        name: "an image that is missing",
+        make: qcow2,
+        break_it: |place| hide(place, "bad.qcow2"),
+        mend: |place| show(place, "bad.qcow2"),
+        words: "bad.qcow2: ",
+    },
+];
+
+/// A disk whose volume cannot be opened after a crash waits for it; all others are served at once.
+#[test]
+fn disk_that_cannot_be_opened_after_kill_waits_and_leaves_others_alone() {
+    for kind in KINDS {
+        let place = Place::new();
+        let Some(volume) = (kind.make)(&place) else {
+            testkit::skip(
+                "vnvme::failure_domains",
+                format_args!("{}: no tool", kind.name),
+            );
+            continue;
+        };
+        let good = place.disk("good.raw", 1 << 20);
+        let disks = controller(&place, "bad", &["mem://1M", &volume], "")
+            + &controller(&place, "good", &[&good], "");
+        let domain = Domain::start(place, &disks);
+        let (mut bad, mut good) = (domain.host("bad"), domain.host("good"));
+        bad.write(1, 0, &pattern(3, 4096));
+        bad.write(2, 0, &pattern(2, 4096));
+        bad.flush(2);
+        good.write(1, 0, &pattern(1, 4096));
+        (kind.break_it)(&domain.place);
+        domain.kill();
+        let reading = Reading::start(bad, 2);
+        // The second process finds what the first one has left alone.
+        for _ in 0..2 {
+            assert!(good.read(1, 0, 4096) == pattern(1, 4096), "{}", kind.name);
+            let why = domain.error("bad").unwrap_or_default();
+            assert!(why.contains(kind.words), "{}: {why}", kind.name);
+            assert!(!why.contains("what was configured"), "{why}");
+            assert_eq!(domain.error("good"), None);
+            domain.kill();
+        }
+        let unserved = domain.client.stats().unwrap().measured.unserved;
+        assert_eq!(unserved, ["bad"]);
+        let mut message = String::new();
+        let each = |received| match received {
+            Received::Event(event) if event.kind == EventKind::Error && event.disk == "bad" => {
+                message = event.message.unwrap_or_default();
+                ControlFlow::Break(())
+            }
+            _ => ControlFlow::Continue(()),
+        };
+        domain.client.events(|| (), each).unwrap();
+        assert!(message.contains("unavailable: "), "{message}");
+        assert!(reading.waits());
+        assert!(good.read(1, 0, 4096) == pattern(1, 4096));
+        (kind.mend)(&domain.place);
+        let (mut bad, read) = reading.end();
+        assert!(read == pattern(2, 4096), "{}", kind.name);
+        assert!(bad.read(1, 0, 4096) == pattern(3, 4096), "its memory");
+        domain.wait_served("bad");
+        eventually("it is not counted any more", || {
+            let stats = domain.client.stats().unwrap();
+            stats.measured.unserved.is_empty()
+        });
+        // It outlives the next process, too.
+        domain.kill();
+        assert!(bad.read(2, 0, 4096) == pattern(2, 4096));
+        drop((bad, good));
+        domain.daemon.end();
+    }
+}
+
+/// Runs a command of the program against a daemon: its exit code, and all that it says.
+fn command(domain: &Domain, words: &[&str]) -> (Option<i32>, String) {
+    let control = text(&domain.place.path("control"));
+    let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(words)
+        .args(["--control", &control])
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    (output.status.code(), said)
+}
+
+/// At its first start a daemon serves what it can open, and the rest as soon as it can.
+#[test]
+fn daemon_with_missing_volume_starts_and_serves_it_when_it_comes() {
+    let place = Place::new();
+    let good = place.disk("good.raw", 1 << 20);
+    let bad = text(&place.path("bad.raw"));
+    let export = text(&place.path("export.sock"));
+    let disks = controller(&place, "bad", &[&bad], "")
+        + &controller(&place, "good", &[&good], "")
+        + &format!("[[vhost-user-blk]]\nsocket = \"{export}\"\nvolume = \"{bad}.2\"\n");
+    let domain = Domain::start(place, &disks);
+    let mut good = domain.host("good");
+    good.write(1, 0, &pattern(1, 4096));
+    for name in ["bad", "export"] {
+        let why = domain.error(name).unwrap_or_default();
+        assert!(why.contains("no such file"), "{name}: {why}");
+    }
+    let (code, list) = command(&domain, &["list"]);
+    assert_eq!(code, Some(0));
+    assert!(list.contains("bad is not served: "), "{list}");
+    let metrics = domain.client.metrics().unwrap();
+    let unserved = "vnvme_disk_unserved{disk=\"bad\"} 1";
+    assert!(metrics.contains(unserved), "{metrics}");
+    // One that is an image is examined when it comes, for nobody has had it as a raw disk.
+    fs::write(&bad, b"QFI\xfb\0\0\0\x03").unwrap();
+    eventually("it is found to be an image", || {
+        domain
+            .error("bad")
+            .unwrap_or_default()
+            .contains("qcow2 image")
+    });
+    domain.kill();
+    let why = domain.error("bad").unwrap_or_default();
+    assert!(why.contains("qcow2 image"), "{why}");
+    domain.place.disk("bad.raw", 1 << 20);
+    domain.place.disk("bad.raw.2", 1 << 20);
+    // A client that connects meanwhile waits.
+    let mut bad = domain.host("bad");
+    bad.write(1, 0, &pattern(2, 4096));
+    domain.wait_served("export");
+    domain.kill();
+    assert!(bad.read(1, 0, 4096) == pattern(2, 4096));
+    assert!(good.read(1, 0, 4096) == pattern(1, 4096));
+    drop((bad, good));
+    domain.daemon.end();
+    assert!(!fs::exists(export).unwrap());
+}
+
+/// `vnvme serve` is typed by hand: it refuses at its first start; not when it goes on.
+#[test]
+fn serve_with_missing_volume_refuses_to_start_and_goes_on_after_kill() {
+    let place = Place::new();
+    let (good, bad) = (
+        place.disk("good.raw", 1 << 20),
+        place.disk("bad.raw", 1 << 20),
+    );
+    let disks = controller(&place, "bad", &[&bad], "") + &controller(&place, "good", &[&good], "");
+    let config = place.path("vnvme.toml");
+    fs::write(&config, disks).unwrap();
+    let config = text(&config);
+    let args = ["serve", "--config", &config, "--keeper", "process"];
+    hide(&place, "bad.raw");
+    let ended = Daemon::spawn(&args).wait();
+    assert_eq!(ended.status.code(), Some(1), "{ended:#?}");
+    let said = ended
+        .log
+        .iter()
+        .any(|line| line.contains("bad.raw: no such file"));
+    assert!(said, "{ended:#?}");
+    show(&place, "bad.raw");
+    let daemon = start(&place, &args);
+    let [mut bad, mut good] = ["bad", "good"].map(|name| {
+        let mut host = Host::up(&place.path(&format!("{name}.sock")));
+        host.write(1, 0, &pattern(1, 4096));
+        host
+    });
+    hide(&place, "bad.raw");
+    kill_serving(&daemon);
+    assert!(good.read(1, 0, 4096) == pattern(1, 4096));
+    let reading = Reading::start(bad, 1);
+    daemon.wait_log(|line| line.contains("the disk is unavailable") && line.contains("bad"));
+    assert!(reading.waits());
+    show(&place, "bad.raw");
+    let read;
+    (bad, read) = reading.end();
+    assert!(read == pattern(1, 4096));
+    drop((bad, good));
+    daemon.end();
+}
+
+/// An upgrade has every disk that the old process serves served by the new one, or does not happen.
+#[test]
+fn upgrade_with_disk_that_cannot_be_opened_brings_old_version_back() {
+    let place = Place::new();
+    let (good, bad) = (
+        place.disk("good.raw", 1 << 20),
+        place.disk("bad.raw", 1 << 20),
+    );
+    let disks = controller(&place, "bad", &[&bad], "") + &controller(&place, "good", &[&good], "");
+    let domain = Domain::start(place, &disks);
+    let (mut bad, mut good) = (domain.host("bad"), domain.host("good"));
+    bad.write(1, 0, &pattern(2, 4096));
+    good.write(1, 0, &pattern(1, 4096));
+    hide(&domain.place, "bad.raw");
+    let (code, said) = command(&domain, &["upgrade"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("back to the program before"), "{said}");
+    assert!(said.contains("disk bad cannot be served"), "{said}");
+    assert!(said.contains("bad.raw: no such file"), "{said}");
+    assert!(good.read(1, 0, 4096) == pattern(1, 4096));
+    let why = domain.error("bad").unwrap_or_default();
+    assert!(why.contains("no such file"), "{why}");
+    // One that is unavailable already is none of its business.
+    let (code, said) = command(&domain, &["upgrade"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(good.read(1, 0, 4096) == pattern(1, 4096));
+    assert!(domain.error("bad").is_some());
+    show(&domain.place, "bad.raw");
+    assert!(bad.read(1, 0, 4096) == pattern(2, 4096));
+    domain.wait_served("bad");
+    let (code, said) = command(&domain, &["upgrade"]);
+    assert_eq!(code, Some(0), "{said}");
+    for (host, seed) in [(&mut bad, 2), (&mut good, 1)] {
+        assert!(host.read(1, 0, 4096) == pattern(seed, 4096));
+    }
+    drop((bad, good));
+    domain.daemon.end();
+}
+
+/// A disk that is unavailable can be removed, or described otherwise: its client goes with the one,
+/// and stays with the other.
+#[test]
+fn unavailable_disk_can_be_removed_and_reconfigured() {
+    let place = Place::new();
+    let files = ["a", "b", "c"].map(|name| place.disk(&format!("{name}.raw"), 1 << 20));
+    let describe = |place: &Place, name: &str, file: &str| controller(place, name, &[file], "");
+    let disks: String = ["a", "b", "c"]
+        .iter()
+        .zip(&files)
+        .map(|(name, file)| describe(&place, name, file))
+        .collect();
+    let domain = Domain::start(place, &disks);
+    let [a, b, mut c] = ["a", "b", "c"].map(|name| {
+        let mut host = domain.host(name);
+        host.write(1, 0, &pattern(1, 4096));
+        host
+    });
+    hide(&domain.place, "a.raw");
+    hide(&domain.place, "b.raw");
+    domain.kill();
+    drop(a);
+    domain.client.remove("a", false).unwrap();
+    assert!(!domain.place.path("a.sock").exists());
+    // A configuration that says the same of it is applied.
+    let reload = || {
+        let plan = domain.client.reload().unwrap();
+        assert!(plan.refused.is_empty(), "{plan:?}");
+        plan
+    };
+    let rest = describe(&domain.place, "b", &files[1]) + &describe(&domain.place, "c", &files[2]);
+    fs::write(domain.place.path("vnvme.toml"), rest).unwrap();
+    assert_eq!(reload().unchanged, ["b", "c"]);
+    assert!(c.read(1, 0, 4096) == pattern(1, 4096));
+    let names = domain.client.disks().unwrap().into_iter();
+    let names: Vec<String> = names.map(|disk| disk.name).collect();
+    assert_eq!(names, ["b", "c"]);
+    drop(b);
+    let rest = describe(&domain.place, "c", &files[2]);
+    fs::write(domain.place.path("vnvme.toml"), rest).unwrap();
+    assert_eq!(reload().removed, ["b"]);
+    assert!(!domain.place.path("b.sock").exists());
+    drop(c);
+    domain.daemon.end();
+}
+
+/// Nothing is left of an unavailable disk when a daemon ends in order.
+#[test]
+fn end_with_unavailable_disk_leaves_no_socket() {
+    let place = Place::new();
+    let bad = place.disk("bad.raw", 1 << 20);
+    let never = text(&place.path("never.raw"));
+    let export = text(&place.path("export.sock"));
+    let disks = controller(&place, "bad", &[&bad], "")
+        + &controller(&place, "never", &[&never], "")
+        + &format!("[[vhost-user-blk]]\nsocket = \"{export}\"\nvolume = \"{bad}?read-only=on\"\n");
+    let disks = disks.replace(
+        &format!("volume = \"{bad}\""),
+        &format!("volume = \"{bad}?read-only=on\""),
+    );
+    let domain = Domain::start(place, &disks);
+    let host = domain.host("bad");
+    hide(&domain.place, "bad.raw");
+    domain.kill();
+    for name in ["bad", "never", "export"] {
+        assert!(domain.error(name).is_some());
+        assert!(domain.place.path(&format!("{name}.sock")).exists());
+    }
+    drop(host);
+    let Domain { place, daemon, .. } = domain;
+    daemon.end();
+    for name in ["bad", "never", "export"] {
+        assert!(!place.path(&format!("{name}.sock")).exists(), "{name}");
+    }
+}
+
+/// An NBD server, which ends with this.
+struct Server(Child);
+
+impl Server {
+    fn start(place: &Place) -> Option<Self> {
+        let (socket, file) = (text(&place.path("nbd")), text(&place.path("bad.raw")));
+        let args = ["--persistent", "--format=raw", "--shared=8", "--socket"];
+        let child = Command::new("qemu-nbd")
+            .args(args)
+            .args([&socket, &file])
+            .spawn()
+            .ok()?;
+        eventually("the server listens", || fs::exists(&socket).unwrap());
+        Some(Self(child))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn disk_of_nbd_server_that_is_gone_waits_for_the_server() {
+    let place = Place::new();
+    place.disk("bad.raw", 4 << 20);
+    let Some(server) = Server::start(&place) else {
+        return testkit::skip("vnvme::failure_domains::nbd", "there is no qemu-nbd");
+    };
+    let url = format!("nbd+unix:///?socket={}", text(&place.path("nbd")));
+    let good = place.disk("good.raw", 1 << 20);
+    let disks = controller(&place, "bad", &[&url], "") + &controller(&place, "good", &[&good], "");
+    let domain = Domain::start(place, &disks);
+    let (mut bad, mut good) = (domain.host("bad"), domain.host("good"));
+    bad.write(1, 0, &pattern(2, 4096));
+    bad.flush(1);
+    good.write(1, 0, &pattern(1, 4096));
+    drop(server);
+    fs::remove_file(domain.place.path("nbd")).unwrap();
+    domain.kill();
+    assert!(good.read(1, 0, 4096) == pattern(1, 4096));
+    assert!(domain.error("bad").is_some());
+    let reading = Reading::start(bad, 1);
+    let server = Server::start(&domain.place);
+    let (bad, read) = reading.end();
+    assert!(read == pattern(2, 4096));
+    drop((bad, good));
+    domain.daemon.end();
+    drop(server);
+}
+
+/// However many processes die before they serve: the keeper starts the next one.
+#[test]
+fn disks_survive_many_processes_that_die_at_their_start() {
+    let place = Place::new();
+    let files = ["a.raw", "b.raw"].map(|name| place.disk(name, 1 << 20));
+    let disks = ["a", "b"].iter().zip(&files);
+    let disks: String = disks
+        .map(|(name, file)| controller(&place, name, &[file], ""))
+        .collect();
+    let domain = Domain::start(place, &disks);
+    let mut hosts = ["a", "b"].map(|name| domain.host(name));
+    for host in &mut hosts {
+        host.write(1, 0, &pattern(1, 4096));
+    }
+    // The first one served; of the others none comes to that.
+    let mut last = None;
+    for _ in 0..11 {
+        eventually("the next process has been started", || {
+            serving(domain.daemon.pid()).is_some_and(|pid| Some(pid) != last)
+        });
+        last = serving(domain.daemon.pid());
+        kill_process(last.unwrap(), Signal::KILL).unwrap();
+    }
+    for host in &mut hosts {
+        assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+    }
+    domain.wait_served("a");
+    domain.wait_served("b");
+    assert!(domain.daemon.count("the next one is started in") > 0);
+    drop(hosts);
+    domain.daemon.end();
+}
+
+/// A process dies again and again while it recovers a disk: the next one leaves that disk out, and
+/// tries it later.
+#[test]
+fn disk_that_processes_die_of_is_left_out_and_tried_later() {
+    let place = Place::new();
+    place.disk("bad.raw", 4 << 20);
+    let Some(server) = Server::start(&place) else {
+        return testkit::skip("vnvme::failure_domains::dies", "there is no qemu-nbd");
+    };
+    let url = format!("nbd+unix:///?socket={}", text(&place.path("nbd")));
+    let good = place.disk("good.raw", 1 << 20);
+    let disks = controller(&place, "bad", &[&url], "") + &controller(&place, "good", &[&good], "");
+    let domain = Domain::start(place, &disks);
+    let (mut bad, mut good) = (domain.host("bad"), domain.host("good"));
+    bad.write(1, 0, &pattern(2, 4096));
+    bad.flush(1);
+    good.write(1, 0, &pattern(1, 4096));
+    drop(server);
+    fs::remove_file(domain.place.path("nbd")).unwrap();
+    // One that takes connections, and says nothing: who opens the disk waits.
+    let silent = UnixListener::bind(domain.place.path("nbd")).unwrap();
+    let mut connections = Vec::new();
+    domain.kill_without_answer();
+    for _ in 0..2 {
+        connections.push(silent.accept().unwrap());
+        domain.kill_without_answer();
+    }
+    assert!(good.read(1, 0, 4096) == pattern(1, 4096));
+    let why = domain.error("bad").unwrap_or_default();
+    assert!(
+        why.contains("have died while they recovered this disk"),
+        "{why}"
+    );
+    assert_eq!(domain.error("good"), None);
+    drop((silent, connections));
+    fs::remove_file(domain.place.path("nbd")).unwrap();
+    let server = Server::start(&domain.place);
+    assert!(bad.read(1, 0, 4096) == pattern(2, 4096));
+    domain.wait_served("bad");
+    // That makes up for it.
+    domain.kill();
+    assert_eq!(domain.error("bad"), None);
+    drop((bad, good));
+    domain.daemon.end();
+    drop(server);
+}
+
+/// Whatever an operator has changed: the next process accepts it, also one of another version.
+#[test]
+fn every_operation_is_survived_by_disks_and_guests() {
+    let place = Place::new();
+    let files = ["a", "b", "c", "d"].map(|name| place.disk(&format!("{name}.raw"), 1 << 20));
+    let [a, b, c, d] = &files;
+    let disks = controller(&place, "a", &[a], "") + &controller(&place, "b", &[b], "");
+    let allow = text(place.path("x").parent().unwrap());
+    let domain = Domain::start(place, &format!("[process]\nallow = [\"{allow}\"]\n{disks}"));
+    let (mut guest, mut other) = (domain.host("a"), domain.host("b"));
+    guest.write(1, 0, &pattern(1, 4096));
+    other.write(1, 0, &pattern(2, 4096));
+    let socket = format!("socket={}", text(&domain.place.path("c.sock")));
+    let limited = format!("{c}?iops=200000");
+    let state = text(&domain.place.path("saved.toml"));
+    for (words, nsid, size) in [
+        (&["attach", "a", &limited][..], 2, 1 << 20),
+        (&["resize", "a", "2M", "--nsid", "2"], 2, 2 << 20),
+        (
+            &["limits", "a", "--nsid", "2", "--iops", "100000"],
+            2,
+            2 << 20,
+        ),
+        (&["on-error", "a", "--on-read-error", "stop"], 2, 2 << 20),
+        (&["detach", "a", "2"], 1, 1 << 20),
+        (&["resize", "a", "2M"], 1, 2 << 20),
+        (&["add", "controller", &socket, d], 1, 2 << 20),
+        (&["remove", "c"], 1, 2 << 20),
+        (&["detach", "a", "1"], 0, 0),
+        (&["attach", "a", a], 1, 2 << 20),
+        (&["reload"], 1, 2 << 20),
+    ] {
+        let (code, said) = command(&domain, words);
+        assert_eq!(code, Some(0), "{words:?}: {said}");
+        for round in 0..2 {
+            match round {
+                0 => domain.kill(),
+                _ => {
+                    let (code, said) = command(&domain, &["upgrade"]);
+                    assert_eq!(code, Some(0), "{words:?}: {said}");
+                }
+            }
+            let disks = domain.client.disks().unwrap();
+            let errors = disks.into_iter().filter_map(|disk| disk.error);
+            assert_eq!(errors.collect::<Vec<_>>(), [""; 0], "{words:?}");
+            assert!(other.read(1, 0, 4096) == pattern(2, 4096), "{words:?}");
+            if nsid > 0 {
+                let blocks = guest.identify_namespace(nsid).unwrap().nsze.get();
+                assert_eq!(blocks, size / 512, "{words:?}");
+                assert!(guest.read(1, 0, 4096) == pattern(1, 4096), "{words:?}");
+            }
+        }
+        let (code, saved) = command(&domain, &["save"]);
+        assert_eq!(code, Some(0), "{words:?}: {saved}");
+        fs::write(&state, saved).unwrap();
+        let check = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+            .args(["check", &state])
+            .output();
+        let check = check.unwrap();
+        assert!(check.status.success(), "{words:?}: {check:?}");
+    }
+    drop((guest, other));
+    domain.daemon.end();
+}
+
+/// Files beside volumes: those of each disk, by the names of the disk and the file.
+const BESIDE: [(&str, &str, &str); 7] = [
+    ("zones", "zones.table", "zone-size = \"64K\", zone-table"),
+    ("metadata", "metadata.table", "metadata-size = 8, metadata"),
+    ("format", "format.file", "format-file"),
+    ("fdp", "fdp.table", "fdp-handles = 4, fdp-table"),
+    ("atomic", "atomic.journal", "?atomic=16K&atomic-journal="),
+    ("boot", "boot.bin", "boot-partition"),
+    ("pool", "pool", "pool"),
+];
+
+/// Disks that each have a file beside their volume, and one that has none.
+fn with_files(place: &Place) -> String {
+    let good = place.disk("good.raw", 1 << 20);
+    fs::write(place.path("boot.bin"), pattern(7, 10_000)).unwrap();
+    fs::create_dir(place.path("pool")).unwrap();
+    let mut disks = controller(place, "good", &[&good], "");
+    for (name, file, key) in BESIDE {
+        let (volume, file) = (
+            place.disk(&format!("{name}.raw"), 4 << 20),
+            text(&place.path(file)),
+        );
+        let of_namespace = format!("{{ volume = \"{volume}\", {key} = \"{file}\" }}");
+        let (more, namespace) = match name {
+            "atomic" => (
+                String::new(),
+                format!("{{ volume = \"{volume}{key}{file}\" }}"),
+            ),
+            "boot" => (
+                format!("{key} = \"{file}\"\n"),
+                format!("{{ volume = \"{volume}\" }}"),
+            ),
+            "pool" => (
+                format!("{key} = \"{file}\"\npool-capacity = \"1M\"\n"),
+                format!("{{ volume = \"{volume}\" }}"),
+            ),
+            _ => (String::new(), of_namespace),
+        };
+        let socket = text(&place.path(&format!("{name}.sock")));
+        disks += &format!(
+            "[[controller]]\nname = \"{name}\"\nsocket = \"{socket}\"\n{more}\
+             namespace = [{namespace}]\n"
+        );
+    }
+    disks
+}
+
+/// A file beside a volume that is missing, empty or damaged makes its own disk unavailable, and is
+/// not made anew; no other disk notices.
+#[test]
+fn damaged_file_beside_volume_makes_its_own_disk_unavailable() {
+    let place = Place::new();
+    let disks = with_files(&place);
+    let domain = Domain::start(place, &disks);
+    let mut good = domain.host("good");
+    good.write(1, 0, &pattern(1, 4096));
+    for damage in ["missing", "empty", "damaged"] {
+        // Bytes of a Boot Partition are never wrong, and a pool is a folder.
+        let meant = BESIDE.iter().filter(|(name, ..)| match damage {
+            "missing" => true,
+            "empty" => *name != "pool",
+            _ => !["pool", "boot"].contains(name),
+        });
+        let meant: Vec<_> = meant.collect();
+        for (name, file, _) in &meant {
+            assert_eq!(domain.error(name), None, "{damage}");
+            match damage {
+                "missing" => hide(&domain.place, file),
+                "empty" => replace(&domain.place, file, &[]),
+                _ => replace(&domain.place, file, &[0xa5; 1 << 16]),
+            }
+        }
+        domain.kill();
+        assert!(good.read(1, 0, 4096) == pattern(1, 4096), "{damage}");
+        assert_eq!(domain.error("good"), None, "{damage}");
+        for (name, file, _) in &meant {
+            let why = domain.error(name).unwrap_or_default();
+            assert!(why.contains(file), "{name}, {damage}: {why}");
+        }
+        let unserved = domain.client.stats().unwrap().measured.unserved;
+        assert_eq!(unserved.len(), meant.len(), "{damage}: {unserved:?}");
+        for (_, file, _) in &meant {
+            show(&domain.place, file);
+        }
+        for (name, ..) in &meant {
+            domain.wait_served(name);
+        }
+    }
+    drop(good);
+    domain.daemon.end();
+}
+
+/// A volume that has tables for each of its blocks keeps its size: by the API, and where somebody
+/// cuts its file all the same.
+#[test]
+fn volume_with_zones_or_metadata_is_not_resized_and_cut_file_is_unavailable() {
+    let place = Place::new();
+    let disks = with_files(&place);
+    let domain = Domain::start(place, &disks);
+    let mut good = domain.host("good");
+    good.write(1, 0, &pattern(1, 4096));
+    for name in ["zones", "metadata"] {
+        let (code, said) = command(&domain, &["resize", name, "8M"]);
+        assert_eq!(code, Some(1), "{name}: {said}");
+        let words = format!("namespace 1 of \"{name}\" has {name}");
+        assert!(said.contains(&words), "{said}");
+        let file = domain.place.path(&format!("{name}.raw"));
+        let file = OpenOptions::new().write(true).open(file).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 4 << 20);
+        file.set_len(8 << 20).unwrap();
+        domain.kill();
+        assert!(good.read(1, 0, 4096) == pattern(1, 4096));
+        let why = domain.error(name).unwrap_or_default();
+        assert!(why.contains(&format!("{name}.table")), "{name}: {why}");
+        file.set_len(4 << 20).unwrap();
+        domain.wait_served(name);
+    }
+    drop(good);
+    domain.daemon.end();
+}
