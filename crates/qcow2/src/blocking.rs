@@ -1,4 +1,4 @@
-//! The files of a chain by calls that wait: for those who open, resize and close images.
+//! Blocking access to the files of a chain, for code that opens, resizes and closes images.
 
 use crate::store::{Access, Outcome, Store};
 use dma::SegmentList;

@@ -1,8 +1,8 @@
 //! Opening an image, and the files behind it.
 //!
-//! Which files an image names is decided by its author, who may be a guest's owner: a backing file
-//! is opened only where the user allows it, and its format is what the image says, and never what
-//! its first bytes look like.
+//! The author of an image, who may be a guest's owner, decides which files it names. A backing file
+//! is opened only where the user allows it. Its format is taken from the image and never guessed
+//! from its first bytes.
 
 use crate::blocking::{Blocking, block_on, fill};
 use crate::check::{Found, Skeleton, check};
@@ -42,7 +42,8 @@ pub struct Qcow2Options {
     pub l2_cache: u64,
     /// How long a file is waited for that another process has had before.
     pub previous: PreviousProcess,
-    /// What is not answered for so long by a file that may hang fails ([`FileOptions::timeout`]).
+    /// Time limit for one operation on a file that may hang; the operation fails after it
+    /// ([`FileOptions::timeout`]).
     pub timeout: Option<Duration>,
 }
 
@@ -78,7 +79,7 @@ struct Opened {
     /// Bytes.
     len: u64,
     is_device: bool,
-    /// Tells it from other files.
+    /// Device and inode number, which identify the file.
     id: (u64, u64),
 }
 
@@ -87,8 +88,8 @@ fn open_file(path: &Path, options: FileOptions) -> Result<Opened, ImageError> {
         VolumeError::NotFound { path } => ImageError::Missing { path },
         error => error.into(),
     })?;
-    // Of one that is only read no bytes but those by which programs tell each other that nobody may
-    // write: QEMU may have the same backing file.
+    // An image opened for reading locks only the bytes by which programs exclude writers: QEMU may
+    // have the same backing file open.
     volume.lock(0, options.read_only.then_some(0))?;
     let failed = |what| {
         let path = path.to_owned();
@@ -163,11 +164,11 @@ pub(crate) fn open(path: &Path, options: &Qcow2Options) -> Result<Chain, ImageEr
     })
 }
 
-/// Has what somebody wrote to the backing files through the page cache, and what is not on the disk
-/// yet, be written now: `qemu-img convert` leaves all of an image so. Where the cache has something
-/// that is not written the kernel executes no read past it in the call that submits it, but gives
-/// it to a thread of its own, which writes first. Nobody waits here. The image itself is left
-/// alone: an error that its flush would tell is not to be told here.
+/// Starts write-back of dirty pages of the backing files that another process wrote through the
+/// page cache; `qemu-img convert` leaves a whole image that way. A direct read of a range with
+/// dirty pages is not executed in the submitting call: the kernel hands it to a worker thread,
+/// which writes the pages first. This function does not wait. The image itself is left out, because
+/// an error that its flush would report must not be consumed here.
 fn write_back(images: &[Image], files: &[File]) {
     let behind = images.iter().zip(files).skip(1);
     let direct = behind.filter(|(image, _)| image.data.is_direct() && !image.data.has_threads());
@@ -305,7 +306,8 @@ impl Backing<'_> {
             return Err(self.refuse("is an image of the chain already: it leads back to itself"));
         }
         let opened = open_file(&path, options)?;
-        // What was opened, not what had the name a moment ago.
+        // Resolve the path of the descriptor that was opened; the name may refer to another file by
+        // now.
         let real = fs::read_link(format!("/proc/self/fd/{}", opened.file.as_raw_fd()));
         match real {
             Ok(real) if real.starts_with(&allowed) && opened.id == id => Ok(opened),
@@ -397,7 +399,7 @@ fn image(
     Ok((image, opened.file))
 }
 
-/// What is done to an image before it is written the first time.
+/// Prepares an image for its first write.
 fn prepare(
     image: &Image,
     writer: &Writer,

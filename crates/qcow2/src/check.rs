@@ -1,4 +1,5 @@
-//! Comparing an image's refcounts with what its tables lead to, where it was not closed in order.
+//! Comparison of an image's refcounts with the references in its tables, for images that were not
+//! closed cleanly.
 //!
 //! A process that is killed while it writes an image leaves clusters that are counted and not used,
 //! and after a loss of power perhaps some that are used and not counted. References are right in
@@ -28,7 +29,7 @@ pub(crate) enum CheckError {
     Read(io::Error),
 }
 
-/// What was found.
+/// Refcount errors found by a check.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Clusters that were counted and not used.
@@ -52,7 +53,7 @@ impl Counts {
             self.counts.resize(end, 0);
         }
         for cluster in clusters {
-            // Within what was made above.
+            // The vector was resized to hold this range above.
             let Some(count) = self.counts.get_mut(cluster as usize) else {
                 return Err(CheckError::TooLarge);
             };
@@ -72,7 +73,7 @@ impl Counts {
 /// A cluster with one user that shares it with nobody.
 const OWN: u16 = u16::MAX;
 
-/// What an image consists of beside its L2 tables and clusters.
+/// Metadata of an image apart from its L2 tables and their clusters.
 pub(crate) struct Skeleton<'a> {
     pub(crate) geometry: Geometry,
     pub(crate) l1: &'a [u64],
@@ -80,8 +81,8 @@ pub(crate) struct Skeleton<'a> {
     pub(crate) parts: Vec<Range<u64>>,
 }
 
-/// Counts all references, and makes the refcounts what they say. `read` fills a buffer from a byte
-/// of the image on.
+/// Counts all references, and sets the refcounts to the counted numbers. `read` fills a buffer from
+/// a byte offset of the image.
 pub(crate) fn check(
     skeleton: &Skeleton<'_>,
     refcounts: &mut Refcounts,

@@ -1,9 +1,9 @@
-//! When clusters that are not used any more may be used again.
+//! Epochs that delay the reuse of freed clusters.
 //!
 //! A worker looks at an entry and starts its request on the cluster that it finds there; another
 //! worker may remove the entry meanwhile. So a cluster is free only when every request has ended
-//! that began before the entry was removed. Time is counted in epochs: who removes entries begins
-//! a new one, and each queue tells the oldest of which it has requests in flight.
+//! that began before the entry was removed. Time is counted in epochs: removing entries begins a
+//! new epoch, and each queue publishes the oldest epoch of its outstanding requests.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
@@ -16,11 +16,11 @@ pub(crate) struct Epochs {
     queues: Mutex<Vec<Weak<Seen>>>,
 }
 
-/// What one queue tells.
+/// Oldest epoch with outstanding requests, as published by one queue.
 #[derive(Debug)]
 pub(crate) struct Seen(AtomicU64);
 
-/// It has nothing in flight.
+/// Epoch value of a queue without outstanding requests.
 const IDLE: u64 = u64::MAX;
 
 impl Epochs {
@@ -37,8 +37,8 @@ impl Epochs {
         seen
     }
 
-    /// Entries were removed; what they led to may be used again when [`Epochs::oldest`] is the
-    /// result, or later.
+    /// Begins a new epoch after entries were removed. Their clusters may be used again when
+    /// [`Epochs::oldest`] is the result, or later.
     pub(crate) fn advance(&self) -> u64 {
         let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
         // A queue that is idle as it is looked at finds the entries removed when it begins:
@@ -76,7 +76,7 @@ impl Seen {
         self.0.store(epoch, Ordering::Release);
     }
 
-    /// Nothing is in flight.
+    /// Publishes that nothing is in flight.
     pub(crate) fn idle(&self) {
         self.0.store(IDLE, Ordering::Release);
     }

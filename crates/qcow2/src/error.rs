@@ -17,33 +17,33 @@ pub enum ImageError {
         /// The image.
         path: PathBuf,
     },
-    /// What it says of itself.
+    /// The format of the image is invalid or not supported.
     #[error("{}: {why}", path.display())]
     Format {
         /// The image.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason why the format is refused.
         why: FormatError,
     },
-    /// It cannot be read.
+    /// The image cannot be read.
     #[error("{}: {what}: {error}", path.display())]
     Io {
         /// The image.
         path: PathBuf,
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// Error of the system.
         error: io::Error,
     },
-    /// Its tables contradict each other.
+    /// Tables of the image contradict each other.
     #[error("{}: {what}; look at it with qemu-img check, and serve it with read-only=on to save what is there", path.display())]
     Damaged {
         /// The image.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the contradiction.
         what: String,
     },
-    /// Its tables need too much memory.
+    /// Tables of the image need too much memory.
     #[error("{}: its {what} would take {mib} MiB of memory, and 1024 MiB are possible; an image with larger clusters has shorter tables", path.display())]
     Large {
         /// The image.
@@ -53,7 +53,7 @@ pub enum ImageError {
         /// How much.
         mib: u64,
     },
-    /// Its backing file may not be opened.
+    /// The backing file of the image may not be opened.
     #[error("{}: its backing file \"{name}\" {why}", path.display())]
     Backing {
         /// The image.

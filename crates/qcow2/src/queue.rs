@@ -1,8 +1,8 @@
-//! One worker's queue into an image.
+//! Queue of one worker into an image.
 //!
-//! A request whose clusters lie beside each other in one file of the chain is passed on to that
-//! file's queue as it is, under its own tag: two looks into memory more than a raw file, and
-//! nothing here sees its end. Everything else is a task.
+//! A request whose clusters are adjacent in one file of the chain is passed to that file's queue
+//! unchanged, under its own tag. It costs two more memory accesses than a raw file, and this module
+//! does not see its completion. Every other request is a task.
 
 use crate::format::Entry;
 use crate::image::Image;
@@ -27,7 +27,7 @@ const STEPS: usize = 64;
 const AT_ONCE: u64 = 128 << 10;
 /// Between two looks at clusters that were freed.
 const LIMBO: Duration = Duration::from_millis(20);
-/// The same in rounds.
+/// Interval between checks of the limbo while tasks are active, in rounds.
 const LIMBO_ROUNDS: u32 = 256;
 /// Most slices that a queue has at hand for a layer.
 const MOST_AT_HAND: usize = 4096;
@@ -66,7 +66,7 @@ enum Found {
 
 /// See the module's documentation.
 pub(crate) struct ImageQueue {
-    // Tasks, and what they have under way, end before all else.
+    // Field order: tasks and their operations are dropped before everything else.
     tasks: Tasks,
     layers: Vec<Layer>,
     /// The image itself a second time, for every other epoch.
@@ -77,10 +77,10 @@ pub(crate) struct ImageQueue {
     /// The epochs of both openings, and which of them is used.
     epochs: [u64; 2],
     parity: usize,
-    /// Nothing is in flight, and that is known.
+    /// The queue has published that nothing is in flight.
     idle: Cell<bool>,
     rounds: u32,
-    /// Goes when nothing is in flight any more.
+    /// Epoch of this queue, removed when nothing is in flight any more.
     seen: Option<Arc<Seen>>,
 }
 
@@ -184,7 +184,7 @@ impl ImageQueue {
         self.begin();
         let len = data.len_bytes();
         let located = match op {
-            // What leads to the data has to be durable, too.
+            // Entries and tables that lead to the data have to be durable, too.
             Op::Write { fua: true } if self.writer().is_some_and(|w| !w.is_durable()) => {
                 Located::Task
             }
@@ -253,7 +253,7 @@ impl ImageQueue {
         file + self.tasks.of_parity(parity)
     }
 
-    /// Goes on to the next epoch, as soon as nothing is in flight of the one before.
+    /// Enters the next epoch, as soon as no request of the epoch before is in flight.
     fn advance(&mut self) {
         let (Some(seen), Some(writer)) = (self.seen.clone(), self.writer()) else {
             return;
@@ -273,7 +273,7 @@ impl ImageQueue {
             seen.advance(now);
             return;
         }
-        // What is in flight stays where it is; what comes goes to the other opening.
+        // Outstanding requests stay on their opening of the file; new ones use the other opening.
         self.epochs = if self.parity == 0 {
             [even, now]
         } else {
@@ -372,7 +372,7 @@ impl Layer {
                 Some(Found::Data(host + within))
             }
             None if write => None,
-            // Of the others only those without anything.
+            // Entries without a host cluster: only unallocated and zero clusters are handled here.
             None => {
                 let last = index + ((within + len - 1) >> bits) as usize;
                 let mut all = index..=last;

@@ -52,7 +52,7 @@ impl Ranges {
         self.ranges.iter().map(|(&start, &end)| start..end)
     }
 
-    /// Adds what another set has.
+    /// Adds the ranges of another set.
     pub(crate) fn extend(&mut self, other: Ranges) {
         for range in other.iter() {
             self.insert(range);

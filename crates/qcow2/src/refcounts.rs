@@ -11,7 +11,7 @@ use std::task::Waker;
 pub(crate) struct Run {
     /// Their numbers.
     pub(crate) clusters: Range<u64>,
-    /// They read as zeroes, and will after a loss of power.
+    /// The clusters read as zeroes, and will after a loss of power.
     pub(crate) zeroed: bool,
 }
 
@@ -33,15 +33,15 @@ pub(crate) struct Block {
     dirty: Option<Range<usize>>,
     /// Counts changes.
     version: u64,
-    /// As of this change it is on the disk.
+    /// Version of the block that is on the disk.
     settled: u64,
     writing: bool,
     waiters: Vec<Waker>,
 }
 
-/// What is to be done for a block to be on the disk.
+/// Next step to have a block on the disk.
 pub(crate) enum Settle {
-    /// It is.
+    /// The block is on the disk.
     Done,
     /// Somebody writes it.
     Wait,
@@ -50,7 +50,7 @@ pub(crate) enum Settle {
         /// The byte of the image.
         at: u64,
         bytes: Vec<u8>,
-        /// Where they lie in the block, and what it is then.
+        /// Range of the bytes in the block, and the version of the block that they belong to.
         range: Range<usize>,
         version: u64,
     },
@@ -68,13 +68,13 @@ pub(crate) struct Refcounts {
     fresh: u64,
     /// No cluster from here on can be had: the image lies on a device.
     end: u64,
-    /// What lies behind the file's end reads as zeroes.
+    /// Clusters behind the file's end read as zeroes.
     fresh_is_zeroed: bool,
 }
 
 impl Refcounts {
-    /// With no block, of an image whose refcount table has room for so many. `end`: clusters of the
-    /// device that it lies on.
+    /// Creates refcounts without blocks, for an image whose refcount table has `room` entries.
+    /// `end`: number of clusters of the device on which the image lies.
     pub(crate) fn new(geometry: Geometry, room: usize, end: Option<u64>) -> Self {
         Self {
             geometry,
@@ -151,7 +151,7 @@ impl Refcounts {
         self.fresh = used.max(self.geometry.clusters(file_bytes)).min(self.end);
         let mut start = None;
         for cluster in 0..self.fresh {
-            // What has no block yet is left alone.
+            // Clusters without a refcount block are left alone.
             match (self.counts(cluster) && self.get(cluster) == 0, start) {
                 (true, None) => start = Some(cluster),
                 (false, Some(from)) => {
@@ -208,7 +208,7 @@ impl Refcounts {
         u64::MAX >> (64 - bits)
     }
 
-    /// Sets a refcount, of a cluster whose block is there.
+    /// Sets the refcount of a cluster whose block is loaded.
     pub(crate) fn set(&mut self, cluster: u64, count: u64) {
         let (index, number) = self.place(cluster);
         let range = self.bytes_of(number);
@@ -236,7 +236,8 @@ impl Refcounts {
     /// Allocates clusters that lie beside each other, at most so many: each has one reference then.
     pub(crate) fn take(&mut self, most: u64) -> Result<Run, NoRun> {
         if let Some(clusters) = self.free.take(most) {
-            // Those with a block are beside each other, and were used before.
+            // Free clusters are taken first: they have refcount blocks, are adjacent, and were used
+            // before.
             return self.own(clusters, true);
         }
         let left = self.end.saturating_sub(self.fresh);
@@ -273,9 +274,9 @@ impl Refcounts {
         Some(clusters)
     }
 
-    /// What so many new clusters beside each other need, that no cluster was used of before: their
-    /// first one, and behind them a cluster for each of these refcount blocks, which are to be made
-    /// and count them. With none the next cluster's block.
+    /// Reserves `count` adjacent clusters that were never used, followed by one cluster for each
+    /// refcount block that has to be created to count them. Returns the first cluster and the
+    /// indices of these blocks. With a `count` of 0, reserves the block of the next cluster.
     pub(crate) fn reserve(&mut self, count: u64) -> Option<(u64, Vec<usize>)> {
         let start = self.fresh;
         let mut blocks = Vec::new();
@@ -300,7 +301,7 @@ impl Refcounts {
         self.free.extend(clusters);
     }
 
-    /// The blocks that count these clusters, and what they are now.
+    /// Returns the indices and current versions of the blocks that count these clusters.
     pub(crate) fn versions(&self, clusters: &Range<u64>) -> Vec<(usize, u64)> {
         if clusters.is_empty() {
             return Vec::new();
@@ -329,7 +330,8 @@ impl Refcounts {
         block.next_write()
     }
 
-    /// As [`Refcounts::settle`], of the first block that is not on the disk; nothing: all are.
+    /// Returns the next step, as [`Refcounts::settle`] does, for the first block that is not on the
+    /// disk. `None`: all blocks are on the disk.
     pub(crate) fn settle_any(&mut self) -> Option<(usize, Settle)> {
         let blocks = self.blocks.iter_mut().enumerate();
         let mut unsettled = blocks.filter_map(|(index, block)| {
@@ -462,7 +464,7 @@ mod tests {
         refs.enter(0, 0x400, vec![0; 512].into());
         refs.set(0, 1);
         assert_eq!(refs.begin(0).len(), 0);
-        // What the device holds there is not known.
+        // The content of the device at these clusters is unknown.
         let run = refs.take(20).unwrap();
         assert_eq!((run.clusters, run.zeroed), (1..10, false));
         assert_eq!(refs.take(1), Err(NoRun::Full));
@@ -492,7 +494,7 @@ mod tests {
             refs.settle(index, later[0].1, waker),
             Settle::Wait
         ));
-        // It failed: the next one writes both.
+        // The write failed: the next one writes both.
         refs.written(index, range, None);
         let Settle::Write {
             at,

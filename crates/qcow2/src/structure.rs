@@ -51,7 +51,7 @@ impl Image {
         let _shield = store.shield();
         let placed = self.try_place(writer, store, count, table).await;
         if placed.is_err() {
-            // They are counted, and nothing leads to them.
+            // Clusters may have been counted although nothing leads to them.
             writer.unsound.store(true, Ordering::Release);
         }
         placed
@@ -162,7 +162,7 @@ impl Image {
         let l1 = geometry.clusters(tables * 8);
         let sum = data + tables + l1;
         let blocks = (sum >> geometry.refcount_bits()) + 1;
-        // What was freed and is not ready yet, old tables.
+        // Margin for freed clusters that are not reusable yet, and for old tables.
         let clusters = sum + blocks + sum / 4 + 64;
         let needed = (clusters >> geometry.refcount_bits()) + 1;
         let needed = usize::try_from(needed).map_err(|_| IoErrorKind::NoSpace)?;

@@ -1,10 +1,10 @@
-//! An image's L1 table, all of it, and of its L2 tables what was asked for lately.
+//! The L1 table of an image, and a cache of its L2 tables.
 //!
-//! L2 tables are kept in slices of up to 4 KiB, whose entries are atomic: a slice is
-//! looked at without a lock, on any worker. It is written by the task that holds its guest clusters
-//! ([`crate::image::Writer::clusters`]), first on the disk and then in memory, so that what a guest
-//! finds here survives this process. The lock of the list of slices is taken by those who do not
-//! have theirs at hand, and never while a file is waited for.
+//! L2 tables are kept in slices of up to 4 KiB, whose entries are atomic: a slice is looked at
+//! without a lock, on any worker. It is written by the task that holds its guest clusters
+//! ([`crate::image::Writer::clusters`]), first on the disk and then in memory, so that everything a
+//! guest reads through it survives this process. The lock of the list of slices is taken only to
+//! find a slice that the caller does not have at hand, and never while a file is waited for.
 
 use crate::format::{Entry, Geometry, Mapping, table_entry};
 use crate::store::Store;
@@ -28,7 +28,7 @@ pub(crate) struct L1 {
 }
 
 impl L1 {
-    /// As it was read; entries that are against the rules are none.
+    /// Creates the table from the bytes that were read; invalid entries count as unallocated.
     pub(crate) fn new(at: u64, bytes: &[u8]) -> Self {
         Self {
             at,
@@ -74,7 +74,7 @@ pub(crate) struct Slice {
     /// The byte where it lies.
     at: u64,
     entries: Box<[AtomicU64]>,
-    /// It was asked for since somebody last looked for one to forget.
+    /// The slice was used since the last eviction pass looked at it.
     used: AtomicBool,
 }
 
@@ -104,7 +104,7 @@ impl Slice {
     }
 }
 
-/// What there is to look at for a guest's cluster.
+/// Result of looking up a guest cluster in the cached tables.
 #[derive(Debug, Clone)]
 pub(crate) enum Look {
     Slice(Arc<Slice>),
@@ -113,7 +113,7 @@ pub(crate) enum Look {
 }
 
 enum Slot {
-    /// Somebody reads it; others wait.
+    /// The slice is being read; the wakers belong to waiting tasks.
     Loading(Vec<Waker>),
     Ready(Arc<Slice>),
 }
@@ -132,7 +132,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Of the image that is that layer of its chain. `bytes`: of L2 tables, in memory.
+    /// Creates the cache of the image at `layer` of its chain. `bytes`: memory for L2 tables.
     pub(crate) fn new(geometry: Geometry, layer: usize, l1: L1, bytes: u64) -> Self {
         let slice_bits = geometry.table_bits().min(SLICE_BITS);
         let most = usize::try_from(bytes >> (slice_bits + 3)).unwrap_or(usize::MAX);
@@ -272,7 +272,7 @@ impl Tables {
             if slices.len() <= self.most {
                 return;
             }
-            // Some more than one, so that this is seldom.
+            // A few more slices than necessary are evicted, so that eviction is rare.
             let mut wanted = (slices.len() - self.most) + self.most / 16;
             slices.retain(|_, slot| match slot {
                 Slot::Ready(slice) if wanted > 0 && Arc::strong_count(slice) == 1 => {
@@ -294,7 +294,8 @@ pub(crate) fn checked(entry: Entry, geometry: &Geometry) -> Entry {
     }
 }
 
-/// A slice that is being read: whether it can be or not, those who wait go on.
+/// A slice that is being read. Dropping it wakes the waiting tasks, whether or not the read
+/// succeeded.
 struct Loading<'a> {
     tables: &'a Tables,
     slice: u64,

@@ -43,7 +43,7 @@ pub enum Mapping {
 pub struct Entry(pub u64);
 
 impl Entry {
-    /// An entry that no image may have, for what was found to be wrong.
+    /// Entry that no valid image has; it replaces entries that were found to be wrong.
     pub const INVALID: Self = Self(u64::MAX);
 
     /// A cluster of the image, which no other entry has.
@@ -69,7 +69,7 @@ impl Entry {
         }
     }
 
-    /// What it says, in an image of that geometry.
+    /// Decodes the entry for an image of that geometry.
     pub fn mapping(self, geometry: &Geometry) -> Mapping {
         if self == Self::INVALID {
             return Mapping::Invalid;
@@ -190,7 +190,7 @@ mod tests {
                         Mapping::Data { host, copied } if copied || !write => Some(host),
                         _ => None,
                     };
-                    // What is against the rules is replaced when a table is read.
+                    // Invalid entries are replaced when a table is read.
                     if mapping != Mapping::Invalid {
                         assert_eq!(entry.plain(write), expected, "{entry:x?}");
                     }

@@ -35,7 +35,7 @@ const LARGEST_REFTABLE: u64 = 8 << 20;
 /// No offset in an image has more bits.
 const OFFSET_BITS: u32 = 56;
 
-/// Why an image cannot be served; said behind its name.
+/// Reason why an image cannot be served; messages put it behind the image's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // Each variant's message says what it is.
 pub enum FormatError {
@@ -314,14 +314,15 @@ impl Header {
         if self.has_bitmaps {
             return Err(FormatError::Bitmaps);
         }
-        // Narrower ones share their bytes with others.
+        // Refcounts narrower than a byte share their bytes with neighbouring refcounts.
         if self.geometry.refcount_order < 3 {
             return Err(FormatError::NarrowRefcounts(self.geometry.refcount_order));
         }
         Ok(())
     }
 
-    /// Its refcounts may be wrong: the process that wrote it last did not close it in order.
+    /// Returns whether refcounts may be wrong because the last process that wrote the image did not
+    /// close it cleanly.
     pub fn is_dirty(&self) -> bool {
         self.incompatible & DIRTY != 0
     }
