@@ -1,4 +1,4 @@
-//! Where a server is, and which of its exports is meant, as a URL says it.
+//! Address of a server and name of its export, parsed from a URL.
 
 use remote::{Address, HostPort, HostPortError, decode};
 use std::fmt;
@@ -7,7 +7,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 /// The port of NBD (IANA).
 pub const PORT: u16 = 10809;
 
-/// What a URL names, with what is wrong with it.
+/// A value parsed from a URL, or the description of an error in it.
 pub type Parsed<T> = Result<T, String>;
 
 /// An export of a server.
@@ -20,10 +20,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// `name` of `nbd+unix://NAME?socket=SOCKET`: the export behind a slash.
+    /// Parses `name` of `nbd+unix://NAME?socket=SOCKET`: the export behind a slash.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message, if `name` does not begin with a slash or its export cannot be decoded.
     pub fn unix(name: &str, socket: &str) -> Parsed<Self> {
         let Some(export) = name.strip_prefix('/') else {
             return Err(match name {
@@ -46,10 +46,11 @@ impl Server {
         })
     }
 
-    /// `name` of `nbd://NAME`: HOST, HOST:PORT or \[ADDRESS\]:PORT, and the export behind a slash.
+    /// Parses `name` of `nbd://NAME`: HOST, HOST:PORT or \[ADDRESS\]:PORT, and the export behind a
+    /// slash.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message, if the host, the port or the export is invalid.
     pub fn tcp(name: &str) -> Parsed<Self> {
         let (place, export) = name.split_once('/').unwrap_or((name, ""));
         let place = HostPort::parse(place, PORT).map_err(|wrong| match wrong {

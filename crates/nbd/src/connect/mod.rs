@@ -1,5 +1,5 @@
-//! Connections: addresses, the way to a server, and threads that connect again while a worker
-//! serves others.
+//! Connections: addresses, connecting to a server, and threads that reconnect while a worker serves
+//! its other volumes.
 
 mod address;
 mod again;

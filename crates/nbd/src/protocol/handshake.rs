@@ -11,7 +11,7 @@ use std::io::{self, Read, Write};
 const LONGEST_REPLY: u32 = 64 << 10;
 /// Replies that a server may send to one option.
 const MOST_REPLIES: usize = 256;
-/// Longest request or reply with data where the server says nothing else, in bytes.
+/// Longest request or reply with data, in bytes, if the server announces no limit.
 const DEFAULT_MAXIMUM: u32 = 32 << 20;
 /// Largest of smallest blocks, in bytes.
 const LARGEST_MINIMUM: u32 = 64 << 10;
@@ -19,13 +19,13 @@ const LARGEST_MINIMUM: u32 = 64 << 10;
 /// An export, as its server describes it. Sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
-    /// Its size.
+    /// Size of the export in bytes.
     pub size: u64,
     /// Transmission flags ([`export_flags`]).
     pub flags: u16,
     /// Offsets and lengths are multiples of this; a power of two, at most 64 KiB.
     pub minimum: u32,
-    /// What the server handles best; a power of two, at least `minimum`.
+    /// Block size that the server handles best; a power of two, at least `minimum`.
     pub preferred: u32,
     /// Most data in a request; a multiple of `minimum`.
     pub maximum: u32,
@@ -43,7 +43,7 @@ impl Export {
 /// Why there is no export.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The connection broke, or nothing came in time.
+    /// The connection broke, or timed out.
     #[error("the handshake ended early: {0}")]
     Io(io::Error),
     /// No NBD server.
@@ -52,30 +52,30 @@ pub enum HandshakeError {
     /// A server of before 2011.
     #[error("the server speaks only the oldstyle or unfixed handshake of NBD")]
     TooOld,
-    /// It breaks the protocol.
+    /// The server violates the protocol.
     #[error("the server breaks the protocol: {0}")]
     Violation(&'static str),
     /// There is no export of this name.
     #[error("the server has no export \"{name}\"{}", said(.text))]
     NoExport {
-        /// What was asked for.
+        /// Name of the requested export.
         name: String,
-        /// What the server says.
+        /// Error text of the server.
         text: String,
     },
-    /// It wants TLS.
+    /// The server demands TLS.
     #[error(
         "the server demands TLS, which is not supported; reach it through a TLS tunnel on this host"
     )]
     Tls,
-    /// It refuses for another reason.
+    /// The server refuses for another reason.
     #[error("the server refuses the export \"{name}\" (reply {reply:#x}){}", said(.text))]
     Refused {
-        /// What was asked for.
+        /// Name of the requested export.
         name: String,
         /// The type of its reply.
         reply: u32,
-        /// What the server says.
+        /// Error text of the server.
         text: String,
     },
     /// A name that the protocol has no room for.
@@ -89,7 +89,7 @@ impl From<io::Error> for HandshakeError {
     }
 }
 
-/// A server's own words, without what would disturb a terminal.
+/// Formats a server's error text, with control characters escaped for a terminal.
 fn said(text: &str) -> String {
     match text {
         "" => String::new(),

@@ -2,10 +2,10 @@
 
 use super::received::Received;
 
-/// What a request asked for, as far as its reply is checked by it.
+/// Properties of a request that its reply is checked against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
-    /// It is answered by data.
+    /// The reply carries data.
     pub read: bool,
     /// First byte.
     pub offset: u64,
@@ -16,9 +16,9 @@ pub struct Asked {
 /// A request in flight.
 #[derive(Debug)]
 pub struct Entry<T> {
-    /// What it asked for.
+    /// Properties of the request.
     pub asked: Asked,
-    /// What its sender keeps of it.
+    /// The sender's own data about the request.
     pub item: T,
     /// Which of its bytes have been announced, or come.
     pub(super) received: Received,
@@ -26,17 +26,17 @@ pub struct Entry<T> {
     pub(super) error: Option<u32>,
     /// Error chunks.
     pub(super) errors: u32,
-    /// Its reply has ended.
+    /// The last chunk of the reply has been received.
     pub(super) ended: bool,
 }
 
 impl<T> Entry<T> {
-    /// Its reply has come as a whole: the error in it, if there is one.
+    /// Returns the error in the reply, if there is one, once the whole reply has been received.
     pub fn outcome(&self) -> Option<Option<u32>> {
         self.ended.then_some(self.error)
     }
 
-    /// Its reply does not count.
+    /// Discards the reply.
     pub fn ask_again(&mut self) {
         (self.ended, self.error) = (false, None);
     }
@@ -73,10 +73,10 @@ impl<T> InFlight<T> {
         self.free.is_empty()
     }
 
-    /// Enters a request; its cookie.
+    /// Enters a request and returns its cookie.
     ///
     /// # Errors
-    /// There is no room: what its sender keeps comes back.
+    /// `item`, if there is no room.
     pub fn insert(&mut self, asked: Asked, item: T) -> Result<u64, T> {
         let place = self.free.last().copied();
         let Some((place, (sequence, empty))) =

@@ -71,7 +71,7 @@ pub mod option_reply {
     pub const SHUTDOWN: u32 = ERROR | 7;
 }
 
-/// What an NBD_REP_INFO is about.
+/// Information types of NBD_REP_INFO.
 pub mod info {
     /// NBD_INFO_EXPORT.
     pub const EXPORT: u16 = 0;

@@ -1,9 +1,9 @@
-//! One worker's queue into an export.
+//! Queue of one worker into an export.
 //!
-//! A request becomes a command, or several where the server takes no more at a time. Commands go to
-//! the connection that has the fewest; those of a connection that broke are sent again on the one
-//! that takes its place, which a thread makes meanwhile, or fail when that takes too long. Nothing
-//! here waits.
+//! A request becomes one command, or several where it exceeds the server's maximum. A command is
+//! sent on the connection with the fewest outstanding commands. Commands of a broken connection are
+//! sent again on its replacement, which a thread makes meanwhile, or fail when that takes too long.
+//! Nothing here waits.
 
 mod link;
 
@@ -46,7 +46,7 @@ pub(crate) struct NbdQueue {
     /// Commands that change something, and that nobody waits for: nothing is sent before they have
     /// ended, for a guest that was reset must not find its old write on top of its new one.
     given_up: usize,
-    /// Requests that nobody waits for, and whose memory the kernel had when that was looked at.
+    /// Cancelled requests whose memory the kernel had when they were last checked.
     lent: Vec<usize>,
     /// Requests that are complete.
     ended: Vec<Completion>,
@@ -109,7 +109,7 @@ impl NbdQueue {
         };
     }
 
-    /// Tries again what there was no thread for.
+    /// Retries connections for which no thread could be started.
     fn connect_forsaken(&mut self) {
         for number in 0..self.links.len() {
             let since = self.links.get(number).and_then(|link| link.forsaken);
@@ -119,7 +119,7 @@ impl NbdQueue {
         }
     }
 
-    /// Sends what can be sent.
+    /// Sends commands as far as there is room.
     fn issue(&mut self) {
         if self.given_up > 0 {
             return;
@@ -154,7 +154,7 @@ impl NbdQueue {
                 continue;
             };
             if let Err(mut part) = link.stage(part) {
-                // It had room.
+                // The link has room; this is a fallback.
                 part.given_up = false;
                 link.again.push_back(part);
             }
@@ -200,7 +200,7 @@ impl NbdQueue {
         }
     }
 
-    /// Goes on with one connection.
+    /// Advances one connection.
     fn poll_link(&mut self, number: usize) {
         let mut over = std::mem::take(&mut self.over);
         if let Some(link) = self.links.get_mut(number) {
@@ -237,7 +237,7 @@ impl NbdQueue {
         }
     }
 
-    /// Nobody waits for a request any more.
+    /// Gives up the commands of a cancelled request.
     fn give_up(&mut self, place: usize) {
         let Some(parent) = self.parents.get(place) else {
             return;
@@ -285,10 +285,10 @@ impl NbdQueue {
         self.end_if_over(place);
     }
 
-    /// Ends requests that nobody waits for and whose memory has come back.
+    /// Ends cancelled requests whose memory has come back.
     fn collect(&mut self) {
         for place in std::mem::take(&mut self.lent) {
-            // It may be another request's by now.
+            // The place may belong to another request by now.
             if self.parents.get(place).is_some_and(|p| p.cancelled) {
                 self.give_up(place);
             }
@@ -345,7 +345,7 @@ impl NbdQueue {
         }
     }
 
-    /// Whether the next round has something to do that no event tells of.
+    /// Returns whether the next round has work that no event signals.
     fn goes_on(&self) -> bool {
         let issues = |link: &Link| link.has_room() && !link.again.is_empty();
         let room = || {
@@ -511,7 +511,8 @@ impl VolumeQueue for NbdQueue {
         QueueState { in_flight, wake }
     }
 
-    /// Its completion comes with one of the next rounds, whether the server answers or not.
+    /// Cancels a request. Its completion is returned in one of the next rounds, whether the server
+    /// answers or not.
     fn cancel(&mut self, tag: u64) {
         if let Some(place) = self.parents.find(tag) {
             self.give_up(place);
@@ -524,7 +525,7 @@ impl FastPath for NbdQueue {
         self.submit(Request::transfer(tag, op, offset, data))
     }
 
-    /// What was started goes out as one message.
+    /// Sends all started commands as one message.
     fn push(&mut self) {
         for link in &mut self.links {
             if link.send() {
