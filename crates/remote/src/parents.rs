@@ -2,23 +2,23 @@
 
 use volume::{IoError, Op, Request};
 
-/// What is still to be sent of a request.
+/// Part of a request that remains to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Todo {
-    /// Its range, from this byte on.
+    /// The request's range, from this byte on.
     From(u64),
     /// A flush, when all else is answered: the server knows no durable writes.
     Flush,
-    /// Nothing.
+    /// No part.
     Nothing,
 }
 
 /// A request that is not complete.
 #[derive(Debug)]
 pub struct Parent {
-    /// As it came; its data is with its command while there is one of all of it.
+    /// The request as submitted; its data is with its command while one command covers all of it.
     pub request: Request,
-    /// What is still to be sent.
+    /// Part that remains to be sent.
     pub todo: Todo,
     /// A flush follows its range.
     pub then_flush: bool,
@@ -26,12 +26,12 @@ pub struct Parent {
     pub parts: u32,
     /// The first error of its commands.
     pub result: Result<(), IoError>,
-    /// Nobody wants it any more; it waits only for memory that the kernel still uses.
+    /// The request was cancelled; it waits only for memory that the kernel still uses.
     pub cancelled: bool,
 }
 
 impl Parent {
-    /// One of which nothing has been sent.
+    /// Creates the state of a request that has not been sent.
     pub fn new(request: Request, then_flush: bool) -> Self {
         Self {
             request,
@@ -43,7 +43,7 @@ impl Parent {
         }
     }
 
-    /// Nothing is to be sent, and nothing to be waited for.
+    /// Returns whether nothing remains to be sent or waited for.
     pub fn is_over(&self) -> bool {
         self.todo == Todo::Nothing && self.parts == 0
     }
@@ -73,12 +73,13 @@ impl Parent {
         }
     }
 
-    /// It fails, when its last command has ended; none is sent any more.
+    /// Fails the request. It ends when its last outstanding command has ended; no more commands are
+    /// sent.
     pub fn fail(&mut self, error: IoError) {
         if self.result.is_ok() {
             self.result = Err(error);
         }
-        // What follows changes nothing of that.
+        // The flush after the data is not sent, either.
         (self.todo, self.then_flush) = (Todo::Nothing, false);
     }
 }

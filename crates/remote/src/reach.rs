@@ -1,4 +1,4 @@
-//! How the way to a server is, for those who show it.
+//! Connection state of a remote volume, for status displays.
 
 use std::sync::{Arc, Weak};
 
@@ -19,12 +19,12 @@ pub trait Reachable: Send + Sync {
     fn reach(&self) -> Option<Reach>;
 }
 
-/// Tells how the way to a volume's server is, for as long as the volume is there.
+/// Weak handle that reports the connection state of a remote volume while the volume exists.
 #[derive(Clone)]
 pub struct ReachWatch(Weak<dyn Reachable>);
 
 impl ReachWatch {
-    /// Of this volume.
+    /// Creates the watch of this volume.
     pub fn new(volume: Arc<dyn Reachable>) -> Self {
         Self(Arc::downgrade(&volume))
     }
