@@ -154,7 +154,7 @@ fn beside(act: impl FnOnce(&Handle<Echo>)) {
     });
 }
 
-/// Adds a front-end to a worker that runs; its answers.
+/// Adds a front-end to a running worker; returns its answers.
 fn add(handle: &Handle<Echo>, source: Source) -> Receiver<u64> {
     let (tell, told) = channel();
     handle.post(move |worker| {
