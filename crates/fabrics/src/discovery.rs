@@ -1,4 +1,4 @@
-//! What a discovery controller knows: `vnvme discover`.
+//! Queries of discovery controllers, for `vnvme discover`.
 
 use crate::connect::{
     Client, ConnectError, Portal, Queue, Trouble, connect_queue, enable, log_page,
@@ -22,7 +22,7 @@ const AT_ONCE: u64 = 16;
 const MOST_CHANGES: u32 = 10;
 const LEN: u64 = 1024;
 
-/// What a discovery controller knows.
+/// Contents of a discovery controller's log page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Discovered {
     /// Generation counter of its log page.

@@ -1,4 +1,4 @@
-//! Who this host is to a subsystem: its name and identifier.
+//! Identity of this host towards a subsystem: its NQN and host identifier.
 
 use nvme::identify::Nqn;
 use std::fs;
@@ -26,10 +26,11 @@ const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 const BY_UUID: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 impl HostIdentity {
-    /// Of this name, with the identifier of this host, or one made of the name.
+    /// Creates an identity of this name, with the identifier of this host, or one derived from the
+    /// name.
     ///
     /// # Errors
-    /// It is no name.
+    /// A message, if `nqn` is no valid NQN.
     pub fn named(nqn: &str) -> Result<Self, &'static str> {
         if Nqn::new(nqn).is_none() || !nqn.starts_with("nqn.") {
             return Err("it begins with nqn. and has 223 bytes at most");
@@ -102,8 +103,8 @@ fn hyphenated(id: &[u8; 16]) -> String {
     groups.join("-")
 }
 
-/// The same UUID each time for the same bytes: FNV-1a, as a UUID of a rule of one's own (version 8
-/// of RFC 9562).
+/// Derives a UUID from bytes with FNV-1a. Equal bytes give equal UUIDs (custom version 8 of RFC
+/// 9562).
 fn hashed(bytes: &[u8]) -> [u8; 16] {
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
     for byte in b"vnvme host ".iter().chain(bytes) {

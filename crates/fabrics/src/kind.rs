@@ -85,7 +85,7 @@ const DHCHAP_CTRL_SECRET: UrlOption = UrlOption::new(
     "a file with the subsystem's secret: it has to authenticate itself, too",
 );
 
-/// The kind; `opened` is told of each volume that is opened.
+/// Returns the volume kind; `opened` is called with the watch of each volume that is opened.
 pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> VolumeKind<X> {
     VolumeKind::new(NVME_TCP, move |url: &mut VolumeUrl<'_>, options| {
         let volume = open(url, options)?;

@@ -1,5 +1,5 @@
-//! One queue as a conversation: a command, and its answer. For Admin queues, and for the first
-//! steps on others.
+//! Synchronous use of one queue: one command, and its answer. For Admin queues, and for the first
+//! steps on I/O queues.
 
 use super::error::Trouble;
 use nvme::aen::AsyncEvent;
@@ -97,7 +97,8 @@ impl Client {
         self.last_sqhd
     }
 
-    /// Executes a command, whose name is for the words of an error; its completion, and its data.
+    /// Executes a command and returns its completion and data. `name` is the command's name in
+    /// error messages.
     pub(crate) fn execute(
         &mut self,
         name: &'static str,
@@ -120,7 +121,7 @@ impl Client {
         }
     }
 
-    /// Sends a command that is not waited for: [`Client::take`] says when it was answered.
+    /// Sends a command without waiting; [`Client::take`] returns its answer later.
     pub(crate) fn begin(&mut self, command: Command) -> Result<u16, Trouble> {
         self.submit(command, Data::None, false)
     }
@@ -132,7 +133,7 @@ impl Client {
         Some((answer, entry.item.data))
     }
 
-    /// Asks to be told of an event.
+    /// Sends an Asynchronous Event Request.
     pub(crate) fn request_event(&mut self) -> Result<(), Trouble> {
         let command = Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0);
         self.submit(command, Data::None, true)?;
@@ -189,7 +190,7 @@ impl Client {
         Ok(cid)
     }
 
-    /// Receives what there is, at least something.
+    /// Receives the available bytes, and waits for at least one.
     pub(crate) fn receive(&mut self) -> Result<(), Trouble> {
         let had = self.received.len();
         self.received.resize(had + BUFFER, 0);
@@ -206,7 +207,7 @@ impl Client {
             let (used, answer) = match self.answers.next(input, &mut self.commands) {
                 Ok(next) => next,
                 Err(violation) => {
-                    // Nothing depends on its arrival.
+                    // Best effort: nothing depends on its delivery.
                     let _ = self.conversation.write(&violation.h2c_term_req());
                     break Err(violation.into());
                 }

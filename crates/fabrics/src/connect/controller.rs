@@ -1,4 +1,4 @@
-//! A controller that is brought up: its Admin queue, and what it says of itself and of the
+//! Bringing up a controller: its Admin queue, and the Identify data of the controller and the
 //! namespace.
 
 use super::client::{Client, Data};
@@ -30,7 +30,7 @@ const GROUPS_ONLY: u8 = 1;
 /// Between two looks whether the controller is ready.
 const READY_LOOK: Duration = Duration::from_millis(10);
 
-/// What is needed of a controller.
+/// Requirements on a controller.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
     pub nsid: u32,
@@ -39,8 +39,8 @@ pub(crate) struct Wanted {
     pub queues: u16,
 }
 
-/// What the volume's requests are made for: what must still be so when the controller is another
-/// one.
+/// Properties of the namespace and the subsystem that outstanding requests rely on. A controller
+/// that replaces another one must have the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub namespace: Namespace,
@@ -55,7 +55,7 @@ pub(crate) struct Facts {
     pub max_zeroed: u32,
     /// Bytes that one deallocates at most.
     pub max_deallocated: u32,
-    /// Of one command.
+    /// Atomicity of one command.
     pub atomic: AtomicWrites,
     pub write_zeroes: bool,
     pub dataset_management: bool,
@@ -162,7 +162,7 @@ impl Controller {
             Ok(_) => Err(Trouble::Unusable(
                 "the namespace's blocks have another size",
             )),
-            // It has gone, or is not usable for now.
+            // The namespace was deleted, or is not usable for now.
             Err(_) => Ok(0),
         }
     }
@@ -213,9 +213,10 @@ impl Controller {
     }
 }
 
-/// How long after its last sign of the host a controller may go on with commands ("NVMe Base 2.1",
-/// 9.6.2): its keep-alive time-out, twice that where any command counts as a sign and it looks only
-/// once in that time, and what it needs to end them.
+/// Longest time after the host's last sign of life during which a controller may still execute
+/// commands ("NVMe Base 2.1", 9.6.2). It is the keep-alive time-out, plus the time the controller
+/// needs to end commands. The time-out counts twice if any command counts as a sign, because the
+/// controller then checks only once in that time.
 fn lingers(id: &IdentifyController, kato: Duration) -> Duration {
     let granularity = Duration::from_millis(100) * u32::from(id.kas.get());
     let granularity = granularity.max(Duration::from_millis(100));
@@ -225,7 +226,7 @@ fn lingers(id: &IdentifyController, kato: Duration) -> Duration {
     rounded.saturating_mul(times) + quiesces(id)
 }
 
-/// What it needs to end commands (CQT).
+/// Time that the controller needs to end commands (CQT).
 fn quiesces(id: &IdentifyController) -> Duration {
     Duration::from_millis(id.cqt.get().into())
 }
@@ -324,7 +325,7 @@ fn ana_state(client: &mut Client, group: u32) -> Result<AnaState, Trouble> {
     let len = header + groups * size_of::<AnaGroup>() as u32;
     let page = log_page_with(client, log, len)?;
     let found = ana_groups(&page).find(|(found, _)| found.agid.get() == group);
-    // One that is not in the list is on its way there.
+    // A group missing from the list is about to be listed.
     Ok(found.map_or(AnaState::CHANGE, |(group, _)| group.state.anas()))
 }
 
@@ -353,7 +354,7 @@ fn configure_events(client: &mut Client, id: &IdentifyController) -> Result<(), 
         return Ok(());
     }
     match set_feature(client, Fid::ASYNC_EVENT_CONFIG, events.into_bits()) {
-        // Then none comes.
+        // Without the feature no such event is sent.
         Ok(_) | Err(Trouble::Status { .. }) => Ok(()),
         Err(trouble) => Err(trouble),
     }
@@ -426,7 +427,8 @@ fn uuid(list: &[u8]) -> [u8; 16] {
 }
 
 impl Facts {
-    /// What keeps requests that were made for these from being sent to another controller.
+    /// Returns the difference that prevents requests made for these facts from being sent to
+    /// another controller.
     pub(crate) fn differs(&self, other: &Self) -> Option<&'static str> {
         let (was, is) = (&self.namespace, &other.namespace);
         let names = |facts: &Self| (facts.namespace.nguid, facts.namespace.eui64, facts.uuid);

@@ -45,7 +45,7 @@ impl Routes {
             .get_mut(path.checked_mul(self.each)?.checked_add(number)?)
     }
 
-    /// Those of a path.
+    /// Returns the links of a path.
     pub(super) fn links(&mut self, path: usize) -> impl Iterator<Item = &mut Link> {
         let skip = path.saturating_mul(self.each);
         self.links.iter_mut().skip(skip).take(self.each)
@@ -80,8 +80,8 @@ impl Routes {
                 .any(|(links, _)| links.iter().any(Link::has_room))
     }
 
-    /// The connection for the next command: of the paths with the best state, as the policy says.
-    /// `None`: there is none, or no room.
+    /// Chooses the connection for the next command, by the policy, among the paths with the best
+    /// ANA state. `None`: there is no path, or no room.
     pub(super) fn choose(&mut self, paths: &[Path]) -> Option<&mut Link> {
         let place = match &self.links[..] {
             // The usual case.
