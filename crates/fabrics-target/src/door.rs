@@ -1,5 +1,5 @@
-//! Where hosts connect: a listening socket, connections that have not said what they are, and
-//! discovery. A front-end of a worker; associations are others, on any worker.
+//! Front-end of a worker that accepts hosts: a listening socket, connections before their Connect,
+//! and discovery. Associations are front-ends of their own, on any worker.
 
 use crate::association::NewAssociation;
 use crate::discovery::Discovery;
@@ -15,13 +15,13 @@ use std::time::Instant;
 use volume::{Budget, RingStreams};
 use worker::{AcceptStats, Acceptor, ConnectRate, Context, Descriptors, Frontend, Interest};
 
-/// Of the listening socket in the epoll set.
+/// epoll token of the listening socket.
 const LISTENER: u32 = 0;
-/// Of the eventfd of the volumes' sizes.
+/// epoll token of the eventfd that signals changed sizes of volumes.
 const RESIZED: u32 = (1 << 31) - 1;
 /// Discoveries' tokens are below.
 const LAST_TOKEN: u32 = 1 << 30;
-/// Hosts that ask what there is, at a time.
+/// Maximum of concurrent discovery connections.
 const MOST_DISCOVERIES: usize = 32;
 /// Connections that are accepted in one call.
 const AT_ONCE: usize = 4;
@@ -113,7 +113,7 @@ impl Door {
         self.acceptor.stats()
     }
 
-    /// Nobody can connect any more, and the associations of all hosts end.
+    /// Stops accepting connections, and ends the associations of all hosts.
     pub fn dismiss(&mut self) {
         self.flushing = true;
         self.acceptor.close();
@@ -122,7 +122,7 @@ impl Door {
         self.target.end();
     }
 
-    /// Of it, what need not be closed on its worker's thread.
+    /// Returns the listening socket, which may be closed on another thread than the worker's.
     pub fn into_listener(self) -> OwnedFd {
         self.acceptor.into_listener()
     }
@@ -183,7 +183,7 @@ impl Door {
         match newcomer.read() {
             Ok(Progress::Waits(newcomer)) => *place = Some(newcomer),
             Ok(Progress::Connected(connected)) => {
-                // What comes from now on is its queue's.
+                // Later bytes belong to the connection's queue.
                 let _ = self.descriptors.remove(&connected.fd);
                 self.connected(connected, now);
             }
@@ -286,7 +286,7 @@ impl Door {
         }
     }
 
-    /// Connections whose time is over.
+    /// Closes connections that have missed the time limit.
     fn expire(&mut self, now: Instant) {
         let limit = self.target.config.limits.handshake;
         let mut late = 0;
@@ -303,13 +303,13 @@ impl Door {
         (0..late).for_each(|_| self.refused(&End::Refused("it did not say what it is in time")));
     }
 
-    /// Others may have waited for a place.
+    /// Accepts connections that have waited for a place.
     fn reopen(&mut self, now: Instant) {
         if self.flushing {
             return;
         }
         if self.newcomers.iter().any(Option::is_none) {
-            // It is tried again later.
+            // A failure is retried later.
             let _ = self.acceptor.open(now);
         }
         let _ = self.acceptor.resume(now);

@@ -15,7 +15,7 @@ const CHUNK: usize = 4096;
 /// A part of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// Its first page, from the memory's beginning.
+    /// First page, from the memory's beginning.
     page: u32,
     pages: u32,
 }
@@ -30,7 +30,7 @@ impl Block {
         u64::from(self.page) * u64::from(PAGE)
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(self) -> u64 {
         u64::from(self.pages) * u64::from(PAGE)
     }
@@ -49,8 +49,9 @@ pub(crate) struct Pool {
     reserve: Reserve,
 }
 
-/// A block for each queue, which holds the data of one capsule when nothing else is free. Behind it
-/// may come what those wait for that have all the memory: it has to come in.
+/// A reserved block for each queue, which holds the data of one capsule when all other memory is in
+/// use. The stream is read in order: behind the capsule it may have the data that the commands with
+/// all the memory wait for.
 #[derive(Debug)]
 struct Reserve {
     /// The first one's first page.
@@ -62,7 +63,7 @@ struct Reserve {
 }
 
 impl Reserve {
-    /// The queue whose block this is.
+    /// Returns the queue that owns this block.
     fn owner(&self, block: Block) -> Option<usize> {
         let place = block.page.checked_sub(self.page)? / self.pages.max(1);
         Some(place as usize).filter(|place| *place < self.taken.len())
@@ -70,11 +71,11 @@ impl Reserve {
 }
 
 impl Pool {
-    /// Of so many pages, behind `rings` that are not for data, and behind those for one capsule of
-    /// each of so many queues: (queues, pages of each).
+    /// Creates a pool of `pages` pages. Before them are `rings` pages that hold no data, and the
+    /// reserved blocks: (number of queues, pages of each).
     ///
     /// # Errors
-    /// There is no memory.
+    /// [`dma::MapError`], if the memory cannot be mapped.
     pub(crate) fn new(
         rings: u32,
         (queues, each): (u16, u32),
@@ -129,7 +130,7 @@ impl Pool {
         }
     }
 
-    /// So many pages from `from` on, below `end`, none of which is taken.
+    /// Finds so many adjacent free pages from `from` on, below `end`.
     fn find(&self, from: u32, end: u32, pages: u32) -> Option<u32> {
         let (mut start, mut at) = (from, from);
         while at < end {
@@ -162,7 +163,7 @@ impl Pool {
         Some(Block { page, pages })
     }
 
-    /// It is free again.
+    /// Frees a block.
     pub(crate) fn free(&mut self, block: Block) {
         if let Some(owner) = self.reserve.owner(block) {
             if let Some(taken) = self.reserve.taken.get_mut(owner) {
@@ -175,7 +176,7 @@ impl Pool {
         self.hint = self.hint.min(block.page);
     }
 
-    /// Nothing of it is taken.
+    /// Returns whether no block is taken.
     #[cfg(test)]
     pub(crate) fn is_idle(&self, before: u32) -> bool {
         self.free + before == self.pages && !self.reserve.taken.contains(&true)
@@ -189,7 +190,7 @@ impl Pool {
             let count = (len - done).min(CHUNK as u32) as usize;
             let piece = chunk.get_mut(..count).unwrap_or_default();
             let from = block.offset() + u64::from(at) + u64::from(done);
-            // It lies within the memory.
+            // The range lies within the memory, so the read does not fail.
             let _ = self.memory.read(from as usize, piece);
             each(piece);
             done += count as u32;

@@ -3,7 +3,7 @@
 use crate::memory::Block;
 use nvme::Command;
 
-/// Where a command's data goes.
+/// Direction of a command's data.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Direction {
     #[default]
@@ -14,7 +14,7 @@ pub(crate) enum Direction {
     Out,
 }
 
-/// Who has sent a command.
+/// Sender of a command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Sender {
     #[default]
@@ -44,7 +44,7 @@ pub(crate) struct Slot {
     pub sender: Sender,
     /// The host's identifier of it.
     pub cid: u16,
-    /// As it came.
+    /// The command as received.
     pub command: Command,
     pub direction: Direction,
     /// Bytes of its data.
@@ -77,7 +77,7 @@ impl Slots {
         !self.free.is_empty()
     }
 
-    /// Those in use.
+    /// Returns the number of slots in use.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
