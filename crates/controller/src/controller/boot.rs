@@ -16,7 +16,7 @@ const PAGE: u64 = 4096;
 /// Largest image.
 pub const MAX_BOOT_IMAGE: usize = 64 << 20;
 
-/// What Boot Partitions hold: their log page, a header and the image.
+/// Contents of the Boot Partitions: their log page, a header and the image.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BootImage(Arc<[u8]>);
 
@@ -32,7 +32,7 @@ impl BootImage {
     /// An image of these bytes, with zeroes up to the next multiple of 128 KiB.
     ///
     /// # Errors
-    /// It is empty, or above [`MAX_BOOT_IMAGE`].
+    /// [`BootImageError`] when the image is empty, or larger than [`MAX_BOOT_IMAGE`].
     pub fn new(bytes: &[u8]) -> Result<Self, BootImageError> {
         if bytes.is_empty() || bytes.len() > MAX_BOOT_IMAGE {
             return Err(BootImageError(bytes.len() as u64));
@@ -85,7 +85,7 @@ impl BootRegisters {
         (self.bprsel.into_bits(), self.bpmbl, self.status.0)
     }
 
-    /// As [`BootRegisters::save`] said.
+    /// Restores the registers saved by [`BootRegisters::save`].
     pub fn restore((bprsel, bpmbl, status): (u32, u64, u8)) -> Self {
         BootRegisters {
             bprsel: Bprsel::from_bits(bprsel),
@@ -131,8 +131,8 @@ impl Controller {
         }
     }
 
-    /// What BPRSEL says, into the host's memory. `None`: it is not all in the partition, or not all
-    /// in memory that the controller may write.
+    /// Copies the range selected by BPRSEL into the host's memory. Returns `None` when the range
+    /// is not within the partition, or not within memory that the controller may write.
     fn read_boot_partition(&self) -> Option<()> {
         let selected = self.boot.bprsel;
         let from = usize::try_from(u64::from(selected.bprof()) * PAGE).ok()?;

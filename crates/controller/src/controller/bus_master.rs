@@ -1,15 +1,14 @@
-//! Configuration space, and what the command register in it asks for.
+//! Configuration space, and the effects of its command register.
 
 use super::Controller;
 use crate::engine::Order;
 use crate::pci::{ConfigEffect, ConfigSpace};
 use std::time::{Duration, Instant};
 
-/// So long after Bus Master Enable was cleared, commands that are still in flight are asked to end
-/// early.
+/// Time after Bus Master Enable was cleared until commands in flight are asked to end early.
 const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
-/// So long after that bit was cleared the VMM has its answer at the latest: QEMU takes one that
-/// comes after 5 s for an error.
+/// Time after Bus Master Enable was cleared by which the VMM is answered at the latest. QEMU
+/// treats an answer after 5 s as an error.
 const ANSWER_AFTER: Duration = Duration::from_secs(3);
 
 /// Bus Master Enable was cleared: data of commands in flight is still on its way.
@@ -29,9 +28,9 @@ impl Controller {
         self.pci.read(offset, data);
     }
 
-    /// Writes configuration space. Answer the VMM when [`Controller::config_settled`] says so. A
-    /// function level reset is begun at once; it has ended when [`Controller::is_resetting`] says
-    /// no.
+    /// Writes configuration space. Answer the VMM when [`Controller::config_settled`] returns
+    /// `true`. A function level reset begins at once and has ended when
+    /// [`Controller::is_resetting`] returns `false`.
     pub fn config_write(&mut self, offset: u64, data: &[u8]) {
         let master = self.engine.is_master();
         if self.pci.write(offset, data) == ConfigEffect::FunctionLevelReset {

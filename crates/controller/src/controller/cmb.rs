@@ -24,7 +24,7 @@ pub(crate) struct Cmb {
     cmbmsc: Cmbmsc,
 }
 
-/// As `/proc/PID/maps` shows it.
+/// Name of the memory file in `/proc/PID/maps`.
 const NAME: &str = "vnvme-cmb";
 
 /// The pages of one client. After it has disconnected it may keep the file open, but none of the
@@ -36,7 +36,7 @@ fn pages(size: u64) -> Result<SharedPages, MapError> {
 }
 
 impl Cmb {
-    /// One of `size` zero bytes.
+    /// Creates a buffer of `size` zero bytes.
     pub(super) fn new(size: u64) -> Result<Self, MapError> {
         Ok(Cmb {
             size,
@@ -49,7 +49,7 @@ impl Cmb {
     pub(super) fn read_register(&self, offset: u64) -> u32 {
         let cmbmsc = self.cmbmsc.into_bits();
         match offset {
-            // The registers are valid when the host has said that it knows them, and zero before.
+            // CMBLOC and CMBSZ are valid once the host has set CMBMSC.CRE, and zero before.
             regs::CMBLOC if self.is_shown() => Cmbloc::new()
                 .with_bir(pci::CMB_BAR)
                 .with_cdpmls(true)
@@ -131,8 +131,8 @@ impl Controller {
         }
     }
 
-    /// Writes to the controller memory buffer; what does not fit in is dropped, as is everything
-    /// where the function does not answer.
+    /// Writes to the controller memory buffer. Bytes beyond the buffer are dropped, and so are
+    /// all writes while the function does not decode memory.
     pub fn cmb_write(&mut self, offset: u64, data: &[u8]) {
         let pages = self.cmb_pages().filter(|_| self.pci.decodes_memory());
         if let (Ok(at), Some(pages)) = (usize::try_from(offset), pages) {
@@ -140,8 +140,8 @@ impl Controller {
         }
     }
 
-    /// Has every engine find the buffer where CMBMSC says. That all do says
-    /// [`Controller::receivers_settled`].
+    /// Places the buffer at the address in CMBMSC in every engine.
+    /// [`Controller::receivers_settled`] returns `true` when all engines have applied that.
     pub(super) fn obey_cmbmsc(&mut self) {
         let wanted = self.cmb.as_ref().and_then(Cmb::place);
         let known = self.engine.dma.device_memory();
@@ -153,9 +153,9 @@ impl Controller {
             return;
         }
         let wanted = wanted.map(|(base, memory)| (base, memory.clone()));
-        // The next process looks for queues where the state says that the buffer is, and needs none
-        // that are noted to have no memory. So they lose it before that is committed, and find it
-        // afterwards.
+        // The next process looks for queues at the buffer's address in the saved state, and needs
+        // none that are noted to have no memory. Queues therefore lose the buffer before the new
+        // address is committed, and find it afterwards.
         if known.is_some() {
             self.order_all(|| Order::DeviceMemory(None));
         }
@@ -190,7 +190,8 @@ impl Controller {
         };
     }
 
-    /// As [`Cmb::cmbmsc`] said, with the file of a previous process.
+    /// Restores the value returned by [`Cmb::cmbmsc`], with the memory file of a previous
+    /// process.
     pub(crate) fn restore_cmb(&mut self, saved: u64, file: OwnedFd) -> Result<(), MapError> {
         if let Some(cmb) = &mut self.cmb {
             let pages = SharedPages::open(file, cmb.size as usize)?;

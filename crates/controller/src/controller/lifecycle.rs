@@ -9,7 +9,7 @@ use crate::survival::state::Registers;
 use nvme::log::HardwareErrorCode;
 use nvme::regs::{Ams, Aqa, Cc, CcCss, Csts, Shn, Shst};
 
-/// What the controller is in the middle of.
+/// Life-cycle state of the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// CC.EN is 0 and everything is at rest.
@@ -58,8 +58,9 @@ impl Controller {
         }
     }
 
-    /// As [`Controller::save_registers`] said; what follows from them is done by
-    /// [`Controller::resume_life`]. `None`: there is no such state.
+    /// Restores the registers saved by [`Controller::save_registers`].
+    /// [`Controller::resume_life`] carries out their consequences. Returns `None` when the saved
+    /// state is invalid.
     pub(crate) fn restore_registers(&mut self, saved: &Registers) -> Option<()> {
         self.cc = Cc::from_bits(saved.cc);
         self.csts = Csts::from_bits(saved.csts);
@@ -90,13 +91,14 @@ impl Controller {
         self.state == State::Ready && self.shutdown == Shutdown::No && self.engine.is_master()
     }
 
-    /// The host may be told of the end of a command that has outlasted others: it has not shut the
-    /// controller down, which has not failed either.
+    /// Returns whether a command that outlasted a reset or shutdown may be completed to the host:
+    /// the controller is ready, and neither shut down nor failed.
     pub(crate) fn may_complete(&self) -> bool {
         self.state == State::Ready && self.shutdown != Shutdown::Complete
     }
 
-    /// Goes on with what the restored registers say: the queues are there.
+    /// Resumes the activity that the restored registers imply. The queues have been restored
+    /// already.
     pub(crate) fn resume_life(&mut self) {
         if self.state == State::Failed || self.shutdown != Shutdown::No {
             self.admin.keep_alive.stop();
@@ -222,8 +224,8 @@ impl Controller {
         self.fail();
     }
 
-    /// Looks at the windows after a fault anywhere in the process: what this controller wrote to a
-    /// file that shrank went nowhere, so that it must not go on as if nothing had happened.
+    /// Checks the memory windows after a fault anywhere in the process. Data that this controller
+    /// wrote to a file that shrank is lost, so the controller must not carry on.
     pub(super) fn check_memory(&mut self) -> bool {
         let faults = dma::sigbus::faults();
         if std::mem::replace(&mut self.faults, faults) == faults || !self.engine.dma.is_poisoned() {
@@ -253,8 +255,8 @@ impl Controller {
         self.progress();
     }
 
-    /// NVM Subsystem Reset: as a power cycle, to the host; in any state. CSTS.NSSRO tells of it
-    /// afterwards.
+    /// NVM Subsystem Reset, which the host sees as a power cycle; valid in any state. CSTS.NSSRO
+    /// is set afterwards.
     pub(super) fn subsystem_reset(&mut self) {
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::info!(left_out, "NVM subsystem reset");
@@ -299,7 +301,7 @@ impl Controller {
         }
     }
 
-    /// Goes on with a reset that waits for commands in flight.
+    /// Completes a reset whose commands in flight have ended. Returns whether it did.
     pub(super) fn progress(&mut self) -> bool {
         if self.state != State::Resetting || !self.engine.drained() || !self.migration.stopped() {
             return false;
@@ -324,16 +326,16 @@ impl Controller {
         true
     }
 
-    /// The VMM resets the device: registers and configuration space as after power-on. It has
-    /// ended when [`Controller::is_resetting`] says no. Guest memory and interrupt receivers are
-    /// the VMM's and stay.
+    /// Resets the device on behalf of the VMM: registers and configuration space return to their
+    /// power-on values. The reset has ended when [`Controller::is_resetting`] returns `false`.
+    /// Guest memory and interrupt receivers belong to the VMM and stay.
     pub fn reset(&mut self) {
         self.reset_cmbmsc();
         self.function_level_reset();
     }
 
-    /// As [`Controller::reset`]; CMBMSC stays as it is ("NVMe Base 2.1", 3.1.4.16): drivers do not
-    /// look for the buffer again.
+    /// Function level reset: like [`Controller::reset`], except that CMBMSC keeps its value
+    /// ("NVMe Base 2.1", 3.1.4.16), because drivers do not look for the buffer again.
     pub(super) fn function_level_reset(&mut self) {
         if self.has_queues() && self.shutdown != Shutdown::Complete {
             self.engine.stats.unsafe_shutdowns.add(1);

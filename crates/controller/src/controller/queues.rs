@@ -1,4 +1,5 @@
-//! Where the host's queues are, in whatever engine: what a process needs to find them again.
+//! Locations of the host's queues in all engines, which the next process needs to find them
+//! again.
 
 use crate::engine::{SavedCq, SavedSq};
 use std::collections::BTreeMap;

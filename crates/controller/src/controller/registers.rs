@@ -5,8 +5,8 @@ use crate::pci;
 use nvme::regs::{self, Aqa, Cc, Crto, Csts, Vs};
 
 impl Controller {
-    /// Reads BAR0 at any offset and length. What is no register reads as zero; where the function
-    /// does not answer, all bits are ones.
+    /// Reads BAR0 at any offset and length. Unassigned offsets read as zero; while the function
+    /// does not decode memory, all bits read as ones.
     pub fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
         if !self.pci.decodes_memory() {
             return data.fill(0xff);
@@ -83,7 +83,7 @@ impl Controller {
     fn write_register(&mut self, offset: u64, value: u32) {
         let low = |old: u64| old & !0xffff_ffff | u64::from(value);
         let high = |old: u64| old & 0xffff_ffff | u64::from(value) << 32;
-        // Doorbells are not the control half's; what is wrong with one says so itself.
+        // Doorbells belong to the engine, which reports invalid values itself.
         if offset < pci::DOORBELL_OFFSET {
             self.touch();
         }

@@ -1,6 +1,6 @@
-//! The control half of a controller that is one of a subsystem: what its host may do on each
-//! namespace, reservation commands, and what others have to tell it. [`subsystem`] says how all of
-//! that fits together.
+//! The control half of a controller in a subsystem: its host's access to each namespace,
+//! reservation commands, and messages from the other controllers. [`subsystem`] describes the
+//! whole.
 //!
 //! [`subsystem`]: crate::subsystem
 
@@ -18,10 +18,10 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
-/// A namespace that is attached, or was and has not gone.
+/// A namespace that is attached, or was detached and has not been released.
 pub(super) struct Part {
     pub(super) shared: Arc<SharedNamespace>,
-    /// Of the engine's.
+    /// Index in the engine's list of namespaces.
     pub(super) index: usize,
     access: Access,
     leaving: bool,
@@ -31,17 +31,17 @@ pub(super) struct Part {
 #[derive(Clone, Copy)]
 struct Group {
     state: AnaState,
-    /// Of the state, from 1 on.
+    /// Number of changes of the state, from 1 on.
     changes: u64,
 }
 
-/// Who is to be told when nothing is left of what was in flight.
+/// A party to be notified when none of the awaited commands is in flight any more.
 pub(super) enum Owed {
     /// A namespace, by the number of its message.
     Access(Arc<SharedNamespace>, u64),
-    /// Who has changed a group's ANA state: by dropping this.
+    /// Sender of whoever has changed a group's ANA state: notified by dropping the sender.
     Ana(u32, Sender<()>),
-    /// A controller that erases a namespace: likewise.
+    /// A controller that erases a namespace: notified by dropping the [`Arc`].
     Erasing(u32, Arc<Awaited>),
 }
 
@@ -55,7 +55,7 @@ impl Owed {
     }
 }
 
-/// What waits for the end of an operation.
+/// A command that waits for the end of an operation on a shared namespace.
 enum Ticket {
     Command(Box<ReservationCommand>),
     /// A Set Features command, which may wait for the operations of several namespaces.
@@ -71,7 +71,7 @@ struct Waiting {
     status: Status,
 }
 
-/// What a controller of a subsystem has beside others.
+/// State of a controller that belongs to a subsystem.
 pub(super) struct Sharing {
     pub(super) inbox: Arc<Inbox>,
     host: HostId,
@@ -81,7 +81,7 @@ pub(super) struct Sharing {
     /// To be answered when nothing is left that was in flight.
     pub(super) unanswered: Vec<Owed>,
     groups: BTreeMap<u32, Group>,
-    /// Changes of what the ANA log page says, since the last controller-level reset.
+    /// Changes to the content of the ANA log page since the last controller-level reset.
     ana_changes: u64,
     waiting: Vec<Waiting>,
     membership: Membership,
@@ -97,7 +97,7 @@ impl Drop for Sharing {
 }
 
 impl Sharing {
-    /// Of a controller that joins its subsystem.
+    /// Joins a controller to its subsystem.
     pub fn join(place: &InSubsystem, cntlid: u16) -> Result<Self, ConfigError> {
         let InSubsystem { subsystem, host } = place;
         if host.is_zero() {
@@ -129,12 +129,12 @@ impl Sharing {
         self.membership.cntlid()
     }
 
-    /// One of them.
+    /// Returns the shared namespace of this ID that is attached to the controller.
     pub(super) fn namespace(&self, nsid: u32) -> Option<&Arc<SharedNamespace>> {
         self.shared().find(|shared| shared.nsid() == nsid)
     }
 
-    /// A namespace comes, which the engine has under this index.
+    /// Attaches a shared namespace, which the engine has at this index.
     pub fn attach(&mut self, ns: &NamespaceConfig, index: usize) -> Result<(), ConfigError> {
         let nsid = ns.nsid;
         let shared = self.membership.subsystem().namespace(nsid);
@@ -187,7 +187,7 @@ impl Sharing {
 }
 
 impl Controller {
-    /// The engine learns what is allowed on each namespace.
+    /// Passes the allowed accesses on each namespace to the engine.
     pub(super) fn set_gates(&mut self) {
         let Some(sharing) = &self.sharing else {
             return;
@@ -206,7 +206,7 @@ impl Controller {
         }
     }
 
-    /// A namespace comes under this index. What is allowed on it is known from now on.
+    /// Shares a namespace that is being attached at this index, and learns the allowed accesses.
     pub(super) fn share(&mut self, ns: &NamespaceConfig, index: usize) -> Result<(), ConfigError> {
         match &mut self.sharing {
             Some(sharing) => {
@@ -218,7 +218,7 @@ impl Controller {
         }
     }
 
-    /// No new command finds it.
+    /// Marks a namespace as leaving: new commands no longer find it.
     pub(super) fn stop_sharing(&mut self, nsid: u32) {
         let parts = self.sharing.iter_mut();
         for part in parts.flat_map(|sharing| &mut sharing.parts) {
@@ -226,7 +226,7 @@ impl Controller {
         }
     }
 
-    /// Nothing is left of namespaces that were detached.
+    /// Forgets detached namespaces that have been released.
     pub(super) fn stopped_sharing(&mut self) {
         if let Some(sharing) = &mut self.sharing {
             sharing.forget(|part| part.leaving);
@@ -246,14 +246,14 @@ impl Controller {
         }
     }
 
-    /// The worker is woken by this when others have something to tell.
+    /// Sets the waker by which messages of other controllers wake this worker.
     pub(super) fn wake_for_others(&self, waker: Waker) {
         if let Some(sharing) = &self.sharing {
             sharing.inbox.set_waker(waker);
         }
     }
 
-    /// Takes what others have left. Returns whether there was anything.
+    /// Handles the messages of other controllers. Returns whether there were any.
     pub(super) fn take_inbox(&mut self) -> bool {
         let Some(sharing) = &self.sharing else {
             return false;
@@ -293,7 +293,7 @@ impl Controller {
         };
         let mut parts = sharing.parts.iter_mut();
         let Some(part) = parts.find(|part| part.shared.nsid() == nsid) else {
-            // It has been detached since: that was the answer.
+            // The namespace was detached since, which counts as the answer.
             return;
         };
         part.access = access;
@@ -317,20 +317,20 @@ impl Controller {
         };
         let mut parts = sharing.parts.iter();
         let Some(part) = parts.find(|part| part.shared.nsid() == nsid) else {
-            // It has been detached since.
+            // The namespace was detached since.
             return;
         };
         let marked = part.shared.take_marked(sharing.membership.cntlid());
         self.engine.look_at_marks(part.index);
-        // It has looked, which the other one waits for.
+        // The engine has checked the marks, which the other controller waits for.
         drop(marked.awaited);
         if marked.news {
             self.blocks_marked();
         }
     }
 
-    /// The other controllers are told that marks have changed. With `waits`, blocks were marked:
-    /// what is returned is gone when all of them know.
+    /// Notifies the other controllers that marks have changed. With `waits`, blocks were marked,
+    /// and the returned [`Weak`] expires when all controllers have applied that.
     pub(super) fn tell_of_marks(&self, nsid: u32, waits: bool) -> Weak<Awaited> {
         let Some(sharing) = &self.sharing else {
             return Weak::new();
@@ -385,13 +385,14 @@ impl Controller {
         shared.map(|part| part.shared.nsid()).collect()
     }
 
-    /// Others wait for the end of commands.
+    /// Returns whether other controllers wait for the end of commands here.
     pub(super) fn owes_answers(&self) -> bool {
         let sharing = self.sharing.as_ref();
         sharing.is_some_and(|sharing| !sharing.unanswered.is_empty())
     }
 
-    /// Answers others that wait for the end of commands. Returns whether there was anything.
+    /// Answers other controllers whose awaited commands have ended. Returns whether there were
+    /// any.
     pub(super) fn answer_others(&mut self) -> bool {
         let Some(sharing) = &mut self.sharing else {
             return false;
@@ -400,11 +401,11 @@ impl Controller {
         let cntlid = sharing.membership.cntlid();
         let before = sharing.unanswered.len();
         for owed in std::mem::take(&mut sharing.unanswered) {
-            // Nothing is left of a namespace that is not there any more.
+            // A namespace that is no longer there has nothing left in flight.
             let parts = sharing.parts.iter();
             let mut parts = parts.filter(|part| owed.is_about(&part.shared));
-            // Who waits for what the host erases there waits for its end, too; but no controller
-            // that erases waits for another one.
+            // A waiter also waits for the end of an erasure on that namespace; but a controller
+            // that erases never waits for another one that does.
             let waits = parts.any(|part| {
                 let erases = || erasure.erases(part.shared.nsid());
                 !engine.fenced(part.index) || !matches!(owed, Owed::Erasing(..)) && erases()
@@ -419,7 +420,7 @@ impl Controller {
         sharing.unanswered.len() < before
     }
 
-    // ---- what the host finds
+    // ---- state reported to the host
 
     /// The controller is one of a subsystem of several.
     pub(crate) fn is_shared(&self) -> bool {
@@ -439,7 +440,7 @@ impl Controller {
         }
     }
 
-    /// Those that a namespace is attached to.
+    /// Returns the controllers that a namespace is attached to.
     pub(crate) fn controllers_with(&self, nsid: u32) -> Vec<u16> {
         match &self.sharing {
             Some(sharing) => match sharing.namespace(nsid) {
@@ -464,7 +465,7 @@ impl Controller {
         let told = |(group, now): (&u32, &Group)| {
             let of = sharing.shared().filter(|shared| shared.group() == *group);
             let mut nsids: Vec<u32> = of.map(|shared| shared.nsid()).collect();
-            // Nothing is said of a group whose namespaces have all gone.
+            // A group without attached namespaces is not listed.
             let there = !nsids.is_empty();
             nsids.sort_unstable();
             if groups_only {
@@ -502,7 +503,7 @@ impl Controller {
             Asked::Operation(operation) => {
                 let ticket = Ticket::Command(Box::new(command));
                 sharing.submit(&shared, ticket, operation);
-                // It may be over already, and this worker is awake.
+                // The operation may be over already, and this worker is awake.
                 self.take_inbox();
             }
             Asked::Report { extended } => {
@@ -542,7 +543,7 @@ impl Controller {
             return;
         };
         match sharing.tickets.remove(&ticket) {
-            // It was forgotten by a reset.
+            // A reset has dropped the ticket.
             None => {}
             Some(Ticket::Command(command)) => {
                 let result = match status.is_success() {

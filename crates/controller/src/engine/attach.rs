@@ -10,15 +10,15 @@ use crate::stats::IoStats;
 use dma::SegmentList;
 use volume::{Io, Op};
 
-/// A namespace that was detached and has not gone yet.
+/// A namespace that was detached and is not released yet.
 pub(super) struct Detached {
     index: usize,
-    /// Its flush was started.
+    /// Set when the final flush was started.
     flushed: bool,
 }
 
 impl Engine {
-    /// Its part of the counters.
+    /// Returns this engine's share of the I/O counters.
     pub fn io(&self) -> &IoStats {
         &self.io
     }
@@ -53,7 +53,7 @@ impl Engine {
         self.index_namespaces();
     }
 
-    /// No new command finds the namespace. What is in flight goes on.
+    /// Hides the namespace from new commands. Commands in flight continue.
     pub(super) fn detach(&mut self, index: usize) {
         for found in &mut self.by_nsid {
             if usize::from(*found) == index {
@@ -67,7 +67,7 @@ impl Engine {
         });
     }
 
-    /// Namespaces that were detached and have not gone yet.
+    /// Returns the number of detached namespaces that are not released yet.
     pub fn detached(&self) -> usize {
         self.detached.len()
     }
@@ -83,8 +83,8 @@ impl Engine {
         }
     }
 
-    /// Lets detached namespaces go whose commands have ended; what they wrote is made durable
-    /// first. `true` when one has gone.
+    /// Releases detached namespaces whose commands have ended, after a flush of the data they
+    /// wrote. Returns whether a namespace was released.
     pub fn tidy(&mut self, io: &Io) -> bool {
         let mut waiting = std::mem::take(&mut self.detached);
         let before = waiting.len();

@@ -28,31 +28,31 @@ use zerocopy::FromBytes;
 /// Bytes of the longest metadata.
 const LONGEST: usize = 64;
 
-/// What a command does about metadata.
+/// Metadata handling of a Copy command.
 pub(super) struct Carried {
     pub prinfor: Prinfo,
     pub prinfow: Prinfo,
-    /// Storage tags of what is read are checked, and of what is written.
+    /// Whether storage tags are checked, of blocks read (`stcr`) and of blocks written (`stcw`).
     pub stcr: bool,
     pub stcw: bool,
-    /// Of the next block that is written.
+    /// Tags of the next block to write.
     pub tags: Tags,
-    /// What those are like, if they have metadata.
+    /// Metadata layout of the destination, if it has metadata.
     pub layout: Option<Layout>,
     /// Size of a block, as a power of two.
     pub shift: u32,
     /// The blocks of the request at hand are this command's.
     pub held: bool,
-    /// What they had is known.
+    /// The previous metadata of those blocks has been determined.
     pub settled: bool,
 }
 
-/// A block that a piece fails by.
+/// A block that makes a piece fail.
 pub(super) struct Fault {
     status: Status,
-    /// It is one of the destination's.
+    /// The block is one of the destination's.
     written: bool,
-    /// Its number in the piece.
+    /// Index of the block in the piece.
     at: u64,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Described {
 }
 
 impl Described {
-    /// Of format 0h or 2h.
+    /// Parses a descriptor of format 0h or 2h.
     pub fn short(raw: &[u8]) -> Option<Self> {
         let range = CopyRange::read_from_bytes(raw).ok()?;
         Some(Self {
@@ -82,7 +82,7 @@ impl Described {
         })
     }
 
-    /// Of format 1h or 3h.
+    /// Parses a descriptor of format 1h or 3h.
     pub fn long(raw: &[u8]) -> Option<Self> {
         let range = CopyRangeLong::read_from_bytes(raw).ok()?;
         let elbt = range.elbt.iter();
@@ -111,22 +111,23 @@ impl Described {
     }
 }
 
-/// Descriptors of formats 1h and 3h are of guards of 32 and 64 bits, and no others are.
+/// Returns whether a layout needs descriptors of formats 1h and 3h: those are for guards of 32
+/// and 64 bits only.
 fn is_long(layout: Option<&Layout>) -> Option<bool> {
     let protection = layout?.protection?;
     Some(protection.guard.bits() > 16)
 }
 
-/// Whether descriptors of that length say the tags of what is copied: of the source, or where that
-/// has none, of the destination.
+/// Returns whether descriptors of that length have the tags of a copied range: the tags of the
+/// source, or of the destination where the source has none.
 pub(super) fn describes(long: bool, from: Option<&Layout>, to: Option<&Layout>) -> bool {
     let needed = is_long(from).or_else(|| is_long(to));
     needed.unwrap_or(false) == long
 }
 
-/// Whether blocks go from one namespace to another ("NVM Command Set 1.1", 5.3.2): both look the
-/// same, or one has protection information and nothing else in its metadata, which is inserted or
-/// stripped on the way.
+/// Returns whether blocks can be copied from one namespace to another ("NVM Command Set 1.1",
+/// 5.3.2): both have the same format, or the metadata of one is protection information only,
+/// which is inserted or stripped on the way.
 fn goes(from: Option<&Layout>, to: Option<&Layout>, pract: (bool, bool)) -> bool {
     let size = |layout: Option<&Layout>| layout.map_or(0, |layout| layout.metadata);
     let protection = |layout: Option<&Layout>| layout.and_then(|layout| layout.protection);
@@ -140,7 +141,7 @@ fn goes(from: Option<&Layout>, to: Option<&Layout>, pract: (bool, bool)) -> bool
     }
 }
 
-/// Checks what PRINFOR and PRINFOW want of a range, within a namespace (`same`) or not.
+/// Checks PRINFOR and PRINFOW for a range, within a namespace (`same`) or across namespaces.
 pub(super) fn may_go(
     from: Option<&Layout>,
     to: Option<&Layout>,
@@ -222,7 +223,7 @@ struct Passing<'a> {
 }
 
 impl Passing<'_> {
-    /// Checks every block, and makes what is to be kept at the destination.
+    /// Checks every block, and returns the metadata for the destination.
     fn pass(&self) -> Result<Vec<u8>, Fault> {
         let block = 1_usize << self.carried.shift;
         let size = self.to.map_or(0, |to| usize::from(to.layout().metadata));
@@ -291,17 +292,17 @@ impl Passing<'_> {
     }
 }
 
-/// What the next request of a Copy command needs first.
+/// Readiness of the next request of a Copy command.
 pub(super) enum Ready {
     Yes,
-    /// Others use its blocks.
+    /// Other commands hold its blocks.
     Waits,
     /// The command has failed, or it is another request now.
     Changed,
 }
 
 impl Engine {
-    /// What the layouts of these namespaces are.
+    /// Returns the metadata layout of a namespace.
     pub(super) fn layout_of(&self, ns: usize) -> Option<Layout> {
         let state = self.namespaces.get(ns)?.config.metadata.as_deref()?;
         Some(*state.layout())
@@ -360,7 +361,7 @@ impl Engine {
         }
     }
 
-    /// A request of a command with metadata has ended well; its data is what was read.
+    /// Handles the success of a request of a command with metadata; its data was read.
     pub(super) fn carry(&mut self, index: u16, data: &mut SegmentList) {
         let Some(slot) = self.slots.get(index) else {
             return;
@@ -427,7 +428,8 @@ impl Engine {
     }
 }
 
-/// Keeps the metadata of what is to be written; or the block whose file is lost.
+/// Stores the metadata of a piece that is to be written. Fails with the first block whose
+/// metadata file is lost.
 fn keep(state: &MetadataState, wanted: &Held, piece: &mut Piece) -> Result<(), u64> {
     let layout = state.layout();
     let data = piece.data.buffer();

@@ -1,5 +1,5 @@
-//! What a Copy command asks for ("NVM Command Set 1.1", 3.3.2): its descriptors are read and
-//! checked here, each for itself, before anything is copied.
+//! Descriptors of a Copy command ("NVM Command Set 1.1", 3.3.2): each is read and checked for
+//! itself here, before anything is copied.
 
 use super::Engine;
 use super::copy::{CROSS_FORMATS, Limits, RANGES, Source};
@@ -12,7 +12,7 @@ use nvme::{Command, Status};
 const SHORT: usize = size_of::<CopyRange>();
 const LONG: usize = size_of::<CopyRangeLong>();
 
-/// What a command asks for: its ranges, and how many blocks they have together.
+/// Ranges of a Copy command, and their total number of blocks.
 pub(super) struct Asked {
     pub sources: Vec<Source>,
     pub blocks: u64,
@@ -81,7 +81,7 @@ impl Engine {
         })
     }
 
-    /// What a command does about metadata, if one of its namespaces has some.
+    /// Returns the metadata handling of a command, if one of its namespaces has metadata.
     pub(super) fn carried(
         &self,
         command: &Command,

@@ -153,7 +153,8 @@ impl Doorbells {
         }
     }
 
-    /// Something was mapped: tries to find buffers that had gone. `true` when they are back.
+    /// Looks for shadow buffers whose memory was removed, after something was mapped. Returns
+    /// whether they are back.
     pub fn mapped(&mut self, dma: &DmaMap) -> bool {
         let Some(Buffers {
             shadow_iova,

@@ -18,7 +18,7 @@ const FETCH_BATCH: u32 = super::run::BATCH as u32;
 /// they wait, and no host has more in the few entries of its queue.
 const ADMIN_OUTSTANDING: u32 = 256;
 
-/// What an admin command counts in a round's budget: most of them build a page and copy it.
+/// Cost of an admin command in a round's budget: most of them build a page and copy it.
 const ADMIN_UNITS: u32 = 8;
 
 /// Looks at a submission queue's doorbell. Returns whether the tail moved.
@@ -68,7 +68,8 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::write_doorbell`], for a queue that exists, here or in another engine.
+    /// Stores a doorbell like [`Engine::write_doorbell`], for a queue that exists, here or in
+    /// another engine.
     pub fn store_doorbell(&self, index: usize, value: u32) {
         let qid = (index / 2) as u16;
         let which = if index.is_multiple_of(2) {
@@ -86,10 +87,10 @@ impl Engine {
         }
     }
 
-    /// Fetches and starts what the host submitted, as far as the budget goes. Returns whether there
-    /// was anything.
+    /// Fetches and starts submitted commands, as far as the budget lasts. Returns whether there
+    /// was anything to do.
     ///
-    /// Which queues it polls is [`PolledQueues`](super::polled::PolledQueues)' choice.
+    /// [`PolledQueues`](super::polled::PolledQueues) chooses which queues it polls.
     pub fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
         self.now = now;
         let parked = !self.parked.is_empty();
@@ -97,7 +98,8 @@ impl Engine {
             self.go_on(budget);
         }
         let fetched = self.poll_queues(budget);
-        // In the same round: what devices were just given is rung, what they completed is told.
+        // In the same round, devices are rung for the commands they were just given, and their
+        // completions are handled.
         self.poll_passed() || fetched || parked
     }
 
@@ -228,8 +230,8 @@ impl Engine {
         fetched
     }
 
-    /// What was fetched from the queue is posted or recorded, all but the last `rest` commands: it
-    /// is noted, if it is to be.
+    /// Notes the commands fetched from the queue, all but the last `rest`, if notes are kept. All
+    /// of them are posted or recorded.
     pub(super) fn note_fetched(&mut self, qid: u16, rest: u64) {
         let Some(hot) = &self.hot else {
             return;
@@ -242,7 +244,7 @@ impl Engine {
         }
     }
 
-    /// There are entries in the queue that were not fetched.
+    /// Returns whether the queue has entries that were not fetched.
     #[inline]
     fn has_entries(&self, qid: u16) -> bool {
         matches!(self.sqs.get(usize::from(qid)), Some(Some(sq)) if !sq.is_empty())
@@ -293,7 +295,7 @@ impl Engine {
 
     /// Looks at every doorbell once, before or after the shadow buffers change.
     pub(super) fn look_at_all(&mut self) {
-        // What is found here is fetched by the next round.
+        // Entries found here are fetched by the next round.
         self.polled.poll_all();
         for (qid, sq) in self.sqs.iter_mut().enumerate() {
             let qid = qid as u16;
@@ -313,21 +315,23 @@ impl Engine {
         self.note_queues();
     }
 
-    /// Before the worker sleeps: arms EventIdx of every queue that waits for the host, so that the
-    /// host's next doorbell is a register write: submission queues, completion queues that are
-    /// full, and where the pin is used those whose head decides its level. `true` when something
-    /// arrived meanwhile: do not sleep.
+    /// Arms EventIdx of every queue that waits for the host, before the worker sleeps, so that
+    /// the host's next doorbell is a register write. Those are submission queues, full completion
+    /// queues and, where the pin is used, queues whose head decides its level. Returns `true`
+    /// when an entry arrived meanwhile: do not sleep.
     pub fn arm(&mut self) -> bool {
-        // What is found only now, in whatever queue, is to be fetched by the very next round.
+        // Entries found only now, in any queue, are fetched by the very next round.
         self.polled.poll_all();
-        // What completed since the round ended is not to be counted as busy while nothing looks.
+        // Time after completions since the round's end must not count as busy while the worker
+        // sleeps.
         self.count_busy();
         let raced = self.last_look(true);
         raced || !self.events.is_empty()
     }
 
-    /// One more look after [`Engine::arm`], a little later, for hosts that lack the barrier between
-    /// their shadow store and their EventIdx load. `true` when something arrived.
+    /// Checks the doorbells once more, shortly after [`Engine::arm`], for hosts that lack the
+    /// barrier between their shadow store and their EventIdx load. Returns `true` when an entry
+    /// arrived.
     pub fn recheck(&mut self) -> bool {
         self.last_look(false)
     }
@@ -341,8 +345,8 @@ impl Engine {
             };
             // A value that an earlier last look found, and no round has taken.
             raced |= sq.watch.current() != sq.seen;
-            // What waited for room or for memory, in a queue that the last round did not look at:
-            // no doorbell tells of it.
+            // Entries that waited for room or for memory, in a queue that the last round did not
+            // poll: no doorbell announces them.
             raced |= may_fetch
                 && !sq.is_empty()
                 && sq.memory.ring().is_some()

@@ -41,7 +41,7 @@ fn interrupt(irqs: &mut Irqs, stats: &ControllerStats, qid: u16, vector: u16) {
 }
 
 impl Engine {
-    /// Sends the interrupts of what was posted since the last call, as far as they are due.
+    /// Sends the interrupts of completions posted since the last call, as far as they are due.
     pub(super) fn send_interrupts(&mut self) {
         if self.irqs.pin_based() {
             return self.send_pin();
@@ -75,7 +75,7 @@ impl Engine {
         true
     }
 
-    /// Tells the host of what was posted to a queue and not told of, now.
+    /// Signals the unsignalled completions of a queue now.
     pub(super) fn signal_now(&mut self, qid: u16) {
         self.dirty.retain(|&q| q != qid);
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {

@@ -22,7 +22,7 @@ pub(super) struct Extent {
     pub len: u64,
 }
 
-/// What a command ends with whose memory cannot be had.
+/// Returns the status of a command whose memory cannot be accessed.
 pub(crate) fn dma_status(error: DmaError) -> Status {
     match error {
         // CMBLOC.CDMMMS is 0 ("NVMe Base 2.1", 8.2.1).
@@ -38,7 +38,7 @@ fn prp_status(error: dma::prp::PrpError) -> Status {
     }
 }
 
-/// What a command ends with whose data has a wrong SGL.
+/// Returns the status of a command whose data has an invalid SGL.
 pub(super) fn sgl_status(error: dma::sgl::SglError) -> Status {
     use dma::sgl::SglError as E;
     match error {
@@ -76,7 +76,7 @@ impl Engine {
         }
     }
 
-    /// What decides which commands there are.
+    /// Returns the properties that decide the supported commands.
     pub fn offer(&self) -> commands::Offer {
         commands::Offer {
             placed: self.placed,
@@ -100,7 +100,7 @@ impl Engine {
             return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
         }
         if let Some(zones) = &ns.config.zones {
-            // What writes to zones has its own way.
+            // Zone writes are handled by `zoned_write`.
             if write {
                 return Err(Status::INVALID_OPCODE.with_dnr(true));
             }
@@ -278,8 +278,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Goes on with a flush of every namespace, one after the other: a tag names one request at a
-    /// time.
+    /// Advances a flush of every namespace, one after the other: a tag names only one request at
+    /// a time.
     pub(super) fn flush_next(&mut self, index: u16) {
         loop {
             let Some(slot) = self.slots.get(index) else {

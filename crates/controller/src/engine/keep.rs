@@ -17,7 +17,7 @@ impl Slots {
         records.end(index, place, cid, end);
         if let Some(slot) = self.get(index) {
             slot.kept = true;
-            // Nothing that its volume still says concerns it.
+            // Later completions of its volume do not concern the slot.
             slot.seq = slot.seq.wrapping_add(1);
             slot.list.clear();
             self.rest();
@@ -25,7 +25,7 @@ impl Slots {
         true
     }
 
-    /// The completion is posted, or nobody waits for it any more.
+    /// Releases a kept slot, whose completion is posted or no longer awaited.
     pub fn release_kept(&mut self, index: u16) {
         if let Some(slot) = self.get(index)
             && std::mem::take(&mut slot.kept)
@@ -35,7 +35,7 @@ impl Slots {
         }
     }
 
-    /// Nobody waits for any completion any more.
+    /// Releases all kept slots, whose completions are no longer awaited.
     pub fn release_all_kept(&mut self) {
         for index in 0..self.count() {
             self.release_kept(index);
@@ -52,8 +52,7 @@ impl Engine {
         }
     }
 
-    /// The completion of the slot's command waits for room: the record says so, and the slot is
-    /// kept.
+    /// Keeps the slot of a command whose completion waits for room, and records the completion.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_slot(&mut self, index: u16, status: Status, result: u64) {
@@ -70,8 +69,8 @@ impl Engine {
         }
     }
 
-    /// The same of a command that had no slot, the last one that was fetched from its queue. Admin
-    /// commands are the control half's to remember.
+    /// Keeps a completion of a command without a slot, the last one that was fetched from its
+    /// queue. The control half remembers admin commands itself.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_without_slot(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
@@ -87,7 +86,7 @@ impl Engine {
         self.keep_slot(index, status, result);
     }
 
-    /// The newest completion that waits is that of this slot's command.
+    /// Names this slot in the newest waiting completion.
     fn name_backlogged(&mut self, sqid: u16, index: u16) {
         let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else {
             return;
@@ -99,7 +98,7 @@ impl Engine {
         }
     }
 
-    /// Ends a command that could not be started, whose slot it may have by then.
+    /// Ends a command that could not be started, with its slot if it has one by then.
     pub(super) fn finish_started(&mut self, slot: Option<u16>, sqid: u16, cid: u16, end: Status) {
         match slot {
             Some(index) => self.finish_slot(index, cid, end, 0),
@@ -137,14 +136,14 @@ impl Engine {
         }
     }
 
-    /// A completion queue has come, its memory has, or that has gone: it is noted where.
+    /// Notes a completion queue that was added, or whose memory was mapped or removed.
     pub(super) fn note_cq(hot: &Option<Hot>, qid: u16, cq: &Cq) {
         if let Some(hot) = hot {
             hot.note_cq(qid, cq);
         }
     }
 
-    /// Notes all queues, after a change of what their doorbells or their memory are.
+    /// Notes all queues after a change of their doorbells or their memory.
     pub(super) fn note_queues(&mut self) {
         let Some(hot) = &self.hot else {
             return;

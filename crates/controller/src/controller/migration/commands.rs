@@ -39,7 +39,7 @@ impl Migration {
         self.configuring.iter().map(|(cid, _)| *cid)
     }
 
-    /// A submission queue of a remote engine is gone.
+    /// Removes a submission queue that a remote engine has deleted.
     pub(super) fn sq_gone(&mut self, qid: u16) {
         if let Some(sq) = self.sqs.remove(&qid)
             && let Some(cq) = self.cqs.get_mut(&sq.cqid)
@@ -163,15 +163,16 @@ impl Controller {
         }
     }
 
-    /// Deletes a submission queue: it is gone when [`Event::SqDrained`](crate::engine::Event) says
-    /// so.
+    /// Deletes a submission queue. It is deleted when [`Event::SqDrained`](crate::engine::Event)
+    /// arrives.
     pub(crate) fn delete_sq(&mut self, qid: u16) {
         if let Some(place) = self.place_of_sq(qid) {
             self.order(place, Order::DeleteSq(qid));
         }
     }
 
-    /// Aborts a command: an event tells what became of it. `false` when there is no such queue.
+    /// Aborts a command; an event reports the outcome. Returns `false` when there is no such
+    /// queue.
     pub(crate) fn abort(&mut self, sqid: u16, cid: u16) -> bool {
         let place = self.place_of_sq(sqid);
         if let Some(place) = place {
@@ -202,7 +203,7 @@ impl Controller {
         Some(false)
     }
 
-    /// Tells the engines what they need of the features.
+    /// Sends the engines the feature values that they use.
     pub(crate) fn apply_features(&mut self) {
         let write_cache = self.admin.features.write_cache;
         let coalescing = self.admin.features.coalescing();

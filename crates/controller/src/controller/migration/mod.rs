@@ -29,10 +29,11 @@ use std::task::Waker;
 
 /// Reports of one remote engine that may be under way.
 const REPORTS: usize = 64;
-/// Of these, so many are taken at a time: there is more to do than to log a host's errors.
+/// Maximum number of reports taken at a time, so that logging a host's errors does not delay
+/// other work.
 const REPORTS_PER_DRAIN: usize = 32;
 
-/// What the control half knows of the remote engines and their queues.
+/// The control half's view of the remote engines and their queues.
 #[derive(Default)]
 pub(crate) struct Migration {
     links: Vec<Link>,
@@ -46,7 +47,8 @@ pub(crate) struct Migration {
     /// Doorbell Buffer Config commands that wait for the remote engines: for each link the order
     /// that it waits for.
     configuring: Vec<(u16, Vec<u64>)>,
-    /// One of these waits, or another controller for the end of commands.
+    /// Set while one of these commands waits, or another controller waits for the end of
+    /// commands.
     waiting: bool,
     /// Controller-level resets so far.
     epoch: u64,
@@ -56,12 +58,12 @@ pub(crate) struct Migration {
     flushed_own: u64,
     /// The first error of those flushes.
     flush_failed: Option<Status>,
-    /// What a new remote engine is made of.
+    /// Configuration from which new remote engines are made.
     template: Option<(EngineConfig, Vec<NamespaceConfig>)>,
 }
 
 impl Migration {
-    /// Without remote engines; they will be made of this.
+    /// Creates the state without remote engines. Later ones are made of this configuration.
     pub fn new(config: EngineConfig, namespaces: Vec<NamespaceConfig>) -> Self {
         Migration {
             template: Some((config, namespaces)),
@@ -69,7 +71,7 @@ impl Migration {
         }
     }
 
-    /// What remote engines that are made later have at this index.
+    /// Sets the namespace that later remote engines have at this index.
     pub(crate) fn set_namespace(&mut self, index: usize, config: NamespaceConfig) {
         if let Some((_, namespaces)) = &mut self.template {
             match namespaces.get_mut(index) {
@@ -89,7 +91,8 @@ impl Migration {
         self.links.iter().map(|link| link.sent).collect()
     }
 
-    /// The remote engines have applied so many orders each. Those that came later knew already.
+    /// Returns whether each remote engine has applied that many orders. Engines added later
+    /// started with their effect.
     pub(crate) fn has_applied(&self, orders: &[u64]) -> bool {
         let mut links = self.links.iter().zip(orders);
         links.all(|(link, order)| !link.is_open() || link.handled() >= *order)
@@ -137,13 +140,13 @@ impl Migration {
         self.epoch
     }
 
-    /// Nothing of before the last reset is in flight in any remote engine.
+    /// Returns whether no remote engine has commands in flight from before the last reset.
     pub fn stopped(&self) -> bool {
         let over = |link: &Link| link.progress.stopped.load(Ordering::Acquire) >= self.epoch;
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// It has ended: no flush is under way either.
+    /// Marks all flushes as completed after a reset has ended: none is under way.
     pub fn reset_completed(&mut self) {
         self.flushed_own = self.flushes;
         self.flush_failed = None;
@@ -152,8 +155,8 @@ impl Migration {
         }
     }
 
-    /// What wakes the worker that has a doorbell's queue, if that is another one: to be used after
-    /// the doorbell was stored.
+    /// Returns the waker of the other worker that has a doorbell's queue, if there is one. Call
+    /// it after the doorbell was stored.
     pub fn waker_of(&self, index: usize) -> Option<&Waker> {
         let qid = (index / 2) as u16;
         let link = if index.is_multiple_of(2) {
@@ -171,7 +174,7 @@ impl Migration {
         self.migrating.is_some() || !self.held.is_empty() || self.waiting
     }
 
-    /// Something waits that each round looks at.
+    /// Requests a check of waiting commands in each round.
     pub fn wait(&mut self) {
         self.waiting = true;
     }
@@ -182,7 +185,7 @@ impl Migration {
 }
 
 impl Controller {
-    /// Has every engine apply an order: this controller's own at once, the others when their
+    /// Has every engine apply an order: this controller's own at once, the remote ones when their
     /// workers drain their messages.
     pub(crate) fn order_all(&mut self, order: impl Fn() -> Order) {
         // Only a change of memory can fail, see `change_memory`.
@@ -200,7 +203,7 @@ impl Controller {
         }
     }
 
-    /// Names this controller's own worker, and says how remote engines wake it. To be called before
+    /// Sets this controller's own worker, and the waker that remote engines use. Call it before
     /// any [`Controller::remote_engine`].
     pub fn set_worker(&mut self, worker: u16, waker: Waker) {
         self.wake_for_others(waker.clone());
@@ -250,7 +253,7 @@ impl Controller {
             flushed: self.migration.flushes,
             namespaces: 0,
         };
-        // What it has missed.
+        // Orders that earlier remote engines have applied already.
         for order in self.engine.catch_up() {
             link.send(order);
         }
@@ -287,7 +290,8 @@ impl Controller {
     /// Takes the reports of the remote engines. To be called when this worker was woken for
     /// messages. Returns whether there was anything.
     pub fn drain_messages(&mut self) -> bool {
-        // One that did not know of a receiver yet has left an interrupt pending; now it knows.
+        // A remote engine that did not have the receiver yet may have left an interrupt pending;
+        // it has the receiver now.
         self.engine.irqs.deliver_pending();
         let (mut worked, mut more) = (self.take_inbox(), false);
         // The pool, or the store of a format, may have answered.
@@ -328,8 +332,8 @@ impl Controller {
         }
     }
 
-    /// Goes on with a migration, and with commands that wait for remote engines. Returns whether
-    /// there was anything.
+    /// Advances a migration, and commands that wait for remote engines. Returns whether there was
+    /// anything to do.
     #[inline]
     pub(super) fn advance_if_migrating(&mut self) -> bool {
         (self.migration.is_busy() || (self.migration.any_queue() && self.engine.irqs.pin_based()))
