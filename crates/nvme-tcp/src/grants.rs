@@ -5,11 +5,11 @@ use crate::violation::Violation;
 /// A request to transfer.
 #[derive(Debug)]
 pub struct Grant<T> {
-    /// What its maker keeps of it.
+    /// Data of the caller about the request.
     pub item: T,
     /// The command's identifier.
     pub cid: u16,
-    /// The next byte that comes, from the command's first one.
+    /// Offset of the next byte to be received, from the command's first one.
     pub(crate) next: u32,
     /// Behind the last one.
     pub(crate) end: u32,
@@ -45,10 +45,10 @@ impl<T> Grants<T> {
         self.len() == 0
     }
 
-    /// Enters a request for `len` bytes of a command's data from `from` on: its tag.
+    /// Enters a request for `len` bytes of a command's data from `from` on, and returns its tag.
     ///
     /// # Errors
-    /// There is no room, or the data has no such bytes: what its maker keeps comes back.
+    /// `item`, if there is no room, `len` is 0, or the range exceeds 32 bits.
     pub fn insert(&mut self, cid: u16, from: u32, len: u32, item: T) -> Result<u16, T> {
         let bits = self.bits;
         let end = from.checked_add(len).filter(|_| len > 0);

@@ -1,11 +1,11 @@
 //! A host's commands that have been sent and are not answered, by their identifiers.
 
-/// What a command's answer may be.
+/// Properties of a command that its answer is checked against.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Asked {
     /// Bytes that the controller may send.
     pub data_in: u32,
-    /// It sends all of them, if it succeeds.
+    /// The controller sends all `data_in` bytes, if the command succeeds.
     pub whole: bool,
     /// Bytes that the controller may ask for; none of those that were in the capsule.
     pub data_out: u32,
@@ -14,9 +14,9 @@ pub struct Asked {
 /// A command in flight.
 #[derive(Debug)]
 pub struct Entry<T> {
-    /// What its answer may be.
+    /// Properties of the command.
     pub asked: Asked,
-    /// What its sender keeps of it.
+    /// Data of the caller about the command.
     pub item: T,
     /// Bytes of data that have been announced, or come.
     pub(crate) received: u32,
@@ -24,7 +24,7 @@ pub struct Entry<T> {
     pub(crate) requested: u32,
     /// The digest of some of its data did not match.
     pub(crate) corrupt: bool,
-    /// It was answered.
+    /// The command was answered.
     pub(crate) ended: bool,
 }
 
@@ -68,10 +68,10 @@ impl<T> InFlight<T> {
         self.free.is_empty()
     }
 
-    /// Enters a command; its identifier.
+    /// Enters a command and returns its identifier.
     ///
     /// # Errors
-    /// There is no room: what its sender keeps comes back.
+    /// `item`, if there is no room.
     pub fn insert(&mut self, asked: Asked, item: T) -> Result<u16, T> {
         let bits = self.bits;
         let place = self.free.last().copied();
@@ -140,7 +140,7 @@ impl<T> InFlight<T> {
 }
 
 impl<T> Entry<T> {
-    /// It was answered, and is only kept by its sender.
+    /// Returns whether the command was answered, and is only kept by its sender.
     pub fn has_ended(&self) -> bool {
         self.ended
     }

@@ -7,7 +7,7 @@ use crate::pdu::{
 use crate::violation::Violation;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What was agreed for a connection.
+/// Negotiated parameters of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Headers have digests.
@@ -18,7 +18,7 @@ pub struct Limits {
     pub alignment: u8,
     /// Most bytes of data in one H2CData.
     pub h2c_data: u32,
-    /// Requests to transfer that may be outstanding for a command, as the host says.
+    /// Maximum of outstanding requests to transfer for a command, set by the host.
     pub r2t: u32,
 }
 
@@ -31,7 +31,7 @@ impl Limits {
     }
 }
 
-/// What a host asks for.
+/// Parameters that a host requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Host {
     /// Headers have digests.
@@ -47,10 +47,10 @@ impl Host {
         bytes(kind::IC_REQ, 0, dgst, 0)
     }
 
-    /// What came of it, by the controller's answer.
+    /// Returns the negotiated parameters, from the controller's response.
     ///
     /// # Errors
-    /// [`Violation`]: also when the controller does not have the digests that were asked for.
+    /// [`Violation`]: also when the controller does not have the digests that were requested.
     pub fn agree(&self, response: &[u8; INITIALIZE]) -> Result<Limits, Violation> {
         let response = read(response, kind::IC_RESP)?;
         if response.dgst & 3 != dgst(self.header_digest, self.data_digest) {
@@ -72,7 +72,7 @@ impl Host {
     }
 }
 
-/// What a controller answers.
+/// Parameters of a controller's response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Controller {
     /// Most bytes of data in one H2CData: a multiple of 4, at least 4096.
@@ -80,7 +80,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// What a host's request asks for, and the answer. Digests are the host's choice.
+    /// Returns the negotiated parameters, from a host's request, and the response. Digests are the
+    /// host's choice.
     ///
     /// # Errors
     /// [`Violation`].

@@ -34,12 +34,12 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Of a connection with these limits.
+    /// Creates the writer of a connection with these limits.
     pub const fn new(limits: Limits) -> Self {
         Self { limits }
     }
 
-    /// What was agreed.
+    /// Returns the negotiated parameters.
     pub const fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -155,7 +155,8 @@ fn crc_if(wanted: bool, header: &[u8]) -> Option<[u8; DIGEST]> {
     wanted.then(|| crc32c(header).to_le_bytes())
 }
 
-/// What is sent last, to a side that broke the protocol: why. `from_host`: by a host.
+/// Builds the last PDU to a side that violated the protocol, with the reason. `from_host`: this
+/// side is the host.
 pub(crate) fn terminate(from_host: bool, why: Terminated) -> Header {
     let kind = match from_host {
         true => kind::H2C_TERM_REQ,
@@ -181,12 +182,14 @@ pub(crate) fn terminate(from_host: bool, why: Terminated) -> Header {
 }
 
 impl Violation {
-    /// What a host sends to a controller that breaks the protocol, before it closes the connection.
+    /// Builds the PDU by which a host reports a controller's violation, before it closes the
+    /// connection.
     pub fn h2c_term_req(&self) -> Header {
         terminate(true, self.terminated())
     }
 
-    /// What a controller sends to a host that breaks the protocol, before it closes the connection.
+    /// Builds the PDU by which a controller reports a host's violation, before it closes the
+    /// connection.
     pub fn c2h_term_req(&self) -> Header {
         terminate(false, self.terminated())
     }
