@@ -1,4 +1,4 @@
-//! Diffie-Hellman groups: those of RFC 7919, whose generator is 2, and none.
+//! Diffie-Hellman groups of RFC 7919, whose generator is 2, and the null group.
 
 use crate::random::EXPONENT;
 use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
@@ -34,7 +34,7 @@ impl Group {
         Group::Null,
     ];
 
-    /// Of an identifier.
+    /// Returns the group of an identifier.
     pub const fn of(id: u8) -> Option<Self> {
         Some(match id {
             0 => Self::Null,
@@ -47,7 +47,7 @@ impl Group {
         })
     }
 
-    /// Its identifier.
+    /// Returns the identifier.
     pub const fn id(self) -> u8 {
         match self {
             Self::Null => 0,
@@ -109,7 +109,7 @@ impl Group {
         let prime = self.prime();
         let number = BoxedUint::from_be_slice(&prime, bits(&prime)).ok()?;
         let odd: Option<Odd<BoxedUint>> = number.to_odd().into();
-        // The time of this tells the prime, which everybody knows.
+        // The time of this depends on the prime, which is public.
         Some(BoxedMontyParams::new_vartime(odd?))
     }
 
@@ -125,7 +125,8 @@ impl Group {
             .unwrap_or_default()
     }
 
-    /// The session key: what both sides come to by the other's public value. `None`: that is none.
+    /// Returns the session key, derived from the other side's public value. `None`: the value is
+    /// invalid.
     pub(crate) fn shared(self, public: &[u8], exponent: &[u8; EXPONENT]) -> Option<Vec<u8>> {
         if public.len() != self.len() || self.is_null() {
             return None;

@@ -39,7 +39,7 @@ impl Hash {
     /// All of them, in the order in which they are preferred.
     pub const ALL: [Hash; 3] = [Hash::Sha512, Hash::Sha384, Hash::Sha256];
 
-    /// Of an identifier.
+    /// Returns the hash of an identifier.
     pub const fn of(id: u8) -> Option<Self> {
         Some(match id {
             1 => Self::Sha256,
@@ -49,7 +49,7 @@ impl Hash {
         })
     }
 
-    /// Its identifier.
+    /// Returns the identifier.
     pub const fn id(self) -> u8 {
         match self {
             Self::Sha256 => 1,
