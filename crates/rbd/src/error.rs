@@ -14,9 +14,9 @@ pub enum RbdError {
     Settings {
         /// The file.
         conf: String,
-        /// What is wrong with it, or was tried.
+        /// Error in the configuration, or the operation that failed.
         what: &'static str,
-        /// What the library said.
+        /// Error of the library.
         error: io::Error,
     },
     /// The cluster asks for a key.
@@ -34,12 +34,12 @@ pub enum RbdError {
     Image {
         /// The image.
         name: String,
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// What the cluster said.
+        /// Error of the cluster.
         error: io::Error,
     },
-    /// The cluster did not answer in time, and nobody says how large the image is.
+    /// The cluster did not answer in time, and no size is configured for the image.
     #[error(
         "{name}: its cluster did not answer in {wait:?} (wait=); size= says how large the disk is, so \
          that it is served and waits for its cluster"
@@ -57,7 +57,7 @@ pub enum RbdError {
     Size {
         /// The image.
         name: String,
-        /// Its size.
+        /// Size of the image.
         size: u64,
         /// The block.
         block: u32,

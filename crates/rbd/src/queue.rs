@@ -1,4 +1,4 @@
-//! One worker's queue into an image.
+//! Queue of one worker into an image.
 
 use crate::ffi::Work;
 use crate::volume::Shared;
@@ -22,7 +22,7 @@ const RANGE: u64 = 1 << 30;
 /// Bytes that a round copies, but for the last piece.
 const ROUND: u64 = 1 << 20;
 
-/// What a thread of the library leaves.
+/// Event from a thread of the library.
 #[derive(Debug)]
 pub(crate) enum Done {
     /// There is an image.
@@ -39,13 +39,13 @@ pub(crate) struct Part {
     /// Where it begins in the request's memory.
     at: u64,
     len: u64,
-    /// It changes something.
+    /// The part changes data of the image.
     changes: bool,
-    /// It moves data.
+    /// The part transfers data.
     data: bool,
 }
 
-/// A request, and what became of its parts.
+/// A request, and the state of its parts.
 struct Parent {
     request: Request,
     generation: u64,
@@ -102,7 +102,7 @@ impl RbdQueue {
         }
     }
 
-    /// Gives the library what it can have.
+    /// Starts requests in the library as far as limits allow.
     fn issue(&mut self) {
         while self.can_issue()
             && let Some(&place) = self.waiting.front()
@@ -255,14 +255,14 @@ impl RbdQueue {
         self.hint_sleep();
     }
 
-    /// A read alone comes back soon, and polling for it spares its wake-up. Several keep the
-    /// library's threads busy, and what changes something waits for the cluster's disks.
+    /// Sets the hint for sleeping. A single read ends soon, and polling for it saves its wake-up.
+    /// Several keep the library's threads busy, and changes wait for the cluster's disks.
     fn hint_sleep(&mut self) {
         let polled = self.count == 1 && self.changes == 0;
         self.sleep_hint.set(if polled { 0 } else { self.count });
     }
 
-    /// Nobody waits for a request any more: it ends now, whatever the library does.
+    /// Gives up a request: it ends now, whatever the library does.
     fn give_up(&mut self, place: usize) {
         let Some(parent) = self.parents.get_mut(place).and_then(Option::take) else {
             return;
@@ -302,7 +302,7 @@ impl RbdQueue {
 impl VolumeQueue for RbdQueue {
     fn submit(&mut self, request: Request) -> Option<Completion> {
         if let Err(error) = request.check_info(&self.info) {
-            // It may have grown.
+            // The image may have grown.
             self.info.size = self.shared.size();
             if error.kind != IoErrorKind::OutOfRange || request.check_info(&self.info).is_err() {
                 return Some(request.complete(Err(error)));
@@ -376,7 +376,8 @@ impl VolumeQueue for RbdQueue {
         }
     }
 
-    /// Its completion comes with the next round, whether the cluster answers or not.
+    /// Cancels a request. Its completion is returned in the next round, whether the cluster answers
+    /// or not.
     fn cancel(&mut self, tag: u64) {
         let is = |parent: &Option<Parent>| parent.as_ref().is_some_and(|p| p.request.tag == tag);
         if let Some(place) = self.parents.iter().position(is) {
