@@ -28,12 +28,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Why a state cannot be had from its file, or put there.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The system says so.
+    /// An operation on the file has failed.
     #[error("{}: {error}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// Error of the system.
         error: io::Error,
     },
     /// A folder, a device, a FIFO.
@@ -42,7 +42,7 @@ pub enum FileError {
     /// Another process has locked it.
     #[error("{}: another process keeps reservations there, and has locked it", .0.display())]
     Locked(PathBuf),
-    /// It has another size than such files have.
+    /// The size is not that of a file of reservations.
     #[error(
         "{}: this is no file of reservations: it has {found} bytes, and they have {SIZE}",
         path.display()
@@ -62,9 +62,9 @@ pub enum FileError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Of the first place.
+        /// Error of the first slot.
         first: ImageError,
-        /// Of the second one.
+        /// Error of the second slot.
         second: ImageError,
     },
     /// A newer program has written it.
@@ -76,7 +76,7 @@ pub enum FileError {
     TooNew {
         /// The file.
         path: PathBuf,
-        /// Of the format.
+        /// Version of the format.
         version: u32,
     },
     /// The state of another namespace.
@@ -87,7 +87,7 @@ pub enum FileError {
     OtherNamespace {
         /// The file.
         path: PathBuf,
-        /// Its namespace.
+        /// NGUID in the file.
         found: [u8; 16],
         /// This one.
         wanted: [u8; 16],
@@ -103,7 +103,7 @@ fn hex(bytes: &[u8; 16]) -> String {
 pub struct ReservationFile {
     file: File,
     path: PathBuf,
-    /// Of the newest state.
+    /// Sequence number of the newest state.
     sequence: u64,
     /// The place that is written next: not that of the newest state.
     next: usize,
@@ -113,8 +113,8 @@ pub struct ReservationFile {
 
 impl ReservationFile {
     /// Opens the file of a namespace (`namespace` is its NGUID), or makes one without registrants.
-    /// `boot` names the host's boot ([`ReservationFile::boot`]): what was kept before another one
-    /// has lost its power. A previous process is waited for, at most for `limit`.
+    /// `boot` identifies the host's boot ([`ReservationFile::boot`]): a state of an earlier boot
+    /// counts as kept across a loss of power. Waits at most `limit` for a previous process.
     ///
     /// # Errors
     /// [`FileError`].
@@ -190,12 +190,11 @@ impl ReservationFile {
         &self.path
     }
 
-    /// Keeps a state, and what was executed last (oldest first). When this returns, it outlasts the
-    /// process and a loss of power.
+    /// Saves a state, and the operations executed last (oldest first). When this returns, they
+    /// survive the end of the process and a loss of power.
     ///
     /// # Errors
-    /// It is not known which one the next process finds: this one, or the one before it. What is
-    /// kept after that counts.
+    /// The next process may find this state or the previous one. Later saves count.
     pub fn save(&mut self, state: &Reservations, executed: &[Executed]) -> Result<(), FileError> {
         let begin = executed.len().saturating_sub(MAX_EXECUTED);
         let image = Image {
@@ -287,7 +286,7 @@ fn newest(
 ) -> Result<(Image, usize), FileError> {
     let path = || PathBuf::from(path);
     match (first, second) {
-        // The other place is older than what a newer program has written.
+        // The other slot is older than the state that a newer program has written.
         (Err(ImageError::TooNew(version)), _) | (_, Err(ImageError::TooNew(version))) => {
             let path = path();
             Err(FileError::TooNew { path, version })
@@ -328,10 +327,10 @@ fn make(
     if !file.metadata().map_err(failed)?.is_file() {
         return Err(FileError::NoFile(new));
     }
-    // The lock goes with the file to its new name: who gets it later finds it there.
+    // The lock moves with the file to its new name: a later owner of the lock finds the file there.
     lock(&file, &new, until)?;
     if !is_at(&file, &new)? {
-        // It was renamed meanwhile.
+        // The file was renamed meanwhile.
         return Ok(file);
     }
     let image = Image {
@@ -355,7 +354,7 @@ fn make(
             std::fs::remove_file(&new).map_err(failed)?;
             return Ok(file);
         }
-        // A file system that cannot say so.
+        // The file system does not support RENAME_NOREPLACE.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
             std::fs::rename(&new, path).map_err(failed)?;
         }

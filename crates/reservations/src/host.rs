@@ -7,7 +7,7 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId {
     extended: bool,
-    /// Of a short one the first eight count, and the others are 0.
+    /// Identifier; a short one has its eight bytes first, and zeroes behind them.
     bytes: [u8; 16],
 }
 
@@ -29,17 +29,17 @@ impl HostId {
         }
     }
 
-    /// It has 128 bits.
+    /// Returns whether the identifier has 128 bits.
     pub const fn is_extended(&self) -> bool {
         self.extended
     }
 
-    /// All bits are 0: the host has told none.
+    /// Returns whether all bits are 0: the host has set no identifier.
     pub const fn is_zero(&self) -> bool {
         u128::from_le_bytes(self.bytes) == 0
     }
 
-    /// As it lies in memory; a short one with eight zeroes behind it.
+    /// Returns the bytes in memory order; a short identifier is followed by eight zeroes.
     pub const fn bytes(&self) -> &[u8; 16] {
         &self.bytes
     }

@@ -1,4 +1,4 @@
-//! What Reservation Report returns ("NVMe Base 2.1", 7.8).
+//! Data of Reservation Report ("NVMe Base 2.1", 7.8).
 
 use crate::host::HostId;
 use crate::state::Reservations;

@@ -39,12 +39,12 @@ impl ReservationType {
         Self::ALL.into_iter().find(|kind| kind.rtype() == rtype)
     }
 
-    /// Its number.
+    /// Returns the number of the type.
     pub const fn rtype(self) -> Rtype {
         Rtype(self as u8)
     }
 
-    /// Those who may not write may not read either.
+    /// Returns whether hosts without write access may not read either.
     pub const fn excludes_reads(self) -> bool {
         matches!(
             self,
@@ -79,7 +79,7 @@ pub enum CommandGroup {
     Write,
 }
 
-/// What a host may do on a namespace.
+/// Access of a host to a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
     /// Commands of the read group.
@@ -89,7 +89,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Nothing is in the way.
+    /// Unrestricted access.
     pub const FULL: Self = Access {
         read: true,
         write: true,
@@ -104,7 +104,7 @@ impl Access {
     }
 }
 
-/// What a controller's host is notified of ("NVMe Base 2.1", 8.1.22.2).
+/// Notification of a controller's host ("NVMe Base 2.1", 8.1.22.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Notification {
     /// Another host has unregistered it.
@@ -116,7 +116,7 @@ pub enum Notification {
 }
 
 impl Notification {
-    /// Its number in the Reservation Notification log page.
+    /// Returns the type in the Reservation Notification log page.
     pub const fn log_page_type(self) -> ReservationNotificationType {
         match self {
             Self::RegistrationPreempted => ReservationNotificationType::REGISTRATION_PREEMPTED,
