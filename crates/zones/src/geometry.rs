@@ -1,4 +1,4 @@
-//! What a namespace's zones are like.
+//! Geometry of a namespace's zones: sizes, limits and Zone Random Write Areas.
 
 /// Zones of a namespace at most: a table of them has 8 MiB.
 pub const MAX_ZONES: u32 = 1 << 20;
@@ -21,8 +21,8 @@ pub struct Geometry {
     pub zrwa: Option<Zrwa>,
 }
 
-/// What the Zone Random Write Area of a zone is like: so many blocks from the write pointer on can
-/// be written in any order, and again.
+/// Parameters of a Zone Random Write Area: so many blocks from the write pointer on can be written
+/// in any order, and rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zrwa {
     /// Blocks of it, a multiple of `granularity` (ZRWASZ).
@@ -42,10 +42,10 @@ pub enum GeometryError {
     /// Hosts know powers of two only.
     #[error("zones of {0} blocks: a power of two up to 2^40 is allowed")]
     Size(u64),
-    /// It is 0, or more than the size.
+    /// The capacity is 0, or exceeds the size.
     #[error("{capacity} blocks of a zone can be written: 1 to its size, {size}, are allowed")]
     Capacity {
-        /// That capacity.
+        /// The invalid capacity.
         capacity: u64,
         /// The zone's size.
         size: u64,
@@ -61,9 +61,9 @@ pub enum GeometryError {
          the zone's capacity, {capacity} blocks, is too, and no more than that capacity is allowed"
     )]
     Zrwa {
-        /// Its size.
+        /// Size of the area in blocks.
         size: u16,
-        /// Its flush granularity.
+        /// Flush granularity in blocks.
         granularity: u16,
         /// The zones' capacity.
         capacity: u64,
@@ -98,7 +98,7 @@ impl Geometry {
 
     fn check_zrwa(&self, zrwa: Zrwa) -> Result<(), GeometryError> {
         let (size, granularity) = (u64::from(zrwa.size), u64::from(zrwa.granularity));
-        // Else the last blocks of a zone could never be flushed.
+        // Otherwise the last blocks of a zone could never be flushed.
         let whole = granularity > 0
             && size.is_multiple_of(granularity)
             && self.capacity.is_multiple_of(granularity);

@@ -3,19 +3,19 @@
 use crate::{Action, Filter, Geometry, GeometryError, Refusal, State, Zrwa};
 use std::collections::VecDeque;
 
-/// One zone.
+/// State of one zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zone {
-    /// Its state.
+    /// Zone state.
     pub state: State,
     /// Blocks before its write pointer, from its first one on. Of a full zone, those that were
     /// written before it was finished.
     /// The blocks behind it may be written, too, where the zone has a Zone Random Write Area; of a
     /// full zone that had one all count.
     pub written: u64,
-    /// It has a Zone Random Write Area; it is active then.
+    /// The zone has a Zone Random Write Area, and is therefore active.
     pub zrwa: bool,
-    /// Its data is being taken away.
+    /// The zone is being reset: its data is being discarded.
     pub resetting: bool,
 }
 
@@ -28,18 +28,18 @@ impl Zone {
     };
 }
 
-/// What a report says of a zone.
+/// Zone descriptor for a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reported {
-    /// Its state.
+    /// Zone state.
     pub state: State,
-    /// Its first block.
+    /// First block of the zone.
     pub start: u64,
     /// Blocks of it that can be written.
     pub capacity: u64,
     /// The block that is written next; all bits are ones where a write pointer means nothing.
     pub write_pointer: u64,
-    /// It has a Zone Random Write Area.
+    /// The zone has a Zone Random Write Area.
     pub zrwa: bool,
 }
 
@@ -50,11 +50,11 @@ pub struct Zones {
     zones: Vec<Zone>,
     open: u32,
     active: u32,
-    /// Those that have a Zone Random Write Area.
+    /// Number of zones that have a Zone Random Write Area.
     zrwas: u32,
-    /// Those that are implicitly open; the first one to be closed for another one comes first.
+    /// Implicitly open zones; the first one is the next to be closed for another zone.
     implicit: VecDeque<u32>,
-    /// Those that have changed since [`Zones::take_changed`].
+    /// Zones that have changed since [`Zones::take_changed`].
     changed: Vec<u32>,
 }
 
@@ -77,7 +77,7 @@ impl Zones {
         })
     }
 
-    /// Those that were kept; as many as the geometry has.
+    /// Restores zones from their saved states; `zones` has as many as the geometry.
     pub(crate) fn of(geometry: Geometry, zones: Vec<Zone>) -> Self {
         let count = |is: fn(State) -> bool| zones.iter().filter(|z| is(z.state)).count() as u32;
         let implicit = (0..).zip(&zones);
@@ -93,7 +93,7 @@ impl Zones {
         }
     }
 
-    /// What they are like.
+    /// Returns the geometry.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -125,9 +125,9 @@ impl Zones {
         self.changed.drain(..)
     }
 
-    /// Nobody remembers what was open: open zones are closed ones, or empty where nothing was
-    /// written to them. So it is after a loss of power, for one, and when another process begins
-    /// anew. A Zone Random Write Area stays: what it holds is with the volume.
+    /// Closes all open zones, as after a loss of power or a restart, which loses the open states.
+    /// Zones that were not written become empty. A Zone Random Write Area remains, because its
+    /// content is on the volume.
     pub fn power_lost(&mut self) {
         for number in 0..self.geometry.zones {
             let Some(zone) = self.get(number) else {
@@ -146,8 +146,7 @@ impl Zones {
         }
     }
 
-    /// The zone has lost what makes it writable, or even readable: for devices that wear out, and
-    /// for tests.
+    /// Makes the zone read-only or offline: for devices that wear out, and for tests.
     pub fn set_worn(&mut self, number: u32, offline: bool) {
         if let Some(zone) = self.get(number) {
             let state = match offline {
@@ -214,12 +213,13 @@ impl Zones {
         self.check_limits(zone.state)
     }
 
-    /// What the Zone Random Write Area of the zone is like, if it has one.
+    /// Returns the parameters of the zone's Zone Random Write Area, if it has one.
     fn zrwa_of(&self, zone: &Zone) -> Option<Zrwa> {
         self.geometry.zrwa.filter(|_| zone.zrwa)
     }
 
-    /// Where an append of so many blocks to the zone that begins at `start` goes to now.
+    /// Returns the block at which an append of so many blocks to the zone that begins at `start` is
+    /// written.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -304,7 +304,7 @@ impl Zones {
         }
     }
 
-    /// So many blocks more fit into the zone, and it may be open.
+    /// Checks that so many more blocks fit into the zone, and that it may be open.
     fn check_room(&self, zone: Zone, blocks: u64) -> Result<(), Refusal> {
         let end = zone.written.checked_add(blocks.max(1));
         if end.is_none_or(|end| end > self.geometry.capacity) {
@@ -319,7 +319,7 @@ impl Zones {
         if !state.is_active() && !is_below(self.active, self.geometry.max_active) {
             return Err(Refusal::TooManyActive);
         }
-        // One that is implicitly open gives its place.
+        // An implicitly open zone gives way.
         let room = is_below(self.open, self.geometry.max_open) || !self.implicit.is_empty();
         if !state.is_open() && !room {
             return Err(Refusal::TooManyOpen);
@@ -459,9 +459,8 @@ impl Zones {
         Ok(())
     }
 
-    /// Does something to all zones whose state it is for (Select All): close those that are open,
-    /// finish those that are active, open those that are closed, take those offline that can only
-    /// be read.
+    /// Applies an action to all zones in the states that it is for (Select All). It closes the open
+    /// zones, finishes the active ones, opens the closed ones, or takes the read-only ones offline.
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then.
@@ -477,7 +476,7 @@ impl Zones {
             return Err(Refusal::Resetting);
         }
         if action == Action::Open {
-            // Those that are implicitly open give their places, one after the other.
+            // Implicitly open zones give way, one after the other.
             let closed = self.zones.iter().filter(|zone| selected(zone)).count() as u64;
             let explicit = u64::from(self.open) - self.implicit.len() as u64;
             let limit = self.geometry.max_open.map_or(u64::MAX, u64::from);
@@ -529,7 +528,7 @@ impl Zones {
         Ok(zones.map(|(number, _)| number).collect())
     }
 
-    /// The zone's data is gone: it is empty.
+    /// Makes the zone empty after its data was discarded.
     pub fn end_reset(&mut self, number: u32) {
         self.cancel_reset(number);
         self.change(number, State::Empty, 0);
