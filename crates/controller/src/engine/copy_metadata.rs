@@ -1,17 +1,17 @@
-//! Copy of blocks with metadata ("NVM Command Set 1.1", 3.3.2 and 5.3.2): it goes along with the
-//! data, and what PRINFOR and PRINFOW ask for is done to its tuples.
+//! Copy of blocks with metadata ("NVM Command Set 1.1", 3.3.2 and 5.3.2): metadata is copied with
+//! the data, and PRINFOR and PRINFOW are applied to its protection information.
 //!
-//! *A piece that is read* is checked by the tags of its range, and what its blocks are to have at
-//! the destination is made or checked, all of it before any is kept. So a piece is written as a
-//! whole or not at all. *A piece that is written* has its metadata in the file before its data is
-//! with the volume, as a write has ([`metadata`](super::metadata)).
+//! *A piece that is read* is checked against the tags of its range. The metadata of all its
+//! blocks at the destination is made or checked before any is stored, so that a piece is written
+//! as a whole or not at all. *A piece that is written* has its metadata in the file before its
+//! data is given to the volume, as a write has ([`metadata`](super::metadata)).
 //!
-//! *Nothing overlaps*: the blocks of a piece are the command's while that is read, and those of
-//! the destination while it is written. What finds them in use waits. Between the two a command
-//! has nothing, so that none waits for another for ever.
+//! *Nothing overlaps*: the command holds the source blocks of a piece while it is read, and the
+//! destination blocks while it is written. A request that finds its blocks in use waits. Between
+//! the two, a command holds nothing, so that there is no deadlock.
 //!
-//! *What the next process finds* is a record without the command's tags: the command ends with
-//! Command Interrupted, and the host sends it again.
+//! *After a restart* the next process finds a record without the command's tags: the command ends
+//! with Command Interrupted, and the host sends it again.
 
 use super::Engine;
 use super::copy::{Piece, Step};

@@ -1,11 +1,10 @@
-//! Queues that migrate from one engine to another: a completion queue with the submission queues
+//! Migration of queues from one engine to another: a completion queue with the submission queues
 //! that complete there.
 //!
-//! Nothing is fetched from them any more; when what was fetched has completed and is posted, the
-//! engine releases them. What goes with them is all that the engine knew of them: heads, tails, the
-//! phase, and what its looks at the doorbells have found, EventIdx included. The guest's memory the
-//! other engine finds by itself, in its own map. So the next engine goes on exactly where this one
-//! has stopped.
+//! Fetching from the queues stops. When all fetched commands have completed and are posted, the
+//! engine releases the queues. Their whole state goes with them: heads, tails, the phase, and the
+//! doorbell values seen, EventIdx included. The other engine looks up the guest's memory in its
+//! own map. The next engine therefore continues exactly where this one has stopped.
 
 use super::queue::{Cq, Sq};
 use super::{Engine, Event};
@@ -56,7 +55,7 @@ impl Engine {
 
     /// Releases the queue that migrates, if nothing of it is in flight.
     pub fn release_migrating(&mut self) -> Option<Box<MigratingQueues>> {
-        // Without Bus Master Enable nothing is told to the host, and no queue migrates.
+        // Without Bus Master Enable nothing is posted to the host, and no queue migrates.
         let cqid = self.migrating.filter(|_| self.master)?;
         let users = self.users_of(cqid);
         // Completions that wait for room are outstanding, too; and a queue that is being deleted is

@@ -8,10 +8,9 @@
 //! interrupt <- completion queue <- post <------------------------- complete
 //! ```
 //!
-//! The control half ([`crate::Controller`]) creates and deletes queues here and is told what
-//! happened by [`Event`]s. An idle queue costs its submission queue's doorbell look and nothing
-//! else: completion queues with entries to signal or completions to post are in lists (`dirty`,
-//! `blocked`).
+//! The control half ([`crate::Controller`]) creates and deletes queues here, and receives
+//! [`Event`]s. An idle queue costs one look at its submission queue's doorbell: completion queues
+//! with entries to signal or completions to post are in lists (`dirty`, `blocked`).
 
 mod abort;
 mod attach;
@@ -88,7 +87,7 @@ pub(crate) use uncorrectable::{Change, Marking};
 /// Not the index of any namespace.
 const NO_NAMESPACE: u16 = u16::MAX;
 
-/// Something that the control half has to know.
+/// Report of an engine to the control half.
 pub(crate) enum Event {
     /// An admin command was fetched.
     Admin(Command),
@@ -106,7 +105,7 @@ pub(crate) enum Event {
         /// The block cannot be read because Write Uncorrectable has marked it.
         marked: bool,
     },
-    /// A doorbell (a completion queue's head if `cq`) was written with a value that its queue does
+    /// All flushes ordered up to this number have completed; the first error of them.
     /// not allow.
     InvalidDoorbell { qid: u16, cq: bool, value: u32 },
     /// The flushes that were ordered up to this number have completed; the first error of them.
@@ -116,9 +115,9 @@ pub(crate) enum Event {
     /// A queue that migrates has left the engine: nothing of it is in flight there
     /// ([`Engine::begin_migration`]).
     Released(Box<MigratingQueues>),
-    /// The queue that was to migrate stays ([`Engine::cancel_migration`]).
+    /// A command marks blocks, or removes marks: it ends by [`Engine::end_marking`].
     MigrationCancelled,
-    /// A reservation command was fetched: it ends by [`Engine::end_reservation`].
+    /// An invariant is broken: this one ([`Engine::broken`]).
     Reservation(Box<ReservationCommand>),
     /// A command marks blocks, or takes marks away: it ends by [`Engine::end_marking`].
     Marking(Box<Marking>),
@@ -144,48 +143,48 @@ pub(crate) struct EngineConfig {
     pub offer: commands::Offer,
     /// The marked blocks of its namespaces.
     pub marks: Arc<MarkTable>,
-    /// What the next process finds, if there is to be one.
+    /// State memory for the next process, if restart is enabled.
     pub state: Option<StateMemory>,
 }
 
 pub(crate) struct Engine {
-    /// Its number within its worker, for trace points.
+    /// Number of the engine within its worker, for trace points.
     id: u16,
     pub dma: DmaMap,
     pub irqs: Irqs,
     pub stats: Arc<ControllerStats>,
-    /// Its own part of them.
+    /// This engine's share of the I/O counters.
     io: Arc<IoStats>,
-    /// Of that, commands for namespaces that are not there.
+    /// Counters of commands for namespaces that do not exist.
     nowhere: Arc<IoRecord>,
     /// Commands to be fetched before one that is timed.
     until_timed: u32,
-    /// Which of a batch is.
+    /// Index in the batch of the command that is timed.
     timed_place: u32,
-    /// When the command was fetched that takes the general way now, if it is to be timed, else 0.
+    /// Fetch time of the command on the general path, if it is to be timed, else 0.
     fetched_at: u64,
     pub coalescing: Coalescing,
     pub events: VecDeque<Event>,
     pub namespaces: Vec<Namespace>,
     /// Index in `namespaces` by NSID; [`NO_NAMESPACE`] where there is none.
     by_nsid: Vec<u16>,
-    /// The same of those on which everything is allowed, for the short way.
+    /// The same index, restricted to namespaces with full access, for the fast path.
     open_by_nsid: Vec<u16>,
-    /// Which commands the controller has.
+    /// Properties of the controller that decide its commands.
     offer: commands::Offer,
     /// The marked blocks of its namespaces.
     marks: Arc<MarkTable>,
-    /// A namespace at least is closed to hosts, or has a format that the host has not enabled.
+    /// At least one namespace is closed to hosts, or has a format that the host has not enabled.
     closed: bool,
     /// A namespace at least has placement handles.
     placed: bool,
-    /// Commands in flight on the namespace of an index when others began to wait for their end.
+    /// Namespace index and tag of commands whose end is awaited.
     fences: Vec<(usize, u64)>,
-    /// Those that were detached, until they have gone.
+    /// Detached namespaces that are not released yet.
     detached: Vec<Detached>,
     /// The volatile write cache feature; when off, every write is durable before it completes.
     pub write_cache: bool,
-    /// Formats of Copy's descriptors that the host has said it uses, as bits.
+    /// Descriptor formats of Copy that the host has enabled, as bits.
     copy_formats: u16,
     /// The host has enabled extended protection information formats (LBAFEE).
     lbafee: bool,
@@ -195,19 +194,19 @@ pub(crate) struct Engine {
     doorbells: Doorbells,
     sqs: Vec<Option<Sq>>,
     cqs: Vec<Option<Cq>>,
-    /// Nothing is fetched any more, until the controller is enabled again.
+    /// Fetching has stopped, until the controller is enabled again.
     halted: bool,
     /// Bus Master Enable. Without it no queue has its ring, and the shadow buffers are not there.
     master: bool,
-    /// How often the control half has set it.
+    /// How often the control half has set Bus Master Enable.
     masterings: u64,
-    /// Commands in flight were asked to end early, because it was cleared.
+    /// Commands in flight were asked to end early, because Bus Master Enable was cleared.
     interrupting: bool,
     /// The completion queue that migrates to another engine.
     migrating: Option<u16>,
-    /// Submission queues that are fetched from, and whose turn it is.
+    /// Submission queues that are fetched from, in polling order.
     polled: PolledQueues,
-    /// Completion queues with entries that no interrupt has told of yet.
+    /// Completion queues with entries that are not signalled yet.
     dirty: Vec<u16>,
     /// Completion queues with completions that found no space.
     blocked: Vec<u16>,
@@ -235,23 +234,22 @@ pub(crate) struct Engine {
     own: own::OwnRequests,
     now: Instant,
     busy_since: Option<Instant>,
-    /// A command ended whose queue is gone: [`Engine::broken`] is told at the end of the round,
-    /// because a call where commands end would cost each of them some registers.
+    /// A command ended whose queue is gone. [`Engine::broken`] is called at the end of the round,
+    /// because a call in the completion path would cost each command some registers.
     queue_gone: bool,
     /// Copies of submission queue entries, while a batch of them is looked at.
     entries: Box<[[u8; 64]; run::BATCH]>,
     /// Data of the command in hand, between commands empty.
     list: SegmentList,
-    /// Of the batch in hand.
+    /// Deferred work of the current batch.
     long: run::LongWork,
-    /// To the host's processor.
+    /// Distance to the host's processor.
     distance: Distance,
 }
 
 impl Engine {
-    ///
     /// # Errors
-    /// The state memory's pages cannot be had.
+    /// [`StateError`] when the state memory's pages cannot be mapped.
     pub fn new(config: EngineConfig, namespaces: Vec<Namespace>) -> Result<Self, StateError> {
         let hot = config.state.as_ref().map(StateMemory::hot).transpose()?;
         let hot = hot.map(Hot::new);
@@ -339,9 +337,9 @@ impl Engine {
         }
     }
 
-    /// A controller-level reset begins: no queue is left, nothing more is fetched or posted. It is
-    /// over when [`Engine::drained`] says so: only then no command can touch the guest's memory any
-    /// more.
+    /// Begins a controller-level reset: deletes all queues, and stops fetching and posting. The
+    /// reset is over when [`Engine::drained`] returns `true`: only then no command can touch the
+    /// guest's memory any more.
     fn stop(&mut self) {
         self.sqs.iter_mut().for_each(|q| *q = None);
         self.cqs.iter_mut().for_each(|q| *q = None);
@@ -373,16 +371,15 @@ impl Engine {
         }
     }
 
-    /// All engines of the controller have stopped: what their queues left behind is cleared. Not
-    /// before, for a queue that is still fetched from would take a register that was cleared for a
-    /// doorbell.
+    /// Clears the remains of the queues when all engines of the controller have stopped. Earlier,
+    /// a queue that is still fetched from would take a cleared register for a doorbell.
     pub fn clear(&mut self) {
         self.doorbells.clear();
         self.irqs.reset();
     }
 
-    /// The admin queue, as the next process has to know it: what was fetched, where completions
-    /// are posted, and those that wait for room.
+    /// Returns the state of the admin queue for the next process: the commands fetched, the tail,
+    /// and the completions that wait for room.
     pub fn admin_queue(&self) -> Option<AdminQueue> {
         let (Some(Some(sq)), Some(Some(cq))) = (self.sqs.first(), self.cqs.first()) else {
             return None;
@@ -413,7 +410,7 @@ impl Engine {
         self.page_size = page_size;
     }
 
-    /// Nothing is fetched until the controller is enabled again.
+    /// Returns whether fetching has stopped until the controller is enabled again.
     pub fn halted(&self) -> bool {
         self.halted
     }
@@ -426,7 +423,7 @@ impl Engine {
 
     // ---- guest memory
 
-    /// A range of IOVAs has gone: rings and buffers in it are released. Answer the VMM when
+    /// Releases rings and buffers in a range of IOVAs that was unmapped. Answer the VMM when
     /// `self.dma.quiesced()`.
     fn unmapped(&mut self, iova: u64, len: u64) {
         for sq in self.sqs.iter_mut().flatten() {
@@ -440,19 +437,18 @@ impl Engine {
             }
         }
         if self.doorbells.shadowed() && self.doorbells.lie_in(iova, len) {
-            // One last look at the entries, and a first one without them: registers count from
-            // their next change on.
+            // The entries are read a last time, and the registers a first time without them:
+            // registers count from their next change on.
             self.look_at_all();
             self.doorbells.release();
             self.look_at_all();
         }
     }
 
-    /// Something was mapped in a range of IOVAs: rings and buffers that had gone and lie there, in
-    /// part at least, are looked for.
+    /// Looks up missing rings and buffers in a range of IOVAs of which some part was mapped.
     fn mapped(&mut self, iova: u64, len: u64) {
         if !self.master {
-            // They are looked for when the bit is set.
+            // The lookup follows when the bit is set.
             return;
         }
         let dma = &self.dma;
@@ -472,7 +468,7 @@ impl Engine {
         }
     }
 
-    /// Where Doorbell Buffer Config put the shadow doorbells and EventIdx.
+    /// Returns the addresses of shadow doorbells and EventIdx, set by Doorbell Buffer Config.
     pub fn shadow_buffers(&self) -> Option<(u64, u64)> {
         self.doorbells.buffers()
     }

@@ -73,14 +73,14 @@ impl Batch<'_> {
 }
 
 impl Engine {
-    /// Takes what devices have completed. Returns whether there was anything.
+    /// Handles the completions of devices. Returns whether there were any.
     pub(super) fn poll_passed(&mut self) -> bool {
         let mut worked = false;
         for at in 0..self.namespaces.len() {
             let Some(namespace) = self.namespaces.get_mut(at) else {
                 break;
             };
-            // Taken out meanwhile, for what is told here changes the engine.
+            // Taken out meanwhile, because completions change the engine.
             let Some(mut passthrough) = namespace.passthrough.take() else {
                 continue;
             };
@@ -107,7 +107,8 @@ impl Engine {
             self.count(ns, kind, bytes);
             let result = u64::from(result);
             if self.finish_here(sqid, cid, Status::SUCCESS, result) {
-                // It took nothing from the budget that `free_slot` returns bytes to.
+                // A plain command took nothing from the scratch budget, to which `free_slot`
+                // returns bytes.
                 self.slots.release_empty(index);
             } else {
                 self.keep_slot(index, Status::SUCCESS, result);

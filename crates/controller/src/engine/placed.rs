@@ -1,14 +1,14 @@
-//! Flexible Data Placement ("NVMe Base 2.1", 8.1.10): which handle a write goes by, and I/O
+//! Flexible Data Placement ("NVMe Base 2.1", 8.1.10): the placement handle of a write, and I/O
 //! Management Receive and Send (ibid., 7.3 and 7.4).
 //!
-//! *A write counts when it is about to be given to the volume*, once it has been checked: the unit
-//! of its handle has room for so many blocks less, whether the write fails or not. Where its data
-//! goes, no volume is told: handles are counted, no more.
+//! *A write counts when it is about to be given to the volume*, once it has been checked: the
+//! reclaim unit of its handle loses room for that many blocks, whether the write fails or not.
+//! The volume does not learn the handle: handles are only counted.
 //!
-//! *What the next process finds.* A command is recorded, then its blocks are counted, then the
-//! volume gets it. What was recorded is begun again by the next process, and not counted again: so
-//! of each worker that has died, the last write is not counted if it came to its end between the
-//! two.
+//! *After a restart*: a command is recorded, then its blocks are counted, then the volume gets
+//! it. The next process restarts recorded commands without counting them again. Therefore the
+//! last write of each worker that has died is not counted, if the worker ended between the two
+//! steps.
 
 use super::Engine;
 use super::slots::Kind;
@@ -33,10 +33,10 @@ fn directive(command: &Command, dtype: DirectiveType) -> (DirectiveType, u16) {
 }
 
 impl Engine {
-    /// Takes so many blocks out of the unit of the handle that the command names, where its
+    /// Takes that many blocks from the reclaim unit of the handle that the command names, if its
     /// namespace has handles. `again`: it was counted in another process. Without Data Placement
-    /// directives ("NVMe Base 2.1", 8.1.8) those of commands mean nothing, and with them all others
-    /// are invalid.
+    /// directives ("NVMe Base 2.1", 8.1.8) a command's directive is ignored; with them, any other
+    /// directive is invalid.
     #[inline]
     pub(super) fn place(
         &self,
@@ -66,7 +66,7 @@ impl Engine {
         Ok((index, placement))
     }
 
-    /// I/O Management Receive: what is left of each handle's unit.
+    /// I/O Management Receive: reports the remaining blocks of each handle's reclaim unit.
     pub(super) fn io_management_receive(
         &mut self,
         sqid: u16,

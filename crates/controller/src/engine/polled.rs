@@ -13,8 +13,8 @@
 
 /// Rounds without work after which a hot queue is an idle one.
 const COOL_AFTER: u32 = 1024;
-/// Rounds in which every idle queue is polled once, while others are hot. One that is passed over
-/// because others become hot or idle meanwhile is polled in the next turn.
+/// Rounds in which every idle queue is polled once, while others are hot. A queue that is skipped
+/// because other queues become hot or idle meanwhile is polled in the next turn.
 const IDLE_TURN: usize = 16;
 
 /// Looks in a row at one queue that found nothing. Kept with its queue, which a look has in hand.
@@ -36,12 +36,12 @@ impl IdleRounds {
     }
 }
 
-/// The submission queues that are fetched from, and whose turn it is.
+/// The submission queues that are fetched from, in polling order.
 #[derive(Default)]
 pub(super) struct PolledQueues {
     /// Hot ones first.
     queues: Vec<u16>,
-    /// How many are hot.
+    /// Number of hot queues.
     hot: usize,
     /// The idle queue that is polled next.
     next: usize,
@@ -67,7 +67,7 @@ impl PolledQueues {
         self.poll_all();
     }
 
-    /// The queues of which `gone` says so are not polled any more.
+    /// Stops polling the queues for which `gone` returns `true`.
     pub fn remove(&mut self, gone: impl Fn(u16) -> bool) {
         self.queues.retain(|&q| !gone(q));
         self.poll_all();
@@ -157,7 +157,7 @@ impl PolledQueues {
         share
     }
 
-    /// The idle queue whose turn it is, with its place.
+    /// Returns the next idle queue to poll, with its position.
     #[inline]
     pub fn next_idle(&mut self) -> Option<(usize, u16)> {
         // Queues that became hot meanwhile are not among the idle ones any more.

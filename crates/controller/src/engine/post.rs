@@ -15,7 +15,7 @@ impl Engine {
         self.finish_with(sqid, cid, status, result.into());
     }
 
-    /// The same, with dwords 0 and 1 of the completion.
+    /// Ends a command with dwords 0 and 1 of the completion.
     pub(super) fn finish_with(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
         let before = self.admin_tail();
         if !self.finish_here(sqid, cid, status, result) {
@@ -26,8 +26,8 @@ impl Engine {
         }
     }
 
-    /// The same of a command with a slot, compiled into the caller: for those that end most
-    /// commands. `false` when the completion is kept: the slot is to be, too
+    /// Ends a command with a slot; inlined into the callers that end most commands. Returns
+    /// `false` when the completion is kept: then the slot has to be kept, too
     /// ([`Engine::keep_slot`]).
     #[inline(always)]
     #[must_use]
@@ -61,8 +61,8 @@ impl Engine {
         true
     }
 
-    /// The end of a command whose completion finds no space now. Whether that is all: it is not
-    /// kept.
+    /// Handles a completion for which the queue has no room now. Returns `true` when the
+    /// completion is not kept.
     #[cold]
     #[inline(never)]
     fn keep(&mut self, sqid: u16, cqid: u16, entry: Entry) -> bool {
@@ -71,7 +71,8 @@ impl Engine {
             return true;
         };
         if sq.deleting {
-            // Nobody looks for the completions of a queue that is being deleted, see `delete_sq`.
+            // The host does not look at completions of a queue that is being deleted, see
+            // `delete_sq`.
             sq.outstanding = sq.outstanding.saturating_sub(1);
             self.sq_drained(sqid);
             return true;
@@ -87,7 +88,7 @@ impl Engine {
         false
     }
 
-    /// Posts what found no space before. Returns whether it posted any.
+    /// Posts completions that found no room before. Returns whether it posted any.
     pub(super) fn post_backlogs(&mut self) -> bool {
         let mut worked = false;
         let mut i = 0;
@@ -116,7 +117,7 @@ impl Engine {
             let (sqid, mut entry) = (next.sqid, next.entry);
             let mut sq = self.sqs.get_mut(usize::from(sqid)).and_then(Option::as_mut);
             if let Some(sq) = &sq {
-                // As of now, not as of when the command ended.
+                // The SQ head as of now, not as of the command's end.
                 entry = entry.with_sqhd(sq.head);
             }
             if !post(self.id, cq, &self.doorbells, entry, &mut self.events, qid) {
@@ -154,7 +155,7 @@ fn count_admin(hot: &Option<Hot>, posted: &mut u64) {
 
 type DoorbellCells<'a> = Option<Cells<'a, AtomicU32>>;
 
-/// Posts an entry. `false` when the queue is full, or its memory gone.
+/// Posts an entry. Returns `false` when the queue is full, or its memory unmapped.
 #[inline(always)]
 fn post(
     controller: u16,

@@ -91,8 +91,8 @@ impl Engine {
         }
     }
 
-    /// The queue is gone when [`Event::SqDrained`] says so: commands already fetched come to their
-    /// end first.
+    /// Deletes a submission queue. It is deleted when [`Event::SqDrained`] is reported: commands
+    /// already fetched end first.
     pub(super) fn delete_sq(&mut self, qid: u16) {
         self.forget_aborts(qid);
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
@@ -152,7 +152,7 @@ impl Engine {
     pub(super) fn configure_shadow(&mut self, shadow: u64, eventidx: u64) {
         let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
         let buffers = found.filter(|_| self.master);
-        // What the host published in the old buffers must not be lost.
+        // Doorbells that the host published in the old buffers must not be lost.
         self.look_at_all();
         self.doorbells.configure(shadow, eventidx, buffers);
         probes::dbbuf_config(self.id, shadow, eventidx);
