@@ -91,7 +91,7 @@ const NO_NAMESPACE: u16 = u16::MAX;
 pub(crate) enum Event {
     /// An admin command was fetched.
     Admin(Command),
-    /// A queue that was being deleted has no command left.
+    /// A submission queue that was being deleted has no command left.
     SqDrained(u16),
     /// A command that an Abort waits for is over.
     AbortDone { sqid: u16, cid: u16, aborted: bool },
@@ -105,23 +105,23 @@ pub(crate) enum Event {
         /// The block cannot be read because Write Uncorrectable has marked it.
         marked: bool,
     },
-    /// All flushes ordered up to this number have completed; the first error of them.
-    /// not allow.
+    /// A doorbell (a completion queue's head if `cq`) was written with a value that its queue
+    /// does not allow.
     InvalidDoorbell { qid: u16, cq: bool, value: u32 },
-    /// The flushes that were ordered up to this number have completed; the first error of them.
+    /// All flushes ordered up to this number have completed; the first error of them.
     Flushed { number: u64, failed: Option<Status> },
-    /// There is no such command to abort.
+    /// The command to abort was not found.
     AbortMissed { sqid: u16, cid: u16 },
-    /// A queue that migrates has left the engine: nothing of it is in flight there
+    /// A migrating queue has left the engine: none of its commands is in flight there
     /// ([`Engine::begin_migration`]).
     Released(Box<MigratingQueues>),
-    /// A command marks blocks, or removes marks: it ends by [`Engine::end_marking`].
+    /// The queue that was to migrate stays ([`Engine::cancel_migration`]).
     MigrationCancelled,
-    /// An invariant is broken: this one ([`Engine::broken`]).
+    /// A reservation command was fetched: it ends by [`Engine::end_reservation`].
     Reservation(Box<ReservationCommand>),
-    /// A command marks blocks, or takes marks away: it ends by [`Engine::end_marking`].
+    /// A command marks blocks, or removes marks: it ends by [`Engine::end_marking`].
     Marking(Box<Marking>),
-    /// A rule that always holds is broken: this one ([`Engine::broken`]).
+    /// An invariant is broken: this one ([`Engine::broken`]).
     Broken(&'static str),
 }
 

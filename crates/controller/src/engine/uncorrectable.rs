@@ -13,14 +13,14 @@ use nvme::{Command, Status};
 
 /// A command that changes marks.
 pub(crate) struct Marking {
-    /// Names it to the engine.
+    /// Tag of the command in the engine.
     pub tag: u64,
     /// Index of its namespace.
     pub ns: usize,
     pub change: Change,
 }
 
-/// What it does.
+/// Change of marks by a command.
 pub(crate) enum Change {
     /// Marks blocks: the first one, and how many.
     Mark(u64, u64),
@@ -29,7 +29,7 @@ pub(crate) enum Change {
 }
 
 impl Engine {
-    /// The namespace under this index has the marks of its NSID.
+    /// Sets the marks of the namespace under this index, by its NSID.
     pub(super) fn find_marks(&mut self, index: usize) {
         if let Some(ns) = self.namespaces.get_mut(index)
             && !ns.is_vacant()
@@ -39,7 +39,8 @@ impl Engine {
         }
     }
 
-    /// The first block of a namespace was marked, or none is any more, perhaps.
+    /// Checks the marks of a namespace: its first block may have been marked, or its last mark
+    /// removed.
     pub fn look_at_marks(&mut self, index: usize) {
         let Some(ns) = self.namespaces.get_mut(index) else {
             return self.broken("blocks are marked of a namespace that is not there");
@@ -96,7 +97,8 @@ impl Engine {
         self.end_with(index, result);
     }
 
-    /// Commands that wait for the control half, whose queue is gone: it does without them.
+    /// Frees the slots of commands that wait for the control half, and whose queue is gone. The
+    /// control half does not need them.
     pub(super) fn forget_marking(&mut self) {
         let tags: Vec<u64> = self.slots.marking().collect();
         for tag in tags {
@@ -106,7 +108,7 @@ impl Engine {
         }
     }
 
-    /// A write begins: where blocks are marked, some may be so no more when it ends.
+    /// Begins a write: on a namespace with marks, it may remove some at its end.
     pub(super) fn watch_write(&mut self, index: u16) {
         if let Some(slot) = self.slots.get(index)
             && self.namespaces.get(slot.ns).is_some_and(|ns| ns.watched)
@@ -115,7 +117,7 @@ impl Engine {
         }
     }
 
-    /// A command ends that has written its blocks, unless it failed.
+    /// Ends a command that has written its blocks, unless it failed.
     pub(super) fn end_write(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a write ends without its slot");
