@@ -1,4 +1,4 @@
-//! What the placement of a namespace is like.
+//! Geometry of a namespace's placement: handles, and the size of reclaim units.
 
 /// Placement handles of a namespace at most ("NVM Command Set 1.1", 4.1.6: 128).
 pub const MAX_HANDLES: u16 = 128;

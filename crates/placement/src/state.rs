@@ -10,7 +10,7 @@ const HOST_BYTES: usize = 0;
 const MEDIA_BYTES: usize = 1;
 const FLAGS: usize = 2;
 const EVENTS: usize = 3;
-/// Of [`FLAGS`]: the host has disabled the Data Placement directive.
+/// Bit of [`FLAGS`]: the host has disabled the Data Placement directive.
 const DISABLED: u64 = 1;
 
 /// Words of a handle.
@@ -25,7 +25,7 @@ const AT: usize = 1;
 const WHERE: usize = 2;
 const WHAT: usize = 3;
 
-/// Who has blocks written.
+/// Party that writes blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// The host, which sends them, or has them zeroed.
@@ -34,10 +34,10 @@ pub enum Writer {
     Controller,
 }
 
-/// The handle that a write goes by.
+/// Handle chosen for a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chosen {
-    /// Its number.
+    /// Number of the handle.
     pub handle: u16,
     /// The Placement Identifier that was given, and names no handle.
     pub invalid: Option<u16>,
@@ -76,7 +76,7 @@ impl<W: Words> Placement<W> {
         Ok(Self { geometry, words })
     }
 
-    /// What it is like.
+    /// Returns the geometry.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -103,7 +103,7 @@ impl<W: Words> Placement<W> {
         load(self.of_handle(handle, at))
     }
 
-    /// What a word says of the rest of a unit, as far as that can be.
+    /// Returns the rest of a unit, in blocks, from a word that is clamped to the valid range.
     fn rest(&self, word: u64) -> u64 {
         word.clamp(1, self.geometry.unit)
     }
@@ -130,8 +130,8 @@ impl<W: Words> Placement<W> {
         }
     }
 
-    /// So many blocks are written by a handle: its unit has room for so many less. Where that ends,
-    /// the handle refers to the next one, as often as it has to.
+    /// Records that `blocks` blocks are written by a handle, which reduces the rest of its unit. At
+    /// the end of the unit the handle refers to the next one, as often as necessary.
     pub fn write(&self, handle: u16, blocks: u64, writer: Writer) {
         let unit = self.geometry.unit;
         let Some(left) = self.of_handle(handle, LEFT) else {
@@ -156,8 +156,8 @@ impl<W: Words> Placement<W> {
         }
     }
 
-    /// The host begins a new unit. What was left of one that was written in part; `None`: nothing
-    /// was written to it, and it stays.
+    /// Begins a new unit for the host. Returns the blocks left in a unit that was written in part;
+    /// `None`: nothing was written to the unit, and it stays.
     pub fn renew(&self, handle: u16) -> Option<u64> {
         let unit = self.geometry.unit;
         let left = self.of_handle(handle, LEFT)?.swap(unit, Ordering::Relaxed);
@@ -247,7 +247,8 @@ impl<W: Words> Placement<W> {
         };
         let place = u64::from(event.nsid) << 32 | u64::from(event.handle);
         let what = u64::from(event.identifier) << 8 | u64::from(event.ty.0);
-        // It counts when its number is there: one that is not whole is not read.
+        // An event is valid only while its number is stored: readers skip one that is being
+        // written.
         word(row, NUMBER).store(0, Ordering::Release);
         word(row, AT).store(event.at, Ordering::Release);
         word(row, WHERE).store(place, Ordering::Release);
@@ -255,7 +256,7 @@ impl<W: Words> Placement<W> {
         word(row, NUMBER).store(number.wrapping_add(1), Ordering::Release);
     }
 
-    /// What has happened, the oldest first: as many of the last events as are kept.
+    /// Returns the latest events that are kept, oldest first.
     pub fn events(&self) -> Vec<Event> {
         let end = load(self.counter(EVENTS));
         let first = end.saturating_sub(FDP_EVENTS as u64);
