@@ -1,4 +1,4 @@
-//! What a namespace's blocks look like.
+//! Layout of a namespace's blocks: data, metadata and protection information.
 
 use crate::{Guard, Protection, StorageTag};
 

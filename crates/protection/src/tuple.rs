@@ -6,8 +6,8 @@
 //! guard of 64 bits   guard 8   application tag 2   storage and reference tag 6
 //! ```
 //!
-//! All fields are big-endian. The storage tag is the upper bits of the last field, as many as the
-//! namespace's [`StorageTag`] says, and the reference tag is the lower ones ("NVM Command Set 1.1",
+//! All fields are big-endian. The storage tag is the upper bits of the last field, with the size in
+//! the namespace's [`StorageTag`], and the reference tag is the lower ones ("NVM Command Set 1.1",
 //! 5.3.1.4).
 
 use crc::{Crc, Table};
@@ -20,9 +20,9 @@ static NVME: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&crc::CRC_64_NVME)
 pub enum Type {
     /// The reference tag is of the block's number.
     One = 1,
-    /// It begins where the command says.
+    /// The reference tag begins at the value in the command.
     Two = 2,
-    /// It is the application's, and not checked.
+    /// The reference tag is the application's, and is not checked.
     Three = 3,
 }
 
@@ -54,7 +54,7 @@ impl Guard {
             .find(|guard| guard.bits() == bits)
     }
 
-    /// Its bits.
+    /// Returns the number of bits.
     pub const fn bits(self) -> u8 {
         match self {
             Self::Bits16 => 16,
@@ -128,12 +128,12 @@ impl Guard {
     }
 }
 
-/// The storage tag of a namespace's tuples, whose value is the hosts' own.
+/// Storage tag of a namespace's tuples, whose value is chosen by hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StorageTag {
-    /// Its bits (STS), within [`Guard::storage_bits`]; with 0 there is none.
+    /// Number of bits (STS), within [`Guard::storage_bits`]; with 0 there is none.
     pub bits: u8,
-    /// Those of it that are compared (LBSTM).
+    /// Bits of the tag that are compared (LBSTM).
     pub mask: u64,
 }
 
@@ -153,7 +153,7 @@ impl StorageTag {
     }
 }
 
-/// What the tags of one block are to be.
+/// Expected tags of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tags {
     /// Application tag (LBAT).
@@ -164,7 +164,7 @@ pub struct Tags {
     pub block: u128,
 }
 
-/// What is checked of a block (PRCHK).
+/// Enabled checks of a block (PRCHK).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
     /// The guard.
@@ -187,7 +187,7 @@ impl Checks {
     };
 }
 
-/// What is not as it should be.
+/// Field that fails its check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
     /// The guard.
@@ -218,9 +218,9 @@ pub struct Protection {
 }
 
 impl Protection {
-    /// It has an extended protection information format, which hosts use that have said so (LBA
-    /// Format Extension Enable, "NVM Command Set 1.1", 4.1.3.6.1): any but a guard of 16 bits
-    /// without a storage tag.
+    /// Returns whether the protection information format is an extended one, that is any but a
+    /// guard of 16 bits without a storage tag. Only hosts that have enabled it use it (LBA Format
+    /// Extension Enable, "NVM Command Set 1.1", 4.1.3.6.1).
     pub fn is_extended_format(&self) -> bool {
         self.guard != Guard::Bits16 || self.storage.bits > 0
     }
@@ -237,9 +237,9 @@ impl Protection {
         u64::MAX.checked_shr(unused).unwrap_or_default()
     }
 
-    /// The tags of the block at `index` of a command whose tags are `initial`
-    /// ([`Guard::command_tags`]): the reference tag is one more with each block, but of Type 3,
-    /// where all blocks have the same.
+    /// Returns the tags of the block at `index` of a command whose tags are `initial`
+    /// ([`Guard::command_tags`]). The reference tag grows by one with each block, except for Type
+    /// 3, where it is the same for all blocks.
     pub fn tags_of(&self, initial: u128, index: u64) -> u128 {
         let mask = u128::from(self.reference_mask());
         match self.kind {
