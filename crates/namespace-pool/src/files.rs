@@ -131,8 +131,8 @@ impl Folder {
         })?;
         let new = path.with_extension("toml.new");
         let written = || -> io::Result<()> {
-            // Made anew: what somebody has linked here, or a process has left that died, is not
-            // written to.
+            // The file is created anew: a link at this name, or a file left by a dead process, is
+            // not written to.
             match std::fs::remove_file(&new) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -153,7 +153,7 @@ impl Folder {
         self.sync()
     }
 
-    /// Makes the file of a namespace: a hole. What a process has left of it that died is replaced.
+    /// Makes the file of a namespace: a hole. A file left by a dead process is replaced.
     pub fn make_file(&self, entry: &Entry) -> Result<(), PoolError> {
         let path = self.file(entry.nguid());
         let made = || -> io::Result<()> {
@@ -177,7 +177,7 @@ impl Folder {
         }
     }
 
-    /// The file of a namespace is what the manifest says.
+    /// Checks that the file of a namespace matches the manifest.
     pub fn check_file(&self, entry: &Entry) -> Result<(), PoolError> {
         let path = self.file(entry.nguid());
         let found = std::fs::symlink_metadata(&path);

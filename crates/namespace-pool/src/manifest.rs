@@ -24,10 +24,10 @@ const HEAD: &str = "# The namespaces of a pool; vnvme writes this file itself.\n
 pub struct Nguid(pub [u8; 16]);
 
 impl Nguid {
-    /// One that no namespace has had: a random UUID (RFC 9562, version 4).
+    /// Makes a new NGUID: a random UUID (RFC 9562, version 4).
     ///
     /// # Errors
-    /// The system has no random bytes.
+    /// If the system has no random bytes.
     pub fn random() -> Result<Self, getrandom::Error> {
         let mut id = [0; 16];
         getrandom::fill(&mut id)?;
@@ -111,7 +111,7 @@ impl Entry {
         self.nsid
     }
 
-    /// Its name, for good.
+    /// Returns the NGUID, which never changes.
     pub fn nguid(&self) -> Nguid {
         self.nguid
     }
@@ -164,7 +164,7 @@ impl Default for Manifest {
     }
 }
 
-/// What tells of the version, whatever else a newer program writes.
+/// The version field, which every version of the format has.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
@@ -186,13 +186,14 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// As text. `None`: it has a form that cannot be written, which is a defect of this program.
+    /// Formats the manifest as TOML. `None`: it cannot be serialized, which is a defect of this
+    /// program.
     pub fn text(&self) -> Option<String> {
         let text = toml::to_string(self).ok()?;
         Some(format!("{HEAD}{text}"))
     }
 
-    /// Nothing in it contradicts the rest.
+    /// Checks the manifest for contradictions.
     pub fn check(&self, path: &Path) -> Result<(), PoolError> {
         let wrong = |why: String| PoolError::Manifest {
             path: path.into(),
@@ -239,7 +240,7 @@ impl Manifest {
         self.namespaces.iter().find(|entry| entry.nguid == nguid)
     }
 
-    // ---- what comes next
+    // ---- next states
 
     pub fn with_pending(&self, nguid: Nguid) -> Self {
         let mut next = self.clone();
