@@ -1,8 +1,8 @@
-//! PCI configuration space of an NVMe controller: NVMe over PCIe Transport 1.1, 3; PCI
-//! Express Base 6.0, 7.5 to 7.7.
+//! PCI configuration space of an NVMe controller: NVMe over PCIe Transport 1.1, 3; PCI Express Base
+//! 6.0, 7.5 to 7.7.
 //!
-//! Offsets and bits only, for what builds or reads the space. Offsets of a capability
-//! are relative to its start.
+//! Offsets and bits only, for code that builds or reads the space. Offsets of a capability are
+//! relative to its start.
 
 /// Class code of an NVM Express I/O controller: mass storage (01h), NVM (08h), NVMe I/O controller
 /// (02h), as in bits 23:0 of the word at [`CLASS_REVISION`] shifted right by 8.

@@ -49,7 +49,7 @@ open_values! {
     }
 }
 
-/// In TREQ: a secure channel is not told of (0), needed (1) or not needed (2).
+/// Field of TREQ: a secure channel is not specified (0), required (1) or not required (2).
 pub const TREQ_SECURE_CHANNEL: u8 = 3;
 /// In TREQ: a secure channel is needed.
 pub const TREQ_REQUIRED: u8 = 1;

@@ -42,7 +42,7 @@ wire_struct! {
     /// FDP Configuration Descriptor, 64 bytes, without the Reclaim Unit Handle descriptors behind
     /// it.
     pub struct FdpConfiguration(64) {
-        /// Descriptor Size in bytes, with what is behind it: a multiple of 8.
+        /// Descriptor Size in bytes, including the data behind it: a multiple of 8.
         pub dsze @ 0: U16,
         /// FDP Attributes.
         pub fdpa @ 2: FdpAttributes,
@@ -142,7 +142,7 @@ wire_struct! {
 pub const FDP_EVENTS: usize = 63;
 
 open_values! {
-    /// FDP Event Type: those up to 7Fh are host events, the others controller events.
+    /// FDP Event Type: types up to 7Fh are host events, the remaining ones controller events.
     #[derive(Unaligned)]
     pub FdpEventType: u8 {
         UNIT_NOT_FULLY_WRITTEN = 0x00, "Reclaim Unit Not Fully Written To Capacity";
