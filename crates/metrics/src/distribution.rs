@@ -14,14 +14,15 @@ pub struct Distribution {
     pub sum: u64,
 }
 
-/// Scales a value by a factor; what is too large becomes the largest.
+/// Scales a value by a factor; a result that is too large becomes the largest value.
 fn scaled(value: u64, factor: f64) -> u64 {
     // From float to integer, `as` saturates.
     (value as f64 * factor).round() as u64
 }
 
 impl Distribution {
-    /// What a histogram holds, each value times `factor`: nanoseconds for each cycle, say.
+    /// Converts a histogram, with each value multiplied by `factor`, for example nanoseconds per
+    /// cycle.
     pub fn of(histogram: &Histogram, factor: f64) -> Self {
         let mut all = Self::default();
         for (upper, count) in histogram.counts() {
@@ -80,8 +81,8 @@ impl Distribution {
         self.sum = self.sum.wrapping_add(other.sum);
     }
 
-    /// What came since an earlier moment. Where the earlier one has more, it was of another
-    /// process, and all of this came since.
+    /// Returns the values added since an earlier moment. If the earlier distribution has more
+    /// values, it belonged to another process, and all of this one is returned.
     pub fn since(&self, earlier: &Self) -> Self {
         let before = |upper: u64| {
             let found = earlier.steps.binary_search_by_key(&upper, |(u, _)| *u);

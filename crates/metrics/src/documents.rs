@@ -1,5 +1,5 @@
-//! What is written about the metrics elsewhere is held against the table: the documentation, which
-//! is made of it, Grafana's dashboard, and the page.
+//! Checks of the texts about metrics against the table: the documentation, which is generated from
+//! it, Grafana's dashboard, and the page.
 
 use crate::{METRICS, Type};
 use serde_json::Value;
@@ -128,7 +128,7 @@ fn the_page_loads_nothing_and_reads_what_a_snapshot_has() {
     ] {
         assert!(!page.contains(foreign), "{foreign}");
     }
-    // Names come from others: nothing is written as markup.
+    // Names are untrusted: nothing is written as markup.
     for unsafe_way in [
         "innerHTML",
         "outerHTML",

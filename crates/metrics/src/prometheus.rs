@@ -6,7 +6,7 @@ use crate::{Disk, Distribution, Metric, Namespace, Queue, Snapshot, Worker};
 use probes::{Failure, IoKind};
 use std::fmt::Display;
 
-/// Upper bounds of times: what is shown, and nanoseconds.
+/// Upper bounds of times: the label, and nanoseconds.
 const TIMES: [(&str, u64); 24] = [
     ("2e-07", 200),
     ("5e-07", 500),

@@ -1,5 +1,4 @@
-//! What a daemon serves and how much it did, as numbers of one moment. Counters count since the
-//! process began.
+//! State and counters of a daemon at one moment. Counters count since the process began.
 
 use crate::Distribution;
 use probes::{Failure, IoKind, IoRecord};
@@ -9,16 +8,16 @@ use std::collections::BTreeMap;
 /// Everything.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// When it was taken, in nanoseconds of a clock that never goes back: for rates.
+    /// Time of the snapshot, in nanoseconds of a monotonic clock, for rates.
     pub at_ns: u64,
-    /// What is served, in the order of the configuration.
+    /// Disks, in the order of the configuration.
     pub disks: Vec<Disk>,
     /// Names of disks that were added to an earlier process, and cannot be served.
     #[serde(default)]
     pub unserved: Vec<String>,
     /// Volumes with limits or weights.
     pub limits: Vec<Limits>,
-    /// Volumes whose requests have failed, or that have a policy for those.
+    /// Volumes whose requests have failed, or that have an error policy.
     #[serde(default)]
     pub on_error: Vec<OnError>,
     /// Devices below.
@@ -43,7 +42,7 @@ pub enum DiskKind {
 }
 
 impl DiskKind {
-    /// As configuration and metrics have it.
+    /// Returns the name used in configuration and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Controller => "controller",
@@ -53,14 +52,14 @@ impl DiskKind {
     }
 }
 
-/// One disk.
+/// State and counters of one disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Disk {
-    /// Its name, which no other disk of the daemon has.
+    /// Name of the disk, unique in the daemon.
     pub name: String,
     /// How it is served.
     pub kind: DiskKind,
-    /// Its socket, or its block device.
+    /// Socket or block device of the disk.
     pub address: String,
     /// A client is attached.
     pub connected: bool,
@@ -70,7 +69,7 @@ pub struct Disk {
     pub resets: u64,
     /// Queues that went from one worker to another.
     pub migrations: u64,
-    /// What was done for each namespace. Exports and block devices have one, number 1.
+    /// Counters of each namespace. Exports and block devices have one, number 1.
     pub namespaces: Vec<Namespace>,
     /// Queues that were used.
     pub queues: Vec<Queue>,
@@ -95,12 +94,12 @@ pub struct Operations {
     pub write: u64,
     /// Flushes.
     pub flush: u64,
-    /// All others.
+    /// Remaining kinds.
     pub other: u64,
 }
 
 impl Operations {
-    /// Of one kind.
+    /// Returns the count of one kind.
     pub const fn of(&self, kind: IoKind) -> u64 {
         match kind {
             IoKind::Read => self.read,
@@ -119,17 +118,17 @@ impl Operations {
         }
     }
 
-    /// Of all kinds.
+    /// Returns the sum of all kinds.
     pub fn all(&self) -> u64 {
         let each = IoKind::ALL.map(|kind| self.of(kind));
         each.into_iter().fold(0, u64::wrapping_add)
     }
 }
 
-/// What was done for one namespace.
+/// Counters of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Namespace {
-    /// Its number; 0: commands that named no namespace that there is.
+    /// Namespace ID; 0: commands without an existing namespace.
     pub nsid: u32,
     /// Path or URL of its volume; empty where that is not known any more.
     pub volume: String,
@@ -141,8 +140,8 @@ pub struct Namespace {
     pub bytes_written: u64,
     /// Commands that failed, by kind; kinds that did not happen are left out.
     pub errors: BTreeMap<String, u64>,
-    /// Times of commands in nanoseconds from fetch to post, by operation: of reads and writes those
-    /// of one in 61, of the others all.
+    /// Times of commands in nanoseconds from fetch to post, by operation: of reads and writes one
+    /// in 61, of further operations all.
     pub latency: BTreeMap<String, Distribution>,
     /// Commands that a queue had in flight when one was fetched that is timed.
     pub depth: Distribution,
@@ -152,7 +151,7 @@ pub struct Namespace {
     /// Commands that took it.
     #[serde(default)]
     pub direct_commands: u64,
-    /// Of these, commands whose data was copied.
+    /// Number of direct commands whose data was copied.
     #[serde(default)]
     pub direct_bounced: u64,
 }
@@ -166,8 +165,8 @@ impl Namespace {
         }
     }
 
-    /// Adds what one worker, or one queue, did for it. `ns_per_cycle`: nanoseconds for each
-    /// cycle of [`probes::cycles`].
+    /// Adds the counters of one worker, or one queue. `ns_per_cycle`: nanoseconds for each cycle of
+    /// [`probes::cycles`].
     pub fn add(&mut self, record: &IoRecord, ns_per_cycle: f64) {
         let add = |to: &mut u64, n: u64| *to = to.wrapping_add(n);
         for kind in IoKind::ALL {
@@ -202,7 +201,7 @@ impl Namespace {
 /// One queue pair of a controller, one request queue of an export or block device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
-    /// Its number; 0 is a controller's admin queue.
+    /// Queue identifier; 0 is a controller's admin queue.
     pub id: u64,
     /// The worker that serves it now, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -211,7 +210,7 @@ pub struct Queue {
     pub commands: u64,
     /// Commands completed.
     pub completions: u64,
-    /// Doorbells that came as register writes, or kicks.
+    /// Doorbells that arrived as register writes, or kicks.
     pub mmio_doorbells: u64,
     /// Doorbells that were found in memory.
     pub shadow_doorbells: u64,
@@ -247,7 +246,7 @@ pub struct Limits {
     pub weight: Option<u32>,
 }
 
-/// What has become of a volume's requests that failed.
+/// Error counters of a volume's requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnError {
     /// Path or URL, as it was given.
@@ -256,7 +255,7 @@ pub struct OnError {
     pub read_errors: u64,
     /// Other requests.
     pub write_errors: u64,
-    /// Of both, for want of space.
+    /// Number of errors, of both kinds, for want of space.
     pub no_space: u64,
     /// Failed requests that were begun once more.
     pub repeated: u64,
@@ -267,18 +266,18 @@ pub struct OnError {
 /// A device below.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Its URL.
+    /// URL of the device.
     pub device: String,
-    /// live, suspended or gone.
+    /// State of the device: live, suspended or gone.
     pub state: String,
-    /// Its resets so far.
+    /// Number of resets so far.
     pub resets: u64,
 }
 
 /// A worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Worker {
-    /// Its number.
+    /// Number of the worker.
     pub id: u64,
     /// Nanoseconds in which it had work.
     pub busy_ns: u64,
@@ -286,7 +285,7 @@ pub struct Worker {
     pub polling_ns: u64,
     /// In which it slept.
     pub asleep_ns: u64,
-    /// Of its thread's processor time, where that is known.
+    /// Processor time of the thread, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_ns: Option<u64>,
     /// Sleeps that have ended.
@@ -299,15 +298,15 @@ pub struct Worker {
     pub ring_calls: u64,
 }
 
-/// The process; what could not be found out is absent.
+/// State of the process; fields that could not be read are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Process {
     /// The program's version.
     pub version: String,
-    /// Its number.
+    /// Process ID.
     #[serde(default)]
     pub pid: u32,
-    /// That of the process that keeps its disks, if one does.
+    /// Process ID of the keeper process, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keeper: Option<u32>,
     /// Processes that served before this one, under a keeper.
@@ -319,7 +318,7 @@ pub struct Process {
     /// How the process before this one has ended, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_end: Option<String>,
-    /// It serves all that it is to serve.
+    /// All configured disks are being served.
     #[serde(default)]
     pub ready: bool,
     /// Processor time in nanoseconds.
@@ -327,13 +326,13 @@ pub struct Process {
     /// Resident memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident: Option<u64>,
-    /// Of this what is no file's and no guest's.
+    /// Anonymous part of the resident memory, without files and guests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anonymous: Option<u64>,
     /// Virtual memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub virtual_memory: Option<u64>,
-    /// Its threads.
+    /// Number of threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u64>,
     /// When it began, in seconds since 1970-01-01 UTC.
