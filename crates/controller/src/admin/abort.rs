@@ -62,8 +62,8 @@ impl Controller {
         found
     }
 
-    /// Abort commands of a process that has ended: what they are about is looked for once more. A
-    /// command that has completed meanwhile was not aborted.
+    /// Restores the Abort commands of a process that has ended: their targets are looked up once
+    /// more. A target that has completed meanwhile was not aborted.
     pub(crate) fn restore_aborts(&mut self, saved: &[(u16, u16, u16)]) {
         for &(cid, sqid, target) in saved.iter().take(LIMIT) {
             if !self.begin_abort(cid, (sqid, target)) {
@@ -72,12 +72,12 @@ impl Controller {
         }
     }
 
-    /// A command that Abort commands wait for is over.
+    /// Completes the Abort commands that waited for a command that has ended.
     pub(crate) fn abort_done(&mut self, sqid: u16, cid: u16, aborted: bool) {
         self.answer_aborts((sqid, cid), not_aborted(!aborted));
     }
 
-    /// There was no such command in the queue.
+    /// Completes Abort commands whose target was not in the queue.
     pub(crate) fn abort_missed(&mut self, sqid: u16, cid: u16) {
         self.answer_aborts((sqid, cid), not_aborted(true));
     }

@@ -18,7 +18,7 @@ const PENDING: usize = 16;
 pub(crate) struct AsyncEvents {
     parked: VecDeque<u16>,
     pending: VecDeque<AsyncEvent>,
-    /// Event types that were reported and whose log page was not read since: bit per type.
+    /// Bit mask of event types that were reported and whose log page was not read since.
     masked: u8,
 }
 
@@ -34,7 +34,7 @@ impl AsyncEvents {
         (parked.collect(), pending.collect(), self.masked)
     }
 
-    /// As [`AsyncEvents::save`] said; no more than there may be.
+    /// Restores the state saved by [`AsyncEvents::save`], within the limits.
     pub fn restore(parked: &[u16], pending: &[u32], masked: u8) -> Self {
         let pending = pending.iter().take(PENDING);
         AsyncEvents {
@@ -44,7 +44,7 @@ impl AsyncEvents {
         }
     }
 
-    /// How many requests are parked.
+    /// Returns the number of parked requests.
     pub fn parked(&self) -> usize {
         self.parked.len()
     }

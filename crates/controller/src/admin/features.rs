@@ -1,19 +1,19 @@
 //! Get Features and Set Features ("NVMe Base 2.1", 5.1.11 and 5.1.25).
 //!
-//! What the host sets lasts until the next controller-level reset: no feature is saveable, and
-//! "saved" reads as "default". Those of Flexible Data Placement are kept otherwise, and saved from
-//! the start ([`placement`](super::placement)).
+//! Values last until the next controller-level reset: no feature is saveable, and "saved" reads
+//! as "default". The features of Flexible Data Placement are an exception: they are saved always
+//! ([`placement`](super::placement)).
 //!
-//! NSIDs ("NVMe Base 2.1", 4.4). A feature of the controller is set by NSID 0 or FFFFFFFFh, a valid
-//! NSID is Feature Not Namespace Specific; it is read whatever the NSID is. A feature of namespaces
-//! (Error Recovery) is set for one, or for all by FFFFFFFFh, and read of one only: NSID 0 and
-//! FFFFFFFFh are then Invalid Namespace or Format, as any NSID that cannot be one is, and an
-//! inactive NSID is Invalid Field ("NVMe Base 2.1", Figure 92). There is no value that could be
-//! answered for NSID 0, for each namespace has its own. QEMU's controller and drives (for one, an
-//! Optane P5800X) answer so, too. SPDK's target does not look at the NSID, as it has one value for
-//! all, and Linux's does not have this feature: hosts must bear either answer, and Linux's driver
-//! does not ask. What a feature can do (Select 011b) is the same for every namespace, and told
-//! whatever the NSID is.
+//! NSIDs ("NVMe Base 2.1", 4.4). A feature of the controller is set by NSID 0 or FFFFFFFFh; a
+//! valid NSID is refused as Feature Not Namespace Specific. Any NSID can read it. A feature of
+//! namespaces (Error Recovery) is set for one, or for all by FFFFFFFFh, and read of one only. For
+//! reads, NSID 0 and FFFFFFFFh are Invalid Namespace or Format, as is any invalid NSID; an
+//! inactive NSID is Invalid Field ("NVMe Base 2.1", Figure 92). No value could be returned for
+//! NSID 0, because each namespace has its own. QEMU's controller and drives (for one, an Optane
+//! P5800X) answer in the same way. SPDK's target ignores the NSID, as it has one value for all,
+//! and Linux's target lacks this feature: hosts must bear either answer, and Linux's driver does
+//! not ask. The capabilities of a feature (Select 011b) are the same for every namespace, and are
+//! returned for any NSID.
 
 use super::{AdminResult, INVALID_FIELD, Outcome, lba_status};
 use crate::config::ControllerConfig;
@@ -36,8 +36,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const DEFAULT_OVER: u16 = 343;
 /// Arbitration burst after power-on: 32 commands, as a power of two.
 const DEFAULT_ARBITRATION: u32 = 5;
-/// Where the timestamp comes from ("NVMe Base 2.1", 5.1.25.1.7): 000b zero at a controller-level
-/// reset, 001b Set Features.
+/// Timestamp origin ("NVMe Base 2.1", 5.1.25.1.7): 000b zero at a controller-level reset, 001b
+/// Set Features.
 const ORIGIN_SET: u8 = 1;
 
 /// Values of the features.
@@ -84,7 +84,7 @@ impl Timestamp {
         self.encode(self.value.wrapping_add(elapsed))
     }
 
-    /// What it was at that moment of the wall clock; 0 where it did not count yet.
+    /// Returns the timestamp at that moment of the wall clock; 0 before the timestamp was set.
     fn at(&self, wall: u64) -> [u8; 8] {
         let since = self.value.saturating_add(wall);
         self.encode(since.saturating_sub(self.set_at.wall()))
@@ -150,7 +150,7 @@ impl Features {
             host_identifier,
             host_behavior,
             lsiri,
-            // Of controllers that do not outlive their process.
+            // Only controllers that do not outlive their process have these.
             notification_masks: _,
         } = self;
         FeatureValues {
@@ -179,7 +179,7 @@ impl Features {
         }
     }
 
-    /// As [`Features::save`] said.
+    /// Restores the values saved by [`Features::save`].
     pub fn restore(saved: &FeatureValues) -> Self {
         let (low, high) = saved.coalescing_disabled;
         let (over, under) = saved.thresholds;
@@ -239,7 +239,7 @@ impl Features {
     }
 }
 
-/// What a feature can be, or `None` when a controller like that does not have it.
+/// Returns the capabilities of a feature, or `None` when a controller like that does not have it.
 fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
     let Offer {
         shared,
@@ -256,7 +256,7 @@ fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
                 .with_namespace_specific(true)
                 .with_saveable(true),
         ),
-        // Who it is was configured.
+        // The host identifier was configured.
         Fid::HOST_IDENTIFIER if shared => Some(capabilities.with_changeable(false)),
         Fid::RESERVATION_NOTIFICATION_MASK | Fid::RESERVATION_PERSISTENCE if shared => {
             Some(capabilities.with_namespace_specific(true))
@@ -281,11 +281,12 @@ fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
     }
 }
 
-/// What a host says of itself, without what is reserved; `None`: it wants what there is not.
+/// Returns the accepted Host Behavior Support without reserved fields; `None` when the host
+/// enables an unsupported behavior.
 ///
-/// What it only understands (Command Retry Delay, telemetry's area 4, dispersed namespaces) it may
-/// say. Extended formats of protection information (`elbas`: the controller has them) and other
-/// formats of Copy's descriptors are turned on.
+/// Support of the host alone (Command Retry Delay, telemetry's area 4, dispersed namespaces) is
+/// accepted. Extended formats of protection information (`elbas`: the controller has them) and
+/// other descriptor formats of Copy are enabled.
 fn accepted(wanted: &HostBehavior, elbas: bool) -> Option<HostBehavior> {
     let HostBehavior {
         acre,
@@ -356,7 +357,7 @@ impl Controller {
         if !broadcast || nsid != NSID_BROADCAST {
             self.engine.namespace_index(nsid)?;
         }
-        // What is a namespace's is reached as that is (ANA).
+        // A feature of a namespace is reached as the namespace is (ANA).
         match self.engine.unreached(nsid) {
             Some(status) => Err(status),
             None => Ok(()),
@@ -474,9 +475,9 @@ impl Controller {
                     return Err(INVALID_FIELD);
                 }
                 let on = cdw11 & 1 != 0;
-                // From now on the host does not flush: what it wrote so far must not be lost
-                // either. New writes are durable by themselves already, those in flight end before
-                // the flush begins.
+                // The host does not flush from now on, so its earlier writes must not be lost.
+                // New writes are durable by themselves already; those in flight end before the
+                // flush begins.
                 if std::mem::replace(&mut self.admin.features.write_cache, on) && !on {
                     self.apply_features();
                     self.admin.cache_flushes.push(command.cid.get());
@@ -535,7 +536,7 @@ impl Controller {
                 let len = if extended { 16 } else { 8 };
                 self.read_host(command, id.get_mut(..len).unwrap_or_default())?;
                 if let Some(host) = self.host() {
-                    // One that it could choose would let a guest pass for another one.
+                    // With an identifier of its choice, a guest could pass for another one.
                     let same = id == *host.bytes() && extended == host.is_extended();
                     return match same {
                         true => Ok(Outcome::Done(0)),

@@ -64,7 +64,7 @@ impl Notifications {
 }
 
 impl Controller {
-    /// The host is to be told, unless it has masked that.
+    /// Notifies the host of a reservation event, unless the host has masked it.
     pub(crate) fn reservation_notice(&mut self, nsid: u32, notification: Notification) {
         let mask = self.admin.features.notification_mask(nsid);
         if notification.is_masked(mask) {
@@ -75,7 +75,7 @@ impl Controller {
         self.tell_notifications();
     }
 
-    /// So many notifications found no room on their way.
+    /// Counts notifications that were lost for lack of room.
     pub(crate) fn lost_notices(&mut self, lost: u64) {
         for _ in 0..lost {
             self.admin.notifications.count();
@@ -96,7 +96,7 @@ impl Controller {
         self.admin.notifications.page().as_bytes().to_vec()
     }
 
-    /// It was read, and is gone; the host is told if there is more.
+    /// Removes a page that was read; the host is notified if there are more.
     pub(super) fn notification_read(&mut self) {
         self.admin.notifications.waiting.pop_front();
         self.clear_events(EventType::IO_COMMAND_SPECIFIC);

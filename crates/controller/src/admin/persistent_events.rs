@@ -1,9 +1,9 @@
-//! The Persistent Event log page ("NVMe Base 2.1", 5.1.12.1.14): what has happened to the
-//! controller, kept through resets and by the process that follows. Controllers of a subsystem have
-//! one log; each event has the ID of its controller.
+//! The Persistent Event log page ("NVMe Base 2.1", 5.1.12.1.14): a history of the controller,
+//! kept through resets and restarts of the process. Controllers of a subsystem have one log; each
+//! event has the ID of its controller.
 //!
-//! A host reads a context: what the log was when the context was established. Each controller has
-//! its own, so that no host keeps another one from reading.
+//! A host reads a context: a copy of the log from the time when the context was established. Each
+//! controller has its own, so that no host keeps another one from reading.
 
 use super::{INVALID_FIELD, erase};
 use crate::config::ControllerConfig;
@@ -25,7 +25,8 @@ use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Events that are kept: a host that resets the controller without end has the oldest forgotten.
+/// Maximum number of events: if a host resets the controller without end, the oldest ones are
+/// dropped.
 const EVENTS: usize = 64;
 /// Types of events that there can be, and revisions of them.
 const TYPES: [(Type, u8); 9] = [
@@ -49,13 +50,13 @@ struct Recorded {
     event: SavedEvent,
 }
 
-/// What has happened to a controller, or to those of a subsystem. Newest first.
+/// Event log of a controller, or of a subsystem. Newest first.
 #[derive(Debug, Default)]
 pub(crate) struct EventLog(Mutex<VecDeque<Recorded>>);
 
 impl EventLog {
-    /// Where there are too many, the oldest event of the controller that has most is dropped: no
-    /// host has events of others dropped.
+    /// Adds an event. If there are too many, the oldest event of the controller with the most
+    /// events is dropped, so that no host displaces the events of another one.
     fn push(&self, cntlid: u16, event: SavedEvent) {
         let mut events = self.0.lock().unpoisoned();
         events.push_front(Recorded { cntlid, event });
@@ -78,18 +79,18 @@ impl EventLog {
     }
 }
 
-/// What has happened, as a controller tells it.
+/// A controller's access to the persistent event log.
 #[derive(Default)]
 pub(crate) struct PersistentEvents {
     log: Arc<EventLog>,
-    /// Of the last context.
+    /// Generation of the last context.
     generation: u16,
     /// The log page, as it was when the context was established.
     context: Option<Vec<u8>>,
 }
 
 impl PersistentEvents {
-    /// Of a controller, or of its subsystem.
+    /// Creates the state for a controller, with the log of its subsystem if it belongs to one.
     pub fn of(config: &ControllerConfig) -> Self {
         let place = config.subsystem.as_ref();
         let log = place.map(|place| place.subsystem.events().clone());
@@ -107,7 +108,8 @@ impl PersistentEvents {
         }
     }
 
-    /// As [`PersistentEvents::save`] said, of this controller alone; no more than there may be.
+    /// Restores the events saved by [`PersistentEvents::save`], of this controller alone, within
+    /// the limits.
     pub fn restore(saved: &PersistentEventState, cntlid: u16) -> Self {
         let events = saved.events.iter().filter(|event| event.data.len() <= 512);
         let events = events.take(EVENTS).cloned();
@@ -126,7 +128,7 @@ impl PersistentEvents {
 }
 
 impl Controller {
-    /// Something has happened.
+    /// Records an event.
     fn record_event(&mut self, ty: Type, data: &(impl IntoBytes + Immutable)) {
         let event = SavedEvent {
             ty: ty.0,
@@ -229,7 +231,8 @@ impl Controller {
         self.record_event(Type::SANITIZE_COMPLETION, &data);
     }
 
-    /// Before the page is read: what the command does with the context. `false`: that was all.
+    /// Carries out the command's action on the context, before the page is read. Returns `false`
+    /// when the page is not read.
     pub(super) fn before_persistent_events(&mut self, get: &GetLogPage) -> Result<bool, Status> {
         let action = Action(get.lsp & 3);
         let establishes = matches!(
@@ -263,7 +266,8 @@ impl Controller {
         self.touch();
     }
 
-    /// The state was restored: a context that there was is there again, of what there is now.
+    /// Restores the log. A context that existed before is established again, from the present
+    /// events.
     pub(crate) fn restore_persistent_events(&mut self, saved: &PersistentEventState) {
         self.admin.persistent_events = PersistentEvents::restore(saved, self.config.cntlid);
         if saved.context {
@@ -271,7 +275,7 @@ impl Controller {
         }
     }
 
-    /// The page of the context.
+    /// Returns the page of the context.
     pub(super) fn persistent_event_log(&self, get: &GetLogPage) -> Vec<u8> {
         let context = &self.admin.persistent_events.context;
         let mut page = context.clone().unwrap_or_default();
@@ -287,7 +291,7 @@ impl Controller {
         let (config, cntlid) = (&self.config, self.config.cntlid);
         let recorded = self.admin.persistent_events.log.all();
         let now = self.admin.features.timestamp_bytes();
-        // The first of all is what the controller is like now.
+        // The first event is a snapshot of the controller's present state.
         let event = SavedEvent {
             ty: Type::SMART.0,
             timestamp: now,

@@ -1,14 +1,14 @@
-//! What the control half knows of Flexible Data Placement ("NVMe Base 2.1", 8.1.10): log pages,
-//! features, and the Data Placement directive (ibid., 8.1.8).
+//! The control half of Flexible Data Placement ("NVMe Base 2.1", 8.1.10): log pages, features,
+//! and the Data Placement directive (ibid., 8.1.8).
 //!
 //! Each namespace with placement handles is an Endurance Group by itself, whose identifier is its
-//! NSID, with one reclaim group and one configuration. That was configured: as long as there is the
-//! namespace, and so always, a host cannot change it ("NVMe Base 2.1", 5.1.25.1, Flexible Data
-//! Placement: Command Sequence Error). The directive is enabled from the start, as hosts presume;
-//! they may disable it.
+//! NSID, with one reclaim group and one configuration. A host cannot change the configuration
+//! while the namespace exists, and so never ("NVMe Base 2.1", 5.1.25.1, Flexible Data Placement:
+//! Command Sequence Error). The directive is enabled from the start, as hosts presume; they may
+//! disable it.
 //!
-//! What hosts set here is kept with the counts, and outlasts resets. There is no asynchronous event
-//! for the FDP Events log page: hosts read it when they like.
+//! Values set by hosts are stored with the counts, and outlast resets. There is no asynchronous
+//! event for the FDP Events log page: hosts poll it.
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
@@ -80,7 +80,7 @@ impl Controller {
 
     // ---- log pages
 
-    /// Endurance Group Information. What is read is counted for the controller as a whole (SMART).
+    /// Endurance Group Information. Reads are counted for the controller as a whole (SMART).
     pub(super) fn endurance_group_log(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (ns, state) = self.group(get.lsi)?;
         let placement = state.get();
@@ -146,7 +146,7 @@ impl Controller {
         Ok(page)
     }
 
-    /// FDP Statistics. The controller itself writes what it copies, moves nothing, and erases
+    /// FDP Statistics. The controller itself only writes copied data; it moves and erases
     /// nothing.
     pub(super) fn fdp_statistics(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (_, state) = self.group(get.lsi)?;
@@ -158,7 +158,7 @@ impl Controller {
         Ok(log.as_bytes().to_vec())
     }
 
-    /// FDP Events: those of the host, or of the controller, of which there are none.
+    /// FDP Events of the host or of the controller, which has none.
     pub(super) fn fdp_events(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (_, state) = self.group(get.lsi)?;
         let host = get.lsp & 1 != 0;
@@ -223,7 +223,7 @@ impl Controller {
             fdpet,
             fdpeta: enabled.contains(fdpet).into(),
         });
-        // Hosts that say for how many they have room get no more.
+        // Hosts that limit the number of descriptors get no more than that.
         let room = match wanted {
             0 => descriptors.len(),
             room => room.min(descriptors.len()),
@@ -233,7 +233,7 @@ impl Controller {
         Ok(SUPPORTED_EVENTS.len() as u32)
     }
 
-    /// Set Features of the same.
+    /// Set Features for FDP Events.
     pub(super) fn set_fdp_event_types(&self, command: &Command) -> Result<(), Status> {
         let (state, handle, count) = self.fdp_event_command(command)?;
         let mut types = vec![0; count];
@@ -262,7 +262,7 @@ impl Controller {
 
     // ---- directives
 
-    /// Directive Receive: what directives there are.
+    /// Directive Receive: returns the supported and enabled directives.
     pub(super) fn directive_receive(&mut self, command: &Command) -> AdminResult {
         let cdw11 = DirectiveCdw11::from_bits(command.cdw11.get());
         let index = self.engine.namespace_index(command.nsid.get())?;

@@ -1,10 +1,10 @@
-//! Device Self-test ("NVMe Base 2.1", 5.1.5): what a disk of a program can test is whether its
-//! volumes can be read. The short operation reads samples of each namespace, the extended one all
-//! of it.
+//! Device Self-test ("NVMe Base 2.1", 5.1.5): a test whether the volumes can be read, the only
+//! test that a virtual disk allows. The short operation reads samples of each namespace, the
+//! extended one all blocks.
 //!
-//! One read is in flight at a time, and is begun only where a round's budget has room for it, so
-//! that the commands of hosts come first. The extended operation survives a reset of the
-//! controller; both go on in the next process, where there is one.
+//! One read is in flight at a time, and is begun only while a round's budget has room, so that
+//! the commands of hosts come first. The extended operation survives a controller-level reset;
+//! both continue in the next process after a restart.
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 use volume::{Budget, Op};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Results that the log page has.
+/// Number of results in the log page.
 const RESULTS: usize = 20;
-/// Bytes of a read, at most.
+/// Maximum size of a read, in bytes.
 const PIECE: u64 = 64 << 10;
 /// Reads of a namespace by the short operation.
 const SAMPLES: u64 = 64;
@@ -48,11 +48,11 @@ pub(crate) struct SelfTest {
 
 struct Running {
     code: Code,
-    /// As in the command.
+    /// NSID as in the command.
     nsid: u32,
-    /// Pieces that were read.
+    /// Number of pieces that were read.
     done: u64,
-    /// When this process began with it, and how many had been read by then.
+    /// Time at which this process began, and number of pieces read by then.
     begun: Option<(Instant, u64)>,
     /// The read that is in flight, and its number.
     reading: Option<(Piece, u64)>,
@@ -91,17 +91,17 @@ impl Piece {
 /// Which operation in progress is meant.
 pub(crate) enum About<'a> {
     All,
-    /// One that reads one of these namespaces.
+    /// A test that reads one of these namespaces.
     Some(&'a [u32]),
 }
 
-/// What follows from the end of a read.
+/// Next step after the end of a read.
 #[derive(PartialEq, Eq, Debug)]
 enum Next {
     GoOn,
     /// This block cannot be read.
     Bad(Piece, Status),
-    /// Something else hinders it.
+    /// The read failed for another reason than its blocks.
     Hindered(Piece, Status),
 }
 
@@ -170,14 +170,14 @@ fn pieces(code: Code, blocks: u64, shift: u32) -> u64 {
     }
 }
 
-/// One of them.
+/// Returns the piece of this index.
 fn piece(code: Code, nsid: u32, blocks: u64, shift: u32, index: u64) -> Piece {
     let each = PIECE >> shift;
     let all = blocks.div_ceil(each);
     let at = match code {
         Code::EXTENDED => index,
         _ if all <= SAMPLES => index,
-        // The first and the last one, and others between them.
+        // The first and the last piece, and samples between them.
         _ => (u128::from(index) * u128::from(all - 1) / u128::from(SAMPLES - 1)) as u64,
     };
     let slba = at * each;
@@ -206,7 +206,7 @@ impl SelfTest {
         self.running.is_some()
     }
 
-    /// As [`SelfTest::save`] said; no more than there may be.
+    /// Restores the state saved by [`SelfTest::save`], within the limits.
     pub fn restore(saved: &SelfTestState) -> Self {
         let entries = saved.results.chunks_exact(size_of::<SelfTestResult>());
         let results = entries.filter_map(|entry| SelfTestResult::read_from_bytes(entry).ok());
@@ -321,7 +321,7 @@ impl Controller {
             .sum()
     }
 
-    /// The piece whose turn it is; `None` behind the last one.
+    /// Returns the next piece to read; `None` after the last one.
     fn next_piece(&self, running: &Running) -> Option<Piece> {
         if let Some((bad, _)) = running.bad {
             return Some(bad.halves().0);
@@ -351,7 +351,7 @@ impl Controller {
         }
     }
 
-    /// What it reads is being erased.
+    /// Ends a test of namespaces that are being erased.
     pub(crate) fn end_test_of(&mut self, outcome: SelfTestOutcome, about: About) {
         let concerned = |running: &Running| match about {
             About::All => true,
@@ -362,8 +362,8 @@ impl Controller {
         }
     }
 
-    /// Goes on with the operation in progress, by a read at most. `true`: there was something to
-    /// do.
+    /// Advances the operation in progress, by one read at most. Returns whether there was
+    /// anything to do.
     pub(super) fn go_on_testing(&mut self, budget: &mut Budget) -> bool {
         let mut worked = false;
         if let Some(running) = &mut self.admin.self_test.running
@@ -436,7 +436,7 @@ impl Controller {
         true
     }
 
-    /// When the operation in progress goes on, though nothing else happens.
+    /// Returns the time of the operation's next read, if no event precedes it.
     pub(crate) fn self_test_deadline(&self) -> Option<Instant> {
         let running = self.admin.self_test.running.as_ref()?;
         if running.reading.is_some() || !self.may_test() || !self.engine.may_begin_own() {

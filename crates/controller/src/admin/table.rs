@@ -1,6 +1,6 @@
-//! The admin commands, each stated once.
+//! Table of the admin commands.
 //!
-//! From a row come: dispatch, the Commands Supported and Effects log page, OACS of Identify
+//! A row determines: dispatch, the Commands Supported and Effects log page, OACS of Identify
 //! Controller, and whether a queue migration is cancelled for the command.
 //!
 //! # To add an admin command
@@ -12,7 +12,7 @@
 //! 3. Put `super::module::COMMAND` into [`COMMANDS`].
 //!
 //! `nvme::AdminOpcode` has the opcode already, unless it is a vendor's. `tests/it/supported.rs`
-//! compares what the controller says with what it does, for every opcode.
+//! compares the reported with the actual support, for every opcode.
 
 use super::AdminResult;
 use crate::controller::Controller;
@@ -23,7 +23,7 @@ use nvme::{AdminOpcode as Op, Command};
 /// Effects of a command that changes nothing which the host has to know of beforehand.
 const NOTHING: CommandEffects = CommandEffects::new();
 
-/// Effects of a command by which namespaces come and go.
+/// Effects of a command that adds or removes namespaces.
 const INVENTORY: CommandEffects = CommandEffects::new().with_nic(true);
 
 /// Effects of a command that erases namespaces.
@@ -89,7 +89,7 @@ static COMMANDS: &[AdminCommand] = &[
 /// Runs a command.
 pub(super) type Handler = fn(&mut Controller, &Command) -> AdminResult;
 
-/// One admin command.
+/// Table entry of an admin command.
 pub(super) struct AdminCommand {
     opcode: Op,
     handler: Handler,
@@ -100,8 +100,8 @@ pub(super) struct AdminCommand {
 }
 
 impl AdminCommand {
-    /// A command that every controller has and that is about no queue. Of `effects`, "supported" is
-    /// filled in.
+    /// Creates a command that every controller has and that concerns no queue. The "supported"
+    /// bit of `effects` is set later.
     pub(super) const fn new(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         AdminCommand {
             opcode,
@@ -121,36 +121,36 @@ impl AdminCommand {
         }
     }
 
-    /// The bit by which Identify Controller says that the command is there.
+    /// Sets the bit by which Identify Controller reports the command.
     pub(super) const fn oacs(self, oacs: Oacs) -> Self {
         AdminCommand { oacs, ..self }
     }
 
-    /// Not every controller has the command.
+    /// Restricts the command to certain controllers.
     pub(super) const fn offered_if(self, offered: fn(&Controller) -> bool) -> Self {
         AdminCommand { offered, ..self }
     }
 }
 
-/// What runs the command; `None` when this controller does not have it.
+/// Returns the handler of a command; `None` when this controller does not have it.
 pub(super) fn handler(opcode: Op, controller: &Controller) -> Option<Handler> {
     let command = offered(controller).find(|command| command.opcode == opcode)?;
     Some(command.handler)
 }
 
-/// Whether the command looks at queues, or changes them.
+/// Returns whether the command reads or changes queues.
 pub(crate) fn concerns_queues(opcode: Op) -> bool {
     let mut commands = COMMANDS.iter();
     commands.any(|command| command.opcode == opcode && command.concerns_queues)
 }
 
-/// What Identify Controller says about the commands.
+/// Returns the Optional Admin Command Support (OACS) field of Identify Controller.
 pub(super) fn oacs(controller: &Controller) -> Oacs {
     let bits = offered(controller).map(|command| command.oacs.into_bits());
     Oacs::from_bits(bits.fold(Oacs::new().into_bits(), |all, bits| all | bits))
 }
 
-/// What the Commands Supported and Effects log page says about the commands.
+/// Returns the entries of the Commands Supported and Effects log page.
 pub(super) fn effects(controller: &Controller) -> impl Iterator<Item = (Op, CommandEffects)> {
     offered(controller).map(|command| (command.opcode, command.effects.with_csupp(true)))
 }

@@ -89,7 +89,7 @@ pub(super) struct Batch<'a> {
 /// [`PIECE_BYTES`] more. Pieces of PRPs are pages, and count by their bytes.
 #[derive(Default)]
 pub(super) struct LongWork {
-    /// Where nothing is left, the batch ends with the next such command.
+    /// When none is left, the batch ends with the next command with such data.
     left: i64,
 }
 

@@ -189,7 +189,7 @@ pub(super) struct Slots {
     reserved: Option<u16>,
     /// The reserved command's effect has been applied, see [`Records::mark_applied`].
     reserved_is_applied: bool,
-    /// Where the commands are recorded, if they are.
+    /// Records of the commands, if they are kept.
     pub records: Option<Records>,
 }
 

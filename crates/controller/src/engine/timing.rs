@@ -7,7 +7,6 @@
 //! have followed have no part in its time. Its position in the batch changes from one timed batch
 //! to the next. Every command that leaves a batch and is no read or write is timed: such commands
 //! cost many times as much.
-//! timed each: they cost many times as much.
 
 use super::run::Next;
 use super::slots::Kind;

@@ -1,9 +1,10 @@
-//! Write Uncorrectable ("NVM Command Set 1.1", 3.3.7) and what follows from it: blocks that cannot
-//! be read, and writes after which they can. [`marks`](crate::marks) says how that fits together.
+//! Write Uncorrectable ("NVM Command Set 1.1", 3.3.7): commands that make blocks unreadable, and
+//! writes that make them readable again. [`marks`](crate::marks) describes the whole.
 //!
-//! Marks change in the control half, which commits them: a command that changes some waits for that
-//! ([`Work::Marking`]), a write when its volume has done it. So the next process finds a block
-//! marked, or not, as the host has seen it, or as a command says that is executed again.
+//! Marks change in the control half, which commits them. A command that changes marks waits for
+//! that ([`Work::Marking`]); a write does so after its volume request. The next process therefore
+//! finds each block's mark as the host has seen it, or as an unfinished command sets it, which is
+//! executed again.
 
 use super::slots::{Kind, Work};
 use super::{Engine, Event};
