@@ -48,7 +48,7 @@ impl DeviceMemory {
     /// Returns the visible part of a window around an address outside the device's memory.
     pub(crate) fn around(&self, iova: u64, mut entry: Entry) -> Entry {
         if iova < self.start {
-            // At least `iova`, so there is an address before.
+            // `iova` is lower, so there is an address before the start.
             entry.last = entry.last.min(self.start - 1);
         } else if entry.start <= self.last {
             // Less than `iova`, so there is an address behind.

@@ -332,7 +332,7 @@ impl Memory {
     ) -> Result<usize, Errno> {
         let ptr = self.at(offset, len).filter(|_| self.0.writable);
         let ptr = ptr.ok_or(Errno::FAULT)?;
-        // As C's type, whatever its width.
+        // The flags have the width of C's type.
         let flags = flags.bits() as libc::c_int;
         // SAFETY: `at` checked the range against the mapping, which `self` keeps and which is
         // writable; the kernel checks the descriptor.

@@ -92,7 +92,7 @@ impl Charge {
             return Ok(charge);
         }
         charge.release_account();
-        // Nothing was charged to the process.
+        // The process was charged nothing.
         std::mem::forget(charge);
         Err(MapError::AddressSpaceFull { limit })
     }
