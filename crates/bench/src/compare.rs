@@ -1,11 +1,10 @@
-//! Figures of today beside those that were kept: `--keep DIR` and `--compare FILE`.
+//! Comparison of today's figures with saved ones: `--keep DIR` and `--compare FILE`.
 //!
-//! What is kept are medians, without their runs, in a file of the same form as `results.json`; a
-//! folder of them has one for each machine, named after its processors. Figures of two hours are
-//! no ratios of one run: a machine that is shared makes differences of its own, and more the
-//! fewer slices a median is of. So a difference is shown from [`ALIKE`] on, and is marked where one
-//! of the two figures is not to be trusted. Whether a change made something faster is for
-//! `--beside` to say.
+//! The saved figures are medians, without their runs, in a file of the same form as `results.json`.
+//! A folder has one file for each machine, named after its processors. Figures of two hours are no
+//! ratios of one run: a shared machine adds differences of its own, and more the fewer slices a
+//! median has. So a difference is shown from [`ALIKE`] on, and is marked where one of the two
+//! figures is unreliable. `--beside` decides whether a change made something faster.
 
 use crate::distance::agree;
 use crate::results::{FILE, Machine, Results, Row};
@@ -23,7 +22,8 @@ enum Better {
     Less,
 }
 
-/// Figures that say something about the program. Others are of the machine, or of the measuring.
+/// Returns the better direction of a figure of the program; `None` for figures of the machine or of
+/// the measuring.
 fn better(row: &Row) -> Option<Better> {
     match row.metric.as_str() {
         "iops" | "limited_iops" | "of_bare" | "of_limit" => Some(Better::More),
@@ -74,7 +74,7 @@ fn pairs<'a>(kept: &'a Results, today: &'a Results) -> (Vec<Pair<'a>>, usize) {
             Better::More => quotient,
             Better::Less => 1.0 / quotient,
         };
-        // Nothing against nothing: an idle process, no register write.
+        // Both figures are zero: an idle process, no register write.
         let times = if times.is_nan() { 1.0 } else { times };
         pairs.push(Pair {
             kept,
@@ -85,7 +85,8 @@ fn pairs<'a>(kept: &'a Results, today: &'a Results) -> (Vec<Pair<'a>>, usize) {
     (pairs, alone)
 }
 
-/// One figure, at one distance, whatever round trip it had on the day.
+/// Returns whether two rows are the same figure at the same distance, whatever its round trip was
+/// on the day.
 fn is_same(one: &Row, other: &Row) -> bool {
     let at_one_distance = match (one.distance, other.distance) {
         (Some(one), Some(other)) => agree(one, other),

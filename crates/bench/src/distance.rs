@@ -1,8 +1,8 @@
-//! How far two CPUs are from each other, as it is found: a virtual machine's are moved by its host,
-//! from cores that share a cache to others, within seconds.
+//! Distance between two CPUs, as measured: the host of a virtual machine moves its CPUs, from cores
+//! that share a cache to distant ones, within seconds.
 //!
-//! Round trips of a cache line that were measured over a suite fall into groups. Each group is a
-//! distance; what was measured at one is not mixed with what was measured at another.
+//! The round trips of a cache line over a suite fall into groups. Each group is a distance, and
+//! figures of different distances are not mixed.
 
 use crate::results::median;
 use serde::{Deserialize, Serialize};

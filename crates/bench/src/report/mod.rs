@@ -1,4 +1,4 @@
-//! What a person looks at: tables on the terminal, and a page with tables and plots, from
+//! The report for people: tables on the terminal, and a page with tables and plots, from
 //! `results.json`.
 
 mod chart;

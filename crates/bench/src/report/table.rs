@@ -16,10 +16,10 @@ pub struct Row {
 pub struct Table {
     pub title: String,
     pub columns: Vec<String>,
-    /// What the columns' names are numbers of: "depth"; empty if they say it themselves.
+    /// Quantity of the columns' names, such as "depth"; empty if the names include it.
     pub across: &'static str,
     pub rows: Vec<Row>,
-    /// What the reader has to know.
+    /// Note for the reader.
     pub note: String,
 }
 

@@ -22,7 +22,7 @@ pub fn ask(path: &Path) -> Result<Stats> {
     }
 }
 
-/// The same of a program that is compared with, and older than HTTP there: a line, and its answer.
+/// Asks a server older than the HTTP interface for its counters: a line, and its answer.
 fn ask_former(path: &Path) -> Result<Stats> {
     #[derive(Deserialize)]
     #[serde(rename_all = "lowercase")]

@@ -12,7 +12,7 @@ pub const QSD: &str = "qemu-storage-daemon";
 /// How long it may take to start or to end.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// What is started.
+/// Parameters of a qemu-storage-daemon.
 pub struct Start<'a> {
     pub program: &'a Path,
     /// Values of `--blockdev`; the last has the node name `q`, and is exported.

@@ -166,7 +166,7 @@ impl Lane for InitiatorLane {
     }
 
     fn put(&mut self, slot: u16, data: &[u8]) {
-        // What could not be written shows when it is read back.
+        // A failed write is detected when the data is read back.
         let _ = self.memory.write(usize::from(slot) * self.bytes, data);
     }
 
