@@ -52,13 +52,13 @@ impl Node {
         Self(number + 2)
     }
 
-    /// What the file is called.
+    /// Returns the number in the file's name.
     pub const fn number(self) -> u64 {
         self.0.saturating_sub(2)
     }
 }
 
-/// What is asked of a file. Offsets and lengths are in bytes.
+/// Operation on a file. Offsets and lengths are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation<'a> {
     /// How long it is; `None` is the answer for a file that is not there.
@@ -69,7 +69,7 @@ pub enum Operation<'a> {
     Read {
         /// From here on.
         offset: u64,
-        /// So much.
+        /// Length.
         len: u32,
     },
     /// Write.
@@ -78,35 +78,35 @@ pub enum Operation<'a> {
         offset: u64,
         /// This.
         data: &'a [u8],
-        /// It is durable when it is answered (`O_DSYNC`).
+        /// The data is durable before the answer (`O_DSYNC`).
         durable: bool,
     },
     /// Zeroes, or a hole.
     Zero {
         /// From here on.
         offset: u64,
-        /// So much.
+        /// Length.
         len: u64,
     },
-    /// What was written becomes durable.
+    /// Make written data durable.
     Sync,
 }
 
-/// What is asked of a server.
+/// Request to a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request<'a> {
     /// Names the request until it is answered.
     pub id: u64,
     /// Which file.
     pub node: Node,
-    /// What.
+    /// Requested operation.
     pub operation: Operation<'a>,
 }
 
-/// What a server answers.
+/// Answer of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// It is done. Also to a write.
+    /// The operation has succeeded; also for a write.
     Done,
     /// These bytes were read.
     Data(Vec<u8>),
@@ -120,11 +120,11 @@ pub enum Answer {
     Later,
 }
 
-/// What becomes of a message.
+/// Handling of a message.
 pub(crate) enum Asked<'a> {
     /// The server is asked; how its answer is put in words.
     Server(Request<'a>, Form),
-    /// It is answered without asking.
+    /// The message is answered without the server.
     Here(Vec<u8>),
     /// None is expected.
     Nothing,

@@ -20,7 +20,7 @@ pub trait Serve {
     fn serve(&mut self, request: &Request<'_>) -> Answer;
 }
 
-/// Answers what was put off, from any thread.
+/// Sends deferred answers, from any thread.
 #[derive(Debug, Clone)]
 pub struct Sender {
     device: Arc<File>,
@@ -39,7 +39,7 @@ impl Sender {
 
     fn send(&self, id: u64, form: Form, with: Answer) {
         match answer(id, form, with) {
-            // The process that asked may have gone.
+            // The requesting process may have ended.
             Some(message) => drop((&*self.device).write(&message)),
             None => drop(self.pending.lock().unpoisoned().insert(id, form)),
         }
@@ -88,7 +88,7 @@ impl Mount {
         self.point.join(number.to_string())
     }
 
-    /// What answers later.
+    /// Returns the sender for deferred answers.
     pub fn sender(&self) -> Sender {
         self.sender.clone()
     }
@@ -123,7 +123,7 @@ impl Mount {
         Ok(())
     }
 
-    /// Ends the connection: everybody who waits gets an error, and so does everything that comes.
+    /// Aborts the connection: all pending and later requests fail.
     pub fn abort(&self) {
         let path = format!("/sys/fs/fuse/connections/{}/abort", self.number);
         if fs::write(&path, "1").is_ok() {
