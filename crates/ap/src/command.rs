@@ -1,5 +1,5 @@
-//! What a program asks for by PQAP: general register 0 taken apart and checked, and
-//! the words of its functions.
+//! PQAP requests of a program: general register 0, decoded and checked, and the words of the
+//! functions.
 
 use thiserror::Error;
 
@@ -172,18 +172,18 @@ impl Subclass {
         Subclass(bits & 7)
     }
 
-    /// Its number.
+    /// Returns the number.
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// Its bit in the leftmost byte of the right half of control register 6.
+    /// Returns the bit in the leftmost byte of the right half of control register 6.
     pub const fn mask(self) -> u64 {
         0x8000_0000 >> self.0
     }
 }
 
-/// What PQAP(AQIC) asks for: general registers 1 and 2.
+/// Parameters of PQAP(AQIC): general registers 1 and 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptControl {
     /// Turn interrupts off.

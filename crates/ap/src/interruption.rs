@@ -1,6 +1,7 @@
-//! Interruptions made by hand, for a machine that lets a program outside it change the PSW: the old
-//! PSW and the interruption's code go to the prefix area, the new PSW comes from it (z/Architecture
-//! Principles of Operation, chapter 6; the places are those of Linux's `struct lowcore`).
+//! Interruptions made by hand, for a machine that lets a program outside it change the PSW. The old
+//! PSW and the interruption's code are stored in the prefix area, and the new PSW is loaded from it
+//! (z/Architecture Principles of Operation, chapter 6; the offsets are those of Linux's `struct
+//! lowcore`).
 
 use crate::command::{ProgramException, Subclass};
 
@@ -73,8 +74,8 @@ pub fn adapter(
     old: Psw,
     subclass: Subclass,
 ) -> Option<Psw> {
-    // No subchannel, no parameter; the identification word says "adapter" in bit 0 and
-    // the subclass in bits 2-4.
+    // No subchannel, no parameter; the identification word has "adapter" in bit 0 and the subclass
+    // in bits 2-4.
     let word = 1 << 31 | u32::from(subclass.get()) << 27;
     let mut code = [0; 12];
     code[8..].copy_from_slice(&word.to_be_bytes());

@@ -1,5 +1,5 @@
-//! What this crate reaches the world through: guest pages, interruption subclasses,
-//! time, and the queues below.
+//! Interfaces of this crate to its environment: guest pages, interruption subclasses, time, and the
+//! queues below.
 
 use core::fmt;
 
@@ -77,7 +77,7 @@ pub trait Clock {
     fn wait(&mut self, nanoseconds: u64);
 }
 
-/// Where a queue's interrupts go: what the host's AQIC takes.
+/// Destination of a queue's interrupts: the operand of the host's AQIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The notification byte.
