@@ -48,7 +48,7 @@ pub enum Request<'a> {
         /// The base.
         message: &'a [u8],
     },
-    /// The same with the modulus' primes.
+    /// Modular exponentiation with the primes of the modulus.
     Crt {
         /// p, q, dp, dq and u = q^-1 mod p.
         key: rsa::CrtKey<'a>,
@@ -125,7 +125,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The message that says this: what the driver would send.
+    /// Encodes the request, as the driver would send it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let (kind, fields): (u16, Vec<&[u8]>) = match *self {
             Request::ModularExponentiation {
