@@ -1,4 +1,4 @@
-//! What a controller is made of: identity, limits, namespaces.
+//! Configuration of a controller: identity, limits, namespaces.
 
 use crate::cloud::Cloud;
 use crate::controller::BootImage;
@@ -19,8 +19,8 @@ use volume::Volume;
 /// Most I/O queue pairs of a controller. The doorbell page has room for 511, the MSI-X table for
 /// 255.
 pub const MAX_IO_QUEUES: u16 = 128;
-/// As many a controller has if nothing else is said. Another number here would be another
-/// controller to a process that goes on with what one before has left.
+/// Default number of I/O queue pairs. A process with another number could not take over a
+/// controller from one with this number.
 pub const DEFAULT_IO_QUEUES: u16 = 64;
 /// Bytes of the smallest controller memory buffer.
 pub const MIN_CMB_SIZE: u64 = 4 << 10;
@@ -60,8 +60,8 @@ pub struct ControllerConfig {
     /// Bytes of a controller memory buffer, a power of two from 4 KiB to 64 MiB; `None`: it has
     /// none. Not where hosts reach it over a network.
     pub cmb_size: Option<u64>,
-    /// What its two Boot Partitions hold; `None`: it has none. Not where hosts reach it over a
-    /// network.
+    /// Content of the two Boot Partitions; `None`: the controller has none. Not where hosts reach
+    /// the controller over a network.
     pub boot: Option<BootImage>,
     /// The volatile write cache feature after power-on, where a volume has one.
     pub write_cache: bool,
@@ -75,9 +75,9 @@ pub struct ControllerConfig {
     pub workers: u16,
     /// How long a controller reset may take (CAP.TO), rounded up to 500 ms.
     pub reset_timeout: Duration,
-    /// Hosts reach it over a network.
+    /// Settings of a controller that hosts reach over a network.
     pub fabrics: Option<FabricsConfig>,
-    /// What is said in vendor specific bytes. Model number and PCI IDs are not set by this.
+    /// Content of the vendor specific bytes. Model number and PCI IDs are not set by this.
     pub cloud: Option<Cloud>,
     /// Where the namespaces come from that its host makes (Namespace Management); without it that
     /// is not offered. Those that are attached to the controller are there from the beginning. A
@@ -129,7 +129,7 @@ impl Default for ControllerConfig {
 pub struct NamespaceConfig {
     /// Namespace ID, from 1.
     pub nsid: u32,
-    /// What it stands on.
+    /// Volume that stores the blocks.
     pub volume: Arc<dyn Volume>,
     /// Logical block size in bytes: 512 or 4096. With several formats, that of the one that is
     /// kept.
@@ -140,11 +140,11 @@ pub struct NamespaceConfig {
     pub nguid: [u8; 16],
     /// IEEE Extended Unique Identifier.
     pub eui64: [u8; 8],
-    /// Its zones, if it is a zoned namespace. All workers share them, and in a subsystem all
-    /// controllers that have the namespace: each of them is made with the same ones.
+    /// Zones of a zoned namespace. All workers share them, and in a subsystem all controllers
+    /// that have the namespace: each of them is created with the same ones.
     pub zones: Option<Arc<ZonedState>>,
-    /// Its placement handles (Flexible Data Placement), if it has any: those of one controller. It
-    /// has no zones then.
+    /// Placement handles (Flexible Data Placement), if the namespace has any: those of one
+    /// controller. The namespace has no zones then.
     pub placement: Option<Arc<PlacementState>>,
     /// The metadata of its blocks, if they have any: on one worker, of one controller. It has
     /// neither zones nor placement handles then.
@@ -154,7 +154,7 @@ pub struct NamespaceConfig {
     pub formats: Option<Formats>,
 }
 
-/// Why a configuration is refused.
+/// Reason why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A text field is too long or holds characters that the standard does not allow.
@@ -162,9 +162,9 @@ pub enum ConfigError {
     Text {
         /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: String,
-        /// Its longest form.
+        /// Maximum length.
         max: usize,
     },
     /// A number is out of its range.
@@ -172,9 +172,9 @@ pub enum ConfigError {
     Range {
         /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u64,
-        /// What is allowed, in words.
+        /// Description of the allowed values.
         allowed: &'static str,
     },
     /// Two namespaces have one ID.
@@ -186,7 +186,8 @@ pub enum ConfigError {
     /// A controller of a subsystem has only namespaces of that.
     #[error("namespace {0} is none of the controller's subsystem")]
     NotShared(u32),
-    /// The Host Identifier of a controller in a subsystem is all zeroes, which names nobody.
+    /// The Host Identifier of a controller in a subsystem is all zeroes, which identifies no
+    /// host.
     #[error("the host of a controller in a subsystem has no identifier")]
     NoHost,
     /// A controller of a subsystem lives on one worker.
@@ -206,12 +207,12 @@ pub enum ConfigError {
     /// Another process cannot go on with a controller of a subsystem.
     #[error("a controller in a subsystem cannot be gone on with by another process")]
     SharedState,
-    /// A volume whose size is no whole number of blocks, or not even one.
+    /// The size of a volume is no whole number of blocks, or less than one block.
     #[error(
         "namespace {nsid}: a volume of {size} bytes does not divide into blocks of {block_size} bytes"
     )]
     OddSize {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
         /// Bytes.
         size: u64,
@@ -223,7 +224,7 @@ pub enum ConfigError {
         "namespace {nsid}: the volume needs blocks of at least {needed} bytes, {block_size} were asked for"
     )]
     BlockSize {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
         /// Bytes.
         needed: u32,
@@ -245,7 +246,7 @@ pub enum ConfigError {
     /// Placement handles count in other blocks than the namespace has.
     #[error("namespace {nsid}: its placement handles are of blocks of {block} bytes")]
     PlacementBlock {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
         /// Bytes.
         block: u32,
@@ -256,8 +257,8 @@ pub enum ConfigError {
          hosts reach it, and it has neither zones nor placement handles"
     )]
     SharedMetadata(u32),
-    /// Zones and placement handles are of one LBA format, and so is metadata where others have
-    /// none.
+    /// Zones and placement handles require a single LBA format, and so does metadata unless all
+    /// formats have metadata.
     #[error(
         "namespace {0} can have several LBA formats only without zones, placement handles, and \
          metadata that is of one format"
@@ -266,7 +267,7 @@ pub enum ConfigError {
     /// The metadata is of other blocks than the namespace has.
     #[error("namespace {nsid}: its metadata is of blocks of {block} bytes")]
     MetadataBlock {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
         /// Bytes.
         block: u32,
@@ -274,7 +275,7 @@ pub enum ConfigError {
     /// The volume ends before the zones, or the blocks with metadata, do.
     #[error("namespace {nsid}: its blocks or zones need {needed} bytes, and the volume has {size}")]
     ZonesSize {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
         /// Bytes.
         needed: u64,
@@ -284,9 +285,9 @@ pub enum ConfigError {
     /// A volume could not be opened.
     #[error("namespace {nsid}: {error}")]
     Volume {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
-        /// What the volume said.
+        /// Error of the volume.
         error: volume::VolumeError,
     },
     /// The controller has no room for a namespace of this ID (NN).
@@ -300,7 +301,7 @@ pub enum ConfigError {
         /// Largest ID that there can be.
         max: u32,
     },
-    /// One namespace is attached at a time.
+    /// Another namespace is being attached; one is attached at a time.
     #[error("another namespace of this controller is being attached")]
     Attaching,
     /// The state memory cannot be used.
@@ -359,20 +360,22 @@ impl ControllerConfig {
         self.fabrics.is_none()
     }
 
-    /// Sanitize is offered: it would have to erase namespaces of a pool, too, that no controller
-    /// has, and of a subsystem those that only others have, also in the next process.
+    /// Returns whether Sanitize is offered. It would have to erase namespaces of a pool that no
+    /// controller has, too, and those of a subsystem that only other controllers have, also in
+    /// the next process.
     pub(crate) fn sanitizes(&self) -> bool {
         self.erases() && self.pool.is_none() && self.subsystem.is_none()
     }
 
-    /// It may have namespaces with metadata, from the beginning or when they are attached. So it
-    /// supports extended protection information formats (ELBAS).
+    /// Returns whether the controller may have namespaces with metadata, from the beginning or
+    /// attached later. It then supports extended protection information formats (ELBAS).
     pub(crate) fn may_have_metadata(&self) -> bool {
         self.subsystem.is_none() && self.fabrics.is_none() && self.workers <= 1
     }
 
-    /// Which I/O commands a controller like this has, as far as no namespace decides it. What other
-    /// hosts reach over a network is not marked: their controllers know nothing of each other.
+    /// Returns the properties that decide the I/O commands of such a controller, apart from its
+    /// namespaces. Blocks that other hosts reach over a network cannot be marked: their
+    /// controllers do not know of each other.
     pub(crate) fn offer(&self) -> Offer {
         Offer {
             shared: self.subsystem.is_some(),
@@ -444,7 +447,7 @@ impl ControllerConfig {
         if self.pool.is_some() && (self.subsystem.is_some() || self.fabrics.is_some()) {
             return Err(ConfigError::SharedPool);
         }
-        // SeaBIOS and others identify every NSID up to NN.
+        // SeaBIOS and other firmware identify every NSID up to NN.
         let nn = self.max_namespaces;
         range(
             "max_namespaces",
@@ -456,26 +459,28 @@ impl ControllerConfig {
 }
 
 impl NamespaceConfig {
-    /// Its blocks have metadata, or can have: it lives on one worker.
+    /// Returns whether the blocks have metadata, or can have it: such a namespace lives on one
+    /// worker.
     pub(crate) fn may_have_metadata(&self) -> bool {
         let formats = self.formats.as_ref();
         self.metadata.is_some() || formats.is_some_and(Formats::has_metadata)
     }
 
-    /// The file that is flushed after the volume in this format, or can be in another one.
+    /// Returns the file that is flushed after the volume, in this format or in another possible
+    /// one.
     pub(crate) fn table_file(&self) -> Option<&Arc<dyn Volume>> {
         let table = self.table().map(|(table, _)| table);
         table.or_else(|| self.formats.as_ref()?.file())
     }
 
-    /// The file that is flushed after the volume; and it is lost.
+    /// Returns the file that is flushed after the volume, and whether the file is lost.
     pub(crate) fn table(&self) -> Option<(&Arc<dyn Volume>, bool)> {
         let zones = self.zones.as_ref().and_then(|zones| zones.table());
         let of_zones = zones.map(|table| (table.volume(), table.is_lost()));
         of_zones.or_else(|| self.metadata.as_ref()?.file())
     }
 
-    /// How many blocks it has, whatever the volume's size is.
+    /// Returns the number of blocks, if it does not depend on the volume's size.
     pub(crate) fn fixed_blocks(&self) -> Option<u64> {
         let zones = self.zones.as_ref().map(|zones| zones.blocks());
         zones.or_else(|| Some(self.metadata.as_ref()?.blocks()))

@@ -38,7 +38,7 @@ const PCIE_DEVCTL: usize = PCIE_CAP + 8;
 /// "Initiate Function Level Reset", bit 15 of Device Control, as a bit of its upper byte.
 const DEVCTL_FLR_HIGH: u8 = 0x80;
 
-/// What identifies the function on the bus.
+/// IDs of the function on the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciIds {
     /// Vendor ID.
@@ -55,8 +55,8 @@ pub struct PciIds {
 
 impl Default for PciIds {
     fn default() -> Self {
-        // No vendor ID is ours: 1234h is the one that emulated devices without one of their own go
-        // by. NVMe drivers match on the class code.
+        // We have no vendor ID: 1234h is in common use for emulated devices without an own one.
+        // NVMe drivers match on the class code.
         PciIds {
             vendor: 0x1234,
             device: 0x4e56,
@@ -67,10 +67,10 @@ impl Default for PciIds {
     }
 }
 
-/// What a configuration write asks of the controller.
+/// Effect of a configuration write on the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigEffect {
-    /// Nothing beyond the bytes stored.
+    /// No effect beyond the stored bytes.
     None,
     /// A function level reset was initiated.
     FunctionLevelReset,
@@ -215,7 +215,7 @@ impl ConfigSpace {
         effect
     }
 
-    /// What the host has written.
+    /// Returns the bytes that the host can write.
     pub(crate) fn save(&self) -> Pci {
         let written = (0..).zip(self.bytes.iter().zip(&self.mask[..]));
         let written = written.filter(|(_, (_, mask))| **mask != 0);
@@ -227,16 +227,16 @@ impl ConfigSpace {
         }
     }
 
-    /// As [`ConfigSpace::save`] said, as far as the host may write.
+    /// Restores the bytes saved by [`ConfigSpace::save`], as far as the host may write them.
     pub(crate) fn restore(&mut self, saved: &Pci) {
         for &(at, byte) in &saved.bytes {
-            // It was written before: it asks for nothing now.
+            // The effect of the write took place before.
             let _ = self.write(at.into(), &[byte]);
         }
         self.memory_was_enabled |= saved.memory_was_enabled;
     }
 
-    /// Back to the state after power-on.
+    /// Restores the state after power-on.
     pub fn reset(&mut self) {
         self.bytes.copy_from_slice(&self.pristine[..]);
         self.memory_was_enabled = false;
@@ -246,13 +246,13 @@ impl ConfigSpace {
         u16::from_le_bytes([self.byte(COMMAND), self.byte(COMMAND + 1)])
     }
 
-    /// The function is in D0. In D3hot it answers configuration accesses only, and sends nothing
-    /// ("PCI Bus Power Management Interface 1.2", 5.4.1).
+    /// Returns whether the function is in D0. In D3hot it answers configuration accesses only,
+    /// and sends no messages ("PCI Bus Power Management Interface 1.2", 5.4.1).
     fn is_awake(&self) -> bool {
         self.byte(PM_CONTROL) & 0x03 == 0
     }
 
-    /// The function may reach the host's memory: Bus Master Enable, in D0.
+    /// Returns whether the function may reach the host's memory: Bus Master Enable, in D0.
     pub fn is_bus_master(&self) -> bool {
         self.command() & command::BUS_MASTER != 0 && self.is_awake()
     }

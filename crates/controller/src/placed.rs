@@ -22,13 +22,13 @@ pub struct PlacementState {
 #[derive(Debug)]
 pub struct PlacementTable {
     rows: Rows,
-    /// Whose lock is the table's.
+    /// The file that holds the table's lock.
     _file: Option<Arc<dyn Volume>>,
 }
 
 impl PlacementTable {
-    /// A table ([`table::encode`]) in these pages; `file` is their file, where it has a lock.
-    /// `None`: the pages are fewer than the handles need.
+    /// Opens a table ([`table::encode`]) in these pages; `file` is their file, if it has a lock.
+    /// Returns `None` when the pages are fewer than the handles need.
     pub fn new(pages: &SharedPages, handles: u16, file: Option<Arc<dyn Volume>>) -> Option<Self> {
         let rows = Rows::new(pages, 0, table::rows(handles))?;
         Some(Self { rows, _file: file })
@@ -41,16 +41,16 @@ impl Words for PlacementTable {
     }
 }
 
-/// Why a placement cannot be had.
+/// Reason why a placement cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PlacementError {
-    /// It cannot be like that.
+    /// The geometry is invalid.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
-    /// There is no memory for its table.
+    /// There is no memory for the table.
     #[error("the table of placement handles: {0}")]
     Memory(MapError),
-    /// Its memory cannot be written.
+    /// The table's memory cannot be written.
     #[error("the table of placement handles: {0}")]
     Write(MemoryError),
 }
@@ -62,7 +62,7 @@ impl From<MapError> for PlacementError {
 }
 
 impl PlacementState {
-    /// The placement in this table.
+    /// Opens the placement in this table.
     ///
     /// # Errors
     /// [`PlacementError::Geometry`].
@@ -71,7 +71,7 @@ impl PlacementState {
         Ok(Self { placement })
     }
 
-    /// A new one, which ends with the process.
+    /// Creates a placement that ends with the process.
     ///
     /// # Errors
     /// [`PlacementError`].

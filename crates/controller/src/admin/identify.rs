@@ -41,7 +41,7 @@ enum Found<'a> {
     Active(&'a Namespace),
     /// A namespace of the pool that the controller does not have.
     Allocated(PooledNamespace),
-    /// In range, but nothing is there.
+    /// An NSID in range without a namespace.
     Inactive,
 }
 

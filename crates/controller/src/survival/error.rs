@@ -7,7 +7,7 @@ use state_memory::StateError;
 /// and the controller made anew.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// Nothing was committed, or it was withdrawn because the state could not be written.
+    /// No state was committed, or it was withdrawn because it could not be written.
     #[error("the previous process has left no state")]
     Nothing,
     /// The state memory cannot be read.
@@ -28,34 +28,34 @@ pub enum RestoreError {
     /// The disk that is configured is another one than the host knows.
     #[error("the host knows a disk with {what} {before}, configured is {now}")]
     Differs {
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
-        /// What the host knows.
+        /// Value that the host knows.
         before: String,
-        /// What is configured.
+        /// Configured value.
         now: String,
     },
     /// A namespace that the host knows is not configured.
     #[error("the host knows namespace {0}, which is not configured")]
     NoNamespace(u32),
-    /// A descriptor was not kept, or is gone.
+    /// A descriptor was not kept, or is lost.
     #[error("{what} was not kept")]
     NotKept {
-        /// What it was.
+        /// Name of the descriptor.
         what: &'static str,
     },
     /// A window of guest memory cannot be mapped again.
     #[error("guest memory at {iova:#x} cannot be mapped again: {error}")]
     Window {
-        /// Its first address.
+        /// First address of the window.
         iova: u64,
-        /// Why.
+        /// Cause of the failure.
         error: dma::MapError,
     },
     /// The state contradicts itself.
     #[error("the previous process's state contradicts itself: {0}")]
     Contradiction(&'static str),
-    /// What is configured cannot be made.
+    /// The configured controller cannot be created.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }

@@ -91,7 +91,8 @@ impl Erasure {
         self.unknown.contains(&nsid).then_some(Erasing::UNKNOWN)
     }
 
-    /// Sets whether another controller lacks knowledge of a namespace's stored format.
+    /// Sets whether the stored format of a namespace is unknown, as another controller has
+    /// determined.
     pub(crate) fn set_unknown(&mut self, nsid: u32, unknown: bool) {
         self.unknown.retain(|other| *other != nsid);
         if unknown {
