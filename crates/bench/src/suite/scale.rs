@@ -81,8 +81,8 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                         slices::take(SUITE, &group, &mut pings, plan, run, c)?;
                         continue;
                     }
-                    // Contenders that take turns would not stay busy, and their queues would not stay
-                    // on the workers that they were spread to.
+                    // Contenders that take turns would not stay busy, and their queues would not
+                    // stay on the workers that they were spread to.
                     for make in &group {
                         let contender = make(&setup)?;
                         (contender.load)(SPREADING, Duration::from_millis(1))?;
