@@ -34,8 +34,8 @@ const ANATT: u8 = 10;
 /// Return Groups Only, of the ANA log page.
 pub(crate) const RGO: u8 = 1;
 
-/// Returns the status of commands for a namespace whose group is in this state; `None` where they
-/// are executed. Another path may execute them, so Do Not Retry is not set.
+/// Returns the status of commands for a namespace of a group in this state; `None` where they are
+/// executed. Another path may execute them, so Do Not Retry is not set.
 pub(crate) fn refusal(state: AnaState) -> Option<Status> {
     match state {
         AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => None,

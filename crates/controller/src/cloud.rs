@@ -17,7 +17,7 @@ use std::str::FromStr;
 /// Maximum length of a name: Amazon's field without a terminator.
 const LONGEST: usize = 32;
 
-/// Cloud whose disk the controller imitates.
+/// The cloud; the controller imitates a disk of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cloud {
     /// An EBS volume, attached under this device name.

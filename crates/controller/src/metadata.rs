@@ -37,9 +37,9 @@ pub(crate) enum Kept {
 }
 
 impl MetadataState {
-    /// Opens metadata in the pages of a file, whose header ([`table::decode`]) has that
-    /// generation; `volume` is the file, whose flushes make stores durable. Returns `None` when
-    /// the pages are fewer than the blocks need.
+    /// Opens metadata in the pages of a file with that generation in its header
+    /// ([`table::decode`]); flushes of `volume`, which is the file, make stores durable. Returns
+    /// `None` when the pages are fewer than the blocks need.
     pub fn new(
         layout: Layout,
         blocks: u64,
@@ -106,7 +106,7 @@ impl MetadataState {
         Some((at, bytes, len))
     }
 
-    /// Reads the metadata of a block whose data has this checksum. Returns `None` when the file
+    /// Reads the metadata of a block, by the checksum of its data. Returns `None` when the file
     /// is lost.
     pub(crate) fn read(&self, lba: u64, checksum: u32, metadata: &mut [u8]) -> Option<Kept> {
         let (_, bytes, len) = self.entry(lba)?;
@@ -161,7 +161,7 @@ impl MetadataState {
         })
     }
 
-    /// Settles the metadata of a block that is to be written, and whose data has this checksum.
+    /// Settles the metadata of a block that is to be written, by the checksum of its data.
     pub(crate) fn settle(&self, lba: u64, checksum: u32) {
         if let Some((at, bytes, len)) = self.entry(lba)
             && let Some(entry) = bytes.get(..len)

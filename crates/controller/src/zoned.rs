@@ -69,8 +69,8 @@ pub struct ZoneTable {
 }
 
 impl ZoneTable {
-    /// Opens a table ([`table::encode`]) in these pages; `volume` is their file, whose flushes
-    /// make stores durable. Returns `None` when the pages are fewer than the zones need.
+    /// Opens a table ([`table::encode`]) in these pages; flushes of `volume`, which is their
+    /// file, make stores durable. Returns `None` when the pages are fewer than the zones need.
     pub fn new(pages: SharedPages, zones: u32, volume: Arc<dyn Volume>) -> Option<Self> {
         let rows = 1 + (zones as usize).div_ceil(WORDS);
         let rows = Rows::new(&pages, 0, rows)?;
@@ -155,7 +155,7 @@ impl ZonedState {
         }
     }
 
-    /// Ends a write of the zone, whose record is removed.
+    /// Ends a write of the zone, after its record was removed.
     pub(crate) fn end_write(&self, zone: u32) {
         if let Some(writes) = self.writes.get(zone as usize) {
             writes.fetch_sub(1, Ordering::Release);

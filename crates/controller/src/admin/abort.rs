@@ -77,7 +77,7 @@ impl Controller {
         self.answer_aborts((sqid, cid), not_aborted(!aborted));
     }
 
-    /// Completes Abort commands whose target was not in the queue.
+    /// Completes Abort commands when their target was not in the queue.
     pub(crate) fn abort_missed(&mut self, sqid: u16, cid: u16) {
         self.answer_aborts((sqid, cid), not_aborted(true));
     }

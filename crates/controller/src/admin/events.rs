@@ -18,7 +18,7 @@ const PENDING: usize = 16;
 pub(crate) struct AsyncEvents {
     parked: VecDeque<u16>,
     pending: VecDeque<AsyncEvent>,
-    /// Bit mask of event types that were reported and whose log page was not read since.
+    /// Bit mask of event types that were reported, without a read of their log page since.
     masked: u8,
 }
 

@@ -76,7 +76,7 @@ impl Controller {
             Cns::IOCS_CONTROLLER => {
                 self.check_csi(cdw11.csi())?;
                 match cdw11.csi() {
-                    // As many bytes are appended here as in the other case.
+                    // Both structures have the same size.
                     Csi::ZONED => page(&ZonedController::new_zeroed()),
                     _ => page(&self.nvm_controller()),
                 }

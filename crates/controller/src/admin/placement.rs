@@ -1,11 +1,11 @@
 //! The control half of Flexible Data Placement ("NVMe Base 2.1", 8.1.10): log pages, features,
 //! and the Data Placement directive (ibid., 8.1.8).
 //!
-//! Each namespace with placement handles is an Endurance Group by itself, whose identifier is its
-//! NSID, with one reclaim group and one configuration. A host cannot change the configuration
-//! while the namespace exists, and so never ("NVMe Base 2.1", 5.1.25.1, Flexible Data Placement:
-//! Command Sequence Error). The directive is enabled from the start, as hosts presume; they may
-//! disable it.
+//! Each namespace with placement handles is an Endurance Group by itself, identified by its NSID,
+//! with one reclaim group and one configuration. A host cannot change the configuration while the
+//! namespace exists, and so never ("NVMe Base 2.1", 5.1.25.1, Flexible Data Placement: Command
+//! Sequence Error). The directive is enabled from the start, as hosts presume; they may disable
+//! it.
 //!
 //! Values set by hosts are stored with the counts, and outlast resets. There is no asynchronous
 //! event for the FDP Events log page: hosts poll it.

@@ -301,7 +301,7 @@ impl Controller {
         }
     }
 
-    /// Completes a reset whose commands in flight have ended. Returns whether it did.
+    /// Completes a reset when the commands in flight have ended. Returns whether it did.
     pub(super) fn progress(&mut self) -> bool {
         if self.state != State::Resetting || !self.engine.drained() || !self.migration.stopped() {
             return false;

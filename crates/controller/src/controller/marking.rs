@@ -96,7 +96,8 @@ impl Controller {
         marks.mark(slba, blocks, PIECES.saturating_sub(others))
     }
 
-    /// Marks of a namespace have gone: if these were the last, its commands go the short way again.
+    /// Handles the removal of marks: after the last one, the namespace's commands take the fast
+    /// path again.
     fn marks_went(&mut self, nsid: u32, marks: &Marks) {
         self.touch();
         if marks.any() {
@@ -138,7 +139,7 @@ impl Controller {
         self.order(place, Order::EndMarking(tag, status));
     }
 
-    /// What was changed is committed.
+    /// Completes the commands that waited for the commit of their changes.
     pub(crate) fn marks_committed(&mut self) {
         crash::point!("controller.mark.committed");
         for end in std::mem::take(&mut self.marks.uncommitted) {

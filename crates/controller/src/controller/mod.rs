@@ -154,8 +154,8 @@ impl Controller {
         Self::make(id, config, namespaces, io, page, None)
     }
 
-    /// Creates a controller whose state another process can take over ([`Controller::restore`]):
-    /// `state` is a new state memory, made for [`state_layout`].
+    /// Creates a controller that another process can take over ([`Controller::restore`]): `state`
+    /// is a new state memory, made for [`state_layout`].
     ///
     /// # Errors
     /// Those of [`Controller::new`], and [`ConfigError::State`].

@@ -39,7 +39,7 @@ struct Group {
 pub(super) enum Owed {
     /// A namespace, by the number of its message.
     Access(Arc<SharedNamespace>, u64),
-    /// Sender of whoever has changed a group's ANA state: notified by dropping the sender.
+    /// Caller that has changed a group's ANA state: notified by dropping the sender.
     Ana(u32, Sender<()>),
     /// A controller that erases a namespace: notified by dropping the [`Arc`].
     Erasing(u32, Arc<Awaited>),
@@ -391,8 +391,8 @@ impl Controller {
         sharing.is_some_and(|sharing| !sharing.unanswered.is_empty())
     }
 
-    /// Answers other controllers whose awaited commands have ended. Returns whether there were
-    /// any.
+    /// Answers other controllers when the commands that they wait for have ended. Returns whether
+    /// there were any.
     pub(super) fn answer_others(&mut self) -> bool {
         let Some(sharing) = &mut self.sharing else {
             return false;

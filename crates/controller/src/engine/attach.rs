@@ -83,7 +83,7 @@ impl Engine {
         }
     }
 
-    /// Releases detached namespaces whose commands have ended, after a flush of the data they
+    /// Releases detached namespaces without commands in flight, after a flush of the data they
     /// wrote. Returns whether a namespace was released.
     pub fn tidy(&mut self, io: &Io) -> bool {
         let mut waiting = std::mem::take(&mut self.detached);

@@ -7,9 +7,8 @@
 //! message is a write to memory. Doorbell registers are polled as usual.
 //!
 //! When the bit is set again, the rings are looked up again. Each completion queue with entries
-//! that the host did not consume is signalled, including those whose interrupt was sent before:
-//! the VMM drops the messages of a function without the bit, even those that arrive a moment
-//! late.
+//! that the host did not consume is signalled, including those signalled before: the VMM drops
+//! the messages of a function without the bit, even those that arrive a moment late.
 
 use super::Engine;
 use super::doorbells::Which;
@@ -43,7 +42,7 @@ impl Engine {
 
     fn end_mastering(&mut self) {
         if self.doorbells.shadowed() {
-            // As for buffers whose memory is removed, see `unmapped`.
+            // Shadow buffers are released as in `unmapped`.
             self.look_at_all();
             self.doorbells.release();
             self.look_at_all();

@@ -20,7 +20,7 @@ struct IoCommand {
     handler: Option<Handler>,
     /// Handler for a zoned namespace.
     zoned: Option<Handler>,
-    /// Handler for a namespace whose blocks have metadata.
+    /// Handler for a namespace with metadata.
     metadata: Option<Handler>,
     effects: CommandEffects,
     oncs: Oncs,
@@ -37,7 +37,7 @@ pub(crate) enum Sort {
     Plain,
     /// Namespace with zones.
     Zoned,
-    /// Namespace whose blocks have metadata.
+    /// Namespace with metadata.
     Metadata,
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum Sort {
 pub(crate) struct Offer {
     /// The controller is one of a subsystem.
     pub shared: bool,
-    /// One of its namespaces has placement handles.
+    /// A namespace of the controller has placement handles.
     pub placed: bool,
     /// Blocks can be marked.
     pub marks: bool,

@@ -6,7 +6,7 @@ use dma::SegmentList;
 use nvme::Status;
 use volume::{IoError, IoErrorKind, Op, Request};
 
-/// The status of a command whose volume reported an error.
+/// Returns the status of a command after an error of its volume.
 pub(crate) fn status_of(error: IoError, write: bool) -> Status {
     match error.kind {
         IoErrorKind::MediaRead | IoErrorKind::Truncated if !write => Status::UNRECOVERED_READ_ERROR,
@@ -56,8 +56,8 @@ impl Engine {
         }
     }
 
-    /// Offers a failed request to its volume again, whose error policy may retry it. Returns
-    /// `None` when the volume has taken the request, so that another completion follows.
+    /// Offers a failed request to its volume again, to be retried if the error policy wants that.
+    /// Returns `None` when the volume has taken the request, so that another completion follows.
     fn offer_again(
         &mut self,
         index: u16,

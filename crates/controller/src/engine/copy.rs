@@ -3,8 +3,8 @@
 //!
 //! Descriptors of formats 2h and 3h name the namespace of each source. Hosts use them after they
 //! have enabled them (Host Behavior Support, CDFE). Formats 1h and 3h are for guards of 32 and 64
-//! bits, whose tags are longer. [`copy_metadata`](super::copy_metadata) covers the copy of blocks
-//! with metadata.
+//! bits, with longer tags. [`copy_metadata`](super::copy_metadata) covers the copy of blocks with
+//! metadata.
 //!
 //! When a range and its destination both lie in files, the file system may copy it, if the user
 //! enabled that ([`volume::FastPath::copy`]). Data that the file system does not copy, for
@@ -516,7 +516,7 @@ impl Engine {
             }
             Err(error) => {
                 slot.status = match error.kind {
-                    // As for a plain command.
+                    // The status is that of a plain command.
                     IoErrorKind::Aborted if self.interrupting && !slot.abort => {
                         Status::COMMAND_INTERRUPTED
                     }

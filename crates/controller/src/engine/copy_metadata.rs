@@ -428,7 +428,7 @@ impl Engine {
     }
 }
 
-/// Stores the metadata of a piece that is to be written. Fails with the first block whose
+/// Stores the metadata of a piece that is to be written. Fails with the block concerned when the
 /// metadata file is lost.
 fn keep(state: &MetadataState, wanted: &Held, piece: &mut Piece) -> Result<(), u64> {
     let layout = state.layout();

@@ -153,8 +153,8 @@ impl Doorbells {
         }
     }
 
-    /// Looks for shadow buffers whose memory was removed, after something was mapped. Returns
-    /// whether they are back.
+    /// Looks up shadow buffers without memory again, after a window was mapped. Returns whether
+    /// they are back.
     pub fn mapped(&mut self, dma: &DmaMap) -> bool {
         let Some(Buffers {
             shadow_iova,

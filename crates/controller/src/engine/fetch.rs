@@ -317,8 +317,8 @@ impl Engine {
 
     /// Arms EventIdx of every queue that waits for the host, before the worker sleeps, so that
     /// the host's next doorbell is a register write. Those are submission queues, full completion
-    /// queues and, where the pin is used, queues whose head decides its level. Returns `true`
-    /// when an entry arrived meanwhile: do not sleep.
+    /// queues and, where the pin is used, queues that decide its level by their head. Returns
+    /// `true` when an entry arrived meanwhile: do not sleep.
     pub fn arm(&mut self) -> bool {
         // Entries found only now, in any queue, are fetched by the very next round.
         self.polled.poll_all();

@@ -22,7 +22,7 @@ pub(super) struct Extent {
     pub len: u64,
 }
 
-/// Returns the status of a command whose memory cannot be accessed.
+/// Returns the status of a command after a failed access to its memory.
 pub(crate) fn dma_status(error: DmaError) -> Status {
     match error {
         // CMBLOC.CDMMMS is 0 ("NVMe Base 2.1", 8.2.1).
@@ -38,7 +38,7 @@ fn prp_status(error: dma::prp::PrpError) -> Status {
     }
 }
 
-/// Returns the status of a command whose data has an invalid SGL.
+/// Returns the status of a command with an invalid SGL.
 pub(super) fn sgl_status(error: dma::sgl::SglError) -> Status {
     use dma::sgl::SglError as E;
     match error {

@@ -7,8 +7,8 @@
 //! commands of the queue it has fetched ([`Hot::note`]): all of them posted, or recorded.
 //! Commands beyond the note are posted only where the note has the completion queue's tail of
 //! just before. They are therefore less than a turn of the ring, and the newest entry is one of
-//! them. A batch whose queue was not noted since another completion was posted is noted before
-//! it, too.
+//! them. If another completion was posted since the queue's last note, a note also precedes the
+//! batch.
 //!
 //! *A record* is one line for each command that has a slot: the entry itself, with its queue and
 //! its number in it, in fields that no command of the NVM command set uses here. The record is
@@ -64,7 +64,7 @@ const LIVE: u64 = 1 << TAIL_BITS;
 const NUMBER_BITS: u32 = 64 - 1 - TAIL_BITS;
 const _: () = assert!(MAX_QUEUE_ENTRIES <= 1 << TAIL_BITS);
 
-/// Flag bit of a word whose lower half is an index.
+/// Flag bit of a word with an index in its lower half.
 const FLAG: u64 = 1 << 32;
 /// Phase bit of such a word.
 const PHASE: u64 = 1 << 33;
@@ -129,8 +129,8 @@ fn flag(on: bool, bit: u64) -> u64 {
 }
 
 /// Returns the last seen register value, when the doorbell's value does not come from the
-/// register: the host uses the shadow entry, whose memory is not there. The register counts from
-/// its next change on.
+/// register: the host uses the shadow entry, and its memory is not there. The register counts
+/// from its next change on.
 fn register_seen(watch: &Watch) -> Option<u32> {
     let WatchState {
         shadow_live,
@@ -178,7 +178,7 @@ impl Hot {
         }
     }
 
-    /// Notes a submission queue that was added to the engine, or whose doorbell has moved.
+    /// Notes a submission queue after it was added to the engine, or its doorbell has moved.
     pub fn note_sq(&self, qid: u16, sq: &mut Sq, cq_tail: u32) {
         if let Some(row) = self.row(qid) {
             store(row, hot::SQ_SEEN, sq.watch.state().last_shadow.into());
@@ -187,7 +187,7 @@ impl Hot {
         }
     }
 
-    /// Notes a completion queue that was added, or whose memory was mapped or removed.
+    /// Notes a completion queue after it was added, or its memory was mapped or removed.
     pub fn note_cq(&self, qid: u16, cq: &Cq) {
         let Some(row) = self.row(qid) else {
             return;
@@ -393,7 +393,7 @@ impl Records {
         self.row(slot).is_some_and(|row| load(row, ORDER) != 0)
     }
 
-    /// Removes a record whose completion is posted, or no longer awaited.
+    /// Removes a record after its completion was posted, or is no longer awaited.
     #[inline(always)]
     pub fn remove(&self, slot: u16) {
         crash::point!("controller.record.posted");

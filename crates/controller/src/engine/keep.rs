@@ -25,7 +25,7 @@ impl Slots {
         true
     }
 
-    /// Releases a kept slot, whose completion is posted or no longer awaited.
+    /// Releases a kept slot after its completion was posted, or is no longer awaited.
     pub fn release_kept(&mut self, index: u16) {
         if let Some(slot) = self.get(index)
             && std::mem::take(&mut slot.kept)
@@ -35,7 +35,7 @@ impl Slots {
         }
     }
 
-    /// Releases all kept slots, whose completions are no longer awaited.
+    /// Releases all kept slots, when their completions are no longer awaited.
     pub fn release_all_kept(&mut self) {
         for index in 0..self.count() {
             self.release_kept(index);
@@ -52,7 +52,8 @@ impl Engine {
         }
     }
 
-    /// Keeps the slot of a command whose completion waits for room, and records the completion.
+    /// Keeps the slot of a command while its completion waits for room, and records the
+    /// completion.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_slot(&mut self, index: u16, status: Status, result: u64) {
@@ -136,7 +137,7 @@ impl Engine {
         }
     }
 
-    /// Notes a completion queue that was added, or whose memory was mapped or removed.
+    /// Notes a completion queue after it was added, or its memory was mapped or removed.
     pub(super) fn note_cq(hot: &Option<Hot>, qid: u16, cq: &Cq) {
         if let Some(hot) = hot {
             hot.note_cq(qid, cq);

@@ -1,4 +1,4 @@
-//! The commands of namespaces whose blocks have metadata ("NVM Command Set 1.1", 5.2 and 5.3).
+//! Commands of namespaces with metadata ("NVM Command Set 1.1", 5.2 and 5.3).
 //!
 //! *A write* is copied into memory of the process, where its protection information is made or
 //! checked. Then its metadata is written to the file, and then its data to the volume. *A read*
@@ -32,7 +32,7 @@ use volume::{Budget, Completion, IoErrorKind, Op};
 
 const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
 
-/// Blocks whose metadata is in use by a command in flight.
+/// Blocks of a command in flight that uses their metadata.
 pub(super) struct Held {
     pub slba: u64,
     pub blocks: u64,

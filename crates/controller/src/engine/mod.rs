@@ -168,7 +168,8 @@ pub(crate) struct Engine {
     pub namespaces: Vec<Namespace>,
     /// Index in `namespaces` by NSID; [`NO_NAMESPACE`] where there is none.
     by_nsid: Vec<u16>,
-    /// The same index, restricted to namespaces with full access, for the fast path.
+    /// Index in `namespaces` by NSID, restricted to namespaces with full access, for the fast
+    /// path.
     open_by_nsid: Vec<u16>,
     /// Properties of the controller that decide its commands.
     offer: commands::Offer,
@@ -178,7 +179,7 @@ pub(crate) struct Engine {
     closed: bool,
     /// A namespace at least has placement handles.
     placed: bool,
-    /// Namespace index and tag of commands whose end is awaited.
+    /// Namespace index and tag of commands that are awaited.
     fences: Vec<(usize, u64)>,
     /// Detached namespaces that are not released yet.
     detached: Vec<Detached>,
@@ -224,7 +225,7 @@ pub(crate) struct Engine {
     parked: VecDeque<u16>,
     /// Host memory of Compare, Verify and Copy.
     scratch: Budget,
-    /// Namespaces whose flush on the controller's own account has not been started yet.
+    /// Namespaces that are still to be flushed on the controller's own account.
     flushes: VecDeque<usize>,
     /// Flushes on the controller's own account that are not over, waiting ones included.
     flushing: usize,
@@ -234,7 +235,7 @@ pub(crate) struct Engine {
     own: own::OwnRequests,
     now: Instant,
     busy_since: Option<Instant>,
-    /// A command ended whose queue is gone. [`Engine::broken`] is called at the end of the round,
+    /// A command ended without its queue. [`Engine::broken`] is called at the end of the round,
     /// because a call in the completion path would cost each command some registers.
     queue_gone: bool,
     /// Copies of submission queue entries, while a batch of them is looked at.

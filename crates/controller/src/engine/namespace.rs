@@ -54,7 +54,7 @@ pub(crate) struct Namespace {
 }
 
 impl Namespace {
-    /// Returns whether commands are in flight whose completion wakes no thread.
+    /// Returns whether commands are in flight that complete without waking a thread.
     pub fn needs_polling(&self) -> bool {
         let passthrough = self.passthrough.as_ref();
         self.queue.state().wake == Wake::Poll || passthrough.is_some_and(|p| p.needs_polling())
@@ -188,7 +188,7 @@ impl Namespace {
         Self::open_or_vacant(config, io, stats)
     }
 
-    /// Opens a namespace whose configuration was checked, or a vacant entry.
+    /// Opens a namespace with a checked configuration, or a vacant entry.
     pub fn open_or_vacant(
         config: NamespaceConfig,
         io: &Io,

@@ -100,7 +100,7 @@ pub(crate) struct Sq {
     pub watch: Watch,
     /// The doorbell's value as it was last looked at, allowed or not.
     pub seen: u32,
-    /// Commands fetched whose completion is not posted yet.
+    /// Commands fetched, without a posted completion.
     pub outstanding: u32,
     /// Delete I/O Submission Queue is waiting for the outstanding commands.
     pub deleting: bool,
@@ -159,7 +159,7 @@ impl Sq {
 pub(crate) struct Backlogged {
     pub sqid: u16,
     pub entry: Entry,
-    /// Slot whose record keeps the completion for the next process.
+    /// Slot with the record that keeps the completion for the next process.
     pub slot: Option<u16>,
 }
 

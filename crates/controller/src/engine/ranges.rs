@@ -36,8 +36,8 @@ impl Engine {
         if attributes.ad() && ns.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
-        // Zones lose data only by a reset, and blocks with metadata keep their content, whose
-        // checksum is stored beside it.
+        // Zones lose data only by a reset, and blocks with metadata keep their content, because
+        // its checksum is stored with the metadata.
         let (shift, kept) = (ns.shift, ns.is_fixed());
         // Deallocated blocks then read as zeroes, not as their previous content.
         let info = ns.config.volume.info();

@@ -56,9 +56,9 @@ pub(crate) struct SavedSq {
 pub struct Recovery {
     /// Commands that are executed again.
     pub replayed: usize,
-    /// Commands that had ended, and whose completion waits for room or is posted now.
+    /// Commands that had ended: their completion waits for room or is posted now.
     pub ended: usize,
-    /// Commands whose completion the host has already, though their record was still there.
+    /// Commands with a record, although the host has their completion already.
     pub posted: usize,
 }
 
@@ -78,7 +78,7 @@ struct Newest {
     sqhd: u32,
 }
 
-/// Returns tail and phase of a completion queue whose entries were posted in order.
+/// Returns tail and phase of a completion queue, from the phase tags of its entries.
 fn tail_of(ring: &Ring) -> (u32, bool) {
     let size = ring.entries();
     let first = completion(ring, 0).phase();
@@ -220,8 +220,8 @@ impl Engine {
         Some(newest)
     }
 
-    /// Recovers a submission queue, whose completion queue is there already. `fetched`: number of
-    /// commands fetched from the admin queue, which the control half knows.
+    /// Recovers a submission queue, after its completion queue. `fetched`: number of commands
+    /// fetched from the admin queue, which the control half knows.
     fn recover_sq(
         &mut self,
         saved: &SavedSq,

@@ -130,8 +130,8 @@ impl Engine {
         Ok(bytes)
     }
 
-    /// Frees the slots of reservation commands whose queue is gone. The control half does not
-    /// need them.
+    /// Frees the slots of reservation commands after their queue was deleted. The control half
+    /// does not need them.
     pub(super) fn forget_reservations(&mut self) {
         let tags: Vec<u64> = self.slots.reservations().collect();
         for tag in tags {

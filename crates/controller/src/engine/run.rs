@@ -1,10 +1,10 @@
 //! The fast path: plain reads and writes, a batch at a time.
 //!
 //! Nearly every command is a Read or Write with PRPs, of a range within an existing namespace
-//! whose volume takes it. Such commands pass through here, with queue, rings and counters looked
-//! up once for the batch. Any other command, errors included, leaves the batch for the general
-//! path ([`super::io`]), which alone decides the outcome; this module only classifies commands as
-//! plain or not.
+//! that its volume accepts. Such commands pass through here, with queue, rings and counters
+//! looked up once for the batch. Any other command, errors included, leaves the batch for the
+//! general path ([`super::io`]), which alone decides the outcome; this module only classifies
+//! commands as plain or not.
 
 use super::complete::status_of;
 use super::doorbells::{Doorbells, Which, trace_eventidx};

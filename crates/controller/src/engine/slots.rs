@@ -53,7 +53,7 @@ pub(super) enum ZoneWriteKind {
     Write,
     /// Zone Append: the slot has the LBA at which the data was placed.
     Append,
-    /// That many blocks are zeroed.
+    /// Number of blocks that are zeroed.
     Zeroes(u32),
 }
 
@@ -185,7 +185,7 @@ pub(super) struct Slots {
     /// Index of the first slot that exists for an inherited command only: it is removed after
     /// that command.
     inherited: u16,
-    /// Slot reserved for the next command, whose record it has.
+    /// Slot reserved for the next command, which is recorded there.
     reserved: Option<u16>,
     /// The reserved command's effect has been applied, see [`Records::mark_applied`].
     reserved_is_applied: bool,
@@ -224,8 +224,8 @@ impl Slots {
         Some((tag, data))
     }
 
-    /// Allocates a slot for a command whose data is kept elsewhere in the program, and returns
-    /// its tag.
+    /// Allocates a slot for a command with data kept elsewhere in the program, and returns its
+    /// tag.
     #[inline]
     pub fn alloc_passed(&mut self, plain: Plain<'_>) -> Option<u64> {
         let owner = self.owner;
@@ -413,7 +413,7 @@ impl Slots {
         }
     }
 
-    /// Releases a slot in use that is not timed, and whose list is empty.
+    /// Releases a slot in use that is not timed, and has an empty list.
     #[inline]
     pub fn release_empty(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {

@@ -98,8 +98,8 @@ impl Engine {
         self.end_with(index, result);
     }
 
-    /// Frees the slots of commands that wait for the control half, and whose queue is gone. The
-    /// control half does not need them.
+    /// Frees the slots of commands that wait for the control half, after their queue was deleted.
+    /// The control half does not need them.
     pub(super) fn forget_marking(&mut self) {
         let tags: Vec<u64> = self.slots.marking().collect();
         for tag in tags {

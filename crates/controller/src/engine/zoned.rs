@@ -15,7 +15,7 @@
 //! until the command's record and the zones' words are stored, so that the rule about the last
 //! record holds for all of them together. The order of writes is that of their checks. The next
 //! process has the records of all workers and does not know their order. The order does not
-//! matter: a write whose zone's word is stored is replayed at any position, and Zone Management
+//! matter: a write with its zone's word stored is replayed at any position, and Zone Management
 //! Send continues when all commands have been replayed. A reset moves the write pointers of all
 //! its zones at once, when their data is gone. Then, under the lock, too, its record is marked as
 //! applied ([`Records::mark_applied`](super::journal::Records::mark_applied)), as for every other
@@ -29,15 +29,15 @@
 //! its requests in flight with it ([`Engine::leave_zones`]), so that no reset waits for them.
 //!
 //! *A Zone Random Write Area* (ibid., ZRWA) only affects which writes a zone takes, and the write
-//! pointer after them: their data goes to the volume at once. The data can be read and written
-//! again, and the host's flush of the area only moves the pointer. A write, or an action that is
-//! refused when repeated, is recorded only after its check; the next process does not carry it
-//! out a second time.
+//! pointer after them: their data is written to the volume at once. The data can be read and
+//! written again, and the host's flush of the area only moves the pointer. A write, or an action
+//! that is refused when repeated, is recorded only after its check; the next process does not
+//! carry it out a second time.
 //!
 //! *Durability.* The words are memory of the table's file. Flush and Force Unit Access, and each
 //! change of a zone by Zone Management Send, complete only after the file has been flushed, too,
 //! after the data. The write pointer is therefore never behind data that was reported durable.
-//! The pointer may be ahead, by writes whose completion no host has seen.
+//! The pointer may be ahead, by writes that no host has seen completed.
 //!
 //! *A reset* zeroes the written blocks, a piece at a time, before the zone is empty: a crash or
 //! power loss in the middle leaves the write pointer as it was. Blocks behind a write pointer
@@ -258,7 +258,7 @@ impl Engine {
         }
     }
 
-    /// Ends a write to a zone, whose record is removed.
+    /// Ends a write to a zone, after its record was removed.
     #[cold]
     pub(super) fn zone_written(&mut self, ns: usize, zone: u32) {
         match self.zones_of(ns) {

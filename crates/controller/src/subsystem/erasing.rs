@@ -63,7 +63,7 @@ impl State {
 }
 
 impl Erasing {
-    /// Status of commands on a namespace whose format is unknown.
+    /// Status of commands on a namespace with an unknown format.
     pub const UNKNOWN: Status = Status::NAMESPACE_NOT_READY.with_dnr(true);
 }
 

@@ -6,10 +6,10 @@
 //!   control half -- submit ----------> one operation at a time
 //!                                       execute on a copy
 //!                                       save (a thread) . . . . . .
-//!                                       install -- Access (inbox) -> control half: the engine checks
-//!                                       answer <------------------   each command from now on, and of
-//!                                        :                           those that were in flight, with
-//!   control half <-- Done (inbox) ---- all have answered             abort, none is left
+//!                                       install -- Access (inbox) -> control half: the engine
+//!                                       answer <------------------   checks each command from
+//!                                        :                           now on; of those in flight,
+//!   control half <-- Done (inbox) ---- all have answered             with abort, none is left
 //! ```
 //!
 //! The controllers of a subsystem may belong to different workers, and no controller waits for

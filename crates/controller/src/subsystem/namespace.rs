@@ -63,8 +63,8 @@ pub(crate) struct Marked {
     pub awaited: Vec<Arc<Awaited>>,
 }
 
-/// Reference held by controllers whose answer is awaited: another controller waits until all of
-/// them have dropped it.
+/// Reference held by controllers that another controller waits for, until all of them have
+/// dropped it.
 #[derive(Debug)]
 pub(crate) struct Awaited(Arc<Inbox>);
 

@@ -85,8 +85,8 @@ impl Identity {
 }
 
 impl Controller {
-    /// Restores a controller from the `state` of a process that has ended. That process must be
-    /// gone, and so must all its volume requests: commands in flight are given to the volumes
+    /// Restores a controller from the `state` of a process that has ended. That process must have
+    /// ended, and so must all its volume requests: commands in flight are given to the volumes
     /// again, and a late request of the old process would overtake newer ones. `page` is its
     /// doorbell page; `kept` finds guest memory and receivers of interrupts. All commands that
     /// were in flight are started again when this returns; [`Recovery`] has their number.

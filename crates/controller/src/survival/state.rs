@@ -657,7 +657,7 @@ mod tests {
     fn features_of_an_older_version_are_read() {
         let now = FeatureValues::default();
         let mut bytes = minicbor::to_vec(&now).unwrap();
-        // A map of thirteen, whose last values were missing in those versions.
+        // A map of thirteen; those versions lacked its last values.
         for (map, last) in [(0xad, &[12, 0][..]), (0xac, &[11, 0x85, 0, 0, 0, 0, 0])] {
             let rest = bytes.len() - last.len();
             assert_eq!((bytes[0], &bytes[rest..]), (map, last));

@@ -124,7 +124,7 @@ struct Running {
     changes: Vec<(u32, BlockFormat)>,
     /// Number of these changes that are stored.
     kept: usize,
-    /// Metadata state of the namespaces whose format is stored, as far as this process knows it.
+    /// Metadata state of the namespaces with a stored format, as far as this process knows it.
     metadata: Vec<Option<Arc<MetadataState>>>,
     /// A reset has dropped the command: no completion is posted.
     abandoned: bool,
@@ -230,7 +230,8 @@ pub(crate) struct Erasure {
     passes: u8,
     /// Namespaces left closed by a failed operation; not empty in the failure mode.
     locked: Vec<u32>,
-    /// Namespaces whose stored format is unknown to this process. The next process reads it.
+    /// Namespaces with a stored format that is unknown to this process. The next process reads
+    /// it.
     unknown: Vec<u32>,
     /// Shared namespaces of an operation that a reset has ended: they are opened when none of its
     /// requests is in flight any more.

@@ -234,7 +234,7 @@ impl Controller {
         let before = running.before.take();
         let (select, namespace) = match &running.task {
             Task::Create { .. } => (ManagementSelect::CREATE, now.cloned()),
-            // A namespace that was gone already cannot be described.
+            // A namespace that was removed already cannot be described.
             Task::Delete(_) => (ManagementSelect::DELETE, before),
             Task::Attach(_) | Task::Detach(_) => return,
         };

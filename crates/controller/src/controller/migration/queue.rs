@@ -6,7 +6,7 @@ use crate::controller::lifecycle::{Shutdown, State};
 use crate::engine::{MigratingQueues, Order};
 use std::time::{Duration, Instant};
 
-/// Time-out of a migration. A queue whose commands in flight take longer stays with its worker,
+/// Time-out of a migration. A queue with commands in flight for longer stays with its worker,
 /// because no entry is fetched from it meanwhile.
 const MIGRATION_TIMEOUT: Duration = Duration::from_millis(50);
 
