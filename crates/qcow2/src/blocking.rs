@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use volume::{IoError, IoErrorKind, Op};
 
-/// Most bytes that are copied at a time.
+/// Maximum number of bytes copied at a time.
 const PIECE: usize = 1 << 20;
 
 /// The files of a chain, by layers. Every call waits for the system.

@@ -22,14 +22,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use volume::{Direct, FileOptions, FileVolume, PreviousProcess, VolumeError};
 
-/// Most images of a chain.
+/// Maximum number of images in a chain.
 const LONGEST_CHAIN: usize = 64;
-/// Most bytes of a table that is all in memory.
+/// Maximum size, in bytes, of a table that is kept in memory as a whole.
 const LARGEST_TABLE: u64 = 1 << 30;
 /// Smallest cluster whose image is accessed past the page cache: tables and clusters share no page.
 const PAGE: u64 = 4096;
 
-/// How an image is opened.
+/// Options for opening an image.
 #[derive(Debug, Clone)]
 pub struct Qcow2Options {
     /// Never write.
@@ -40,7 +40,7 @@ pub struct Qcow2Options {
     pub backing: Option<PathBuf>,
     /// Bytes of L2 tables that are kept in memory, for each image of the chain.
     pub l2_cache: u64,
-    /// How long a file is waited for that another process has had before.
+    /// Time limit for waiting for a file that another process has used before.
     pub previous: PreviousProcess,
     /// Time limit for one operation on a file that may hang; the operation fails after it
     /// ([`FileOptions::timeout`]).
@@ -191,8 +191,8 @@ fn write_back(images: &[Image], files: &[File]) {
         .spawn(write);
 }
 
-/// Has requests of the disk's blocks fit every file of the chain: files of larger blocks than the
-/// disk can have go through the page cache.
+/// Makes requests of the disk's block size fit every file of the chain: a file with larger blocks
+/// than the disk can have is accessed through the page cache.
 fn one_unit(images: &mut [Image]) -> Result<(), ImageError> {
     let unit = images
         .iter()

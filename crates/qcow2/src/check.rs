@@ -11,10 +11,10 @@ use crate::tables::numbers;
 use std::io;
 use std::ops::Range;
 
-/// Most clusters of an image that can be checked: the counts take two bytes each.
+/// Maximum number of clusters of an image that can be checked: each count takes two bytes.
 const MOST_CLUSTERS: u64 = 1 << 28;
 
-/// Why an image cannot be put in order here.
+/// Reason why an image's refcounts cannot be corrected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckError {
     #[error("cluster {0} is used by two parts of the image")]
@@ -38,7 +38,7 @@ pub(crate) struct Found {
     pub(crate) uncounted: u64,
 }
 
-/// How often each cluster is used.
+/// Number of references to each cluster.
 struct Counts {
     counts: Vec<u16>,
 }

@@ -71,7 +71,7 @@ impl Seen {
         now
     }
 
-    /// All that the queue has in flight began in that epoch or later.
+    /// Publishes that all outstanding requests of the queue began in that epoch or later.
     pub(crate) fn advance(&self, epoch: u64) {
         self.0.store(epoch, Ordering::Release);
     }

@@ -1,17 +1,17 @@
-//! Why an image cannot be opened, in words.
+//! Errors of opening and resizing an image.
 
 use crate::format::FormatError;
 use std::io;
 use std::path::PathBuf;
 use volume::VolumeError;
 
-/// Why an image cannot be opened, or resized.
+/// Error of opening or resizing an image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The file itself cannot be used.
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    /// There is no such file.
+    /// The file does not exist.
     #[error("{}: no such file; create an image with: qemu-img create -f qcow2 {} 10G", path.display(), path.display())]
     Missing {
         /// The image.
@@ -48,9 +48,9 @@ pub enum ImageError {
     Large {
         /// The image.
         path: PathBuf,
-        /// Which tables.
+        /// Kind of the tables.
         what: &'static str,
-        /// How much.
+        /// Size of the tables in MiB.
         mib: u64,
     },
     /// The backing file of the image may not be opened.
@@ -60,7 +60,7 @@ pub enum ImageError {
         path: PathBuf,
         /// The backing file, as the image names it.
         name: String,
-        /// Why not.
+        /// Reason for the refusal.
         why: String,
     },
     /// A size that it cannot be given.
@@ -70,7 +70,7 @@ pub enum ImageError {
         path: PathBuf,
         /// The size.
         bytes: u64,
-        /// Why not.
+        /// Reason for the refusal.
         why: &'static str,
     },
 }

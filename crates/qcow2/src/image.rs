@@ -26,7 +26,7 @@ pub(crate) struct Image {
     pub(crate) path: PathBuf,
     /// Index in the chain; 0 is the image that is served.
     pub(crate) layer: usize,
-    /// For its clusters.
+    /// The file opened for its clusters.
     pub(crate) data: FileVolume,
     /// The opening that holds the lock, where that is another one.
     locked: Option<FileVolume>,
@@ -95,7 +95,7 @@ impl Image {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Has its clusters go through the page cache.
+    /// Switches access to the clusters to the page cache.
     pub(crate) fn go_through_cache(&mut self) -> Result<(), VolumeError> {
         let buffered = self.data.reopen(Direct::Off)?;
         let opened = std::mem::replace(&mut self.data, buffered);
@@ -178,7 +178,7 @@ pub(crate) struct Writer {
     /// Clusters of the image's own tables.
     own: Mutex<HashSet<u64>>,
     dirty: Mutex<Dirty>,
-    /// Something failed that leaves refcounts wrong until the image is checked.
+    /// An operation has failed and left refcounts wrong until the image is checked.
     pub(crate) unsound: AtomicBool,
     /// Counts changes of L1 and L2 tables.
     changes: AtomicU64,
@@ -187,7 +187,7 @@ pub(crate) struct Writer {
     limbo: Mutex<Limbo>,
     /// Length of the limbo's first list.
     waiting: AtomicU64,
-    /// Somebody sees to the limbo.
+    /// A task is processing the limbo.
     pub(crate) reaping: AtomicBool,
     /// The byte of the refcount table.
     pub(crate) reftable: AtomicU64,
@@ -196,7 +196,7 @@ pub(crate) struct Writer {
 /// Clusters between their removal and their next use.
 #[derive(Debug, Default)]
 struct Limbo {
-    /// With the epoch from which on no request is on its way to them.
+    /// Removed clusters, with the epoch from which on no request is on its way to them.
     removed: Vec<(u64, Ranges)>,
     /// Clusters that read as zeroes now, and durably after the next flush.
     zeroed: Ranges,
@@ -215,7 +215,7 @@ struct Dirty {
 enum Phase {
     #[default]
     Clean,
-    /// Somebody writes it.
+    /// The dirty bit is being written.
     Changing,
     Dirty,
 }
@@ -267,7 +267,7 @@ impl Writer {
         self.refcounts().get(cluster) > 0 && !self.own.lock().unpoisoned().contains(&cluster)
     }
 
-    /// From now on a table lies there.
+    /// Records that a table lies in these clusters.
     pub(crate) fn enter_own(&self, clusters: Range<u64>) {
         self.own.lock().unpoisoned().extend(clusters);
     }
@@ -285,12 +285,12 @@ impl Writer {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// How often they have been.
+    /// Returns the number of changes of L1 and L2 tables.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Everything that leads to data is durable.
+    /// Returns whether all changes of L1 and L2 tables are durable.
     #[inline]
     pub(crate) fn is_durable(&self) -> bool {
         self.durable.load(Ordering::Acquire) == self.changes.load(Ordering::Acquire)
@@ -350,7 +350,8 @@ impl Writer {
         Ok(Change(self))
     }
 
-    /// Only the features that this crate knows are there; compatible ones stay, which are behind.
+    /// Writes the incompatible features. All set features are known to this crate; the compatible
+    /// features behind them stay.
     async fn write_features(&self, store: &impl Store, incompatible: u64) -> Result<(), IoError> {
         store
             .write(OFFSET_FEATURES, &incompatible.to_be_bytes())
@@ -402,7 +403,7 @@ impl Writer {
         self.waiting.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Takes some clusters out of the limbo to which no request is on its way any more.
+    /// Takes clusters out of the limbo that no request is on its way to any more.
     fn take_ripe(&self) -> Ranges {
         let oldest = self.epochs.oldest();
         let mut limbo = self.limbo();
@@ -422,8 +423,8 @@ impl Writer {
 }
 
 impl Image {
-    /// Has some clusters that were removed read as zeroes, so that they can be used again; the file
-    /// system gets their space. Whether there was something to do.
+    /// Zeroes removed clusters, so that they can be used again, and returns their space to the file
+    /// system. Returns whether there were any.
     pub(crate) async fn reap(&self, store: &impl Store) -> Result<bool, IoError> {
         let Some(writer) = &self.writer else {
             return Ok(false);
@@ -603,7 +604,7 @@ impl Image {
 }
 
 impl Writer {
-    /// Has the refcounts of these clusters on the disk.
+    /// Writes the refcounts of these clusters to the disk.
     pub(crate) async fn settle(
         &self,
         store: &impl Store,
@@ -628,7 +629,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Has all refcounts on the disk.
+    /// Writes all refcounts to the disk.
     pub(crate) async fn settle_all(&self, store: &impl Store) -> Result<(), IoError> {
         loop {
             let next = self.refcounts().settle_any();
@@ -768,13 +769,13 @@ pub(crate) struct Allocated<'a> {
 }
 
 impl Allocated<'_> {
-    /// Has their refcounts on the disk: before anything leads to them.
+    /// Writes the refcounts of the clusters to the disk, before anything leads to them.
     pub(crate) async fn settle(&self, store: &impl Store) -> Result<(), IoError> {
         self.writer.settle(store, &self.run.clusters).await
     }
 
-    /// Something was to be written that leads to them. Where that failed nobody knows whether it
-    /// does.
+    /// Keeps the clusters allocated, because an entry that leads to them was to be written. After a
+    /// failed write the content of the disk is unknown, and the image counts as unsound.
     pub(crate) fn keep(mut self, written: &Result<(), IoError>) {
         self.kept = true;
         if written.is_err() {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{IoError, IoErrorKind};
 
-/// Most threads.
+/// Maximum number of threads.
 const MOST_THREADS: usize = 4;
 /// A thread without work ends after this time.
 const IDLE_LIMIT: Duration = Duration::from_secs(5);

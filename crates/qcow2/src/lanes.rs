@@ -38,7 +38,7 @@ enum Slot {
 #[derive(Debug, Default)]
 pub(crate) struct TaskState {
     cancelled: Cell<bool>,
-    /// How many shields it has.
+    /// Number of shields that the task holds.
     shields: Cell<u32>,
 }
 
@@ -97,7 +97,7 @@ impl Lanes {
         self.busy.get()
     }
 
-    /// Something is to be done that nothing wakes the worker for.
+    /// Returns whether there is work that nothing wakes the worker for.
     pub(crate) fn has_news(&self) -> bool {
         self.lane.has_news() || !self.parked.borrow().is_empty() || {
             let files = self.files.borrow();
@@ -392,7 +392,7 @@ impl Wake for TaskWaker {
 
 /// The tasks of one queue.
 pub(crate) struct Tasks {
-    /// Before the lanes: operations that tasks wait for belong to these.
+    /// Tasks; declared first, so that they are dropped before the lanes with their operations.
     places: Vec<Option<Task>>,
     free: Vec<usize>,
     generation: u32,
@@ -400,7 +400,7 @@ pub(crate) struct Tasks {
     inbox: Arc<Inbox<(u32, u32)>>,
     ready: VecDeque<(u32, u32)>,
     count: usize,
-    /// How many of each parity there are.
+    /// Number of tasks in epochs of each parity.
     of_parity: [usize; 2],
     pub(crate) lanes: Rc<Lanes>,
 }
@@ -511,7 +511,7 @@ impl Tasks {
         }
     }
 
-    /// Lets those go on that can, at most so many steps.
+    /// Runs tasks that can continue, for at most `most` steps.
     pub(crate) fn poll(&mut self, most: usize, done: &mut dyn FnMut(Completion)) {
         self.lanes.poll();
         if self.inbox.has_news() {

@@ -25,11 +25,11 @@ use volume::{
 const STEPS: usize = 64;
 /// Bytes of zeroes that are stored within the call.
 const AT_ONCE: u64 = 128 << 10;
-/// Between two looks at clusters that were freed.
+/// Interval between checks of the limbo.
 const LIMBO: Duration = Duration::from_millis(20);
 /// Interval between checks of the limbo while tasks are active, in rounds.
 const LIMBO_ROUNDS: u32 = 256;
-/// Most slices that a queue has at hand for a layer.
+/// Maximum number of slices that a queue has at hand for a layer.
 const MOST_AT_HAND: usize = 4096;
 
 /// Slices that a queue has at hand, by their numbers.
@@ -47,17 +47,17 @@ struct Layer {
     has_threads: bool,
 }
 
-/// Where a request can be carried out.
+/// Location of a request's data.
 enum Located {
-    /// By that layer's file, from this byte on.
+    /// A layer's file, from this byte on.
     File(usize, u64),
-    /// There is nothing to be read.
+    /// Zeroes; nothing has to be read.
     Zero,
     /// A task finds out.
     Task,
 }
 
-/// Where all of a range is in a layer.
+/// Location of a whole range in a layer.
 enum Found {
     Data(u64),
     Zero,
@@ -135,7 +135,7 @@ impl ImageQueue {
         self.images.first()?.writer.as_ref()
     }
 
-    /// Before an entry is looked at: from now on something is in flight.
+    /// Publishes an outstanding request, before an entry is looked at.
     #[inline]
     fn begin(&mut self) {
         if self.idle.get() {
@@ -154,7 +154,7 @@ impl ImageQueue {
         }
     }
 
-    /// Where a range of the disk is, if that is one place that is known.
+    /// Locates a range of the disk, if it is in one place that is known.
     #[inline]
     fn locate(&mut self, write: bool, offset: u64, len: u64) -> Located {
         let layers = self.layers.iter_mut().zip(self.images.iter()).enumerate();
@@ -283,7 +283,7 @@ impl ImageQueue {
         seen.advance(current);
     }
 
-    /// Has clusters that were freed be of use again.
+    /// Starts a task that makes freed clusters usable again.
     fn reap(&mut self) {
         self.rounds = self.rounds.wrapping_add(1);
         if !self.rounds.is_multiple_of(LIMBO_ROUNDS) && self.tasks.len() > 0 {
@@ -314,7 +314,7 @@ impl ImageQueue {
     }
 }
 
-/// Somebody sees to the clusters that were freed.
+/// Guard of a task that processes freed clusters.
 struct Reaping<'a>(&'a Writer);
 
 impl Drop for Reaping<'_> {
@@ -323,7 +323,7 @@ impl Drop for Reaping<'_> {
     }
 }
 
-/// How many slices of an image a queue has at hand: a power of two.
+/// Returns the number of slices of an image that a queue has at hand: a power of two.
 fn slices(image: &Image) -> usize {
     let Some(tables) = &image.tables else {
         return 0;
@@ -335,7 +335,7 @@ fn slices(image: &Image) -> usize {
 }
 
 impl Layer {
-    /// Where all of a range is, if it is in one place that is known.
+    /// Locates a whole range, if it is in one place that is known.
     #[inline]
     fn find(&mut self, image: &Image, write: bool, offset: u64, len: u64) -> Option<Found> {
         let size = image.size();
@@ -405,8 +405,8 @@ impl AtHand {
         }
     }
 
-    /// Looks for a slice where all queues have theirs. `Some(None)`: there is no table. `None`: it
-    /// has to be read.
+    /// Looks for a slice in the cache of all queues. `Some(None)`: there is no table. `None`: the
+    /// slice has to be read.
     #[cold]
     fn fetch(&mut self, image: &Image, number: u64) -> Option<Option<&Slice>> {
         let tables = image.tables.as_ref()?;

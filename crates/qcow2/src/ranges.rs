@@ -42,7 +42,7 @@ impl Ranges {
         Some(start..taken)
     }
 
-    /// How many numbers there are.
+    /// Returns how many numbers the set has.
     pub(crate) fn len(&self) -> u64 {
         self.count
     }

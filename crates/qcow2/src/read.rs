@@ -12,21 +12,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 use volume::{IoError, IoErrorKind, Op};
 
-/// Most operations of one request that are under way at one time.
+/// Maximum number of concurrent operations of one request.
 const MOST_STARTED: usize = 64;
 /// Number of parts of a request after which the worker's other tasks get a turn.
 const PARTS: u32 = 64;
 
-/// Where a range of a layer is.
+/// Location of a range in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In the layer's file, from this byte on.
+    /// The layer's file, from this byte on.
     Data(u64),
     /// Nowhere.
     Zero,
-    /// In the layer below.
+    /// The layer below.
     Below,
-    /// In one compressed cluster.
+    /// A compressed cluster.
     Compressed { entry: Entry, host: u64, len: u64 },
 }
 
@@ -35,12 +35,13 @@ struct Range {
     layer: usize,
     offset: u64,
     len: u64,
-    /// Where it begins in the request's memory.
+    /// Offset in the request's memory.
     to: u64,
 }
 
 impl Image {
-    /// Where a range begins, and how much of it (at most `len` bytes) is there in one piece.
+    /// Finds the location of the beginning of a range, and the length (at most `len` bytes) that is
+    /// there in one piece.
     pub(crate) async fn find(
         &self,
         store: &impl Store,
@@ -89,7 +90,7 @@ impl Image {
         Ok((begin, found))
     }
 
-    /// Where a byte of a cluster is.
+    /// Returns the location of a byte of a cluster.
     fn whereabouts(&self, entry: Entry, within: u64) -> Result<Place, IoError> {
         Ok(match entry.mapping(&self.geometry) {
             Mapping::Unallocated => Place::Below,

@@ -15,7 +15,7 @@ pub(crate) struct Run {
     pub(crate) zeroed: bool,
 }
 
-/// Why nothing could be allocated.
+/// Reason why nothing could be allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoRun {
     /// The refcount block of this number has to be made first.
@@ -43,9 +43,9 @@ pub(crate) struct Block {
 pub(crate) enum Settle {
     /// The block is on the disk.
     Done,
-    /// Somebody writes it.
+    /// Another task is writing the block.
     Wait,
-    /// These bytes are to be written; then [`Refcounts::written`].
+    /// These bytes have to be written; then [`Refcounts::written`] is called.
     Write {
         /// The byte of the image.
         at: u64,
@@ -123,7 +123,7 @@ impl Refcounts {
         self.place(self.fresh).0
     }
 
-    /// There is a block that counts it.
+    /// Returns whether a block that counts the cluster is loaded.
     pub(crate) fn counts(&self, cluster: u64) -> bool {
         matches!(self.blocks.get(self.place(cluster).0), Some(Some(_)))
     }
@@ -138,8 +138,8 @@ impl Refcounts {
         self.room = room;
     }
 
-    /// All that is entered is all; the image's file has so many bytes (none: it is a device).
-    /// Returns the free clusters of unknown content.
+    /// Ends loading: all blocks are entered. `file_bytes` is the size of the image's file (0 on a
+    /// device). Returns the free clusters of unknown content.
     pub(crate) fn begin(&mut self, file_bytes: u64) -> Ranges {
         let mut unknown = Ranges::default();
         let per_block = 1u64 << self.geometry.refcount_bits();
@@ -195,14 +195,14 @@ impl Refcounts {
             .fold(0, |value, &byte| value << 8 | u64::from(byte))
     }
 
-    /// How many references a cluster has.
+    /// Returns the number of references to a cluster.
     pub(crate) fn get(&self, cluster: u64) -> u64 {
         let (index, number) = self.place(cluster);
         let block = self.blocks.get(index).and_then(Option::as_ref);
         block.map_or(0, |block| self.read(block, number))
     }
 
-    /// Most references that can be counted.
+    /// Returns the maximum refcount.
     pub(crate) fn most(&self) -> u64 {
         let bits = 1u32 << self.geometry.refcount_order;
         u64::MAX >> (64 - bits)
@@ -296,7 +296,7 @@ impl Refcounts {
         Some((start, blocks))
     }
 
-    /// These clusters are free, and read as zeroes.
+    /// Adds free clusters, which read as zeroes.
     pub(crate) fn free(&mut self, clusters: Ranges) {
         self.free.extend(clusters);
     }
@@ -376,7 +376,7 @@ impl Block {
         }
     }
 
-    /// All of it, as it is to be on the disk.
+    /// Returns the whole block, as it is to be on the disk.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }

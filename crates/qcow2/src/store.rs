@@ -5,10 +5,10 @@ use dma::{Buffer, SegmentList};
 use std::future::Future;
 use volume::{IoError, Op};
 
-/// Which of the two openings of a file.
+/// Selects one of the two openings of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// For clusters: past the page cache, where that is possible.
+    /// Clusters: past the page cache, where that is possible.
     Data,
     /// Tables, and accesses that are not aligned to blocks, through the page cache.
     Tables,

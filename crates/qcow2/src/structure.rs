@@ -16,7 +16,7 @@ use volume::{IoError, IoErrorKind};
 /// Entries of the largest refcount table (`QCOW_MAX_REFTABLE_SIZE`).
 const LONGEST_REFTABLE: usize = (8 << 20) / 8;
 
-/// Where the entries of new refcount blocks go.
+/// Destination of the entries for new refcount blocks.
 enum Table {
     /// Into the refcount table that there is.
     Current,
@@ -148,8 +148,8 @@ impl Image {
         Ok(clusters)
     }
 
-    /// Has the refcount table room for a disk of so many bytes that is written all over, and some
-    /// more.
+    /// Gives the refcount table room for a disk of `size` bytes that is fully written, with a
+    /// margin.
     pub(crate) async fn make_room(
         &self,
         writer: &Writer,
@@ -190,7 +190,7 @@ impl Image {
         self.release(writer, store, vec![old]).await
     }
 
-    /// Gives the disk another size, not smaller than it is.
+    /// Grows the disk to another size.
     pub(crate) async fn grow(
         &self,
         writer: &Writer,

@@ -54,7 +54,7 @@ impl L1 {
         }
     }
 
-    /// All entries, as they are on the disk.
+    /// Returns all entries, as they are on the disk.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         self.entries
             .iter()
@@ -91,7 +91,7 @@ impl Slice {
         self.entries.len()
     }
 
-    /// Where an entry lies in the file.
+    /// Returns the offset of an entry in the file.
     pub(crate) fn place(&self, index: usize) -> u64 {
         self.at + index as u64 * 8
     }
@@ -163,7 +163,7 @@ impl Tables {
         self.l1.lock().unpoisoned().clone()
     }
 
-    /// Which L1 table [`Tables::l1`] is.
+    /// Returns a number that identifies the current [`Tables::l1`].
     #[inline]
     pub(crate) fn l1_count(&self) -> u32 {
         self.l1_count.load(Ordering::Acquire)

@@ -74,7 +74,7 @@ impl Qcow2Volume {
         }
     }
 
-    /// Why the disk cannot have that size.
+    /// Returns the reason why the disk cannot have that size.
     fn refuse_size(&self, bytes: u64) -> Option<&'static str> {
         if !bytes.is_multiple_of(self.info.block_size.into()) || bytes >= 1 << 56 {
             return Some("it is no whole number of blocks, or too large");

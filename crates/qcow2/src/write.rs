@@ -41,10 +41,10 @@ fn join(moves: &mut Vec<Move>, next: Move) {
 /// A part of a request, within one slice.
 #[derive(Clone, Copy)]
 struct Span {
-    /// On the disk.
+    /// Offset on the disk.
     offset: u64,
     len: u64,
-    /// In the request's memory.
+    /// Offset in the request's memory.
     from: u64,
 }
 
@@ -355,7 +355,7 @@ impl<'a, S: Store> Target<'a, S> {
         }
     }
 
-    /// Has a range read as zeroes, or gives its space to the file system.
+    /// Zeroes a range, or returns its space to the file system.
     pub(crate) async fn zero(&self, offset: u64, len: u64, op: Op) -> Result<(), IoError> {
         let slice = self.slice_bytes();
         let mut done = 0;
@@ -511,14 +511,14 @@ impl<'a, S: Store> Target<'a, S> {
     }
 }
 
-/// All of these bytes are zero.
+/// Returns whether all of these bytes are zero.
 fn is_zero(bytes: &[u8]) -> bool {
     let mut pages = bytes.chunks(4096);
     // Without a look at each byte's result, so that many are looked at in one step.
     pages.all(|page| page.iter().fold(0, |any, byte| any | byte) == 0)
 }
 
-/// Has the refcounts of all of them on the disk.
+/// Writes the refcounts of all these clusters to the disk.
 async fn settle(allocated: &[Allocated<'_>], store: &impl Store) -> Result<(), IoError> {
     for new in allocated {
         new.settle(store).await?;
@@ -529,14 +529,14 @@ async fn settle(allocated: &[Allocated<'_>], store: &impl Store) -> Result<(), I
 /// A part of a request in one cluster.
 #[derive(Clone, Copy)]
 struct Piece {
-    /// In the slice.
+    /// Index in the slice.
     index: usize,
-    /// Where the cluster begins on the disk.
+    /// Offset of the cluster on the disk.
     cluster: u64,
-    /// Where the part begins in the cluster.
+    /// Offset of the part in the cluster.
     within: u64,
     len: u64,
-    /// Where it begins in the request's memory.
+    /// Offset in the request's memory.
     from: u64,
 }
 

@@ -10,24 +10,24 @@ pub const ZERO: u64 = 1;
 /// Bits 9 to 55.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// Where a guest's cluster is.
+/// Location of a guest's cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mapping {
-    /// In the backing file; zeroes where there is none.
+    /// Unallocated: read from the backing file, or zeroes if there is none.
     Unallocated,
     /// Nowhere: it reads as zeroes. `host`: the cluster that is kept for it, by its first byte.
     Zero {
         /// The byte in the image where its cluster begins, if it has one.
         host: Option<u64>,
     },
-    /// In the image.
+    /// Data in the image.
     Data {
         /// The byte in the image where it begins.
         host: u64,
         /// No other entry has it: it may be written in place.
         copied: bool,
     },
-    /// In the image, compressed.
+    /// Compressed data in the image.
     Compressed {
         /// The byte in the image where its data begins, at any byte.
         host: u64,

@@ -3,13 +3,13 @@
 /// Bytes from the file's beginning that are enough for every header: it lies in the first cluster,
 /// and the largest cluster has so many.
 pub const HEADER_ROOM: usize = 1 << 21;
-/// Where the size of the disk stands.
+/// Offset of the disk's size.
 pub const OFFSET_SIZE: u64 = 24;
-/// Where the L1 table's number of entries and its place stand.
+/// Offset of the L1 table's size and offset.
 pub const OFFSET_L1: u64 = 36;
-/// Where the refcount table's place and number of clusters stand.
+/// Offset of the refcount table's offset and number of clusters.
 pub const OFFSET_REFCOUNTS: u64 = 48;
-/// Where the features stand: incompatible, compatible, those that a writer clears.
+/// Offset of the feature fields: incompatible, compatible, autoclear.
 pub const OFFSET_FEATURES: u64 = 72;
 /// Incompatible feature: refcounts may be wrong. References are not.
 pub const DIRTY: u64 = 1;
@@ -297,10 +297,10 @@ impl Header {
         Ok(())
     }
 
-    /// Whether the image may be written here.
+    /// Checks that the image may be written here.
     ///
     /// # Errors
-    /// It may only be read.
+    /// [`FormatError`], if the image may only be read.
     pub fn check_writable(&self) -> Result<(), FormatError> {
         if self.incompatible & CORRUPT != 0 {
             return Err(FormatError::Corrupt);
