@@ -15,10 +15,10 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{Extent, Info, Io, Kind, OpenQueue, Volume, VolumeError};
 
-/// How long one attempt to connect may take, with the handshake.
+/// Time limit of one attempt to connect, including the handshake.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How a volume uses its server.
+/// Options for using an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NbdOptions {
     /// Number of connections of each worker that uses the volume. More than one is used only if the
@@ -35,7 +35,7 @@ pub struct NbdOptions {
 }
 
 impl NbdOptions {
-    /// Most connections of a worker.
+    /// Maximum number of connections of a worker.
     pub const MOST_CONNECTIONS: usize = 16;
 }
 
@@ -208,7 +208,7 @@ impl Shared {
         });
     }
 
-    /// There is another one, which took so long to make.
+    /// Logs a replaced connection, and the time that it took.
     pub(crate) fn made_again(&self, took: Duration) {
         self.log.connected.line(|left_out| {
             tracing::info!(left_out, "{}: connected after {took:.1?}", self.server);
@@ -244,7 +244,7 @@ impl Shared {
     }
 }
 
-/// Has a connection kept before anything is sent on it.
+/// Registers a connection with the keeper before anything is sent on it.
 fn kept(
     keeper: Option<&dyn ConnectionKeeper>,
     server: &Server,

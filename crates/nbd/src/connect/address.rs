@@ -13,7 +13,7 @@ pub type Parsed<T> = Result<T, String>;
 /// An export of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// Where the server is.
+    /// Address of the server.
     pub address: Address,
     /// The name of the export; empty: the default one.
     pub export: String,

@@ -11,5 +11,5 @@ pub(crate) use again::connect_again;
 pub use previous::{PreviousError, end_previous};
 pub use socket::{ConnectError, Connected, ConnectionKeeper, Kept, connect};
 
-/// Where a link's next connection is left, with the link's number.
+/// Inbox for new connections, with the number of their link.
 pub(crate) type Inbox = volume::Inbox<(usize, Connected)>;

@@ -32,7 +32,7 @@ pub enum PreviousError {
         server: String,
         /// Connections that are still open.
         open: usize,
-        /// How long they were waited for.
+        /// Time spent waiting for the connections.
         waited: Duration,
     },
     /// A descriptor is no connection.

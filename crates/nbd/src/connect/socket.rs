@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Why there is no connection, in words that name the server.
+/// Error of connecting; the message names the server.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No connection to the server can be made.
@@ -36,7 +36,7 @@ pub enum ConnectError {
         /// Error of the resolver.
         error: io::Error,
     },
-    /// After the connection broke the server has something else than before.
+    /// The export has changed since the connection broke.
     #[error("{server}: is not what it was before: {what}")]
     Changed {
         /// Address of the server.

@@ -27,7 +27,7 @@ pub struct Export {
     pub minimum: u32,
     /// Block size that the server handles best; a power of two, at least `minimum`.
     pub preferred: u32,
-    /// Most data in a request; a multiple of `minimum`.
+    /// Maximum of data in a request; a multiple of `minimum`.
     pub maximum: u32,
     /// Structured replies were negotiated.
     pub structured: bool,
@@ -40,7 +40,7 @@ impl Export {
     }
 }
 
-/// Why there is no export.
+/// Error of the handshake.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// The connection broke, or timed out.
@@ -55,7 +55,7 @@ pub enum HandshakeError {
     /// The server violates the protocol.
     #[error("the server breaks the protocol: {0}")]
     Violation(&'static str),
-    /// There is no export of this name.
+    /// The export does not exist.
     #[error("the server has no export \"{name}\"{}", said(.text))]
     NoExport {
         /// Name of the requested export.

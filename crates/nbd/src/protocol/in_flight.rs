@@ -20,7 +20,7 @@ pub struct Entry<T> {
     pub asked: Asked,
     /// The sender's own data about the request.
     pub item: T,
-    /// Which of its bytes have been announced, or come.
+    /// Bytes of the request that have been announced or received.
     pub(super) received: Received,
     /// The first error chunk's number.
     pub(super) error: Option<u32>,
@@ -58,17 +58,17 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// There is none.
+    /// Returns whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// There is room for no more.
+    /// Returns whether there is no room.
     pub fn is_full(&self) -> bool {
         self.free.is_empty()
     }
@@ -105,7 +105,7 @@ impl<T> InFlight<T> {
             .filter(|_| u64::from(*sequence) == cookie >> 32)
     }
 
-    /// Takes a request out.
+    /// Removes a request.
     pub fn remove(&mut self, cookie: u64) -> Option<Entry<T>> {
         self.get(cookie)?;
         let place = cookie as u32;
@@ -114,7 +114,7 @@ impl<T> InFlight<T> {
         entry
     }
 
-    /// All of them, with their cookies.
+    /// Iterates over all requests, with their cookies.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Entry<T>)> {
         let places = (0u64..).zip(&mut self.places);
         places.filter_map(|(place, (sequence, entry))| {
@@ -122,7 +122,7 @@ impl<T> InFlight<T> {
         })
     }
 
-    /// Takes all of them out.
+    /// Removes all requests.
     pub fn drain(&mut self) -> impl Iterator<Item = Entry<T>> {
         self.free.clear();
         self.free.extend((0..self.places.len() as u32).rev());

@@ -6,8 +6,8 @@
 use super::reply::Violation;
 use std::ops::Range;
 
-/// Most stretches that lie apart from each other at a time: the blocks of the longest read, in the
-/// worst order. Each new one is compared with all.
+/// Maximum number of separate ranges: the blocks of the longest read, in the worst order. Each new
+/// range is compared with all of them.
 const MOST_APART: usize = 256;
 
 /// Bytes of a read, counted from its first one.

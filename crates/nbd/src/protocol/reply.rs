@@ -13,10 +13,10 @@ const LONGEST_ERROR: u32 = 4096 + 64;
 /// Error chunks that a reply may have.
 const MOST_ERRORS: u32 = 64;
 
-/// How a server breaks the protocol. The connection cannot be used any more.
+/// Violation of the protocol by a server. The connection cannot be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Neither kind of reply begins so.
+    /// A magic number of neither kind of reply.
     #[error("a reply begins with {0:#010x}")]
     Magic(u32),
     /// A structured reply that was not negotiated, or a simple one with data that may not be.
@@ -48,7 +48,7 @@ pub enum Violation {
     /// A read has ended, and not all of it has come.
     #[error("a read is said to be complete, of which bytes are missing")]
     Incomplete,
-    /// More errors than any request can have.
+    /// More error chunks than any request can have.
     #[error("errors without end for one request")]
     Errors,
 }
@@ -62,18 +62,18 @@ pub enum Event<'a> {
     Data {
         /// Cookie of the request.
         cookie: u64,
-        /// Where in the request, in bytes from its first one.
+        /// Offset in the request, in bytes.
         at: u32,
-        /// These.
+        /// Received data.
         bytes: &'a [u8],
     },
     /// Bytes of a read that are zero.
     Hole {
         /// Cookie of the request.
         cookie: u64,
-        /// Where in the request.
+        /// Offset in the request, in bytes.
         at: u32,
-        /// How many.
+        /// Length in bytes.
         len: u32,
     },
     /// A reply is complete.
@@ -90,7 +90,7 @@ pub enum Event<'a> {
 pub struct Expected {
     /// Cookie of the request.
     pub cookie: u64,
-    /// Where in the request.
+    /// Offset in the request, in bytes.
     pub at: u32,
     /// Number of bytes that follow.
     pub left: u32,
@@ -116,7 +116,8 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// From the end of the handshake on; `structured`: structured replies were negotiated.
+    /// Creates the parser of a stream after the handshake. `structured`: structured replies were
+    /// negotiated.
     pub fn new(structured: bool) -> Self {
         Self {
             structured,
@@ -307,7 +308,7 @@ fn find<T>(requests: &mut InFlight<T>, cookie: u64) -> Result<&mut Entry<T>, Vio
     entry.ok_or(Violation::Cookie(cookie))
 }
 
-/// After `len` of the `left` bytes that come from `at` on.
+/// Returns the state after `len` of the `left` bytes from `at` on.
 fn data(cookie: u64, at: u32, left: u32, len: u32, last: bool) -> State {
     let len = len.min(left);
     match left - len {
@@ -323,7 +324,7 @@ fn data(cookie: u64, at: u32, left: u32, len: u32, last: bool) -> State {
     }
 }
 
-/// After a chunk.
+/// Returns the state after a chunk.
 fn ended(cookie: u64, last: bool) -> State {
     match last {
         true => State::End { cookie },

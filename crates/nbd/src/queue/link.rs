@@ -32,7 +32,7 @@ const STAGED: u64 = 1 << 20;
 const BUFFER: usize = 128 << 10;
 /// Data of which so many bytes are to come is received where it belongs, without a copy.
 const DIRECT: u32 = 16 << 10;
-/// How long a server may take to close a connection that this side has ended.
+/// Time limit for a server to close a connection that this side has ended.
 const CLOSING: Duration = Duration::from_secs(5);
 /// Connections that may break the protocol, or meet with missing memory, while a command is in
 /// flight, until it fails.
@@ -51,7 +51,7 @@ pub(super) struct Part {
     pub(super) list: SegmentList,
     /// `list` is all of the request's memory, not a slice.
     pub(super) whole: bool,
-    /// Since when it is with the server.
+    /// Time when the command was sent to the server.
     pub(super) since: Instant,
     /// The kernel has its memory.
     pub(super) lent: bool,
@@ -63,10 +63,10 @@ pub(super) struct Part {
     pub(super) violations: u8,
 }
 
-/// How a command has ended.
+/// A command that has ended, and its result.
 pub(super) type Ended = (Part, Result<(), IoError>);
 
-/// Why a connection is of no use any more.
+/// Reason why a connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error("the server has closed the connection")]
@@ -134,7 +134,7 @@ struct Open {
     staged: Outgoing,
     /// `None` while the kernel has it.
     spare: Option<Outgoing>,
-    /// Something has been answered.
+    /// A reply has been received on the connection.
     answered: bool,
     /// The server has announced that it shuts down.
     shutting_down: bool,
@@ -148,7 +148,7 @@ enum State {
     Closing {
         open: Open,
         until: Instant,
-        /// Why a command that meets with this again and again fails.
+        /// Party at fault, for the error of a command that breaks its connections again and again.
         blame: Option<Blame>,
         ended: bool,
     },
@@ -162,7 +162,7 @@ pub(super) struct Link {
     pub(super) again: VecDeque<Part>,
     /// Connections in a row that were of no use.
     pub(super) failures: u32,
-    /// Since when nothing has been answered, and connections have ended.
+    /// Time since which there has been no reply, while connections have ended.
     lost: Option<Instant>,
     looked: Option<Instant>,
     /// Time at which no thread could be started to make the next connection.
@@ -182,7 +182,7 @@ impl Link {
         }
     }
 
-    /// There is a connection.
+    /// Takes a new connection.
     pub(super) fn opened(&mut self, streams: &RingStreams, connected: Connected) {
         if self.again.is_empty() {
             self.lost = None;
@@ -237,13 +237,13 @@ impl Link {
         matches!(self.state, State::Closing { .. }) || self.forsaken.is_some()
     }
 
-    /// There has been no server for so long.
+    /// Returns whether there has been no server for `limit`.
     pub(super) fn is_overdue(&self, now: Instant, limit: Duration) -> bool {
         let overdue = |lost| now.saturating_duration_since(lost) >= limit;
         self.is_down() && self.lost.is_some_and(overdue)
     }
 
-    /// Something has come, or can be sent.
+    /// Returns whether something was received, or can be sent.
     pub(super) fn has_news(&self) -> bool {
         match &self.state {
             State::Connecting => false,
@@ -256,10 +256,10 @@ impl Link {
         }
     }
 
-    /// Takes a command.
+    /// Stages a command.
     ///
     /// # Errors
-    /// There is no room.
+    /// `part`, if there is no room.
     pub(super) fn stage(&mut self, mut part: Part) -> Result<(), Part> {
         let State::Open(open) = &mut self.state else {
             return Err(part);

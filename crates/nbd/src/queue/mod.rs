@@ -22,14 +22,14 @@ use volume::{
     QueueState, Request, RingStreams, VolumeQueue, Wake,
 };
 
-/// Between two looks at time-outs, while something is in flight.
+/// Interval between checks of time-outs, while something is in flight.
 const LOOK: Duration = Duration::from_millis(100);
-/// Between two attempts to have a thread, where the system gives none.
+/// Interval between attempts to start a thread, if the system gives none.
 const THREADS: Duration = Duration::from_secs(1);
-/// Most bytes of data in one command.
+/// Maximum of data in one command, in bytes.
 const MOST_DATA: u32 = 1 << 20;
-/// Most bytes that one command zeroes or trims: one that a server carries out by writing is
-/// answered in time.
+/// Maximum of bytes that one command zeroes or trims: a server may execute it by writing, and has
+/// to answer in time.
 const MOST_ZEROED: u32 = 64 << 20;
 /// Bytes of zeroes that are written again and again, where the server knows no zeroing.
 const ZEROES: usize = 1 << 20;
@@ -95,7 +95,7 @@ impl NbdQueue {
         queue
     }
 
-    /// Has a thread make the next connection of a link.
+    /// Starts a thread that makes the next connection of a link.
     fn connect(&mut self, number: usize) {
         let Some(link) = self.links.get_mut(number) else {
             return;
