@@ -36,11 +36,11 @@ pub struct HostPort {
 /// Error in the text of a host and port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostPortError {
-    /// There is no host.
+    /// The host is empty.
     NoHost,
     /// An IPv6 address without its second bracket.
     Bracket,
-    /// This is no port.
+    /// The port is invalid.
     Port(String),
 }
 

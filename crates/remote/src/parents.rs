@@ -54,7 +54,7 @@ impl Parent {
         u32::try_from(left).map_or(most, |left| left.min(most))
     }
 
-    /// After a command of `len` bytes from byte `done` on.
+    /// Records that a command of `len` bytes from byte `done` on was issued.
     pub fn issued(&mut self, done: u64, len: u32) {
         let done = done.saturating_add(len.into());
         let over = self.request.op == Op::Flush || done >= self.request.len;
@@ -92,12 +92,12 @@ pub struct Parents {
 }
 
 impl Parents {
-    /// How many there are.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// There is none.
+    /// Returns whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -123,7 +123,7 @@ impl Parents {
         self.places.get_mut(place)?.as_mut()
     }
 
-    /// Takes a request out.
+    /// Removes a request.
     pub fn remove(&mut self, place: usize) -> Option<Parent> {
         let parent = self.places.get_mut(place)?.take()?;
         self.free.push(place);

@@ -2,20 +2,20 @@
 
 use std::sync::{Arc, Weak};
 
-/// How the way to a server is.
+/// Connection state of a remote volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reach {
     /// The server, as a URL without options.
     pub server: String,
-    /// All connections are there. If not, requests may be waiting.
+    /// All connections are established. If not, requests may be waiting.
     pub connected: bool,
     /// Connections that have ended so far.
     pub lost: u64,
 }
 
-/// Something on a server.
+/// A volume on a server.
 pub trait Reachable: Send + Sync {
-    /// How the way there is; `None` when it is used no more.
+    /// Returns the connection state; `None` when the volume is not used any more.
     fn reach(&self) -> Option<Reach>;
 }
 

@@ -105,7 +105,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// On a socket as [`connect_tcp`] and [`connect_unix`] make it.
+    /// Creates a conversation on a socket from [`connect_tcp`] or [`connect_unix`].
     pub fn new(fd: OwnedFd, deadline: Instant) -> Self {
         Self { fd, deadline }
     }
