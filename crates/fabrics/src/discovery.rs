@@ -12,9 +12,9 @@ use remote::HostPort;
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
-/// How long all of it may take.
+/// Time limit for a whole discovery.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Most records that are read.
+/// Maximum number of records that are read.
 const MOST_RECORDS: u64 = 4096;
 /// Records that one command reads.
 const AT_ONCE: u64 = 16;

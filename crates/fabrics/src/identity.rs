@@ -13,13 +13,13 @@ pub struct HostIdentity {
     pub id: [u8; 16],
 }
 
-/// Where nvme-cli keeps the host's name.
+/// File in which nvme-cli keeps the host's NQN.
 const HOST_NQN: &str = "/etc/nvme/hostnqn";
-/// Where nvme-cli keeps the host's identifier.
+/// File in which nvme-cli keeps the host's identifier.
 const HOST_ID: &str = "/etc/nvme/hostid";
-/// Where the system keeps a number of this host.
+/// File with the system's machine ID.
 const MACHINE_ID: &str = "/etc/machine-id";
-/// Where a host without one has its name.
+/// File with the host name, for a host without a machine ID.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 
 /// The form of names that are made of a UUID.
@@ -46,8 +46,8 @@ impl HostIdentity {
     }
 }
 
-/// This host: as nvme-cli has it, or else made of the system's own number. Files are looked at when
-/// this is first called: in a sandbox later calls still know.
+/// Returns this host's identity: nvme-cli's, or else one derived from the machine ID. Files are
+/// read in the first call only, so that later calls succeed in a sandbox.
 pub fn local() -> &'static HostIdentity {
     static LOCAL: OnceLock<HostIdentity> = OnceLock::new();
     LOCAL.get_or_init(|| {

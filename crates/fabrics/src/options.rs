@@ -1,10 +1,10 @@
-//! How a volume uses its subsystem.
+//! Options for using a subsystem.
 
 use crate::identity::HostIdentity;
 use dhchap::Secrets;
 use std::time::Duration;
 
-/// How paths are chosen among those that are as good as each other.
+/// Choice of a path among equally good ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Policy {
     /// Paths take turns.
@@ -14,7 +14,7 @@ pub enum Policy {
     QueueDepth,
 }
 
-/// How a volume uses its subsystem.
+/// Options for using a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FabricsOptions {
     /// I/O queues of each worker on each path, 1 to [`Self::MOST_QUEUES`].
@@ -25,7 +25,7 @@ pub struct FabricsOptions {
     pub header_digest: bool,
     /// Data has digests.
     pub data_digest: bool,
-    /// Which path a command takes.
+    /// Policy for choosing the path of a command.
     pub policy: Policy,
     /// Keep Alive Timeout (KATO). A controller that is silent for half of it is considered lost. A
     /// controller that received nothing for all of it ends its work for this host.
@@ -46,9 +46,9 @@ pub struct FabricsOptions {
 }
 
 impl FabricsOptions {
-    /// Most I/O queues of a worker on a path.
+    /// Maximum number of I/O queues of a worker on a path.
     pub const MOST_QUEUES: u16 = 16;
-    /// Most commands in flight on a queue.
+    /// Maximum number of commands in flight on a queue.
     pub const MOST_DEPTH: u16 = 1024;
     /// Workers that a controller is asked to have queues for.
     pub(crate) const WORKERS: u16 = 64;

@@ -33,18 +33,18 @@ use sync::Unpoisoned;
 /// is pulled nothing is answered, and TCP retransmits later and later (the first packet after 1, 3
 /// and 7 s): a new attempt notices the cable sooner.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
-/// How long a controller may take to close connections that this side has ended.
+/// Time limit for a controller to close connections that this side has ended.
 const CLOSING: Duration = Duration::from_secs(1);
-/// How long a controller may take to shut down when the volume is closed.
+/// Time limit for a controller to shut down when the volume is closed.
 const SHUT_DOWN: Duration = Duration::from_secs(2);
-/// Between two looks at the state of the namespace, where a command has found another one.
+/// Interval between reads of the ANA state, after a command found a changed one.
 const STATE_LOOK: Duration = Duration::from_millis(100);
 
 /// A path.
 #[derive(Debug)]
 pub(crate) struct Path {
     pub portal: Portal,
-    /// How its controller reaches the namespace ([`AnaState`]).
+    /// ANA state of the namespace on this path ([`AnaState`]).
     ana: AtomicU8,
     connected: AtomicBool,
     /// The controller by which the volume was opened, for the thread.
@@ -103,7 +103,7 @@ impl Path {
         self.connected.load(Ordering::Relaxed)
     }
 
-    /// For the thread.
+    /// Sends a report to the path's thread.
     pub(crate) fn report(&self, report: Report) {
         if let Report::State(state) = report {
             self.set_state(state);
@@ -162,7 +162,7 @@ impl Path {
     }
 }
 
-/// Why an association is over.
+/// Reason for the end of an association.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
     #[error(transparent)]
@@ -368,7 +368,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Looks at the namespace again.
+    /// Reads the namespace's size and state again.
     fn look(&mut self, controller: &mut Controller) -> Result<(), Lost> {
         let size = controller.read_size()?;
         // A namespace that is unavailable for now keeps its size: it may come back.
@@ -534,8 +534,9 @@ struct Attempts {
 }
 
 impl Attempts {
-    /// Twice as long as the attempt before, if that was too short, so that a controller that needs
-    /// its time is reached, too; it gets that at once when it is lost again.
+    /// Returns the time limit of the next attempt. It begins with twice the duration of the last
+    /// successful attempt, [`FIRST_ATTEMPT`] at least, and doubles after each attempt that timed
+    /// out.
     fn limit(&self) -> Duration {
         let first = FIRST_ATTEMPT.max(self.usual.saturating_mul(2));
         let times = 1u32 << self.silent.min(16);
@@ -553,7 +554,7 @@ impl Attempts {
     }
 }
 
-/// Something can be received at once.
+/// Returns whether something can be received at once.
 fn is_readable(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))

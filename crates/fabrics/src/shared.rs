@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use volume::{Inbox, Info, Kind};
 
-/// How long one attempt to connect may take at most, with everything that is asked.
+/// Time limit of one attempt to connect, with all its commands.
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Where a worker's queue gets its connections.
+/// Inbox through which a worker's queue gets its connections.
 pub(crate) type Mail = Inbox<Message>;
 
 /// State of a volume, shared by its queues and threads.
@@ -251,7 +251,7 @@ impl Shared {
 
     // ---- log messages
 
-    /// There is a path again.
+    /// Ends the overdue state: there is a path again.
     pub(crate) fn has_path(&self) {
         self.overdue.store(false, Ordering::Relaxed);
     }

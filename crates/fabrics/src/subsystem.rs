@@ -5,7 +5,7 @@ use nvme_tcp::PORT;
 use remote::{HostPort, HostPortError, decode, encode};
 use std::fmt;
 
-/// Most portals in a URL.
+/// Maximum number of portals in a URL.
 const MOST_PORTALS: usize = 16;
 /// Form of a URL, for error messages.
 const FORM: &str = "nvme+tcp://HOST:PORT/SUBNQN/NSID";

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 /// Commands in flight: one that is waited for, a Keep Alive, Asynchronous Event Requests.
 const DEPTH: u16 = 15;
-/// Bytes that are received at a time, at most.
+/// Maximum number of bytes received at a time.
 const BUFFER: usize = 16 << 10;
 /// Longest data of a command, in bytes.
 const MOST_DATA: u32 = 1 << 20;
@@ -24,9 +24,9 @@ const MOST_DATA: u32 = 1 << 20;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Data<'a> {
     None,
-    /// From the controller: so many bytes.
+    /// Data from the controller, of this length.
     In(u32),
-    /// To the controller, in the capsule.
+    /// Data to the controller, in the capsule.
     Out(&'a [u8]),
 }
 

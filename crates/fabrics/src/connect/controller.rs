@@ -18,16 +18,16 @@ use std::time::{Duration, Instant};
 use volume::AtomicWrites;
 use zerocopy::FromBytes;
 
-/// Most bytes of one request: longer ones go out in parts.
+/// Maximum of data in one command: longer requests are split.
 const MOST_DATA: u32 = 1 << 20;
-/// Most bytes that one command zeroes or deallocates: one that a controller carries out by writing
-/// is answered in time.
+/// Maximum of bytes that one command zeroes or deallocates: a controller may execute it by writing,
+/// and has to answer in time.
 const MOST_ZEROED: u64 = 64 << 20;
-/// Most groups of the ANA log page that are read.
+/// Maximum number of ANA groups that are read.
 const MOST_GROUPS: u32 = 4096;
 /// Requests of no group but for its state (RGO).
 const GROUPS_ONLY: u8 = 1;
-/// Between two looks whether the controller is ready.
+/// Interval between checks whether the controller is ready.
 const READY_LOOK: Duration = Duration::from_millis(10);
 
 /// Requirements on a controller.
@@ -49,11 +49,11 @@ pub(crate) struct Facts {
     /// The subsystem's serial number.
     pub serial: String,
     pub model: String,
-    /// Bytes that a command moves at most: a multiple of the block.
+    /// Maximum of data in a command, in bytes: a multiple of the block.
     pub max_data: u32,
-    /// Bytes that one zeroes at most.
+    /// Maximum of bytes that a command zeroes.
     pub max_zeroed: u32,
-    /// Bytes that one deallocates at most.
+    /// Maximum of bytes that a command deallocates.
     pub max_deallocated: u32,
     /// Atomicity of one command.
     pub atomic: AtomicWrites,
@@ -76,9 +76,10 @@ pub(crate) struct Controller {
     /// Bytes of data that a capsule of an I/O queue may have.
     pub in_capsule: u32,
     pub kato: Duration,
-    /// How long after its last sign of the host it may go on with commands.
+    /// Longest time after its last sign of the host for which the controller may execute commands.
     pub lingers: Duration,
-    /// How long it may go on after it has closed the host's connections.
+    /// Longest time for which the controller may execute commands after it has closed the
+    /// connections.
     pub quiesces: Duration,
     nsid: u32,
     reports_ana: bool,
@@ -144,7 +145,7 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Looks how it reaches the namespace.
+    /// Reads the ANA state of the namespace.
     pub(crate) fn read_ana(&mut self) -> Result<(), Trouble> {
         if !self.reports_ana {
             return Ok(());
@@ -154,7 +155,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Looks at the namespace again: its size, in bytes.
+    /// Reads the size of the namespace again, in bytes.
     pub(crate) fn read_size(&mut self) -> Result<u64, Trouble> {
         let id = identify_namespace(&mut self.client, self.nsid)?;
         match Namespace::parse(self.nsid, &id) {

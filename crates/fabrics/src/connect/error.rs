@@ -1,4 +1,4 @@
-//! Why there is no connection.
+//! Errors of connecting to a controller.
 
 use nvme::Status;
 use nvme::fabrics::status;
@@ -23,9 +23,9 @@ pub enum Trouble {
     /// A command failed.
     #[error("{command}: {}", status::name(*.status).unwrap_or("unknown status"))]
     Status {
-        /// Which one.
+        /// Name of the command.
         command: &'static str,
-        /// How it failed.
+        /// Status of the command.
         status: Status,
     },
     /// The controller lacks something without which it cannot be used.
@@ -71,13 +71,13 @@ impl Trouble {
     }
 }
 
-/// Why there is no connection, in words that name the portal.
+/// Error of connecting; the message names the portal.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No connection to the portal can be made.
     #[error("{portal}: no controller can be reached ({error}); start it, or correct the address")]
     Unreachable {
-        /// Which portal.
+        /// Address of the portal.
         portal: String,
         /// Error of the system.
         error: io::Error,
@@ -85,7 +85,7 @@ pub enum ConnectError {
     /// The portal accepts connections, but its controller cannot be used.
     #[error("{portal}: {trouble}")]
     Trouble {
-        /// Which portal.
+        /// Address of the portal.
         portal: String,
         /// Failure of the conversation.
         trouble: Trouble,
@@ -93,7 +93,7 @@ pub enum ConnectError {
     /// The host's name has no address.
     #[error("{portal}: the host's name has no address ({error})")]
     Name {
-        /// Which portal.
+        /// Address of the portal.
         portal: String,
         /// Error of the resolver.
         error: io::Error,
@@ -101,7 +101,7 @@ pub enum ConnectError {
     /// The controller differs from the previous one, or from another portal's.
     #[error("{portal}: is not what it was before: {what}")]
     Changed {
-        /// Which portal.
+        /// Address of the portal.
         portal: String,
         /// Property that differs.
         what: &'static str,

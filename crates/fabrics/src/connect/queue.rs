@@ -26,7 +26,7 @@ pub(crate) struct Portal {
     pub secrets: Option<Secrets>,
 }
 
-/// Which queue.
+/// Identifier and size of a queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Queue {
     pub qid: u16,

@@ -26,13 +26,13 @@ const STAGED: u64 = 1 << 20;
 const BUFFER: usize = 128 << 10;
 /// Data of which so many bytes are to come is received where it belongs, without a copy.
 const DIRECT: u32 = 16 << 10;
-/// How long a controller may take to close a connection that this side has ended.
+/// Time limit for a controller to close a connection that this side has ended.
 const CLOSING: Duration = Duration::from_secs(1);
 /// Lists of pieces that are kept for the next ones.
 const SPARE_LISTS: usize = 64;
-/// In the name of a list that is sent: it is a piece of a command's, not all of it.
+/// Bit in the name of a sent list: it is a piece of a command's memory, not all of it.
 const PIECE: u64 = 1 << 32;
-/// Bytes that are copied and summed at a time.
+/// Number of bytes that are copied and summed at a time.
 const CHUNK: usize = 4096;
 
 /// A connection that a thread has made.
@@ -49,7 +49,7 @@ pub(crate) struct Ready {
     pub in_capsule: u32,
 }
 
-/// How a command has ended.
+/// End of a command.
 #[derive(Debug)]
 pub(super) enum Ended {
     /// The command was answered.
@@ -58,7 +58,7 @@ pub(super) enum Ended {
     Lost(Part),
 }
 
-/// Why a connection is of no use any more.
+/// Reason why a connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error("the controller has closed the connection")]
@@ -88,7 +88,7 @@ impl Broken {
         matches!(self, Self::Violation(_) | Self::Terminated(_)) || self.is_fault()
     }
 
-    /// For the thread that keeps the path.
+    /// Returns the reason as text, for the thread that keeps the path.
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Closed => "the controller has closed the connection",
@@ -127,7 +127,7 @@ struct Open {
     qid: u16,
     /// `None` while the kernel has it.
     incoming: Option<Incoming>,
-    /// There is something in it that was not looked at, as too much is to be sent.
+    /// Parsing was stopped with bytes left, because too much is staged.
     stopped: bool,
     /// The command whose memory is received into.
     direct: Option<u16>,
@@ -159,7 +159,7 @@ enum State {
 pub(super) enum By {
     /// The controller: it does nothing more for its commands.
     Controller,
-    /// This side, or the network.
+    /// This side, or the network, has ended the connection.
     Other,
 }
 
@@ -189,10 +189,10 @@ impl Link {
         }
     }
 
-    /// There is a connection.
+    /// Takes a new connection.
     ///
     /// # Errors
-    /// There is another one still.
+    /// `ready`, if the previous connection has not ended.
     pub(super) fn opened(&mut self, streams: &RingStreams, ready: Ready) -> Result<(), Ready> {
         if !matches!(self.state, State::Down) {
             return Err(ready);
@@ -258,7 +258,7 @@ impl Link {
         matches!(self.state, State::Closing { .. })
     }
 
-    /// Something has come, or can be sent.
+    /// Returns whether something was received, or can be sent.
     pub(super) fn has_news(&self) -> bool {
         match &self.state {
             State::Down => false,
@@ -271,10 +271,10 @@ impl Link {
         }
     }
 
-    /// Takes a command.
+    /// Stages a command.
     ///
     /// # Errors
-    /// There is no room.
+    /// `part`, if there is no room.
     pub(super) fn stage(&mut self, mut part: Part, facts: &Facts) -> Result<(), Part> {
         let State::Open(open) = &mut self.state else {
             return Err(part);
@@ -467,7 +467,7 @@ impl Link {
 }
 
 impl Open {
-    /// Bytes that are not a request's memory, with their digest.
+    /// Stages bytes that are not a request's memory, with their digest.
     fn stage_bytes(&mut self, bytes: &[u8]) {
         self.staged.bytes(bytes);
         if self.writer.data_digest() {

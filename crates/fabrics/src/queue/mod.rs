@@ -30,7 +30,7 @@ use volume::{
     QueueState, Request, RingStreams, VolumeQueue, Wake,
 };
 
-/// Between two looks at time-outs, while something is in flight.
+/// Interval between checks of time-outs, while something is in flight.
 const LOOK: Duration = Duration::from_millis(100);
 /// Bytes of zeroes that are written again and again, where the controller knows no Write Zeroes.
 const ZEROES: usize = 1 << 20;
@@ -62,7 +62,7 @@ pub(crate) enum Message {
 }
 
 impl Message {
-    /// For another queue, where there can be a second one.
+    /// Returns a copy for another queue, if the message may be sent to several.
     pub(crate) const fn copy(&self) -> Option<Self> {
         Some(match *self {
             Self::Ready { .. } => return None,
@@ -77,7 +77,7 @@ impl Message {
 struct Limbo {
     path: usize,
     epoch: u64,
-    /// When that is certainly over, as soon as it is known.
+    /// Time when the association is certainly over, once that is known.
     ends: Option<Instant>,
     parts: Vec<Part>,
 }
@@ -108,7 +108,7 @@ pub(crate) struct FabricsQueue {
     /// Recycled.
     over: Vec<Ended>,
     zeroes: Option<SegmentList>,
-    /// Since when there has been no path.
+    /// Time since which there has been no path.
     lost: Option<Instant>,
     /// Roughly.
     now: Instant,

@@ -45,9 +45,9 @@ pub(crate) struct Part {
     pub list: SegmentList,
     /// `list` is all of the request's memory, not a slice.
     pub whole: bool,
-    /// Since when it is with the controller.
+    /// Time when the command was sent to the controller.
     pub since: Instant,
-    /// When it was made.
+    /// Time when the command was made.
     pub made: Instant,
     /// Pieces of its memory that the kernel has.
     pub lent: u32,
@@ -65,7 +65,7 @@ pub(crate) struct Part {
     pub violations: u8,
     /// Times that it was answered by an error and sent again.
     pub tries: u8,
-    /// How it was answered while the kernel had its memory.
+    /// Answer that arrived while the kernel had the command's memory.
     pub answer: Option<Answered>,
 }
 
@@ -100,7 +100,7 @@ impl Part {
         }
     }
 
-    /// Bytes that come from the controller.
+    /// Returns the number of bytes that the controller sends.
     pub(crate) fn data_in(&self) -> u32 {
         match self.what {
             What::Read => self.len,

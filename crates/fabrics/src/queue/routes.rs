@@ -11,11 +11,11 @@ pub(super) struct Routes {
     links: Vec<Link>,
     each: usize,
     policy: Policy,
-    /// Behind the one that was chosen last.
+    /// Index behind the path that was chosen last.
     turn: usize,
 }
 
-/// How good a path is; less is better.
+/// Returns the rank of a path; less is better.
 fn rank(path: &Path) -> Option<u8> {
     match path.state() {
         AnaState::OPTIMIZED => Some(0),
@@ -51,7 +51,7 @@ impl Routes {
         self.links.iter_mut().skip(skip).take(self.each)
     }
 
-    /// All, with the numbers of their paths.
+    /// Iterates over all links, with the numbers of their paths.
     pub(super) fn all(&mut self) -> impl Iterator<Item = (usize, &mut Link)> {
         let each = self.each.max(1);
         let links = self.links.iter_mut().enumerate();
