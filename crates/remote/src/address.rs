@@ -99,8 +99,8 @@ impl fmt::Display for HostPort {
 /// Decodes a part of a URL, in which bytes can be written as `%` and two hexadecimal digits.
 ///
 /// # Errors
-/// A message, if a `%` is not followed by two hexadecimal digits, encodes a zero byte, or the result
-/// is not UTF-8.
+/// A message, if a `%` is not followed by two hexadecimal digits, encodes a zero byte, or the
+/// result is not UTF-8.
 pub fn decode(text: &str) -> Result<String, String> {
     let wrong = || format!("\"{text}\": a % is followed by two hexadecimal digits, and never 00");
     let mut bytes = Vec::new();
