@@ -33,13 +33,13 @@ use worker::{Context, Descriptors, Frontend};
 
 /// Entries of the Admin queue, at most.
 const ADMIN_ENTRIES: u16 = 64;
-/// How long a host may leave a controller without enabling it.
+/// Time limit for a host to enable its controller.
 const ENABLING: Duration = Duration::from_secs(120);
 const NOT_PROVEN: &str = "its host has not proven who it is in time";
-/// Between two looks at a controller that ends.
+/// Interval between checks of a controller that is ending.
 const ENDING_LOOK: Duration = Duration::from_millis(10);
 
-/// Why an association could not be made.
+/// Error of making an association.
 #[derive(Debug, thiserror::Error)]
 pub enum AssociationError {
     /// The controller cannot be created.
@@ -203,7 +203,7 @@ impl Parts {
     }
 }
 
-/// Where an association is.
+/// State of an association.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
     Open,
@@ -258,7 +258,7 @@ impl Association {
         self.cntlid
     }
 
-    /// Which worker serves it, and how that is woken.
+    /// Sets the worker that serves the association, and its waker.
     pub fn set_worker(&mut self, worker: u16, waker: Waker) {
         self.controller.set_worker(worker, waker);
     }

@@ -24,7 +24,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// Asynchronous Event Requests that may wait.
 const EVENTS: usize = 4;
-/// Most bytes that one Get Log Page is answered with.
+/// Maximum of bytes in the answer to one Get Log Page.
 const MOST: u32 = 64 << 10;
 /// A host without Keep Alive has so long for all it asks.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -83,7 +83,7 @@ impl Discovery {
         self.link.has_news()
     }
 
-    /// When its time is over.
+    /// Returns the time when the connection times out.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let time = if self.kato.is_zero() {
             LIMIT

@@ -26,10 +26,10 @@ const MOST_DISCOVERIES: usize = 32;
 /// Connections that are accepted in one call.
 const AT_ONCE: usize = 4;
 
-/// Takes a new association to a worker, which makes it ([`NewAssociation::make`]).
+/// Passes a new association to a worker, which makes it ([`NewAssociation::make`]).
 pub type Launch = Box<dyn FnMut(NewAssociation)>;
 
-/// Where hosts connect.
+/// Front-end that accepts the connections of hosts.
 pub struct Door {
     target: Arc<Target>,
     acceptor: Acceptor<OwnedFd>,
@@ -57,7 +57,7 @@ impl std::fmt::Debug for Door {
     }
 }
 
-/// Why there is no door.
+/// Error of creating a door.
 #[derive(Debug, thiserror::Error)]
 pub enum DoorError {
     /// The socket.
@@ -75,8 +75,8 @@ impl From<Errno> for DoorError {
 }
 
 impl Door {
-    /// On a listening socket, in non-blocking mode. `resized` is an eventfd that becomes readable
-    /// when a volume has another size.
+    /// Creates a door on a listening socket, in non-blocking mode. `resized` is an eventfd that
+    /// becomes readable when a volume has another size.
     ///
     /// # Errors
     /// [`DoorError`].
@@ -172,7 +172,7 @@ impl Door {
         }
     }
 
-    /// Something of a connection has come.
+    /// Reads from a connection that has received bytes.
     fn read(&mut self, token: u32, now: Instant) {
         let Some(place) = self.place(token) else {
             return;
@@ -256,7 +256,7 @@ impl Door {
         }
     }
 
-    /// Behind those of newcomers.
+    /// Returns the first token behind those of newcomers.
     fn first_token(&self) -> u32 {
         self.newcomers.len() as u32 + 1
     }

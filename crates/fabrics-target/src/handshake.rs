@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 use zerocopy::FromBytes;
 
-/// Most bytes of data in one H2CData.
+/// Maximum of data in one H2CData, in bytes.
 const H2C_DATA: u32 = 1 << 20;
 /// Bytes of the common header.
 const COMMON: usize = size_of::<CommonHeader>();
@@ -43,10 +43,10 @@ pub(crate) struct Connected {
     pub subnqn: String,
 }
 
-/// How far a connection is.
+/// State of a connection after reading.
 #[derive(Debug)]
 pub(crate) enum Progress {
-    /// More has to come.
+    /// Connect is incomplete.
     Waits(Newcomer),
     /// Connect has arrived.
     Connected(Box<Connected>),

@@ -14,7 +14,7 @@ const BUFFER: usize = 128 << 10;
 /// Maximum of staged bytes while a message is being sent; beyond it nothing more is received.
 const STAGED: u64 = 1 << 20;
 
-/// How a connection ends.
+/// Reason for the end of a connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum End {
     #[error("the host has closed the connection")]
@@ -81,13 +81,13 @@ impl Link {
         })
     }
 
-    /// Something has come, or can be sent.
+    /// Returns whether something was received, or can be sent.
     pub(crate) fn has_news(&self) -> bool {
         let sends = self.rest.is_some() || (self.staged.left() > 0 && self.spare.is_some());
         self.stream.has_news() || (!self.ending && sends)
     }
 
-    /// Something has happened to its socket.
+    /// Records an epoll event on the socket.
     pub(crate) fn tell(&mut self) {
         self.told = true;
     }

@@ -9,7 +9,7 @@ use dma::{Access, DmaMap, Memory, SegmentList};
 pub(crate) const PAGE: u32 = 4096;
 /// The IOVA of its first byte.
 pub(crate) const BASE: u64 = 1 << 40;
-/// Bytes that are copied at a time.
+/// Number of bytes that are copied at a time.
 const CHUNK: usize = 4096;
 
 /// A part of the pool.
@@ -21,7 +21,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// Where the controller finds it.
+    /// Returns the block's address for the controller.
     pub(crate) fn iova(self) -> u64 {
         BASE + self.offset()
     }
@@ -44,7 +44,7 @@ pub(crate) struct Pool {
     taken: Vec<u64>,
     pages: u32,
     free: u32,
-    /// Where the last one was found.
+    /// Page at which the next search begins.
     hint: u32,
     reserve: Reserve,
 }
@@ -58,7 +58,7 @@ struct Reserve {
     page: u32,
     /// Pages of each.
     pages: u32,
-    /// By queue.
+    /// Blocks in use, by queue.
     taken: Vec<bool>,
 }
 
@@ -113,7 +113,7 @@ impl Pool {
         Some(Block { page, pages })
     }
 
-    /// All of it.
+    /// Returns the whole memory.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -149,7 +149,7 @@ impl Pool {
         None
     }
 
-    /// Takes memory for so many bytes, at least a page. `None`: there is not so much in one piece.
+    /// Takes memory for so many bytes, at least a page. `None`: no free piece is large enough.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<Block> {
         let pages = u32::try_from(bytes.div_ceil(PAGE.into()).max(1)).ok()?;
         if pages > self.free {

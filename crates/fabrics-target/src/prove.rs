@@ -15,7 +15,7 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::time::Instant;
 use volume::Inbox;
 
-/// Most bytes of a message, and of the room for one.
+/// Maximum size of a message and of its buffer, in bytes.
 const MOST: u32 = 4096;
 /// Smallest buffer for a message, in bytes: the length of a failure message.
 const LEAST: u32 = 16;
@@ -39,7 +39,7 @@ pub struct HostKey {
     pub secrets: Secrets,
 }
 
-/// How far the host of a queue is.
+/// State of the authentication on a queue.
 pub(crate) enum Proof {
     /// The host has authenticated, or need not.
     Given,
@@ -135,7 +135,7 @@ fn step(number: u64, mut side: Box<Controller>, message: Option<&[u8]>) -> Outco
 pub(crate) enum Stepped {
     /// The command can be answered.
     Done(Outcome),
-    /// Later.
+    /// The result arrives later.
     Away,
     /// The thread has no room.
     Full,
@@ -162,7 +162,7 @@ impl Proof {
         matches!(self, Self::Given)
     }
 
-    /// Since when it is waited for.
+    /// Returns the time since which authentication is awaited; `None` once it is given.
     pub(crate) const fn since(&self) -> Option<Instant> {
         match self {
             Self::Given => None,

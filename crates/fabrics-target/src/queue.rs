@@ -41,7 +41,7 @@ struct Place {
     tag: Option<u16>,
 }
 
-/// How far a queue is.
+/// State of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// The rings are being created; the host's Connect, of that identifier, waits for its answer.
@@ -87,7 +87,7 @@ pub(crate) struct Queue {
     pub slots: Slots,
     /// State of the host's authentication.
     pub proof: Proof,
-    /// Why it could not, just now.
+    /// Reason of a failed authentication, until it is reported.
     pub refusal: Option<dhchap::Failure>,
     requests: Requests,
     grants: Grants<u16>,
@@ -141,7 +141,7 @@ impl Queue {
         }
     }
 
-    /// Something has come, or can be done.
+    /// Returns whether the queue has work.
     pub(crate) fn has_news(&self) -> bool {
         self.link.has_news()
     }
@@ -384,7 +384,7 @@ impl Queue {
         }
     }
 
-    /// All of some data has come.
+    /// Handles the end of a piece of data.
     fn data_end(&mut self, corrupt: bool, whole: bool, around: &mut Surroundings<'_>) {
         let Some(place) = self.place.take() else {
             return;

@@ -26,7 +26,7 @@ pub(crate) struct Rings {
 }
 
 impl Rings {
-    /// With room for so many commands.
+    /// Creates rings with room for so many commands.
     pub(crate) fn new(qid: u16, room: u16) -> Self {
         Self {
             qid,
@@ -48,17 +48,17 @@ impl Rings {
         u64::from(self.qid) * u64::from(PAGES) * u64::from(PAGE)
     }
 
-    /// Where the controller finds the submission queue.
+    /// Returns the submission queue's address for the controller.
     pub(crate) fn sq(&self) -> u64 {
         BASE + self.place()
     }
 
-    /// Where it finds the completion queue.
+    /// Returns the completion queue's address for the controller.
     pub(crate) fn cq(&self) -> u64 {
         self.sq() + u64::from(SQ_PAGES) * u64::from(PAGE)
     }
 
-    /// Everything begins anew: the controller has been disabled.
+    /// Resets the rings after the controller was disabled.
     pub(crate) fn reset(&mut self, memory: &Memory) {
         (self.tail, self.rung, self.head, self.phase) = (0, 0, 0, true);
         let at = self.place() + u64::from(SQ_PAGES) * u64::from(PAGE);

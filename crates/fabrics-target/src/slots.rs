@@ -8,9 +8,9 @@ use nvme::Command;
 pub(crate) enum Direction {
     #[default]
     None,
-    /// To the host.
+    /// Data for the host.
     In,
-    /// From the host.
+    /// Data from the host.
     Out,
 }
 
@@ -19,11 +19,11 @@ pub(crate) enum Direction {
 pub(crate) enum Sender {
     #[default]
     Host,
-    /// This side: to make or remove a queue of this identifier.
+    /// This side, to create or delete a queue of this identifier.
     Own {
         /// The queue's identifier.
         qid: u16,
-        /// Which step of it.
+        /// Step of the creation or deletion.
         step: Step,
     },
 }
@@ -72,7 +72,7 @@ impl Slots {
         }
     }
 
-    /// There is room for another one.
+    /// Returns whether there is a free slot.
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
@@ -82,7 +82,7 @@ impl Slots {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes one: its place.
+    /// Takes a free slot; returns its place.
     pub(crate) fn take(&mut self, slot: Slot) -> Option<u16> {
         let place = self.free.pop()?;
         let vacant = self.slots.get_mut(usize::from(place))?;
@@ -118,7 +118,7 @@ impl Slots {
             .next()
     }
 
-    /// All in use, by their places.
+    /// Returns the places of all slots in use.
     pub(crate) fn places(&self) -> Vec<u16> {
         let places = (0u16..).zip(&self.slots);
         places

@@ -40,7 +40,7 @@ pub struct TargetLimits {
     pub associations: usize,
     /// Maximum of connections before their Connect.
     pub newcomers: usize,
-    /// How long they have for that.
+    /// Time limit for the Connect of a connection.
     pub handshake: Duration,
 }
 
@@ -290,10 +290,10 @@ impl Target {
         });
     }
 
-    /// A place for a new association: its controller's ID.
+    /// Reserves a place for a new association, with its controller's ID.
     ///
     /// # Errors
-    /// There are as many as there may be.
+    /// Connect Controller Busy, if the maximum of associations is reached.
     pub(crate) fn reserve(self: &Arc<Self>) -> Result<Reservation, Status> {
         let mut members = self.members.lock().unpoisoned();
         if members.open.len() >= self.config.limits.associations {
@@ -434,7 +434,7 @@ impl Reservation {
         self.cntlid
     }
 
-    /// There is an association, which frees it.
+    /// Marks the place as used by an association, which frees it; returns its controller's ID.
     pub(crate) fn using(mut self) -> u16 {
         self.used = true;
         self.cntlid

@@ -113,7 +113,7 @@ impl Association {
         }
     }
 
-    /// Has a queue's rings removed; its submission queue, too, if it is there.
+    /// Deletes a queue's rings; the submission queue only if it exists.
     pub(super) fn remove(&mut self, qid: u16, with_sq: bool) {
         let Some(queue) = self.io.iter_mut().find(|queue| queue.qid == qid) else {
             return;
