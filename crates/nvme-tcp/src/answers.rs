@@ -23,9 +23,9 @@ pub enum Answer<'a> {
     Data {
         /// Identifier of the command.
         cid: u16,
-        /// Where, in bytes from the command's first one.
+        /// Offset in the command's data, in bytes.
         at: u32,
-        /// These.
+        /// Received data.
         bytes: &'a [u8],
     },
     /// The controller is ready for a part of a command's data.
@@ -34,14 +34,14 @@ pub enum Answer<'a> {
         cid: u16,
         /// The controller's name of the request.
         tag: u16,
-        /// From here on, in bytes from the command's first one.
+        /// Offset in the command's data, in bytes.
         at: u32,
         /// Number of bytes.
         len: u32,
     },
     /// A command is over.
     End {
-        /// Which one.
+        /// Identifier of the command.
         cid: u16,
         /// Completion of the command; a success, if the last piece of data was its only answer.
         completion: Completion,
@@ -57,7 +57,7 @@ pub enum Answer<'a> {
 pub struct Expected {
     /// Identifier of the command.
     pub cid: u16,
-    /// Where, in bytes from the command's first one.
+    /// Offset in the command's data, in bytes.
     pub at: u32,
     /// Number of bytes that follow.
     pub left: u32,

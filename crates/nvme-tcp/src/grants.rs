@@ -11,7 +11,7 @@ pub struct Grant<T> {
     pub cid: u16,
     /// Offset of the next byte to be received, from the command's first one.
     pub(crate) next: u32,
-    /// Behind the last one.
+    /// Offset behind the last byte.
     pub(crate) end: u32,
 }
 
@@ -35,12 +35,12 @@ impl<T> Grants<T> {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// There is none.
+    /// Returns whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -82,7 +82,7 @@ impl<T> Grants<T> {
         usize::from(tag & ((1u32 << self.bits) - 1) as u16)
     }
 
-    /// Takes a request out.
+    /// Removes a request.
     pub fn remove(&mut self, tag: u16) -> Option<Grant<T>> {
         self.get(tag)?;
         let place = self.place(tag);

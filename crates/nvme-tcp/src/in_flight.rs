@@ -3,11 +3,11 @@
 /// Properties of a command that its answer is checked against.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// Bytes that the controller may send.
+    /// Maximum of bytes that the controller may send.
     pub data_in: u32,
     /// The controller sends all `data_in` bytes, if the command succeeds.
     pub whole: bool,
-    /// Bytes that the controller may ask for; none of those that were in the capsule.
+    /// Maximum of bytes that the controller may request, without those in the capsule.
     pub data_out: u32,
 }
 
@@ -39,7 +39,7 @@ pub struct InFlight<T> {
 }
 
 impl<T> InFlight<T> {
-    /// Most places that there can be.
+    /// Maximum number of places.
     pub const MOST: u16 = 4096;
 
     /// Room for so many, 1 to [`Self::MOST`].
@@ -53,17 +53,17 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of commands.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// There is none.
+    /// Returns whether there are no commands.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// There is room for no more.
+    /// Returns whether there is no room.
     pub fn is_full(&self) -> bool {
         self.free.is_empty()
     }
@@ -113,7 +113,7 @@ impl<T> InFlight<T> {
         self.get(cid).filter(|entry| !entry.ended)
     }
 
-    /// Takes a command out.
+    /// Removes a command.
     pub fn remove(&mut self, cid: u16) -> Option<Entry<T>> {
         self.get(cid)?;
         let place = self.place(cid);
@@ -122,7 +122,7 @@ impl<T> InFlight<T> {
         entry
     }
 
-    /// All of them, with their identifiers.
+    /// Iterates over all commands, with their identifiers.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Entry<T>)> {
         let bits = self.bits;
         let places = (0u16..).zip(&mut self.places);
@@ -131,7 +131,7 @@ impl<T> InFlight<T> {
         })
     }
 
-    /// Takes all of them out.
+    /// Removes all commands.
     pub fn drain(&mut self) -> impl Iterator<Item = Entry<T>> {
         self.free.clear();
         self.free.extend((0..self.places.len() as u16).rev());

@@ -1,4 +1,4 @@
-//! How a connection begins: ICReq and ICResp ("NVMe over TCP Transport 1.1", 3.4.1).
+//! Initialization of a connection: ICReq and ICResp ("NVMe over TCP Transport 1.1", 3.4.1).
 
 use crate::frame::Digests;
 use crate::pdu::{
@@ -14,9 +14,9 @@ pub struct Limits {
     pub header_digest: bool,
     /// Data has digests.
     pub data_digest: bool,
-    /// Where the other side wants data to begin: at a multiple of so many dwords, zero-based.
+    /// Data alignment of the other side: a number of dwords, zero-based.
     pub alignment: u8,
-    /// Most bytes of data in one H2CData.
+    /// Maximum of data in one H2CData, in bytes.
     pub h2c_data: u32,
     /// Maximum of outstanding requests to transfer for a command, set by the host.
     pub r2t: u32,
@@ -75,7 +75,7 @@ impl Host {
 /// Parameters of a controller's response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Controller {
-    /// Most bytes of data in one H2CData: a multiple of 4, at least 4096.
+    /// Maximum of data in one H2CData, in bytes: a multiple of 4, at least 4096.
     pub h2c_data: u32,
 }
 

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a digest.
 pub const DIGEST: usize = 4;
-/// Most bytes before a PDU's data: a capsule's header and digest, with the alignment that fits them
+/// Maximum offset of a PDU's data: a capsule's header and digest, with the alignment that fits them
 /// worst, 72.
 pub const LONGEST_OFFSET: usize = 144;
 /// Bytes of [`Initialize`].
@@ -138,8 +138,8 @@ wire! {
         pub pda @ 10: u8,
         /// [`digests`].
         pub dgst @ 11: u8,
-        /// In the request, MAXR2T: requests to transfer that may be outstanding for a command,
-        /// zero-based. In the response, MAXH2CDATA: most bytes of data in one H2CData.
+        /// MAXR2T in the request: maximum of outstanding requests to transfer for a command,
+        /// zero-based. MAXH2CDATA in the response: maximum of data in one H2CData, in bytes.
         pub limit @ 12: U32,
         /// Reserved.
         pub reserved @ 16: [u8; 112],
@@ -182,7 +182,7 @@ wire! {
         pub cccid @ 8: U16,
         /// Transfer Tag: the controller's name of the R2T; reserved in C2HData.
         pub ttag @ 10: U16,
-        /// From here on, in bytes from the command's first one (DATAO, R2TO).
+        /// Offset in the command's data, in bytes (DATAO, R2TO).
         pub offset @ 12: U32,
         /// Length in bytes (DATAL, R2TL).
         pub len @ 16: U32,

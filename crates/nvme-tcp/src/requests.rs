@@ -28,14 +28,14 @@ pub enum Request<'a> {
     Transfer {
         /// The request's tag.
         tag: u16,
-        /// Where the data belongs, in bytes from the command's first one.
+        /// Offset in the command's data, in bytes.
         at: u32,
         /// Number of bytes.
         len: u32,
     },
     /// Data of the command or request to transfer that was named last.
     Data(&'a [u8]),
-    /// All of that data has come.
+    /// The end of that data.
     DataEnd {
         /// The digest does not match: the data is invalid.
         corrupt: bool,

@@ -1,8 +1,8 @@
-//! How the other side breaks the protocol.
+//! Violations of the protocol by the other side.
 
 use crate::pdu::fes;
 
-/// How the other side breaks the protocol. The connection cannot be used any more.
+/// Violation of the protocol by the other side. The connection cannot be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// A PDU of a kind that does not belong here.
@@ -41,12 +41,12 @@ pub enum Violation {
     Range {
         /// Offset given in the PDU.
         offset: u32,
-        /// How much.
+        /// Length in bytes.
         len: u32,
-        /// Where the next byte belongs.
+        /// Expected offset of the next byte.
         expected: u32,
     },
-    /// More data in one PDU than was agreed.
+    /// A PDU with more data than negotiated.
     #[error("a PDU with {0} bytes of data, more than was agreed")]
     Limit(u32),
     /// A command has succeeded, and not all of its data has been moved.
