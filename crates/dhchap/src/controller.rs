@@ -34,7 +34,7 @@ struct Negotiated {
     group: Group,
 }
 
-/// Where a transaction is.
+/// State of a transaction.
 enum State {
     /// The host begins.
     Waits,
@@ -57,7 +57,7 @@ enum State {
 }
 
 impl State {
-    /// Until another one is known.
+    /// Placeholder until the next state is known.
     const FAILED: State = State::Failed {
         transaction: 0,
         why: Failure::ORDER,

@@ -23,8 +23,8 @@ pub enum Group {
 }
 
 impl Group {
-    /// All of them, in the order in which they are preferred: the smallest that is none of the
-    /// weak ones first, for a step of the largest takes a hundred times as long.
+    /// All groups, in the order of preference: the smallest that is not weak first, because a step
+    /// of the largest takes a hundred times as long.
     pub const ALL: [Group; 6] = [
         Group::Ffdhe2048,
         Group::Ffdhe3072,
@@ -71,7 +71,7 @@ impl Group {
         }
     }
 
-    /// There is none.
+    /// Returns whether this is the null group.
     pub const fn is_null(self) -> bool {
         matches!(self, Self::Null)
     }
@@ -142,7 +142,7 @@ impl Group {
         self.power(public, exponent)
     }
 
-    /// In a time that does not depend on the exponent.
+    /// Returns the power, in a time that does not depend on the exponent.
     fn power(self, base: &[u8], exponent: &[u8; EXPONENT]) -> Option<Vec<u8>> {
         let params = self.params()?;
         let base = BoxedUint::from_be_slice(base, params.bits_precision()).ok()?;

@@ -15,7 +15,7 @@ pub enum Hash {
     Sha512,
 }
 
-/// For each of them the same.
+/// Evaluates an expression with the hash's implementation as the type `$of`.
 macro_rules! each {
     ($hash:expr, $of:ident => $value:expr) => {
         match $hash {
@@ -36,7 +36,7 @@ macro_rules! each {
 }
 
 impl Hash {
-    /// All of them, in the order in which they are preferred.
+    /// All hashes, in the order of preference.
     pub const ALL: [Hash; 3] = [Hash::Sha512, Hash::Sha384, Hash::Sha256];
 
     /// Returns the hash of an identifier.

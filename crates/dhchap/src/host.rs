@@ -7,7 +7,7 @@ use crate::random::Random;
 use crate::{Names, Secrets};
 use zeroize::Zeroizing;
 
-/// Why the host does not go on.
+/// Reason for the end of the host's transaction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The controller has ended the transaction.

@@ -54,6 +54,6 @@ pub struct Names {
 pub struct Secrets {
     /// Secret by which the host authenticates.
     pub host: Secret,
-    /// By which the controller does, where the host asks for that.
+    /// Secret by which the controller authenticates, where the host asks for that.
     pub controller: Option<Secret>,
 }

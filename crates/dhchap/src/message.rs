@@ -16,9 +16,9 @@ impl Kind {
     pub const REPLY: Kind = Kind(1, 2);
     pub const SUCCESS1: Kind = Kind(1, 3);
     pub const SUCCESS2: Kind = Kind(1, 4);
-    /// From the host.
+    /// Failure message of the host.
     pub const FAILURE2: Kind = Kind(0, 0xf0);
-    /// From the controller.
+    /// Failure message of the controller.
     pub const FAILURE1: Kind = Kind(0, 0xf1);
 }
 
@@ -58,7 +58,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Takes a message apart.
+/// Parser of a message's fields.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reader<'a>(&'a [u8]);
 
@@ -133,7 +133,7 @@ pub(crate) fn negotiate(transaction: u16, hashes: &[Hash], groups: &[Group]) -> 
     message
 }
 
-/// Which of these hashes and groups a host offers, and of which transaction that is.
+/// Returns the hashes and groups of these that a host offers, and its transaction.
 pub(crate) fn negotiated(
     message: &[u8],
     hashes: &[Hash],

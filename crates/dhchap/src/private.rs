@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use zeroize::Zeroizing;
 
-/// Most bytes of such a file.
+/// Maximum size of the file, in bytes.
 const MOST: u64 = 1 << 20;
 /// Permissions of everybody.
 const OTHERS: u32 = 0o007;

@@ -26,10 +26,10 @@ impl std::fmt::Debug for Random {
 }
 
 impl Random {
-    /// From the kernel.
+    /// Reads the numbers from the kernel.
     ///
     /// # Errors
-    /// It has none.
+    /// The kernel's, if it has no random numbers.
     pub fn new() -> std::io::Result<Self> {
         let mut random = Self {
             challenge: [0; CHALLENGE],

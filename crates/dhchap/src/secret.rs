@@ -11,7 +11,7 @@ const FABRICS: &[u8] = b"NVMe-over-Fabrics";
 #[derive(Clone)]
 pub struct Secret {
     bytes: Zeroizing<Vec<u8>>,
-    /// How it is transformed before it is used.
+    /// Hash of the transformation before use.
     transform: Option<Hash>,
 }
 
@@ -84,7 +84,7 @@ impl Secret {
     }
 }
 
-/// Not in constant time: for secrets of one owner.
+/// Comparison not in constant time: for secrets of one owner.
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
         *self.bytes == *other.bytes && self.transform == other.transform

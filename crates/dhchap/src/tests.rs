@@ -1,5 +1,5 @@
-//! Both sides against each other, against vectors that another implementation has made (Python's
-//! `hmac` and `pow`), and against sides that cheat.
+//! Tests of both sides against each other, against vectors that another implementation has made
+//! (Python's `hmac` and `pow`), and against sides that cheat.
 
 use crate::group::Group;
 use crate::hash::Hash;
