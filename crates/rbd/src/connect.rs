@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long one attempt waits for the monitors.
+/// Time limit for one attempt to reach the monitors.
 const ATTEMPT: Duration = Duration::from_secs(20);
 /// Pauses between attempts.
 const PAUSES: [Duration; 4] = [
@@ -21,9 +21,9 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(1),
     Duration::from_secs(3),
 ];
-/// Between two looks at a lock that another client has.
+/// Interval between checks of a lock that another client has.
 const LOCK_PAUSE: Duration = Duration::from_millis(500);
-/// Between two log lines of a cluster that stays away.
+/// Interval between log lines about a cluster that stays unreachable.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`

@@ -1,9 +1,9 @@
-//! Why an image cannot be opened, in words.
+//! Errors of opening an image.
 
 use crate::ffi::LibraryError;
 use std::io;
 
-/// Why an image cannot be opened.
+/// Error of opening an image.
 #[derive(Debug, thiserror::Error)]
 pub enum RbdError {
     /// The libraries are not there.
@@ -26,7 +26,7 @@ pub enum RbdError {
     NoKey {
         /// The client.
         client: String,
-        /// Where was looked.
+        /// Places that were searched.
         places: String,
     },
     /// The cluster has answered, and there is no such image, or it may not be used.
@@ -47,7 +47,7 @@ pub enum RbdError {
     Away {
         /// The image.
         name: String,
-        /// How long was waited.
+        /// Time limit that was exceeded.
         wait: std::time::Duration,
     },
     /// A size that is none of a disk.

@@ -17,7 +17,7 @@ struct Process {
     /// The namespace that its number is of.
     namespace: String,
     number: u32,
-    /// When it began, in ticks since the start of the machine.
+    /// Start time of the process, in ticks since the start of the machine.
     began: String,
 }
 
@@ -43,7 +43,7 @@ impl Process {
     }
 }
 
-/// This process, as it writes itself down: found out while its files can be read.
+/// Identity of this process, for its record; read while the files of `/proc` are accessible.
 #[derive(Debug, Clone)]
 pub(crate) struct Myself(Option<Process>);
 

@@ -19,13 +19,13 @@ const MOST_BYTES: u64 = 64 << 20;
 const PIECE: u64 = 1 << 20;
 /// Longest part of another one: some hundred objects.
 const RANGE: u64 = 1 << 30;
-/// Bytes that a round copies, but for the last piece.
+/// Number of bytes that a round copies, apart from the last piece.
 const ROUND: u64 = 1 << 20;
 
 /// Event from a thread of the library.
 #[derive(Debug)]
 pub(crate) enum Done {
-    /// There is an image.
+    /// The image was connected.
     Connected,
     /// A part of a request has ended.
     Part(Part, isize, Option<Buffer>),
@@ -36,7 +36,7 @@ pub(crate) enum Done {
 pub(crate) struct Part {
     place: usize,
     generation: u64,
-    /// Where it begins in the request's memory.
+    /// Offset in the request's memory.
     at: u64,
     len: u64,
     /// The part changes data of the image.
@@ -49,9 +49,9 @@ pub(crate) struct Part {
 struct Parent {
     request: Request,
     generation: u64,
-    /// Bytes that were given to the library.
+    /// Number of bytes that were given to the library.
     given: u64,
-    /// All of it was.
+    /// The whole request was given to the library.
     is_given: bool,
     parts: usize,
     result: Result<(), IoError>,

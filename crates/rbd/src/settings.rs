@@ -14,12 +14,12 @@ use std::time::Duration;
 
 /// Ports of monitors that name none (`ms_mon_client`): of both versions of the protocol.
 const MONITORS: [u16; 2] = [3300, 6789];
-/// Where nothing else is known of the other daemons' ports.
+/// Default ports of the daemons other than monitors.
 const DAEMONS: Ports = Ports {
     first: 6800,
     last: 7568,
 };
-/// Most ports that are left open.
+/// Maximum number of ports that are left open.
 const MOST_PORTS: u16 = 2048;
 
 /// TCP ports from one to another.

@@ -23,7 +23,7 @@ const BLOCK: u32 = 512;
 const DISCARDED: u32 = 64 << 10;
 /// A cluster that answers no request for so long is silent.
 const SILENT: Duration = Duration::from_secs(2);
-/// How long the end of a volume waits for the cluster.
+/// Time limit, at the end of a volume, for the cluster.
 const END_LIMIT: Duration = Duration::from_secs(4);
 
 /// Handling of the image's exclusive lock.
@@ -38,14 +38,14 @@ pub enum LockMode {
     Off,
 }
 
-/// How an image is used.
+/// Options for using an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RbdOptions {
     /// Never write.
     pub read_only: bool,
     /// Handling of the exclusive lock.
     pub lock: LockMode,
-    /// How long [`RbdVolume::open`] waits for the cluster.
+    /// Time limit of [`RbdVolume::open`] for the cluster.
     pub wait: Duration,
     /// Size in bytes of the image if its cluster does not answer in time; `None`: opening fails
     /// then.
@@ -195,10 +195,10 @@ impl Shared {
 /// Whether requests are answered.
 #[derive(Debug, Default)]
 struct Silence {
-    /// How many had been answered, and when that was seen first.
+    /// Number of ended parts, and the time when it was first seen.
     at: Option<(u64, Instant)>,
     silent: bool,
-    /// How often it began.
+    /// Number of silent periods.
     times: u64,
 }
 
@@ -248,9 +248,9 @@ impl Drop for Shared {
 pub struct RbdVolume(Arc<Shared>);
 
 impl RbdVolume {
-    /// Looks for an image. Where the cluster does not answer in [`RbdOptions::wait`], the volume
-    /// has [`RbdOptions::size`] until it does. Queues connect for good; the library has no threads
-    /// before.
+    /// Opens an image. If the cluster does not answer in [`RbdOptions::wait`], the volume has
+    /// [`RbdOptions::size`] until it does. Queues start the permanent connection; the library has
+    /// no threads before.
     ///
     /// # Errors
     /// [`RbdError`].

@@ -31,7 +31,7 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Looks all of them up.
+            /// Looks up all functions.
             fn find(libraries: &[Library]) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($name: {
@@ -94,7 +94,7 @@ functions! {
 /// A library that stays loaded until the process ends: its threads may run its code until then.
 struct Library(*mut c_void);
 
-/// Why there are no functions.
+/// Error of loading the libraries.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LibraryError {
     /// A library is not there.

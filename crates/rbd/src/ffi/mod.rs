@@ -29,9 +29,9 @@ const EXCLUSIVE: c_int = 0;
 const THICK: c_int = 1;
 /// Bytes of stack of a thread that calls the library.
 pub const STACK: usize = 4 << 20;
-/// Most watchers of an image that are looked at.
+/// Maximum number of an image's watchers that are read.
 const MOST_WATCHERS: usize = 64;
-/// Most bytes of a setting's or a metadatum's value.
+/// Maximum size of a setting's or a metadatum's value, in bytes.
 const LONGEST: usize = 4096;
 
 /// Loads the libraries, if they are not there yet.
@@ -346,7 +346,7 @@ impl Image {
         self.number(self.functions().rbd_get_features)
     }
 
-    /// Gives it another size, and waits for that.
+    /// Resizes the image, and waits for the end.
     ///
     /// # Errors
     /// The library's.
@@ -355,11 +355,11 @@ impl Image {
         check(unsafe { (self.functions().rbd_resize)(self.handle, bytes) })
     }
 
-    /// Takes the exclusive lock for good, and waits for that: a client that has it and is alive is
-    /// asked for it.
+    /// Acquires the exclusive lock for good, and waits for it. A living client that has it is asked
+    /// for it.
     ///
     /// # Errors
-    /// The library's: `EROFS`, `EBUSY`: another one keeps it.
+    /// The library's: `EROFS` or `EBUSY`, if another client keeps the lock.
     pub fn lock(&self) -> io::Result<()> {
         // SAFETY: an image that is not closed.
         check(unsafe { (self.functions().rbd_lock_acquire)(self.handle, EXCLUSIVE) })
@@ -489,7 +489,7 @@ impl Image {
         })
     }
 
-    /// Has `call` called, by threads of the library's, when the image's header changes.
+    /// Registers `call`, which threads of the library call when the image's header changes.
     ///
     /// # Errors
     /// The library's.
@@ -509,7 +509,7 @@ impl Image {
     /// Starts a request; `done` is called when it has ended, perhaps before this returns.
     ///
     /// # Errors
-    /// It was not started, and `done` is never called.
+    /// The library's, if the request was not started; `done` is never called then.
     pub fn start(self: &Arc<Self>, offset: u64, work: Work<'_>, done: Done) -> io::Result<()> {
         let functions = self.functions();
         let (buffer, work) = match work {
