@@ -22,10 +22,10 @@ const SLOT: usize = 16 << 10;
 const SIZE: usize = 2 * SLOT;
 const _: () = assert!(LONGEST <= SLOT);
 
-/// Between two looks at the lock.
+/// Interval between checks of the lock.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Why a state cannot be had from its file, or put there.
+/// Error of reading or writing the file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// An operation on the file has failed.
@@ -39,7 +39,7 @@ pub enum FileError {
     /// A folder, a device, a FIFO.
     #[error("{}: this is no file", .0.display())]
     NoFile(PathBuf),
-    /// Another process has locked it.
+    /// The file is locked by another process.
     #[error("{}: another process keeps reservations there, and has locked it", .0.display())]
     Locked(PathBuf),
     /// The size is not that of a file of reservations.
@@ -50,10 +50,10 @@ pub enum FileError {
     Size {
         /// The file.
         path: PathBuf,
-        /// Bytes that it has.
+        /// Size of the file in bytes.
         found: u64,
     },
-    /// Neither place holds a state.
+    /// The two slots hold no valid state.
     #[error(
         "{}: no state of reservations can be read: {first}; {second}. To remove the file is to \
          release all reservations",
@@ -89,7 +89,7 @@ pub enum FileError {
         path: PathBuf,
         /// NGUID in the file.
         found: [u8; 16],
-        /// This one.
+        /// NGUID of this namespace.
         wanted: [u8; 16],
     },
 }
@@ -167,10 +167,10 @@ impl ReservationFile {
         Ok((file, state, executed))
     }
 
-    /// The host's present boot.
+    /// Returns the ID of the host's present boot.
     ///
     /// # Errors
-    /// There is no `/proc`.
+    /// The system's, if `/proc` cannot be read.
     pub fn boot() -> io::Result<[u8; 16]> {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let mut boot = [0; 16];
@@ -185,7 +185,7 @@ impl ReservationFile {
         Ok(boot)
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -108,13 +108,13 @@ pub struct Image {
     pub executed: Vec<Executed>,
 }
 
-/// Why bytes are no image.
+/// Error of decoding an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// There is nothing.
+    /// There are no bytes.
     #[error("nothing was written there")]
     Empty,
-    /// Something else.
+    /// The bytes are no image.
     #[error("this is no state of reservations")]
     Foreign,
     /// The image was written in part, or damaged.

@@ -19,14 +19,14 @@ pub enum Operation {
     },
     /// The host is no registrant any more.
     Unregister {
-        /// None: whatever it is, and even if it is none (IEKEY).
+        /// Current key; `None` to ignore it, even if the host has none (IEKEY).
         key: Option<u64>,
         /// The new PTPL state.
         ptpl: Option<bool>,
     },
     /// The host gets another key.
     Replace {
-        /// None: whatever it is, and even if it is no registrant (IEKEY).
+        /// Current key; `None` to ignore it, even if the host is no registrant (IEKEY).
         key: Option<u64>,
         /// The key from now on.
         new: u64,

@@ -37,7 +37,7 @@ pub struct Reservations {
     pub(crate) ptpl: bool,
     pub(crate) can_persist: bool,
     pub(crate) reservation: Option<Reservation>,
-    /// In the order in which they registered.
+    /// Registrants, ordered by their registration.
     pub(crate) registrants: Vec<Registrant>,
 }
 
@@ -55,8 +55,8 @@ pub struct Notice {
 pub struct Change {
     /// Notifications, ordered by the registration of their hosts.
     pub notices: Vec<Notice>,
-    /// Other hosts that were unregistered by a preemption: with Preempt and Abort, their commands
-    /// on the namespace are to end, and the operation is over only then.
+    /// Hosts that were unregistered by a preemption. With Preempt and Abort, the operation is over
+    /// only when their commands on the namespace have ended.
     pub preempted: Vec<HostId>,
 }
 
@@ -79,7 +79,7 @@ impl Reservations {
         self.ptpl
     }
 
-    /// How often registrants have changed, wrapping.
+    /// Returns the number of changes of registrants, wrapping.
     pub fn generation(&self) -> u32 {
         self.generation
     }
@@ -89,7 +89,7 @@ impl Reservations {
         self.reservation.as_ref()
     }
 
-    /// In the order in which they registered.
+    /// Returns the registrants, ordered by their registration.
     pub fn registrants(&self) -> &[Registrant] {
         &self.registrants
     }

@@ -24,7 +24,7 @@ pub enum ReservationType {
 }
 
 impl ReservationType {
-    /// All six.
+    /// All six types.
     pub const ALL: [Self; 6] = [
         Self::WriteExclusive,
         Self::ExclusiveAccess,
@@ -54,12 +54,12 @@ impl ReservationType {
         )
     }
 
-    /// All registrants have the holder's rights.
+    /// Returns whether all registrants have the holder's rights.
     pub const fn admits_registrants(self) -> bool {
         !matches!(self, Self::WriteExclusive | Self::ExclusiveAccess)
     }
 
-    /// All registrants hold it.
+    /// Returns whether all registrants hold the reservation.
     pub const fn held_by_all(self) -> bool {
         matches!(
             self,
@@ -107,11 +107,11 @@ impl Access {
 /// Notification of a controller's host ("NVMe Base 2.1", 8.1.22.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Notification {
-    /// Another host has unregistered it.
+    /// The host was unregistered by another one.
     RegistrationPreempted,
     /// The reservation was released, or has another type now.
     ReservationReleased,
-    /// Another host has cleared the reservation, and all registrants with it.
+    /// The reservation and all registrants were cleared by another host.
     ReservationPreempted,
 }
 
@@ -135,7 +135,7 @@ impl Notification {
     }
 }
 
-/// Why a reservation command is refused. Nothing has changed then.
+/// Reason for the refusal of a reservation command. Nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The host is no registrant, its key is another one, or another host holds the reservation.
