@@ -3,13 +3,13 @@
 /// Zones of a namespace at most: a table of them has 8 MiB.
 pub const MAX_ZONES: u32 = 1 << 20;
 
-/// How many zones there are, how large, and how many of them may be in use at a time. It does not
-/// change while the namespace is there.
+/// Number and size of zones, and the limits of their use. It does not change while the namespace
+/// exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// How many, up to [`MAX_ZONES`].
+    /// Number of zones, up to [`MAX_ZONES`].
     pub zones: u32,
-    /// From one zone's first block to the next one's; a power of two, up to 2^40.
+    /// Blocks from one zone's first block to the next one's; a power of two, up to 2^40.
     pub size: u64,
     /// Blocks of a zone that can be written, up to `size`.
     pub capacity: u64,
@@ -33,10 +33,10 @@ pub struct Zrwa {
     pub resources: Option<u32>,
 }
 
-/// Why zones cannot be like that.
+/// Error in a geometry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
-    /// None, or too many.
+    /// The number of zones is 0 or too large.
     #[error("{0} zones: 1 to {MAX_ZONES} are allowed")]
     Zones(u32),
     /// Hosts know powers of two only.

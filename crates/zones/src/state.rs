@@ -59,10 +59,10 @@ pub struct Zones {
 }
 
 impl Zones {
-    /// Empty ones.
+    /// Creates empty zones.
     ///
     /// # Errors
-    /// Zones cannot be like that.
+    /// [`GeometryError`], if a size or limit is invalid.
     pub fn new(geometry: Geometry) -> Result<Self, GeometryError> {
         geometry.check()?;
         let zones = vec![Zone::EMPTY; geometry.zones as usize];
@@ -103,17 +103,17 @@ impl Zones {
         self.zones.get(zone as usize).copied()
     }
 
-    /// How many are open.
+    /// Returns the number of open zones.
     pub fn open(&self) -> u32 {
         self.open
     }
 
-    /// How many are open or closed.
+    /// Returns the number of open or closed zones.
     pub fn active(&self) -> u32 {
         self.active
     }
 
-    /// How many have a Zone Random Write Area.
+    /// Returns the number of zones with a Zone Random Write Area.
     pub fn zrwas(&self) -> u32 {
         self.zrwas
     }
@@ -233,8 +233,8 @@ impl Zones {
         Ok(self.geometry.start_of(number) + zone.written)
     }
 
-    /// Takes a write that was checked: the write pointer is behind it from now on; or where the
-    /// Zone Random Write Area reaches its end.
+    /// Records a write that was checked. It moves the write pointer to its end; in a Zone Random
+    /// Write Area, only as far as the area has to move.
     ///
     /// # Errors
     /// As [`Zones::check_write`]; nothing has changed then.
@@ -354,7 +354,7 @@ impl Zones {
         }
     }
 
-    /// Does something to one zone.
+    /// Applies an action to a zone.
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then.

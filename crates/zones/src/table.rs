@@ -26,15 +26,15 @@ const WRITTEN_BITS: u32 = 48;
 /// such a word for a damaged one.
 const ZRWA: u64 = 1 << 52;
 
-/// Why a table cannot be read.
+/// Error of decoding a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The table is truncated.
     #[error("it has {found} bytes, and a table of these zones has {needed}")]
     Short {
-        /// Bytes that there are.
+        /// Number of bytes found.
         found: usize,
-        /// Bytes that there have to be.
+        /// Number of bytes required.
         needed: usize,
     },
     /// The magic number does not match.
@@ -55,7 +55,7 @@ pub enum TableError {
          not what the namespace is to have"
     )]
     OtherGeometry {
-        /// How many.
+        /// Number of zones.
         zones: u32,
         /// Size of each in blocks.
         size: u64,

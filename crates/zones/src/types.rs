@@ -24,7 +24,7 @@ pub enum State {
 }
 
 impl State {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 7] = [
         Self::Empty,
         Self::ImplicitlyOpen,
@@ -74,18 +74,18 @@ pub enum Action {
     Offline,
 }
 
-/// Which zones a report is about.
+/// Selection of zones for a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// All.
+    /// All zones.
     All,
     /// Zones in this state.
     In(State),
 }
 
 impl Filter {
-    /// By its number ("NVMe Zoned Namespace Command Set 1.1", 3.4.2, Zone Receive Action Specific
-    /// Field); none for a reserved one.
+    /// Returns the filter of a number ("NVMe Zoned Namespace Command Set 1.1", 3.4.2, Zone Receive
+    /// Action Specific Field); `None` for a reserved one.
     pub const fn of(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::All,
@@ -108,7 +108,7 @@ impl Filter {
     }
 }
 
-/// Why a command is refused.
+/// Reason for the refusal of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
     /// The blocks are outside of the namespace.
