@@ -19,7 +19,7 @@ pub const SUPPORTED_EVENTS: [Type; 6] = [
 pub struct EventSet(pub(crate) u64);
 
 impl EventSet {
-    /// None.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
     /// Returns the set with another type added; `None`: the type is not supported.
@@ -36,7 +36,7 @@ impl EventSet {
     }
 }
 
-/// Something that has happened.
+/// An event of the placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Type of the event.

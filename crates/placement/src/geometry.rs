@@ -5,8 +5,7 @@ pub const MAX_HANDLES: u16 = 128;
 /// Blocks of a reclaim unit at most.
 pub const MAX_UNIT: u64 = 1 << 40;
 
-/// How many handles there are, and how large the units. It does not change while the namespace is
-/// there.
+/// Number of handles, and size of the reclaim units. It does not change while the namespace exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Placement handles, and as many reclaim unit handles: handle 0 is the default one. 1 to
@@ -18,7 +17,7 @@ pub struct Geometry {
     pub block: u32,
 }
 
-/// Why a placement cannot be like that.
+/// Error in a geometry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
     /// No handle, or too many.

@@ -81,7 +81,7 @@ impl<W: Words> Placement<W> {
         &self.geometry
     }
 
-    /// Where its words are.
+    /// Returns the words.
     pub fn words(&self) -> &W {
         &self.words
     }
@@ -174,7 +174,7 @@ impl<W: Words> Placement<W> {
         self.rest(self.value(handle, LEFT))
     }
 
-    /// Bytes that were written by the handle.
+    /// Returns the number of bytes written by the handle.
     pub fn bytes(&self, handle: u16) -> u64 {
         self.value(handle, BYTES)
     }

@@ -27,7 +27,7 @@ pub(crate) const COUNTERS: usize = 1;
 /// Row of the first handle.
 pub(crate) const HANDLES: usize = 2;
 
-/// Where the words are.
+/// Storage of the words.
 pub trait Words {
     /// A row; `None`: there is none of this number.
     fn row(&self, number: usize) -> Option<&Row>;
@@ -39,15 +39,15 @@ impl Words for Vec<Row> {
     }
 }
 
-/// Why a table cannot be used.
+/// Error of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The table is truncated.
     #[error("it has {found} bytes, and a table of these handles has {needed}")]
     Short {
-        /// Bytes that there are.
+        /// Number of bytes found.
         found: usize,
-        /// Bytes that there have to be.
+        /// Number of bytes required.
         needed: usize,
     },
     /// The magic number does not match.
@@ -68,7 +68,7 @@ pub enum TableError {
          the namespace is to have"
     )]
     OtherGeometry {
-        /// How many.
+        /// Number of handles.
         handles: u16,
         /// Blocks of a unit.
         unit: u64,
