@@ -16,7 +16,7 @@ pub struct Layout {
     pub protection: Option<Protection>,
 }
 
-/// Why no blocks look like that.
+/// Error in a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// The size of blocks.

@@ -28,7 +28,7 @@ use crc32fast::Hasher;
 
 /// Bytes before the first entry.
 pub const HEADER: usize = 4096;
-/// Where the generation is.
+/// Offset of the generation.
 pub const GENERATION: usize = 64;
 /// Bytes of a place before its metadata.
 pub const WORD: usize = 8;
@@ -47,15 +47,15 @@ const NUMBERS: u8 = 0x7f;
 /// Bits of a generation.
 const GENERATIONS: u32 = 24;
 
-/// Why a file cannot be used.
+/// Error of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The file is truncated.
     #[error("it has {found} bytes, and the metadata of these blocks has {needed}")]
     Size {
-        /// Bytes that there are.
+        /// Number of bytes found.
         found: u64,
-        /// Bytes that there have to be.
+        /// Number of bytes required.
         needed: u64,
     },
     /// The magic number does not match.
@@ -77,7 +77,7 @@ pub enum TableError {
          the namespace is to have"
     )]
     OtherLayout {
-        /// How many.
+        /// Number of blocks.
         blocks: u64,
         /// Bytes of a block.
         block: u32,
@@ -89,7 +89,7 @@ pub enum TableError {
         guard: u8,
         /// Bits of the storage tag.
         storage: u8,
-        /// Where the tuple is.
+        /// Position of the tuple in the metadata.
         first: &'static str,
     },
 }
@@ -332,7 +332,7 @@ const fn number(word: u64) -> u8 {
     (word >> 32) as u8 & NUMBERS
 }
 
-/// Both places, the newer one first.
+/// Returns both places, the newer one first.
 fn places(entry: &[u8], generation: u32) -> [(usize, Option<Place<'_>>); 2] {
     let half = entry.len() / 2;
     let (first, second) = entry.split_at(half);
@@ -368,7 +368,8 @@ pub fn put(entry: &[u8], block: Block, metadata: &[u8]) -> (usize, u64) {
     (at, block.word(metadata, next))
 }
 
-/// Either place may be that of the data which is there: the newer one's write has not ended well.
+/// Returns whether the data may belong to either place, because the newer one's write has not ended
+/// well.
 pub fn is_in_doubt(entry: &[u8], generation: u32) -> bool {
     match places(entry, generation) {
         [(_, Some((word, _))), (_, Some(_))] => word & DONE == 0,

@@ -27,7 +27,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// By its number, 1 to 3.
+    /// Returns the type of a number, 1 to 3.
     pub fn of(number: u8) -> Option<Self> {
         [Self::One, Self::Two, Self::Three]
             .into_iter()
@@ -35,7 +35,7 @@ impl Type {
     }
 }
 
-/// How long the guard is.
+/// Size and algorithm of the guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
     /// CRC-16/T10-DIF.
@@ -47,7 +47,7 @@ pub enum Guard {
 }
 
 impl Guard {
-    /// By its bits: 16, 32 or 64.
+    /// Returns the guard of 16, 32 or 64 bits.
     pub fn of(bits: u8) -> Option<Self> {
         [Self::Bits16, Self::Bits32, Self::Bits64]
             .into_iter()
@@ -138,7 +138,7 @@ pub struct StorageTag {
 }
 
 impl StorageTag {
-    /// All of so many bits (64 at most) are compared.
+    /// Returns a storage tag of so many bits (64 at most), all of which are compared.
     pub const fn of(bits: u8) -> Self {
         let mask = match u64::MAX.checked_shr(64_u32.saturating_sub(bits as u32)) {
             Some(mask) => mask,
@@ -178,7 +178,7 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Everything.
+    /// All checks.
     pub const ALL: Self = Self {
         guard: true,
         application: true,
@@ -255,7 +255,7 @@ impl Protection {
         self.kind != Type::One || initial as u64 & mask == slba & mask
     }
 
-    /// Where the tuple begins in metadata of so many bytes.
+    /// Returns the offset of the tuple in metadata of so many bytes.
     fn start(&self, metadata: usize) -> Option<usize> {
         let last = metadata.checked_sub(self.guard.tuple())?;
         Some(if self.first { 0 } else { last })
