@@ -4,7 +4,7 @@ use crate::Nguid;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a pool cannot be opened or changed.
+/// Error of opening or changing a pool.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// An operation on a file has failed.
@@ -18,7 +18,7 @@ pub enum PoolError {
     /// A file, a device, a FIFO.
     #[error("{}: this is no folder", .0.display())]
     NoFolder(PathBuf),
-    /// Another process has it.
+    /// The folder is locked by another process.
     #[error("{}: another process has this pool, and has locked it", .0.display())]
     Locked(PathBuf),
     /// The folder has files of namespaces, but no manifest.
@@ -58,7 +58,7 @@ pub enum PoolError {
         /// Description of the contradiction.
         why: String,
     },
-    /// There is no such namespace.
+    /// The namespace does not exist.
     #[error("there is no namespace {0} in the pool")]
     Unknown(Nguid),
 }

@@ -9,12 +9,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Before and after the NGUID in the name of a namespace's file.
+/// Prefix and suffix of the NGUID in the name of a namespace's file.
 const BEFORE: &str = "namespace-";
 const AFTER: &str = ".raw";
 /// Bytes of the longest manifest that is read.
 const LONGEST: u64 = 16 << 20;
-/// Between two looks at the lock.
+/// Interval between checks of the lock.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The file of a namespace of the pool in this folder.
@@ -30,7 +30,7 @@ pub struct Folder {
     file: File,
 }
 
-/// Neither a FIFO nor a link is followed.
+/// Returns open options that neither block on a FIFO nor follow a link.
 fn options() -> OpenOptions {
     let mut options = File::options();
     options
