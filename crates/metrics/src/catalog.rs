@@ -7,7 +7,7 @@ pub enum Type {
     Counter,
     /// Value that increases and decreases.
     Gauge,
-    /// How often values were not above each of some bounds.
+    /// Number of values up to each of several bounds.
     Histogram,
 }
 
@@ -25,7 +25,7 @@ impl Type {
 /// A metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// By Prometheus' conventions: base units, `_total` for counters.
+    /// Name by Prometheus' conventions: base units, `_total` for counters.
     pub name: &'static str,
     /// Type of the metric.
     pub kind: Type,

@@ -3,8 +3,8 @@
 use probes::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// How often values were seen, in steps that follow each other: each is at most a sixteenth as wide
-/// as its values. Two of the same histogram can be subtracted, and those of several added up.
+/// Histogram with adjacent steps, each at most a sixteenth as wide as its values. Two of the same
+/// histogram can be subtracted, and several can be added up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distribution {
     /// The largest value of a step, and how many values are in it; steps without a value are left
@@ -37,13 +37,13 @@ impl Distribution {
         all
     }
 
-    /// How many values there are.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         let counts = self.steps.iter().map(|(_, count)| *count);
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// There is none.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
@@ -99,7 +99,7 @@ impl Distribution {
         }
     }
 
-    /// How many values are not above each of these bounds, which ascend.
+    /// Returns the number of values up to each of these bounds, which ascend.
     pub fn cumulative(&self, bounds: &[u64]) -> Vec<u64> {
         let mut steps = self.steps.iter().peekable();
         let mut sum = 0u64;

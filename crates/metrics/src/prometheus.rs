@@ -320,7 +320,7 @@ impl Snapshot {
     }
 }
 
-/// How many values are not above each bound.
+/// Returns the number of values up to each bound.
 fn below(
     of: &Distribution,
     bounds: &[(&'static str, u64)],

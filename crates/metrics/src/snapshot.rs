@@ -5,7 +5,7 @@ use probes::{Failure, IoKind, IoRecord};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Everything.
+/// State and counters of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Time of the snapshot, in nanoseconds of a monotonic clock, for rates.
@@ -28,7 +28,7 @@ pub struct Snapshot {
     pub process: Process,
 }
 
-/// How a disk is served.
+/// Kind of a disk's front-end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiskKind {
@@ -57,7 +57,7 @@ impl DiskKind {
 pub struct Disk {
     /// Name of the disk, unique in the daemon.
     pub name: String,
-    /// How it is served.
+    /// Kind of the front-end.
     pub kind: DiskKind,
     /// Socket or block device of the disk.
     pub address: String,
@@ -134,9 +134,9 @@ pub struct Namespace {
     pub volume: String,
     /// Commands that ended, well or not.
     pub operations: Operations,
-    /// Bytes that the host has read.
+    /// Number of bytes that the host has read.
     pub bytes_read: u64,
-    /// Bytes that the host has written.
+    /// Number of bytes that the host has written.
     pub bytes_written: u64,
     /// Commands that failed, by kind; kinds that did not happen are left out.
     pub errors: BTreeMap<String, u64>,
@@ -145,7 +145,7 @@ pub struct Namespace {
     pub latency: BTreeMap<String, Distribution>,
     /// Commands that a queue had in flight when one was fetched that is timed.
     pub depth: Distribution,
-    /// Where it has a direct path to a device: whether its commands take it now.
+    /// Whether commands take the direct path to a device now; `None` if there is no such path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direct: Option<bool>,
     /// Commands that took it.
@@ -239,7 +239,7 @@ pub struct Limits {
     pub bps: [u64; 3],
     /// Requests that had to wait.
     pub delayed: u64,
-    /// For how long, in nanoseconds, added up.
+    /// Sum of the throttled times, in nanoseconds.
     pub throttled_ns: u64,
     /// Weight among the slices of its device, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -253,7 +253,7 @@ pub struct OnError {
     pub volume: String,
     /// Reads that failed, each time that they did.
     pub read_errors: u64,
-    /// Other requests.
+    /// Number of further requests that failed.
     pub write_errors: u64,
     /// Number of errors, of both kinds, for want of space.
     pub no_space: u64,
@@ -281,9 +281,9 @@ pub struct Worker {
     pub id: u64,
     /// Nanoseconds in which it had work.
     pub busy_ns: u64,
-    /// In which it polled without finding anything.
+    /// Time in which the worker polled without finding work.
     pub polling_ns: u64,
-    /// In which it slept.
+    /// Time in which the worker slept.
     pub asleep_ns: u64,
     /// Processor time of the thread, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -312,10 +312,10 @@ pub struct Process {
     /// Processes that served before this one, under a keeper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
-    /// How long nobody was served before this process took the place of the one before.
+    /// Time without service before this process replaced the previous one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_pause_ns: Option<u64>,
-    /// How the process before this one has ended, in words.
+    /// End of the previous process, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_end: Option<String>,
     /// All configured disks are being served.
@@ -335,6 +335,6 @@ pub struct Process {
     /// Number of threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u64>,
-    /// When it began, in seconds since 1970-01-01 UTC.
+    /// Start time of the process, in seconds since 1970-01-01 UTC.
     pub start: f64,
 }

@@ -3,7 +3,7 @@ use crate::{Device, DiskKind, Limits, METRICS, OnError, Operations, Process, Typ
 use probes::IoRecord;
 use std::collections::BTreeMap;
 
-/// Something of everything.
+/// Returns a snapshot with every field set.
 pub(crate) fn full() -> Snapshot {
     let record = IoRecord::default();
     for (kind, cycles) in IoKind::ALL
