@@ -45,7 +45,7 @@ pub enum CloudError {
 impl FromStr for Cloud {
     type Err = CloudError;
 
-    /// `amazon:DEVICE`, `google:NAME` or `azure`.
+    /// Parses `amazon:DEVICE`, `google:NAME` or `azure`.
     fn from_str(text: &str) -> Result<Self, CloudError> {
         let (cloud, name) = match text.split_once(':') {
             Some((cloud, name)) => (cloud, Some(name)),
@@ -84,7 +84,7 @@ impl fmt::Display for Cloud {
 }
 
 impl Cloud {
-    /// Model number.
+    /// Returns the model number.
     pub fn model(&self) -> &'static str {
         match self {
             Cloud::Amazon(_) => "Amazon Elastic Block Store",
@@ -93,7 +93,7 @@ impl Cloud {
         }
     }
 
-    /// PCI IDs.
+    /// Returns the PCI IDs.
     pub fn pci(&self) -> PciIds {
         let (vendor, device) = match self {
             Cloud::Amazon(_) => (0x1d0f, 0x8061),
@@ -109,7 +109,7 @@ impl Cloud {
         }
     }
 
-    /// The vendor specific bytes of Identify Controller.
+    /// Sets the vendor specific bytes of Identify Controller.
     pub(crate) fn describe(&self, page: &mut IdentifyController) {
         if let Cloud::Amazon(device) = self {
             let (name, _) = page.vs.split_at_mut(LONGEST);
@@ -118,8 +118,8 @@ impl Cloud {
         }
     }
 
-    /// The vendor specific bytes of Identify Namespace. Of several namespaces only the first has
-    /// the name as it is.
+    /// Sets the vendor specific bytes of Identify Namespace. If there are several namespaces,
+    /// only the first has the name unchanged.
     pub(crate) fn describe_namespace(&self, nsid: u32, page: &mut IdentifyNamespace) {
         if let Cloud::Google(name) = self {
             let suffix = match nsid {

@@ -146,8 +146,8 @@ pub struct NamespaceConfig {
     /// Placement handles (Flexible Data Placement), if the namespace has any: those of one
     /// controller. The namespace has no zones then.
     pub placement: Option<Arc<PlacementState>>,
-    /// The metadata of its blocks, if they have any: on one worker, of one controller. It has
-    /// neither zones nor placement handles then.
+    /// Metadata of the blocks, if they have any: on one worker, of one controller. The namespace
+    /// has neither zones nor placement handles then.
     pub metadata: Option<Arc<MetadataState>>,
     /// The LBA formats that its host may choose from (Format NVM); `None`: it has one. With several
     /// it has neither zones nor placement handles, and metadata only if some of them have.
@@ -167,7 +167,7 @@ pub enum ConfigError {
         /// Maximum length.
         max: usize,
     },
-    /// A number is out of its range.
+    /// A number is out of range.
     #[error("{field} is {value}: {allowed}")]
     Range {
         /// Name of the field.
@@ -354,8 +354,9 @@ impl ControllerConfig {
         4096 << self.mdts
     }
 
-    /// Format NVM is offered: other hosts can be kept out of its namespaces meanwhile. Those of a
-    /// fabric have controllers that know nothing of each other.
+    /// Returns whether Format NVM is offered: other hosts can be kept out of the namespaces
+    /// meanwhile. This is not so with a fabric, because its controllers do not know of each
+    /// other.
     pub(crate) fn erases(&self) -> bool {
         self.fabrics.is_none()
     }

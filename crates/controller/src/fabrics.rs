@@ -26,7 +26,7 @@ pub struct AnaGroup {
 }
 
 impl AnaGroup {
-    /// In this state.
+    /// Creates a group in this state.
     pub fn new(state: AnaState) -> Self {
         Self {
             state: AtomicU8::new(state.0),

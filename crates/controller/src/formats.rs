@@ -120,7 +120,7 @@ impl BlockFormat {
 /// A format that is kept.
 #[derive(Debug)]
 pub struct KeptFormat {
-    /// The metadata of its blocks, of which none was ever written; `None`: they have none.
+    /// Metadata of the blocks, of which none was ever written; `None` when they have none.
     pub metadata: Option<Arc<MetadataState>>,
 }
 

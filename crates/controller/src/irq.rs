@@ -105,7 +105,7 @@ pub struct Irqs {
 }
 
 impl Irqs {
-    /// `vectors` MSI-X vectors, none of which has a receiver yet.
+    /// Creates the state for `vectors` MSI-X vectors without receivers.
     pub fn new(vectors: u16, pending: Arc<Pending>) -> Self {
         Irqs {
             pending,
@@ -118,13 +118,13 @@ impl Irqs {
         }
     }
 
-    /// The receivers of the vectors that have one.
+    /// Returns the receivers, with their vectors.
     pub fn sinks(&self) -> impl Iterator<Item = (u16, Arc<dyn IrqSink>)> {
         let sink = |(v, vector): (usize, &Vector)| Some((v as u16, vector.sink.clone()?));
         self.vectors.iter().enumerate().filter_map(sink)
     }
 
-    /// All that is set of them, as data.
+    /// Returns the state to be saved.
     pub(crate) fn save(&self) -> Interrupts {
         Interrupts {
             vectors: self.sinks().map(|(v, sink)| (v, number(&sink))).collect(),
@@ -134,7 +134,7 @@ impl Irqs {
         }
     }
 
-    /// A receiver is kept under this number.
+    /// Returns whether a receiver is kept under this number.
     pub(crate) fn needs(&self, wanted: NonZeroU32) -> bool {
         let vectors = self.vectors.iter().filter_map(|v| v.sink.as_ref());
         let mut sinks = vectors.chain(self.pin.sink.as_ref());
@@ -147,7 +147,7 @@ impl Irqs {
         self.intms = saved.intms;
     }
 
-    /// Number of MSI-X vectors.
+    /// Returns the number of MSI-X vectors.
     pub fn vectors(&self) -> u16 {
         self.vectors.len() as u16
     }
@@ -191,7 +191,7 @@ impl Irqs {
         self.deliver_pin();
     }
 
-    /// True when interrupts go over the pin: it has a receiver and no vector has.
+    /// Returns whether interrupts use the pin: it has a receiver, and no vector has one.
     pub fn pin_based(&self) -> bool {
         self.pin.sink.is_some() && self.receivers == 0
     }
@@ -253,7 +253,7 @@ impl Irqs {
         self.deliver_pin();
     }
 
-    /// INTMS: sets mask bits.
+    /// Sets mask bits (INTMS).
     pub fn intms_set(&mut self, bits: u32) {
         self.intms |= bits;
         if self.intms & 1 != 0 {
@@ -262,12 +262,12 @@ impl Irqs {
         }
     }
 
-    /// INTMC: clears mask bits. The caller sets the level anew afterwards.
+    /// Clears mask bits (INTMC). The caller then sets the level again.
     pub fn intms_clear(&mut self, bits: u32) {
         self.intms &= !bits;
     }
 
-    /// INTMS and INTMC read alike: the mask.
+    /// Returns the mask, which both INTMS and INTMC read.
     pub fn intms(&self) -> u32 {
         self.intms
     }

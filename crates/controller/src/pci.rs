@@ -86,8 +86,8 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// A function with `vectors` MSI-X vectors (1 to 2048), and a controller memory buffer of
-    /// `cmb_size` bytes, a power of two from 4096 on, if it has one.
+    /// Creates a function with `vectors` MSI-X vectors (1 to 2048), and a controller memory
+    /// buffer of `cmb_size` bytes, a power of two from 4096 on, if it has one.
     pub fn new(ids: PciIds, vectors: u16, cmb_size: Option<u64>) -> Self {
         let mut space = ConfigSpace {
             bytes: Box::new([0; CONFIG_SIZE]),
@@ -257,7 +257,7 @@ impl ConfigSpace {
         self.command() & command::BUS_MASTER != 0 && self.is_awake()
     }
 
-    /// BAR0 answers: Memory Space Enable, in D0.
+    /// Returns whether BAR0 answers: Memory Space Enable, in D0.
     ///
     /// For a client that has never set the bit since power-on or reset it answers, too. Accesses
     /// come as messages that name the region, so that no address is decoded: there are userspace
@@ -269,25 +269,26 @@ impl ConfigSpace {
         (enabled || !self.memory_was_enabled) && self.is_awake()
     }
 
-    /// The given bytes hold a part of the status register's Interrupt Status.
+    /// Returns whether the given bytes hold a part of the status register's Interrupt Status.
     pub fn covers_interrupt_status(offset: u64, len: usize) -> bool {
         let at = STATUS as u64;
         offset <= at && at - offset < len as u64
     }
 
-    /// Interrupt Status, which is read only.
+    /// Sets Interrupt Status, which is read only.
     pub fn set_interrupt_status(&mut self, on: bool) {
         let bit = status::INTERRUPT as u8;
         let others = self.byte(STATUS) & !bit;
         self.set8(STATUS, others | if on { bit } else { 0 }, 0);
     }
 
-    /// MSI-X Enable and not Function Mask.
+    /// Returns whether MSI-X Enable is set, and Function Mask is not.
     pub fn msix_enabled(&self) -> bool {
         self.byte(MSIX_CONTROL + 1) & 0xc0 == 0x80
     }
 
-    /// INTx may not be asserted: Interrupt Disable, or another power state than D0.
+    /// Returns whether INTx must not be asserted: Interrupt Disable, or another power state than
+    /// D0.
     pub fn intx_disabled(&self) -> bool {
         self.command() & command::INTERRUPT_DISABLE != 0 || !self.is_awake()
     }

@@ -91,7 +91,7 @@ impl PlacementState {
         &self.placement
     }
 
-    /// Something has happened, which the handle may have to record.
+    /// Reports an event, which the handle may have to record.
     #[cold]
     pub(crate) fn happened(&self, ty: FdpEventType, nsid: u32, handle: u16, identifier: u16) {
         if self.placement.recorded(handle).contains(ty) {

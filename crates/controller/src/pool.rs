@@ -26,7 +26,7 @@ pub struct PooledNamespace {
 }
 
 impl PooledNamespace {
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(self.block_size.into())
     }

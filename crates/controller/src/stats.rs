@@ -85,7 +85,7 @@ impl IoStats {
         }
     }
 
-    /// All records, with their namespaces' NSIDs.
+    /// Returns all records, with their NSIDs.
     pub fn namespaces(&self) -> impl Iterator<Item = (u32, &IoRecord)> {
         let first = self.namespaces.get();
         let all = std::iter::successors(first, |entry| entry.next.get());
@@ -156,13 +156,13 @@ impl ControllerStats {
         all.fold(0, u64::wrapping_add)
     }
 
-    /// Read commands completed (Read, Compare and Verify).
+    /// Returns the number of completed read commands (Read, Compare and Verify).
     pub fn host_reads(&self) -> u64 {
         self.sum(|record| record.operations(IoKind::Read))
             .wrapping_add(self.before.reads.get())
     }
 
-    /// Write commands completed.
+    /// Returns the number of completed write commands.
     pub fn host_writes(&self) -> u64 {
         self.sum(|record| record.operations(IoKind::Write))
             .wrapping_add(self.before.writes.get())

@@ -20,7 +20,7 @@ struct Waiting {
 pub(crate) struct Aborts(Vec<Waiting>);
 
 impl Aborts {
-    /// The Abort commands: their CID, then queue and CID of the command that each is about.
+    /// Returns the Abort commands to be saved: their CID, then queue and CID of the target.
     pub fn save(&self) -> Vec<(u16, u16, u16)> {
         let waiting = self.0.iter();
         waiting.map(|w| (w.cid, w.target.0, w.target.1)).collect()
@@ -52,8 +52,8 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// The Abort command waits for the end of the command that it is about. `false` when there is
-    /// no such queue.
+    /// Begins an Abort command, which waits for the end of its target. Returns `false` when there
+    /// is no such queue.
     fn begin_abort(&mut self, cid: u16, target: (u16, u16)) -> bool {
         let found = self.abort(target.0, target.1);
         if found {

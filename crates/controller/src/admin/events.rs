@@ -27,7 +27,8 @@ fn bit(ty: EventType) -> u8 {
 }
 
 impl AsyncEvents {
-    /// Parked requests, events that wait as dword 0 of a completion, masked types.
+    /// Returns the parked requests, the pending events as dword 0 of a completion, and the masked
+    /// types.
     pub fn save(&self) -> (Vec<u16>, Vec<u32>, u8) {
         let pending = self.pending.iter().map(|event| event.into_bits());
         let parked = self.parked.iter().copied();
@@ -86,7 +87,7 @@ impl Controller {
         self.deliver_events();
     }
 
-    /// The log page that belongs to an event type was read without Retain Asynchronous Event.
+    /// Unmasks an event type after a read of its log page without Retain Asynchronous Event.
     pub(super) fn clear_events(&mut self, ty: EventType) {
         self.admin.events.masked &= !bit(ty);
         self.deliver_events();

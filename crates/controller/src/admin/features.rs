@@ -99,12 +99,13 @@ impl Timestamp {
 }
 
 impl Features {
-    /// The Timestamp feature, as Get Features returns it.
+    /// Returns the Timestamp feature as Get Features reports it.
     pub(super) fn timestamp_bytes(&self) -> [u8; 8] {
         self.timestamp.to_bytes()
     }
 
-    /// A moment of the wall clock, in milliseconds, by the Timestamp feature as it counts now.
+    /// Converts a time of the wall clock, in milliseconds, to the Timestamp feature as it counts
+    /// now.
     pub(super) fn timestamp_at(&self, wall: u64) -> [u8; 8] {
         self.timestamp.at(wall)
     }
@@ -130,7 +131,7 @@ impl Features {
         }
     }
 
-    /// All of them, as data, with the keep alive timer's in milliseconds.
+    /// Returns the values to be saved, with the keep alive timer in milliseconds.
     pub fn save(&self, keep_alive: u32) -> FeatureValues {
         let Features {
             arbitration,
@@ -213,7 +214,7 @@ impl Features {
         }
     }
 
-    /// Which reservation notifications of a namespace create no log page.
+    /// Returns the mask of reservation notifications of a namespace that create no log page.
     pub fn notification_mask(&self, nsid: u32) -> ReservationNotificationMask {
         let mask = self.notification_masks.get(&nsid);
         ReservationNotificationMask::from_bits(mask.copied().unwrap_or(0))
@@ -224,12 +225,13 @@ impl Features {
         self.host_behavior.cdfe.get()
     }
 
-    /// The host uses extended formats of protection information (LBA Format Extension Enable).
+    /// Returns whether the host uses extended formats of protection information (LBA Format
+    /// Extension Enable).
     pub fn lbafee(&self) -> bool {
         self.host_behavior.lbafee == 1
     }
 
-    /// Interrupt coalescing, as the engines need it.
+    /// Returns the interrupt coalescing settings for the engines.
     pub fn coalescing(&self) -> Coalescing {
         Coalescing {
             threshold: (self.coalescing & 0xff) + 1,
@@ -239,7 +241,8 @@ impl Features {
     }
 }
 
-/// Returns the capabilities of a feature, or `None` when a controller like that does not have it.
+/// Returns the capabilities of a feature; `None` when a controller with these properties lacks
+/// it.
 fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
     let Offer {
         shared,
@@ -307,14 +310,14 @@ fn accepted(wanted: &HostBehavior, elbas: bool) -> Option<HostBehavior> {
     })
 }
 
-/// The features that are supported, for the log page of their effects.
+/// Returns the supported features, for the log page of their effects.
 pub(super) fn supported(offer: Offer) -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
     (0..=0xff)
         .map(Fid)
         .filter_map(move |fid| Some((fid, capabilities(fid, offer)?)))
 }
 
-/// Whether a feature is supported.
+/// Returns whether a feature is supported.
 pub(super) fn is_supported(fid: Fid, offer: Offer) -> bool {
     capabilities(fid, offer).is_some()
 }
@@ -346,8 +349,8 @@ impl Controller {
         }
     }
 
-    /// A namespace has a volatile write cache, or one that is attached later may have one: hosts
-    /// ask once.
+    /// Returns whether a namespace has a volatile write cache, or one that is attached later may
+    /// have one: hosts ask once.
     pub(super) fn has_write_cache(&self) -> bool {
         let room = self.config.max_namespaces as usize > self.engine.active().count();
         room || self.engine.active().any(|ns| ns.volatile_cache)
@@ -364,7 +367,7 @@ impl Controller {
         }
     }
 
-    /// A feature's value out of `features`, in dword 0 or in the host's buffer.
+    /// Returns a feature's value out of `features`, in dword 0 or in the host's buffer.
     fn value(
         &self,
         fid: Fid,
@@ -578,14 +581,14 @@ impl Controller {
         Ok(Outcome::Done(result))
     }
 
-    /// The namespace of this ID, or all that are there.
+    /// Returns the namespace of this ID, or all active ones.
     fn namespaces_under(&self, nsid: u32) -> Vec<u32> {
         let all = self.engine.active().map(|ns| ns.config.nsid);
         all.filter(|&n| nsid == NSID_BROADCAST || n == nsid)
             .collect()
     }
 
-    /// The flush of a write cache that was turned off is over.
+    /// Completes Set Features commands after the flush of a write cache that was turned off.
     pub(crate) fn cache_flushed(&mut self, failed: Option<Status>) {
         for cid in std::mem::take(&mut self.admin.cache_flushes) {
             if let Some(status) = failed {

@@ -249,7 +249,8 @@ impl Controller {
         })
     }
 
-    /// Common properties of all namespaces that a host creates ("NVM Command Set 1.1", 4.1.5.1).
+    /// Returns the common properties of all namespaces that a host creates ("NVM Command Set
+    /// 1.1", 4.1.5.1).
     fn common_namespace(&self) -> Page {
         let mut data = IdentifyNamespace::new_zeroed();
         let block_size = self
@@ -466,7 +467,7 @@ fn controller_list(controllers: Vec<u16>, from: u16) -> Page {
 
 type Page = Box<[u8; IDENTIFY_SIZE]>;
 
-/// A data structure as bytes: all of them are one page long.
+/// Returns a data structure as bytes: all of them are one page long.
 fn page(data: &(impl IntoBytes + zerocopy::Immutable)) -> Page {
     let mut page = Box::new([0; IDENTIFY_SIZE]);
     for (to, from) in page.iter_mut().zip(data.as_bytes()) {
@@ -495,7 +496,7 @@ fn zoned_namespace(ns: &Namespace) -> Result<ZonedNamespace, Status> {
     Ok(data)
 }
 
-/// The LBA formats (`None`: it is not available), and the index of the one that the namespace has.
+/// Sets the LBA formats (`None`: not available), and the index of the present one.
 fn describe_formats(data: &mut IdentifyNamespace, formats: &[Option<BlockFormat>], index: u8) {
     for (to, format) in data.lbaf.iter_mut().zip(formats) {
         *to = LbaFormat::new(format.map_or(0, |format| format.block.trailing_zeros() as u8));
@@ -566,7 +567,7 @@ fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
     data
 }
 
-/// The command set of a namespace.
+/// Returns the command set of a namespace.
 fn csi_of(ns: &Namespace) -> Csi {
     match ns.is_zoned() {
         true => Csi::ZONED,
@@ -574,7 +575,7 @@ fn csi_of(ns: &Namespace) -> Csi {
     }
 }
 
-/// FNV-1a, 128 bits.
+/// Computes FNV-1a with 128 bits.
 fn fnv128(parts: &[&[u8]]) -> [u8; 16] {
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
     for byte in parts.iter().copied().flatten() {

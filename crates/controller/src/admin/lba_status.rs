@@ -24,8 +24,8 @@ use zerocopy::IntoBytes;
 
 /// LBA Status Information Poll Interval, in units of 100 ms.
 const POLL_INTERVAL: u16 = 10;
-/// Value of the feature where the host has asked for this report interval: that, or the closest one
-/// that there is.
+/// Returns the feature's value after a host's request for this report interval: that interval, or
+/// the closest supported one.
 pub(super) fn attributes(lsiri: u16) -> LbaStatusAttributes {
     LbaStatusAttributes::new()
         .with_lsiri(lsiri.max(POLL_INTERVAL))
@@ -109,7 +109,7 @@ impl LbaStatus {
     }
 }
 
-/// Zero-based. Marked ranges have fewer than 2^32 blocks.
+/// Returns the zero-based value. Marked ranges have fewer than 2^32 blocks.
 fn zero_based(blocks: u64) -> u32 {
     u32::try_from(blocks.saturating_sub(1)).unwrap_or(u32::MAX)
 }
@@ -159,8 +159,8 @@ impl Controller {
 
     // ---- the log page
 
-    /// Before the log page is read: it stays as it was while the host reads it with Retain
-    /// Asynchronous Event, until it reads it without.
+    /// Prepares a read of the log page: the page is frozen from a read with Retain Asynchronous
+    /// Event until a read without it.
     pub(super) fn before_lba_status(&mut self, get: &GetLogPage) -> Result<bool, Status> {
         if !get.rae {
             self.admin.lba_status.reading = None;
@@ -238,7 +238,7 @@ impl super::Admin {
     }
 }
 
-/// The log page of these marks.
+/// Returns the log page of these marks.
 fn log_page(generation: u16, marks: &Listed) -> Vec<u8> {
     let (mut elements, mut unreadable) = (Vec::new(), 0u64);
     for (nsid, ranges) in marks {
@@ -271,7 +271,7 @@ fn log_page(generation: u16, marks: &Listed) -> Vec<u8> {
     page
 }
 
-/// The LBA Status Descriptor List of marked ranges, as far as these bytes last.
+/// Returns the LBA Status Descriptor List of marked ranges, within that many bytes.
 fn descriptors(found: &[Range<u64>], bytes: u64) -> Vec<u8> {
     let room = bytes.saturating_sub(size_of::<LbaStatusListHeader>() as u64);
     let room = usize::try_from(room).unwrap_or(usize::MAX) / size_of::<LbaStatusDescriptor>();

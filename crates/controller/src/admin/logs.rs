@@ -204,7 +204,7 @@ impl Logs {
 }
 
 impl Logs {
-    /// Error entries, changed namespaces, wall-clock time at power-on.
+    /// Returns the error entries, the changed namespaces, and the wall-clock time at power-on.
     pub fn save(&self) -> (Vec<HeldCommand>, Vec<u32>, u64) {
         let errors = self.errors.iter().map(|entry| {
             let bytes: &[u8; 64] = zerocopy::transmute_ref!(entry);
@@ -237,7 +237,7 @@ impl Logs {
         self.powered_on.elapsed().as_secs() / 3600
     }
 
-    /// A namespace's attributes changed.
+    /// Adds a namespace with changed attributes.
     pub(super) fn changed(&mut self, nsid: u32) {
         self.changed.insert(nsid);
     }
@@ -279,7 +279,7 @@ impl Controller {
         Ok(Outcome::Done(0))
     }
 
-    /// Newest first; entries that were never written are zero.
+    /// Returns the error log, newest entry first; unused entries are zero.
     fn error_log(&self) -> Vec<u8> {
         let mut page = vec![0; ERROR_ENTRIES * size_of::<ErrorInformation>()];
         for (slot, entry) in page
@@ -330,8 +330,8 @@ impl Controller {
         CriticalWarning::new().with_ttc(TEMPERATURE >= over || TEMPERATURE <= under)
     }
 
-    /// A threshold or the event configuration changed: a temperature outside the thresholds is an
-    /// event.
+    /// Checks the temperature after a change of a threshold or of the event configuration: a
+    /// temperature outside the thresholds is an event.
     pub(super) fn check_temperature(&mut self) {
         let warning = self.critical_warning();
         let enabled = self.admin.features.event_config as u8;
@@ -409,12 +409,12 @@ impl Controller {
         errors.push_front(entry);
     }
 
-    /// A doorbell that belongs to no queue was written.
+    /// Reports a write of a doorbell that belongs to no queue.
     pub(crate) fn invalid_doorbell_register(&mut self, index: usize, value: u32) {
         self.doorbell_error(ErrorEvent::INVALID_DOORBELL_REGISTER, index, value);
     }
 
-    /// A doorbell was written with a value outside its queue; the value is not used.
+    /// Reports a doorbell write with a value outside its queue; the value is not used.
     pub(crate) fn invalid_doorbell_value(&mut self, qid: u16, cq: bool, value: u32) {
         let index = usize::from(qid) * 2 + usize::from(cq);
         self.doorbell_error(ErrorEvent::INVALID_DOORBELL_VALUE, index, value);

@@ -28,7 +28,7 @@ pub(crate) struct Notifications {
 }
 
 impl Notifications {
-    /// Another notification has its number, whether there is room for it or not.
+    /// Advances the notification number, whether there is room for the notification or not.
     fn count(&mut self) {
         // 0 is the number of none.
         self.count = self.count.checked_add(1).unwrap_or(1);
@@ -43,14 +43,14 @@ impl Notifications {
         self.waiting.push_back(Page { count, kind, nsid });
     }
 
-    /// A notification is lost: the last one that is not has its number.
+    /// Records the loss of a notification: the last one that is kept gets its number.
     fn lose(&mut self) {
         if let Some(last) = self.waiting.back_mut() {
             last.count = self.count;
         }
     }
 
-    /// The oldest one, as a log page.
+    /// Returns the oldest notification as a log page.
     fn page(&self) -> ReservationNotification {
         let mut log = ReservationNotification::new_zeroed();
         if let Some(page) = self.waiting.front() {
@@ -91,7 +91,7 @@ impl Controller {
         ));
     }
 
-    /// The Reservation Notification log page.
+    /// Returns the Reservation Notification log page.
     pub(super) fn notification_log(&self) -> Vec<u8> {
         self.admin.notifications.page().as_bytes().to_vec()
     }

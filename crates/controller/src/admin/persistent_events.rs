@@ -121,7 +121,7 @@ impl PersistentEvents {
         }
     }
 
-    /// A controller-level reset releases the context.
+    /// Releases the context in a controller-level reset.
     pub(super) fn reset(&mut self) {
         self.context = None;
     }
@@ -140,7 +140,7 @@ impl Controller {
         self.touch();
     }
 
-    /// The controller was powered on, or a controller-level reset has ended.
+    /// Records a power-on, or the end of a controller-level reset.
     pub(crate) fn record_reset(&mut self) {
         let mut fr = [b' '; 8];
         let version = self.config.firmware.bytes();
@@ -177,7 +177,7 @@ impl Controller {
         self.record_event(Type::HARDWARE_ERROR, &data);
     }
 
-    /// A namespace was created or deleted, by this dword 10.
+    /// Records the creation or deletion of a namespace, by this dword 10.
     pub(super) fn record_namespace_change(&mut self, cdw10: u32, namespace: &PooledNamespace) {
         let data = ChangeNamespace {
             cdw10: cdw10.into(),
@@ -201,7 +201,7 @@ impl Controller {
         self.record_event(Type::FORMAT_START, &data);
     }
 
-    /// `left`: the percentage that remained.
+    /// Records the end of a format. `left`: the percentage that remained.
     pub(super) fn record_format_end(&mut self, nsid: u32, left: u8, status: Status) {
         let data = FormatCompletion {
             nsid: nsid.into(),

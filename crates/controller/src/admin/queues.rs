@@ -111,7 +111,7 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// A queue that was being deleted is empty: the command that deletes it completes.
+    /// Completes the deletion of a submission queue, which is empty now.
     pub(crate) fn sq_deleted(&mut self, qid: u16) {
         self.queues.remove_sq(qid);
         if let Some(at) = self.admin.deletions.iter().position(|&(q, _)| q == qid) {

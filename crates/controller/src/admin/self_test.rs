@@ -118,7 +118,7 @@ impl Running {
         }
     }
 
-    /// When the next of `all` pieces may be read, or the operation may end.
+    /// Returns the time at which the next of `all` pieces may be read, or the operation may end.
     fn due(&self, all: u64) -> Option<Instant> {
         let (begun, before) = self.begun?;
         let read = self.done.saturating_sub(before).min(all);
@@ -131,7 +131,7 @@ impl Running {
         self.nsid == NSID_BROADCAST || self.nsid == nsid
     }
 
-    /// The read in flight has ended.
+    /// Handles the end of the read in flight.
     fn ended(&mut self, status: Status) -> Next {
         let Some((read, _)) = self.reading.take() else {
             return Next::GoOn;
@@ -250,7 +250,7 @@ impl SelfTest {
         self.results.push_front(result);
     }
 
-    /// A controller-level reset ends the short operation.
+    /// Ends the short operation in a controller-level reset.
     pub(super) fn reset(&mut self, hours: u64) {
         if let Some(running) = &self.running
             && running.code == Code::SHORT
@@ -260,7 +260,8 @@ impl SelfTest {
     }
 }
 
-/// EDSTT of Identify Controller: minutes that the extended operation takes, for so many bytes.
+/// Returns EDSTT of Identify Controller: the minutes that the extended operation takes for that
+/// many bytes.
 pub(super) fn extended_minutes(capacity: u128) -> u16 {
     let minutes = capacity.div_ceil(PER_MINUTE).max(1);
     u16::try_from(minutes).unwrap_or(u16::MAX)

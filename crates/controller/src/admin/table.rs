@@ -113,7 +113,8 @@ impl AdminCommand {
         }
     }
 
-    /// The command looks at queues, or changes them: it waits while one migrates to another worker.
+    /// Marks the command as reading or changing queues: it waits while one migrates to another
+    /// worker.
     pub(super) const fn concerning_queues(self) -> Self {
         AdminCommand {
             concerns_queues: true,

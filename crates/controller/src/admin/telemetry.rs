@@ -93,7 +93,7 @@ impl Telemetry {
         }
     }
 
-    /// A log page: the header, and the text in data area 1.
+    /// Returns a log page: the header, and the text in data area 1.
     pub(super) fn page(&self, lid: Lid) -> Vec<u8> {
         let (capture, ths, thdgn_tcs) = match lid {
             Lid::TELEMETRY_HOST => (&self.host, SCOPE, self.host.generation),
@@ -122,7 +122,8 @@ impl Telemetry {
 }
 
 impl Controller {
-    /// Before one of the pages is read: whole blocks are, and the host may want it captured anew.
+    /// Prepares a read of a page: the length must be whole blocks, and the host may request a new
+    /// snapshot.
     pub(super) fn before_telemetry(&mut self, get: &GetLogPage) -> Result<bool, Status> {
         let block = TELEMETRY_BLOCK as u64;
         if !get.bytes().is_multiple_of(block) || !get.lpo.is_multiple_of(block) {

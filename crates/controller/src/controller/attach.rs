@@ -44,7 +44,7 @@ impl Migration {
         counts.map(|count| count.load(Ordering::Acquire)).sum()
     }
 
-    /// A remote engine has commands in flight on a namespace that was detached.
+    /// Returns whether a remote engine has commands in flight on a detached namespace.
     fn namespaces_leaving(&self) -> bool {
         let leaving = |link: &super::migration::Link| {
             link.handled() < link.namespaces || link.progress.leaving.load(Ordering::Acquire) > 0
@@ -101,14 +101,14 @@ impl Controller {
         Ok(())
     }
 
-    /// There is a namespace of this ID, or one is being attached.
+    /// Returns whether there is a namespace of this ID, or one is being attached.
     pub(crate) fn has_or_awaits(&self, nsid: u32) -> bool {
         let attaching = self.attaching.as_ref();
         self.engine.namespace_index(nsid).is_ok()
             || attaching.is_some_and(|attaching| attaching.namespace.config.nsid == nsid)
     }
 
-    /// A place that no engine uses, or the one behind the last.
+    /// Returns an index that no engine uses, or the one behind the last.
     fn vacant_index(&self) -> usize {
         let used = self.engine.namespaces.len();
         if self.engine.detached() > 0 || self.migration.namespaces_leaving() {
@@ -118,7 +118,7 @@ impl Controller {
         places.position(Namespace::is_vacant).unwrap_or(used)
     }
 
-    /// How far the last [`Controller::attach`] has come.
+    /// Returns the progress of the last [`Controller::attach`].
     pub fn attaching(&mut self) -> Attach {
         self.finish_attaching();
         self.settle();
@@ -180,7 +180,7 @@ impl Controller {
         self.engine.detached() == 0 && !self.migration.namespaces_leaving()
     }
 
-    /// The namespaces that the host finds.
+    /// Returns the namespaces that the host finds.
     pub fn namespaces(&self) -> impl Iterator<Item = &NamespaceConfig> {
         self.engine.active().map(|ns| &ns.config)
     }

@@ -29,7 +29,7 @@ const HEADER: usize = size_of::<BootPartitionHeader>();
 pub struct BootImageError(u64);
 
 impl BootImage {
-    /// An image of these bytes, with zeroes up to the next multiple of 128 KiB.
+    /// Creates an image of these bytes, with zeroes up to the next multiple of 128 KiB.
     ///
     /// # Errors
     /// [`BootImageError`] when the image is empty, or larger than [`MAX_BOOT_IMAGE`].
@@ -60,7 +60,7 @@ impl BootImage {
     }
 }
 
-/// BPINFO of partitions of so many bytes.
+/// Returns BPINFO of partitions of that many bytes.
 fn info(size: u64) -> Bpinfo {
     Bpinfo::new().with_bpsz((size / UNIT as u64) as u16)
 }
@@ -80,7 +80,7 @@ pub(crate) struct BootRegisters {
 }
 
 impl BootRegisters {
-    /// BPRSEL, BPMBL, BPINFO.BRS.
+    /// Returns BPRSEL, BPMBL and BPINFO.BRS.
     pub fn save(&self) -> (u32, u64, u8) {
         (self.bprsel.into_bits(), self.bpmbl, self.status.0)
     }
@@ -96,7 +96,7 @@ impl BootRegisters {
 }
 
 impl Controller {
-    /// A register of Boot Partitions; zero without any.
+    /// Returns the value of a register of Boot Partitions; zero without any.
     pub(super) fn read_boot_register(&self, offset: u64) -> u32 {
         let Some(image) = &self.config.boot else {
             return 0;
@@ -145,8 +145,8 @@ impl Controller {
         self.engine.dma.write(self.boot.bpmbl, piece).ok()
     }
 
-    /// The log page Boot Partition ("NVMe Base 2.1", 5.1.12.1.19). Both partitions are the same,
-    /// so which one is asked for is no matter.
+    /// Returns the log page Boot Partition ("NVMe Base 2.1", 5.1.12.1.19). Both partitions are
+    /// the same.
     pub(crate) fn boot_partition_log(&self) -> &[u8] {
         self.config.boot.as_ref().map_or(&[], |image| &image.0)
     }

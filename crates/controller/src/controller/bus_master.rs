@@ -63,13 +63,14 @@ impl Controller {
         }
     }
 
-    /// The last write to configuration space has its whole effect: if it cleared Bus Master Enable,
-    /// nothing is on its way to the host's memory any more. A kernel that is about to give that
-    /// memory to another one (kexec) relies on it, and has often done nothing else to the device.
+    /// Returns whether the last write to configuration space has taken full effect: after Bus
+    /// Master Enable was cleared, no data is on its way to the host's memory any more. A kernel
+    /// that is about to give that memory to another one (kexec) relies on it, and has often done
+    /// nothing else to the device.
     ///
     /// Commands in flight end by themselves at first. After a second those that can are ended
-    /// early; and after three the answer is yes, whatever a volume below does: a request that the
-    /// kernel or a device holds for longer can still write to its buffer.
+    /// early. After three seconds the answer is yes in any case: a request that the kernel or a
+    /// device below the volume holds for longer can still write to its buffer.
     pub fn config_settled(&mut self) -> bool {
         if self.draining.is_none() {
             return true;
@@ -96,7 +97,8 @@ impl Controller {
         false
     }
 
-    /// When [`Controller::config_settled`] has to be asked again though nothing happens.
+    /// Returns the time at which [`Controller::config_settled`] has to be asked again, although
+    /// no event precedes it.
     pub(super) fn draining_deadline(&self) -> Option<Instant> {
         let draining = self.draining.as_ref()?;
         let after = if draining.interrupted {

@@ -27,8 +27,8 @@ pub(crate) struct Cmb {
 /// Name of the memory file in `/proc/PID/maps`.
 const NAME: &str = "vnvme-cmb";
 
-/// The pages of one client. After it has disconnected it may keep the file open, but none of the
-/// pages that this process has written.
+/// Returns the pages of one client. After it has disconnected it may keep the file open, but none
+/// of the pages that this process has written.
 fn pages(size: u64) -> Result<SharedPages, MapError> {
     let pages = SharedPages::named(NAME, size as usize)?;
     pages.memory().empty_at_end();
@@ -45,7 +45,7 @@ impl Cmb {
         })
     }
 
-    /// The value of a register of its own, by the register's offset.
+    /// Returns the value of a register of the buffer, by the register's offset.
     pub(super) fn read_register(&self, offset: u64) -> u32 {
         let cmbmsc = self.cmbmsc.into_bits();
         match offset {
@@ -87,28 +87,28 @@ impl Cmb {
         self.cmbmsc = Cmbmsc::from_bits(new);
     }
 
-    /// The controller base address, if the whole buffer fits behind it.
+    /// Returns the controller base address, if the whole buffer fits behind it.
     fn base(&self) -> Option<u64> {
         let base = self.cmbmsc.cba() << 12;
         let last = self.size - 1;
         base.checked_add(last).map(|_| base)
     }
 
-    /// Where commands find it, if they do.
+    /// Returns the address and memory of the buffer, if commands can reach it.
     fn place(&self) -> Option<(u64, &Memory)> {
         let base = self.base().filter(|_| self.cmbmsc.cmse())?;
         Some((base, self.pages.as_ref()?.memory()))
     }
 
-    /// CMBMSC.
+    /// Returns CMBMSC.
     pub(crate) fn cmbmsc(&self) -> u64 {
         self.cmbmsc.into_bits()
     }
 }
 
 impl Controller {
-    /// The memory behind the BAR of its controller memory buffer, which a client may map: of the
-    /// present client, or of the next one. `None`: it has no such buffer.
+    /// Returns the memory behind the BAR of the controller memory buffer, which the present or
+    /// the next client may map. Returns `None` when there is no such buffer.
     pub fn cmb_pages(&self) -> Option<&SharedPages> {
         self.cmb.as_ref()?.pages.as_ref()
     }
@@ -165,7 +165,7 @@ impl Controller {
         }
     }
 
-    /// CMBMSC as after power-on.
+    /// Resets CMBMSC to its power-on value.
     pub(super) fn reset_cmbmsc(&mut self) {
         if let Some(cmb) = &mut self.cmb {
             cmb.cmbmsc = Cmbmsc::new();
@@ -173,7 +173,7 @@ impl Controller {
         }
     }
 
-    /// A new file for the next client: the previous client keeps its own mapped.
+    /// Creates a new file for the next client: the previous client keeps its own mapped.
     pub(super) fn renew_cmb(&mut self) {
         let Some(cmb) = &mut self.cmb else {
             return;

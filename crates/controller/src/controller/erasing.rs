@@ -22,7 +22,7 @@ use reservations::CommandGroup;
 use std::sync::{Arc, Weak};
 
 impl Controller {
-    /// Whether the host may erase a namespace.
+    /// Checks whether the host may erase a namespace.
     ///
     /// # Errors
     /// The status of a namespace that this controller does not reach, or that another host has
@@ -66,7 +66,7 @@ impl Controller {
         Ok(Arc::downgrade(&awaited))
     }
 
-    /// A new format of the namespace may be kept from now on.
+    /// Notes that a new format of the namespace may be stored from now on.
     pub(crate) fn tell_of_keeping(&self, nsid: u32) {
         if let Some(sharing) = &self.sharing
             && let Some(shared) = sharing.namespace(nsid)
@@ -84,13 +84,15 @@ impl Controller {
         }
     }
 
-    /// Percent of the namespace that another controller is to erase, if one does.
+    /// Returns the percentage that another controller still has to erase in the namespace, if one
+    /// does.
     pub(crate) fn left_by_others(&self, nsid: u32) -> Option<u8> {
         let sharing = self.sharing.as_ref()?;
         sharing.namespace(nsid)?.left(sharing.cntlid())
     }
 
-    /// Another controller erases the namespace; all: one of them.
+    /// Returns whether another controller erases the namespace, or for the broadcast NSID any
+    /// one.
     pub(crate) fn others_erase(&self, nsid: u32) -> bool {
         let Some(sharing) = &self.sharing else {
             return false;
@@ -145,7 +147,7 @@ impl Controller {
         awaited
     }
 
-    /// Another controller has begun to erase a namespace, or does not any more.
+    /// Handles the beginning or end of an erasure by another controller.
     pub(super) fn erasing_changed(&mut self, nsid: u32) {
         let Some(sharing) = &self.sharing else {
             return;
@@ -176,7 +178,7 @@ impl Controller {
         self.answer_others();
     }
 
-    /// The namespace of this index is closed to commands, or has that format and is open.
+    /// Closes the namespace of this index to commands, or opens it with that format.
     pub(super) fn apply_erasing(&mut self, index: usize, erasing: Erasing) {
         let Some(ns) = self.engine.namespaces.get(index) else {
             return;

@@ -42,7 +42,7 @@ const STATES: [State; 4] = [
 const SHUTDOWNS: [Shutdown; 3] = [Shutdown::No, Shutdown::Occurring, Shutdown::Complete];
 
 impl Controller {
-    /// Registers, and how far the controller is, as data.
+    /// Returns the registers and the life-cycle state to be saved.
     pub(crate) fn save_registers(&self) -> Registers {
         Registers {
             cc: self.cc.into_bits(),
@@ -76,12 +76,12 @@ impl Controller {
         Some(())
     }
 
-    /// The host uses the controller.
+    /// Returns whether the host uses the controller.
     pub(crate) fn is_ready_state(&self) -> bool {
         self.state == State::Ready
     }
 
-    /// CSTS.
+    /// Returns CSTS.
     pub(crate) fn csts_bits(&self) -> u32 {
         self.csts.into_bits()
     }
@@ -196,7 +196,7 @@ impl Controller {
         self.stop_fetching();
     }
 
-    /// Something from which only a reset helps (CSTS.CFS).
+    /// Fails the controller (CSTS.CFS), so that only a reset helps.
     pub(crate) fn fatal(&mut self, why: &str) {
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::warn!(left_out, why, "controller fatal status");
@@ -267,7 +267,8 @@ impl Controller {
         self.begin_reset();
     }
 
-    /// Function level reset and device reset by the VMM, see [`Controller::reset`].
+    /// Resets the registers, for a function level reset and a device reset by the VMM, see
+    /// [`Controller::reset`].
     fn reset_registers(&mut self) {
         self.cc = Cc::new();
         self.aqa = Aqa::new();
@@ -292,7 +293,7 @@ impl Controller {
         self.progress();
     }
 
-    /// Everything that completed is durable.
+    /// Handles the end of a flush: all completed commands are durable.
     pub(super) fn flushed(&mut self) {
         if self.shutdown == Shutdown::Occurring {
             self.touch();
@@ -349,7 +350,7 @@ impl Controller {
         self.settle();
     }
 
-    /// A reset waits for commands in flight.
+    /// Returns whether a reset waits for commands in flight.
     pub fn is_resetting(&self) -> bool {
         self.state == State::Resetting
     }

@@ -39,7 +39,7 @@ pub(crate) struct MarkingState {
 }
 
 impl MarkingState {
-    /// A controller-level reset: no command waits any more.
+    /// Handles a controller-level reset: no command waits any more.
     pub fn reset(&mut self) {
         self.waiting.clear();
         self.uncommitted.clear();
@@ -52,7 +52,7 @@ impl MarkingState {
 }
 
 impl Controller {
-    /// A command changes marks, in this engine.
+    /// Changes marks on behalf of a command in this engine.
     pub(super) fn change_marks(&mut self, place: Place, marking: Marking) {
         let Marking { tag, ns, change } = marking;
         let found = self.engine.namespaces.get(ns);
@@ -156,7 +156,7 @@ impl Controller {
         }
     }
 
-    /// A namespace has so many blocks now: those behind them are not there.
+    /// Removes the marks behind a namespace's last block, after it was resized.
     pub(crate) fn cut_marks(&mut self, nsid: u32, blocks: u64) {
         let marks = self.marks.table.of(nsid);
         if marks.cut(blocks) {
@@ -166,8 +166,8 @@ impl Controller {
 
     // ---- restart
 
-    /// The marks that the process before had, as far as the namespaces have such blocks; no more
-    /// than there may be.
+    /// Restores the marks of the previous process, for blocks that the namespaces have, within
+    /// the limits.
     pub(crate) fn restore_marks(&mut self, saved: &Listed) {
         for (nsid, ranges) in saved {
             let Ok(index) = self.engine.namespace_index(*nsid) else {

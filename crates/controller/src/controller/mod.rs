@@ -93,10 +93,10 @@ pub struct Controller {
 pub struct DoorbellPage(Arc<SharedPages>);
 
 impl DoorbellPage {
-    /// A page of zeroes.
+    /// Creates a page of zeroes.
     ///
     /// # Errors
-    /// [`ConfigError::Memory`]: there is none to be had.
+    /// [`ConfigError::Memory`] when there is no memory.
     pub fn new() -> Result<Self, ConfigError> {
         Ok(Self(Arc::new(SharedPages::new(pci::BAR0_SIZE as usize)?)))
     }
@@ -127,8 +127,8 @@ fn begin_zones(namespaces: &[NamespaceConfig]) {
 }
 
 impl Controller {
-    /// A controller that is powered on and disabled. `id` names it in the tags of its volume
-    /// requests, see [`tag_owner`](crate::tag_owner); `io` is its worker's.
+    /// Creates a controller that is powered on and disabled. `id` names it in the tags of its
+    /// volume requests, see [`tag_owner`](crate::tag_owner); `io` is its worker's.
     pub fn new(
         id: u16,
         config: ControllerConfig,
@@ -286,7 +286,7 @@ impl Controller {
         Ok(controller)
     }
 
-    /// The memory behind its doorbells.
+    /// Returns the memory behind the doorbells.
     pub fn doorbell_page(&self) -> DoorbellPage {
         DoorbellPage(self.engine.doorbell_page().clone())
     }
@@ -299,7 +299,7 @@ impl Controller {
         found.map(|ns| ns.passthrough = Some(passthrough)).is_some()
     }
 
-    /// The counters, to be read by anyone.
+    /// Returns the counters, which any thread may read.
     pub fn stats(&self) -> Arc<ControllerStats> {
         self.engine.stats.clone()
     }
@@ -309,8 +309,8 @@ impl Controller {
         &self.config
     }
 
-    /// The pages behind BAR0: a client may map the doorbell page at [`pci::DOORBELL_OFFSET`] of its
-    /// file.
+    /// Returns the pages behind BAR0: a client may map the doorbell page at
+    /// [`pci::DOORBELL_OFFSET`] of its file.
     pub fn bar0_pages(&self) -> &Arc<SharedPages> {
         self.engine.doorbell_page()
     }
@@ -338,14 +338,14 @@ impl Controller {
         self.engine.flush_for_exit();
     }
 
-    /// No command is in flight on this worker, and no flush.
+    /// Returns whether no command is in flight on this worker, and no flush.
     pub fn is_drained(&self) -> bool {
         self.engine.drained()
     }
 
     // ---- interrupts
 
-    /// Number of MSI-X vectors.
+    /// Returns the number of MSI-X vectors.
     pub fn vectors(&self) -> u16 {
         self.engine.irqs.vectors()
     }
@@ -360,7 +360,7 @@ impl Controller {
         self.engine.irqs.deliver_pending();
     }
 
-    /// Every worker knows the receivers.
+    /// Returns whether every worker has applied the changes of receivers.
     pub fn receivers_settled(&self) -> bool {
         self.migration.receivers_settled()
     }
@@ -373,14 +373,15 @@ impl Controller {
         self.engine.end_round();
     }
 
-    /// The VMM masks the INTx pin.
+    /// Masks the INTx pin on behalf of the VMM.
     pub fn mask_intx(&mut self) {
         self.engine.irqs.mask_pin();
         self.touch();
         self.settle();
     }
 
-    /// The VMM unmasks the INTx pin: it fires again if the host has not consumed everything.
+    /// Unmasks the INTx pin on behalf of the VMM: it fires again if the host has not consumed
+    /// everything.
     pub fn unmask_intx(&mut self) {
         self.engine.end_round();
         self.engine.irqs.unmask_pin();
@@ -446,7 +447,7 @@ impl Controller {
         Ok(bytes)
     }
 
-    /// No command in flight can touch memory that was unmapped.
+    /// Returns whether no command in flight can touch unmapped memory.
     pub fn dma_quiesced(&mut self) -> bool {
         let quiesced = self.engine.dma.quiesced() && self.migration.quiesced();
         if quiesced {
@@ -455,7 +456,7 @@ impl Controller {
         quiesced
     }
 
-    /// The windows.
+    /// Returns the windows of guest memory.
     pub fn dma(&self) -> &DmaMap {
         &self.engine.dma
     }
@@ -526,8 +527,8 @@ impl Controller {
         self.engine.poll_volumes(out);
     }
 
-    /// Before sleeping: arms EventIdx of every queue. `true` when something arrived meanwhile: poll
-    /// again.
+    /// Arms EventIdx of every queue, before the worker sleeps. Returns `true` when a doorbell was
+    /// rung meanwhile: poll again.
     pub fn arm(&mut self) -> bool {
         self.engine.arm()
     }
@@ -563,17 +564,18 @@ impl Controller {
         self.engine.in_flight() > 0
     }
 
-    /// The host uses shadow doorbells.
+    /// Returns whether the host uses shadow doorbells.
     pub fn shadowed(&self) -> bool {
         self.engine.shadowed()
     }
 
-    /// CSTS.RDY.
+    /// Returns CSTS.RDY.
     pub fn is_ready(&self) -> bool {
         self.csts.rdy()
     }
 
-    /// When [`Controller::poll`] has to be called next even if nothing happens.
+    /// Returns the time at which [`Controller::poll`] has to be called next, although no event
+    /// precedes it.
     pub fn deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.engine.next_interrupt(),

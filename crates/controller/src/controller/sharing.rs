@@ -118,13 +118,13 @@ impl Sharing {
         })
     }
 
-    /// The namespaces that the host finds.
+    /// Returns the shared namespaces that the host finds.
     fn shared(&self) -> impl Iterator<Item = &Arc<SharedNamespace>> {
         let there = self.parts.iter().filter(|part| !part.leaving);
         there.map(|part| &part.shared)
     }
 
-    /// The controller's ID.
+    /// Returns the controller's ID.
     pub(super) fn cntlid(&self) -> u16 {
         self.membership.cntlid()
     }
@@ -160,7 +160,7 @@ impl Sharing {
         Ok(())
     }
 
-    /// The marks of the namespaces are those of all their controllers.
+    /// Adopts the marks of the namespaces that all their controllers share.
     pub fn share_marks(&self, table: &MarkTable) {
         for shared in self.shared() {
             table.share(shared.nsid(), shared.marks().clone());
@@ -233,7 +233,7 @@ impl Controller {
         }
     }
 
-    /// A controller-level reset begins: no command waits any more.
+    /// Begins a controller-level reset: no command waits any more.
     pub(super) fn reset_sharing(&mut self) {
         let Some(sharing) = &mut self.sharing else {
             return;
@@ -310,7 +310,7 @@ impl Controller {
         self.answer_others();
     }
 
-    /// Another controller has marked blocks, or taken marks away.
+    /// Handles a change of marks by another controller.
     fn marks_changed(&mut self, nsid: u32) {
         let Some(sharing) = &self.sharing else {
             return;
@@ -378,7 +378,7 @@ impl Controller {
         self.answer_others();
     }
 
-    /// IDs of such shared namespaces.
+    /// Returns the IDs of the shared namespaces that satisfy `such`.
     pub(crate) fn shared_where(&self, such: impl Fn(&SharedNamespace) -> bool) -> Vec<u32> {
         let shared = self.sharing.iter().flat_map(|sharing| &sharing.parts);
         let shared = shared.filter(|part| such(&part.shared));
@@ -422,17 +422,17 @@ impl Controller {
 
     // ---- state reported to the host
 
-    /// The controller is one of a subsystem of several.
+    /// Returns whether the controller is one of a subsystem.
     pub(crate) fn is_shared(&self) -> bool {
         self.sharing.is_some()
     }
 
-    /// The host that uses the controller of a subsystem.
+    /// Returns the host that uses the controller of a subsystem.
     pub(crate) fn host(&self) -> Option<HostId> {
         self.sharing.as_ref().map(|sharing| sharing.host)
     }
 
-    /// The controllers of the subsystem.
+    /// Returns the controllers of the subsystem.
     pub(crate) fn controllers(&self) -> Vec<u16> {
         match &self.sharing {
             Some(sharing) => sharing.membership.subsystem().controllers(),
@@ -451,7 +451,7 @@ impl Controller {
         }
     }
 
-    /// The ANA group of a shared namespace, and how the controller reaches it.
+    /// Returns the ANA group of a shared namespace, and its state.
     pub(crate) fn ana_of(&self, nsid: u32) -> Option<(u32, AnaState)> {
         let sharing = self.sharing.as_ref()?;
         let group = sharing.namespace(nsid)?.group();
@@ -459,7 +459,7 @@ impl Controller {
         Some((group, state))
     }
 
-    /// The ANA log page of a controller that shares its namespaces.
+    /// Returns the ANA log page of a controller that shares its namespaces.
     pub(crate) fn shared_ana_log(&self, groups_only: bool) -> Option<Vec<u8>> {
         let sharing = self.sharing.as_ref()?;
         let told = |(group, now): (&u32, &Group)| {
@@ -482,7 +482,7 @@ impl Controller {
         Some(ana::log_page(sharing.ana_changes, &groups))
     }
 
-    /// Persist Through Power Loss of a namespace: whether it is on, and whether it can be.
+    /// Returns whether Persist Through Power Loss of a namespace is on, and whether it can be.
     pub(crate) fn persistence(&self, nsid: u32) -> Option<(bool, bool)> {
         let shared = self.sharing.as_ref()?.namespace(nsid)?;
         Some(shared.persistence())
@@ -490,7 +490,7 @@ impl Controller {
 
     // ---- reservation commands
 
-    /// A reservation command was fetched.
+    /// Executes a reservation command that was fetched.
     pub(super) fn reservation(&mut self, command: ReservationCommand) {
         let nsid = command.command.nsid.get();
         let Some(sharing) = &mut self.sharing else {

@@ -15,7 +15,7 @@ impl Engine {
         }
     }
 
-    /// `false` when there is no such command.
+    /// Begins the abort of a command. Returns `false` when there is no such command.
     fn begin_abort(&mut self, sqid: u16, cid: u16) -> bool {
         if let Some(index) = self.slots.find(sqid, cid) {
             let tag = self.slots.tag(index);
@@ -53,8 +53,8 @@ impl Engine {
         false
     }
 
-    /// The queue's unfetched commands will never be fetched: Abort commands that wait for them get
-    /// their answer.
+    /// Completes Abort commands that wait for unfetched commands of a queue, which will never be
+    /// fetched.
     pub(super) fn forget_aborts(&mut self, sqid: u16) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
             return;

@@ -23,7 +23,7 @@ impl Engine {
         &self.io
     }
 
-    /// The namespaces that commands find.
+    /// Returns the namespaces that commands find.
     pub fn active(&self) -> impl Iterator<Item = &Namespace> {
         let finds = |(index, ns): &(usize, &Namespace)| {
             let found = self.by_nsid.get(ns.config.nsid as usize);
@@ -36,8 +36,8 @@ impl Engine {
             .map(|(_, ns)| ns)
     }
 
-    /// A namespace takes the place of a vacant one, or one behind the last: commands find it from
-    /// now on. A vacant one is found by none.
+    /// Attaches a namespace at a vacant index, or behind the last one: commands find it from now
+    /// on. Commands never find a vacant entry.
     pub fn attach(&mut self, index: usize, namespace: Namespace) {
         let nsid = namespace.config.nsid as usize;
         match self.namespaces.get_mut(index) {

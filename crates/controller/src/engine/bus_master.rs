@@ -15,7 +15,7 @@ use super::doorbells::Which;
 use super::post::refresh_head;
 
 impl Engine {
-    /// The function may reach the host's memory.
+    /// Returns whether the function may reach the host's memory.
     pub fn is_master(&self) -> bool {
         self.master
     }

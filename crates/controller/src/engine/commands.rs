@@ -66,7 +66,7 @@ impl IoCommand {
         }
     }
 
-    /// A command of zoned namespaces only.
+    /// Creates a command of zoned namespaces only.
     const fn of_zones(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         IoCommand {
             handler: None,
@@ -75,7 +75,7 @@ impl IoCommand {
         }
     }
 
-    /// Zoned namespaces do it otherwise.
+    /// Sets a different handler for zoned namespaces.
     const fn zoned(self, handler: Handler) -> Self {
         IoCommand {
             zoned: Some(handler),
@@ -83,7 +83,7 @@ impl IoCommand {
         }
     }
 
-    /// Zoned namespaces do not have it.
+    /// Removes the command from zoned namespaces.
     const fn not_zoned(self) -> Self {
         IoCommand {
             zoned: None,
@@ -131,7 +131,7 @@ impl IoCommand {
         }
     }
 
-    /// A reservation command.
+    /// Creates a reservation command.
     const fn reservation(opcode: Op, effects: CommandEffects) -> Self {
         IoCommand {
             offered: |offer| offer.shared,
@@ -139,7 +139,7 @@ impl IoCommand {
         }
     }
 
-    /// A command of namespaces with placement handles.
+    /// Creates a command of namespaces with placement handles.
     const fn of_placement(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         IoCommand {
             offered: |offer| offer.placed,
@@ -147,7 +147,7 @@ impl IoCommand {
         }
     }
 
-    /// Not every controller has it.
+    /// Restricts the command to certain controllers.
     const fn offered_if(self, offered: fn(Offer) -> bool) -> Self {
         IoCommand { offered, ..self }
     }

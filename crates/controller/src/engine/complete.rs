@@ -240,7 +240,7 @@ impl Engine {
         }
     }
 
-    /// Counts, posts and frees a command that is over.
+    /// Counts, posts and frees a command that has ended.
     pub(super) fn end(&mut self, index: u16) {
         self.end_with(index, 0);
     }

@@ -92,7 +92,7 @@ pub(super) struct Copying {
 
 /// A source range of a Copy command.
 pub(super) struct Source {
-    /// Index of its namespace.
+    /// Index of the source namespace.
     pub ns: usize,
     /// Byte offset of the next block to copy.
     pub from: u64,
@@ -138,7 +138,7 @@ impl Copying {
         })
     }
 
-    /// Index of the namespace that the next request is for.
+    /// Returns the index of the namespace that the next request is for.
     fn place(&self) -> usize {
         match (&self.step, self.sources.last()) {
             (Step::Begin | Step::Read, Some(source)) => source.ns,
@@ -151,7 +151,7 @@ impl Copying {
         self.ns == ns || self.sources.iter().any(|source| source.ns == ns)
     }
 
-    /// The blocks of the request at hand, of a command with metadata.
+    /// Returns the blocks of the current request, of a command with metadata.
     pub(super) fn blocks(&self) -> Option<Held> {
         let shift = self.carried.as_ref()?.shift;
         let (_, offset, len) = self.request()?;
@@ -183,12 +183,12 @@ impl Copying {
         }
     }
 
-    /// The file system is at a range.
+    /// Returns whether the file system is copying a range.
     pub(super) fn is_with_file(&self) -> bool {
         matches!(self.step, Step::File)
     }
 
-    /// A request is done.
+    /// Advances after a request has completed.
     fn advance(&mut self, data: SegmentList) {
         match &mut self.step {
             Step::Read => {
@@ -229,7 +229,8 @@ impl Copying {
         }
     }
 
-    /// Dword 0 of the completion of a command that failed: the first range that was not copied.
+    /// Returns dword 0 of the completion of a failed command: the first range that was not
+    /// copied.
     pub(super) fn result(&self) -> u32 {
         (self.count - self.sources.len()) as u32
     }
@@ -390,7 +391,7 @@ impl Engine {
         false
     }
 
-    /// A range begins, and the file system copies it.
+    /// Lets the file system copy a range that begins. Returns whether it does.
     fn copies_by_file(&mut self, index: u16) -> bool {
         let tag = self.slots.tag(index);
         let Some(slot) = self.slots.get(index) else {
@@ -447,7 +448,7 @@ impl Engine {
         true
     }
 
-    /// The next piece has a block that cannot be read: the command fails, by that block's fault.
+    /// Fails the command if the next piece has a marked block, which cannot be read.
     fn reads_marked(&mut self, index: u16, offset: u64, len: u64) -> bool {
         let Some(slot) = self.slots.get(index) else {
             return false;
@@ -467,7 +468,7 @@ impl Engine {
         true
     }
 
-    /// The command ends; bytes of this range were written, though it may have failed behind them.
+    /// Ends the command; bytes of this range were written, though it may have failed behind them.
     fn end_copy(&mut self, index: u16, written: Range<u64>, result: u32) {
         let ns = self.slots.get(index).map(|slot| slot.ns);
         let ns = ns.and_then(|ns| self.namespaces.get(ns));
@@ -476,8 +477,8 @@ impl Engine {
         self.end_written(index, &[(written.start >> shift, blocks)], result);
     }
 
-    /// A request is over. Where that was within the call that gave it to the volume, the next one
-    /// has its turn when the budget allows it.
+    /// Handles the completion of a request. If the volume completed it within the call, the next
+    /// request is made when the budget allows it.
     pub(super) fn complete_copy(
         &mut self,
         index: u16,

@@ -99,7 +99,7 @@ impl Described {
         })
     }
 
-    /// The tags, with as many bits as those of a guard have.
+    /// Returns the tags, with as many bits as those of a guard have.
     fn tags_for(&self, guard: Guard) -> Tags {
         let all = self.tags.block;
         let dwords = [all >> 64, all >> 32, all].map(|dword| dword as u32);
@@ -159,7 +159,7 @@ pub(super) fn may_go(
     }
 }
 
-/// The tags that a range's blocks are to have, if they are checked.
+/// Returns the expected tags of a range's blocks, if they are checked.
 pub(super) fn tags_read(
     from: Option<&Layout>,
     range: &Described,
@@ -176,7 +176,7 @@ pub(super) fn tags_read(
     }
 }
 
-/// The tags of the blocks that a command writes.
+/// Returns the tags of the blocks that a command writes.
 pub(super) fn tags_written(to: Option<&Layout>, command: &Command) -> Result<Tags, Status> {
     let cdw15 = command.cdw15.get();
     let mut tags = Tags {
@@ -199,7 +199,7 @@ pub(super) fn tags_written(to: Option<&Layout>, command: &Command) -> Result<Tag
     }
 }
 
-/// The tags behind so many blocks.
+/// Returns the tags of the block after that many blocks.
 pub(super) fn behind(layout: Option<&Layout>, tags: Tags, blocks: u64) -> Tags {
     match layout.and_then(|layout| layout.protection) {
         Some(protection) => Tags {
@@ -242,7 +242,7 @@ impl Passing<'_> {
         Ok(all)
     }
 
-    /// The metadata of a block of the source, checked.
+    /// Reads and checks the metadata of a block of the source.
     fn read(&self, data: &[u8], at: u64, metadata: &mut [u8; LONGEST]) -> Result<(), Fault> {
         let Some(from) = self.from else {
             return Ok(());

@@ -110,7 +110,8 @@ impl Engine {
         }))
     }
 
-    /// Index of the namespace of a range, which may be another one than the command's.
+    /// Returns the index of the namespace of a range, which may be another one than the
+    /// command's.
     fn source(&self, range: &Described, to: usize) -> Result<usize, Status> {
         if range.sopt & CopyRange::FAST_COPY_ONLY != 0 {
             return Err(Status::FAST_COPY_NOT_POSSIBLE.with_dnr(true));

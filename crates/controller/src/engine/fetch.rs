@@ -14,8 +14,8 @@ use volume::Budget;
 /// Entries fetched from one queue before the next one has its turn.
 const FETCH_BATCH: u32 = super::run::BATCH as u32;
 
-/// Admin commands that may be without an answer before no more are fetched: they take room where
-/// they wait, and no host has more in the few entries of its queue.
+/// Maximum number of outstanding admin commands; then no more are fetched. Waiting commands take
+/// memory, and no host has more in the few entries of its queue.
 const ADMIN_OUTSTANDING: u32 = 256;
 
 /// Cost of an admin command in a round's budget: most of them build a page and copy it.
@@ -42,7 +42,8 @@ fn take_tail(sq: &mut Sq, cells: Cells<'_, AtomicU32>, qid: u16) -> Result<bool,
 }
 
 impl Engine {
-    /// A doorbell register was written by message. `false` when it belongs to no queue.
+    /// Handles a doorbell register write that arrived as a message. Returns `false` when it
+    /// belongs to no queue.
     pub fn write_doorbell(&mut self, index: usize, value: u32) -> bool {
         let qid = (index / 2) as u16;
         let exists = if index.is_multiple_of(2) {
@@ -59,7 +60,7 @@ impl Engine {
         exists
     }
 
-    /// A queue has entries, most likely: the next round polls it.
+    /// Has the next round poll a queue that most likely has entries.
     fn expect(&mut self, qid: u16) {
         if self.polled.expect(qid)
             && let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid))
@@ -131,7 +132,8 @@ impl Engine {
         worked
     }
 
-    /// Whether a hot queue has new entries, without fetching them: for a look between two rounds.
+    /// Returns whether a hot queue has new entries, without fetching them, for a look between two
+    /// rounds.
     pub fn has_news(&self) -> bool {
         self.polled.hot().any(|qid| self.sq_has_news(qid))
     }
@@ -150,7 +152,7 @@ impl Engine {
         sq.watch.has_news(cells)
     }
 
-    /// Whether a queue without work has been so for long.
+    /// Returns whether a queue has been without work for long.
     fn has_cooled(&mut self, qid: u16) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
             return true;
@@ -396,7 +398,7 @@ impl Engine {
     }
 }
 
-/// Whether a last look found something.
+/// Notes the result of a last look. Returns whether it found an entry.
 fn note(
     look: Result<Armed, Invalid>,
     qid: u16,

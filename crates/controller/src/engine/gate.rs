@@ -32,7 +32,7 @@ impl Engine {
         self.index_namespaces();
     }
 
-    /// From now on commands on the namespace of this index end with this status.
+    /// Closes the namespace of this index with the status of its commands, or opens it.
     pub(super) fn close(&mut self, index: usize, status: Option<Status>) {
         match self.namespaces.get_mut(index) {
             Some(ns) => ns.closed = status,
@@ -41,7 +41,7 @@ impl Engine {
         self.index_namespaces();
     }
 
-    /// The host has enabled extended protection information formats, or not.
+    /// Sets whether the host has enabled extended protection information formats.
     pub(super) fn enable_formats(&mut self, lbafee: bool) {
         if std::mem::replace(&mut self.lbafee, lbafee) != lbafee {
             self.index_namespaces();

@@ -90,8 +90,9 @@ impl Engine {
         }
     }
 
-    /// The pin is high while any queue with interrupts enabled has entries that the host did not
-    /// consume. Only hosts without MSI-X come here, so a look at every queue is cheap enough.
+    /// Sets the pin's level, which is high while any queue with interrupts enabled has entries
+    /// that the host did not consume. Only hosts without MSI-X use it, so a look at every queue
+    /// is cheap enough.
     fn send_pin(&mut self) {
         self.dirty.clear();
         let mut level = false;
@@ -109,7 +110,7 @@ impl Engine {
         self.irqs.set_level(level);
     }
 
-    /// When the next delayed interrupt is due.
+    /// Returns the time at which the next delayed interrupt is due.
     pub fn next_interrupt(&self) -> Option<Instant> {
         let since = |qid: &u16| self.cqs.get(usize::from(*qid))?.as_ref()?.unsignalled_since;
         Some(self.dirty.iter().filter_map(since).min()? + self.coalescing.time)

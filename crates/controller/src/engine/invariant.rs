@@ -71,7 +71,7 @@ mod tests {
         controller
     }
 
-    /// A command of a queue that is not there: it cannot be in flight.
+    /// Ends a command of a queue that does not exist, which cannot be in flight.
     fn break_a_rule(controller: &mut Controller) {
         controller.engine.finish(5, 1, Status::SUCCESS, 0);
         controller.engine.end_round();

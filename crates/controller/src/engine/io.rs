@@ -120,8 +120,8 @@ impl Engine {
         })
     }
 
-    /// A slot for `command`, filled in, and recorded. [`Engine::execute`] frees it if the command
-    /// cannot be started.
+    /// Allocates a slot for `command`, fills it in, and records it. [`Engine::execute`] frees it
+    /// if the command cannot be started.
     pub(super) fn slot_for(
         &mut self,
         sqid: u16,

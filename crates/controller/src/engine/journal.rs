@@ -91,7 +91,7 @@ pub(super) struct SqNote {
 }
 
 impl SqNote {
-    /// The host uses the shadow entry, though its memory may not be there.
+    /// Returns whether the host uses the shadow entry, though its memory may not be there.
     pub fn is_of_shadow_host(&self) -> bool {
         self.shadow_live || self.register.is_some()
     }
@@ -158,7 +158,7 @@ impl Hot {
         self.0.get(usize::from(qid))
     }
 
-    /// All commands that were fetched from the queue are posted or recorded.
+    /// Notes that all commands fetched from the queue are posted or recorded.
     #[inline(always)]
     pub fn note(&self, qid: u16, sq: &mut Sq, cq_tail: u32) {
         self.note_but(qid, sq, cq_tail, 0);
@@ -272,7 +272,7 @@ const APPLIED: u64 = 1 << 62;
 /// The records of an engine's commands, by slot.
 pub(super) struct Records {
     rows: Rows,
-    /// Slots of its own; those behind them have records that it has inherited.
+    /// Number of the engine's own slots; those behind them have inherited records.
     own: u16,
     /// Commands recorded so far.
     order: u64,
@@ -310,7 +310,7 @@ impl Records {
         self.order = self.order.max(order);
     }
 
-    /// The command's effect on the state beside the volume has been applied: replay does only the
+    /// Marks the command's effect on the state beside the volume as applied: replay does only the
     /// rest of it.
     pub fn mark_applied(&self, slot: u16) {
         if let Some(row) = self.row(slot).filter(|row| load(row, ORDER) != 0) {
@@ -388,7 +388,7 @@ impl Records {
         crash::point!("controller.record.ended");
     }
 
-    /// A command is recorded there.
+    /// Returns whether a command is recorded in the slot.
     pub fn is_recorded(&self, slot: u16) -> bool {
         self.row(slot).is_some_and(|row| load(row, ORDER) != 0)
     }
@@ -412,7 +412,7 @@ impl Records {
     }
 }
 
-/// The entry as eight words with the same bytes in memory.
+/// Returns the entry as eight words with the same bytes in memory.
 #[inline(always)]
 fn words(command: &Command) -> [u64; 8] {
     let bytes: &[u8; 64] = zerocopy::transmute_ref!(command);

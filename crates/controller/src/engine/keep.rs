@@ -8,8 +8,8 @@ use super::slots::Slots;
 use nvme::Status;
 
 impl Slots {
-    /// The slot's command is over, and its completion waits for room. `false`: nothing is recorded
-    /// here, so that the slot need not be kept.
+    /// Keeps a slot while the completion of its command waits for room. Returns `false` when no
+    /// records are kept, so that the slot need not be kept.
     fn keep(&mut self, index: u16, place: (u16, u64), cid: u16, end: (Status, u64)) -> bool {
         let Some(records) = &mut self.records else {
             return false;
@@ -127,7 +127,7 @@ impl Engine {
         }
     }
 
-    /// From now on commands are recorded, where the control half has made room for them.
+    /// Begins to record commands, where the control half has made room for them.
     pub(super) fn open_records(&mut self) {
         if let Some((state, share)) = &self.state
             && self.slots.records.is_none()

@@ -128,7 +128,8 @@ impl Moving {
         }
     }
 
-    /// Where the host's metadata of a block is in the list of its data, which it lies between.
+    /// Returns the offset of a block's metadata in the host's data list, if the metadata is
+    /// interleaved.
     fn between(&self, state: &MetadataState, index: u64) -> Option<u64> {
         let layout = state.layout();
         let (block, size) = (u64::from(layout.block), u64::from(layout.metadata));
@@ -250,7 +251,7 @@ impl Engine {
         self.namespaces.get(ns)?.config.metadata.clone()
     }
 
-    /// Read, Write, Compare, Verify and Write Zeroes, of blocks with metadata.
+    /// Read, Write, Compare, Verify and Write Zeroes of blocks with metadata.
     pub(super) fn with_metadata(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let opcode = command.nvm_opcode();
         let zeroes = opcode == NvmOpcode::WRITE_ZEROES;
@@ -488,7 +489,7 @@ impl Engine {
         Budget::units_of(bytes, 0)
     }
 
-    /// The request of a command with metadata is over.
+    /// Handles the completion of a request of a command with metadata.
     pub(super) fn complete_metadata(&mut self, index: u16, mut completion: Completion) {
         let interrupting = self.interrupting;
         let Some(slot) = self.slots.get(index) else {
@@ -543,7 +544,7 @@ impl Engine {
         self.end_metadata(index);
     }
 
-    /// The command is over: it keeps nothing of the host's memory.
+    /// Ends the command, and releases its references to the host's memory.
     fn end_metadata(&mut self, index: u16) {
         if let Some(slot) = self.slots.get(index) {
             slot.work = Work::Single;

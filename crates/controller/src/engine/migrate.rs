@@ -33,7 +33,7 @@ impl Engine {
             .remove(|q| matches!(sqs.get(usize::from(q)), Some(Some(sq)) if sq.cqid == cqid));
     }
 
-    /// The queue that migrates stays, if it was not released yet.
+    /// Cancels the migration of a queue that was not released yet.
     pub(super) fn cancel_migration(&mut self) {
         let Some(cqid) = self.migrating.take() else {
             return;
@@ -46,7 +46,7 @@ impl Engine {
         self.events.push_back(Event::MigrationCancelled);
     }
 
-    /// Submission queues that complete in `cqid`.
+    /// Returns the submission queues that complete in `cqid`.
     pub fn users_of(&self, cqid: u16) -> Vec<u16> {
         let user =
             |(qid, sq): (usize, &Option<Sq>)| (sq.as_ref()?.cqid == cqid).then_some(qid as u16);

@@ -128,7 +128,7 @@ pub(crate) enum Event {
 #[derive(Clone)]
 pub(crate) struct EngineConfig {
     pub id: u16,
-    /// Index of its counters in [`ControllerStats::shares`].
+    /// Index of the engine's counters in [`ControllerStats::shares`].
     pub share: u16,
     pub io_queues: u16,
     pub vectors: u16,
@@ -141,7 +141,7 @@ pub(crate) struct EngineConfig {
     pub pending: Arc<Pending>,
     /// Which commands it has.
     pub offer: commands::Offer,
-    /// The marked blocks of its namespaces.
+    /// Marked blocks of the namespaces.
     pub marks: Arc<MarkTable>,
     /// State memory for the next process, if restart is enabled.
     pub state: Option<StateMemory>,
@@ -173,7 +173,7 @@ pub(crate) struct Engine {
     open_by_nsid: Vec<u16>,
     /// Properties of the controller that decide its commands.
     offer: commands::Offer,
-    /// The marked blocks of its namespaces.
+    /// Marked blocks of the namespaces.
     marks: Arc<MarkTable>,
     /// At least one namespace is closed to hosts, or has a format that the host has not enabled.
     closed: bool,
@@ -328,8 +328,9 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Index of an active namespace. An NSID that no namespace has is an invalid field; one that
-    /// none can have is an invalid namespace ("NVMe Base 2.1", 3.2.1.2 to 3.2.1.4).
+    /// Returns the index of an active namespace. An NSID that no namespace has is an invalid
+    /// field; one that none can have is an invalid namespace ("NVMe Base 2.1", 3.2.1.2 to
+    /// 3.2.1.4).
     pub fn namespace_index(&self, nsid: u32) -> Result<usize, Status> {
         match self.by_nsid.get(nsid as usize) {
             Some(index) if *index != NO_NAMESPACE => Ok(usize::from(*index)),
@@ -399,12 +400,12 @@ impl Engine {
         self.slots.is_inheriting()
     }
 
-    /// No command is in flight, and no flush of the controller's own.
+    /// Returns whether no command is in flight, and no flush on the controller's own account.
     pub fn drained(&self) -> bool {
         self.slots.in_use() == 0 && self.flushing == 0
     }
 
-    /// The controller was enabled: queues may come, from now on. `page_size` is the host's, in
+    /// Enables the engine: queues may be created from now on. `page_size` is the host's, in
     /// bytes.
     fn enable(&mut self, page_size: u64) {
         self.halted = false;
@@ -474,12 +475,12 @@ impl Engine {
         self.doorbells.buffers()
     }
 
-    /// The doorbell page, for a client that maps it.
+    /// Returns the doorbell page, for a client that maps it.
     pub fn doorbell_page(&self) -> &Arc<SharedPages> {
         self.doorbells.page()
     }
 
-    /// Shadow doorbells are in use.
+    /// Returns whether shadow doorbells are in use.
     pub fn shadowed(&self) -> bool {
         self.doorbells.shadowed()
     }
@@ -510,8 +511,8 @@ impl Engine {
         self.slots.in_use()
     }
 
-    /// When a volume has to be polled next, though nothing wakes the worker: requests wait for
-    /// their time.
+    /// Returns the time at which a volume has to be polled next, although nothing wakes the
+    /// worker: requests wait for their time.
     pub fn next_volume_deadline(&self) -> Option<Instant> {
         let queues = self.namespaces.iter();
         queues.filter_map(Namespace::deadline).min()

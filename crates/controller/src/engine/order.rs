@@ -255,7 +255,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The orders that bring a new engine, which has no queue, to where this one is.
+    /// Returns the orders that give a new engine without queues the state of this one.
     pub fn catch_up(&self) -> Vec<Order> {
         let windows = self.dma.windows().map(|window| {
             Order::Memory(MemoryChange::Map {

@@ -8,8 +8,8 @@ use nvme::cmd::io::RwCdw12;
 use nvme::{Command, NvmOpcode, Status};
 
 impl Batch<'_> {
-    /// How many of the batch's commands the device takes now; `None` when they all go to the
-    /// volume.
+    /// Begins a batch with the device. Returns how many commands it takes now; `None` when all
+    /// are for the volume.
     pub(super) fn begin_passing(&mut self) -> Option<usize> {
         let passthrough = self.ns.passthrough.as_mut()?;
         passthrough.begin(self.qid, self.page_size, self.write_cache)
@@ -93,7 +93,7 @@ impl Engine {
         worked
     }
 
-    /// A command that a device took is over. Stale tags are ignored.
+    /// Handles the completion of a command by a device. Stale tags are ignored.
     fn passed_completed(&mut self, tag: u64, status: Status, result: u32) {
         let Some((index, slot)) = self.slots.tagged(tag) else {
             return;

@@ -27,7 +27,7 @@ use zerocopy::IntoBytes;
 
 const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
 
-/// The directive of a command that writes: Directive Type, and Directive Specific.
+/// Returns the directive of a command that writes: Directive Type, and Directive Specific.
 fn directive(command: &Command, dtype: DirectiveType) -> (DirectiveType, u16) {
     (dtype, RwCdw13::from_bits(command.cdw13.get()).dspec())
 }
@@ -57,7 +57,7 @@ impl Engine {
         }
     }
 
-    /// The placement of a command's namespace, with its index.
+    /// Returns the placement of a command's namespace, with its index.
     fn placement_of(&self, command: &Command) -> Result<(usize, Arc<PlacementState>), Status> {
         let index = self.namespace_index(command.nsid.get())?;
         let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
@@ -93,7 +93,8 @@ impl Engine {
         Ok(())
     }
 
-    /// I/O Management Send: handles refer to new units. Where an identifier is invalid, none does.
+    /// I/O Management Send: handles refer to new reclaim units. If an identifier is invalid, none
+    /// does.
     pub(super) fn io_management_send(
         &mut self,
         sqid: u16,
@@ -164,7 +165,7 @@ fn place_in(
     Ok(())
 }
 
-/// Reclaim Unit Handle Status, of all handles.
+/// Returns Reclaim Unit Handle Status of all handles.
 fn statuses(state: &PlacementState) -> Vec<u8> {
     let placement = state.get();
     let handles = placement.geometry().handles;

@@ -22,13 +22,13 @@ const IDLE_TURN: usize = 16;
 pub(crate) struct IdleRounds(u32);
 
 impl IdleRounds {
-    /// The queue had work.
+    /// Resets the count after the queue had work.
     #[inline]
     pub fn reset(&mut self) {
         self.0 = 0;
     }
 
-    /// Another look found nothing. Whether the queue is to be an idle one.
+    /// Counts a look that found nothing. Returns whether the queue becomes an idle one.
     #[inline]
     pub fn count(&mut self) -> bool {
         self.0 += 1;
@@ -52,7 +52,7 @@ pub(super) struct PolledQueues {
 }
 
 impl PolledQueues {
-    /// Without a queue, and with room for so many.
+    /// Creates an empty list with room for that many queues.
     pub fn with_capacity(queues: usize) -> Self {
         PolledQueues {
             queues: Vec::with_capacity(queues),
@@ -60,7 +60,7 @@ impl PolledQueues {
         }
     }
 
-    /// The queue is polled from now on, in the very next round.
+    /// Adds a queue, which the very next round polls.
     pub fn insert(&mut self, qid: u16) {
         self.queues.retain(|&q| q != qid);
         self.queues.push(qid);
@@ -73,18 +73,18 @@ impl PolledQueues {
         self.poll_all();
     }
 
-    /// No queue is polled any more.
+    /// Removes all queues.
     pub fn clear(&mut self) {
         self.queues.clear();
         self.poll_all();
     }
 
-    /// The next round polls every queue.
+    /// Has the next round poll every queue.
     pub fn poll_all(&mut self) {
         self.hot = 0;
     }
 
-    /// The queue has entries, most likely: the next round polls it. Whether it was idle.
+    /// Has the next round poll a queue that most likely has entries. Returns whether it was idle.
     pub fn expect(&mut self, qid: u16) -> bool {
         // Where none is hot, the next round polls all of them.
         if self.hot == 0 {
@@ -98,18 +98,18 @@ impl PolledQueues {
         true
     }
 
-    /// The queues that are polled.
+    /// Returns the queues that are polled.
     pub fn iter(&self) -> impl Iterator<Item = u16> {
         self.queues.iter().copied()
     }
 
-    /// The hot ones of them.
+    /// Returns the hot queues.
     #[inline]
     pub fn hot(&self) -> impl Iterator<Item = u16> {
         self.queues.iter().take(self.hot).copied()
     }
 
-    /// The hot queue at a place, from 0 on.
+    /// Returns the hot queue at a position, from 0 on.
     #[inline]
     pub fn hot_at(&self, at: usize) -> Option<u16> {
         if at < self.hot {
@@ -119,15 +119,15 @@ impl PolledQueues {
         }
     }
 
-    /// The hot queue at this place is idle from now on. Another one may be at its place.
+    /// Makes the hot queue at this position an idle one. Another queue may take its position.
     #[inline]
     pub fn cool(&mut self, at: usize) {
         self.hot = self.hot.saturating_sub(1);
         self.queues.swap(at, self.hot);
     }
 
-    /// The round ends with the hot queue at this place: the next one begins with the queue behind
-    /// it.
+    /// Ends the round with the hot queue at this position: the next round begins with the queue
+    /// behind it.
     #[cold]
     pub fn begin_after(&mut self, at: usize) {
         if let Some(hot) = self.queues.get_mut(..self.hot)
@@ -137,7 +137,7 @@ impl PolledQueues {
         }
     }
 
-    /// How many idle queues this round polls.
+    /// Returns how many idle queues this round polls.
     #[inline]
     pub fn idle_share(&mut self) -> usize {
         let idle = self.queues.len().saturating_sub(self.hot);
@@ -170,7 +170,7 @@ impl PolledQueues {
         Some((at, *self.queues.get(at)?))
     }
 
-    /// The idle queue at this place had work: it is hot from now on.
+    /// Makes the idle queue at this position a hot one, after it had work.
     #[inline]
     pub fn found_work(&mut self, at: usize) {
         self.queues.swap(at, self.hot);
@@ -182,7 +182,7 @@ impl PolledQueues {
 mod tests {
     use super::*;
 
-    /// A round in which the queues of `busy` have work. Returns the queues that it polled.
+    /// Runs a round in which the queues of `busy` have work. Returns the queues that it polled.
     fn round(polled: &mut PolledQueues, busy: &[u16]) -> Vec<u16> {
         let mut seen = Vec::new();
         let mut at = 0;

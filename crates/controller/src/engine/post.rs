@@ -145,7 +145,7 @@ impl Engine {
     }
 }
 
-/// The completion of an admin command was posted.
+/// Counts a posted completion of an admin command.
 fn count_admin(hot: &Option<Hot>, posted: &mut u64) {
     *posted = posted.wrapping_add(1);
     if let Some(hot) = hot {

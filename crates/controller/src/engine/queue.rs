@@ -33,7 +33,7 @@ impl QueueMemory {
         }
     }
 
-    /// `None` when the memory is not all there.
+    /// Looks up a queue's memory. Returns `None` when not all of it is there.
     pub fn new(
         dma: &DmaMap,
         iova: u64,
@@ -56,19 +56,19 @@ impl QueueMemory {
         self.ring.as_ref()
     }
 
-    /// A range of IOVAs was unmapped: releases the ring if it lies there. Whether it did.
+    /// Releases the ring if it lies in an unmapped range of IOVAs. Returns whether it did.
     pub fn unmapped(&mut self, iova: u64, len: u64) -> bool {
         self.lies_in(iova, len) && self.ring.take().is_some()
     }
 
-    /// A part of it at least lies in a range of IOVAs.
+    /// Returns whether a part of the memory lies in a range of IOVAs.
     fn lies_in(&self, iova: u64, len: u64) -> bool {
         let bytes = u64::from(self.entries) * self.entry_size as u64;
         iova < self.iova.saturating_add(bytes) && self.iova < iova.saturating_add(len)
     }
 
-    /// A range of IOVAs was mapped: tries to find the ring again if it lies there. Elsewhere the
-    /// part that is missing still is. Whether it was found.
+    /// Looks up a missing ring again if it lies in a range of IOVAs that was mapped; otherwise
+    /// the missing part is still missing. Returns whether it was found.
     pub fn mapped_in(&mut self, dma: &DmaMap, iova: u64, len: u64) -> bool {
         self.lies_in(iova, len) && self.mapped(dma)
     }
@@ -93,7 +93,7 @@ pub(crate) struct Sq {
     pub head: u32,
     /// Commands fetched since the queue was created.
     pub fetched: u64,
-    /// Tail of its completion queue when they were last noted for the next process.
+    /// Tail of the completion queue at the last note for the next process.
     pub noted_tail: u32,
     /// First entry that the host has not written yet, as far as known.
     pub tail: u32,
@@ -133,21 +133,21 @@ impl Sq {
         self.head == self.tail
     }
 
-    /// Whether the host may move the tail there: not over entries that it submitted and that were
-    /// not fetched yet ("NVMe Base 2.1", 5.1.2.1: Invalid Doorbell Write Value).
+    /// Returns whether the host may move the tail there: not over submitted entries that were not
+    /// fetched yet ("NVMe Base 2.1", 5.1.2.1: Invalid Doorbell Write Value).
     pub fn allows(&self, tail: u32) -> bool {
         let submitted = |tail| distance(self.head, tail, self.size);
         submitted(tail) >= submitted(self.tail)
     }
 
-    /// The next `count` entries were fetched; they do not go over the ring's end.
+    /// Advances the head by `count` fetched entries, none beyond the ring's end.
     #[inline]
     pub fn took(&mut self, count: u32) {
         self.head = self.ahead(count);
         self.fetched += u64::from(count);
     }
 
-    /// The head after `count` more entries that do not go over the ring's end.
+    /// Returns the head after `count` more entries, none beyond the ring's end.
     #[inline]
     pub fn ahead(&self, count: u32) -> u32 {
         let head = self.head + count;
@@ -315,7 +315,7 @@ impl Cq {
         true
     }
 
-    /// `count` entries were written at the tail, none beyond the ring's end.
+    /// Advances the tail by `count` posted entries, none beyond the ring's end.
     #[inline]
     pub fn pushed(&mut self, count: u32) {
         self.tail += count;

@@ -173,7 +173,7 @@ impl Engine {
         Some(Recovered { found, recovery })
     }
 
-    /// A completion queue, and its newest completion.
+    /// Recovers a completion queue, and returns its newest completion.
     fn recover_cq(&mut self, saved: &SavedCq, shadow_live: bool) -> Option<Option<Newest>> {
         let SavedCq {
             qid,
@@ -287,7 +287,7 @@ impl Engine {
         Some(cq.tail)
     }
 
-    /// Where the next completion of the admin queue is to be posted, and its phase.
+    /// Returns the position of the admin queue's next completion, and its phase.
     pub fn admin_tail(&self) -> Option<(u32, bool)> {
         let cq = self.cqs.first()?.as_ref()?;
         Some((cq.tail, cq.phase))

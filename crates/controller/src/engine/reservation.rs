@@ -81,7 +81,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The command's data, once read.
+    /// Reads the command's data, once.
     fn read_data<T>(&self, command: &Command) -> Result<T, Status>
     where
         T: FromBytes + IntoBytes + Immutable + KnownLayout + Default,
@@ -93,7 +93,7 @@ impl Engine {
         Ok(data)
     }
 
-    /// Ends a reservation command, unless it is not in flight any more.
+    /// Ends a reservation command, if it is still in flight.
     pub fn end_reservation(&mut self, end: ReservationEnd) {
         let ReservationEnd { command, result } = end;
         let Some((index, slot)) = self.slots.tagged(command.tag) else {

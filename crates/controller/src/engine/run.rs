@@ -98,7 +98,7 @@ const UNIT: i64 = Budget::BYTES_PER_UNIT as i64;
 const PIECE_BYTES: u64 = Budget::BYTES_PER_UNIT / Budget::PIECES_PER_UNIT;
 
 impl LongWork {
-    /// A batch begins that may spend so many units.
+    /// Begins a batch that may spend that many units.
     pub(super) fn begin(&mut self, units: u32) {
         self.left = i64::from(units) * UNIT;
     }
@@ -531,7 +531,7 @@ impl Engine {
         (fetched, next)
     }
 
-    /// The general way of an I/O command that left a batch.
+    /// Continues an I/O command that left a batch on the general path.
     pub(super) fn after_batch(&mut self, qid: u16, next: Next, budget: &mut Budget) {
         match next {
             Next::Idle => {}

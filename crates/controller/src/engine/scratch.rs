@@ -28,7 +28,7 @@ impl Budget {
         }
     }
 
-    /// A buffer of `len` bytes; they are returned by [`Budget::release`].
+    /// Takes a buffer of `len` bytes; they are returned by [`Budget::release`].
     pub fn take(&mut self, len: u64) -> Result<Buffer, Status> {
         let bytes = usize::try_from(len).map_err(|_| Status::INTERNAL_ERROR)?;
         self.reserve(len)?;
@@ -49,7 +49,7 @@ impl Budget {
 }
 
 impl Engine {
-    /// Compare reads into host memory; the guest's data is looked at when that is done.
+    /// Compare reads into host memory, and then compares that with the guest's data.
     pub(super) fn compare(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         self.read_aside(sqid, command, true)
     }

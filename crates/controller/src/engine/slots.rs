@@ -75,7 +75,7 @@ pub(super) struct Deallocating {
 pub(super) struct Slot {
     pub sqid: u16,
     pub cid: u16,
-    /// Index of its namespace.
+    /// Index of the namespace.
     pub ns: usize,
     pub nsid: u32,
     pub slba: u64,
@@ -83,7 +83,7 @@ pub(super) struct Slot {
     pub bytes: u64,
     pub kind: Kind,
     pub work: Work,
-    /// The first error of its parts.
+    /// The first error of the command's parts.
     pub status: Status,
     /// Capacity is kept from command to command: no allocation in steady state.
     pub list: SegmentList,
@@ -362,12 +362,12 @@ impl Slots {
         self.is_reserved() && self.reserved_is_applied
     }
 
-    /// The command at hand is another process's.
+    /// Returns whether the current command is another process's.
     pub fn is_reserved(&self) -> bool {
         self.reserved.is_some()
     }
 
-    /// The slot that was reserved, if no command has got it.
+    /// Takes the reserved slot, if no command has got it.
     pub fn take_reserved(&mut self) -> Option<u16> {
         self.reserved.is_some().then(|| self.alloc())?
     }
@@ -389,7 +389,7 @@ impl Slots {
         }
     }
 
-    /// The slot's command is over: its completion is posted, or nobody waits for it.
+    /// Frees the slot of a command: its completion is posted, or is no longer awaited.
     #[inline]
     fn freed(&mut self, index: u16) {
         if let Some(records) = &self.records {
@@ -442,13 +442,13 @@ impl Slots {
         self.slots.get_mut(usize::from(index)).filter(|s| s.used)
     }
 
-    /// The tag under which a volume knows the command: owner, sequence, index.
+    /// Returns the tag by which a volume knows the command: owner, sequence, index.
     pub fn tag(&self, index: u16) -> u64 {
         let seq = self.slots.get(usize::from(index)).map_or(0, |s| s.seq);
         tag(self.owner, seq, index)
     }
 
-    /// The slot of a tag, unless the tag is stale.
+    /// Returns the slot of a tag, unless the tag is stale.
     pub fn of_tag(&self, tag: u64) -> Option<u16> {
         let index = tag as u16;
         let slot = self.slots.get(usize::from(index))?;
@@ -551,7 +551,7 @@ fn tag(owner: u16, seq: u16, index: u16) -> u64 {
     u64::from(owner) << 48 | u64::from(seq) << 16 | u64::from(index)
 }
 
-/// The owner of a tag: the `id` that its controller was made with.
+/// Returns the owner of a tag: the `id` with which its controller was created.
 pub fn tag_owner(tag: u64) -> u16 {
     (tag >> 48) as u16
 }

@@ -16,7 +16,7 @@ use nvme::{Command, Status};
 pub(crate) struct Marking {
     /// Tag of the command in the engine.
     pub tag: u64,
-    /// Index of its namespace.
+    /// Index of the namespace.
     pub ns: usize,
     pub change: Change,
 }
@@ -52,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// Write Uncorrectable.
+    /// Write Uncorrectable: marks blocks.
     pub(super) fn write_uncorrectable(
         &mut self,
         sqid: u16,
@@ -73,7 +73,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The control half changes marks, and then the command ends, with dword 0 of its completion.
+    /// Has the control half change marks; then the command ends, with dword 0 of its completion.
     fn change_marks(&mut self, index: u16, change: Change, result: u32) {
         let tag = self.slots.tag(index);
         let Some(slot) = self.slots.get(index) else {
@@ -85,8 +85,8 @@ impl Engine {
             .push_back(Event::Marking(Box::new(Marking { tag, ns, change })));
     }
 
-    /// The control half is done with the marks that a command changes: it ends with this status, or
-    /// with its own. Unless it is not in flight any more.
+    /// Ends a command, if it is still in flight, after the control half has changed its marks;
+    /// with this status, or with its own.
     pub fn end_marking(&mut self, tag: u64, status: Option<Status>) {
         let Some((index, slot)) = self.slots.tagged(tag) else {
             return;
@@ -135,7 +135,7 @@ impl Engine {
         }
     }
 
-    /// A command ends, with dword 0 of its completion; these blocks were written.
+    /// Ends a command that has written these blocks, with dword 0 of its completion.
     pub(super) fn end_written(&mut self, index: u16, written: &[(u64, u64)], result: u32) {
         let ns = self.slots.get(index).map(|slot| slot.ns);
         let ns = ns.and_then(|ns| self.namespaces.get(ns));
@@ -149,13 +149,13 @@ impl Engine {
         }
     }
 
-    /// The namespace of this index has these blocks marked, of so many from one on: the first one.
+    /// Returns the first marked block in a range of the namespace of this index.
     pub(super) fn marked(&self, ns: usize, slba: u64, blocks: u64) -> Option<u64> {
         let ns = self.namespaces.get(ns).filter(|ns| ns.watched)?;
         ns.marks.first(slba, blocks)
     }
 
-    /// A command that reads fails: the lowest block of it that is marked, else its first.
+    /// Returns the lowest marked block of a failed read command, or else its first block.
     pub(super) fn first_unreadable(&self, command: &Command, status: Status) -> u64 {
         let slba = command.slba();
         if !status.is(Status::UNRECOVERED_READ_ERROR) {
@@ -167,7 +167,7 @@ impl Engine {
         marked.unwrap_or(slba)
     }
 
-    /// A command ends so because this block is marked.
+    /// Returns whether a command ended with this status because this block is marked.
     pub(super) fn is_marked(&self, status: Status, nsid: u32, lba: u64) -> bool {
         status.is(Status::UNRECOVERED_READ_ERROR)
             && self

@@ -134,7 +134,7 @@ impl Engine {
         zones.ok_or(Status::INVALID_OPCODE.with_dnr(true))
     }
 
-    /// Write, Write Zeroes and Zone Append, of zones.
+    /// Write, Write Zeroes and Zone Append of zoned namespaces.
     pub(super) fn zoned_write(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let opcode = command.nvm_opcode();
         let (zeroes, append) = (
@@ -522,7 +522,7 @@ impl Engine {
         }
     }
 
-    /// A request of Zone Management Send is over.
+    /// Handles the completion of a request of Zone Management Send.
     pub(super) fn zone_sent(&mut self, index: u16, result: Result<(), IoError>) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("Zone Management Send goes on without its slot");
@@ -633,7 +633,7 @@ struct WithTable {
     table: OpenQueue,
 }
 
-/// A queue into the volume, and one to the file of the table.
+/// Returns a queue that combines the volume's with one to the file of the table.
 pub(super) fn with_table(
     data: OpenQueue,
     table: &Arc<dyn Volume>,

@@ -69,7 +69,8 @@ impl Marks {
         self.change(|ranges| ranges.add(slba..slba.saturating_add(blocks), most))
     }
 
-    /// These ranges (first block, blocks) were written. `true`: some of it was marked.
+    /// Removes the marks of written ranges (first block, blocks). Returns whether any block was
+    /// marked.
     pub fn written(&self, written: &[(u64, u64)]) -> bool {
         self.change(|ranges| {
             let mut any = false;
@@ -80,12 +81,12 @@ impl Marks {
         })
     }
 
-    /// The namespace has so many blocks. `true`: behind them some were marked.
+    /// Removes the marks behind the namespace's last block. Returns whether there were any.
     pub fn cut(&self, blocks: u64) -> bool {
         self.change(|ranges| ranges.remove(blocks..u64::MAX))
     }
 
-    /// The lowest marked block of a range.
+    /// Returns the lowest marked block of a range.
     pub fn first(&self, slba: u64, blocks: u64) -> Option<u64> {
         if !self.any() {
             return None;
@@ -95,12 +96,12 @@ impl Marks {
         found.next().map(|range| range.start)
     }
 
-    /// The marked blocks of a range.
+    /// Returns the marked blocks of a range.
     pub fn within(&self, within: Range<u64>) -> Vec<Range<u64>> {
         self.ranges().within(within).collect()
     }
 
-    /// All of them: first blocks, and how many.
+    /// Returns all marked ranges: first block and number of blocks.
     pub fn all(&self) -> Vec<(u64, u64)> {
         let ranges = self.ranges();
         let all = ranges

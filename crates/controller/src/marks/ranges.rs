@@ -101,7 +101,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// The ranges that a set of blocks is.
+    /// Returns the ranges that make up a set of blocks.
     fn ranges(set: &BTreeSet<u64>) -> Vec<Range<u64>> {
         let mut all: Vec<Range<u64>> = Vec::new();
         for &block in set {

@@ -90,7 +90,8 @@ impl RemoteEngine {
         }
     }
 
-    /// Guest memory waits to be pinned for this worker: [`RemoteEngine::pin_on`] is to be called.
+    /// Returns whether guest memory waits to be pinned for this worker: call
+    /// [`RemoteEngine::pin_on`].
     pub fn is_pinning(&self) -> bool {
         self.pinned.is_pinning()
     }

@@ -22,8 +22,8 @@ pub(crate) enum Message {
         abort: bool,
         number: u64,
     },
-    /// A group's namespaces are reached so from now on. `done` is dropped when the engine knows it
-    /// and, where they are not reached any more, nothing is left that was in flight there.
+    /// The ANA state of a group has changed. `done` is dropped when the engine has applied it
+    /// and, if the namespaces are no longer accessible, no earlier command is in flight there.
     Ana {
         group: u32,
         state: AnaState,

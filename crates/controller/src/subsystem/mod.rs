@@ -123,7 +123,7 @@ impl Subsystem {
         self.namespaces.lock().unpoisoned().get(&nsid).cloned()
     }
 
-    /// The IDs of its controllers, in order.
+    /// Returns the IDs of the controllers, in order.
     pub fn controllers(&self) -> Vec<u16> {
         self.members.lock().unpoisoned().keys().copied().collect()
     }

@@ -140,17 +140,17 @@ impl SharedNamespace {
         self.nsid
     }
 
-    /// The group that it is in, to every controller (ANAGRPID).
+    /// Returns the ANA group of the namespace, which is the same for every controller (ANAGRPID).
     pub fn group(&self) -> u32 {
         self.group
     }
 
-    /// IDs of the controllers that it is attached to, in order.
+    /// Returns the IDs of the controllers that the namespace is attached to, in order.
     pub fn controllers(&self) -> Vec<u16> {
         self.lock().attached.keys().copied().collect()
     }
 
-    /// Persist Through Power Loss: whether it is on, and whether it can be.
+    /// Returns whether Persist Through Power Loss is on, and whether it can be.
     pub fn persistence(&self) -> (bool, bool) {
         let state = self.lock();
         (state.reservations.ptpl(), state.reservations.can_persist())

@@ -99,7 +99,7 @@ impl Survival {
         self.windows.iter()
     }
 
-    /// The state cannot be written any more.
+    /// Withdraws the state, which cannot be written any more.
     fn lose(&mut self, error: &StateError) {
         self.control.withdraw();
         if !std::mem::replace(&mut self.lost, true) {
@@ -107,7 +107,7 @@ impl Survival {
         }
     }
 
-    /// A window was mapped.
+    /// Adds a mapped window.
     fn mapped(&mut self, iova: u64, len: u64, backing: Option<&(Memory, u64)>, prot: Prot) {
         self.forget_leaving();
         let memory = backing.map(|(memory, offset)| KeptMemory {
@@ -225,7 +225,7 @@ impl Controller {
         }
     }
 
-    /// Guest memory was mapped, in every engine.
+    /// Adds guest memory that was mapped in every engine.
     pub(crate) fn note_mapped(
         &mut self,
         iova: u64,

@@ -198,7 +198,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Everything that stands by itself.
+    /// Restores the parts that depend on no others.
     fn restore_control(&mut self, saved: &ControlState) -> Result<(), RestoreError> {
         self.pci.restore(&saved.pci);
         self.obey_command_register();
@@ -260,7 +260,7 @@ impl Controller {
         self.engine.replay(recovered).ok_or(contradiction)
     }
 
-    /// The queues, as far as a controller like this can have them.
+    /// Checks the queues, as far as a controller like this can have them.
     fn check_queues(
         &self,
         saved: &ControlState,

@@ -66,7 +66,7 @@ fn chosen(cdw10: FormatCdw10, ns: &Namespace) -> Result<BlockFormat, Status> {
 }
 
 impl Running {
-    /// A change may be kept already, or is by now.
+    /// Returns whether a change may be stored already.
     pub(super) fn may_be_kept(&self) -> bool {
         let keeps = matches!(
             self.stage,
@@ -167,12 +167,12 @@ impl Controller {
         }
     }
 
-    /// No other change of the pool is in flight.
+    /// Returns whether no other change of the pool is in flight.
     pub(super) fn may_keep(&self) -> bool {
         !self.admin.management.is_running()
     }
 
-    /// All is erased, and that is durable: has the next change kept.
+    /// Has the next change stored, when the erasure is done and durable.
     pub(super) fn keep_format(&mut self) -> bool {
         let may_keep = self.may_keep();
         let next = self.admin.erasure.running.as_ref();
@@ -335,7 +335,7 @@ impl Controller {
         self.tell_changed(nsid);
     }
 
-    /// FLBAS of a namespace of the pool.
+    /// Returns FLBAS of a namespace of the pool.
     pub(in crate::admin) fn flbas_of(&self, namespace: &PooledNamespace) -> Flbas {
         let pool = self.config.pool.as_ref();
         let first = pool.is_none_or(|pool| pool.block_size() == namespace.block_size);

@@ -186,7 +186,7 @@ impl Running {
         Some(if inverted { !pattern } else { pattern }.to_le_bytes())
     }
 
-    /// The request has ended.
+    /// Handles the end of the request.
     fn ended(&mut self, len: u64, result: Result<(), IoError>) {
         let Err(error) = result else {
             self.tries = 0;
@@ -267,7 +267,7 @@ impl Erasure {
         }
     }
 
-    /// Operation in Progress of a Power-on or Reset event.
+    /// Returns Operation in Progress for a Power-on or Reset event.
     pub(super) fn operation(&self) -> u8 {
         match self.running.as_ref().map(|running| running.cause) {
             Some(Cause::Format(_)) => 1,
@@ -686,7 +686,7 @@ impl Controller {
         number.is_some()
     }
 
-    /// Other controllers show how far it is, too.
+    /// Publishes the progress to the other controllers.
     fn tell_progress(&self) {
         if let Some(running) = &self.admin.erasure.running
             && self.is_shared()
@@ -698,7 +698,7 @@ impl Controller {
         }
     }
 
-    /// Percent that are still to be erased, from 1 on.
+    /// Returns the percentage that is still to be erased, from 1 on.
     fn percent_left(&self, running: &Running) -> u8 {
         let (done, all) = self.erased(running);
         let left = all.saturating_sub(done) * 100 / all.max(1);
@@ -827,7 +827,7 @@ impl Controller {
         log
     }
 
-    /// The format progress indicator of a namespace.
+    /// Returns the format progress indicator of a namespace.
     pub(super) fn format_progress(&self, nsid: u32) -> Fpi {
         let idle = Fpi::new().with_fpis(true);
         match &self.admin.erasure.running {

@@ -16,7 +16,7 @@ use nvme::{Command, Status};
 use zerocopy::{FromZeros, IntoBytes};
 
 impl Controller {
-    /// Namespace Management or Namespace Attachment. One is at work at a time.
+    /// Namespace Management or Namespace Attachment. One command is executed at a time.
     pub(in crate::admin) fn manage(&mut self, command: &Command) -> AdminResult {
         if let Some(status) = self.admin.erasure.hinders() {
             return Err(status);

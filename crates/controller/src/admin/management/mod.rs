@@ -104,7 +104,7 @@ impl Management {
         usize::from(running.is_some()) + self.waiting.len()
     }
 
-    /// A controller-level reset: no command waits any more.
+    /// Handles a controller-level reset: no command waits any more.
     pub fn reset(&mut self) {
         self.waiting.clear();
         if let Some(running) = &mut self.running {

@@ -69,7 +69,7 @@ impl Controller {
         self.admin.management.look = None;
     }
 
-    /// The worker is to call `tidy`, now and then.
+    /// Requests a call of `tidy` by the worker, now and then.
     fn ask_for_tidy(&mut self) {
         let management = &mut self.admin.management;
         if management.look.is_none_or(|at| self.now >= at) {
@@ -78,7 +78,7 @@ impl Controller {
         }
     }
 
-    /// The namespace that the task is about now.
+    /// Returns the current namespace of the task.
     fn task_namespace(&self) -> Option<PooledNamespace> {
         let wanted = match &self.admin.management.running.as_ref()?.task {
             Task::Create { nguid, .. } | Task::Attach(nguid) | Task::Detach(nguid) => *nguid,
@@ -88,7 +88,7 @@ impl Controller {
         all.into_iter().find(|ns| ns.nguid == wanted)
     }
 
-    /// The engines have this very namespace.
+    /// Returns whether the engines have this very namespace.
     fn is_shown(&self, pooled: &PooledNamespace) -> bool {
         let index = self.engine.namespace_index(pooled.nsid).ok();
         let ns = index.and_then(|index| self.engine.namespaces.get(index));
@@ -180,7 +180,7 @@ impl Controller {
         pool.change(change, Box::new(done));
     }
 
-    /// The pool has made a change, or has not.
+    /// Handles the result of a change by the pool.
     fn changed_pool(&mut self, result: Result<(), PoolError>) {
         crash::point!("controller.pool.changed");
         let namespace = self.task_namespace();
@@ -308,7 +308,7 @@ impl Controller {
         self.admin.rearm();
     }
 
-    /// When to go on with a command, though nothing else happens.
+    /// Returns the time at which a command continues, although no event precedes it.
     pub(crate) fn management_deadline(&self) -> Option<Instant> {
         let management = &self.admin.management;
         match management.running.as_ref()?.stage {
@@ -322,7 +322,7 @@ impl Controller {
 
     // ---- namespaces reported to the host
 
-    /// The namespaces of the pool.
+    /// Returns the namespaces of the pool.
     pub(in crate::admin) fn pooled(&self) -> Vec<PooledNamespace> {
         let pool = self.config.pool.as_ref();
         pool.map_or_else(Vec::new, |pool| pool.namespaces())

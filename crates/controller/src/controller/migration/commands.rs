@@ -24,7 +24,7 @@ pub(super) struct RemoteSq {
 }
 
 impl Migration {
-    /// Admin commands that have not begun, in order.
+    /// Returns the admin commands that have not begun, in order.
     pub fn held(&self) -> impl Iterator<Item = &Command> {
         self.held.iter()
     }
@@ -34,7 +34,7 @@ impl Migration {
         self.held.push_back(command);
     }
 
-    /// Doorbell Buffer Config commands that wait for remote engines.
+    /// Returns the Doorbell Buffer Config commands that wait for remote engines.
     pub fn configuring(&self) -> impl Iterator<Item = u16> {
         self.configuring.iter().map(|(cid, _)| *cid)
     }
@@ -48,7 +48,8 @@ impl Migration {
         }
     }
 
-    /// A remote engine has so many orders before it that no admin command may give more.
+    /// Returns whether a remote engine has so many orders pending that no admin command may add
+    /// more.
     pub(super) fn is_behind(&self) -> bool {
         let behind = |link: &Link| link.is_open() && link.sent > link.handled() + ORDERS;
         self.links.iter().any(behind)
@@ -74,7 +75,7 @@ impl Controller {
         self.advance_migrations();
     }
 
-    /// The engine that a completion queue is in.
+    /// Returns the engine that has a completion queue.
     pub(super) fn place_of_cq(&self, qid: u16) -> Option<Place> {
         match self.migration.cqs.get(&qid) {
             Some(cq) => Some(Place::Remote(cq.link)),
@@ -82,7 +83,7 @@ impl Controller {
         }
     }
 
-    /// The engine that a submission queue is in.
+    /// Returns the engine that has a submission queue.
     fn place_of_sq(&self, qid: u16) -> Option<Place> {
         match self.migration.sqs.get(&qid) {
             Some(sq) => Some(Place::Remote(sq.link)),
@@ -98,7 +99,7 @@ impl Controller {
         self.place_of_sq(qid).is_some()
     }
 
-    /// Submission queues complete there.
+    /// Returns whether submission queues complete there.
     pub(crate) fn cq_in_use(&self, qid: u16) -> bool {
         let remote = self.migration.cqs.get(&qid);
         self.engine.cq_in_use(qid) || remote.is_some_and(|cq| cq.users > 0)
@@ -181,8 +182,9 @@ impl Controller {
         place.is_some()
     }
 
-    /// Doorbell Buffer Config in all engines. `None` when a buffer's memory is not there; else
-    /// whether it is done: if not, the command completes when every remote engine has applied it.
+    /// Applies Doorbell Buffer Config in all engines. Returns `None` when a buffer's memory is
+    /// not there; otherwise whether it is done. If not, the command completes when every remote
+    /// engine has applied it.
     pub(crate) fn configure_shadow(
         &mut self,
         cid: u16,
@@ -233,8 +235,7 @@ impl Controller {
         worked
     }
 
-    /// Runs the commands that were held, as far as they need not be any more. Returns whether there
-    /// was one.
+    /// Runs held commands that need not wait any more. Returns whether there was one.
     pub(super) fn release_held(&mut self) -> bool {
         let mut worked = false;
         while let Some(command) = self.migration.held.front().copied()

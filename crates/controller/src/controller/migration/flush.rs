@@ -15,7 +15,7 @@ impl Controller {
         self.order_all(|| Order::Flush(number));
     }
 
-    /// An engine's flushes have completed, those up to this number.
+    /// Handles the end of an engine's flushes up to this number.
     pub(in crate::controller) fn flush_completed(
         &mut self,
         place: Place,

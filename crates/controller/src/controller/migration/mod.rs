@@ -81,12 +81,12 @@ impl Migration {
         }
     }
 
-    /// The remote engines.
+    /// Returns the remote engines.
     pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.iter()
     }
 
-    /// How many orders each remote engine was given.
+    /// Returns the number of orders given to each remote engine.
     pub(crate) fn orders(&self) -> Vec<u64> {
         self.links.iter().map(|link| link.sent).collect()
     }
@@ -116,20 +116,21 @@ impl Migration {
         }
     }
 
-    /// No remote engine has a command in flight that can touch memory that was taken away.
+    /// Returns whether no remote engine has a command in flight that can touch memory that was
+    /// taken away.
     pub fn quiesced(&self) -> bool {
         let over = |link: &Link| link.progress.quiesced.load(Ordering::Acquire) >= link.unmap;
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// No remote engine signals receivers any more that were taken away, and all know where the
-    /// controller memory buffer is.
+    /// Returns whether no remote engine signals removed receivers any more, and all have applied
+    /// the location of the controller memory buffer.
     pub fn receivers_settled(&self) -> bool {
         let over = |link: &Link| link.handled() >= link.receiver;
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// A controller-level reset begins: no queue is left. Returns its number.
+    /// Begins a controller-level reset: no queue is left. Returns its number.
     pub fn next_epoch(&mut self) -> u64 {
         self.epoch += 1;
         self.cqs.clear();
@@ -167,8 +168,8 @@ impl Migration {
         Some(&self.links.get(link)?.waker)
     }
 
-    /// A queue migrates, or admin commands wait for remote engines: each round looks whether they
-    /// can go on.
+    /// Returns whether a queue migrates, or admin commands wait for remote engines: each round
+    /// checks whether they can proceed.
     #[inline]
     fn is_busy(&self) -> bool {
         self.migrating.is_some() || !self.held.is_empty() || self.waiting
@@ -275,7 +276,8 @@ impl Controller {
         })
     }
 
-    /// Whether queues may migrate to that worker. `None`: not yet, its engine is being opened.
+    /// Returns whether queues may migrate to that worker; `None` while its engine is being
+    /// opened.
     pub fn has_remote_engine(&self, worker: u16) -> Option<bool> {
         let link = self.migration.link_of(worker);
         let Some(link) = link.and_then(|link| self.migration.links.get(link)) else {

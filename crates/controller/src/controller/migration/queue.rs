@@ -44,7 +44,7 @@ impl Controller {
         all
     }
 
-    /// Submission queues that complete in `cqid`.
+    /// Returns the submission queues that complete in `cqid`.
     pub fn submission_queues(&self, cqid: u16) -> Vec<u16> {
         let there = self.migration.sqs.iter();
         let there = there.filter_map(|(&qid, sq)| (sq.cqid == cqid).then_some(qid));
@@ -64,7 +64,7 @@ impl Controller {
             && (self.engine.shadowed() || self.config.mapped_doorbells)
     }
 
-    /// A queue migrates from one worker to another.
+    /// Returns whether a queue migrates from one worker to another.
     pub fn is_migrating(&self) -> bool {
         self.migration.migrating.is_some()
     }
@@ -129,7 +129,8 @@ impl Controller {
         worked
     }
 
-    /// When [`Controller::advance_if_migrating`] has something to do though nothing happens.
+    /// Returns the time at which [`Controller::advance_if_migrating`] has work, although no event
+    /// precedes it.
     pub(in crate::controller) fn migration_deadline(&self) -> Option<Instant> {
         let migrating = self
             .migration
@@ -139,7 +140,7 @@ impl Controller {
         Some(migrating.since + MIGRATION_TIMEOUT)
     }
 
-    /// The queue that migrates stays where it is, unless it has been released already.
+    /// Cancels the migration: the queue stays, unless it has been released already.
     pub(super) fn cancel_migration(&mut self) {
         let Some(migrating) = &mut self.migration.migrating else {
             return;
