@@ -18,7 +18,7 @@ pub(crate) struct Client {
     pub in_flight: usize,
     /// Round of the lane in which it last asked for room without success.
     pub hungry: Option<u64>,
-    /// Its commands that completed while another virtual queue pair polled.
+    /// Results of its commands that completed while another virtual queue pair polled.
     pub inbox: Vec<Done>,
 }
 
