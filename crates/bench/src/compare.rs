@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail};
 use output::outln;
 use std::path::{Path, PathBuf};
 
-/// Two figures are alike when they differ by no more than this factor.
+/// Maximum factor between two figures that count as alike.
 const ALIKE: f64 = 1.05;
 
-/// Which way a figure is better.
+/// Direction in which a figure improves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Better {
     More,
@@ -46,7 +46,7 @@ fn better(row: &Row) -> Option<Better> {
 struct Pair<'a> {
     kept: &'a Row,
     today: &'a Row,
-    /// How many times as good today's is.
+    /// Factor by which today's figure is better.
     times: f64,
 }
 
@@ -117,10 +117,10 @@ fn file_name(machine: &Machine) -> String {
     format!("{}.json", words.join("-"))
 }
 
-/// Keeps the figures of `output` in a folder, in this machine's file.
+/// Saves the figures of `output` in a folder, in this machine's file.
 ///
 /// # Errors
-/// There are none, or they cannot be written.
+/// If there are no figures, or they cannot be written.
 pub fn keep(output: &Path, folder: &Path) -> Result<()> {
     let mut results = Results::read(&output.join(FILE))?;
     if results.rows.is_empty() {

@@ -7,7 +7,7 @@
 use crate::results::median;
 use serde::{Deserialize, Serialize};
 
-/// Two round trips are of one distance when they differ by at most this factor.
+/// Maximum factor between two round trips of the same distance.
 const SAME: f64 = 1.15;
 /// A distance that fewer round trips than this share belong to was passed through.
 const PASSING: f64 = 0.05;
@@ -21,7 +21,7 @@ pub struct Distance {
     /// The shortest of them, and the longest.
     pub from: f64,
     pub to: f64,
-    /// How much of the time the CPUs had this distance, of 1.
+    /// Share of the time, of 1, for which the CPUs had this distance.
     pub share: f64,
 }
 

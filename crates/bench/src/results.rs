@@ -27,7 +27,7 @@ pub struct Row {
     /// The median of `runs`.
     pub value: f64,
     pub unit: String,
-    /// All runs in their order; of slices only the figures that are divided by each other.
+    /// Figures of all runs in their order; of slices only those that are divided by each other.
     #[serde(default)]
     pub runs: Vec<f64>,
     /// Nanoseconds of a cache line's round trip at the distance that the figure is of; none: it is
@@ -37,12 +37,12 @@ pub struct Row {
     /// The rounds that `runs` are of, where each is a slice: slices of one round are compared.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<u32>,
-    /// How many slices the median is of, and the 10th and 90th percentiles.
+    /// Number of slices of the median, and the 10th and 90th percentiles.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slices: Option<Slices>,
 }
 
-/// How the slices are spread that a median is of.
+/// Spread of the slices of a median.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slices {
     pub count: usize,
@@ -60,7 +60,7 @@ impl Slices {
     }
 }
 
-/// Where and how it was measured.
+/// Circumstances of the measurement.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct About {
@@ -178,7 +178,7 @@ impl Results {
         std::fs::rename(&part, path).with_context(|| format!("{}", path.display()))
     }
 
-    /// Takes a suite's figures in; its old ones go.
+    /// Replaces a suite's figures.
     pub fn replace(&mut self, suite: &str, figures: Figures, left_out: Vec<LeftOut>) {
         self.rows.retain(|row| row.suite != suite);
         self.rows.extend(figures.rows);
@@ -193,7 +193,7 @@ impl Results {
         self.about.left_out.extend(left_out);
     }
 
-    /// Takes another file's suites in.
+    /// Adds the suites of another file.
     pub fn merge(&mut self, other: Results) {
         let mut suites: Vec<&str> = other.rows.iter().map(|r| r.suite.as_str()).collect();
         suites.extend(other.about.left_out.iter().map(|l| l.suite.as_str()));
@@ -245,7 +245,7 @@ impl About {
 }
 
 impl Machine {
-    /// This one.
+    /// Returns the description of this machine.
     pub fn here() -> Machine {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let info = read("/proc/cpuinfo");

@@ -78,7 +78,7 @@ impl Target for VirtioTarget {
     }
 }
 
-/// Where things are in the memory that is shared.
+/// Layout of the shared memory.
 struct Layout {
     /// Entries of each ring.
     size: u16,
@@ -86,7 +86,7 @@ struct Layout {
     used: usize,
     heads: usize,
     data: usize,
-    /// From one I/O's data to the next.
+    /// Distance from one I/O's data to the next.
     stride: usize,
     len: usize,
 }
@@ -149,7 +149,7 @@ pub struct VirtioLane {
     _frontend: Frontend,
     layout: Layout,
     memory: Memory,
-    /// All of it, field by field.
+    /// Fields of the shared memory.
     area: Area,
     kick: OwnedFd,
     call: OwnedFd,

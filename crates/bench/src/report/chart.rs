@@ -20,7 +20,7 @@ const ROW: f64 = 34.0;
 /// A character's width, about.
 const CHARACTER: f64 = 7.0;
 
-/// How values are drawn.
+/// Form of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Lines,
@@ -33,11 +33,11 @@ pub enum Shape {
 #[derive(Clone, Debug)]
 pub struct Series {
     pub name: String,
-    /// From a document: drawn quietly.
+    /// The series is quoted from a document, and is drawn in a subdued style.
     pub quoted: bool,
     /// A value for each label of the chart.
     pub values: Vec<Option<f64>>,
-    /// Which colour; series that belong together share one.
+    /// Index of the colour; related series share one.
     pub colour: usize,
 }
 
@@ -204,7 +204,7 @@ impl Chart {
         out
     }
 
-    /// Where each legend entry stands: line and horizontal place.
+    /// Returns the line and horizontal position of each legend entry.
     fn legend_places(&self) -> Vec<(usize, f64)> {
         let (mut line, mut x) = (0, 0.0);
         let mut places = Vec::new();

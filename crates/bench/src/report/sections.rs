@@ -71,7 +71,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// At the distance that the CPUs had most of the time.
+    /// Creates a view at the distance that the CPUs had most of the time.
     pub fn new(results: &'a Results, suite: &'static str) -> Self {
         let distances = results.about.distances(suite);
         let most = distances.max_by(|one, other| one.share.total_cmp(&other.share));

@@ -6,7 +6,7 @@ use super::html::escape;
 #[derive(Clone, Debug, Default)]
 pub struct Row {
     pub name: String,
-    /// From a document, not measured here.
+    /// The row is quoted from a document, not measured here.
     pub quoted: bool,
     pub cells: Vec<String>,
 }
@@ -51,7 +51,7 @@ impl Table {
         });
     }
 
-    /// For the terminal.
+    /// Formats the table for the terminal.
     pub fn text(&self) -> String {
         let width = |text: &str| text.chars().count();
         let first = self.rows.iter().map(|r| width(&r.name)).max().unwrap_or(0);
@@ -88,7 +88,7 @@ impl Table {
         text
     }
 
-    /// For the page.
+    /// Formats the table for the page.
     pub fn html(&self) -> String {
         let mut html = format!(
             "<table><caption>{}</caption>\n<thead><tr><th>{}</th>",

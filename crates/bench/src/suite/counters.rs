@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a server of the former protocol may take to answer.
+/// Time limit for an answer by the former protocol.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Asks the server behind the control socket at `path`.

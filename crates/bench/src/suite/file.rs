@@ -42,7 +42,7 @@ const SLICES: u32 = 60;
 /// memory now and then takes up to 8% of a slice. For direct writes the kernel has a thread of its
 /// own that ends them, on the same CPU: all ways wait for that, 8 to 10% of the time.
 const DISTURBED: f64 = 0.02;
-/// How often, at most; a case takes at most twice its time for that.
+/// Maximum number of repetitions; they take at most twice the time of a case.
 const RETRIES: u32 = 3;
 
 /// Whether another process had the CPU for much of a slice; `usual` is the smallest share so far.
@@ -133,7 +133,7 @@ fn stolen_ticks(stat: &str, cpus: &[usize]) -> u64 {
     stat.lines().filter_map(of_line).sum()
 }
 
-/// Does something while a thread on those CPUs polls for nothing.
+/// Calls `f` while a thread on those CPUs polls for nothing.
 fn beside_a_poller<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -297,7 +297,7 @@ struct Total {
     usual: Option<f64>,
 }
 
-/// All ways in turn, [`SLICES`] times, every second time in the other order.
+/// Measures all ways in turn, [`SLICES`] times, every second time in reverse order.
 fn turns(
     ways: &[(&'static str, Way)],
     medium: &Medium,

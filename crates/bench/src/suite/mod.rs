@@ -110,12 +110,12 @@ impl Name {
     }
 }
 
-/// How suites measure.
+/// Parameters of the measurements.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The program that is measured.
     pub vnvme: Program,
-    /// Another one that takes turns with it, slice by slice.
+    /// Program that takes turns with it, slice by slice.
     pub beside: Option<Program>,
     /// The qemu-storage-daemon that is compared with, where it is not the system's.
     pub qsd: Option<PathBuf>,
@@ -128,11 +128,11 @@ pub struct Plan {
     pub ramp: Duration,
     /// Runs of each case.
     pub runs: u32,
-    /// Where results go, and files to load.
+    /// Folder for results, and for files to load.
     pub output: PathBuf,
     /// File with ceilings of the suite cost; without it the suite only counts.
     pub ceilings: Option<PathBuf>,
-    /// Where the memory of queues and data is.
+    /// Memory of queues and data.
     pub memory: Place,
 }
 
@@ -161,7 +161,7 @@ impl Plan {
     }
 }
 
-/// Which CPUs the two ends of a measurement run on.
+/// CPUs of the two ends of a measurement.
 #[derive(Clone, Debug)]
 struct Cores {
     /// The loading thread's.
@@ -182,7 +182,7 @@ impl Cores {
         })
     }
 
-    /// All of them.
+    /// Returns all CPUs.
     fn all(self) -> Vec<usize> {
         [self.client, self.server].concat()
     }
@@ -208,7 +208,7 @@ struct Outcome {
     collector: Collector,
     /// Cases that were left out, with the reason.
     left_out: Vec<(String, String)>,
-    /// Something is not as it has to be; the figures are kept nevertheless.
+    /// Violated expectation; the figures are saved nevertheless.
     complaint: Option<String>,
 }
 
@@ -304,7 +304,7 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
     }
 }
 
-/// This process's command line, with the program's name only.
+/// Returns this process's command line, with the program's name only.
 fn command() -> String {
     let mut words = vec!["vnvme-bench".to_owned()];
     words.extend(std::env::args().skip(1));

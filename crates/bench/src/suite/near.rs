@@ -97,7 +97,7 @@ fn piece(len: usize) -> Result<Memory> {
     Ok(memory)
 }
 
-/// How many pages are not near.
+/// Returns the number of pages that are not near.
 fn far(pages: &[f64], nearest: f64) -> usize {
     pages.iter().filter(|&&page| page > nearest * NEAR).count()
 }

@@ -144,7 +144,7 @@ pub struct RoundTrip {
     pub entry: f64,
 }
 
-/// How long a measurement beside a case takes.
+/// Duration of a measurement beside a case.
 pub const SPAN: Duration = Duration::from_millis(60);
 
 /// Measures for about `span` between two CPUs, on memory from the same source as that of the queues
@@ -183,7 +183,7 @@ impl Ping {
         }
     }
 
-    /// Between two.
+    /// Returns the mean of two.
     pub fn mean(self, other: Self) -> Self {
         Ping {
             round_trip: (self.round_trip + other.round_trip) / 2.0,

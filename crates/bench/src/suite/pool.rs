@@ -103,7 +103,7 @@ impl<T: Target> Target for Pool<T> {
 
 /// Several lanes on one thread: slot `s` is slot `s % each` of lane `s / each`.
 pub struct PoolLane<L> {
-    /// Each with whether something was submitted since the last kick.
+    /// Lanes, each with a flag: an I/O was submitted since the last kick.
     lanes: Vec<(L, bool)>,
     /// Open and not used.
     _idle: Vec<L>,

@@ -24,7 +24,7 @@ const VOLUME: &str = "null://1T";
 /// Size of the slices of one file, for the weights: both slices compete for the file's device.
 const SLICE: u64 = 256 << 20;
 const SLICE_DEPTH: u16 = 64;
-/// Before shares are taken, the device's depth has to be found.
+/// Ramp time, in which the device's depth is found before shares are measured.
 const RAMP: Duration = Duration::from_millis(1500);
 
 /// Distribution of the disks over processes.
@@ -148,7 +148,7 @@ fn cost(plan: &Plan, outcome: &mut Outcome, way: Way) -> Result<()> {
     Ok(())
 }
 
-/// Two slices of a file, the second of which is to get three times as much as the first.
+/// Measures two slices of a file; the second one is due three times as much as the first.
 fn weights(plan: &Plan, outcome: &mut Outcome, way: Way, file: &Path) -> Result<()> {
     let slice = |number: u64, weight: u32| {
         let (file, offset) = (file.display(), number * SLICE);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// The program, where no other is named.
 pub const QSD: &str = "qemu-storage-daemon";
-/// How long it may take to start or to end.
+/// Time limit for starting and for ending.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Parameters of a qemu-storage-daemon.
@@ -18,7 +18,7 @@ pub struct Start<'a> {
     /// Values of `--blockdev`; the last has the node name `q`, and is exported.
     pub blockdevs: &'a [String],
     pub socket: &'a Path,
-    /// Where its threads run; anywhere, where none is named.
+    /// CPUs of the threads; empty: any.
     pub cpus: &'a [usize],
 }
 

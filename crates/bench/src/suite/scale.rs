@@ -20,7 +20,7 @@ const DEPTHS: [u16; 2] = [4, 32];
 /// Controllers of which one is busy, and how many I/Os that has in flight.
 const CROWD: [u16; 2] = [1, 200];
 const CROWD_DEPTHS: [u16; 2] = [1, 32];
-/// After this time under load, controllers that do nothing are not looked at.
+/// Time under load after which idle controllers are not polled.
 const ARMING: Duration = Duration::from_millis(300);
 /// Controllers that are busy beside one with a command at a time, and how many I/Os each has in
 /// flight.
@@ -28,7 +28,7 @@ const BUSY: [u16; 2] = [0, 16];
 const BUSY_DEPTH: u16 = 32;
 /// Parts of the suite, for `--only`.
 const PARTS: [&str; 3] = ["load", "crowd", "tail"];
-/// After this time under load, queues are where they will stay.
+/// Time under load after which queues stay on their workers.
 const SPREADING: Duration = Duration::from_secs(2);
 const VOLUME: &str = "null://1T";
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long it may take to start or to end.
+/// Time limit for starting and for ending.
 const START_STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 const END_WITH_PARENT: &str = "--end-with-parent";
@@ -77,7 +77,7 @@ pub struct Server {
     child: Child,
     dir: Scratch,
     controllers: usize,
-    /// Where its subsystems are.
+    /// Ports of the subsystems.
     ports: Vec<u16>,
     started_in: Duration,
 }
@@ -269,7 +269,7 @@ impl Server {
         Ok(mmio as f64 / commands.max(1) as f64)
     }
 
-    /// How long its threads waited for a CPU so far.
+    /// Returns the time that the server's threads have waited for a CPU so far.
     pub fn waited(&self) -> Duration {
         let serving = testkit::serving(self.child.id());
         let tasks = std::fs::read_dir(format!("/proc/{serving}/task"));

@@ -21,7 +21,7 @@ const SUITE: &str = "share";
 const NARROW: &str = "null://1T?latency=250us&units=2&name=d";
 /// A device that has room for all.
 const WIDE: &str = "null://1T?latency=250us&units=64&name=d";
-/// Before figures are taken, the device's depth has to be found.
+/// Ramp time, in which the device's depth is found before figures are taken.
 const RAMP: Duration = Duration::from_millis(1500);
 /// A limit, and how long it is looked at.
 const LIMIT: u32 = 2000;

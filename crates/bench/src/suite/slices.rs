@@ -27,7 +27,7 @@ const RAMP: Duration = Duration::from_millis(5);
 const PING: Duration = Duration::from_millis(3);
 /// A worker polls for up to a millisecond after its last work; the ping-pong is to have the CPU.
 const POLLING: Duration = Duration::from_micros(1500);
-/// How often a slice is measured again, at most.
+/// Maximum number of repetitions of a slice.
 const RETRIES: u32 = 2;
 
 /// Loads something: so long before measuring, and so long measured.
@@ -174,7 +174,7 @@ impl Pings {
     }
 }
 
-/// How many rounds a plan has in each of its runs.
+/// Returns the number of rounds in each run of a plan.
 pub fn rounds(plan: &Plan) -> u32 {
     let rounds = plan.runtime.as_nanos() / SLICE.as_nanos();
     u32::try_from(rounds).unwrap_or(u32::MAX).max(1)

@@ -9,7 +9,7 @@ use load::lane::{Lane, Target};
 use load::stats::Measured;
 use std::time::{Duration, Instant};
 
-/// How long I/Os may take to end after the load has ended.
+/// Time limit for outstanding I/Os after the load has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Controllers: the first one has a command at a time, the remaining ones are busy.
@@ -64,7 +64,7 @@ impl Tail {
 /// A client with a command at a time.
 struct One {
     lane: DeviceLane,
-    /// When its command was submitted.
+    /// Submission time of the command.
     since: Option<Instant>,
 }
 

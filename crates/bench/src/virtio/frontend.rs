@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const FEATURES: u64 = feature::EVENT_IDX | feature::PROTOCOL_FEATURES | feature::VERSION_1;
 
-/// How long an answer may take.
+/// Time limit for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The single queue, at the addresses of the shared memory; descriptors are at its start.

@@ -23,7 +23,7 @@ const BUFFER: usize = 128 << 10;
 /// Answers in one send, at most.
 const MOST: usize = 64;
 
-/// How both sides wait.
+/// Way in which both sides wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Both sides poll.
@@ -43,7 +43,7 @@ struct Sizes {
 pub struct EchoTarget {
     pub wait: Wait,
     pub connections: u16,
-    /// There are as many bytes more as digests have.
+    /// The messages are longer by the size of digests.
     pub digests: bool,
     /// CPU of the server.
     pub cpu: usize,

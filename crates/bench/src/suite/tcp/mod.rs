@@ -190,7 +190,7 @@ impl<'a> Sides<'a> {
         })
     }
 
-    /// All sides in turn, as many times as the plan's run has slices.
+    /// Measures all sides in turn, as many times as the plan's run has slices.
     fn measure(
         &self,
         plan: &Plan,
