@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Bytes that are written as a whole or not at all when the power is cut.
+/// Unit of bytes that is written as a whole or not at all when the power is cut.
 pub const SECTOR: usize = 512;
 
 /// A kind of request.

@@ -10,7 +10,7 @@ const ENOSYS: Errno = 38;
 
 /// Bytes of `fuse_in_header`.
 const HEADER: usize = 40;
-/// Most bytes of a read or write.
+/// Maximum size of a read or write, in bytes.
 pub(crate) const MOST: u32 = 1 << 20;
 
 const O_SYNC: u32 = 0o4_010_000;
@@ -61,29 +61,29 @@ impl Node {
 /// Operation on a file. Offsets and lengths are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation<'a> {
-    /// How long it is; `None` is the answer for a file that is not there.
+    /// Query the length; `None` is the answer for a file that does not exist.
     Size,
     /// Is to have this length.
     Resize(u64),
     /// Read.
     Read {
-        /// From here on.
+        /// Offset.
         offset: u64,
         /// Length.
         len: u32,
     },
     /// Write.
     Write {
-        /// From here on.
+        /// Offset.
         offset: u64,
-        /// This.
+        /// Data to write.
         data: &'a [u8],
         /// The data is durable before the answer (`O_DSYNC`).
         durable: bool,
     },
     /// Zeroes, or a hole.
     Zero {
-        /// From here on.
+        /// Offset.
         offset: u64,
         /// Length.
         len: u64,
@@ -97,7 +97,7 @@ pub enum Operation<'a> {
 pub struct Request<'a> {
     /// Names the request until it is answered.
     pub id: u64,
-    /// Which file.
+    /// Target file.
     pub node: Node,
     /// Requested operation.
     pub operation: Operation<'a>,
@@ -108,7 +108,7 @@ pub struct Request<'a> {
 pub enum Answer {
     /// The operation has succeeded; also for a write.
     Done,
-    /// These bytes were read.
+    /// Data of a read.
     Data(Vec<u8>),
     /// A write got so far, in bytes.
     Short(u32),
@@ -116,7 +116,7 @@ pub enum Answer {
     Size(u64),
     /// An error.
     Error(Errno),
-    /// Not now: [`Sender::answer`](crate::Sender::answer) does it later, or nobody.
+    /// Deferred: [`Sender::answer`](crate::Sender::answer) answers later, or never.
     Later,
 }
 
@@ -126,7 +126,7 @@ pub(crate) enum Asked<'a> {
     Server(Request<'a>, Form),
     /// The message is answered without the server.
     Here(Vec<u8>),
-    /// None is expected.
+    /// No answer is expected.
     Nothing,
 }
 
@@ -157,7 +157,7 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     bytes.map_or(0, u64::from_ne_bytes)
 }
 
-/// Takes a message of the kernel apart.
+/// Parses a message of the kernel.
 pub(crate) fn parse(message: &[u8]) -> Asked<'_> {
     let (opcode, id, node) = (word(message, 4), long(message, 8), long(message, 16));
     let body = message.get(HEADER..).unwrap_or_default();

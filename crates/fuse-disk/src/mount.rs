@@ -83,7 +83,7 @@ impl Mount {
         Ok(mounted)
     }
 
-    /// Where a file is.
+    /// Returns the path of a file.
     pub fn file(&self, number: u64) -> PathBuf {
         self.point.join(number.to_string())
     }
