@@ -48,7 +48,7 @@ pub struct Facilities {
 }
 
 impl Facilities {
-    /// All of them.
+    /// All facilities.
     pub const ALL: Facilities = Facilities {
         instructions: true,
         configuration: true,
@@ -56,7 +56,7 @@ impl Facilities {
         interruption: true,
     };
 
-    /// None of them.
+    /// No facilities.
     pub const NONE: Facilities = Facilities {
         instructions: false,
         configuration: false,
@@ -120,7 +120,7 @@ const RESERVED: u64 = 0x007f_0000;
 const EXTENDED: u64 = 0x0000_c0f0;
 
 impl Pqap {
-    /// Takes general register 0 apart; the checks are those of Linux's `handle_pqap`
+    /// Decodes general register 0; the checks are those of Linux's `handle_pqap`
     /// (arch/s390/kvm/priv.c), in its order.
     pub fn decode(
         gr0: u64,
@@ -201,7 +201,7 @@ pub enum InterruptControl {
 const IR_BIT: u64 = 1 << (63 - 16);
 
 impl InterruptControl {
-    /// From general registers 1 and 2.
+    /// Decodes general registers 1 and 2.
     pub const fn decode(gr1: u64, gr2: u64) -> InterruptControl {
         if gr1 & IR_BIT == 0 {
             return InterruptControl::Disable;

@@ -115,7 +115,7 @@ impl<W: Word> Gate<W> {
         }
     }
 
-    /// Lets nobody in any more.
+    /// Closes the gate.
     pub fn close(&self) {
         self.state.fetch_or(CLOSED, Ordering::Relaxed);
     }

@@ -35,7 +35,7 @@ pub enum Outcome {
     Status(QueueStatus),
     /// A program interruption for the guest.
     Exception(ProgramException),
-    /// Not for us (-EOPNOTSUPP): the host's general handling follows.
+    /// Not handled here (-EOPNOTSUPP): the host's general handling follows.
     NotSupported,
 }
 

@@ -20,7 +20,7 @@ impl Psw {
     /// Bits 18-19: the condition code.
     pub const CONDITION: u64 = 3 << 44;
 
-    /// From storage.
+    /// Decodes a PSW from storage.
     pub const fn from_bytes(bytes: [u8; 16]) -> Psw {
         let psw = u128::from_be_bytes(bytes);
         Psw {
@@ -29,12 +29,12 @@ impl Psw {
         }
     }
 
-    /// For storage.
+    /// Encodes the PSW for storage.
     pub const fn to_bytes(self) -> [u8; 16] {
         ((self.mask as u128) << 64 | self.address as u128).to_be_bytes()
     }
 
-    /// With a condition code.
+    /// Returns the PSW with a condition code.
     pub const fn with_condition(self, code: u8) -> Psw {
         let code = (code as u64 & 3) << 44;
         Psw {
@@ -66,8 +66,8 @@ pub const fn is_open(psw_mask: u64, cr6: u64, subclass: Subclass) -> bool {
     psw_mask & Psw::IO != 0 && cr6 & subclass.mask() != 0
 }
 
-/// Takes an adapter interruption: stores `old` and the subclass below the
-/// prefix, answers the new PSW.
+/// Performs an adapter interruption: stores `old` and the subclass below the prefix, and returns
+/// the new PSW.
 pub fn adapter(
     storage: &mut impl Absolute,
     prefix: u64,
@@ -82,8 +82,8 @@ pub fn adapter(
     take(storage, prefix, [IO_OLD, IO_NEW, IO_CODE], old, &code)
 }
 
-/// Takes a program interruption for an instruction of four bytes that was
-/// suppressed; `old` points behind it.
+/// Performs a program interruption for an instruction of four bytes that was suppressed; `old`
+/// points behind it.
 pub fn program(
     storage: &mut impl Absolute,
     prefix: u64,

@@ -12,7 +12,7 @@ impl Apqn {
         Apqn((adapter as u16) << 8 | domain as u16)
     }
 
-    /// From the low half-word of general register 0.
+    /// Decodes the low half-word of general register 0.
     pub const fn from_register(gr0: u64) -> Apqn {
         Apqn((gr0 & 0xffff) as u16)
     }
@@ -131,7 +131,7 @@ impl Matrix {
         self.adapters.contains(apqn.adapter()) && self.domains.contains(apqn.domain())
     }
 
-    /// All its queues.
+    /// Returns all queues of the matrix.
     pub fn queues(&self) -> impl Iterator<Item = Apqn> + use<> {
         let domains = self.domains;
         let of = move |adapter| domains.iter().map(move |domain| Apqn::new(adapter, domain));

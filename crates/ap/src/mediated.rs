@@ -21,8 +21,8 @@ use crate::outside::{
 use crate::registration::{Held, Kept, Registration};
 use crate::status::{QueueStatus, Response};
 
-/// How often an instruction that a queue is too busy for is tried, and the interrupt bit
-/// looked at (as in vfio_ap).
+/// Maximum number of attempts at an instruction on a busy queue, and of checks of the interrupt bit
+/// (as in vfio_ap).
 const TRIES: u32 = 5;
 /// Nanoseconds between two tries.
 const PAUSE: u64 = 20_000_000;
@@ -78,23 +78,23 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         &mut self.outside
     }
 
-    /// Gives the guest an adapter.
+    /// Assigns an adapter to the guest.
     pub fn assign_adapter(&mut self, adapter: u8) {
         self.matrix.adapters.insert(adapter);
     }
 
-    /// Gives the guest a domain.
+    /// Assigns a domain to the guest.
     pub fn assign_domain(&mut self, domain: u8) {
         self.matrix.domains.insert(domain);
     }
 
-    /// Gives the guest a domain to administrate.
+    /// Assigns a domain to the guest for administration.
     pub fn assign_control_domain(&mut self, domain: u8) {
         self.matrix.control_domains.insert(domain);
     }
 
-    /// Takes an adapter away, also while it is in use: its queues are reset
-    /// and hold nothing afterwards.
+    /// Unassigns an adapter, also while it is in use: its queues are reset and hold no resources
+    /// afterwards.
     pub fn unassign_adapter(&mut self, adapter: u8) -> Result<(), StillHeld> {
         let gone: Vec<Apqn> = self
             .matrix
@@ -105,7 +105,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.abandon(&gone)
     }
 
-    /// Takes a domain away, also while it is in use.
+    /// Unassigns a domain, also while it is in use.
     pub fn unassign_domain(&mut self, domain: u8) -> Result<(), StillHeld> {
         let gone: Vec<Apqn> = self
             .matrix
@@ -116,7 +116,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.abandon(&gone)
     }
 
-    /// Takes the administration of a domain away.
+    /// Unassigns the administration of a domain.
     pub fn unassign_control_domain(&mut self, domain: u8) {
         self.matrix.control_domains.remove(domain);
     }
@@ -174,7 +174,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// Looks after queues that still had their notification bytes; call it now and then.
+    /// Checks queues that still had their notification bytes, and releases them; to be called from
+    /// time to time.
     pub fn poll(&mut self) -> Result<(), StillHeld> {
         let all: Vec<Apqn> = self.kept.keys().copied().collect();
         for apqn in all {

@@ -28,7 +28,7 @@ impl Response {
     pub const BOUND_TO_ANOTHER: Response = Response(0x09);
     /// A change of state is in progress.
     pub const STATE_CHANGE_IN_PROGRESS: Response = Response(0x0a);
-    /// Not bound.
+    /// The queue is not bound.
     pub const NOT_BOUND: Response = Response(0x0b);
     /// NQAP: the queue is full.
     pub const QUEUE_FULL: Response = Response(0x10);
@@ -93,7 +93,7 @@ impl QueueStatus {
             | (self.response.0 as u32) << 16
     }
 
-    /// From a word.
+    /// Decodes a word.
     pub const fn from_word(word: u32) -> QueueStatus {
         QueueStatus {
             empty: word >> 31 & 1 == 1,

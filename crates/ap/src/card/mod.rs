@@ -28,18 +28,18 @@ pub trait Coprocessor {
     fn process(&mut self, request: &[u8]) -> Vec<u8>;
 }
 
-/// Where notifications go.
+/// Receiver of notifications.
 pub trait Notify {
     /// Makes the notification byte non-zero and the subclass pending.
     fn notify(&mut self, apqn: Apqn, target: Target);
 }
 
-/// How long things take, in nanoseconds.
+/// Durations of operations, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Latency {
     /// A reset.
     pub reset: u64,
-    /// From AQIC to the interrupt bit.
+    /// Time from AQIC to the change of the interrupt bit.
     pub interrupts: u64,
     /// A request.
     pub request: u64,
@@ -113,7 +113,7 @@ impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
         self.queues.retain(|apqn, _| apqn.adapter() != adapter);
     }
 
-    /// Takes a card out of the configuration, or back into it. Its queues are reset at once.
+    /// Deconfigures a card, or configures it again. Its queues are reset at once.
     pub fn configure(&mut self, adapter: u8, on: bool) {
         let state = if on {
             State::Configured

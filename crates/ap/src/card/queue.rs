@@ -81,7 +81,7 @@ impl Queue {
         }
     }
 
-    /// When the next thing happens.
+    /// Returns the time of the next event.
     pub(super) fn due(&self) -> Option<u64> {
         let bit = match self.interrupts {
             Interrupts::Enabling { until, .. } | Interrupts::Disabling { until, .. } => Some(until),
