@@ -17,7 +17,7 @@ use crate::rsa;
 pub struct Error(pub u8);
 
 impl Error {
-    /// Not a message of type 50.
+    /// The message is not of type 50.
     pub const MESSAGE_TYPE: Error = Error(0x20);
     /// The length in the head is not that of the message or of its format.
     pub const MESSAGE_LENGTH: Error = Error(0x23);
@@ -58,7 +58,7 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Takes a message apart.
+    /// Parses a message.
     pub fn parse(bytes: &'a [u8]) -> Result<Request<'a>, Error> {
         let (head, body) = bytes.split_at_checked(HEAD).ok_or(Error::MESSAGE_LENGTH)?;
         let &[
