@@ -25,9 +25,9 @@ use crate::{Completion, Status};
 
 /// The name of the discovery subsystem (NVMe Base 2.1, 4.7).
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// In the CNTLID of Connect: the subsystem chooses a controller (dynamic controller model).
+/// CNTLID of a Connect by which the subsystem chooses a controller (dynamic controller model).
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
-/// In the SQHD of the answer to Connect: there is no flow control of the submission queue.
+/// SQHD of the answer to Connect without flow control of the submission queue.
 pub const SQHD_NO_FLOW_CONTROL: u16 = 0xffff;
 /// Bytes of Connect's data.
 pub const CONNECT_DATA_LEN: u32 = 1024;
@@ -260,7 +260,7 @@ pub const fn property(entry: &Completion) -> u64 {
 pub struct Authentication {
     /// Security Protocol.
     pub secp: u8,
-    /// Both bytes of SP Specific, the first one in the low byte.
+    /// SP Specific, two bytes, the first one in the low byte.
     pub spsp: u16,
     /// Bytes of the message, or of the room for it.
     pub len: u32,

@@ -133,7 +133,7 @@ pub mod msix {
     pub const CONTROL_FUNCTION_MASK: u16 = 1 << 14;
     /// Control: MSI-X Enable.
     pub const CONTROL_ENABLE: u16 = 1 << 15;
-    /// Most entries in a table.
+    /// Maximum number of entries in a table.
     pub const MAX_ENTRIES: u16 = 2048;
     /// Size of a table entry in bytes.
     pub const ENTRY_SIZE: usize = 16;

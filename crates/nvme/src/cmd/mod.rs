@@ -84,7 +84,7 @@ pub struct Flags {
 pub struct DataPointer(pub [u8; 16]);
 
 impl DataPointer {
-    /// Two PRP entries.
+    /// Makes a data pointer of two PRP entries.
     #[inline]
     pub fn prp(prp1: u64, prp2: u64) -> Self {
         transmute!([U64::new(prp1), U64::new(prp2)])

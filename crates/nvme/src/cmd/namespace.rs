@@ -109,7 +109,7 @@ wire_layout!(
 zeroed_default!(NewNamespace);
 
 impl NewNamespace {
-    /// Bytes that the standard reserves are zeroes.
+    /// Returns whether the reserved bytes are zero.
     pub fn reserved_is_zero(&self) -> bool {
         let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         zero(&self.reserved16)

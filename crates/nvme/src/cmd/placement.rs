@@ -48,7 +48,7 @@ pub struct IoManagementSendCdw10 {
 }
 
 wire_struct! {
-    /// Before the descriptors of Reclaim Unit Handle Status, 16 bytes.
+    /// Header of Reclaim Unit Handle Status, 16 bytes, before the descriptors.
     pub struct HandleStatusHeader(16) {
         #[doc(hidden)]
         pub reserved0 @ 0: [u8; 14],

@@ -62,7 +62,7 @@ pub struct ReceiveCdw13 {
 }
 
 wire_struct! {
-    /// Before the zone descriptors of a report, 64 bytes.
+    /// Header of a report, 64 bytes, before the zone descriptors.
     pub struct ReportHeader(64) {
         /// Number of Zones.
         pub zones @ 0: U64,

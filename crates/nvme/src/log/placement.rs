@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::macros::{open_values, wire_struct};
 
 wire_struct! {
-    /// Before the descriptors of the FDP Configurations log page, 16 bytes.
+    /// Header of the FDP Configurations log page, 16 bytes, before the descriptors.
     pub struct FdpConfigurations(16) {
         /// Number of FDP Configurations, zero-based.
         pub numfdpc_z @ 0: U16,
@@ -85,7 +85,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Before the descriptors of the Reclaim Unit Handle Usage log page, 8 bytes.
+    /// Header of the Reclaim Unit Handle Usage log page, 8 bytes, before the descriptors.
     pub struct HandleUsageHeader(8) {
         /// Number of Reclaim Unit Handles.
         pub nruh @ 0: U16,
@@ -129,7 +129,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Before the events of the FDP Events log page, 64 bytes.
+    /// Header of the FDP Events log page, 64 bytes, before the events.
     pub struct FdpEventsHeader(64) {
         /// Number of FDP Events that follow, in the order in which they happened.
         pub numfdpe @ 0: U32,

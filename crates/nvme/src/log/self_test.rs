@@ -72,7 +72,7 @@ wire_struct! {
         pub status @ 0: SelfTestStatus,
         /// The segment that failed first.
         pub segment @ 1: u8,
-        /// Which of the fields below are valid.
+        /// Valid fields among those below.
         pub valid @ 2: ValidDiagnostics,
         #[doc(hidden)]
         pub reserved3 @ 3: u8,
@@ -107,7 +107,7 @@ impl SelfTestResult {
 pub struct SelfTestLog {
     /// Self-test in progress.
     pub current: SelfTestCode,
-    /// How much of it is done, in percent.
+    /// Progress in percent.
     pub completion: u8,
     #[doc(hidden)]
     pub reserved2: [u8; 2],
