@@ -106,7 +106,7 @@ pub(crate) fn log_page(changes: u64, groups: &[Told]) -> Vec<u8> {
     page
 }
 
-/// A change of a state, on its way to the controller.
+/// A pending change of an ANA state.
 #[derive(Debug)]
 pub struct AnaChange(Receiver<()>);
 

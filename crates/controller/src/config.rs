@@ -131,8 +131,7 @@ pub struct NamespaceConfig {
     pub nsid: u32,
     /// Volume that stores the blocks.
     pub volume: Arc<dyn Volume>,
-    /// Logical block size in bytes: 512 or 4096. With several formats, that of the one that is
-    /// kept.
+    /// Logical block size in bytes: 512 or 4096. With several formats, that of the stored one.
     pub block_size: u32,
     /// Writes are refused with Namespace is Write Protected.
     pub read_only: bool,
@@ -487,7 +486,7 @@ impl NamespaceConfig {
         zones.or_else(|| Some(self.metadata.as_ref()?.blocks()))
     }
 
-    /// Checks whether a controller like that can have the namespace.
+    /// Checks whether a controller of this configuration can have the namespace.
     pub(crate) fn check_for(&self, config: &ControllerConfig) -> Result<(), ConfigError> {
         let alone = config.subsystem.is_none() && config.fabrics.is_none();
         if self.zones.is_some() && config.fabrics.is_some() {

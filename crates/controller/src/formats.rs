@@ -1,5 +1,5 @@
-//! LBA formats that a host may give a namespace (Format NVM), and where the one that it has chosen
-//! is kept.
+//! LBA formats that a host may choose for a namespace (Format NVM), and the storage of the chosen
+//! one.
 
 use crate::config::NamespaceConfig;
 use crate::metadata::MetadataState;
@@ -117,14 +117,14 @@ impl BlockFormat {
     }
 }
 
-/// A format that is kept.
+/// A stored format.
 #[derive(Debug)]
 pub struct KeptFormat {
     /// Metadata of the blocks, of which none was ever written; `None` when they have none.
     pub metadata: Option<Arc<MetadataState>>,
 }
 
-/// How it ended that a format was to be kept.
+/// Outcome of storing a format.
 #[derive(Debug)]
 pub enum SavedFormat {
     /// The format is stored, and outlasts the process and a loss of power.

@@ -1,8 +1,9 @@
-//! The placement of a namespace, and the table that it is kept in.
+//! The placement of a namespace, and the table that stores it.
 //!
-//! The table is memory, of a file where the state is to outlast the process: a word is in it when
-//! the store is done, without a system call. All workers of a controller change it. Nothing is
-//! flushed: how far the counts are behind after a loss of power, the kernel decides.
+//! The table is memory, of a file if the state is to outlast the process: a word is in the file
+//! when the store is done, without a system call. All workers of a controller change it. The
+//! table is never flushed: after a loss of power, the counts are as old as the kernel's last
+//! write-back.
 
 use dma::{MapError, MemoryError, Rows, SharedPages};
 use nvme::log::FdpEventType;

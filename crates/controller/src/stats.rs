@@ -180,8 +180,8 @@ impl ControllerStats {
             .wrapping_add(self.before.bytes_written.get())
     }
 
-    /// Nanoseconds in which at least one I/O command was outstanding: those of the busiest worker,
-    /// as nobody adds up over all of them when they overlap.
+    /// Returns the nanoseconds in which at least one I/O command was outstanding: those of the
+    /// busiest worker, because the overlap of workers is not known.
     pub fn busy_ns(&self) -> u64 {
         let all = self.shares.iter().map(|share| share.busy_ns.get());
         let before = self.before.busy_ns.get();

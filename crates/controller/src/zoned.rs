@@ -33,7 +33,7 @@ pub struct ZonedState {
     table: Option<ZoneTable>,
     /// Number of writes in flight on each zone, of all workers. It grows only under the lock.
     writes: Box<[AtomicU32]>,
-    /// A zone is offline, and will not come back.
+    /// A zone is offline, permanently.
     offline: AtomicBool,
     /// Engines that have the namespace. Changes under the lock of the zones.
     users: AtomicUsize,

@@ -50,7 +50,7 @@ impl AsyncEvents {
         self.parked.len()
     }
 
-    /// Takes a parked request out. `false` when there is none with this ID.
+    /// Removes a parked request. Returns `false` when there is none with this ID.
     pub fn take(&mut self, cid: u16) -> bool {
         let found = self.parked.iter().position(|&c| c == cid);
         found.is_some_and(|at| self.parked.remove(at).is_some())

@@ -188,7 +188,7 @@ pub(crate) struct Logs {
     errors: VecDeque<ErrorInformation>,
     changed: BTreeSet<u32>,
     powered_on: Since,
-    /// Command Specific Information of the failure of the admin command at work.
+    /// Command Specific Information for a failure of the current admin command.
     pub information: u64,
 }
 

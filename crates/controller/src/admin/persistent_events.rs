@@ -158,8 +158,8 @@ impl Controller {
         self.record_event(Type::POWER_ON_OR_RESET, &data);
     }
 
-    /// The host has set the timestamp, which was another one before, and was zero so many
-    /// milliseconds ago, or is the host's.
+    /// Records that the host has set the timestamp: its previous value, and the milliseconds
+    /// since the last reset.
     pub(super) fn record_timestamp(&mut self, previous: [u8; 8]) {
         let since = self.admin.last_reset.elapsed().as_millis();
         let data = TimestampChange {

@@ -39,8 +39,8 @@ static COMMANDS: &[AdminCommand] = &[
     AdminCommand::new(Op::CREATE_IO_CQ, Controller::create_io_cq, NOTHING).concerning_queues(),
     AdminCommand::new(Op::IDENTIFY, Controller::identify, NOTHING),
     AdminCommand::new(Op::ABORT, Controller::abort_command, NOTHING).concerning_queues(),
-    // Number of Queues looks at the queues; interrupt coalescing and the write cache change how
-    // they work.
+    // Number of Queues reads the queues; interrupt coalescing and the write cache change their
+    // behavior.
     AdminCommand::new(Op::SET_FEATURES, Controller::set_features, NOTHING).concerning_queues(),
     AdminCommand::new(Op::GET_FEATURES, Controller::get_features, NOTHING),
     AdminCommand::new(

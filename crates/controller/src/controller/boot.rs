@@ -109,7 +109,7 @@ impl Controller {
         }
     }
 
-    /// Stores such a register. A write to BPRSEL reads from a partition.
+    /// Writes a register of Boot Partitions. A write to BPRSEL reads from a partition.
     pub(super) fn write_boot_register(&mut self, offset: u64, value: u32) {
         if self.config.boot.is_none() {
             return;

@@ -11,7 +11,8 @@ const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
 /// treats an answer after 5 s as an error.
 const ANSWER_AFTER: Duration = Duration::from_secs(3);
 
-/// Bus Master Enable was cleared: data of commands in flight is still on its way.
+/// State after Bus Master Enable was cleared: data of commands in flight may still be
+/// transferred.
 pub(super) struct Draining {
     since: Instant,
     interrupted: bool,

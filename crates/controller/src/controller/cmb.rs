@@ -113,7 +113,7 @@ impl Controller {
         self.cmb.as_ref()?.pages.as_ref()
     }
 
-    /// Bytes of that BAR; 0: there is none.
+    /// Returns the size of the buffer's BAR in bytes; 0 when there is none.
     pub fn cmb_size(&self) -> u64 {
         self.cmb.as_ref().map_or(0, |cmb| cmb.size)
     }

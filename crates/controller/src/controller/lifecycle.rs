@@ -12,7 +12,7 @@ use nvme::regs::{Ams, Aqa, Cc, CcCss, Csts, Shn, Shst};
 /// Life-cycle state of the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// CC.EN is 0 and everything is at rest.
+    /// CC.EN is 0 and no command is in flight.
     Disabled,
     /// CSTS.RDY is 1.
     Ready,
@@ -22,7 +22,7 @@ pub(super) enum State {
     Failed,
 }
 
-/// How far a shutdown is, in whatever state it was asked for. A controller-level reset ends it.
+/// Progress of a shutdown, in any state. A controller-level reset ends it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shutdown {
     /// None was asked for.
@@ -129,7 +129,7 @@ impl Controller {
     }
 
     fn enable(&mut self) {
-        // A shutdown of the disabled controller is over with this.
+        // This ends a shutdown of the disabled controller.
         self.shutdown = Shutdown::No;
         self.csts.set_shst(Shst::NORMAL);
         let cc = self.cc;

@@ -83,7 +83,7 @@ pub struct Controller {
     attach_refused: bool,
     /// When the round began.
     pub(crate) now: Instant,
-    /// Faults in guest memory that this process had when the windows were last looked at.
+    /// Faults in guest memory of this process, as of the last check of the windows.
     faults: u64,
 }
 

@@ -52,8 +52,8 @@ impl Controller {
     }
 
     /// Writes BAR0. Registers take whole dwords, one or two at a time; other writes are ignored
-    /// ("NVMe over PCIe Transport 1.1", 3.1 leaves them undefined), as is everything where the
-    /// function does not answer.
+    /// ("NVMe over PCIe Transport 1.1", 3.1 leaves them undefined), and so are all writes while
+    /// the function does not decode memory.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8]) {
         if !self.pci.decodes_memory() {
             return;

@@ -7,8 +7,8 @@ const WAITING: usize = 64;
 
 impl Engine {
     /// Tries to end a command early: one in flight in a volume, or one that was submitted and not
-    /// fetched yet. Answered by [`Event::AbortDone`], or by [`Event::AbortMissed`] if there is
-    /// none.
+    /// fetched yet. Answered by [`Event::AbortDone`], or by [`Event::AbortMissed`] if there is no
+    /// such command.
     pub(super) fn abort(&mut self, sqid: u16, cid: u16) {
         if !self.begin_abort(sqid, cid) {
             self.events.push_back(Event::AbortMissed { sqid, cid });

@@ -66,7 +66,7 @@ impl Engine {
         self.interrupting = false;
         self.irqs.set_messages(true);
         self.mapped(0, u64::MAX);
-        // The next round looks at every queue.
+        // The next round polls every queue.
         self.polled.poll_all();
         self.post_backlogs();
         for qid in 0..self.cqs.len() as u16 {
@@ -87,7 +87,7 @@ impl Engine {
         }
         cq.dirty = true;
         if self.irqs.pin_based() {
-            // The pin's level does not depend on this; its queues are looked at in each round.
+            // The pin's level does not depend on this; its queues are checked in each round.
             return;
         }
         self.signal_now(qid);

@@ -67,7 +67,7 @@ impl Engine {
         let Some(slot) = self.slots.get(index) else {
             return Some(completion);
         };
-        // Ranges are advice, and nobody waits for an orphan.
+        // Ranges are advice, and no host waits for an orphan.
         if slot.orphan || matches!(slot.work, Work::Ranges(_) | Work::ZoneSend(_)) {
             return Some(completion);
         }
@@ -82,7 +82,7 @@ impl Engine {
             (_, Kind::Read | Kind::Verify) => Op::Read,
             (_, Kind::Write) => Op::Write { fua: false },
             (_, Kind::DurableWrite) => Op::Write { fua: true },
-            // Whether that was asked for is not remembered: it harms nobody.
+            // The requested flags are not stored; these are always safe.
             (_, Kind::Other) => Op::WriteZeroes {
                 deallocate: false,
                 fua: true,

@@ -56,7 +56,7 @@ pub(super) struct Fault {
     at: u64,
 }
 
-/// A source range as its descriptor has it, whichever format that is of.
+/// A source range as described by its descriptor, in any format.
 pub(super) struct Described {
     pub snsid: u32,
     pub sopt: u16,

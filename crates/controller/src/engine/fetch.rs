@@ -21,7 +21,7 @@ const ADMIN_OUTSTANDING: u32 = 256;
 /// Cost of an admin command in a round's budget: most of them build a page and copy it.
 const ADMIN_UNITS: u32 = 8;
 
-/// Looks at a submission queue's doorbell. Returns whether the tail moved.
+/// Checks a submission queue's doorbell. Returns whether the tail moved.
 #[inline]
 fn take_tail(sq: &mut Sq, cells: Cells<'_, AtomicU32>, qid: u16) -> Result<bool, Event> {
     let cq = false;
@@ -263,7 +263,7 @@ impl Engine {
             && matches!(self.cqs.get(usize::from(sq.cqid)), Some(Some(cq)) if cq.backlog.is_empty())
             && let Some(ring) = sq.memory.ring()
         {
-            // Read once; only the copy is looked at.
+            // Read once; only the copy is used.
             let command: Command = zerocopy::transmute!(ring.load64(sq.head));
             sq.took(1);
             sq.outstanding += 1;
@@ -275,7 +275,7 @@ impl Engine {
         fetched
     }
 
-    /// Starts an I/O command the general way.
+    /// Starts an I/O command on the general path.
     pub(super) fn general(&mut self, qid: u16, command: &Command) {
         if let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid))
             && !sq.abort_on_fetch.is_empty()
@@ -295,7 +295,7 @@ impl Engine {
         self.execute(qid, command);
     }
 
-    /// Looks at every doorbell once, before or after the shadow buffers change.
+    /// Checks every doorbell once, before or after the shadow buffers change.
     pub(super) fn look_at_all(&mut self) {
         // Entries found here are fetched by the next round.
         self.polled.poll_all();

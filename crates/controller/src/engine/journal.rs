@@ -59,8 +59,8 @@ mod hot {
 /// fetched.
 const TAIL_BITS: u32 = 12;
 const LIVE: u64 = 1 << TAIL_BITS;
-/// The number of commands fetched has so many bits, here and in a record: enough for seven years at
-/// ten million commands a second from one queue.
+/// Number of bits of the number of commands fetched, here and in a record: enough for seven years
+/// at ten million commands a second from one queue.
 const NUMBER_BITS: u32 = 64 - 1 - TAIL_BITS;
 const _: () = assert!(MAX_QUEUE_ENTRIES <= 1 << TAIL_BITS);
 

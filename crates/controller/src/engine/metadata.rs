@@ -59,7 +59,7 @@ pub(super) struct Moving {
     /// The host's memory: of data, and of metadata unless that is between the data or nowhere.
     data: SegmentList,
     metadata: SegmentList,
-    /// The host has no metadata: it is made here, or taken away.
+    /// The host transfers no metadata: protection information is inserted or stripped here.
     stripped: bool,
     prinfo: Prinfo,
     /// Storage tags are checked, too (STC).
@@ -341,10 +341,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds the memory that the command's metadata pointer describes ("NVMe Base 2.1", 4.1.1): of
-    /// one contiguous buffer its address, aligned to a dword; or the address, aligned to a qword,
-    /// of the first descriptor of an SGL (SGLS bit 19), which is read once and may lie in the
-    /// controller memory buffer, wherever the metadata is.
+    /// Finds the memory that the command's metadata pointer describes ("NVMe Base 2.1", 4.1.1).
+    /// The pointer is the address of a contiguous buffer, aligned to a dword, or the address of
+    /// the first descriptor of an SGL, aligned to a qword (SGLS bit 19). That descriptor is read
+    /// once and may lie in the controller memory buffer, independent of the metadata.
     fn walk_metadata(
         &self,
         command: &Command,
@@ -581,7 +581,7 @@ fn prepare(
     if !moving.changes() {
         return Ok(SegmentList::owned(buffer));
     }
-    // All of it is checked before any is kept.
+    // All metadata is checked before any is stored.
     let mut all = vec![0; size * moving.blocks as usize];
     moving.data_from_host(state, &mut buffer);
     moving.metadata_from_host(state, &mut all);

@@ -9,7 +9,7 @@
 use super::queue::{Cq, Sq};
 use super::{Engine, Event};
 
-/// A completion queue and its submission queues, on their way between two engines.
+/// A completion queue and its submission queues, in transit between two engines.
 pub(crate) struct MigratingQueues {
     pub cqid: u16,
     pub cq: Cq,

@@ -93,7 +93,7 @@ pub(crate) enum Event {
     Admin(Command),
     /// A submission queue that was being deleted has no command left.
     SqDrained(u16),
-    /// A command that an Abort waits for is over.
+    /// The target of an Abort command has ended.
     AbortDone { sqid: u16, cid: u16, aborted: bool },
     /// A command ended with an error.
     Failed {
@@ -238,9 +238,9 @@ pub(crate) struct Engine {
     /// A command ended without its queue. [`Engine::broken`] is called at the end of the round,
     /// because a call in the completion path would cost each command some registers.
     queue_gone: bool,
-    /// Copies of submission queue entries, while a batch of them is looked at.
+    /// Copies of submission queue entries, while a batch of them is executed.
     entries: Box<[[u8; 64]; run::BATCH]>,
-    /// Data of the command in hand, between commands empty.
+    /// Data of the current command; empty between commands.
     list: SegmentList,
     /// Deferred work of the current batch.
     long: run::LongWork,
@@ -506,7 +506,7 @@ impl Engine {
         self.namespaces.iter().any(Namespace::needs_polling)
     }
 
-    /// Commands of the host's that are at work below, and flushes of the controller's own.
+    /// Returns the number of the host's commands in flight, and of the controller's own flushes.
     pub fn in_flight(&self) -> usize {
         self.slots.in_use()
     }

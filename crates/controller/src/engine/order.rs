@@ -51,8 +51,7 @@ pub(crate) enum Order {
     Memory(MemoryChange),
     /// The controller memory buffer is at this address for commands, or is not there.
     DeviceMemory(Option<(u64, Memory)>),
-    /// Bus Master Enable, and how often it was set so far. Where it was cleared, memory was taken
-    /// away.
+    /// Bus Master Enable, and how often it was set so far. Clearing it takes memory away.
     Master {
         on: bool,
         masterings: u64,
@@ -81,8 +80,8 @@ pub(crate) enum Order {
         metadata: Option<Arc<MetadataState>>,
         blocks: u64,
     },
-    /// Commands on the namespace of this index end with this status from now on; `None`: it is open
-    /// again.
+    /// The namespace of this index is closed with this status for its commands; `None`: it is
+    /// open again.
     Close {
         index: usize,
         status: Option<Status>,
@@ -236,8 +235,8 @@ impl Engine {
         }
     }
 
-    /// Queues and shadow buffers in the controller memory buffer, or where it hides the guest's
-    /// memory, are looked for where they are from now on.
+    /// Sets the location of the controller memory buffer, and looks up queues and shadow buffers
+    /// again that lie in it, or in guest memory that it hides.
     fn set_device_memory(&mut self, at: Option<(u64, Memory)>) -> Result<(), MapError> {
         let place = |dma: &DmaMap| {
             let (iova, memory) = dma.device_memory()?;

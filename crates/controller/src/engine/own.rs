@@ -26,7 +26,7 @@ pub(crate) struct OwnRequest {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// Memory of its own, as long, where data is moved.
+    /// Buffer for the data, of the same length, if data is moved.
     pub data: SegmentList,
 }
 

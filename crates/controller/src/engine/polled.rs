@@ -17,7 +17,8 @@ const COOL_AFTER: u32 = 1024;
 /// because other queues become hot or idle meanwhile is polled in the next turn.
 const IDLE_TURN: usize = 16;
 
-/// Looks in a row at one queue that found nothing. Kept with its queue, which a look has in hand.
+/// Number of successive looks at one queue that found nothing. Stored in the queue, which a look
+/// uses anyway.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct IdleRounds(u32);
 
@@ -45,9 +46,9 @@ pub(super) struct PolledQueues {
     hot: usize,
     /// The idle queue that is polled next.
     next: usize,
-    /// How many queues were idle when this turn of looks at all of them began.
+    /// Number of idle queues at the beginning of this turn of looks at all of them.
     turn: usize,
-    /// Looks at idle queues that are due, in parts of a look: [`IDLE_TURN`] are one.
+    /// Looks at idle queues that are due, in fractions of a look: [`IDLE_TURN`] make one.
     due: usize,
 }
 
@@ -149,8 +150,8 @@ impl PolledQueues {
             self.next = 0;
             return idle;
         }
-        // A part of a look is kept for the next round. Queues of this turn that became hot do not
-        // slow it down.
+        // A fraction of a look is kept for the next round. Queues of this turn that became hot do
+        // not slow it down.
         self.due += idle.max(self.turn);
         let share = self.due / IDLE_TURN;
         self.due %= IDLE_TURN;

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 
 impl Engine {
-    /// Ends a command without a slot: its completion is posted, or kept until there is space.
+    /// Ends a command without a slot: its completion is posted, or kept until there is room.
     pub fn finish(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
         self.finish_with(sqid, cid, status, result.into());
     }

@@ -98,7 +98,7 @@ pub(crate) struct Sq {
     /// First entry that the host has not written yet, as far as known.
     pub tail: u32,
     pub watch: Watch,
-    /// The doorbell's value as it was last looked at, allowed or not.
+    /// The doorbell's value at the last look, allowed or not.
     pub seen: u32,
     /// Commands fetched, without a posted completion.
     pub outstanding: u32,
@@ -227,7 +227,7 @@ pub(crate) struct Cq {
     pub blocked: bool,
     /// The queue is in the engine's list of queues with entries to signal.
     pub dirty: bool,
-    /// The doorbell's value as it was last looked at, allowed or not.
+    /// The doorbell's value at the last look, allowed or not.
     pub seen: u32,
     /// Submission queues that complete here.
     pub users: u16,

@@ -115,7 +115,7 @@ impl Engine {
             Some(Work::Ranges(ranges)) if !ranges.left.is_empty() => {
                 self.parked.push_front(index);
             }
-            // There is none left.
+            // No range is left.
             _ => self.next_range(index),
         }
     }

@@ -42,7 +42,7 @@ fn status(refusal: Refusal) -> Status {
 }
 
 impl Engine {
-    /// Starts a reservation command: the control half gets [`Event::Reservation`].
+    /// Starts a reservation command: the control half receives [`Event::Reservation`].
     pub(super) fn reservation(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let ns = self.namespace_index(command.nsid.get())?;
         let cdw10 = command.cdw10.get();

@@ -41,7 +41,7 @@ pub(super) enum Next {
     Failed(Command, Status),
     /// This command was fetched, and its volume could not carry it out at once.
     Refused(Command, Op, IoError),
-    /// This request was started, and is over already.
+    /// This request was started, and has completed already.
     Completed(volume::Completion),
 }
 
@@ -442,9 +442,9 @@ impl Engine {
             return sq.fetch_general(command);
         };
         let places = cq_ring.cqe_run(cq.tail, pending.min(room));
-        // Copied once, all of them before the first is looked at: they come from another core's
-        // cache, and come together. Those behind one that ends the batch are not fetched by this:
-        // they get another copy when it is their turn.
+        // All entries are copied before the first one is used: they come from another core's
+        // cache, and are transferred together. Entries behind one that ends the batch are not
+        // fetched by this; they are copied again in a later batch.
         let (wanted, _) = self
             .entries
             .split_at_mut((places.len() as usize).min(BATCH));
@@ -522,7 +522,7 @@ impl Engine {
             record.bytes_read().add(tally.bytes - tally.bytes_written);
             record.bytes_written().add(tally.bytes_written);
         }
-        // A command that takes the general way is neither posted nor recorded yet.
+        // A command on the general path is neither posted nor recorded yet.
         if let Some(hot) = &self.hot
             && matches!(next, Next::Idle | Next::Completed(_))
         {

@@ -85,7 +85,7 @@ pub(super) struct Slot {
     pub work: Work,
     /// The first error of the command's parts.
     pub status: Status,
-    /// Capacity is kept from command to command: no allocation in steady state.
+    /// The list keeps its capacity between commands: no allocation in steady state.
     pub list: SegmentList,
     /// Bytes of host memory that it took from the budget.
     pub scratch: u64,

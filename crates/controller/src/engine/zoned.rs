@@ -627,7 +627,7 @@ fn descriptor(zone: &Reported) -> ZoneDescriptor {
     }
 }
 
-/// A namespace's queue, with one to its table beside it: that gets the flushes at [`TABLE`].
+/// A namespace's volume queue, with one to its table that gets the flushes at [`TABLE`].
 struct WithTable {
     data: OpenQueue,
     table: OpenQueue,

@@ -164,7 +164,7 @@ impl RemoteEngine {
             Namespace::open_or_vacant(config, &self.io, self.engine.io()).or_else(|error| {
                 tracing::warn!(nsid, %error, "a namespace cannot be opened on another worker");
                 self.progress.refused.fetch_add(1, Ordering::Release);
-                // The index is used all the same.
+                // The index stays in use, so that indices agree with the control half's.
                 Namespace::vacant(&self.io)
             });
         if let Ok(namespace) = opened {

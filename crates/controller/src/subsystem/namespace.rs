@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use sync::Unpoisoned;
 
-/// A reservation command on its way.
+/// A submitted reservation operation.
 #[derive(Clone, Debug)]
 pub(crate) struct Submitted {
     /// The controller that it was sent to.
@@ -20,7 +20,7 @@ pub(crate) struct Submitted {
     pub ticket: u64,
 }
 
-/// The operation that is under way.
+/// State of the current operation.
 #[derive(Debug)]
 enum Running {
     /// The new state is being saved.

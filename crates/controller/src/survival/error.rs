@@ -3,8 +3,8 @@
 use crate::config::ConfigError;
 use state_memory::StateError;
 
-/// The controller of a process that has ended cannot be served: its client is to be disconnected,
-/// and the controller made anew.
+/// Reason why the controller of a process that has ended cannot be restored: its client has to be
+/// disconnected, and the controller created anew.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// No state was committed, or it was withdrawn because it could not be written.

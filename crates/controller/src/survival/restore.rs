@@ -85,11 +85,11 @@ impl Identity {
 }
 
 impl Controller {
-    /// Restores a controller from the `state` of a process that has ended. That process must have
-    /// ended, and so must all its volume requests: commands in flight are given to the volumes
-    /// again, and a late request of the old process would overtake newer ones. `page` is its
-    /// doorbell page; `kept` finds guest memory and receivers of interrupts. All commands that
-    /// were in flight are started again when this returns; [`Recovery`] has their number.
+    /// Restores a controller from the `state` of another process. That process and all its volume
+    /// requests must have ended: commands in flight are given to the volumes again, and a late
+    /// request of the old process would overtake newer ones. `page` is its doorbell page; `kept`
+    /// finds guest memory and receivers of interrupts. All commands that were in flight are
+    /// started again when this returns; [`Recovery`] has their number.
     ///
     /// # Errors
     /// [`RestoreError`] when the state is missing or unreadable, or does not fit the
@@ -395,8 +395,8 @@ impl Controller {
         }
     }
 
-    /// Namespaces have been resized or have come while no process served them, or the process
-    /// before has kept their new format.
+    /// Handles namespaces that were resized or added while no process served them, or that the
+    /// previous process has stored a new format of.
     fn compare_namespaces(&mut self, before: &Identity, now: &Identity) {
         for ns in &now.namespaces {
             let known = before.namespaces.iter().find(|old| old.nsid == ns.nsid);

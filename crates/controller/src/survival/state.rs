@@ -56,7 +56,7 @@ pub(crate) struct ControlState {
 impl ControlState {
     /// Returns the encoded state.
     pub fn encode(&self) -> Vec<u8> {
-        // Memory takes everything, and nothing here has a form that could be refused.
+        // Encoding to memory cannot fail, and every value here can be encoded.
         minicbor::to_vec(self).unwrap_or_default()
     }
 }
@@ -171,7 +171,7 @@ pub(crate) struct Pci {
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Interrupts {
-    /// Vectors that have a receiver, and the number under which that is kept (0: it is not).
+    /// Vectors with a receiver, and the number under which the receiver is kept (0: it is not).
     #[n(0)]
     pub vectors: Vec<(u16, u32)>,
     /// Number under which the receiver of the INTx pin is kept (0: it is not), if it has one.
@@ -213,7 +213,7 @@ pub(crate) struct FeatureValues {
     pub timestamp: (u64, u64, u8),
     #[cbor(n(9), with = "minicbor::bytes")]
     pub host_identifier: [u8; 16],
-    /// In milliseconds; the timer begins anew.
+    /// Keep Alive Timer in milliseconds; the timer is restarted.
     #[n(10)]
     pub keep_alive: u32,
     /// Host Behavior Support: ACRE, ETDAS, LBAFEE, HDISNS, CDFE.
@@ -332,7 +332,7 @@ impl HeldCommand {
     }
 }
 
-/// The command at work that manages namespaces, and those that wait for it.
+/// The current namespace management command, and those that wait for it.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct ManagementState {

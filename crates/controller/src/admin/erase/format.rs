@@ -129,7 +129,7 @@ impl Controller {
             if extended && !self.admin.features.lbafee() {
                 return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true));
             }
-            // Where it is not known which one is kept, any is another one.
+            // If the stored format is unknown, any format is a change.
             let known = self.admin.erasure.at_rest(ns.config.nsid).is_none();
             if format != ns.config.format() || !known {
                 changes.push((ns.config.nsid, format));
@@ -149,8 +149,7 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// Metadata of these namespaces is stored nowhere any more: the same format is to be kept, with
-    /// a new file.
+    /// Stores the same format with a new file for namespaces with a lost metadata file.
     pub(super) fn renew_lost(&mut self) {
         let Some(running) = &mut self.admin.erasure.running else {
             return;
@@ -211,7 +210,7 @@ impl Controller {
         true
     }
 
-    /// A change is kept, or could not be; or there is no answer yet.
+    /// Handles the answer of the store, if there is one. Returns whether there was one.
     pub(super) fn format_kept(&mut self, number: u64) -> bool {
         let erasure = &mut self.admin.erasure;
         let Some(kept) = erasure.answers.take(number) else {
@@ -295,8 +294,8 @@ impl Controller {
         }
     }
 
-    /// A namespace that is closed so has that format from now on, and this metadata; `None`: its
-    /// own.
+    /// Sets the format of a closed namespace, and its metadata; `None`: that of the namespace
+    /// itself.
     pub(crate) fn reformat(
         &mut self,
         nsid: u32,

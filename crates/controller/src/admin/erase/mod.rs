@@ -457,8 +457,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Commands on these namespaces end with this status from now on; `None`: they are open again,
-    /// if their formats are known.
+    /// Closes namespaces with the status of their commands; `None` opens them again, if their
+    /// formats are known.
     pub(crate) fn close(&mut self, nsids: &[u32], status: Option<Status>) {
         for nsid in nsids {
             let status = status.or_else(|| self.admin.erasure.at_rest(*nsid));

@@ -61,7 +61,7 @@ enum Stage {
     Ready,
     /// Commands in flight on the namespace end, from this time on; early, if `true`.
     Leaving(Instant, bool),
-    /// The pool is at work: the number of the change.
+    /// The pool is making a change: the number of the change.
     Changing(u64),
     /// The namespace is to be opened by all engines.
     Show,
@@ -81,7 +81,7 @@ struct Running {
     before: Option<PooledNamespace>,
 }
 
-/// The command at work, and those that wait for it.
+/// The current command, and those that wait for it.
 #[derive(Default)]
 pub(crate) struct Management {
     running: Option<Running>,

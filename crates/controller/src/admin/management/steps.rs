@@ -1,4 +1,4 @@
-//! A command at work, step by step.
+//! Execution of the current namespace management command, step by step.
 
 use super::{GRACE, LOOK, Stage, Task};
 use crate::config::ConfigError;
@@ -258,7 +258,7 @@ impl Controller {
         };
         match attached {
             Ok(()) => self.set_stage(Stage::Showing),
-            // Another one is on its way.
+            // Another namespace is being attached.
             Err(ConfigError::Attaching) => {}
             Err(error) => {
                 tracing::error!(%error, "a namespace of the pool cannot be attached");

@@ -7,7 +7,7 @@ use crate::controller::Controller;
 use crate::engine::{Order, SavedCq, SavedSq};
 use nvme::{Command, Status};
 
-/// Orders of one remote engine that may be under way before admin commands wait for it.
+/// Maximum number of pending orders of one remote engine before admin commands wait for it.
 const ORDERS: u64 = 256;
 
 /// A completion queue in a remote engine.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::task::Waker;
 
-/// Orders go one way, reports and progress come back.
+/// Channels to one remote engine: orders in one direction, reports and progress in the other.
 pub(in crate::controller) struct Link {
     pub worker: u16,
     pub orders: Sender<Order>,

@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, sync_channel};
 use std::task::Waker;
 
-/// Reports of one remote engine that may be under way.
+/// Maximum number of pending reports of one remote engine.
 const REPORTS: usize = 64;
 /// Maximum number of reports taken at a time, so that logging a host's errors does not delay
 /// other work.
