@@ -31,7 +31,7 @@ pub const MAX_ANA_GROUP: u32 = 32;
 /// ANATT: maximum duration of a change, in seconds. Hosts give up a controller that reports the
 /// change state for longer.
 const ANATT: u8 = 10;
-/// Return Groups Only, of the ANA log page.
+/// Return Groups Only, in the Log Specific Parameter of the ANA log page.
 pub(crate) const RGO: u8 = 1;
 
 /// Returns the status of commands for a namespace of a group in this state; `None` where they are

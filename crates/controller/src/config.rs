@@ -44,43 +44,42 @@ pub struct ControllerConfig {
     pub pci: PciIds,
     /// Controller ID (CNTLID), up to [`MAX_CNTLID`]; unique in its subsystem.
     pub cntlid: u16,
-    /// The subsystem that it shares with other controllers: all its namespaces are shared then.
+    /// Subsystem shared with other controllers, if any: all namespaces are shared then.
     pub subsystem: Option<InSubsystem>,
     /// I/O queue pairs, 1 to [`MAX_IO_QUEUES`].
     pub io_queues: u16,
     /// Entries per queue, a power of two, 2 to [`MAX_QUEUE_ENTRIES`].
     pub queue_entries: u32,
-    /// Largest transfer of one command: 4 KiB shifted left by this (MDTS). 1 to 13.
+    /// Maximum transfer size of a command: 4 KiB shifted left by this (MDTS). 1 to 13.
     pub mdts: u8,
     /// The doorbell page is written by the client directly, without a message: the owner has to
     /// poll.
     pub mapped_doorbells: bool,
     /// Doorbell Buffer Config is offered.
     pub shadow_doorbells: bool,
-    /// Bytes of a controller memory buffer, a power of two from 4 KiB to 64 MiB; `None`: it has
-    /// none. Not where hosts reach it over a network.
+    /// Size in bytes of a controller memory buffer, a power of two from 4 KiB to 64 MiB; `None`:
+    /// there is none. Not where hosts reach the controller over a network.
     pub cmb_size: Option<u64>,
     /// Content of the two Boot Partitions; `None`: the controller has none. Not where hosts reach
     /// the controller over a network.
     pub boot: Option<BootImage>,
     /// The volatile write cache feature after power-on, where a volume has one.
     pub write_cache: bool,
-    /// Number of namespaces that may ever be there (NN); at least the highest NSID of those
-    /// configured.
+    /// Maximum number of namespaces (NN); at least the highest NSID of those configured.
     pub max_namespaces: u32,
-    /// Commands in flight in volumes, over all queues.
+    /// Maximum number of commands in flight in volumes, over all queues.
     pub max_in_flight: u16,
-    /// Workers that its queues may live on, its own included; see
+    /// Maximum number of workers that have queues of the controller, its own included; see
     /// [`Controller::remote_engine`](crate::Controller::remote_engine).
     pub workers: u16,
-    /// How long a controller reset may take (CAP.TO), rounded up to 500 ms.
+    /// Maximum duration of a controller reset (CAP.TO), rounded up to 500 ms.
     pub reset_timeout: Duration,
     /// Settings of a controller that hosts reach over a network.
     pub fabrics: Option<FabricsConfig>,
     /// Content of the vendor specific bytes. Model number and PCI IDs are not set by this.
     pub cloud: Option<Cloud>,
-    /// Where the namespaces come from that its host makes (Namespace Management); without it that
-    /// is not offered. Those that are attached to the controller are there from the beginning. A
+    /// Pool from which the host creates namespaces (Namespace Management, which is not offered
+    /// otherwise). Namespaces attached to the controller are present from the beginning. A
     /// controller with a pool is in no subsystem of several, and no other hosts reach it.
     pub pool: Option<Arc<dyn NamespacePool>>,
 }
@@ -90,8 +89,8 @@ pub struct ControllerConfig {
 pub struct InSubsystem {
     /// The subsystem.
     pub subsystem: Arc<Subsystem>,
-    /// The host that uses the controller (Host Identifier). The host cannot change it: a guest that
-    /// could would pass for another one, and use its reservations.
+    /// The host that uses the controller (Host Identifier). The host cannot change it: otherwise
+    /// a guest could pass for another one, and use its reservations.
     pub host: HostId,
 }
 
@@ -124,7 +123,7 @@ impl Default for ControllerConfig {
     }
 }
 
-/// A namespace: a volume seen as blocks.
+/// Configuration of a namespace: a volume presented as blocks.
 #[derive(Clone, Debug)]
 pub struct NamespaceConfig {
     /// Namespace ID, from 1.
@@ -148,8 +147,9 @@ pub struct NamespaceConfig {
     /// Metadata of the blocks, if they have any: on one worker, of one controller. The namespace
     /// has neither zones nor placement handles then.
     pub metadata: Option<Arc<MetadataState>>,
-    /// The LBA formats that its host may choose from (Format NVM); `None`: it has one. With several
-    /// it has neither zones nor placement handles, and metadata only if some of them have.
+    /// LBA formats that the host may choose from (Format NVM); `None`: a single one. With several
+    /// formats, the namespace has neither zones nor placement handles, and metadata only if some
+    /// formats have.
     pub formats: Option<Formats>,
 }
 
@@ -182,7 +182,7 @@ pub enum ConfigError {
     /// Two controllers of a subsystem have one ID.
     #[error("controller {0} is in the subsystem already")]
     DuplicateController(u16),
-    /// A controller of a subsystem has only namespaces of that.
+    /// A controller of a subsystem can only have namespaces of that subsystem.
     #[error("namespace {0} is none of the controller's subsystem")]
     NotShared(u32),
     /// The Host Identifier of a controller in a subsystem is all zeroes, which identifies no
@@ -200,10 +200,10 @@ pub enum ConfigError {
     /// A controller memory buffer is memory of a PCI function.
     #[error("a controller that hosts reach over a network has no controller memory buffer")]
     FabricsMemory,
-    /// Hosts that come over a network read no registers of Boot Partitions.
+    /// Hosts that connect over a network read no registers of Boot Partitions.
     #[error("a controller that hosts reach over a network has no Boot Partitions")]
     FabricsBoot,
-    /// Another process cannot go on with a controller of a subsystem.
+    /// Another process cannot take over a controller of a subsystem.
     #[error("a controller in a subsystem cannot be gone on with by another process")]
     SharedState,
     /// The size of a volume is no whole number of blocks, or less than one block.
@@ -213,24 +213,24 @@ pub enum ConfigError {
     OddSize {
         /// ID of the namespace.
         nsid: u32,
-        /// Bytes.
+        /// Size of the volume in bytes.
         size: u64,
-        /// Bytes.
+        /// Block size in bytes.
         block_size: u32,
     },
-    /// A volume that wants larger blocks than the namespace has.
+    /// The volume needs larger blocks than the namespace has.
     #[error(
         "namespace {nsid}: the volume needs blocks of at least {needed} bytes, {block_size} were asked for"
     )]
     BlockSize {
         /// ID of the namespace.
         nsid: u32,
-        /// Bytes.
+        /// Minimum block size in bytes.
         needed: u32,
-        /// Bytes.
+        /// Block size in bytes.
         block_size: u32,
     },
-    /// A zoned namespace is not for hosts that come over a network.
+    /// A zoned namespace is not available to hosts that connect over a network.
     #[error("namespace {0} has zones: no other hosts reach it over a network")]
     SharedZones(u32),
     /// The controllers of a subsystem that have a namespace have the same zones of it, or none.
@@ -242,12 +242,12 @@ pub enum ConfigError {
          reach it, and it has no zones"
     )]
     SharedPlacement(u32),
-    /// Placement handles count in other blocks than the namespace has.
+    /// Placement handles count in blocks of another size than the namespace's.
     #[error("namespace {nsid}: its placement handles are of blocks of {block} bytes")]
     PlacementBlock {
         /// ID of the namespace.
         nsid: u32,
-        /// Bytes.
+        /// Block size of the handles in bytes.
         block: u32,
     },
     /// A namespace with metadata is one controller's, and lives on one worker.
@@ -263,12 +263,12 @@ pub enum ConfigError {
          metadata that is of one format"
     )]
     FixedFormat(u32),
-    /// The metadata is of other blocks than the namespace has.
+    /// The metadata is for blocks of another size than the namespace's.
     #[error("namespace {nsid}: its metadata is of blocks of {block} bytes")]
     MetadataBlock {
         /// ID of the namespace.
         nsid: u32,
-        /// Bytes.
+        /// Block size of the metadata in bytes.
         block: u32,
     },
     /// The volume ends before the zones, or the blocks with metadata, do.
@@ -276,9 +276,9 @@ pub enum ConfigError {
     ZonesSize {
         /// ID of the namespace.
         nsid: u32,
-        /// Bytes.
+        /// Required size in bytes.
         needed: u64,
-        /// Bytes.
+        /// Size of the volume in bytes.
         size: u64,
     },
     /// A volume could not be opened.
@@ -295,9 +295,9 @@ pub enum ConfigError {
          it more when it starts"
     )]
     NoRoom {
-        /// The ID.
+        /// ID of the namespace.
         nsid: u32,
-        /// Largest ID that there can be.
+        /// Largest possible ID.
         max: u32,
     },
     /// Another namespace is being attached; one is attached at a time.
@@ -306,10 +306,10 @@ pub enum ConfigError {
     /// The state memory cannot be used.
     #[error(transparent)]
     State(#[from] state_memory::StateError),
-    /// Memory for the controller memory buffer could not be had.
+    /// Memory for the controller memory buffer could not be allocated.
     #[error("controller memory buffer: {0}")]
     MemoryBuffer(dma::MapError),
-    /// Memory for the doorbell page could not be had.
+    /// Memory for the doorbell page could not be allocated.
     #[error("doorbell page: {0}")]
     Memory(dma::MapError),
 }

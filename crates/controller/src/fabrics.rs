@@ -59,7 +59,7 @@ impl AnaGroup {
 /// Properties that a controller reports to hosts that reach it over a network.
 #[derive(Clone, Debug)]
 pub struct FabricsConfig {
-    /// Bytes of data that a capsule of an I/O queue may have: a multiple of 16.
+    /// Maximum number of data bytes in a capsule of an I/O queue: a multiple of 16.
     pub in_capsule: u32,
     /// Maximum number of queue entries reported to hosts; the controller's own limit may be
     /// larger.
@@ -71,7 +71,7 @@ pub struct FabricsConfig {
 impl FabricsConfig {
     /// Sets the fields of Identify Controller for network hosts.
     pub(crate) fn describe(&self, page: &mut IdentifyController) {
-        // No bus.
+        // There is no bus.
         page.vid = 0.into();
         page.ssvid = 0.into();
         page.maxcmd = self.queue_entries.into();

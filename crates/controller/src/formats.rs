@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use volume::Volume;
 
-/// Block sizes in bytes that there are.
+/// Supported block sizes in bytes.
 const SIZES: [u32; 2] = [512, 4096];
 /// LBA formats: bytes of data and of metadata in a block, and the guard. The larger guards are of
 /// large blocks, in tuples of 16 bytes.

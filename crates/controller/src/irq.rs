@@ -28,7 +28,7 @@ fn number(sink: &Arc<dyn IrqSink>) -> u32 {
     sink.kept().map_or(0, NonZeroU32::get)
 }
 
-/// Words of the pending bit array: a vector for each I/O queue pair, and that of the admin queue.
+/// Words of the pending bit array: a vector for each I/O queue pair and one for the admin queue.
 const WORDS: usize = MAX_IO_QUEUES as usize / 64 + 1;
 
 #[derive(Default)]
@@ -95,12 +95,12 @@ pub struct Irqs {
     pending: Arc<Pending>,
     /// Bus Master Enable: messages are writes to memory. The pin needs no such write.
     messages: bool,
-    /// Vectors that have a receiver.
+    /// Number of vectors with a receiver.
     receivers: u16,
     pin: Pin,
     /// INTMS/INTMC, for pin-based interrupts only ("NVMe over PCIe Transport 1.1", 3.1.3).
     intms: u32,
-    /// Interrupts delivered, for the counters.
+    /// Number of interrupts delivered, for the counters.
     pub delivered: u64,
 }
 

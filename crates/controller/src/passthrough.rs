@@ -1,4 +1,4 @@
-//! The seam to a device that takes a namespace's commands as they are: mediation.
+//! Mediated pass-through: interface to a device that executes a namespace's commands unchanged.
 
 use dma::DmaMap;
 use nvme::{Command, Status};

@@ -19,7 +19,7 @@ pub struct PlacementState {
     placement: Placement<PlacementTable>,
 }
 
-/// Where the state of a placement is.
+/// Storage of a placement's state.
 #[derive(Debug)]
 pub struct PlacementTable {
     rows: Rows,

@@ -1,4 +1,4 @@
-//! Where the namespaces come from that a host makes (Namespace Management).
+//! Pool of capacity from which a host creates namespaces (Namespace Management).
 
 use crate::config::NamespaceConfig;
 use crate::formats::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat, SavedFormat};
@@ -17,7 +17,7 @@ pub struct PooledNamespace {
     pub block_size: u32,
     /// Namespace Globally Unique Identifier: no other namespace has had it.
     pub nguid: [u8; 16],
-    /// The host wants that several controllers can have it (NMIC.SHRNS).
+    /// The host allows several controllers to attach the namespace (NMIC.SHRNS).
     pub shared: bool,
     /// IDs of the controllers that it is attached to.
     pub attached: Vec<u16>,
@@ -138,7 +138,7 @@ impl FormatStore for PooledFormat {
                 done(match result {
                     Ok(()) => SavedFormat::New(KeptFormat { metadata: None }),
                     Err(PoolError::NoSpace) => SavedFormat::Before,
-                    // The change may have been made for all that.
+                    // The change may have been made in spite of the error.
                     Err(PoolError::Failed) => SavedFormat::Unknown,
                 });
             }),

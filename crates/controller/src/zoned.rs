@@ -35,11 +35,11 @@ pub struct ZonedState {
     writes: Box<[AtomicU32]>,
     /// A zone is offline, permanently.
     offline: AtomicBool,
-    /// Engines that have the namespace. Changes under the lock of the zones.
+    /// Number of engines that have the namespace. Changes under the lock of the zones.
     users: AtomicUsize,
 }
 
-/// An engine has the namespace, until this is dropped.
+/// Counts an engine as a user of the zones until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ZonesInUse(Arc<ZonedState>);
 
@@ -60,7 +60,7 @@ impl Drop for ZonesInUse {
     }
 }
 
-/// Where the state of zones outlasts the process.
+/// Storage by which the state of zones outlasts the process.
 #[derive(Clone, Debug)]
 pub struct ZoneTable {
     pages: SharedPages,

@@ -5,17 +5,17 @@ use crate::controller::Controller;
 use nvme::cmd::admin::{AbortCdw10, AbortResult};
 use nvme::{Command, Status};
 
-/// Abort commands that may wait at one time: ACL of Identify Controller, zero-based there.
+/// Maximum number of waiting Abort commands: ACL of Identify Controller, zero-based there.
 pub(super) const LIMIT: usize = 8;
 
 struct Waiting {
-    /// The Abort command.
+    /// CID of the Abort command.
     cid: u16,
-    /// The command that it is about.
+    /// Queue and CID of the command to abort.
     target: (u16, u16),
 }
 
-/// Abort commands that wait for their command's end.
+/// Abort commands that wait for the end of their target.
 #[derive(Default)]
 pub(crate) struct Aborts(Vec<Waiting>);
 
@@ -38,7 +38,7 @@ impl Controller {
             return Err(Status::ABORT_COMMAND_LIMIT_EXCEEDED);
         }
         if target.sqid() == 0 {
-            // Only Asynchronous Event Requests stay long enough to be found.
+            // Only Asynchronous Event Requests stay long enough to be aborted.
             let aborted = self.admin.events.take(target.cid());
             if aborted {
                 self.finish_admin(target.cid(), Status::ABORT_REQUESTED, 0);

@@ -7,10 +7,10 @@ use nvme::aen::{AsyncEvent, EventType};
 use nvme::{Command, Status};
 use std::collections::VecDeque;
 
-/// Requests that may be parked at one time: AERL of Identify Controller, zero-based there.
+/// Maximum number of parked requests: AERL of Identify Controller, zero-based there.
 pub(super) const LIMIT: usize = 4;
-/// Events that wait for a request, at most; further ones of a kind that waits already are the same
-/// event.
+/// Maximum number of events that wait for a request; an event of a waiting kind is merged with
+/// it.
 const PENDING: usize = 16;
 
 /// Parked requests and waiting events.

@@ -64,7 +64,7 @@ pub(crate) struct Features {
 /// Counts milliseconds: from zero after a controller-level reset, from the host's value once there
 /// is one.
 struct Timestamp {
-    /// Milliseconds when it was set.
+    /// Timestamp in milliseconds when it was set.
     value: u64,
     set_at: Since,
     origin: u8,
@@ -381,7 +381,7 @@ impl Controller {
             Fid::TEMPERATURE_THRESHOLD => {
                 let (sensor, which) = (cdw11 >> 16 & 0xf, cdw11 >> 20 & 3);
                 let threshold = features.thresholds.get(which as usize);
-                // Only the composite temperature is there.
+                // The composite temperature is the only sensor.
                 match threshold {
                     Some(threshold) if sensor == 0 => u32::from(*threshold),
                     _ => return Err(INVALID_FIELD),
@@ -606,7 +606,7 @@ impl Controller {
             .thresholds
             .get_mut(which as usize)
             .ok_or(INVALID_FIELD)?;
-        // 0 is the composite temperature, 1111b all sensors; there is no other one.
+        // 0 is the composite temperature, 1111b all sensors; there are no further ones.
         if !matches!(sensor, 0 | 0xf) {
             return Err(INVALID_FIELD);
         }

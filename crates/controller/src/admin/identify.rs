@@ -39,7 +39,7 @@ const LAST_NSID: u32 = 0xffff_fffd;
 /// Kind of namespace under an NSID, as far as Identify distinguishes them.
 enum Found<'a> {
     Active(&'a Namespace),
-    /// A namespace of the pool that the controller does not have.
+    /// A namespace of the pool that is not attached to the controller.
     Allocated(PooledNamespace),
     /// An NSID in range without a namespace.
     Inactive,
@@ -198,7 +198,7 @@ impl Controller {
         page.cqes = QueueEntrySize::exactly(Completion::SIZE_LOG2);
         page.maxcmd = (config.queue_entries as u16).into();
         page.nn = config.max_namespaces.into();
-        // Features have Select (and nothing can be saved); Timestamp is one.
+        // ONCS reports Select for features (none of which is saveable), and Timestamp.
         let offer = self.engine.offer();
         let oncs = engine::commands::oncs(offer);
         page.oncs = oncs
@@ -237,8 +237,8 @@ impl Controller {
     pub(super) fn subnqn(&self) -> String {
         let config = &self.config;
         config.subnqn.clone().unwrap_or_else(|| {
-            // The form for subsystems that no vendor's domain names: by a UUID ("NVMe Base 2.1",
-            // 4.7), the same each time for the same serial and model number.
+            // The NQN form for subsystems without a vendor's domain: a UUID ("NVMe Base 2.1",
+            // 4.7) that is derived from the serial and model number.
             let mut uuid = fnv128(&[config.serial.as_bytes(), b"/", config.model.as_bytes()]);
             uuid[6] = uuid[6] & 0x0f | 0x80; // version 8: made by a rule of our own
             uuid[8] = uuid[8] & 0x3f | 0x80; // variant of RFC 9562
@@ -367,7 +367,8 @@ impl Controller {
         let mut data = NvmController::new_zeroed();
         data.vsl = self.config.mdts;
         if self.engine.active().any(|ns| ns.config.may_have_metadata()) {
-            // Each block's metadata is written, too: hosts ask before they format.
+            // Write Zeroes also writes the metadata of each block. Hosts read the limit before
+            // they format.
             data.wzsl = self.config.mdts;
         }
         if self.config.offer().marks {

@@ -1,5 +1,5 @@
-//! Keep Alive ("NVMe Base 2.1", 3.9 and 5.1.14). Over PCIe hosts need none; one that sets a timeout
-//! is held to it.
+//! Keep Alive ("NVMe Base 2.1", 3.9 and 5.1.14). Over PCIe hosts need none; a timeout set by a
+//! host is enforced.
 
 use super::{AdminResult, Outcome};
 use crate::controller::Controller;

@@ -40,9 +40,9 @@ pub(crate) struct LbaStatus {
     news: bool,
     /// The host was notified of that.
     alerted: bool,
-    /// The page as the host has begun to read it, with Retain Asynchronous Event.
+    /// Copy of the page that the host is reading, with Retain Asynchronous Event.
     reading: Option<(u16, Listed)>,
-    /// The report interval began.
+    /// Beginning of the report interval.
     since: Since,
 }
 

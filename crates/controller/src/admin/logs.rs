@@ -22,15 +22,15 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Entries of the error log: ELPE of Identify Controller, zero-based there.
+/// Number of entries of the error log: ELPE of Identify Controller, zero-based there.
 pub(super) const ERROR_ENTRIES: usize = 64;
-/// The composite temperature, in kelvins: a disk that is not there does not get warm.
+/// The composite temperature, in kelvins: a virtual disk does not get warm.
 const TEMPERATURE: u16 = 310;
-/// Most bytes of one Get Log Page command: more than the largest log page.
+/// Maximum number of bytes of one Get Log Page command: more than the largest log page.
 const LARGEST: usize = 16384;
 
-/// A log page. From its row come Get Log Page, the Supported Log Pages log page, and LPA of
-/// Identify Controller.
+/// Table entry of a log page. It determines Get Log Page, the Supported Log Pages log page, and
+/// LPA of Identify Controller.
 struct LogPage {
     lid: Lid,
     content: Content,

@@ -43,7 +43,7 @@ use std::time::Instant;
 pub(crate) use telemetry::Telemetry;
 use volume::Budget;
 
-/// Why an admin command has no completion yet, or which one it has.
+/// Outcome of an admin command: its completion, or its absence for now.
 pub(crate) enum Outcome {
     /// Success, with completion dword 0.
     Done(u32),
@@ -56,7 +56,7 @@ pub(crate) type AdminResult = Result<Outcome, Status>;
 
 pub(crate) const INVALID_FIELD: Status = Status::INVALID_FIELD.with_dnr(true);
 
-/// State of the admin commands that lives from one to the next.
+/// State that admin commands leave for later ones.
 pub(crate) struct Admin {
     pub features: Features,
     pub logs: Logs,
@@ -74,7 +74,7 @@ pub(crate) struct Admin {
     pub management: Management,
     pub persistent_events: PersistentEvents,
     pub lba_status: LbaStatus,
-    /// The last controller-level reset, or the power-on.
+    /// Time of the last controller-level reset, or of power-on.
     pub last_reset: Instant,
     /// Time of the next check of the keep alive timer, the alert of marked blocks, the self-test,
     /// the erasure and namespace management: a single comparison in each round. See
@@ -135,7 +135,7 @@ impl Admin {
             || self.erasure.is_running()
             || self.management.is_running();
         self.timer = match busy {
-            // In each round.
+            // The timer is due in each round.
             true => Some(self.made),
             false => self.next_timer(),
         };

@@ -8,7 +8,7 @@ use reservations::Notification;
 use std::collections::VecDeque;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Log pages that may wait to be read.
+/// Maximum number of log pages that wait to be read.
 const WAITING: usize = 64;
 
 /// A notification that was not read.
@@ -19,18 +19,18 @@ struct Page {
     nsid: u32,
 }
 
-/// Notifications that were not read, and how many there were.
+/// Unread notifications, and the count of all notifications.
 #[derive(Debug, Default)]
 pub(crate) struct Notifications {
     waiting: VecDeque<Page>,
-    /// The number of the last one, lost ones included.
+    /// Number of the last notification, lost ones included.
     count: u64,
 }
 
 impl Notifications {
     /// Advances the notification number, whether there is room for the notification or not.
     fn count(&mut self) {
-        // 0 is the number of none.
+        // Number 0 means that there is no notification.
         self.count = self.count.checked_add(1).unwrap_or(1);
     }
 

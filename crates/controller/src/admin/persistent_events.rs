@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// Maximum number of events: if a host resets the controller without end, the oldest ones are
 /// dropped.
 const EVENTS: usize = 64;
-/// Types of events that there can be, and revisions of them.
+/// Supported types of events, and their revisions.
 const TYPES: [(Type, u8); 9] = [
     (Type::SMART, 1),
     (Type::TIMESTAMP_CHANGE, 1),
@@ -43,7 +43,7 @@ const TYPES: [(Type, u8); 9] = [
 /// PELS of Identify Controller, in units of 64 KiB: more than the log can have.
 pub(super) const SIZE_64K: u32 = 1;
 
-/// An event, and the controller that it is of.
+/// An event, and the ID of its controller.
 #[derive(Clone, Debug)]
 struct Recorded {
     cntlid: u16,

@@ -30,7 +30,7 @@ use nvme::{Command, Status};
 use placement::{EventSet, SUPPORTED_EVENTS};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The configuration that is in effect, and the only one.
+/// The active configuration, which is the only one.
 const MODE: FdpMode = FdpMode::new().with_fdpe(true);
 
 /// Returns the bits of directives in [`DirectiveParameters`].

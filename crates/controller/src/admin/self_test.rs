@@ -26,19 +26,20 @@ use zerocopy::{FromBytes, IntoBytes};
 const RESULTS: usize = 20;
 /// Maximum size of a read, in bytes.
 const PIECE: u64 = 64 << 10;
-/// Reads of a namespace by the short operation.
+/// Number of reads of a namespace by the short operation.
 const SAMPLES: u64 = 64;
-/// How often a read is begun again that was interrupted.
+/// Maximum number of retries of an interrupted read.
 const TRIES: u32 = 16;
-/// An operation takes as long at least: hosts wait for one by its percentage, which they look at
-/// once a second, and nvme-cli takes one that it never saw beyond zero for one that hangs.
+/// Minimum duration of an operation. Hosts wait for an operation by its percentage, which they
+/// read once a second, and nvme-cli takes an operation for hung when its percentage was never
+/// above zero.
 const LEAST: Duration = Duration::from_secs(3);
-/// Bytes a minute of which Identify Controller's time for the extended operation is made.
+/// Bytes a minute assumed for the extended operation's time in Identify Controller.
 const PER_MINUTE: u128 = 60 * (512 << 20);
-/// The one segment of the operations: data that is read.
+/// The one segment of the operations: reading data.
 const SEGMENT: u8 = 1;
 
-/// The operation in progress, and the results of those before.
+/// The operation in progress, and the results of earlier ones.
 #[derive(Default)]
 pub(crate) struct SelfTest {
     running: Option<Running>,
@@ -54,10 +55,10 @@ struct Running {
     done: u64,
     /// Time at which this process began, and number of pieces read by then.
     begun: Option<(Instant, u64)>,
-    /// The read that is in flight, and its number.
+    /// The read in flight, and its number.
     reading: Option<(Piece, u64)>,
     tries: u32,
-    /// Blocks of which one at least cannot be read.
+    /// Blocks of which at least one cannot be read.
     bad: Option<(Piece, Status)>,
 }
 
@@ -88,7 +89,7 @@ impl Piece {
     }
 }
 
-/// Which operation in progress is meant.
+/// Selection of an operation in progress.
 pub(crate) enum About<'a> {
     All,
     /// A test that reads one of these namespaces.
@@ -123,7 +124,7 @@ impl Running {
         let (begun, before) = self.begun?;
         let read = self.done.saturating_sub(before).min(all);
         let share = u128::from(read) * LEAST.as_micros() / u128::from(all.max(1));
-        // At most all of it.
+        // At most `LEAST`, so the conversion does not truncate.
         Some(begun + Duration::from_micros(share as u64))
     }
 
@@ -149,7 +150,7 @@ impl Running {
                 self.done += 1;
                 return Next::GoOn;
             }
-            // The first half is good: it is in the other one.
+            // The first half is readable, so the bad block is in the other one.
             (Some((bad, why)), true) => (bad.halves().1, why),
             (_, false) => (read, status),
         };

@@ -20,7 +20,7 @@ use nvme::identify::Oacs;
 use nvme::log::CommandEffects;
 use nvme::{AdminOpcode as Op, Command};
 
-/// Effects of a command that changes nothing which the host has to know of beforehand.
+/// Effects of a command without any change that the host has to know of in advance.
 const NOTHING: CommandEffects = CommandEffects::new();
 
 /// Effects of a command that adds or removes namespaces.
@@ -86,7 +86,7 @@ static COMMANDS: &[AdminCommand] = &[
     super::toy::COMMAND,
 ];
 
-/// Runs a command.
+/// Function that executes a command.
 pub(super) type Handler = fn(&mut Controller, &Command) -> AdminResult;
 
 /// Table entry of an admin command.

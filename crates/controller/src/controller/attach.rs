@@ -12,22 +12,22 @@ use crate::engine::{Namespace, Order};
 use std::sync::atomic::Ordering;
 use volume::Io;
 
-/// A namespace that is not everywhere yet.
+/// A namespace that not all workers have opened yet.
 pub(super) struct Attaching {
     index: usize,
     namespace: Namespace,
-    /// Refusals of other workers before it.
+    /// Refusals by other workers before this attachment.
     refused: u64,
 }
 
-/// How far [`Controller::attach`] has come.
+/// Progress of [`Controller::attach`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attach {
     /// Another worker has not opened the namespace yet.
     Under,
-    /// The host finds it.
+    /// The namespace is attached, and the host finds it.
     Done,
-    /// Another worker could not open it: it is nowhere.
+    /// Another worker could not open the namespace: it is not attached.
     Refused,
 }
 

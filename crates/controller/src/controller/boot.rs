@@ -23,7 +23,7 @@ pub struct BootImage(Arc<[u8]>);
 /// Bytes of the log page's header.
 const HEADER: usize = size_of::<BootPartitionHeader>();
 
-/// Bytes that are no [`BootImage`].
+/// Error of bytes that are no [`BootImage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an image of Boot Partitions has 1 byte to 64 MiB, not {0} bytes")]
 pub struct BootImageError(u64);

@@ -107,7 +107,7 @@ impl Controller {
         } else {
             INTERRUPT_AFTER
         };
-        // Once it has passed, the waiting side asks in each round.
+        // After this time, the waiting caller asks in each round.
         Some(draining.since + after).filter(|at| *at > self.now)
     }
 }

@@ -15,11 +15,11 @@ use dma::{MapError, Memory, SharedPages};
 use nvme::regs::{self, Cmbloc, Cmbmsc, Cmbsts, Cmbsz};
 use std::os::fd::OwnedFd;
 
-/// The buffer of a controller that is configured to have one.
+/// The controller memory buffer, if configured.
 pub(crate) struct Cmb {
-    /// Bytes.
+    /// Size in bytes.
     size: u64,
-    /// `None`: there was no memory for this client's.
+    /// `None`: there was no memory for this client's buffer.
     pages: Option<SharedPages>,
     cmbmsc: Cmbmsc,
 }

@@ -1,7 +1,7 @@
 //! Enable, shutdown and the kinds of reset ("NVMe Base 2.1", 3.5 to 3.7).
 //!
-//! A reset and a shutdown both wait for commands in flight; they go on in [`Controller::progress`],
-//! each round.
+//! A reset and a shutdown both wait for commands in flight; [`Controller::progress`] advances
+//! them in each round.
 
 use super::{BootRegisters, Cmb, Controller, MPSMAX};
 use crate::engine::Order;
@@ -25,7 +25,7 @@ pub(super) enum State {
 /// Progress of a shutdown, in any state. A controller-level reset ends it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shutdown {
-    /// None was asked for.
+    /// No shutdown was requested.
     No,
     /// CSTS.SHST is 01b: commands in flight end, then volumes make everything durable.
     Occurring,
@@ -112,7 +112,7 @@ impl Controller {
     pub(super) fn write_cc(&mut self, new: Cc) {
         let old = std::mem::replace(&mut self.cc, new);
         match (old.en(), new.en()) {
-            // A reset that is going on ends with it.
+            // A pending reset continues, and then enables the controller.
             (false, true) if self.state == State::Resetting => {}
             (false, true) => self.enable(),
             (true, false) => self.begin_reset(),

@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 struct Waiting {
     place: Place,
     tag: u64,
-    /// For each remote engine the order that it is to apply.
+    /// For each remote engine, the number of the order that it has to apply.
     orders: Vec<u64>,
     /// Expires when all other controllers have applied the marks.
     awaited: Weak<Awaited>,

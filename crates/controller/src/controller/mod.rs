@@ -1,4 +1,4 @@
-//! The control half, as its owner sees it: PCI, guest memory, interrupts, rounds.
+//! The control half: PCI, guest memory, interrupts, rounds.
 
 mod attach;
 mod boot;
@@ -75,13 +75,13 @@ pub struct Controller {
     /// Controller memory buffer, if configured.
     pub(crate) cmb: Option<Cmb>,
     pub(crate) boot: BootRegisters,
-    /// Bus Master Enable was cleared while commands were in flight.
+    /// Present after Bus Master Enable was cleared while commands were in flight.
     draining: Option<Draining>,
-    /// A namespace that is being attached.
+    /// Namespace that is being attached.
     attaching: Option<Attaching>,
-    /// The last one could not be opened by every worker.
+    /// The last attachment failed, because a worker could not open the namespace.
     attach_refused: bool,
-    /// When the round began.
+    /// Time at which the round began.
     pub(crate) now: Instant,
     /// Faults in guest memory of this process, as of the last check of the windows.
     faults: u64,

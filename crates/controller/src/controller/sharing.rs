@@ -27,7 +27,7 @@ pub(super) struct Part {
     leaving: bool,
 }
 
-/// How the controller reaches a group of namespaces.
+/// State of the controller's path to a group of namespaces.
 #[derive(Clone, Copy)]
 struct Group {
     state: AnaState,
@@ -37,7 +37,7 @@ struct Group {
 
 /// A party to be notified when none of the awaited commands is in flight any more.
 pub(super) enum Owed {
-    /// A namespace, by the number of its message.
+    /// A namespace, with the number of its message.
     Access(Arc<SharedNamespace>, u64),
     /// Caller that has changed a group's ANA state: notified by dropping the sender.
     Ana(u32, Sender<()>),
@@ -65,9 +65,9 @@ enum Ticket {
 /// A Set Features command that waits.
 struct Waiting {
     cid: u16,
-    /// Operations that are not over.
+    /// Number of operations that have not ended.
     operations: usize,
-    /// The first error.
+    /// First error of the operations.
     status: Status,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Sharing {
     pub(super) parts: Vec<Part>,
     tickets: BTreeMap<u64, Ticket>,
     last_ticket: u64,
-    /// To be answered when nothing is left that was in flight.
+    /// Parties to be answered when none of the awaited commands is in flight any more.
     pub(super) unanswered: Vec<Owed>,
     groups: BTreeMap<u32, Group>,
     /// Changes to the content of the ANA log page since the last controller-level reset.
@@ -348,7 +348,7 @@ impl Controller {
             return;
         };
         let Some(known) = sharing.groups.get_mut(&group) else {
-            // None of its namespaces has been attached: those that are will be reached so.
+            // No namespace of the group has been attached: later ones start with the new state.
             return;
         };
         let is_new = std::mem::replace(&mut known.state, state) != state;

@@ -2,7 +2,7 @@
 
 use super::{Engine, Event};
 
-/// Commands of one queue that may wait to be aborted when they are fetched.
+/// Maximum number of commands of one queue that wait to be aborted when they are fetched.
 const WAITING: usize = 64;
 
 impl Engine {

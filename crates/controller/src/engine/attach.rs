@@ -1,8 +1,8 @@
-//! Namespaces that come and go while the controller runs.
+//! Namespaces that are attached and detached while the controller runs.
 //!
-//! A namespace keeps its index, for commands in flight name it by that. One that was detached is
-//! found by no new command; when those in flight have ended it is flushed, and a vacant one takes
-//! its place, until another namespace does.
+//! A namespace keeps its index, because commands in flight name it by that. No new command finds
+//! a detached namespace; when those in flight have ended it is flushed, and a vacant entry takes
+//! its index, until another namespace does.
 
 use super::slots::Work;
 use super::{Engine, NO_NAMESPACE, Namespace};
@@ -116,7 +116,7 @@ impl Engine {
             self.submit(index, gone.index, Op::Flush, 0, 0, SegmentList::new());
             return false;
         }
-        // A flush of all namespaces that was ordered before may wait for its turn.
+        // A flush of all namespaces that was ordered before may still be waiting.
         if self.flushes.contains(&gone.index) {
             return false;
         }

@@ -1,5 +1,5 @@
-//! The I/O commands of the NVM command set and of zoned namespaces, each stated once: from a row
-//! come dispatch, the Commands Supported and Effects log page, and ONCS of Identify Controller.
+//! Table of the I/O commands of the NVM command set and of zoned namespaces. A row determines
+//! dispatch, the Commands Supported and Effects log page, and ONCS of Identify Controller.
 //!
 //! Plain reads and writes are recognised before (`run`); those that are not plain are dispatched
 //! here, too.

@@ -325,7 +325,7 @@ impl Engine {
             true
         });
         for (ns, namespace) in self.namespaces.iter().enumerate() {
-            // Where a namespace was closed, commands in flight are waited for by this.
+            // If a namespace was closed, this flush waits for its commands in flight.
             let wanted = namespace.volatile_cache || namespace.closed.is_some();
             if wanted && !namespace.read_only {
                 self.flushes.push_back(ns);

@@ -46,11 +46,11 @@ pub(crate) const FORMATS: u16 = PLAIN_FORMATS | CROSS_FORMATS;
 
 /// Copy limits of a namespace as reported by Identify Namespace, in blocks.
 pub(crate) struct Limits {
-    /// MSSRL.
+    /// Maximum blocks of a range (MSSRL).
     pub range: u16,
-    /// MCL.
+    /// Maximum blocks of a command (MCL).
     pub command: u32,
-    /// MSRC, zero-based.
+    /// Maximum number of ranges (MSRC), zero-based.
     pub ranges_z: u8,
 }
 
@@ -70,13 +70,13 @@ impl Limits {
     }
 }
 
-/// How far a Copy command is.
+/// Progress of a Copy command.
 pub(super) struct Copying {
     /// Ranges that remain to be copied, the first one last.
     pub sources: Vec<Source>,
-    /// Ranges of the command.
+    /// Number of ranges of the command.
     count: usize,
-    /// Index of the namespace that is written.
+    /// Index of the destination namespace.
     pub ns: usize,
     /// Byte offset of the first piece at the destination.
     begun: u64,

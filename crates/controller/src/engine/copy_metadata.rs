@@ -25,7 +25,7 @@ use protection::{Guard, Layout, Tags, table};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
-/// Bytes of the longest metadata.
+/// Maximum size of a block's metadata in bytes.
 const LONGEST: usize = 64;
 
 /// Metadata handling of a Copy command.
@@ -41,7 +41,7 @@ pub(super) struct Carried {
     pub layout: Option<Layout>,
     /// Size of a block, as a power of two.
     pub shift: u32,
-    /// The blocks of the request at hand are this command's.
+    /// The blocks of the current request are reserved for this command.
     pub held: bool,
     /// The previous metadata of those blocks has been determined.
     pub settled: bool,
@@ -210,15 +210,15 @@ pub(super) fn behind(layout: Option<&Layout>, tags: Tags, blocks: u64) -> Tags {
     }
 }
 
-/// A piece that was read: its data, with the metadata that it has and is to have.
+/// A piece that was read: its data, and the metadata files of source and destination.
 struct Passing<'a> {
     carried: &'a Carried,
     data: &'a [u8],
     from: Option<&'a MetadataState>,
     to: Option<&'a MetadataState>,
-    /// First block, of the source.
+    /// First block at the source.
     slba: u64,
-    /// Tags of it.
+    /// Tags of that block.
     tags: Tags,
 }
 
@@ -297,7 +297,7 @@ pub(super) enum Ready {
     Yes,
     /// Other commands hold its blocks.
     Waits,
-    /// The command has failed, or it is another request now.
+    /// The command has failed, or has another next request now.
     Changed,
 }
 

@@ -92,7 +92,7 @@ impl Engine {
         if layout.is_none() && sources.iter().all(|source| source.layout.is_none()) {
             return Ok(None);
         }
-        // The record has not all of it.
+        // The record does not contain the whole command.
         if self.slots.is_reserved() {
             return Err(Status::COMMAND_INTERRUPTED);
         }

@@ -9,7 +9,8 @@
 use dma::lines::Evict;
 use std::num::NonZeroU64;
 
-/// A batch of fewer entries is not worth it: its host waits for each command, and not for stores.
+/// Minimum number of entries of a batch that is timed and evicted. With fewer entries the host
+/// waits for each command, and not for stores.
 const FEWEST: usize = 4;
 /// Number of batches of which one is timed.
 const INTERVAL: u32 = 16;

@@ -1,5 +1,5 @@
-//! The doorbell cells of every queue: the register page, and the shadow buffers beside it once the
-//! host has given them.
+//! The doorbell cells of every queue: the register page, and the shadow buffers after the host
+//! has configured them.
 
 use dma::{Access, DmaError, DmaMap, SharedPages};
 use doorbell::{Cells, Shadow};
@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU32;
 
 use crate::pci::DOORBELL_OFFSET;
 
-/// Which of a queue pair's two doorbells.
+/// Kind of doorbell of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Which {
     SqTail,

@@ -1,4 +1,4 @@
-//! From doorbells to commands.
+//! Fetching commands: from doorbells to submission queue entries.
 
 use super::doorbells::{Which, trace_eventidx};
 use super::post::refresh_head;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use volume::Budget;
 
-/// Entries fetched from one queue before the next one has its turn.
+/// Maximum number of entries fetched from one queue before the next one has its turn.
 const FETCH_BATCH: u32 = super::run::BATCH as u32;
 
 /// Maximum number of outstanding admin commands; then no more are fetched. Waiting commands take
@@ -189,7 +189,7 @@ impl Engine {
         }
         if sq.is_empty() {
             if let Some(ring) = sq.memory.ring() {
-                // The next entry's line is to come together with its doorbell's, not after it.
+                // The next entry's line is fetched together with its doorbell's, not after it.
                 ring.prefetch(sq.head);
             }
             return false;

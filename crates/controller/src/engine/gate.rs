@@ -86,7 +86,7 @@ impl Engine {
     /// Returns the status of any command for a namespace that this controller does not reach.
     pub fn unreached(&self, nsid: u32) -> Option<Status> {
         match nsid {
-            // All: as of the first that is not reached.
+            // The status for all namespaces is that of the first one that is not reached.
             NSID_BROADCAST => self.active().find_map(|ns| ana::refusal(ns.ana)),
             nsid => {
                 let index = self.namespace_index(nsid).ok()?;
@@ -142,7 +142,7 @@ impl Engine {
     fn conflict(&self, command: &Command) -> Option<Status> {
         let group = commands::group(command.nvm_opcode())?;
         let allowed = match command.nsid.get() {
-            // Flush is the only one, and of all namespaces that are there.
+            // Only Flush allows the broadcast NSID, for all active namespaces.
             NSID_BROADCAST => self.active().all(|ns| ns.access.allows(group)),
             nsid => {
                 let index = self.namespace_index(nsid).ok()?;

@@ -1,4 +1,4 @@
-//! When a completion queue's entries are worth an interrupt.
+//! Interrupts for completion queue entries, and their coalescing.
 
 use super::Engine;
 use super::doorbells::Which;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 /// that opted out.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Coalescing {
-    /// Completions that are worth an interrupt; 0 and 1 mean no coalescing.
+    /// Number of completions that cause an interrupt; 0 and 1 mean no coalescing.
     pub threshold: u32,
-    /// Longest delay of an interrupt; zero means no coalescing.
+    /// Maximum delay of an interrupt; zero means no coalescing.
     pub time: Duration,
     /// Vectors with coalescing disabled.
     pub disabled: u128,

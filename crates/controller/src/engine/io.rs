@@ -1,5 +1,5 @@
-//! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): checked, walked, handed to the
-//! volume.
+//! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): checks, translation of their
+//! data's addresses, and submission to the volume.
 
 use super::slots::{Kind, Work};
 use super::{Engine, commands};
@@ -16,9 +16,9 @@ pub(super) struct Extent {
     /// Index of the namespace.
     pub ns: usize,
     pub slba: u64,
-    /// Bytes.
+    /// Byte offset.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 

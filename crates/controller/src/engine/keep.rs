@@ -1,5 +1,5 @@
-//! Completions that wait for room, as the next process is to find them: each keeps a slot, for its
-//! record's sake.
+//! Completions that wait for room, for the next process: each keeps a slot, because of its
+//! record.
 
 use super::Engine;
 use super::journal::{Hot, Records};

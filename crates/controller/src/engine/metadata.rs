@@ -54,9 +54,9 @@ pub(super) struct Moving {
     opcode: NvmOpcode,
     blocks: u64,
     offset: u64,
-    /// Bytes of data.
+    /// Length of the data in bytes.
     len: u64,
-    /// The host's memory: of data, and of metadata unless that is between the data or nowhere.
+    /// Host memory for data, and for metadata unless it is interleaved or absent.
     data: SegmentList,
     metadata: SegmentList,
     /// The host transfers no metadata: protection information is inserted or stripped here.
@@ -377,7 +377,7 @@ impl Engine {
         let walked = dma::sgl::walk(&self.dma, descriptor, len, access, list);
         walked.map_err(|error| match error {
             SglError::Dma(error) => super::dma_status(error),
-            // The host has described no length that could be wrong.
+            // The host's length cannot be wrong, as it has given none.
             _ if !scattered => Status::DATA_TRANSFER_ERROR,
             SglError::DataLengthInvalid => Status::METADATA_SGL_LENGTH_INVALID.with_dnr(true),
             error => sgl_status(error),

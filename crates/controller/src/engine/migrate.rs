@@ -67,7 +67,7 @@ impl Engine {
         {
             return None;
         }
-        // An interrupt that is being delayed is not for the next engine to send.
+        // The next engine does not send a delayed interrupt of this one.
         self.signal_now(cqid);
         self.migrating = None;
         self.blocked.retain(|&q| q != cqid);

@@ -84,7 +84,7 @@ pub(crate) use reservation::{Asked, ReservationCommand, ReservationEnd};
 pub use slots::tag_owner;
 pub(crate) use uncorrectable::{Change, Marking};
 
-/// Not the index of any namespace.
+/// Value that is no index of a namespace.
 const NO_NAMESPACE: u16 = u16::MAX;
 
 /// Report of an engine to the control half.
@@ -139,7 +139,7 @@ pub(crate) struct EngineConfig {
     pub page: Arc<SharedPages>,
     pub stats: Arc<ControllerStats>,
     pub pending: Arc<Pending>,
-    /// Which commands it has.
+    /// Properties of the controller that decide its commands.
     pub offer: commands::Offer,
     /// Marked blocks of the namespaces.
     pub marks: Arc<MarkTable>,
@@ -157,7 +157,7 @@ pub(crate) struct Engine {
     io: Arc<IoStats>,
     /// Counters of commands for namespaces that do not exist.
     nowhere: Arc<IoRecord>,
-    /// Commands to be fetched before one that is timed.
+    /// Number of commands to fetch before one that is timed.
     until_timed: u32,
     /// Index in the batch of the command that is timed.
     timed_place: u32,
@@ -177,7 +177,7 @@ pub(crate) struct Engine {
     marks: Arc<MarkTable>,
     /// At least one namespace is closed to hosts, or has a format that the host has not enabled.
     closed: bool,
-    /// A namespace at least has placement handles.
+    /// At least one namespace has placement handles.
     placed: bool,
     /// Namespace index and tag of commands that are awaited.
     fences: Vec<(usize, u64)>,
@@ -209,28 +209,28 @@ pub(crate) struct Engine {
     polled: PolledQueues,
     /// Completion queues with entries that are not signalled yet.
     dirty: Vec<u16>,
-    /// Completion queues with completions that found no space.
+    /// Completion queues with completions that found no room.
     blocked: Vec<u16>,
     slots: Slots,
-    /// The slot of the command that is being started.
+    /// Slot of the command that is being started.
     starting: Option<u16>,
-    /// Where commands are recorded, and by which share.
+    /// State memory for the records, and this engine's share of it.
     state: Option<(StateMemory, u16)>,
-    /// Where batches are noted.
+    /// Rows for the notes of batches.
     hot: Option<Hot>,
-    /// Completions of admin commands that were posted, by all processes.
+    /// Number of posted completions of admin commands, by all processes.
     admin_posted: u64,
-    /// Commands (by slot) that the volume does piece by piece within the call, and that have pieces
-    /// left: they go on in the next round.
+    /// Commands (by slot) that the volume executes piece by piece within the call, and that have
+    /// pieces left for the next round.
     parked: VecDeque<u16>,
-    /// Host memory of Compare, Verify and Copy.
+    /// Budget of host memory for Compare, Verify and Copy.
     scratch: Budget,
     /// Namespaces that are still to be flushed on the controller's own account.
     flushes: VecDeque<usize>,
-    /// Flushes on the controller's own account that are not over, waiting ones included.
+    /// Number of flushes on the controller's own account in progress, waiting ones included.
     flushing: usize,
     flush_failed: Option<Status>,
-    /// The number of the last flush that was ordered.
+    /// Number of the last flush that was ordered.
     flush: u64,
     own: own::OwnRequests,
     now: Instant,

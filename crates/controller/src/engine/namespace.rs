@@ -1,4 +1,4 @@
-//! A namespace as the data path sees it.
+//! A namespace in the data path.
 
 use super::commands::Sort;
 use super::zoned::with_table;
@@ -23,9 +23,9 @@ pub(crate) struct Namespace {
     pub queue: OpenQueue,
     /// Counters of this worker's I/O on the namespace.
     pub record: Arc<IoRecord>,
-    /// Takes commands before the volume does.
+    /// Device path that takes commands before the volume does.
     pub passthrough: Option<Box<dyn Passthrough>>,
-    /// The volume does reads and writes at once.
+    /// The volume completes reads and writes within the call.
     pub immediate: bool,
     /// The volume takes prefetch hints.
     pub prefetches: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Namespace {
     pub volatile_cache: bool,
     /// The host's allowed accesses.
     pub access: Access,
-    /// How the controller reaches it.
+    /// ANA state of the controller's path.
     pub ana: AnaState,
     /// Status of all commands while the namespace is closed: it is being erased, or was not
     /// erased completely.

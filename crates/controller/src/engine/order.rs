@@ -66,7 +66,7 @@ pub(crate) enum Order {
     /// The namespace of this index is hidden from new commands; it is released when those in
     /// flight have ended ([`Engine::tidy`]).
     Detach(usize),
-    /// Commands on namespaces that were detached are to end early.
+    /// Commands on detached namespaces are to end early.
     EndDetachedEarly,
     /// The namespace of this index has a new number of blocks.
     Resized {
@@ -86,7 +86,7 @@ pub(crate) enum Order {
         index: usize,
         status: Option<Status>,
     },
-    /// Blocks of the namespace of this index were marked, or are so no more.
+    /// Blocks of the namespace of this index were marked, or lost their marks.
     LookAtMarks(usize),
     /// The receiver of a vector's interrupts.
     Vector(u16, Option<Arc<dyn IrqSink>>),
@@ -200,7 +200,7 @@ impl Engine {
             Order::Stop(_) => self.stop(),
             Order::Detach(index) => self.detach(index),
             Order::EndDetachedEarly => self.end_detached_early(),
-            // A remote engine takes these before they come here; the controller's own has none.
+            // The remote engine handles these itself; the controller's own engine gets none.
             Order::Attach(..) | Order::End => {}
         }
         Ok(0)

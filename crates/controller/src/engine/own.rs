@@ -22,9 +22,9 @@ pub(super) struct OwnRequests {
 pub(crate) struct OwnRequest {
     pub nsid: u32,
     pub op: Op,
-    /// Bytes.
+    /// Byte offset.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Buffer for the data, of the same length, if data is moved.
     pub data: SegmentList,

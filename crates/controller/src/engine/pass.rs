@@ -1,4 +1,4 @@
-//! Commands that a device below takes as they are ([`Passthrough`](crate::Passthrough)).
+//! Commands that a physical device executes unchanged ([`Passthrough`](crate::Passthrough)).
 
 use super::Engine;
 use super::run::{Batch, Next};

@@ -11,7 +11,7 @@
 //!
 //! A queue changes sides by changing places with the queue at the border.
 
-/// Rounds without work after which a hot queue is an idle one.
+/// Rounds without work after which a hot queue becomes an idle one.
 const COOL_AFTER: u32 = 1024;
 /// Rounds in which every idle queue is polled once, while others are hot. A queue that is skipped
 /// because other queues become hot or idle meanwhile is polled in the next turn.
@@ -87,7 +87,7 @@ impl PolledQueues {
 
     /// Has the next round poll a queue that most likely has entries. Returns whether it was idle.
     pub fn expect(&mut self, qid: u16) -> bool {
-        // Where none is hot, the next round polls all of them.
+        // If no queue is hot, the next round polls all of them.
         if self.hot == 0 {
             return false;
         }
@@ -146,7 +146,8 @@ impl PolledQueues {
             return 0;
         }
         if self.hot == 0 {
-            // From the first on: one with work changes places with one that was polled already.
+            // Starts from the first queue: one with work changes places with one that was polled
+            // already.
             self.next = 0;
             return idle;
         }
@@ -223,7 +224,7 @@ mod tests {
                 (1..=40).collect::<Vec<_>>()
             );
         }
-        // Though some of them become hot in the middle of it.
+        // This holds though some of them become hot in the middle of the round.
         assert_eq!(
             sorted(round(&mut polled, &[7, 8, 40])),
             (1..=40).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! From ended commands to completion queue entries.
+//! Posting completions: from ended commands to completion queue entries.
 
 use super::doorbells::{Doorbells, Which, trace_eventidx};
 use super::journal::Hot;
@@ -77,7 +77,7 @@ impl Engine {
             self.sq_drained(sqid);
             return true;
         }
-        // Still outstanding, for its queue.
+        // The command remains outstanding for its queue.
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
             let slot = None;
             cq.backlog.push_back(Backlogged { sqid, entry, slot });
@@ -171,7 +171,7 @@ fn post(
             return false;
         }
     }
-    // The host cannot consume further than this: up to there it need not ring.
+    // The host cannot consume beyond this entry, and need not ring before it has reached it.
     if doorbells.shadowed() && cq.watch.needs_park(cq.next_tail()) && cq.memory.ring().is_some() {
         park(controller, cq, doorbells, qid);
     }

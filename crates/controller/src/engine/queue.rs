@@ -1,4 +1,4 @@
-//! Submission and completion queues as the controller sees them.
+//! State of submission and completion queues in the controller.
 
 use super::polled::IdleRounds;
 use crate::survival::state::Ending;
@@ -104,7 +104,7 @@ pub(crate) struct Sq {
     pub outstanding: u32,
     /// Delete I/O Submission Queue is waiting for the outstanding commands.
     pub deleting: bool,
-    /// Looks in a row that found nothing, since the queue last had work.
+    /// Number of successive looks that found nothing, since the queue last had work.
     pub idle_rounds: IdleRounds,
     /// Commands to abort when they are fetched.
     pub abort_on_fetch: Vec<u16>,
@@ -221,7 +221,7 @@ pub(crate) struct Cq {
     pub watch: Watch,
     /// Interrupt vector; `None` when the queue was created with interrupts disabled.
     pub vector: Option<u16>,
-    /// Completions waiting for space, in order. Never more than commands are outstanding.
+    /// Completions waiting for room, in order. Never more than there are outstanding commands.
     pub backlog: VecDeque<Backlogged>,
     /// The queue is in the engine's list of queues with a backlog.
     pub blocked: bool,
@@ -233,7 +233,7 @@ pub(crate) struct Cq {
     pub users: u16,
     /// Entries posted since the last interrupt.
     pub unsignalled: u32,
-    /// When the first of them was posted, if interrupts are being coalesced.
+    /// Time at which the first of them was posted, if interrupts are coalesced.
     pub unsignalled_since: Option<Instant>,
     /// The memory may hold completions of an earlier queue. See [`Cq::clear`].
     pub is_stale: bool,

@@ -1,4 +1,4 @@
-//! Life of the queues, for the control half.
+//! Creation and deletion of queues, for the control half.
 
 use super::doorbells::Which;
 use super::queue::{Backlogged, Cq, QueueMemory, Sq};

@@ -31,30 +31,30 @@ use zerocopy::{FromBytes, IntoBytes};
 /// A value that no doorbell has.
 const UNSEEN: u32 = u32::MAX;
 
-/// A completion queue as the control half knows it.
+/// A completion queue in the control half's state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SavedCq {
     pub qid: u16,
     pub iova: u64,
-    /// Entries.
+    /// Number of entries.
     pub size: u32,
     pub vector: Option<u16>,
 }
 
-/// A submission queue as the control half knows it.
+/// A submission queue in the control half's state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SavedSq {
     pub qid: u16,
     pub cqid: u16,
     pub iova: u64,
-    /// Entries.
+    /// Number of entries.
     pub size: u32,
 }
 
 /// Numbers of recovered commands of a process that has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Commands that are executed again.
+    /// Number of commands that are executed again.
     pub replayed: usize,
     /// Commands that had ended: their completion waits for room or is posted now.
     pub ended: usize,
@@ -101,7 +101,7 @@ fn newest(ring: &Ring, tail: u32, phase: bool) -> Option<Newest> {
         None => (ring.entries().checked_sub(1)?, !phase),
     };
     let entry = completion(ring, index);
-    // In a ring in which nothing was ever posted, the last entry looks like one of the turn before.
+    // In a ring without any posted entry, the last entry looks like one of the previous turn.
     let nothing = entry.as_bytes().iter().all(|byte| *byte == 0);
     (!nothing && entry.phase() == posted_phase).then(|| Newest {
         sqid: entry.sqid.get(),

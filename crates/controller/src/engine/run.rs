@@ -22,7 +22,7 @@ use probes::IoKind;
 use std::collections::VecDeque;
 use volume::{Budget, IoError, Op};
 
-/// Entries copied from a ring at a time.
+/// Maximum number of entries copied from a ring at a time.
 pub(super) const BATCH: usize = 32;
 
 /// Cost of a command on the general path in a round's budget, beside its data.
@@ -31,7 +31,7 @@ const GENERAL_UNITS: u32 = 4;
 /// walked.
 const SGL_UNITS: u32 = 64;
 
-/// How a batch ended.
+/// Outcome of a batch.
 pub(super) enum Next {
     /// No entry is left, or none can be fetched now.
     Idle,
@@ -50,9 +50,9 @@ struct ReadWrite {
     op: Op,
     access: Access,
     slba: u64,
-    /// Bytes.
+    /// Byte offset.
     offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     len: u64,
 }
 
@@ -365,7 +365,7 @@ fn make_room(
     }
     let used = distance(cq.head, cq.tail, cq.size);
     let room = cq.size - 1 - used;
-    // Up to the last entry that there is room for.
+    // The last entry with room in the completion queue.
     let horizon = if cq.head == 0 {
         cq.size - 1
     } else {
@@ -459,7 +459,7 @@ impl Engine {
         };
         let first: &Command = zerocopy::transmute_ref!(first);
         let nsid = first.nsid.get();
-        // Not that of a namespace where there is none, see `NO_NAMESPACE`.
+        // An NSID without a namespace has no index, see `NO_NAMESPACE`.
         let index = self.open_by_nsid.get(nsid as usize).copied();
         let ns = index.and_then(|index| {
             let ns = self.namespaces.get_mut(usize::from(index))?;

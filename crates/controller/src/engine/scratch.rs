@@ -1,4 +1,4 @@
-//! Host memory for commands that need some of their own (Compare, Verify, Copy): bounded over all
+//! Host memory for commands that need their own (Compare, Verify, Copy), bounded over all
 //! commands in flight.
 
 use super::Engine;
@@ -8,7 +8,7 @@ use nvme::cmd::io::RwCdw12;
 use nvme::{Command, Status};
 use volume::Op;
 
-/// Bytes that are in use at one time, unless one transfer is larger.
+/// Maximum number of bytes in use at one time, unless one transfer is larger.
 const BYTES: u64 = 16 << 20;
 
 /// Budget of host memory for the guest's commands.

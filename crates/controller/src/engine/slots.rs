@@ -87,7 +87,7 @@ pub(super) struct Slot {
     pub status: Status,
     /// The list keeps its capacity between commands: no allocation in steady state.
     pub list: SegmentList,
-    /// Bytes of host memory that it took from the budget.
+    /// Bytes of host memory that the command took from the budget.
     pub scratch: u64,
     /// The command waits for a flush of its namespace's table of zones or metadata.
     pub table: bool,
@@ -149,7 +149,7 @@ impl Slot {
     }
 }
 
-/// For the counters, which have reads and writes by these numbers.
+/// Kind of a command for the counters, which number reads and writes in this way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Read and Compare.

@@ -66,14 +66,14 @@ impl Engine {
         };
         let (outstanding, free) = (sq.outstanding, self.slots.free());
         let pending = distance(sq.head, sq.tail, sq.size).min(free);
-        // Another place in the batch each time.
+        // The timed command's position in the batch differs each time.
         self.timed_place = self.timed_place.wrapping_add(1);
         let wanted = (self.timed_place % limit.max(1) + 1).min(pending).max(1);
         let slot = self.slots.upcoming(wanted as usize - 1);
         let begun = cycles().max(1);
         let (fetched, next) = self.run(qid, wanted);
         if fetched < wanted {
-            // The batch ended before it: the next one is for it.
+            // The batch ended before the command to be timed; the next batch is timed instead.
             return (fetched, next);
         }
         self.until_timed = fetched.saturating_add(TIMED_EVERY - 1);

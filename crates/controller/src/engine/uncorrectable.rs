@@ -23,7 +23,7 @@ pub(crate) struct Marking {
 
 /// Change of marks by a command.
 pub(crate) enum Change {
-    /// Marks blocks: the first one, and how many.
+    /// Marks blocks: first block and number of blocks.
     Mark(u64, u64),
     /// These (first block, blocks) were written.
     Written(Vec<(u64, u64)>),

@@ -60,7 +60,7 @@ use volume::{Volume, VolumeError, VolumeQueue};
 use zerocopy::IntoBytes;
 use zones::{Action, Filter, Refusal, Reported};
 
-/// Bytes of a reset zone that are zeroed at a time.
+/// Maximum number of bytes of a reset zone that are zeroed at a time.
 const PIECE: u64 = 16 << 20;
 
 /// Byte offset that marks a flush for the table. A namespace's own flushes have 0.
@@ -154,7 +154,7 @@ impl Engine {
         if !zeroes && len > self.max_transfer {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        // Not under the lock: the host's memory may have to be waited for.
+        // The lock is not held, because the host's memory may have to be waited for.
         let mut list = std::mem::take(&mut self.list);
         let walked = match zeroes {
             true => Ok(()),
@@ -294,7 +294,7 @@ impl Engine {
             true => found.len(),
             false => zones.report(slba, filter).count(),
         };
-        // Not under the lock: the host's memory may have to be waited for.
+        // The lock is not held, because the host's memory may have to be waited for.
         drop(zones);
         let mut at = 64;
         for zone in &found {
@@ -390,7 +390,7 @@ impl Engine {
         }
         zoned.keep(&mut zones);
         crash::point!("controller.zone.changed");
-        // A reset is done later.
+        // A reset is applied later.
         if !sending.waits {
             self.slots.mark_applied(slot);
         }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges of blocks of which no two touch.
+/// Set of ranges of blocks, none of which touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranges {
     /// Ends (the block behind the last one) by the first block.
     ends: BTreeMap<u64, u64>,
-    /// [`pieces`] of all of them.
+    /// Sum of [`pieces`] over all ranges.
     pieces: u64,
 }
 

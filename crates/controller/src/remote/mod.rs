@@ -41,8 +41,8 @@ const TIDY_INTERVAL: Duration = Duration::from_millis(1);
 /// the memory used by the guest's errors.
 const EVENTS_WAITING: usize = 64;
 
-/// A controller's data half on a worker other than its own. Belongs to that worker's thread, which
-/// treats it as it treats a controller, and calls [`RemoteEngine::drain_messages`] when its worker
+/// A controller's data half on a worker other than its own. Belongs to that worker's thread,
+/// which uses it like a controller, and calls [`RemoteEngine::drain_messages`] when its worker
 /// was woken for messages.
 pub struct RemoteEngine {
     engine: Engine,
@@ -56,11 +56,11 @@ pub struct RemoteEngine {
     /// Wakes the controller's own worker.
     controller: Waker,
     mapped_doorbells: bool,
-    /// The controller-level reset that was last begun.
+    /// Number of the last controller-level reset that has begun.
     epoch: u64,
     /// The last reset has not ended: commands are in flight.
     stopping: bool,
-    /// Orders applied.
+    /// Number of orders applied.
     handled: u64,
     /// Memory was taken away, and commands in flight may still touch it.
     unmapping: bool,

@@ -24,13 +24,14 @@ pub(crate) const CLOSED: u8 = 2;
 pub(crate) struct Progress {
     /// [`OPENING`], [`OPEN`] or [`CLOSED`].
     pub state: AtomicU8,
-    /// Orders applied.
+    /// Number of orders applied.
     pub handled: AtomicU64,
-    /// Orders applied when no command in flight could touch memory that they had taken away.
+    /// Number of orders applied when no command in flight could touch memory that they had taken
+    /// away.
     pub quiesced: AtomicU64,
     /// Number of the last reset after which no command was in flight any more.
     pub stopped: AtomicU64,
-    /// Namespaces that could not be opened, so far.
+    /// Number of namespaces that could not be opened, so far.
     pub refused: AtomicU64,
     /// Detached namespaces that are not released yet.
     pub leaving: AtomicU64,

@@ -1,4 +1,4 @@
-//! A remote engine before it is on its worker's thread.
+//! Set-up of a remote engine, before it is on its worker's thread.
 
 use super::report::{CLOSED, OPEN};
 use super::{Progress, RemoteEngine, Report};

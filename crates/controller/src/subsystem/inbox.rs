@@ -29,10 +29,10 @@ pub(crate) enum Message {
         state: AnaState,
         done: Sender<()>,
     },
-    /// Blocks of a namespace were marked, or are so no more: see
+    /// Blocks of a namespace were marked, or lost their marks: see
     /// [`SharedNamespace::take_marked`](super::SharedNamespace::take_marked).
     Marks { nsid: u32 },
-    /// A namespace is being erased, or is so no more: see
+    /// The erasure of a namespace has begun, changed or ended: see
     /// [`SharedNamespace::take_erasing`](super::SharedNamespace::take_erasing).
     Erasing { nsid: u32 },
     /// The host is to be notified.
@@ -51,7 +51,7 @@ const MOST: usize = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     messages: Mutex<VecDeque<Message>>,
-    /// Notices for which there was no room.
+    /// Number of notices for which there was no room.
     lost: AtomicU64,
     /// Wakes the controller's own worker, once set.
     waker: Mutex<Option<Waker>>,

@@ -177,7 +177,7 @@ impl Subsystem {
     }
 }
 
-/// A controller's place in its subsystem, which is free again when this is dropped.
+/// A controller's membership in its subsystem; dropping it frees the controller ID.
 #[derive(Debug)]
 pub(crate) struct Membership {
     subsystem: Arc<Subsystem>,

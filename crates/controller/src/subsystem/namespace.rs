@@ -13,10 +13,10 @@ use sync::Unpoisoned;
 /// A submitted reservation operation.
 #[derive(Clone, Debug)]
 pub(crate) struct Submitted {
-    /// The controller that it was sent to.
+    /// The controller that received the command.
     pub cntlid: u16,
     pub operation: Operation,
-    /// The controller's own name for it.
+    /// The controller's own number for the operation.
     pub ticket: u64,
 }
 
@@ -327,7 +327,7 @@ impl SharedNamespace {
                 change,
             }) => match kept {
                 true => state.install(self.nsid, submitted, next, &change),
-                // The next process may find the one state or the other.
+                // The next process may find either state.
                 false => state.reply(&submitted, Status::INTERNAL_ERROR),
             },
             running => state.running = running,

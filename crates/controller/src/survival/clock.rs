@@ -1,4 +1,4 @@
-//! Moments that another process, or another machine, has to know: by the wall clock.
+//! Moments that another process, or another machine, has to know, by the wall clock.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! Why a controller cannot go on where another process has ended.
+//! Errors of restoring a controller from the state of another process.
 
 use crate::config::ConfigError;
 use state_memory::StateError;
@@ -16,7 +16,7 @@ pub enum RestoreError {
     /// The control state cannot be read.
     #[error("the previous process's state cannot be read: {0}")]
     Form(String),
-    /// A newer version wrote it.
+    /// A newer version wrote the state.
     #[error(
         "the previous process's state has version {version}, this program reads {newest} at most",
         newest = crate::STATE_VERSION
@@ -25,7 +25,7 @@ pub enum RestoreError {
         /// Version of the control state.
         version: u32,
     },
-    /// The disk that is configured is another one than the host knows.
+    /// The configured disk differs from the one that the host knows.
     #[error("the host knows a disk with {what} {before}, configured is {now}")]
     Differs {
         /// The property that differs.

@@ -76,7 +76,7 @@ pub(crate) struct Survival {
     leaving: Vec<(u64, u64)>,
     /// State may have changed since the last commit.
     dirty: bool,
-    /// When the counters of I/O were committed last, which nothing else has committed.
+    /// Time of the last commit that was requested for the I/O counters.
     counted: Option<Instant>,
     /// The state could not be written: the next process finds none.
     lost: bool,

@@ -347,7 +347,7 @@ impl Controller {
                 self.migration.hold(command);
             }
         }
-        // The buffers are in use by now.
+        // The engines use the buffers by now.
         for &cid in &commands.configuring {
             self.finish_admin(cid, Status::SUCCESS, 0);
         }
@@ -373,7 +373,7 @@ impl Controller {
         let (Some((tail, phase)), true) = (self.engine.admin_tail(), admin.tail < size) else {
             return Err(contradiction);
         };
-        // Within two turns of the ring, after which the phase is the same again.
+        // Positions are within two turns of the ring, after which the phase repeats.
         let turns = u64::from(2 * size);
         let place = |tail: u32, phase: bool| u64::from(if phase { tail } else { tail + size });
         let behind = |posted: u64| (place(admin.tail, admin.phase) + posted) % turns;
@@ -402,7 +402,7 @@ impl Controller {
             let known = before.namespaces.iter().find(|old| old.nsid == ns.nsid);
             let reformatted = known.is_some_and(|old| old.is_reformatted(ns));
             if reformatted {
-                // Marks are of blocks that there are no more.
+                // Marks of blocks that no longer exist are removed.
                 self.unmark_all(&[ns.nsid]);
             }
             if reformatted || known.is_none_or(|old| old.blocks != ns.blocks) {

@@ -1,4 +1,4 @@
-//! The control half as data.
+//! The control half's state as data.
 
 use super::state::{
     AdminCommands, AdminQueue, ControlState, Counters, CqPlace, HeldCommand, Identity, LogState,

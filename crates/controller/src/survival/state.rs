@@ -11,8 +11,8 @@ use nvme::Command;
 use protection::{Guard, StorageTag, Type};
 use zerocopy::FromBytes;
 
-/// The version of the control state that this crate writes. A change that an older version cannot
-/// pass over needs another one.
+/// Version of the control state that this crate writes. A change that an older version cannot
+/// skip needs a new one.
 pub const STATE_VERSION: u32 = 1;
 /// The oldest version of the control state that this crate reads.
 pub const STATE_OLDEST_READ: u32 = 1;
@@ -91,10 +91,10 @@ pub(crate) struct Identity {
     pub max_namespaces: u32,
     #[n(11)]
     pub namespaces: Vec<NamespaceIdentity>,
-    /// Bytes of the controller memory buffer.
+    /// Size of the controller memory buffer in bytes.
     #[n(12)]
     pub cmb_size: Option<u64>,
-    /// Bytes of each Boot Partition.
+    /// Size of each Boot Partition in bytes.
     #[n(13)]
     pub boot_size: Option<u64>,
 }
@@ -107,7 +107,7 @@ pub(crate) struct NamespaceIdentity {
     pub nsid: u32,
     #[n(1)]
     pub block_size: u32,
-    /// Size in blocks: it may be another one by now.
+    /// Size in blocks, which may have changed since.
     #[n(2)]
     pub blocks: u64,
     #[cbor(n(3), with = "minicbor::bytes")]
@@ -128,7 +128,7 @@ impl NamespaceIdentity {
     }
 }
 
-/// Registers of BAR0, and how far the controller is.
+/// Registers of BAR0, and the life-cycle state.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Registers {
@@ -177,7 +177,7 @@ pub(crate) struct Interrupts {
     /// Number under which the receiver of the INTx pin is kept (0: it is not), if it has one.
     #[n(1)]
     pub pin: Option<u32>,
-    /// The VMM masks the pin, or the pin itself has.
+    /// The pin is masked, by the VMM or by itself.
     #[n(2)]
     pub pin_masked: bool,
     /// INTMS.
@@ -191,10 +191,10 @@ pub(crate) struct Interrupts {
 pub(crate) struct FeatureValues {
     #[n(0)]
     pub arbitration: u32,
-    /// Over, under.
+    /// Thresholds: over, under.
     #[n(1)]
     pub thresholds: (u16, u16),
-    /// By NSID.
+    /// Error recovery by NSID.
     #[n(2)]
     pub error_recovery: Vec<(u32, u32)>,
     #[n(3)]
@@ -208,7 +208,7 @@ pub(crate) struct FeatureValues {
     pub write_atomicity: u32,
     #[n(7)]
     pub event_config: u32,
-    /// Value, wall-clock time in ms when it was that, origin.
+    /// Value, wall-clock time in ms of the value, origin.
     #[n(8)]
     pub timestamp: (u64, u64, u8),
     #[cbor(n(9), with = "minicbor::bytes")]
@@ -231,12 +231,12 @@ pub(crate) struct AdminQueue {
     /// Commands fetched: all of them have had their effect, or are in [`AdminCommands`].
     #[n(0)]
     pub fetched: u64,
-    /// Where the next completion was to be posted, with the phase.
+    /// Position of the next completion, with the phase.
     #[n(1)]
     pub tail: u32,
     #[n(2)]
     pub phase: bool,
-    /// Completions that were about to be posted there, in order.
+    /// Completions to be posted there, in order.
     #[n(3)]
     pub posting: Vec<Ending>,
     /// Completions posted before these, as counted beside the rings.
@@ -244,7 +244,7 @@ pub(crate) struct AdminQueue {
     pub posted: u64,
 }
 
-/// The end of an admin command.
+/// Completion of an admin command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 pub(crate) struct Ending {
     #[n(0)]
@@ -257,7 +257,7 @@ pub(crate) struct Ending {
     pub result: u32,
 }
 
-/// A completion queue.
+/// Location of a completion queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 pub(crate) struct CqPlace {
     #[n(0)]
@@ -270,7 +270,7 @@ pub(crate) struct CqPlace {
     pub vector: Option<u16>,
 }
 
-/// A submission queue.
+/// Location of a submission queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 pub(crate) struct SqPlace {
     #[n(0)]
@@ -296,22 +296,22 @@ pub(crate) struct AdminCommands {
     /// Event types that were reported and not read.
     #[n(2)]
     pub masked: u8,
-    /// Abort commands: their CID, then the command that each is about (queue, CID).
+    /// Abort commands: their CID, then queue and CID of the target.
     #[n(3)]
     pub aborts: Vec<(u16, u16, u16)>,
-    /// Delete I/O Submission Queue: queue, CID.
+    /// Delete I/O Submission Queue commands: queue, CID.
     #[n(4)]
     pub deletions: Vec<(u16, u16)>,
-    /// Set Features that turned the write cache off.
+    /// Set Features commands that turned the write cache off.
     #[n(5)]
     pub cache_flushes: Vec<u16>,
-    /// Doorbell Buffer Config.
+    /// Doorbell Buffer Config commands.
     #[n(6)]
     pub configuring: Vec<u16>,
-    /// Commands that have not begun, whole.
+    /// Complete commands that have not begun.
     #[n(7)]
     pub held: Vec<HeldCommand>,
-    /// Namespace Management and Namespace Attachment.
+    /// State of Namespace Management and Namespace Attachment.
     #[n(8)]
     pub management: Option<ManagementState>,
 }
@@ -339,7 +339,7 @@ pub(crate) struct ManagementState {
     /// CID of the command; `None`: no completion is posted.
     #[n(0)]
     pub cid: Option<u16>,
-    /// 0 nothing, 1 create, 2 delete, 3 attach, 4 detach.
+    /// Task: 0 none, 1 create, 2 delete, 3 attach, 4 detach.
     #[n(1)]
     pub task: u8,
     #[n(2)]
@@ -377,7 +377,7 @@ pub(crate) struct LogState {
     pub powered_on: u64,
     #[n(3)]
     pub counters: Counters,
-    /// `None` in states of programs that had none, as the next.
+    /// `None` in states of programs without it; the same holds for the following fields.
     #[n(4)]
     pub telemetry: Option<TelemetryState>,
     #[n(5)]
@@ -459,7 +459,7 @@ pub(crate) struct TestRunning {
     pub code: u8,
     #[n(1)]
     pub nsid: u32,
-    /// Pieces that were read.
+    /// Number of pieces that were read.
     #[n(2)]
     pub done: u64,
 }
@@ -468,13 +468,13 @@ pub(crate) struct TestRunning {
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct PersistentEventState {
-    /// Newest first.
+    /// Events, newest first.
     #[n(0)]
     pub events: Vec<SavedEvent>,
     /// Generation of the last context.
     #[n(1)]
     pub generation: u16,
-    /// There is a context.
+    /// Whether there is a context.
     #[n(2)]
     pub context: bool,
 }
@@ -492,7 +492,7 @@ pub(crate) struct SavedEvent {
     pub data: Vec<u8>,
 }
 
-/// Format NVM and Sanitize.
+/// State of Format NVM and Sanitize.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct EraseState {
@@ -726,7 +726,7 @@ mod tests {
         }
     }
 
-    /// A format as programs wrote it that knew no storage tags.
+    /// Format state of programs without storage tags.
     #[derive(Encode)]
     #[cbor(map)]
     struct Untagged {

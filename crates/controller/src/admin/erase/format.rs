@@ -125,7 +125,7 @@ impl Controller {
         for ns in all.filter(|ns| nsids.contains(&ns.config.nsid)) {
             let format = chosen(cdw10, ns)?;
             let extended = ns.has_extended_format() || format.is_extended();
-            // ("NVM Command Set 1.1", 4.1.3.6.1)
+            // See "NVM Command Set 1.1", 4.1.3.6.1.
             if extended && !self.admin.features.lbafee() {
                 return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true));
             }
@@ -187,7 +187,7 @@ impl Controller {
         };
         let index = self.engine.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.engine.namespaces.get(index));
-        // Not of one that has come in its place.
+        // A namespace that was attached in place of the closed one does not count.
         let ns = ns.filter(|ns| ns.closed == Some(running.cause.closes_with()) && mine);
         let formats = ns.and_then(|ns| ns.config.formats.as_ref());
         let Some(store) = formats.map(|formats| formats.store().clone()) else {
@@ -225,7 +225,7 @@ impl Controller {
         };
         let mut all = self.engine.active();
         let closed = Some(running.cause.closes_with());
-        // Not of one that has come in its place.
+        // A namespace that was attached in place of the closed one does not count.
         let ours = all.any(|ns| ns.config.nsid == nsid && ns.closed == closed);
         match kept {
             SavedFormat::New(kept)

@@ -44,7 +44,7 @@ use std::time::Instant;
 use volume::{Budget, IoError, IoErrorKind, Op};
 use zerocopy::IntoBytes;
 
-/// Bytes that are zeroed at a time.
+/// Bytes per zeroing request.
 const ZEROED: u64 = 4 << 20;
 /// Bytes per write request.
 const WRITTEN: u64 = 256 << 10;
@@ -180,7 +180,7 @@ impl Running {
         if cdw10.sanact() != Action::OVERWRITE {
             return self.writes.then_some([0; 4]);
         }
-        // The last pass has it as it is ("NVMe Base 2.1", 8.1.24).
+        // The last pass writes the pattern itself, not inverted ("NVMe Base 2.1", 8.1.24).
         let later = cdw10.passes().saturating_sub(1 + self.pass);
         let inverted = cdw10.oipbp() && later % 2 == 1;
         Some(if inverted { !pattern } else { pattern }.to_le_bytes())
@@ -393,7 +393,8 @@ impl Controller {
             return Err(INVALID_FIELD);
         }
         let erasure = &self.admin.erasure;
-        // Without Allow Unrestricted Sanitize Exit only another restricted operation helps.
+        // Without Allow Unrestricted Sanitize Exit only another restricted operation ends the
+        // failure mode.
         let restricted = erasure.has_failed() && !erasure.last.ause();
         let running = erasure.running.as_ref().map(|r| r.cause.closes_with());
         match cdw10.sanact() {
@@ -844,7 +845,7 @@ impl Controller {
     pub(crate) fn erase_deadline(&self) -> Option<Instant> {
         let running = self.admin.erasure.running.as_ref()?;
         let due = match running.stage {
-            // The worker is woken.
+            // Another event wakes the worker.
             Stage::Closing | Stage::Flushing | Stage::Keeping(_) | Stage::Opening(_) => false,
             Stage::Others => !running.waits_for_others(),
             Stage::Keep => self.may_keep(),

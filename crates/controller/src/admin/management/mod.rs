@@ -59,7 +59,8 @@ enum Stage {
     Begin,
     /// The task is committed.
     Ready,
-    /// Commands in flight on the namespace end, from this time on; early, if `true`.
+    /// Commands in flight on the namespace are awaited since this time; asked to end early, if
+    /// `true`.
     Leaving(Instant, bool),
     /// The pool is making a change: the number of the change.
     Changing(u64),
@@ -71,7 +72,7 @@ enum Stage {
 }
 
 struct Running {
-    /// The command, unless a reset was meanwhile.
+    /// CID of the command, unless a reset has intervened.
     cid: Option<u16>,
     nsid: u32,
     task: Task,

@@ -13,7 +13,7 @@ const ORDERS: u64 = 256;
 /// A completion queue in a remote engine.
 pub(super) struct RemoteCq {
     pub link: usize,
-    /// Submission queues that complete there.
+    /// Number of submission queues that complete there.
     pub users: u16,
 }
 
@@ -135,7 +135,7 @@ impl Controller {
         ) else {
             return false;
         };
-        // A remote engine has its records since it was made.
+        // A remote engine has its records since its creation.
         if qid > 0 && place == Place::Own && !self.prepare_records(0) {
             return false;
         }

@@ -14,7 +14,7 @@ pub(in crate::controller) struct Link {
     pub reports: Receiver<Report>,
     pub waker: Waker,
     pub progress: Arc<Progress>,
-    /// Orders given.
+    /// Number of orders given.
     pub sent: u64,
     /// Number of the last order that took memory away.
     pub unmap: u64,

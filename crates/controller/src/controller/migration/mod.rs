@@ -44,19 +44,19 @@ pub(crate) struct Migration {
     migrating: Option<QueueMigration>,
     /// Admin commands that wait until no queue migrates.
     held: VecDeque<Command>,
-    /// Doorbell Buffer Config commands that wait for the remote engines: for each link the order
-    /// that it waits for.
+    /// Doorbell Buffer Config commands that wait for the remote engines, with the number of the
+    /// awaited order for each link.
     configuring: Vec<(u16, Vec<u64>)>,
     /// Set while one of these commands waits, or another controller waits for the end of
     /// commands.
     waiting: bool,
-    /// Controller-level resets so far.
+    /// Number of controller-level resets so far.
     epoch: u64,
-    /// Flushes on the controller's own account so far.
+    /// Number of flushes on the controller's own account so far.
     flushes: u64,
-    /// The last flush that this engine has answered.
+    /// Number of the last flush that this engine has completed.
     flushed_own: u64,
-    /// The first error of those flushes.
+    /// First error of those flushes.
     flush_failed: Option<Status>,
     /// Configuration from which new remote engines are made.
     template: Option<(EngineConfig, Vec<NamespaceConfig>)>,

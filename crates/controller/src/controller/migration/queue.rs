@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 /// because no entry is fetched from it meanwhile.
 const MIGRATION_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// The engine that a queue is in.
+/// The engine that has a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::controller) enum Place {
-    /// The controller's own.
+    /// The controller's own engine.
     Own,
     /// The remote engine behind this link.
     Remote(usize),
