@@ -57,7 +57,7 @@ pub(crate) struct Taken {
 enum Asking {
     /// Take at most this many bytes from the socket.
     Receive(u32),
-    /// To look at them.
+    /// Peek at this many bytes of the socket.
     Look(u32),
 }
 
@@ -158,7 +158,7 @@ impl Door {
         self.untold.clear();
         if let Some(present) = &mut self.present {
             present.registered = false;
-            // It is unknown whether the process took bytes from the socket.
+            // The process may or may not have taken bytes from the socket.
             match present.awaited {
                 Some(Awaited::Asked(_, Asking::Receive(_))) => {
                     present.awaited = Some(Awaited::Come(Err(ReadError::ReceiverGone)));

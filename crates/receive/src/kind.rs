@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 /// Descriptors that a protocol accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Most descriptors in one read, 253 at most (the kernel's SCM_MAX_FD).
+    /// Maximum number of descriptors in one read, 253 at most (the kernel's SCM_MAX_FD).
     pub max_fds: u8,
     /// Unix stream sockets are accepted, besides memory files and eventfds. They are for writing
     /// only.
@@ -149,7 +149,7 @@ mod tests {
         for (what, fd) in &kinds {
             assert!(!is_harmless(fd.as_fd(), WANTED), "{what}");
         }
-        // Its name is the eventfd's, but for the directory before it.
+        // The name is the eventfd's, except for the directory before it.
         let name = directory.path().join("anon_inode:[eventfd]");
         std::fs::write(&name, "").unwrap();
         assert!(!is_eventfd(std::fs::File::open(name).unwrap()));

@@ -43,8 +43,8 @@ pub(crate) mod kind {
     /// From the spawner: `value` is the process ID, or the reason of the failure.
     pub const STARTED: u32 = 8;
     pub const FAILED: u32 = 9;
-    /// As [`RECEIVE`], but all data stays in the client's socket, and its descriptors also stay
-    /// open in the receiver process.
+    /// Reads as [`RECEIVE`], but all data stays in the client's socket, and its descriptors also
+    /// stay open in the receiver process.
     pub const LOOK: u32 = 10;
     /// The peeked bytes were taken from the socket: the receiver process closes their descriptors.
     pub const LOOKED: u32 = 11;
