@@ -20,7 +20,7 @@ pub struct Histogram {
     most: AtomicU64,
 }
 
-/// What a histogram held at one moment.
+/// Snapshot of a histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Values recorded.
@@ -75,7 +75,7 @@ fn upper(bucket: usize) -> u64 {
     ((bucket % STEPS + STEPS + 1) << shift) - 1
 }
 
-/// A plain load and store: there is one writer.
+/// Adds by a plain load and store: there is one writer.
 #[inline]
 fn add(to: &AtomicU64, value: u64) {
     let sum = to.load(Ordering::Relaxed).wrapping_add(value);
