@@ -17,7 +17,7 @@ use std::sync::{LockResult, PoisonError};
 pub use affinity::leave_cpu;
 pub use discard::discard;
 
-/// What a lock gives, also after a thread has panicked under it.
+/// Access to a lock's value, also after a thread has panicked under it.
 pub trait Unpoisoned {
     /// A guard, a reference, or a value.
     type Value;
