@@ -91,8 +91,8 @@ impl Controller {
         self.state == State::Ready && self.shutdown == Shutdown::No && self.engine.is_master()
     }
 
-    /// Returns whether a command that outlasted a reset or shutdown may be completed to the host:
-    /// the controller is ready, and neither shut down nor failed.
+    /// Returns whether a long-running command may be completed to the host: the controller is
+    /// ready, and neither shut down nor failed.
     pub(crate) fn may_complete(&self) -> bool {
         self.state == State::Ready && self.shutdown != Shutdown::Complete
     }
