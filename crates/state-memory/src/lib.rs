@@ -12,7 +12,7 @@
 //! | identity, session ([`Area`]) | the front-end's glue | its own business: bytes and words |
 //! | control ([`Control`]) | the control half, whole | the sequence of the newer one of two buffers |
 //! | windows ([`WindowTable`]) | the control half, by entry | the entry's first word, written last |
-//! | descriptors ([`DescriptorTable`]) | the front-end's glue | the entry's first word, written last |
+//! | descriptors ([`DescriptorTable`]) | the front-end's glue | as for windows |
 //! | hot rows ([`StateMemory::hot`]) | the engine that has the queue | each word counts by itself |
 //! | records ([`StateMemory::records`]) | the engine of that share | the record's own last word |
 //!
