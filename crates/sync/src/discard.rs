@@ -20,11 +20,11 @@ static PROCESS: Pool = Pool::new(16, Duration::from_millis(100), Duration::from_
 /// Bytes of stack that a thread has: drops are shallow.
 const STACK: usize = 256 << 10;
 
-/// Drops a value on a thread that may block. The caller never waits for it, nor does the end of the
-/// process. In which order values are dropped is not said.
+/// Drops a value on a thread that may block. Neither the caller nor the end of the process waits
+/// for it. The order of drops is unspecified.
 ///
-/// Values wait in memory while 16 drops are stuck, or while no thread can be started: who can make
-/// a client's values many bounds their number. A panic of the drop ends there.
+/// Values wait in memory while 16 drops are stuck, or while no thread can be started. The code that
+/// creates values for a client must bound their number. A panic of the drop ends there.
 ///
 /// ```
 /// use std::sync::mpsc::channel;
