@@ -10,7 +10,7 @@ const LONGEST: u64 = 60_000_000_000;
 /// within microseconds, a thread was then without a CPU.
 pub const GAP: Duration = Duration::from_micros(250);
 
-/// One direction's figures.
+/// Figures of one direction.
 #[derive(Clone, Debug)]
 pub struct Flow {
     /// I/Os that ended while measuring.

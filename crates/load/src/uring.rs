@@ -303,8 +303,7 @@ impl Drop for UringLane {
     fn drop(&mut self) {
         while self.in_flight > 0 {
             if self.enter(1).is_err() {
-                // It is unknown whether the kernel still writes to the buffers: they are never
-                // freed.
+                // The kernel may still write to the buffers: they are never freed.
                 std::mem::forget(self.buffers.clone());
                 return;
             }
