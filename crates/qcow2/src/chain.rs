@@ -1,6 +1,6 @@
 //! Opening an image, and the files behind it.
 //!
-//! The author of an image, who may be a guest's owner, decides which files it names. A backing file
+//! The author of an image, perhaps a guest's owner, decides which files it names. A backing file
 //! is opened only where the user allows it. Its format is taken from the image and never guessed
 //! from its first bytes.
 
@@ -26,7 +26,7 @@ use volume::{Direct, FileOptions, FileVolume, PreviousProcess, VolumeError};
 const LONGEST_CHAIN: usize = 64;
 /// Maximum size, in bytes, of a table that is kept in memory as a whole.
 const LARGEST_TABLE: u64 = 1 << 30;
-/// Smallest cluster whose image is accessed past the page cache: tables and clusters share no page.
+/// Smallest cluster size for access past the page cache: tables and clusters share no page.
 const PAGE: u64 = 4096;
 
 /// Options for opening an image.
@@ -239,7 +239,7 @@ impl Backing<'_> {
         }
     }
 
-    /// Whether it is an image itself, and no raw disk.
+    /// Returns whether the file is a qcow2 image, and not a raw disk.
     fn is_image(&self, format: Option<&str>) -> Result<bool, ImageError> {
         match format {
             Some("qcow2") => Ok(true),
@@ -255,7 +255,7 @@ impl Backing<'_> {
         }
     }
 
-    /// The file that is meant.
+    /// Returns the path of the file.
     fn path(&self) -> Result<PathBuf, ImageError> {
         let name = self.name;
         let protocol = name.split(['/', ':']).next().unwrap_or("");
@@ -316,7 +316,7 @@ impl Backing<'_> {
     }
 }
 
-/// A raw disk at the lower end of a chain.
+/// Opens a raw disk at the lower end of a chain.
 fn raw(opened: Opened, layer: usize) -> Result<(Image, File), ImageError> {
     let unit = opened.volume.unit().max(512);
     let parts = Parts {

@@ -169,8 +169,8 @@ mod tests {
         refcount_order: 4,
     };
 
-    /// Cluster 0: header, 1: refcount table, 2: its block, 3: L1, 4: an L2 table, which leads to
-    /// these clusters.
+    /// Checks an image with these clusters. 0: header, 1: refcount table, 2: its block, 3: L1, 4:
+    /// an L2 table with `entries`.
     fn check_with(entries: &[u64], counted: &[u64]) -> Result<(Found, Refcounts), CheckError> {
         let mut refcounts = Refcounts::new(GEOMETRY, 64, None);
         refcounts.enter(0, 2 << 9, vec![0; 512].into());

@@ -24,13 +24,13 @@ pub(crate) struct Seen(AtomicU64);
 const IDLE: u64 = u64::MAX;
 
 impl Epochs {
-    /// The current epoch. Entries that were removed before it began are not found any more.
+    /// Returns the current epoch. Entries that were removed before it began are not found any more.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         self.now.load(Ordering::Acquire)
     }
 
-    /// A new queue, which has nothing in flight.
+    /// Adds a queue, which has nothing in flight.
     pub(crate) fn join(&self) -> Arc<Seen> {
         let seen = Arc::new(Seen(AtomicU64::new(IDLE)));
         self.queues.lock().unpoisoned().push(Arc::downgrade(&seen));
@@ -47,7 +47,7 @@ impl Epochs {
         now
     }
 
-    /// No request in flight began in an older epoch.
+    /// Returns the oldest epoch in which a request in flight may have begun.
     pub(crate) fn oldest(&self) -> u64 {
         let mut queues = self.queues.lock().unpoisoned();
         let mut oldest = self.now.load(Ordering::SeqCst);
@@ -63,7 +63,8 @@ impl Epochs {
 }
 
 impl Seen {
-    /// The queue is about to start a request, and had none in flight. Before it looks at an entry.
+    /// Publishes that the queue, which had nothing in flight, starts a request. To be called before
+    /// an entry is looked at.
     pub(crate) fn begin(&self, epochs: &Epochs) -> u64 {
         let now = epochs.now();
         self.0.store(now, Ordering::SeqCst);

@@ -89,7 +89,7 @@ impl Image {
         self.make_room(writer, store, self.size()).await
     }
 
-    /// Size of the disk in bytes.
+    /// Returns the size of the disk in bytes.
     #[inline]
     pub(crate) fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
@@ -169,7 +169,7 @@ impl Image {
 /// All of that is on the disk, or in the kernel's page cache, before the guest is answered: if this
 /// process is killed and started again, the guest finds the data that it has written.
 pub(crate) struct Writer {
-    /// Locks on guest clusters whose mapping is being changed.
+    /// Locks on guest clusters during changes of their mapping.
     pub(crate) clusters: RangeLocks,
     /// Tables that are being made: everything that has a place in L1 or the refcount table.
     pub(crate) structure: RangeLocks,
@@ -262,7 +262,7 @@ impl Writer {
         self.refcounts.lock().unpoisoned()
     }
 
-    /// The cluster is counted, and none of the image's tables is in it.
+    /// Returns whether the cluster is counted, and none of the image's tables is in it.
     fn owns(&self, cluster: u64) -> bool {
         self.refcounts().get(cluster) > 0 && !self.own.lock().unpoisoned().contains(&cluster)
     }
@@ -272,7 +272,7 @@ impl Writer {
         self.own.lock().unpoisoned().extend(clusters);
     }
 
-    /// No table lies there any more.
+    /// Records that no table lies in these clusters any more.
     pub(crate) fn leave_own(&self, clusters: Range<u64>) {
         let mut own = self.own.lock().unpoisoned();
         for cluster in clusters {
@@ -280,7 +280,7 @@ impl Writer {
         }
     }
 
-    /// L1 or L2 tables have been changed on the disk.
+    /// Counts a change of L1 or L2 tables on the disk.
     pub(crate) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
@@ -386,7 +386,7 @@ impl Writer {
         dirty.phase == Phase::Dirty && dirty.users == 0
     }
 
-    /// Clusters that were removed and wait for their end.
+    /// Returns whether removed clusters wait for their next use.
     #[inline]
     pub(crate) fn has_limbo(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
@@ -440,7 +440,7 @@ impl Image {
         };
         for range in ripe.iter() {
             let len = (range.end - range.start) << bits;
-            // Clusters whose zeroing fails stay unused until the image is opened the next time.
+            // Clusters that cannot be zeroed stay unused until the image is opened the next time.
             store.change(op, range.start << bits, len).await?;
             writer.limbo().zeroed.insert(range);
         }
@@ -567,7 +567,7 @@ impl Image {
         self.release(writer, store, unused).await
     }
 
-    /// The clusters that an entry leads to.
+    /// Returns the clusters that an entry leads to.
     fn clusters_of(&self, entry: Entry) -> Range<u64> {
         let bits = self.geometry.cluster_bits;
         match entry.mapping(&self.geometry) {

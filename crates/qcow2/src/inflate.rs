@@ -93,7 +93,7 @@ impl Pool {
         None
     }
 
-    /// A thread's life.
+    /// Runs a thread of the pool.
     fn run(&self) {
         sync::leave_cpu();
         let mut state = self.lock();
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(inflate(&[], 512), None);
     }
 
-    /// Stored blocks: enough of the format for a test, without a compressor.
+    /// Encodes stored blocks: enough of the format for a test, without a compressor.
     fn miniz_deflate(data: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let mut chunks = data.chunks(1000).peekable();

@@ -69,7 +69,7 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    /// Without a file.
+    /// Creates lanes without a file.
     pub(crate) fn new(io: &Io) -> Result<Rc<Self>, VolumeError> {
         Ok(Rc::new(Self {
             lane: io.lane()?,

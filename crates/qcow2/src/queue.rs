@@ -1,6 +1,6 @@
 //! Queue of one worker into an image.
 //!
-//! A request whose clusters are adjacent in one file of the chain is passed to that file's queue
+//! A request with adjacent clusters in one file of the chain is passed to that file's queue
 //! unchanged, under its own tag. It costs two more memory accesses than a raw file, and this module
 //! does not see its completion. Every other request is a task.
 
@@ -169,7 +169,7 @@ impl ImageQueue {
         Located::Zero
     }
 
-    /// The queue of a layer's file.
+    /// Returns the queue of a layer's file.
     #[inline]
     fn file(&mut self, layer: usize) -> Option<&mut OpenQueue> {
         match (&mut self.odd, layer, self.parity) {
@@ -178,7 +178,7 @@ impl ImageQueue {
         }
     }
 
-    /// A read or write of a range that has been checked.
+    /// Starts a read or write of a range that has been checked.
     #[inline]
     fn transfer(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
         self.begin();
@@ -208,7 +208,7 @@ impl ImageQueue {
         self.task(tag, op, offset, len, data)
     }
 
-    /// A request that is more than one operation.
+    /// Starts a task for a request that takes more than one operation.
     fn task(
         &mut self,
         tag: u64,
@@ -240,7 +240,7 @@ impl ImageQueue {
             })
     }
 
-    /// Requests that began in the epoch of one opening.
+    /// Returns the number of outstanding requests that began in the epoch of one opening.
     fn in_flight_of(&self, parity: usize) -> usize {
         let file = match (parity, &self.odd) {
             (1, Some(odd)) => odd.state().in_flight,
@@ -388,7 +388,7 @@ impl Layer {
     }
 }
 
-/// The clusters behind that one are in order, for so many bytes more.
+/// Returns whether the clusters behind that one are adjacent to it, for `len` more bytes.
 #[cold]
 fn goes_on(slice: &Slice, index: usize, host: u64, write: bool, len: u64, bits: u32) -> bool {
     let clusters = len.div_ceil(1 << bits);

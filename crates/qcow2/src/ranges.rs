@@ -47,7 +47,7 @@ impl Ranges {
         self.count
     }
 
-    /// The ranges, in order.
+    /// Iterates over the ranges, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.ranges.iter().map(|(&start, &end)| start..end)
     }

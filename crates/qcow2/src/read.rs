@@ -101,7 +101,7 @@ impl Image {
         })
     }
 
-    /// A compressed cluster.
+    /// Decompresses a cluster, unless the cache has it.
     async fn decompress(
         &self,
         store: &impl Store,

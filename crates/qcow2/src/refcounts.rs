@@ -105,20 +105,20 @@ impl Refcounts {
         }
     }
 
-    /// The blocks that there are, by their place in the table.
+    /// Iterates over the existing blocks, with their index in the table.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (usize, &Block)> {
         let blocks = self.blocks.iter().enumerate();
         blocks.filter_map(|(index, block)| Some((index, block.as_ref()?)))
     }
 
-    /// The clusters that the blocks count.
+    /// Returns the clusters that the blocks count.
     pub(crate) fn covered(&self) -> Vec<Range<u64>> {
         let bits = self.geometry.refcount_bits();
         let range = |index: usize| (index as u64) << bits..(index as u64 + 1) << bits;
         self.blocks().map(|(index, _)| range(index)).collect()
     }
 
-    /// The number of the block that counts the next cluster that was never used.
+    /// Returns the index of the block that counts the next cluster that was never used.
     pub(crate) fn next_block(&self) -> usize {
         self.place(self.fresh).0
     }
@@ -128,12 +128,12 @@ impl Refcounts {
         matches!(self.blocks.get(self.place(cluster).0), Some(Some(_)))
     }
 
-    /// Entries that the table has room for.
+    /// Returns the number of entries that the table has room for.
     pub(crate) fn room(&self) -> usize {
         self.room
     }
 
-    /// The table has been replaced by one with more room.
+    /// Records that the table has been replaced by one with more room.
     pub(crate) fn set_room(&mut self, room: usize) {
         self.room = room;
     }
@@ -174,7 +174,7 @@ impl Refcounts {
         (index, cluster & ((1 << bits) - 1))
     }
 
-    /// The bytes of a refcount in its block. Only widths of whole bytes are written.
+    /// Returns the bytes of a refcount in its block. Only widths of whole bytes are written.
     fn bytes_of(&self, number: u64) -> Range<usize> {
         let width = 1usize << self.geometry.refcount_order.saturating_sub(3);
         let start = number as usize * width;
@@ -208,7 +208,7 @@ impl Refcounts {
         u64::MAX >> (64 - bits)
     }
 
-    /// Sets the refcount of a cluster whose block is loaded.
+    /// Sets the refcount of a cluster; its block must be loaded.
     pub(crate) fn set(&mut self, cluster: u64, count: u64) {
         let (index, number) = self.place(cluster);
         let range = self.bytes_of(number);
@@ -314,8 +314,8 @@ impl Refcounts {
         (first..=last).filter_map(version).collect()
     }
 
-    /// The next step to have a block on the disk as it was at `version`. `waker` is woken where
-    /// another task writes it.
+    /// Returns the next step to have a block on the disk as it was at `version`. `waker` is woken
+    /// if another task writes it.
     pub(crate) fn settle(&mut self, index: usize, version: u64, waker: &Waker) -> Settle {
         let Some(block) = self.blocks.get_mut(index).and_then(Option::as_mut) else {
             return Settle::Done;
@@ -342,7 +342,7 @@ impl Refcounts {
         Some((index, block.next_write()))
     }
 
-    /// Bytes of a block have been written, or not.
+    /// Records that bytes of a block have been written, or that the write failed.
     pub(crate) fn written(&mut self, index: usize, range: Range<usize>, version: Option<u64>) {
         let Some(block) = self.blocks.get_mut(index).and_then(Option::as_mut) else {
             return;

@@ -80,7 +80,7 @@ pub(crate) trait Store: Clone + 'static {
         async move { write.await.0 }
     }
 
-    /// An operation of the image's data that has none of its own.
+    /// Starts an operation on the image's clusters that transfers no data.
     fn change(
         &self,
         op: Op,

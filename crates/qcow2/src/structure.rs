@@ -39,8 +39,8 @@ impl Image {
         self.place(writer, store, 0, Table::Current).await.map(drop)
     }
 
-    /// Clusters beside each other that were never used, with a reference each, and with the
-    /// refcount blocks that count them, all of which are durable.
+    /// Allocates adjacent clusters that were never used, with a reference each, and with the
+    /// refcount blocks that count them. All of them are durable.
     async fn place(
         &self,
         writer: &Writer,

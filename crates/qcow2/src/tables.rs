@@ -36,12 +36,12 @@ impl L1 {
         }
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// An entry, as it is on the disk; none behind the end.
+    /// Returns an entry, as it is on the disk; 0 behind the end.
     #[inline]
     pub(crate) fn get(&self, index: usize) -> u64 {
         let entry = self.entries.get(index);
@@ -62,7 +62,7 @@ impl L1 {
     }
 }
 
-/// Big-endian numbers of 64 bits.
+/// Decodes big-endian numbers of 64 bits.
 pub(crate) fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     let (chunks, _) = bytes.as_chunks::<8>();
     chunks.iter().map(|chunk| u64::from_be_bytes(*chunk))
@@ -79,14 +79,14 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    /// An entry; against the rules behind the end.
+    /// Returns an entry; an invalid one behind the end.
     #[inline(always)]
     pub(crate) fn get(&self, index: usize) -> Entry {
         let entry = self.entries.get(index);
         entry.map_or(Entry::INVALID, |entry| Entry(entry.load(Ordering::Acquire)))
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -147,7 +147,7 @@ impl Tables {
         }
     }
 
-    /// Logarithm of the number of clusters that a slice maps.
+    /// Returns the logarithm of the number of clusters that a slice maps.
     #[inline]
     pub(crate) fn slice_bits(&self) -> u32 {
         self.slice_bits
@@ -158,7 +158,7 @@ impl Tables {
         self.most
     }
 
-    /// The L1 table as it is now.
+    /// Returns the current L1 table.
     pub(crate) fn l1(&self) -> Arc<L1> {
         self.l1.lock().unpoisoned().clone()
     }
@@ -175,14 +175,14 @@ impl Tables {
         self.l1_count.fetch_add(1, Ordering::Release);
     }
 
-    /// The L1 entry of a slice.
+    /// Returns the index of a slice's L1 entry.
     #[inline]
     pub(crate) fn l1_index(&self, slice: u64) -> usize {
         let index = slice >> (self.geometry.table_bits() - self.slice_bits);
         usize::try_from(index).unwrap_or(usize::MAX)
     }
 
-    /// The slice, if it is in memory.
+    /// Returns the slice, if it is in memory.
     pub(crate) fn cached(&self, slice: u64) -> Option<Arc<Slice>> {
         match self.slices.lock().unpoisoned().get(&slice) {
             Some(Slot::Ready(found)) => {
@@ -193,7 +193,8 @@ impl Tables {
         }
     }
 
-    /// The slice, read where it is not in memory. `check` looks at each of its entries.
+    /// Returns the slice, and reads it if it is not in memory. `check` is applied to each of its
+    /// entries.
     pub(crate) async fn look(
         &self,
         store: &impl Store,
@@ -286,7 +287,7 @@ impl Tables {
     }
 }
 
-/// The mapping of an entry, if it is in order: else the entry is replaced.
+/// Returns the entry if its mapping is valid, else its replacement.
 pub(crate) fn checked(entry: Entry, geometry: &Geometry) -> Entry {
     match entry.mapping(geometry) {
         Mapping::Invalid => Entry::INVALID,

@@ -263,7 +263,7 @@ impl Drop for Qcow2Volume {
 
 #[cfg(test)]
 impl Qcow2Volume {
-    /// Clusters wait for their next use.
+    /// Returns whether clusters wait for their next use.
     pub(crate) fn has_limbo(&self) -> bool {
         self.image()
             .is_some_and(|(_, writer)| writer.is_some_and(Writer::has_limbo))

@@ -49,7 +49,7 @@ struct Span {
 }
 
 impl<'a, S: Store> Target<'a, S> {
-    /// The image of a chain, if it may be written.
+    /// Creates a writer of a chain's image, if it may be written.
     pub(crate) fn new(images: &'a [Image], store: &'a S) -> Result<Self, IoError> {
         let image = images.first().ok_or(IoErrorKind::Gone)?;
         Ok(Self {
@@ -68,7 +68,7 @@ impl<'a, S: Store> Target<'a, S> {
         self.image.geometry.cluster_bits
     }
 
-    /// Bytes of the disk that a slice maps.
+    /// Returns the number of bytes of the disk that a slice maps.
     fn slice_bytes(&self) -> u64 {
         let bits = self
             .image
@@ -78,12 +78,12 @@ impl<'a, S: Store> Target<'a, S> {
         1 << (bits + self.bits())
     }
 
-    /// The place in its slice of the cluster that a byte lies in.
+    /// Returns the index, in its slice, of the cluster with this byte.
     fn index(&self, offset: u64) -> usize {
         ((offset & (self.slice_bytes() - 1)) >> self.bits()) as usize
     }
 
-    /// Clusters that a range touches.
+    /// Returns the clusters that a range touches.
     fn clusters(&self, offset: u64, len: u64) -> Range<u64> {
         offset >> self.bits()..self.image.geometry.clusters(offset + len)
     }
@@ -184,7 +184,7 @@ impl<'a, S: Store> Target<'a, S> {
         Some(moves)
     }
 
-    /// A span by clusters.
+    /// Splits a span by clusters.
     fn pieces(&self, span: Span) -> impl Iterator<Item = Piece> + use<S> {
         let (size, first) = (self.cluster_size(), self.index(span.offset));
         let start = span.offset & !(size - 1);
@@ -408,7 +408,7 @@ impl<'a, S: Store> Target<'a, S> {
         Ok(span.len)
     }
 
-    /// A part of a cluster.
+    /// Zeroes a part of a cluster.
     async fn zero_piece(&self, number: u64, piece: &Piece, op: Op) -> Result<(), IoError> {
         let mapping = match self.image.look(self.store, number).await? {
             Look::Slice(slice) => slice.get(piece.index).mapping(&self.image.geometry),
@@ -446,7 +446,7 @@ impl<'a, S: Store> Target<'a, S> {
         }
     }
 
-    /// Whole clusters of a slice.
+    /// Zeroes whole clusters of a slice.
     async fn zero_clusters(&self, number: u64, span: Span, op: Op) -> Result<(), IoError> {
         let clusters = self.clusters(span.offset, span.len);
         let _turn = self.writer.clusters.lock(self.store, clusters).await?;

@@ -46,18 +46,18 @@ impl Entry {
     /// Entry that no valid image has; it replaces entries that were found to be wrong.
     pub const INVALID: Self = Self(u64::MAX);
 
-    /// A cluster of the image, which no other entry has.
+    /// Makes the entry of a cluster of the image that no other entry has.
     pub const fn data(host: u64) -> Self {
         Self(host | COPIED)
     }
 
-    /// Zeroes, without a cluster.
+    /// Makes the entry of zeroes without a cluster.
     pub const fn zero() -> Self {
         Self(ZERO)
     }
 
-    /// The host's byte, of an entry that a read or write may go to without more ado; for a write
-    /// nobody else may have the cluster.
+    /// Returns the host offset of an entry that can be read, or written, directly. For a write no
+    /// other entry may have the cluster.
     #[inline(always)]
     pub const fn plain(self, write: bool) -> Option<u64> {
         let host = self.0 & OFFSET;
@@ -96,8 +96,8 @@ impl Entry {
         }
     }
 
-    /// "Compressed Clusters Descriptor": the byte where the data begins, and the number of sectors
-    /// of 512 bytes behind the one that it begins in.
+    /// Decodes a "Compressed Clusters Descriptor": the byte where the data begins, and the number
+    /// of sectors of 512 bytes behind the one that it begins in.
     fn compressed(self, geometry: &Geometry) -> Mapping {
         if self.0 & COPIED != 0 {
             return Mapping::Invalid;
@@ -116,9 +116,9 @@ impl Entry {
     }
 }
 
-/// The byte where the L2 table of an L1 entry begins, 0 where there is none, and whether it may be
-/// written in place; nothing when the entry is against the rules. Entries of the refcount table
-/// have the same form, without the flag.
+/// Decodes an L1 entry: the offset of the L2 table, 0 where there is none, and whether it may be
+/// written in place. `None` when the entry is invalid. Entries of the refcount table have the same
+/// form, without the flag.
 pub fn table_entry(entry: u64, geometry: &Geometry) -> Option<(u64, bool)> {
     let table = entry & OFFSET;
     let reserved = entry & !(OFFSET | COPIED);

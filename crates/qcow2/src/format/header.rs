@@ -118,29 +118,29 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Bytes of a cluster.
+    /// Returns the size of a cluster in bytes.
     #[inline]
     pub const fn cluster_size(&self) -> u64 {
         1 << self.cluster_bits
     }
 
-    /// Logarithm of the number of entries of an L2 table: it is a cluster.
+    /// Returns the logarithm of the number of entries of an L2 table: it is a cluster.
     #[inline]
     pub const fn table_bits(&self) -> u32 {
         self.cluster_bits - 3
     }
 
-    /// Logarithm of the number of refcounts in a refcount block: it is a cluster.
+    /// Returns the logarithm of the number of refcounts in a refcount block: it is a cluster.
     pub const fn refcount_bits(&self) -> u32 {
         self.cluster_bits + 3 - self.refcount_order
     }
 
-    /// Clusters that so many bytes need.
+    /// Returns the number of clusters that so many bytes need.
     pub const fn clusters(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.cluster_size())
     }
 
-    /// L1 entries that a disk of so many bytes needs.
+    /// Returns the number of L1 entries that a disk of so many bytes needs.
     pub const fn l1_entries(&self, bytes: u64) -> u64 {
         bytes.div_ceil(1 << (self.cluster_bits + self.table_bits()))
     }
@@ -346,7 +346,7 @@ fn check_features(incompatible: u64) -> Result<(), FormatError> {
     }
 }
 
-/// The backing file's name, and where it begins.
+/// Reads the backing file's name, and its offset.
 fn backing(first: &[u8], offset: u64, len: u32) -> Result<Option<(String, usize)>, FormatError> {
     if offset == 0 || len == 0 {
         return Ok(None);
@@ -372,7 +372,7 @@ struct Extensions {
     bitmaps: bool,
 }
 
-/// The extensions between the header and the backing file's name, or the end of the cluster.
+/// Reads the extensions between the header and the backing file's name, or the end of the cluster.
 fn extensions(
     first: &[u8],
     mut at: usize,
@@ -406,7 +406,7 @@ fn extensions(
 mod tests {
     use super::*;
 
-    /// A header of version 3 for 1 GiB in clusters of 64 KiB, as QEMU writes it.
+    /// Returns a header of version 3 for 1 GiB in clusters of 64 KiB, as QEMU writes it.
     fn header() -> Vec<u8> {
         let mut bytes = vec![0; 1 << 16];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
