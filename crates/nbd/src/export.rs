@@ -136,7 +136,7 @@ impl Shared {
         Ok(connected)
     }
 
-    /// The connection that is there already, once.
+    /// Returns the connection made when the volume was opened, once.
     pub(crate) fn take_first(&self) -> Option<Connected> {
         self.first.lock().unpoisoned().take()
     }
@@ -183,7 +183,7 @@ impl Shared {
         }
     }
 
-    /// Connections are waited for.
+    /// Adds connections that are awaited.
     pub(crate) fn awaits(&self, connections: usize) {
         self.awaited.fetch_add(connections, Ordering::Relaxed);
     }
@@ -215,7 +215,7 @@ impl Shared {
         });
     }
 
-    /// The system gives no thread that connects.
+    /// Logs that no thread could be started to connect.
     pub(crate) fn no_thread(&self, error: &std::io::Error) {
         self.log.threads.line(|left_out| {
             let server = &self.server;
@@ -226,7 +226,7 @@ impl Shared {
         });
     }
 
-    /// Requests fail for want of a server.
+    /// Logs, once, that requests fail because the server is unreachable.
     pub(crate) fn overdue(&self) {
         if !self.overdue.swap(true, Ordering::Relaxed) {
             let (server, delay) = (&self.server, self.options.reconnect_delay);
@@ -253,7 +253,7 @@ fn kept(
     keeper?.keep(&server.to_string(), connected.fd.as_fd())
 }
 
-/// The part of a size that consists of whole blocks.
+/// Returns the part of a size that consists of whole blocks.
 fn whole_blocks(size: u64, block_size: u32) -> u64 {
     size - size % u64::from(block_size.max(1))
 }

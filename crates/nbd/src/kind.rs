@@ -85,8 +85,8 @@ fn server(url: &mut VolumeUrl<'_>) -> Result<Server, OpenError> {
     server.map_err(|why| OpenError::Other(why.into()))
 }
 
-/// The server's address in a volume's URL, if it is of one of these kinds: for a process that has
-/// to know to whom it will connect.
+/// Returns the server's address in a volume's URL, if it is of one of these kinds, for a process
+/// that has to know its peers in advance.
 pub fn address(url: &str) -> Option<Address> {
     let (scheme, rest) = url.split_once("://")?;
     let (name, query) = rest.rsplit_once('?').unwrap_or((rest, ""));

@@ -71,8 +71,8 @@ impl Server {
         })
     }
 
-    /// The addresses of a host's name; none for a socket of this host. Asks the system's resolver,
-    /// which may take some time.
+    /// Resolves the addresses of the host's name; none for a socket of this host. Asks the system's
+    /// resolver, which may take some time.
     ///
     /// # Errors
     /// The resolver's.

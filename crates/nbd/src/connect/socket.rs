@@ -72,8 +72,9 @@ pub trait ConnectionKeeper: Send + Sync + std::fmt::Debug {
     /// [`PreviousError`]: nothing may be sent to the server.
     fn end_previous(&self, server: &str) -> Result<(), PreviousError>;
 
-    /// A connection to `server` is to be kept: called before anything is sent on it, by a thread
-    /// that may wait. `None`: it cannot be, and is used all the same.
+    /// Registers a connection to `server`. It is called before anything is sent on the connection,
+    /// by a thread that may wait. `None`: registering failed, and the connection is used all the
+    /// same.
     fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<Kept>;
 }
 

@@ -34,7 +34,7 @@ pub struct Export {
 }
 
 impl Export {
-    /// Whether it has a transmission flag.
+    /// Returns whether the export has a transmission flag.
     pub const fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
@@ -159,7 +159,7 @@ fn send(stream: &mut impl Write, option: u32, data: &[u8]) -> Result<(), Handsha
     Ok(stream.write_all(&message)?)
 }
 
-/// A reply to an option: its type, and its data.
+/// Reads a reply to an option: its type, and its data.
 fn reply(stream: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>), HandshakeError> {
     let head: [u8; 20] = read(stream)?;
     let fields = (u64_at(&head, 0), u32_at(&head, 8), u32_at(&head, 12));
@@ -187,7 +187,7 @@ fn structured_replies(stream: &mut (impl Read + Write)) -> Result<bool, Handshak
     }
 }
 
-/// `None`: the server does not know the option.
+/// Negotiates by NBD_OPT_GO. `None`: the server does not know the option.
 fn go(stream: &mut (impl Read + Write), name: &str) -> Result<Option<Export>, HandshakeError> {
     let mut data = (name.len() as u32).to_be_bytes().to_vec();
     data.extend_from_slice(name.as_bytes());
@@ -238,7 +238,7 @@ fn refused(name: &str, reply: u32, data: &[u8]) -> HandshakeError {
     }
 }
 
-/// The older way, on which there are no errors but the connection's end.
+/// Negotiates by NBD_OPT_EXPORT_NAME, which reports errors only by closing the connection.
 fn by_name(
     stream: &mut (impl Read + Write),
     name: &str,
@@ -263,7 +263,7 @@ fn by_name(
     }
 }
 
-/// Block sizes as they can be used; `sizes` are the server's smallest, preferred and largest.
+/// Checks and adapts block sizes; `sizes` are the server's smallest, preferred and largest.
 fn describe(
     size: u64,
     flags: u16,

@@ -50,7 +50,7 @@ pub struct InFlight<T> {
 }
 
 impl<T> InFlight<T> {
-    /// Room for so many.
+    /// Creates a table with room for so many requests.
     pub fn new(room: u32) -> Self {
         Self {
             places: (0..room).map(|_| (0, None)).collect(),
@@ -97,7 +97,7 @@ impl<T> InFlight<T> {
         Ok(u64::from(*sequence) << 32 | u64::from(place))
     }
 
-    /// The request of a cookie.
+    /// Returns the request of a cookie.
     pub fn get(&mut self, cookie: u64) -> Option<&mut Entry<T>> {
         let (sequence, entry) = self.places.get_mut(cookie as u32 as usize)?;
         entry

@@ -47,7 +47,7 @@ impl Received {
         Ok(())
     }
 
-    /// The first `len` bytes have come, and those alone.
+    /// Returns whether exactly the first `len` bytes have been received.
     pub(super) fn is_whole(&self, len: u32) -> bool {
         self.apart.is_empty() && self.main == (0..len)
     }

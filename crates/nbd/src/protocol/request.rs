@@ -51,7 +51,7 @@ impl Command {
         }
     }
 
-    /// The header of a request.
+    /// Encodes the header of a request.
     pub fn header(self, cookie: u64, offset: u64, len: u32) -> [u8; 28] {
         let (flags, kind) = self.numbers();
         let fields = [

@@ -122,19 +122,19 @@ pub const EOVERFLOW: i32 = 75;
 /// NBD_ESHUTDOWN, the error of a server that is about to end.
 pub const ESHUTDOWN: u32 = 108;
 
-/// A big-endian number at this place; `None` beyond the end.
+/// Returns the big-endian number at an offset; `None` beyond the end.
 pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u16::from_be_bytes(*bytes))
 }
 
-/// A big-endian number at this place; `None` beyond the end.
+/// Returns the big-endian number at an offset; `None` beyond the end.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u32::from_be_bytes(*bytes))
 }
 
-/// A big-endian number at this place; `None` beyond the end.
+/// Returns the big-endian number at an offset; `None` beyond the end.
 pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u64::from_be_bytes(*bytes))

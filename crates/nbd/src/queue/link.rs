@@ -93,7 +93,7 @@ enum Blame {
 }
 
 impl Broken {
-    /// The kernel could not read or write the memory of a request.
+    /// Returns whether the kernel could not read or write the memory of a request.
     fn is_fault(&self) -> bool {
         matches!(self, Self::Io(error) if is(error, Errno::FAULT))
     }
@@ -205,7 +205,7 @@ impl Link {
         self.in_flight.len()
     }
 
-    /// A command can be taken.
+    /// Returns whether a command can be staged.
     pub(super) fn has_room(&self) -> bool {
         match &self.state {
             State::Open(open) => !self.in_flight.is_full() && open.staged.left() < STAGED,
@@ -226,7 +226,7 @@ impl Link {
         !matches!(self.state, State::Open(_))
     }
 
-    /// Commands can be sent.
+    /// Returns whether commands can be sent.
     pub(super) fn is_open(&self) -> bool {
         matches!(self.state, State::Open(_))
     }
@@ -341,7 +341,7 @@ impl Link {
         Ok(())
     }
 
-    /// The connection is of no use any more.
+    /// Begins closing the connection.
     pub(super) fn close(&mut self, why: &Broken, now: Instant) {
         let state = std::mem::replace(&mut self.state, State::Connecting);
         let State::Open(mut open) = state else {
@@ -374,7 +374,7 @@ impl Link {
         };
     }
 
-    /// Memory that the kernel has is wanted back.
+    /// Cancels the operations of a closing connection, to get memory back from the kernel.
     pub(super) fn hurry(&mut self) {
         if let State::Closing { open, .. } = &self.state {
             open.stream.cancel();
@@ -638,7 +638,7 @@ impl Open {
 }
 
 impl Part {
-    /// Data of a read.
+    /// Stores data of a read.
     fn store(&mut self, at: u32, bytes: &[u8]) {
         if !self.given_up {
             self.unstored |= self.list.copy_from(at.into(), bytes) != bytes.len();

@@ -165,7 +165,7 @@ impl NbdQueue {
         }
     }
 
-    /// A command has ended.
+    /// Handles the end of a command.
     fn finish(&mut self, (mut part, result): Ended) {
         if part.given_up {
             self.given_up -= usize::from(part.command.changes());
@@ -219,7 +219,7 @@ impl NbdQueue {
         self.over = over;
     }
 
-    /// Commands that are not to be sent again.
+    /// Ends the commands of cancelled requests among those to be sent again.
     fn drop_cancelled(&mut self, number: usize, over: &mut Vec<Ended>) {
         let Some(link) = self.links.get_mut(number) else {
             return;
@@ -330,7 +330,7 @@ impl NbdQueue {
         }
     }
 
-    /// The worker ends, and the server does not answer: its requests are not waited for for ever.
+    /// Gives up the requests when the worker ends and the server does not answer.
     fn end(&mut self, answered: bool) {
         if !self.parents.is_empty() && self.ending.is_over(answered) {
             let server = &self.shared.server;
@@ -361,7 +361,7 @@ impl NbdQueue {
     }
 }
 
-/// The next command of a request.
+/// Makes the next command of a request.
 fn next(
     parent: &mut Parent,
     place: usize,
