@@ -77,7 +77,8 @@ impl HostPort {
         Ok(Self { host, port })
     }
 
-    /// The addresses of the host's name. Asks the system's resolver, which may take some time.
+    /// Resolves the addresses of the host's name. Asks the system's resolver, which may take some
+    /// time.
     ///
     /// # Errors
     /// The resolver's.

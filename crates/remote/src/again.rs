@@ -12,7 +12,7 @@ const STACK: usize = 256 << 10;
 /// Interval between log lines about a server that stays unreachable.
 pub const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The pause before an attempt, after so many failures in a row.
+/// Returns the pause before an attempt, after so many failures in a row.
 pub fn pause(failures: u32) -> Duration {
     match failures {
         0 => Duration::ZERO,

@@ -48,7 +48,7 @@ impl Parent {
         self.todo == Todo::Nothing && self.parts == 0
     }
 
-    /// The next command's length, from byte `done` on, where one takes `most` bytes.
+    /// Returns the next command's length, from byte `done` on, with `most` bytes as the maximum.
     pub fn piece(&self, done: u64, most: u32) -> u32 {
         let left = self.request.len.saturating_sub(done);
         u32::try_from(left).map_or(most, |left| left.min(most))
@@ -65,7 +65,7 @@ impl Parent {
         };
     }
 
-    /// A command has ended.
+    /// Records the end of a command.
     pub fn answered(&mut self, result: Result<(), IoError>) {
         self.parts = self.parts.saturating_sub(1);
         if let Err(error) = result {
@@ -118,7 +118,7 @@ impl Parents {
         }
     }
 
-    /// The request of a place.
+    /// Returns the request of a place.
     pub fn get(&mut self, place: usize) -> Option<&mut Parent> {
         self.places.get_mut(place)?.as_mut()
     }
@@ -130,7 +130,7 @@ impl Parents {
         Some(parent)
     }
 
-    /// The place of a request.
+    /// Returns the place of a request.
     pub fn find(&self, tag: u64) -> Option<usize> {
         let is_it = |parent: &Option<Parent>| {
             parent
@@ -140,7 +140,7 @@ impl Parents {
         self.places.iter().position(is_it)
     }
 
-    /// The tags of all.
+    /// Returns the tags of all requests.
     pub fn tags(&self) -> Vec<u64> {
         let parents = self.places.iter().flatten();
         parents.map(|parent| parent.request.tag).collect()

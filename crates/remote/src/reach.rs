@@ -29,7 +29,7 @@ impl ReachWatch {
         Self(Arc::downgrade(&volume))
     }
 
-    /// `None`: the volume is closed.
+    /// Returns the connection state; `None` if the volume is closed.
     pub fn look(&self) -> Option<Reach> {
         self.0.upgrade()?.reach()
     }

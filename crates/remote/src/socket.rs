@@ -115,7 +115,7 @@ impl Conversation {
         self.deadline = deadline;
     }
 
-    /// The socket.
+    /// Returns the socket.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }
