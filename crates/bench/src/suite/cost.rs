@@ -37,7 +37,7 @@ const MANY: u64 = 12_000;
 /// instructions from run to run (where the system puts mappings, how maps are seeded), which must
 /// be little beside the difference.
 const MANY_WHOLE: u64 = 84_000;
-/// Runs of a case whose count depends on more than the program: the least counts.
+/// Number of runs of a case with a count that depends on more than the program: the least counts.
 const RUNS: u32 = 4;
 const DEPTH: u16 = 32;
 

@@ -7,7 +7,7 @@ use load::job::Job;
 use load::lane::{Geometry, Lane, Outcome, Target};
 use std::time::Duration;
 
-/// Several targets of a type whose queues one thread loads.
+/// Targets of one type, loaded through their queues by one thread.
 pub struct Pool<T = DeviceTarget> {
     targets: Vec<T>,
     /// Targets that are loaded, the first ones.

@@ -91,7 +91,7 @@ fn lock(folder: &Path, create: OFlags) -> Option<OwnedFd> {
     (locked.st_ino == named.ino()).then_some(fd)
 }
 
-/// Removes the folders in `parent` whose processes are dead.
+/// Removes the folders of dead processes in `parent`.
 fn remove_dead(parent: &Path) {
     let uid = rustix::process::geteuid().as_raw();
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
