@@ -71,7 +71,7 @@ fn identity(nqn: Option<String>, id: Option<String>, machine: Option<String>) ->
     HostIdentity { nqn, id }
 }
 
-/// A UUID's bytes, in the order of its digits.
+/// Parses a UUID into its bytes, in the order of its digits.
 fn uuid(text: &str) -> Option<[u8; 16]> {
     let digits = text.bytes().filter(|byte| *byte != b'-');
     let mut id = [0; 16];

@@ -137,7 +137,7 @@ impl Shared {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// The size has changed since this was asked last.
+    /// Returns whether the size has changed since the last call.
     pub(crate) fn is_resized(&self) -> bool {
         let size = self.size();
         self.told.swap(size, Ordering::Relaxed) != size
@@ -176,7 +176,7 @@ impl Shared {
 
     // ---- users
 
-    /// A worker's queue: its place.
+    /// Adds a worker's queue; returns its place.
     pub(crate) fn enter(self: &Arc<Self>, mail: &Arc<Mail>) -> usize {
         self.users.fetch_add(1, Ordering::SeqCst);
         let mut queues = self.queues.lock().unpoisoned();
@@ -232,7 +232,7 @@ impl Shared {
         path.wake();
     }
 
-    /// The queues of workers, with their places.
+    /// Returns the queues of workers, with their places.
     pub(crate) fn queues(&self) -> Vec<(usize, Arc<Mail>)> {
         let queues = self.queues.lock().unpoisoned();
         let queues = queues.iter().enumerate();
@@ -256,7 +256,7 @@ impl Shared {
         self.overdue.store(false, Ordering::Relaxed);
     }
 
-    /// An association has ended.
+    /// Counts and logs the end of an association.
     pub(crate) fn has_lost(&self, number: usize, why: &dyn std::error::Error) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         self.log.broken.line(|left_out| {
@@ -273,7 +273,7 @@ impl Shared {
         });
     }
 
-    /// Requests fail for want of a path.
+    /// Logs, once, that requests fail for want of a path.
     pub(crate) fn is_overdue(&self) {
         if !self.overdue.swap(true, Ordering::Relaxed) {
             let (subsystem, delay) = (&self.subsystem, self.options.reconnect_delay);

@@ -133,8 +133,8 @@ impl Volume for FabricsVolume {
         format!("{nqn}/{nsid}").into_bytes()
     }
 
-    /// Atomicity that the subsystem promises for one command. A write within it is one command on
-    /// any path.
+    /// Returns the atomicity that the subsystem promises for one command. A write within it is one
+    /// command on any path.
     fn atomic_writes(&self) -> AtomicWrites {
         self.0.facts.atomic
     }

@@ -75,7 +75,7 @@ impl Client {
         *self.writer.limits()
     }
 
-    /// The conversation's steps end then.
+    /// Sets the time limit of the conversation's steps.
     pub(crate) fn set_deadline(&mut self, deadline: Instant) {
         self.conversation.set_deadline(deadline);
     }
@@ -84,7 +84,7 @@ impl Client {
         self.conversation.fd()
     }
 
-    /// The socket, in blocking mode, for another user. Nothing may be in flight on it.
+    /// Returns the socket, in blocking mode, for another user. Nothing may be in flight on it.
     pub(crate) fn into_fd(self) -> Result<OwnedFd, Trouble> {
         if !self.received.is_empty() {
             return Err(Trouble::Unusable("it says more than it was asked for"));
@@ -92,7 +92,7 @@ impl Client {
         Ok(self.conversation.into_blocking()?)
     }
 
-    /// SQHD of the last answer.
+    /// Returns SQHD of the last answer.
     pub(crate) fn last_sqhd(&self) -> u16 {
         self.last_sqhd
     }
@@ -126,7 +126,7 @@ impl Client {
         self.submit(command, Data::None, false)
     }
 
-    /// A command has been answered.
+    /// Returns the completion and data of a command that has been answered.
     pub(crate) fn take(&mut self, cid: u16) -> Option<(Completion, Vec<u8>)> {
         let answer = self.commands.get(cid)?.item.answer?;
         let entry = self.commands.remove(cid)?;
@@ -146,7 +146,7 @@ impl Client {
         self.waiting
     }
 
-    /// Events that have come, the first of them.
+    /// Returns the first event that has arrived.
     pub(crate) fn next_event(&mut self) -> Option<AsyncEvent> {
         self.events.pop_front()
     }

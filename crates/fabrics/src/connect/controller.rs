@@ -214,10 +214,10 @@ impl Controller {
     }
 }
 
-/// Longest time after the host's last sign of life during which a controller may still execute
-/// commands ("NVMe Base 2.1", 9.6.2). It is the keep-alive time-out, plus the time the controller
-/// needs to end commands. The time-out counts twice if any command counts as a sign, because the
-/// controller then checks only once in that time.
+/// Returns the longest time after the host's last sign of life during which a controller may still
+/// execute commands ("NVMe Base 2.1", 9.6.2). It is the keep-alive time-out, plus the time the
+/// controller needs to end commands. The time-out counts twice if any command counts as a sign,
+/// because the controller then checks only once in that time.
 fn lingers(id: &IdentifyController, kato: Duration) -> Duration {
     let granularity = Duration::from_millis(100) * u32::from(id.kas.get());
     let granularity = granularity.max(Duration::from_millis(100));
@@ -227,7 +227,7 @@ fn lingers(id: &IdentifyController, kato: Duration) -> Duration {
     rounded.saturating_mul(times) + quiesces(id)
 }
 
-/// Time that the controller needs to end commands (CQT).
+/// Returns the time that the controller needs to end commands (CQT).
 fn quiesces(id: &IdentifyController) -> Duration {
     Duration::from_millis(id.cqt.get().into())
 }
@@ -281,7 +281,7 @@ fn identify_namespace(client: &mut Client, nsid: u32) -> Result<IdentifyNamespac
         .map_err(|_| Trouble::Unusable("Identify Namespace is too short"))
 }
 
-/// A log page's beginning: whole dwords.
+/// Reads the beginning of a log page: whole dwords.
 pub(crate) fn log_page(
     client: &mut Client,
     lid: Lid,
@@ -312,7 +312,7 @@ fn log_page_with(client: &mut Client, log: GetLogPage, len: u32) -> Result<Vec<u
     Ok(page)
 }
 
-/// The state of a group of namespaces.
+/// Reads the ANA state of a group of namespaces.
 fn ana_state(client: &mut Client, group: u32) -> Result<AnaState, Trouble> {
     let header = size_of::<AnaHeader>() as u32;
     let log = GetLogPage {

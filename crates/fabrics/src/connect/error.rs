@@ -55,7 +55,7 @@ impl From<Violation> for Trouble {
 }
 
 impl Trouble {
-    /// The other side has ended the connection, or there is none.
+    /// Returns whether the other side has ended the connection, or there is none.
     pub(crate) fn is_closed(&self) -> bool {
         match self {
             Self::Closed | Self::Unproven => true,

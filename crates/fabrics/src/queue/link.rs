@@ -78,7 +78,7 @@ pub(super) enum Broken {
 }
 
 impl Broken {
-    /// The kernel could not read or write the memory of a request.
+    /// Returns whether the kernel could not read or write the memory of a request.
     pub(super) fn is_fault(&self) -> bool {
         matches!(self, Self::Io(error) if is(error, Errno::FAULT))
     }
@@ -229,7 +229,7 @@ impl Link {
         }
     }
 
-    /// A command can be taken.
+    /// Returns whether a command can be staged.
     pub(super) fn has_room(&self) -> bool {
         !self.in_flight.is_full() && self.open().is_some_and(|open| open.staged.left() < STAGED)
     }
@@ -239,7 +239,7 @@ impl Link {
         self.open().is_none_or(|open| open.staged.left() == 0)
     }
 
-    /// Commands can be sent.
+    /// Returns whether commands can be sent.
     pub(super) fn is_open(&self) -> bool {
         self.open().is_some()
     }
@@ -353,7 +353,7 @@ impl Link {
         Ok(())
     }
 
-    /// The connection is of no use any more.
+    /// Begins closing the connection.
     pub(super) fn close(&mut self, why: &Broken, now: Instant) {
         let state = std::mem::replace(&mut self.state, State::Down);
         let State::Open(mut open) = state else {
@@ -475,7 +475,7 @@ impl Open {
         }
     }
 
-    /// A part of a write's data, of which the header has been staged.
+    /// Stages a part of a write's data, behind its header.
     fn stage_data(&mut self, cid: u16, part: &mut Part, at: u32, len: u32) {
         if self.writer.data_digest() {
             // The sent bytes must be those of the digest. A guest that changes its memory meanwhile
@@ -519,7 +519,7 @@ impl Open {
         }
     }
 
-    /// A part of a write's data, for which the controller is ready.
+    /// Sends a part of a write's data that the controller has requested.
     fn transfer(&mut self, cid: u16, part: &mut Part, tag: u16, at: u32, len: u32) {
         let most = self.writer.limits().h2c_data;
         let mut done = 0;

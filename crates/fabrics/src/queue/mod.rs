@@ -191,7 +191,7 @@ impl FabricsQueue {
         }
     }
 
-    /// A command has ended on a path.
+    /// Handles the end of a command on a path.
     fn over(&mut self, path: usize, epoch: u64, ended: Ended) {
         match ended {
             Ended::Answered(part, answer) => self.answered(path, part, answer),
@@ -302,7 +302,7 @@ impl FabricsQueue {
         self.finish(part, Err(error));
     }
 
-    /// A command has ended for its request.
+    /// Handles the end of a command for its request.
     fn finish(&mut self, mut part: Part, result: Result<(), IoError>) {
         let place = part.parent;
         let Some(parent) = self.parents.get(place) else {
@@ -526,8 +526,7 @@ impl FabricsQueue {
         }
     }
 
-    /// The worker ends, and the controller does not answer: its requests are not waited for for
-    /// ever.
+    /// Gives up the requests when the worker ends and the controller does not answer.
     fn end(&mut self, answered: bool) {
         if !self.parents.is_empty() && self.ending.is_over(answered) {
             let subsystem = &self.shared.subsystem;
@@ -559,7 +558,7 @@ impl FabricsQueue {
     }
 }
 
-/// The next command of a request.
+/// Makes the next command of a request.
 fn next(
     parent: &mut Parent,
     place: usize,

@@ -108,7 +108,7 @@ impl Part {
         }
     }
 
-    /// Bytes of its memory that go to the controller.
+    /// Returns the number of bytes of the command's memory that are sent to the controller.
     pub(crate) fn data_out(&self) -> u32 {
         match self.what {
             What::Write { .. } => self.len,
@@ -173,7 +173,7 @@ impl Part {
         list
     }
 
-    /// Data of a read.
+    /// Stores data of a read.
     pub(crate) fn store(&mut self, at: u32, bytes: &[u8]) {
         if !self.given_up {
             self.unstored |= self.list.copy_from(at.into(), bytes) != bytes.len();
@@ -181,7 +181,7 @@ impl Part {
     }
 }
 
-/// The bytes of a range.
+/// Returns the bytes of a range.
 pub(crate) fn range_bytes(range: &DsmRange) -> &[u8] {
     range.as_bytes()
 }

@@ -34,7 +34,7 @@ impl Routes {
         }
     }
 
-    /// Connections of each path.
+    /// Returns the number of connections of each path.
     pub(super) fn each(&self) -> usize {
         self.each
     }
@@ -58,19 +58,19 @@ impl Routes {
         links.map(move |(place, link)| (place / each, link))
     }
 
-    /// The best rank of a path with a connection.
+    /// Returns the best rank of a path with a connection.
     fn best(&self, paths: &[Path]) -> Option<u8> {
         let links = self.links.chunks(self.each.max(1)).zip(paths);
         let usable = links.filter(|(links, _)| links.iter().any(Link::is_open));
         usable.filter_map(|(_, path)| rank(path)).min()
     }
 
-    /// Commands can be sent, now or when there is room.
+    /// Returns whether commands can be sent, now or when there is room.
     pub(super) fn is_usable(&self, paths: &[Path]) -> bool {
         self.best(paths).is_some()
     }
 
-    /// A command can be sent.
+    /// Returns whether a command can be sent.
     pub(super) fn has_room(&self, paths: &[Path]) -> bool {
         let best = self.best(paths);
         let links = self.links.chunks(self.each.max(1)).zip(paths);
@@ -111,7 +111,7 @@ impl Routes {
         Some(place)
     }
 
-    /// A connection of that association is open, or closing.
+    /// Returns whether a connection of that association is open, or closing.
     pub(super) fn has_epoch(&self, path: usize, epoch: u64) -> bool {
         let links = self.links.iter().skip(path.saturating_mul(self.each));
         let mut links = links.take(self.each);
