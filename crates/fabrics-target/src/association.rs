@@ -96,7 +96,7 @@ impl NewAssociation {
         }
     }
 
-    /// The host's name.
+    /// Returns the host's name.
     pub fn hostnqn(&self) -> &str {
         let made_of = self.made_of.as_ref();
         made_of.map_or("", |(connected, _)| &connected.hostnqn)
@@ -329,7 +329,7 @@ impl Association {
         self.controller.stats()
     }
 
-    /// The host's name, and its address.
+    /// Returns the host's name, and its address.
     pub fn host(&self) -> (&str, Option<SocketAddr>) {
         (&self.hostnqn, self.peer)
     }
@@ -372,7 +372,7 @@ impl Association {
         Ok(worked)
     }
 
-    /// CC has another value: the controller is enabled, disabled or shut down.
+    /// Handles a changed CC: the controller is enabled, disabled or shut down.
     fn write_cc(&mut self) {
         // Memory pages are this side's own.
         let new = self.cc.with_mps(0);
@@ -450,7 +450,7 @@ impl Association {
         worked | self.admin.link.send()
     }
 
-    /// The association ends, with all its connections.
+    /// Ends the association, with all its connections.
     fn end(&mut self, why: &End) {
         if self.life != Life::Open {
             return;
@@ -517,7 +517,7 @@ impl Association {
         since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit)
     }
 
-    /// Arithmetic of a host's proof has ended.
+    /// Handles the result of the authentication thread.
     fn proven(&mut self, qid: u16, place: u16, outcome: Outcome) {
         let max_transfer = self.max_transfer();
         let Self {

@@ -89,7 +89,8 @@ impl Register<'_> {
         }
     }
 
-    /// The host's identifiers are not the controller's.
+    /// Decides on Abort, whose command identifier is translated from the host's to the
+    /// controller's.
     fn abort(&self, command: &Command) -> Fate {
         let cdw10 = AbortCdw10::from_bits(command.cdw10.get());
         let queue = self.io.iter().find(|queue| queue.qid == cdw10.sqid());
@@ -186,7 +187,7 @@ pub(crate) fn decide_io(
     Fate::Pass
 }
 
-/// The commands that make a pair of rings.
+/// Returns the commands that create a pair of rings.
 pub(crate) fn create(rings: &Rings, qid: u16) -> [Command; 2] {
     let size = CreateQueueCdw10::new()
         .with_qid(qid)
@@ -203,7 +204,7 @@ pub(crate) fn create(rings: &Rings, qid: u16) -> [Command; 2] {
     [cq, sq]
 }
 
-/// A command that removes a queue.
+/// Returns the command that deletes a queue.
 pub(crate) fn delete(opcode: AdminOpcode, qid: u16) -> Command {
     let mut command = Command::new(opcode.0, 0, 0);
     command.cdw10 = DeleteQueueCdw10::new().with_qid(qid).into_bits().into();

@@ -108,7 +108,7 @@ impl Door {
         })
     }
 
-    /// Counters of its socket.
+    /// Returns the counters of the listening socket.
     pub fn accepts(&self) -> Arc<AcceptStats> {
         self.acceptor.stats()
     }
@@ -127,7 +127,7 @@ impl Door {
         self.acceptor.into_listener()
     }
 
-    /// The subsystem.
+    /// Returns the subsystem.
     pub fn target(&self) -> &Arc<Target> {
         &self.target
     }

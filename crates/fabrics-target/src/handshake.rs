@@ -212,7 +212,7 @@ pub(crate) fn invalid(at: u16, in_data: bool) -> u32 {
     wrong.into_bits()
 }
 
-/// An answer without flow control.
+/// Returns an answer without flow control.
 pub(crate) fn completion(cid: u16, status: Status, dw0: u32) -> Completion {
     Completion {
         dw0: dw0.into(),

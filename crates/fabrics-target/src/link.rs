@@ -202,7 +202,7 @@ impl Link {
         None
     }
 
-    /// The kernel has nothing of it any more.
+    /// Returns whether no operation of the connection is outstanding in the kernel.
     pub(crate) fn is_quiet(&self) -> bool {
         self.incoming.is_some() && self.spare.is_some()
     }

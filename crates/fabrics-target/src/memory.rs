@@ -101,7 +101,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// A queue's own block, if that is not taken, and so many bytes are not too many.
+    /// Takes a queue's reserved block, if it is free and large enough for so many bytes.
     pub(crate) fn take_reserved(&mut self, qid: u16, bytes: u64) -> Option<Block> {
         let Reserve { page, pages, .. } = self.reserve;
         let taken = self.reserve.taken.get_mut(usize::from(qid))?;
@@ -182,7 +182,7 @@ impl Pool {
         self.free + before == self.pages && !self.reserve.taken.contains(&true)
     }
 
-    /// A block's bytes, from `at` on, read by `each` in pieces.
+    /// Reads a block's bytes, from `at` on, and passes them to `each` in pieces.
     pub(crate) fn read(&self, block: Block, at: u32, len: u32, mut each: impl FnMut(&[u8])) {
         let mut chunk = [0; CHUNK];
         let mut done = 0;

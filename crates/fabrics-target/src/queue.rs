@@ -146,12 +146,12 @@ impl Queue {
         self.link.has_news()
     }
 
-    /// The host wants flow control of its submission queue.
+    /// Returns whether the host wants flow control of its submission queue.
     pub(crate) fn has_flow_control(&self) -> bool {
         self.flow_control
     }
 
-    /// The kernel has nothing of its connection.
+    /// Returns whether no operation of the connection is outstanding in the kernel.
     pub(crate) fn is_quiet(&self) -> bool {
         self.link.is_quiet()
     }
@@ -276,7 +276,7 @@ impl Queue {
         }
     }
 
-    /// A command has come.
+    /// Handles a command.
     fn command(
         &mut self,
         command: &Command,
@@ -352,7 +352,7 @@ impl Queue {
         }
     }
 
-    /// Memory for commands that wait for some.
+    /// Takes memory for commands that wait for some.
     pub(crate) fn feed(&mut self, around: &mut Surroundings<'_>) {
         while let Some(&place) = self.waiting.front() {
             let Some(slot) = self.slots.get(place) else {
@@ -409,7 +409,7 @@ impl Queue {
         }
     }
 
-    /// The controller gets a command, with all of its data.
+    /// Passes a command, with all of its data, to the controller.
     fn start(&mut self, place: u16, around: &mut Surroundings<'_>) {
         let Some(slot) = self.slots.get(place) else {
             return;
@@ -487,7 +487,7 @@ impl Queue {
         self.respond(place, &slot, entry, around);
     }
 
-    /// A command of this side's own.
+    /// Sends a command of this side to the controller.
     pub(crate) fn ask(&mut self, mut command: Command, qid: u16, step: Step, pool: &Pool) -> bool {
         let slot = Slot {
             sender: Sender::Own { qid, step },
@@ -669,7 +669,7 @@ impl Queue {
         let _ = self.link.received(|list| keep(lists, list));
     }
 
-    /// The controller has nothing of it any more, and neither has the kernel: its memory is free.
+    /// Frees the memory of the queue. Neither the controller nor the kernel may use it any more.
     pub(crate) fn release(&mut self, pool: &mut Pool) {
         for place in self.slots.places() {
             if let Some(block) = self.slots.free(place) {
@@ -697,7 +697,7 @@ fn keep(lists: &mut Vec<SegmentList>, mut list: SegmentList) {
     }
 }
 
-/// Memory for a command's data; with room for a list of its pages, where PRPs are used.
+/// Takes memory for a command's data; with room for a list of its pages, where PRPs are used.
 fn take(pool: &mut Pool, len: u32, prps: bool) -> Option<Block> {
     let list = if prps && len > 2 * PAGE { PAGE } else { 0 };
     pool.take(u64::from(len.next_multiple_of(PAGE)) + u64::from(list))

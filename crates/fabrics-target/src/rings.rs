@@ -83,7 +83,7 @@ impl Rings {
         }
     }
 
-    /// The next completion, if there is one.
+    /// Takes the next completion, if there is one.
     pub(crate) fn take(&mut self, memory: &Memory) -> Option<Completion> {
         let mut entry = [0; 16];
         let at = self.cq() - BASE + u64::from(self.head) * 16;

@@ -64,7 +64,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Room for so many.
+    /// Creates so many slots.
     pub(crate) fn new(room: u16) -> Self {
         Self {
             slots: vec![Slot::default(); usize::from(room)],
@@ -90,7 +90,7 @@ impl Slots {
         Some(place)
     }
 
-    /// The command of a place, if there is one.
+    /// Returns the command of a place, if there is one.
     pub(crate) fn get(&mut self, place: u16) -> Option<&mut Slot> {
         self.slots
             .get_mut(usize::from(place))

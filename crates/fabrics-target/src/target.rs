@@ -113,7 +113,7 @@ struct Members {
 }
 
 impl Members {
-    /// The association of a connection.
+    /// Returns the association of a connection.
     fn of(&mut self, connected: &Connected) -> Result<&mut Member, Status> {
         let member = self.open.get_mut(&connected.data.cntlid.get());
         let Some(Some(member)) = member else {
@@ -140,12 +140,12 @@ impl TargetStats {
         self.associations.load(Ordering::Relaxed)
     }
 
-    /// Connections that became a queue.
+    /// Returns the number of connections that became a queue.
     pub fn connections(&self) -> u64 {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Connections that did not.
+    /// Returns the number of connections that were refused.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -188,7 +188,7 @@ impl std::fmt::Debug for Target {
 }
 
 impl Target {
-    /// A subsystem of which nobody knows yet.
+    /// Creates a subsystem.
     pub fn new(config: TargetConfig) -> Arc<Self> {
         let prover = match config.keys.is_empty() {
             true => None,
@@ -233,7 +233,7 @@ impl Target {
         self.tell_all(|| Letter::Sizes);
     }
 
-    /// The associations of all hosts end.
+    /// Ends the associations of all hosts.
     pub fn end(&self) {
         self.tell_all(|| Letter::End);
     }
@@ -244,7 +244,7 @@ impl Target {
         open.for_each(|member| member.mail.put(letter()));
     }
 
-    /// The host may connect.
+    /// Returns whether the host may connect.
     pub(crate) fn admits(&self, hostnqn: &str) -> bool {
         let TargetConfig { hosts, keys, .. } = &self.config;
         let listed = hosts.is_empty() || hosts.iter().any(|host| host == hostnqn);
@@ -318,7 +318,7 @@ impl Target {
         })
     }
 
-    /// The association of that place is there.
+    /// Enters the association of a reserved place.
     pub(crate) fn enter(
         &self,
         cntlid: u16,
@@ -368,7 +368,7 @@ impl Target {
         }
     }
 
-    /// A connection has come to its association.
+    /// Records that a connection has arrived at its association.
     pub(crate) fn passed(&self, cntlid: u16) {
         let mut members = self.members.lock().unpoisoned();
         if let Some(Some(member)) = members.open.get_mut(&cntlid) {
@@ -429,7 +429,7 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// The controller's ID.
+    /// Returns the controller's ID.
     pub(crate) const fn cntlid(&self) -> u16 {
         self.cntlid
     }

@@ -3,7 +3,7 @@
 use super::*;
 
 impl Association {
-    /// A connection for an I/O queue has come.
+    /// Handles a new connection for an I/O queue.
     pub(super) fn arrive(&mut self, connected: Connected) {
         let limits = self.target.config.limits;
         let (qid, entries_z) = (connected.connect.qid, connected.connect.sqsize_z);
