@@ -228,7 +228,7 @@ fn shape(kind: u8) -> Option<Shape> {
     })
 }
 
-/// The command of an identifier, which has not been answered yet.
+/// Returns the unanswered command of an identifier.
 fn find<T>(commands: &mut InFlight<T>, cid: u16) -> Result<&mut Entry<T>, Violation> {
     commands.open(cid).ok_or(Violation::Cid(cid))
 }
@@ -295,7 +295,7 @@ fn transfer<T>(head: &Head<'_>, commands: &mut InFlight<T>) -> Result<Answer<'st
     })
 }
 
-/// A command is over.
+/// Handles the end of a command.
 fn end<T>(
     commands: &mut InFlight<T>,
     cid: u16,

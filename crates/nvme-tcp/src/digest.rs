@@ -1,7 +1,7 @@
 //! Header and data digests: CRC32C ("NVMe over TCP Transport 1.1", 3.3.1.1), by the processor where
 //! it can.
 
-/// The digest of some bytes.
+/// Returns the digest of some bytes.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }

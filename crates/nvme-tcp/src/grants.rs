@@ -25,7 +25,7 @@ pub struct Grants<T> {
 }
 
 impl<T> Grants<T> {
-    /// Room for so many, 1 to 4096.
+    /// Creates a table with room for so many requests, 1 to 4096.
     pub fn new(room: u16) -> Self {
         let room = room.clamp(1, 4096);
         Self {
@@ -70,7 +70,7 @@ impl<T> Grants<T> {
         Ok(sequence.wrapping_shl(bits) | place)
     }
 
-    /// The request of a tag.
+    /// Returns the request of a tag.
     pub fn get(&mut self, tag: u16) -> Option<&mut Grant<T>> {
         let (place, bits) = (self.place(tag), self.bits);
         let (sequence, grant) = self.places.get_mut(place)?;
@@ -91,7 +91,7 @@ impl<T> Grants<T> {
         grant
     }
 
-    /// Data is announced: whether it is the rest of the request's.
+    /// Checks announced data; returns whether it is the rest of the request's.
     pub(crate) fn announce(
         &mut self,
         tag: u16,

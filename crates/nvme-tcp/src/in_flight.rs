@@ -42,7 +42,7 @@ impl<T> InFlight<T> {
     /// Maximum number of places.
     pub const MOST: u16 = 4096;
 
-    /// Room for so many, 1 to [`Self::MOST`].
+    /// Creates a table with room for so many commands, 1 to [`Self::MOST`].
     pub fn new(room: u16) -> Self {
         let room = room.clamp(1, Self::MOST);
         Self {
@@ -98,7 +98,7 @@ impl<T> InFlight<T> {
         usize::from(cid & ((1u32 << self.bits) - 1) as u16)
     }
 
-    /// The command of an identifier.
+    /// Returns the command of an identifier.
     #[inline]
     pub fn get(&mut self, cid: u16) -> Option<&mut Entry<T>> {
         let (place, bits) = (self.place(cid), self.bits);
@@ -107,7 +107,7 @@ impl<T> InFlight<T> {
         entry.as_mut().filter(|_| named)
     }
 
-    /// The command of an identifier, which has not been answered.
+    /// Returns the unanswered command of an identifier.
     #[inline]
     pub(crate) fn open(&mut self, cid: u16) -> Option<&mut Entry<T>> {
         self.get(cid).filter(|entry| !entry.ended)
@@ -146,7 +146,7 @@ impl<T> Entry<T> {
     }
 }
 
-/// A place and as much of a sequence as there is room for.
+/// Makes an identifier of a place, and of as many bits of a sequence as there is room for.
 fn name(place: u16, sequence: u16, bits: u32) -> u16 {
     sequence.wrapping_shl(bits) | place
 }

@@ -41,7 +41,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// The request. One R2T at a time for each command is enough: it asks for as much as it likes.
+    /// Returns the request. It allows one outstanding R2T for each command, which may request any
+    /// length.
     pub fn request(&self) -> [u8; INITIALIZE] {
         let dgst = dgst(self.header_digest, self.data_digest);
         bytes(kind::IC_REQ, 0, dgst, 0)

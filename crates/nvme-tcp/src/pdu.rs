@@ -80,7 +80,7 @@ pub mod fes {
     /// Unsupported Parameter; the information is its place.
     pub const UNSUPPORTED: u16 = 6;
 
-    /// The standard's name.
+    /// Returns the standard's name.
     pub const fn name(fes: u16) -> Option<&'static str> {
         match fes {
             HEADER_FIELD => Some("Invalid PDU Header Field"),

@@ -44,12 +44,12 @@ impl Writer {
         &self.limits
     }
 
-    /// The digest of data follows it.
+    /// Returns whether data is followed by its digest.
     pub const fn data_digest(&self) -> bool {
         self.limits.data_digest
     }
 
-    /// A host's command, followed by so many bytes of data.
+    /// Builds the header of a host's command, which is followed by `data` bytes of data.
     pub fn command(&self, command: &Command, data: u32) -> Header {
         let pdu = CapsuleCmd {
             ch: self.common(kind::CAPSULE_CMD, CAPSULE, 0, data),
@@ -58,13 +58,14 @@ impl Writer {
         self.header(pdu.as_bytes(), data)
     }
 
-    /// A host's data for a request to transfer. `last`: the request has all of its data with it.
+    /// Builds the header of a host's data for a request to transfer. `last`: it completes the
+    /// request.
     pub fn h2c_data(&self, cid: u16, tag: u16, at: u32, len: u32, last: bool) -> Header {
         let flags = if last { flags::LAST } else { 0 };
         self.piece(kind::H2C_DATA, flags, (cid, tag), (at, len), len)
     }
 
-    /// A controller's answer.
+    /// Builds a controller's answer.
     pub fn completion(&self, completion: &Completion) -> Header {
         let pdu = CapsuleResp {
             ch: self.common(kind::CAPSULE_RESP, SHORT, 0, 0),
@@ -73,14 +74,15 @@ impl Writer {
         self.header(pdu.as_bytes(), 0)
     }
 
-    /// A controller's data. `last`: it is the end of the command's; `success`: and its answer, too.
+    /// Builds the header of a controller's data. `last`: it completes the command's data.
+    /// `success`: it is the command's answer, too.
     pub fn c2h_data(&self, cid: u16, at: u32, len: u32, last: bool, success: bool) -> Header {
         let last = if last { flags::LAST } else { 0 };
         let flags = last | if success { flags::SUCCESS } else { 0 };
         self.piece(kind::C2H_DATA, flags, (cid, 0), (at, len), len)
     }
 
-    /// A controller's request to transfer.
+    /// Builds a controller's request to transfer.
     pub fn r2t(&self, cid: u16, tag: u16, at: u32, len: u32) -> Header {
         self.piece(kind::R2T, 0, (cid, tag), (at, len), 0)
     }
