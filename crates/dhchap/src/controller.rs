@@ -116,7 +116,7 @@ impl Controller {
         matches!(self.state, State::Authenticated)
     }
 
-    /// A message from the host.
+    /// Handles a message from the host.
     pub fn take(&mut self, message: &[u8]) -> Step {
         let state = std::mem::replace(&mut self.state, State::FAILED);
         let transaction = match &state {
@@ -157,7 +157,7 @@ impl Controller {
         }
     }
 
-    /// The message that the host asks for.
+    /// Returns the message that the host asks for.
     pub fn answer(&mut self) -> Answer {
         let state = std::mem::replace(&mut self.state, State::FAILED);
         let (message, state) = match state {

@@ -59,7 +59,7 @@ impl Group {
         }
     }
 
-    /// Bytes of a public value: 0 of [`Group::Null`].
+    /// Returns the size of a public value in bytes: 0 for [`Group::Null`].
     pub(crate) const fn len(self) -> usize {
         match self {
             Self::Null => 0,
@@ -76,7 +76,8 @@ impl Group {
         matches!(self, Self::Null)
     }
 
-    /// The prime, big-endian: `2^b - 2^(b - 64) + ([2^(b - 130) e] + X) 2^64 - 1` (RFC 7919, A).
+    /// Returns the prime, big-endian: `2^b - 2^(b - 64) + ([2^(b - 130) e] + X) 2^64 - 1` (RFC
+    /// 7919, A).
     fn prime(self) -> Vec<u8> {
         let x: u32 = match self {
             Self::Null => return Vec::new(),
@@ -113,7 +114,7 @@ impl Group {
         Some(BoxedMontyParams::new_vartime(odd?))
     }
 
-    /// The public value of an exponent; nothing of [`Group::Null`].
+    /// Returns the public value of an exponent; an empty one for [`Group::Null`].
     pub(crate) fn public(self, exponent: &[u8; EXPONENT]) -> Vec<u8> {
         let generator = self.len().checked_sub(1).map(|zeros| {
             let mut bytes = vec![0; zeros];

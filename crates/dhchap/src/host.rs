@@ -58,12 +58,12 @@ impl Host {
         }
     }
 
-    /// The first message.
+    /// Builds the first message.
     pub fn negotiate(&self) -> Vec<u8> {
         message::negotiate(self.random.transaction, &Hash::ALL, &Group::ALL)
     }
 
-    /// The answer to the controller's challenge.
+    /// Builds the reply to the controller's challenge.
     ///
     /// # Errors
     /// [`Refused`]: the connection is of no use then.
@@ -148,7 +148,7 @@ impl Host {
     }
 }
 
-/// A challenge as it is hashed: with the session key, if there is one.
+/// Returns a challenge as it is hashed: with the session key, if there is one.
 pub(crate) fn augmented(
     hash: Hash,
     session: Option<&Vec<u8>>,

@@ -279,7 +279,7 @@ pub(crate) fn success1(transaction: u16, hash: Hash, response: Option<&[u8]>) ->
     message
 }
 
-/// The response in a success.
+/// Parses the response in a Success1 message.
 pub(crate) fn response(
     message: &[u8],
     transaction: u16,
@@ -305,7 +305,7 @@ pub(crate) fn success2(transaction: u16) -> Vec<u8> {
     message
 }
 
-/// A message that ends a transaction, from the host or the controller.
+/// Builds a message that ends a transaction, from the host or the controller.
 pub(crate) fn failure(kind: Kind, transaction: u16, why: Failure) -> Vec<u8> {
     let mut message = begin(kind, transaction);
     message.extend([1, why.0]);
