@@ -36,7 +36,7 @@ pub(crate) struct Found {
     pub(crate) dead: Option<String>,
 }
 
-/// Whether the cluster has answered, and the answer will be the same the next time.
+/// Returns whether the cluster has answered with an error that will not change.
 fn is_final(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, NotFound, PermissionDenied};
     matches!(error.kind(), NotFound | PermissionDenied | InvalidInput)

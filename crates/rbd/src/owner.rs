@@ -22,7 +22,7 @@ struct Process {
 }
 
 impl Process {
-    /// The one of that number, if it is there.
+    /// Returns the process of that ID, if it exists.
     fn of(number: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
         // Behind the name, which may have anything in it: field 22 of proc_pid_stat(5).
@@ -63,7 +63,7 @@ impl Myself {
         Some(format!("{client} {boot} {namespace} {number} {began}"))
     }
 
-    /// The client of a record, if its process was one of this machine's, and is dead.
+    /// Returns the client of a record, if its process was one of this machine's, and is dead.
     pub(crate) fn dead(&self, record: &str) -> Option<String> {
         let mine = self.0.as_ref()?;
         let words: Vec<&str> = record.split(' ').collect();

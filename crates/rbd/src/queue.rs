@@ -194,7 +194,7 @@ impl RbdQueue {
         !is_given
     }
 
-    /// A part has ended.
+    /// Handles the end of a part.
     fn finish(&mut self, done: Done) {
         let Done::Part(part, answer, buffer) = done else {
             return;
@@ -276,7 +276,7 @@ impl RbdQueue {
         self.ended.push(aborted);
     }
 
-    /// The worker ends, and the cluster does not answer.
+    /// Gives up the requests when the worker ends and the cluster does not answer.
     fn end(&mut self, answered: bool) {
         if self.count > 0 && self.ending.is_over(answered) {
             let (text, unfinished) = (&self.shared.text, self.count);
@@ -290,7 +290,7 @@ impl RbdQueue {
         }
     }
 
-    /// Whether the next round has something to do that nothing wakes it for.
+    /// Returns whether the next round has work that nothing wakes it for.
     fn goes_on(&self) -> bool {
         !self.ended.is_empty()
             || !self.finished.is_empty()

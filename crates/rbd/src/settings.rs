@@ -234,14 +234,14 @@ impl Told {
     }
 }
 
-/// The client's key in the first of these files that there is.
+/// Reads the client's key from the first existing file of the list.
 fn key(list: &str, id: &str) -> Option<String> {
     let paths = list.split([',', ';', ' ']).filter(|path| !path.is_empty());
     let mut files = paths.filter_map(|path| fs::read_to_string(Path::new(path)).ok());
     files.find_map(|text| key_in(&text, id))
 }
 
-/// The key of `client.ID` in a keyring.
+/// Returns the key of `client.ID` in a keyring.
 fn key_in(text: &str, id: &str) -> Option<String> {
     let section = format!("[client.{id}]");
     let lines = text.lines().map(str::trim);
@@ -255,7 +255,7 @@ fn key_in(text: &str, id: &str) -> Option<String> {
         })
 }
 
-/// `mon_host` with addresses in place of names; none where it has no names.
+/// Returns `mon_host` with addresses in place of names; `None` where it has no names.
 fn addresses(hosts: &str) -> Option<String> {
     if hosts.contains('[') {
         // Addresses already (`[v2:1.2.3.4:3300,v1:...]`), or of IPv6.

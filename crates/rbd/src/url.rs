@@ -119,7 +119,7 @@ pub struct Reach {
     pub ports: Vec<u16>,
 }
 
-/// A volume's URL is one of this kind.
+/// Returns whether a volume's URL is one of this kind.
 pub fn is_image(url: &str) -> bool {
     url.split_once("://")
         .is_some_and(|(scheme, _)| scheme == RBD.name)

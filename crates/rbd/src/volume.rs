@@ -102,7 +102,7 @@ impl Shared {
         }
     }
 
-    /// The image, once there is one.
+    /// Returns the image, once it is connected.
     #[inline]
     pub(crate) fn image(&self) -> Option<&Arc<Image>> {
         self.image.get()
@@ -116,7 +116,7 @@ impl Shared {
         self.copies.load(Ordering::Relaxed)
     }
 
-    /// The part of the size that consists of whole blocks, in bytes.
+    /// Returns the part of the size that consists of whole blocks, in bytes.
     #[inline]
     pub(crate) fn size(&self) -> u64 {
         let size = self.size.load(Ordering::Acquire);
@@ -434,7 +434,8 @@ impl Volume for RbdVolume {
 }
 
 impl Drop for RbdVolume {
-    /// The lock is released, if the cluster answers soon: the next one need not wait for it.
+    /// Releases the lock, if the cluster answers in time, so that the next client need not wait for
+    /// it.
     fn drop(&mut self) {
         let Some(image) = self.0.image().cloned() else {
             return;

@@ -155,7 +155,7 @@ fn find(libraries: &[Library], name: &str) -> Option<*mut c_void> {
 /// The functions of the process.
 static FUNCTIONS: OnceLock<Result<Functions, LibraryError>> = OnceLock::new();
 
-/// The functions; loaded when they are first asked for.
+/// Returns the functions, which the first call loads.
 pub(super) fn functions() -> Result<&'static Functions, LibraryError> {
     #[cfg(test)]
     return Ok(&super::fake::FUNCTIONS);

@@ -86,7 +86,7 @@ unsafe impl Send for Cluster {}
 unsafe impl Sync for Cluster {}
 
 impl Cluster {
-    /// A client of that name (`admin` for `client.admin`), which knows no cluster yet.
+    /// Creates a client of that name (`admin` for `client.admin`), which knows no cluster yet.
     ///
     /// # Errors
     /// The library's.
@@ -374,7 +374,7 @@ impl Image {
         check(unsafe { (self.functions().rbd_lock_release)(self.handle) })
     }
 
-    /// Whether this client has it.
+    /// Returns whether this client has the lock.
     ///
     /// # Errors
     /// The library's.
@@ -418,8 +418,8 @@ impl Image {
         Ok(Some(text))
     }
 
-    /// The clients that watch its header: those that have it open and are alive, or were half a
-    /// minute ago. Each with its number and where it is.
+    /// Returns the clients that watch the image's header, with their numbers and addresses. They
+    /// have the image open and are alive, or were half a minute ago.
     ///
     /// # Errors
     /// The library's.
@@ -461,10 +461,10 @@ impl Image {
         check(unsafe { (self.functions().rbd_lock_break)(self.handle, EXCLUSIVE, owner.as_ptr()) })
     }
 
-    /// A metadatum of the image.
+    /// Returns a metadatum of the image.
     ///
     /// # Errors
-    /// The library's: `ENOENT`: there is none of that name.
+    /// The library's: `ENOENT`, if there is none of that name.
     pub fn metadatum(&self, name: &str) -> io::Result<String> {
         let name = text(name)?;
         let (mut value, mut len) = (vec![0u8; LONGEST], LONGEST - 1);
