@@ -224,7 +224,7 @@ fn io_error(path: &Path, error: io::Error) -> FileError {
     }
 }
 
-/// The file, if it is there.
+/// Opens the file, if it exists.
 fn open_there(path: &Path) -> Result<Option<File>, FileError> {
     let opened = File::options()
         .read(true)
@@ -253,7 +253,7 @@ fn lock(file: &File, path: &Path, until: Instant) -> Result<(), FileError> {
     }
 }
 
-/// The path still leads to the file.
+/// Returns whether the path still leads to the file.
 fn is_at(file: &File, path: &Path) -> Result<bool, FileError> {
     let mine = file.metadata().map_err(|error| io_error(path, error))?;
     match std::fs::metadata(path) {
@@ -278,7 +278,7 @@ fn read(file: &File, path: &Path, bytes: &mut [u8]) -> Result<(), FileError> {
     read.map_err(|error| io_error(path, error))
 }
 
-/// The newer state of those that can be read, and the place that the next one is written to.
+/// Returns the newer state of the readable ones, and the slot that the next one is written to.
 fn newest(
     path: &Path,
     first: Result<Image, ImageError>,

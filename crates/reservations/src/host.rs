@@ -12,7 +12,7 @@ pub struct HostId {
 }
 
 impl HostId {
-    /// A Host Identifier of 64 bits.
+    /// Makes a Host Identifier of 64 bits.
     pub const fn short(id: u64) -> Self {
         let [a, b, c, d, e, f, g, h] = id.to_le_bytes();
         HostId {
@@ -21,7 +21,7 @@ impl HostId {
         }
     }
 
-    /// A Host Identifier of 128 bits, as it lies in memory.
+    /// Makes a Host Identifier of 128 bits, in memory order.
     pub const fn extended(bytes: [u8; 16]) -> Self {
         HostId {
             extended: true,
@@ -44,7 +44,7 @@ impl HostId {
         &self.bytes
     }
 
-    /// The low 64 bits, which of a short one are all of it.
+    /// Returns the low 64 bits, which are the whole of a short identifier.
     pub const fn low(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.bytes;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])

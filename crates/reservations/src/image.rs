@@ -34,7 +34,7 @@ pub const MAX_EXECUTED: usize = 32;
 /// Bytes of the longest image.
 pub(crate) const LONGEST: usize = length(MAX_REGISTRANTS, MAX_EXECUTED);
 
-/// Bytes of an image.
+/// Returns the size of an image in bytes.
 const fn length(registrants: usize, executed: usize) -> usize {
     size_of::<Header>()
         + registrants * size_of::<Entry>()

@@ -72,7 +72,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Reservation Register.
+    /// Parses Reservation Register.
     ///
     /// # Errors
     /// [`Refusal::InvalidField`]: a reserved action or change of PTPL.
@@ -93,7 +93,7 @@ impl Operation {
         }
     }
 
-    /// Reservation Acquire.
+    /// Parses Reservation Acquire.
     ///
     /// # Errors
     /// [`Refusal::InvalidField`]: a reserved action or type, or IEKEY is set.
@@ -117,7 +117,7 @@ impl Operation {
         }
     }
 
-    /// Reservation Release.
+    /// Parses Reservation Release.
     ///
     /// # Errors
     /// [`Refusal::InvalidField`]: a reserved action, a reserved type where it counts, or IEKEY is

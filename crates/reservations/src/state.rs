@@ -61,7 +61,8 @@ pub struct Change {
 }
 
 impl Reservations {
-    /// No registrants. `can_persist`: they can be kept through a loss of power (RESCAP.PTPLS).
+    /// Creates a state without registrants. `can_persist`: it can be kept through a loss of power
+    /// (RESCAP.PTPLS).
     pub fn new(can_persist: bool) -> Self {
         Reservations {
             can_persist,
@@ -69,12 +70,12 @@ impl Reservations {
         }
     }
 
-    /// Whether the PTPL state may be set.
+    /// Returns whether the PTPL state may be set.
     pub fn can_persist(&self) -> bool {
         self.can_persist
     }
 
-    /// Persist Through Power Loss.
+    /// Returns the Persist Through Power Loss state.
     pub fn ptpl(&self) -> bool {
         self.ptpl
     }
@@ -84,7 +85,7 @@ impl Reservations {
         self.generation
     }
 
-    /// The reservation that is held.
+    /// Returns the reservation that is held.
     pub fn reservation(&self) -> Option<&Reservation> {
         self.reservation.as_ref()
     }
@@ -109,7 +110,7 @@ impl Reservations {
         }
     }
 
-    /// Whether the host has registered.
+    /// Returns whether the host has registered.
     pub fn is_registrant(&self, host: &HostId) -> bool {
         self.key_of(host).is_some()
     }
@@ -199,7 +200,7 @@ impl Reservations {
         }
     }
 
-    /// The host is a registrant, and this is its key.
+    /// Checks that the host is a registrant with this key.
     fn check_key(&self, host: &HostId, key: u64) -> Result<(), Refusal> {
         match self.key_of(host) {
             Some(found) if found == key => Ok(()),
@@ -207,7 +208,7 @@ impl Reservations {
         }
     }
 
-    /// A Reservation Register command has succeeded.
+    /// Updates the state after a successful Reservation Register command.
     fn registered(&mut self, ptpl: Option<bool>) {
         self.ptpl = ptpl.unwrap_or(self.ptpl);
         self.count();

@@ -34,7 +34,7 @@ impl ReservationType {
         Self::ExclusiveAccessAllRegistrants,
     ];
 
-    /// The type under its number; none for a reserved one.
+    /// Returns the type of a number; `None` for a reserved one.
     pub fn of(rtype: Rtype) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.rtype() == rtype)
     }
@@ -95,7 +95,7 @@ impl Access {
         write: true,
     };
 
-    /// Whether commands of a group are allowed.
+    /// Returns whether commands of a group are allowed.
     pub const fn allows(self, group: CommandGroup) -> bool {
         match group {
             CommandGroup::Read => self.read,
@@ -125,7 +125,7 @@ impl Notification {
         }
     }
 
-    /// Whether a Reservation Notification Mask leaves it out.
+    /// Returns whether a Reservation Notification Mask masks the notification.
     pub const fn is_masked(self, mask: ReservationNotificationMask) -> bool {
         match self {
             Self::RegistrationPreempted => mask.regpre(),
@@ -150,7 +150,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The status of the command.
+    /// Returns the status of the command.
     pub const fn status(self) -> Status {
         match self {
             Self::Conflict => Status::RESERVATION_CONFLICT.with_dnr(true),
