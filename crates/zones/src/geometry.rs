@@ -74,6 +74,8 @@ pub enum GeometryError {
 }
 
 impl Geometry {
+    /// Checks the sizes and limits.
+    ///
     /// # Errors
     /// [`GeometryError`].
     pub fn check(&self) -> Result<(), GeometryError> {
@@ -116,26 +118,26 @@ impl Geometry {
         }
     }
 
-    /// Zones that may have a Zone Random Write Area at a time, if any may.
+    /// Returns the number of zones that may have a Zone Random Write Area at a time, if any may.
     pub fn zrwa_resources(&self) -> Option<u32> {
         let zrwa = self.zrwa?;
         let limit = zrwa.resources.or(self.max_active);
         Some(limit.map_or(self.zones, |limit| limit.min(self.zones)))
     }
 
-    /// Blocks of the namespace.
+    /// Returns the number of blocks of the namespace.
     pub fn blocks(&self) -> u64 {
         // 2^60 at most.
         u64::from(self.zones) * self.size
     }
 
-    /// The zone that a block lies in, if it lies in one.
+    /// Returns the zone of a block, if the block exists.
     pub fn zone_of(&self, lba: u64) -> Option<u32> {
         let zone = lba >> self.size.trailing_zeros();
         u32::try_from(zone).ok().filter(|zone| *zone < self.zones)
     }
 
-    /// The first block of a zone.
+    /// Returns the first block of a zone.
     pub fn start_of(&self, zone: u32) -> u64 {
         u64::from(zone) * self.size
     }

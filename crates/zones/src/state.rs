@@ -98,7 +98,7 @@ impl Zones {
         &self.geometry
     }
 
-    /// A zone, by its number.
+    /// Returns a zone, by its number.
     pub fn get(&self, zone: u32) -> Option<Zone> {
         self.zones.get(zone as usize).copied()
     }
@@ -118,7 +118,7 @@ impl Zones {
         self.zrwas
     }
 
-    /// The zones that have changed since the last call, each of them once.
+    /// Returns the zones that have changed since the last call, each of them once.
     pub fn take_changed(&mut self) -> impl Iterator<Item = u32> + '_ {
         self.changed.sort_unstable();
         self.changed.dedup();
@@ -159,7 +159,8 @@ impl Zones {
 
     // ---- reads and writes
 
-    /// Whether these blocks can be read: they may lie in several zones, and behind write pointers.
+    /// Checks that these blocks can be read: they may lie in several zones, and behind write
+    /// pointers.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`], [`Refusal::Offline`].
@@ -177,7 +178,7 @@ impl Zones {
         }
     }
 
-    /// Whether a write of these blocks is one that the zone takes now.
+    /// Checks that the zone accepts a write of these blocks now.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -193,9 +194,9 @@ impl Zones {
         self.check_room(zone, blocks)
     }
 
-    /// Whether a zone with a Zone Random Write Area takes a write there: from the write pointer on,
-    /// and as far as a flush can make room for it ("NVMe Zoned Namespace Command Set 1.1", Zone
-    /// Random Write Area: twice its size).
+    /// Checks that a zone with a Zone Random Write Area accepts a write there: from the write
+    /// pointer on, and as far as a flush can make room for it ("NVMe Zoned Namespace Command Set
+    /// 1.1", Zone Random Write Area: twice its size).
     fn check_random(
         &self,
         zone: Zone,
@@ -260,7 +261,7 @@ impl Zones {
         Ok(())
     }
 
-    /// The zone is written as far as that, and open or full by it.
+    /// Advances the write pointer, and makes the zone open or full.
     fn advance(&mut self, number: u32, zone: Zone, written: u64) {
         if written == self.geometry.capacity {
             return self.change(number, State::Full, written);
@@ -291,7 +292,7 @@ impl Zones {
         })
     }
 
-    /// The zone that a block lies in, if it takes writes.
+    /// Returns the zone of a block, if it accepts writes.
     fn writable(&self, lba: u64) -> Result<(u32, Zone), Refusal> {
         let number = self.geometry.zone_of(lba).ok_or(Refusal::OutOfRange)?;
         let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
@@ -313,7 +314,7 @@ impl Zones {
         self.check_limits(zone.state)
     }
 
-    /// A zone in this state may be open.
+    /// Checks that a zone in this state may be open.
     fn check_limits(&self, state: State) -> Result<(), Refusal> {
         let is_below = |count: u32, limit: Option<u32>| limit.is_none_or(|limit| count < limit);
         if !state.is_active() && !is_below(self.active, self.geometry.max_active) {
@@ -342,7 +343,7 @@ impl Zones {
 
     // ---- actions
 
-    /// The zone that begins with this block.
+    /// Returns the zone that begins with this block.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`], [`Refusal::NotAtStart`].
@@ -386,7 +387,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Whether a zone can be opened with a Zone Random Write Area now.
+    /// Checks that a zone can be opened with a Zone Random Write Area now.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -422,8 +423,8 @@ impl Zones {
         Ok(())
     }
 
-    /// Whether a zone's Zone Random Write Area can be flushed up to this block: its last one, or
-    /// one before it that makes a multiple of the granularity.
+    /// Checks that a zone's Zone Random Write Area can be flushed up to this block: its last one,
+    /// or one before it that makes a multiple of the granularity.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -492,9 +493,9 @@ impl Zones {
         Ok(())
     }
 
-    /// A zone is to be reset. Until [`Zones::end_reset`] or [`Zones::cancel_reset`] nothing else
-    /// can be done to it. Returns its blocks that may hold data: first one and number, which may be
-    /// 0.
+    /// Begins the reset of a zone. Until [`Zones::end_reset`] or [`Zones::cancel_reset`] nothing
+    /// else can be done to it. Returns its blocks that may hold data: first one and number, which
+    /// may be 0.
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then.
@@ -515,7 +516,7 @@ impl Zones {
         Ok((start, written.min(capacity)))
     }
 
-    /// The zones that a reset of all is about: those that are active or full.
+    /// Returns the zones that a reset of all affects: those that are active or full.
     ///
     /// # Errors
     /// [`Refusal::Resetting`]: one of them is being reset.
@@ -534,14 +535,14 @@ impl Zones {
         self.change(number, State::Empty, 0);
     }
 
-    /// The zone is not reset after all.
+    /// Cancels the reset of a zone.
     pub fn cancel_reset(&mut self, number: u32) {
         if let Some(zone) = self.zones.get_mut(number as usize) {
             zone.resetting = false;
         }
     }
 
-    /// A zone is in this state from now on.
+    /// Changes the state of a zone.
     fn change(&mut self, number: u32, state: State, written: u64) {
         let Some(zone) = self.zones.get_mut(number as usize) else {
             return;
@@ -567,7 +568,7 @@ impl Zones {
 
     // ---- reports
 
-    /// The zones from the one on that `lba` lies in, as far as the filter takes them.
+    /// Returns the zones that the filter selects, from the one with block `lba` on.
     pub fn report(&self, lba: u64, filter: Filter) -> impl Iterator<Item = Reported> + '_ {
         let first = self.geometry.zone_of(lba).unwrap_or(self.geometry.zones);
         let zones = (first..).zip(self.zones.iter().skip(first as usize));

@@ -76,7 +76,7 @@ pub enum TableError {
     Zrwa(u32),
 }
 
-/// Bytes of a table of so many zones.
+/// Returns the size of a table of so many zones, in bytes.
 pub const fn len(zones: u32) -> usize {
     HEADER + zones as usize * WORD
 }
@@ -90,7 +90,7 @@ pub struct Identity {
     pub block: u32,
 }
 
-/// The header.
+/// Encodes the header.
 pub fn header(geometry: &Geometry, identity: Identity) -> [u8; HEADER] {
     let mut bytes = [0; HEADER];
     let fields: [&[u8]; 7] = [
@@ -111,14 +111,14 @@ pub fn header(geometry: &Geometry, identity: Identity) -> [u8; HEADER] {
     bytes
 }
 
-/// The word of a zone, by its number.
+/// Encodes the word of a zone, by its number.
 pub fn word(number: u32, zone: Zone) -> u64 {
     let zrwa = if zone.zrwa { ZRWA } else { 0 };
     let content = u64::from(zone.state.number()) << WRITTEN_BITS | zone.written | zrwa;
     content | check(number, content) << 56
 }
 
-/// Eight bits over a word's content and its zone's number.
+/// Returns a checksum of eight bits over a word's content and its zone's number.
 fn check(number: u32, content: u64) -> u64 {
     let mut bytes = [0; 12];
     let (first, second) = bytes.split_at_mut(8);
@@ -155,7 +155,7 @@ fn zone(number: u32, word: u64, geometry: &Geometry) -> Result<Zone, TableError>
     })
 }
 
-/// The whole table.
+/// Encodes the whole table.
 pub fn encode(zones: &Zones, identity: Identity) -> Vec<u8> {
     let geometry = zones.geometry();
     let mut bytes = header(geometry, identity).to_vec();

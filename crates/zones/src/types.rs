@@ -35,7 +35,7 @@ impl State {
         Self::Offline,
     ];
 
-    /// The state under its number; none for a reserved one.
+    /// Returns the state of a number; `None` for a reserved one.
     pub fn of(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.number() == number)
     }
@@ -55,7 +55,7 @@ impl State {
         self.is_open() || matches!(self, Self::Closed)
     }
 
-    /// The write pointer means something.
+    /// Returns whether the write pointer is valid.
     pub const fn has_write_pointer(self) -> bool {
         self.is_active() || matches!(self, Self::Empty)
     }
