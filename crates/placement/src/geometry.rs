@@ -29,6 +29,8 @@ pub enum GeometryError {
 }
 
 impl Geometry {
+    /// Checks the number of handles and the size of the units.
+    ///
     /// # Errors
     /// [`GeometryError`].
     pub fn check(&self) -> Result<(), GeometryError> {
@@ -41,7 +43,7 @@ impl Geometry {
         Ok(())
     }
 
-    /// Bytes of a reclaim unit.
+    /// Returns the size of a reclaim unit in bytes.
     pub fn unit_bytes(&self) -> u64 {
         self.unit.saturating_mul(self.block.into())
     }

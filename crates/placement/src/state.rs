@@ -67,10 +67,10 @@ fn load(word: Option<&AtomicU64>) -> u64 {
 }
 
 impl<W: Words> Placement<W> {
-    /// The placement in this table: [`table::check`](crate::table::check) has found it good.
+    /// Creates the placement of a table that [`table::check`](crate::table::check) has accepted.
     ///
     /// # Errors
-    /// A placement cannot be like that.
+    /// [`GeometryError`], if the geometry is invalid.
     pub fn new(geometry: Geometry, words: W) -> Result<Self, GeometryError> {
         geometry.check()?;
         Ok(Self { geometry, words })
@@ -110,8 +110,8 @@ impl<W: Words> Placement<W> {
 
     // ---- writes
 
-    /// The handle of a write with this Placement Identifier, or without one: where that names none,
-    /// it is the default one ("NVMe Base 2.1", 8.1.10).
+    /// Returns the handle of a write with this Placement Identifier, or without one. It is the
+    /// default handle if the identifier names none ("NVMe Base 2.1", 8.1.10).
     pub fn choose(&self, identifier: Option<u16>) -> Chosen {
         let handle = identifier.map(|id| self.geometry.handle_of(id));
         match handle {
@@ -169,7 +169,8 @@ impl<W: Words> Placement<W> {
         Some(left)
     }
 
-    /// Blocks that can be written to the handle's unit (RUAMW), 1 to all of them.
+    /// Returns the number of blocks that can be written to the handle's unit (RUAMW), 1 to all of
+    /// them.
     pub fn left(&self, handle: u16) -> u64 {
         self.rest(self.value(handle, LEFT))
     }
@@ -184,24 +185,25 @@ impl<W: Words> Placement<W> {
         self.value(handle, UNITS)
     }
 
-    /// Host Bytes with Metadata Written.
+    /// Returns Host Bytes with Metadata Written.
     pub fn host_bytes(&self) -> u64 {
         load(self.counter(HOST_BYTES))
     }
 
-    /// Media Bytes with Metadata Written.
+    /// Returns Media Bytes with Metadata Written.
     pub fn media_bytes(&self) -> u64 {
         load(self.counter(MEDIA_BYTES))
     }
 
     // ---- the directive
 
-    /// The Data Placement directive is enabled: writes may have Placement Identifiers.
+    /// Returns whether the Data Placement directive is enabled, so that writes may have Placement
+    /// Identifiers.
     pub fn is_enabled(&self) -> bool {
         load(self.counter(FLAGS)) & DISABLED == 0
     }
 
-    /// The host enables the directive, or disables it.
+    /// Enables or disables the directive.
     pub fn enable(&self, on: bool) {
         let Some(flags) = self.counter(FLAGS) else {
             return;
@@ -214,12 +216,12 @@ impl<W: Words> Placement<W> {
 
     // ---- events
 
-    /// Events that the handle records.
+    /// Returns the events that the handle records.
     pub fn recorded(&self, handle: u16) -> EventSet {
         EventSet(self.value(handle, ENABLED))
     }
 
-    /// The handle records these events from now on, or does so no more.
+    /// Enables or disables the recording of these events by the handle.
     pub fn record_events(&self, handle: u16, events: EventSet, on: bool) {
         let Some(word) = self.of_handle(handle, ENABLED) else {
             return;
@@ -236,7 +238,7 @@ impl<W: Words> Placement<W> {
         self.words.row(first + place)
     }
 
-    /// An event has happened that its handle records: the oldest one makes room.
+    /// Records an event, which replaces the oldest one.
     pub fn record(&self, event: &Event) {
         let Some(count) = self.counter(EVENTS) else {
             return;

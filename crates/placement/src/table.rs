@@ -29,7 +29,7 @@ pub(crate) const HANDLES: usize = 2;
 
 /// Storage of the words.
 pub trait Words {
-    /// A row; `None`: there is none of this number.
+    /// Returns a row; `None`: there is none of this number.
     fn row(&self, number: usize) -> Option<&Row>;
 }
 
@@ -92,12 +92,12 @@ pub const fn rows(handles: u16) -> usize {
     HANDLES + handles as usize + FDP_EVENTS
 }
 
-/// Bytes of it.
+/// Returns the size of a table in bytes.
 pub const fn len(handles: u16) -> usize {
     rows(handles) * ROW
 }
 
-/// The header.
+/// Encodes the header.
 fn header(geometry: &Geometry, identity: Identity) -> [u8; ROW] {
     let mut bytes = [0; ROW];
     let fields: [&[u8]; 6] = [
@@ -117,7 +117,7 @@ fn header(geometry: &Geometry, identity: Identity) -> [u8; ROW] {
     bytes
 }
 
-/// A table of handles that nothing was written by.
+/// Encodes a table without any writes.
 pub fn encode(geometry: &Geometry, identity: Identity) -> Vec<u8> {
     let mut bytes = header(geometry, identity).to_vec();
     bytes.resize(HANDLES * ROW, 0);
@@ -134,7 +134,7 @@ pub fn empty(geometry: Geometry, identity: Identity) -> Vec<Row> {
     words(&encode(&geometry, identity))
 }
 
-/// The words of whole rows.
+/// Returns the words of whole rows.
 pub fn words(bytes: &[u8]) -> Vec<Row> {
     let (rows, _) = bytes.as_chunks::<ROW>();
     let word = |row: &[u8; ROW], at: usize| {
