@@ -103,7 +103,7 @@ pub struct Identity {
     pub blocks: u64,
 }
 
-/// Bytes of an entry.
+/// Returns the size of an entry in bytes.
 pub const fn entry(metadata: u16) -> usize {
     2 * (WORD + metadata as usize)
 }
@@ -161,7 +161,7 @@ impl Shape {
         }
     }
 
-    /// The bits of storage tags that version 1 has.
+    /// Returns the number of storage tag bits in version 1.
     fn least(guard: u8) -> u8 {
         Guard::of(guard).map_or(0, |guard| StorageTag::least(guard).bits)
     }
@@ -271,7 +271,7 @@ const fn wrapped(generation: u32) -> u32 {
     generation & ((1 << GENERATIONS) - 1)
 }
 
-/// The one after that generation.
+/// Returns the next generation.
 pub const fn next_generation(generation: u32) -> u32 {
     match wrapped(generation.wrapping_add(1)) {
         0 => 1,
@@ -296,7 +296,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// The word of a place with that metadata.
+    /// Returns the word of a place with that metadata.
     fn word(&self, metadata: &[u8], number: u8) -> u64 {
         let head = wrapped(self.generation) << 8 | u32::from(number & NUMBERS);
         let mut hasher = Hasher::new_with_initial(self.checksum);
@@ -321,7 +321,7 @@ pub enum Found<'a> {
 /// A place that was written: its word and its metadata.
 type Place<'a> = (u64, &'a [u8]);
 
-/// The place in these bytes, if it was written in this generation.
+/// Returns the place in these bytes, if it was written in this generation.
 fn place(bytes: &[u8], generation: u32) -> Option<Place<'_>> {
     let (word, metadata) = bytes.split_first_chunk::<WORD>()?;
     let word = u64::from_le_bytes(*word);
@@ -391,7 +391,7 @@ pub fn settle(entry: &[u8], block: Block) -> Option<(usize, u64)> {
     }
 }
 
-/// The write of the newer place has ended well: its offset, and its word from now on.
+/// Returns the offset and the new word of the newer place, after its write has ended well.
 pub fn done(entry: &[u8], generation: u32) -> Option<(usize, u64)> {
     let [(at, newer), _] = places(entry, generation);
     Some((at, newer?.0 | DONE))

@@ -63,7 +63,7 @@ impl Guard {
         }
     }
 
-    /// Bytes of the whole tuple.
+    /// Returns the size of the whole tuple in bytes.
     pub const fn tuple(self) -> usize {
         match self {
             Self::Bits16 => 8,
@@ -71,8 +71,8 @@ impl Guard {
         }
     }
 
-    /// The fewest and the most bits that the storage tag may have (STS): "NVM Command Set 1.1",
-    /// 4.1.5.3.
+    /// Returns the minimum and maximum number of bits of the storage tag (STS): "NVM Command Set
+    /// 1.1", 4.1.5.3.
     pub const fn storage_bits(self) -> (u8, u8) {
         match self {
             Self::Bits16 => (0, 32),
@@ -90,8 +90,8 @@ impl Guard {
         }
     }
 
-    /// Storage tag and reference tag as a command has them, of its dwords 2, 3 and 14 ("NVM Command
-    /// Set 1.1", 3.3.2: LBTU, LBTL).
+    /// Returns the storage tag and reference tag of a command, from its dwords 2, 3 and 14 ("NVM
+    /// Command Set 1.1", 3.3.2: LBTU, LBTL).
     pub const fn command_tags(self, cdw2: u32, cdw3: u32, cdw14: u32) -> u128 {
         let all = (cdw2 as u128) << 64 | (cdw3 as u128) << 32 | cdw14 as u128;
         all & ((1 << self.tag_bits()) - 1)
@@ -147,7 +147,7 @@ impl StorageTag {
         Self { bits, mask }
     }
 
-    /// The smallest that a guard has.
+    /// Returns the smallest storage tag of a guard.
     pub const fn least(guard: Guard) -> Self {
         Self::of(guard.storage_bits().0)
     }
@@ -231,7 +231,7 @@ impl Protection {
         self.guard.tag_bits().saturating_sub(bits)
     }
 
-    /// The bits of a number that the reference tag has.
+    /// Returns the mask of the reference tag's bits.
     pub fn reference_mask(&self) -> u64 {
         let unused = 64_u32.saturating_sub(self.reference_bits());
         u64::MAX.checked_shr(unused).unwrap_or_default()
