@@ -17,7 +17,7 @@ const LONGEST: u64 = 16 << 20;
 /// Interval between checks of the lock.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The file of a namespace of the pool in this folder.
+/// Returns the path of a namespace's file in the pool's folder.
 pub fn file_of(folder: &Path, nguid: Nguid) -> PathBuf {
     folder.join(format!("{BEFORE}{nguid}{AFTER}"))
 }
@@ -80,7 +80,7 @@ impl Folder {
         synced.map_err(|error| PoolError::io(&self.path, error))
     }
 
-    /// A file that has the name of a namespace's.
+    /// Returns a file that has the name of a namespace's file, if there is one.
     pub fn any_namespace(&self) -> Result<Option<PathBuf>, PoolError> {
         let failed = |error| PoolError::io(&self.path, error);
         for entry in std::fs::read_dir(&self.path).map_err(failed)? {
@@ -96,7 +96,7 @@ impl Folder {
         Ok(None)
     }
 
-    /// The manifest's text, if it is there.
+    /// Reads the manifest's text, if the manifest exists.
     pub fn read_manifest(&self) -> Result<Option<String>, PoolError> {
         let path = self.manifest_path();
         let failed = |error| PoolError::io(&path, error);

@@ -82,17 +82,17 @@ impl PoolFolder {
         Ok(pool)
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The namespaces, as they are kept.
+    /// Returns the namespaces of the manifest.
     pub fn namespaces(&self) -> &[Entry] {
         self.manifest.namespaces()
     }
 
-    /// The file of a namespace.
+    /// Returns the path of a namespace's file.
     pub fn file(&self, nguid: Nguid) -> PathBuf {
         self.folder.file(nguid)
     }

@@ -106,7 +106,7 @@ impl Entry {
         }
     }
 
-    /// Namespace ID.
+    /// Returns the namespace ID.
     pub fn nsid(&self) -> u32 {
         self.nsid
     }
@@ -116,27 +116,27 @@ impl Entry {
         self.nguid
     }
 
-    /// Size in logical blocks.
+    /// Returns the size in logical blocks.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Logical block size in bytes.
+    /// Returns the logical block size in bytes.
     pub fn block_size(&self) -> u32 {
         self.block_size
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(self.block_size.into())
     }
 
-    /// Several controllers may have it.
+    /// Returns whether several controllers may have the namespace attached.
     pub fn shared(&self) -> bool {
         self.shared
     }
 
-    /// IDs of the controllers that have it.
+    /// Returns the IDs of the controllers to which the namespace is attached.
     pub fn attached(&self) -> &BTreeSet<u16> {
         &self.attached
     }
@@ -268,7 +268,8 @@ impl Manifest {
         next
     }
 
-    /// `None`: a namespace is no whole number of these blocks.
+    /// Returns the manifest with another block size of a namespace. `None`: the namespace's size is
+    /// not a multiple of it.
     pub fn with_block_size(&self, nguid: Nguid, block_size: u32) -> Option<Self> {
         let mut next = self.clone();
         for entry in &mut next.namespaces {
