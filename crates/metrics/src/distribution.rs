@@ -48,14 +48,14 @@ impl Distribution {
         self.steps.is_empty()
     }
 
-    /// Their average; none where there is no value.
+    /// Returns the average of the values; `None` where there is no value.
     pub fn average(&self) -> Option<f64> {
         let count = self.count();
         (count > 0).then(|| self.sum as f64 / count as f64)
     }
 
-    /// The value that so great a part of all are not above, 0 to 1, at most a sixteenth too large;
-    /// none where there is no value.
+    /// Returns the percentile at `part`, 0 to 1, at most a sixteenth too large; `None` where there
+    /// is no value.
     pub fn percentile(&self, part: f64) -> Option<u64> {
         let rank = (self.count() as f64 * part).ceil().max(1.0);
         let mut seen = 0.0;

@@ -89,13 +89,13 @@ fn namespaces<'a>(disks: &'a [Disk], mut each: impl FnMut(&'a str, &str, &'a Nam
     }
 }
 
-/// The sum over a disk's queues.
+/// Returns the sum over a disk's queues.
 fn sum(disk: &Disk, of: impl Fn(&Queue) -> u64) -> u64 {
     disk.queues.iter().map(of).fold(0, u64::wrapping_add)
 }
 
 impl Snapshot {
-    /// Prometheus' text form, as `/metrics` answers it.
+    /// Returns Prometheus' text form, which `/metrics` answers with.
     pub fn prometheus(&self) -> String {
         let mut page = Page::default();
         page.0

@@ -76,8 +76,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// I/O commands that were fetched and not completed. Of a controller's admin queue one is
-    /// always there: it waits for events.
+    /// Returns the number of I/O commands that were fetched and not completed. A controller's admin
+    /// queue always has one, which waits for events.
     pub fn in_flight(&self) -> u64 {
         let admin = |queue: &Queue| self.kind == DiskKind::Controller && queue.id == 0;
         let io = self.queues.iter().filter(|queue| !admin(queue));
@@ -157,7 +157,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// An empty one.
+    /// Creates empty counters.
     pub fn new(nsid: u32) -> Self {
         Self {
             nsid,
@@ -192,7 +192,7 @@ impl Namespace {
         }
     }
 
-    /// Commands that failed.
+    /// Returns the number of commands that failed.
     pub fn failures(&self) -> u64 {
         self.errors.values().copied().fold(0, u64::wrapping_add)
     }
@@ -221,7 +221,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Commands fetched and not completed.
+    /// Returns the number of commands fetched and not completed.
     pub const fn in_flight(&self) -> u64 {
         // The two were not read at the same moment.
         self.commands.saturating_sub(self.completions)

@@ -90,7 +90,7 @@ pub(crate) fn full() -> Snapshot {
     }
 }
 
-/// The name and labels of a line, and its value.
+/// Parses the name and labels of each line, and its value.
 fn samples(text: &str) -> BTreeMap<&str, &str> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| line.rsplit_once(' ').unwrap()).collect()
