@@ -223,7 +223,7 @@ impl State {
     }
 }
 
-/// A file does not grow.
+/// Stores data within the file, which does not grow.
 fn store(bytes: &mut [u8], offset: u64, data: &[u8]) -> bool {
     let start = offset as usize;
     match bytes.get_mut(start..start.saturating_add(data.len())) {
@@ -247,7 +247,7 @@ impl Shared {
         self.state.lock().unpoisoned()
     }
 
-    /// A request has come: the power may go before it.
+    /// Counts a request, and cuts the power before it if that is due.
     fn count_down(&self, state: &mut State, sender: &Sender) {
         let Some((left, _)) = &mut state.cut_after else {
             return;
@@ -416,13 +416,13 @@ impl Disk {
         })
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> PathBuf {
         self.mount.file(0)
     }
 
-    /// The next `times` requests of a kind that touch `range` (bytes) have a fault. Earlier rules
-    /// go first.
+    /// Adds a rule: the next `times` requests of a kind that touch `range` (bytes) have a fault.
+    /// Earlier rules take precedence.
     pub fn fail(&self, what: What, range: Range<u64>, times: u64, fault: Fault) {
         let rule = Rule {
             what,
@@ -470,7 +470,7 @@ impl Disk {
         state.current.get(range).unwrap_or_default().to_vec()
     }
 
-    /// Requests so far.
+    /// Returns the counts of requests so far.
     pub fn log(&self) -> Log {
         self.shared.lock().log
     }

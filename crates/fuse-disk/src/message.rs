@@ -47,7 +47,7 @@ impl Node {
     /// The directory that is mounted.
     pub const ROOT: Self = Self(1);
 
-    /// The file that is called by this number.
+    /// Returns the node of the file with this number.
     pub const fn file(number: u64) -> Self {
         Self(number + 2)
     }
@@ -232,7 +232,7 @@ pub(crate) fn parse(message: &[u8]) -> Asked<'_> {
     }
 }
 
-/// The message that carries a server's answer; `None`: not now.
+/// Encodes a server's answer; `None` for a deferred one.
 pub(crate) fn answer(id: u64, form: Form, answer: Answer) -> Option<Vec<u8>> {
     let body = match (form, answer) {
         (_, Answer::Later) => return None,
@@ -268,7 +268,7 @@ fn reply(id: u64, body: Result<Vec<u8>, Errno>) -> Vec<u8> {
     message
 }
 
-/// `struct fuse_init_out`.
+/// Encodes `struct fuse_init_out`.
 fn init(body: &[u8]) -> Vec<u8> {
     const ASYNC_READ: u32 = 1;
     const BIG_WRITES: u32 = 1 << 5;
@@ -287,19 +287,19 @@ fn init(body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// `struct fuse_entry_out`; nothing may be remembered.
+/// Encodes `struct fuse_entry_out`; nothing may be cached.
 fn entry_out(node: Node, size: u64) -> Vec<u8> {
     let mut out: Vec<u8> = [node.0, 1, 0, 0, 0].map(u64::to_ne_bytes).concat();
     out.extend(attributes(node, size));
     out
 }
 
-/// `struct fuse_attr_out`, likewise.
+/// Encodes `struct fuse_attr_out`; nothing may be cached.
 fn attributes_out(node: Node, size: u64) -> Vec<u8> {
     [vec![0; 16], attributes(node, size)].concat()
 }
 
-/// `struct fuse_attr`.
+/// Encodes `struct fuse_attr`.
 fn attributes(node: Node, size: u64) -> Vec<u8> {
     let (size, mode) = match node {
         Node::ROOT => (0, 0o040_755u32),
@@ -313,7 +313,7 @@ fn attributes(node: Node, size: u64) -> Vec<u8> {
     out
 }
 
-/// `struct fuse_kstatfs`.
+/// Encodes `struct fuse_kstatfs`.
 fn statfs() -> Vec<u8> {
     let mut out: Vec<u8> = [1u64 << 20; 5].map(u64::to_ne_bytes).concat();
     out.extend([4096u32, 255, 4096].map(u32::to_ne_bytes).concat());

@@ -153,7 +153,7 @@ impl Drop for Mount {
     }
 }
 
-/// The number of the connection: the minor number of the file system's device
+/// Returns the number of the connection: the minor number of the file system's device
 /// (proc_pid_mountinfo(5)). Asking the file system itself would need its server.
 fn connection(point: &Path) -> Option<u32> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
