@@ -113,7 +113,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The result, as long as the message field.
+    /// Computes the result, which is as long as the message field.
     pub fn compute(&self) -> Result<Vec<u8>, Error> {
         match self {
             Request::ModularExponentiation {
@@ -167,7 +167,7 @@ fn fields<const N: usize>(mut body: &[u8], sizes: [usize; N]) -> Result<[&[u8]; 
     }
 }
 
-/// A type 80 reply with a result.
+/// Encodes a type 80 reply with a result.
 pub fn reply(result: &[u8]) -> Vec<u8> {
     let length = u16::try_from(HEAD + result.len()).unwrap_or(u16::MAX);
     let mut head = [0; HEAD];
@@ -178,13 +178,13 @@ pub fn reply(result: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The two bytes of a field, the high one first.
+/// Returns the two bytes of a field, the high one first.
 const fn halves(value: u16) -> (u8, u8) {
     let [high, low] = value.to_be_bytes();
     (high, low)
 }
 
-/// A type 82 reply.
+/// Encodes a type 82 reply.
 pub fn error_reply(error: Error) -> [u8; 8] {
     [0, TYPE_82, 0, 0, error.0, 0, 0, 0]
 }
