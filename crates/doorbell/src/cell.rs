@@ -15,7 +15,6 @@
 //! are not sufficient, on x86-64 either: its stores may pass later loads.
 //!
 //! `tests/loom.rs` removes each of them in turn and asserts that the model then finds a failure.
-//! `tests/loom.rs` takes each of them away in turn and asserts that the model then finds a failure.
 
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -24,7 +23,6 @@ use core::sync::atomic::{AtomicU32, Ordering, fence};
 /// The name identifies an access or fence of the protocol; [`Step::ordering`] is the memory order
 /// that it needs. A model or a fault injector implements [`Cell`] and treats single steps
 /// differently, in the production code.
-/// differently, in the very code that runs in production.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Host loads the shadow doorbell's previous value, if it keeps none of its own.
