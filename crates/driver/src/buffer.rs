@@ -66,6 +66,7 @@ impl DmaBuffer {
 
     /// Copies out of the buffer, from byte `offset` on.
     ///
+    /// # Errors
     /// [`MemoryError::OutOfRange`] when the range exceeds the buffer, or the memory was registered
     /// by address; its owner reads that itself. [`MemoryError::Poisoned`] when the memory's file
     /// has shrunk.

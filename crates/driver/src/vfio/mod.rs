@@ -17,7 +17,6 @@
 //! - Closing the device ends its DMA and resets it; the address space must be removed afterwards.
 //!
 //! Without the cargo feature `vfio` this module has only names, errors and [`sysfs`].
-//! Without the cargo feature `vfio` only names, errors and [`sysfs`] are here.
 
 mod address;
 #[cfg(feature = "vfio")]
