@@ -7,7 +7,6 @@
 //!
 //! Values that may block when they are dropped, above all descriptors of a client, are dropped by
 //! threads that nothing waits for: [`discard()`].
-//! that nobody waits for: [`discard()`].
 #![forbid(unsafe_code)]
 
 mod affinity;
