@@ -5,7 +5,6 @@
 //! every round. *Idle* ones are polled in turn, all of them within [`IDLE_TURN`] rounds. When more
 //! than [`MOST_IDLE`] are idle, those idle for [`ARM_AFTER`] are *armed* as before the thread's own
 //! sleep. Armed front-ends are not polled until an event wakes them, and cost a round nothing.
-//! cost a round nothing.
 //!
 //! ```text
 //! front-ends:  [ hot | hot | idle | idle | idle | armed | armed | armed ]
