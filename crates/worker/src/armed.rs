@@ -53,7 +53,7 @@ impl<F: Frontend + 'static> Worker<F> {
         true
     }
 
-    /// Polls the idle front-end whose turn it is.
+    /// Polls the idle front-end that is next in turn.
     #[inline(never)]
     pub(crate) fn visit_idle(&mut self) -> bool {
         let at = self.run_queue.next_idle();

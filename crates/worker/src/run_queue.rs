@@ -51,7 +51,7 @@ pub(crate) struct RunQueue {
     next: usize,
     /// Looks at idle front-ends that are due, in fractions of a look: [`IDLE_TURN`] make one.
     due: usize,
-    /// Index of the armed front-end whose housekeeping is next.
+    /// Index of the armed front-end that is next in housekeeping.
     next_armed: usize,
 }
 
@@ -221,7 +221,7 @@ impl RunQueue {
         share.min(idle)
     }
 
-    /// Returns the idle front-end whose turn it is.
+    /// Returns the idle front-end that is next in turn.
     pub fn next_idle(&mut self) -> Option<usize> {
         if self.next < self.hot || self.next >= self.awake {
             self.next = self.hot;
@@ -268,7 +268,7 @@ impl RunQueue {
         }
     }
 
-    /// Returns the armed front-end whose housekeeping is next.
+    /// Returns the armed front-end that is next in housekeeping.
     pub fn next_armed(&mut self) -> Option<usize> {
         if self.next_armed < self.awake || self.next_armed >= self.entries.len() {
             self.next_armed = self.awake;
