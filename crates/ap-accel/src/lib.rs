@@ -1,14 +1,15 @@
 //! A cryptographic accelerator behind an AP queue: RSA in type 50 messages.
 //!
-//! *What this room is for.* [`Accelerator`] is an [`ap::card::Coprocessor`] that answers what
-//! Linux's zcrypt driver sends to a CEX card in accelerator mode: modular exponentiation and its
-//! CRT form, of 512 to 4096 bits ([`message`] has the formats, [`rsa`] the arithmetic). *What may
-//! be touched here.* The bytes of a request. *What may not.* Queues, guests, memory: the crate `ap`
-//! has those. There is no unsafe code and no state between requests; a request that makes no sense
-//! gets the error reply that the card would send, never a panic.
+//! [`Accelerator`] is an [`ap::card::Coprocessor`] that answers requests of Linux's zcrypt driver
+//! to a CEX card in accelerator mode: modular exponentiation and its CRT form, of 512 to 4096 bits
+//! ([`message`] has the formats, [`rsa`] the arithmetic). This crate handles the bytes of a
+//! request. Queues, guests and memory are in the crate `ap`. There is no unsafe code and no state
+//! between requests. An invalid request gets the error reply that the card would send, never a
+//! panic.
 //!
 //! The arithmetic is `crypto-bigint`'s: constant-time in the secret operands, four small
-//! dependencies, kept by RustCrypto. The keys pass through and are erased when a request is done.
+//! dependencies, maintained by RustCrypto. The keys pass through and are erased when a request is
+//! done.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -17,7 +17,7 @@ use crate::rsa;
 pub struct Error(pub u8);
 
 impl Error {
-    /// Not a message of type 50.
+    /// The message is not of type 50.
     pub const MESSAGE_TYPE: Error = Error(0x20);
     /// The length in the head is not that of the message or of its format.
     pub const MESSAGE_LENGTH: Error = Error(0x23);
@@ -48,7 +48,7 @@ pub enum Request<'a> {
         /// The base.
         message: &'a [u8],
     },
-    /// The same with the modulus' primes.
+    /// Modular exponentiation with the primes of the modulus.
     Crt {
         /// p, q, dp, dq and u = q^-1 mod p.
         key: rsa::CrtKey<'a>,
@@ -58,7 +58,7 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Takes a message apart.
+    /// Parses a message.
     pub fn parse(bytes: &'a [u8]) -> Result<Request<'a>, Error> {
         let (head, body) = bytes.split_at_checked(HEAD).ok_or(Error::MESSAGE_LENGTH)?;
         let &[
@@ -113,7 +113,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The result, as long as the message field.
+    /// Computes the result, which is as long as the message field.
     pub fn compute(&self) -> Result<Vec<u8>, Error> {
         match self {
             Request::ModularExponentiation {
@@ -125,7 +125,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The message that says this: what the driver would send.
+    /// Encodes the request, as the driver would send it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let (kind, fields): (u16, Vec<&[u8]>) = match *self {
             Request::ModularExponentiation {
@@ -167,7 +167,7 @@ fn fields<const N: usize>(mut body: &[u8], sizes: [usize; N]) -> Result<[&[u8]; 
     }
 }
 
-/// A type 80 reply with a result.
+/// Encodes a type 80 reply with a result.
 pub fn reply(result: &[u8]) -> Vec<u8> {
     let length = u16::try_from(HEAD + result.len()).unwrap_or(u16::MAX);
     let mut head = [0; HEAD];
@@ -178,13 +178,13 @@ pub fn reply(result: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The two bytes of a field, the high one first.
+/// Returns the two bytes of a field, the high one first.
 const fn halves(value: u16) -> (u8, u8) {
     let [high, low] = value.to_be_bytes();
     (high, low)
 }
 
-/// A type 82 reply.
+/// Encodes a type 82 reply.
 pub fn error_reply(error: Error) -> [u8; 8] {
     [0, TYPE_82, 0, 0, error.0, 0, 0, 0]
 }

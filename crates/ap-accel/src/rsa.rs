@@ -50,7 +50,7 @@ impl Modulus {
         self.params.bits_precision()
     }
 
-    /// A number below the modulus.
+    /// Decodes a number below the modulus.
     fn residue(&self, bytes: &[u8]) -> Result<BoxedUint, Error> {
         let value = number(significant(bytes), self.precision())?;
         if value < *self.value {
@@ -60,7 +60,7 @@ impl Modulus {
         }
     }
 
-    /// The modulus in more bits.
+    /// Returns the modulus in more bits.
     fn wide(&self, precision: u32) -> BoxedUint {
         Resize::resize(&*self.value, precision)
     }
@@ -73,7 +73,8 @@ impl Modulus {
         BoxedMontyForm::new(value, &self.params)
     }
 
-    /// `base ^ exponent`. The time depends on the exponent's length in bytes, not on its bits.
+    /// Returns `base ^ exponent`. The time depends on the exponent's length in bytes, not on its
+    /// bits.
     fn pow(&self, base: BoxedUint, exponent: &[u8]) -> Result<BoxedMontyForm, Error> {
         let exponent = significant(exponent);
         if exponent.is_empty() {
@@ -87,7 +88,7 @@ impl Modulus {
     }
 }
 
-/// `message ^ exponent mod modulus`, as long as `message`.
+/// Returns `message ^ exponent mod modulus`, as long as `message`.
 pub fn modular_exponentiation(
     message: &[u8],
     exponent: &[u8],
@@ -98,7 +99,8 @@ pub fn modular_exponentiation(
     fit(&power.retrieve(), message.len())
 }
 
-/// The private operation by the Chinese remainder theorem, as long as `message` (RFC 8017, 5.1.2).
+/// Performs the private operation by the Chinese remainder theorem; the result is as long as
+/// `message` (RFC 8017, 5.1.2).
 pub fn crt(message: &[u8], key: &CrtKey<'_>) -> Result<Vec<u8>, Error> {
     let (p, q) = (Modulus::new(key.p)?, Modulus::new(key.q)?);
     let whole = p.precision() + q.precision();
@@ -121,7 +123,7 @@ pub fn crt(message: &[u8], key: &CrtKey<'_>) -> Result<Vec<u8>, Error> {
     bytes
 }
 
-/// A big-endian number without its leading zeros.
+/// Returns a big-endian number without its leading zeros.
 fn significant(bytes: &[u8]) -> &[u8] {
     let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
     bytes.get(zeros..).unwrap_or_default()
@@ -131,12 +133,12 @@ fn bits(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).map_or(u32::MAX, |len| len.saturating_mul(8))
 }
 
-/// The number, if it fits.
+/// Decodes the number, if it fits.
 fn number(bytes: &[u8], precision: u32) -> Result<BoxedUint, Error> {
     BoxedUint::from_be_slice(bytes, precision).map_err(|_| Error::OPERAND_INVALID)
 }
 
-/// The number in `length` bytes, right-justified.
+/// Encodes the number in `length` bytes, right-justified.
 fn fit(value: &BoxedUint, length: usize) -> Result<Vec<u8>, Error> {
     let bytes = value.to_be_bytes();
     let bytes = significant(&bytes);

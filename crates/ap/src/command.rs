@@ -1,5 +1,5 @@
-//! What a program asks for by PQAP: general register 0 taken apart and checked, and
-//! the words of its functions.
+//! PQAP requests of a program: general register 0, decoded and checked, and the words of the
+//! functions.
 
 use thiserror::Error;
 
@@ -48,7 +48,7 @@ pub struct Facilities {
 }
 
 impl Facilities {
-    /// All of them.
+    /// All facilities.
     pub const ALL: Facilities = Facilities {
         instructions: true,
         configuration: true,
@@ -56,7 +56,7 @@ impl Facilities {
         interruption: true,
     };
 
-    /// None of them.
+    /// No facilities.
     pub const NONE: Facilities = Facilities {
         instructions: false,
         configuration: false,
@@ -120,7 +120,7 @@ const RESERVED: u64 = 0x007f_0000;
 const EXTENDED: u64 = 0x0000_c0f0;
 
 impl Pqap {
-    /// Takes general register 0 apart; the checks are those of Linux's `handle_pqap`
+    /// Decodes general register 0; the checks are those of Linux's `handle_pqap`
     /// (arch/s390/kvm/priv.c), in its order.
     pub fn decode(
         gr0: u64,
@@ -172,18 +172,18 @@ impl Subclass {
         Subclass(bits & 7)
     }
 
-    /// Its number.
+    /// Returns the number.
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// Its bit in the leftmost byte of the right half of control register 6.
+    /// Returns the bit in the leftmost byte of the right half of control register 6.
     pub const fn mask(self) -> u64 {
         0x8000_0000 >> self.0
     }
 }
 
-/// What PQAP(AQIC) asks for: general registers 1 and 2.
+/// Parameters of PQAP(AQIC): general registers 1 and 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptControl {
     /// Turn interrupts off.
@@ -201,7 +201,7 @@ pub enum InterruptControl {
 const IR_BIT: u64 = 1 << (63 - 16);
 
 impl InterruptControl {
-    /// From general registers 1 and 2.
+    /// Decodes general registers 1 and 2.
     pub const fn decode(gr1: u64, gr2: u64) -> InterruptControl {
         if gr1 & IR_BIT == 0 {
             return InterruptControl::Disable;

@@ -1,8 +1,8 @@
 //! The gate between vCPUs that run the PQAP hook and the thread that destroys the virtual machine.
 //!
 //! A vCPU enters before it looks at the mediated device and leaves when its [`Inside`] is dropped.
-//! The destroyer closes the gate, waits until nobody is inside, and only then frees what the hook
-//! uses. Closing is final until the gate is opened for the next machine. (Linux: `pqap_hook_rwsem`
+//! The destroyer closes the gate, waits until nobody is inside, and only then frees the data of the
+//! hook. Closing is final until the gate is opened for the next machine. (Linux: `pqap_hook_rwsem`
 //! in `struct kvm_s390_crypto`.)
 //!
 //! ```
@@ -63,7 +63,7 @@ pub struct Gate<W: Word = AtomicU32> {
 
 const CLOSED: u32 = 1 << 31;
 
-/// Somebody who runs the hook.
+/// Guard of a vCPU that runs the hook.
 #[derive(Debug)]
 pub struct Inside<'a, W: Word = AtomicU32> {
     gate: &'a Gate<W>,
@@ -92,16 +92,16 @@ impl<W: Word> Gate<W> {
         }
     }
 
-    /// Opens it for a machine. What was made before, those who enter see.
+    /// Opens the gate for a machine. All writes before this call are visible to vCPUs that enter.
     pub fn open(&self) {
         self.state.fetch_and(!CLOSED, Ordering::Release);
     }
 
-    /// Goes in, unless it is closed. Then there is no hook: the guest has no queues.
+    /// Enters, unless the gate is closed. Then there is no hook: the guest has no queues.
     pub fn enter(&self) -> Option<Inside<'_, W>> {
         let mut state = self.state.load(Ordering::Relaxed);
         loop {
-            // As many inside as the count can hold cannot be; treat it as closed.
+            // The count is full, which cannot happen; treat the gate as closed.
             if state & CLOSED != 0 || state == CLOSED - 1 {
                 return None;
             }
@@ -115,12 +115,13 @@ impl<W: Word> Gate<W> {
         }
     }
 
-    /// Lets nobody in any more.
+    /// Closes the gate.
     pub fn close(&self) {
         self.state.fetch_or(CLOSED, Ordering::Relaxed);
     }
 
-    /// Whether it is closed and all have left. From then on what the hook uses may be freed.
+    /// Returns whether the gate is closed and all vCPUs have left. The data of the hook may then be
+    /// freed.
     pub fn is_empty(&self) -> bool {
         self.state.load(Ordering::Acquire) == CLOSED
     }

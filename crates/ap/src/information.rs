@@ -1,8 +1,8 @@
-//! What queues and machine say of themselves: the answers of TAPQ and QCI.
+//! Information about queues and the machine: the answers of TAPQ and QCI.
 
 use crate::matrix::Matrix;
 
-/// What TAPQ says about a queue's hardware, in general register 2.
+/// Hardware information of TAPQ, in general register 2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
     /// Bits 0-31: facility bits, see the constants.
@@ -37,7 +37,7 @@ impl Hardware {
     }
 }
 
-/// What PQAP(QCI) stores: 128 bytes.
+/// Data of PQAP(QCI): 128 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Configuration {
     /// The highest adapter that the machine could have.

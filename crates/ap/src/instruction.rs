@@ -54,7 +54,7 @@ const LAST_PART: u64 = 0x4000_0000;
 const SPECIAL: u64 = 0x0040_0000;
 /// General register 0 of DQAP: begin with a new reply rather than go on with the last one.
 const NEW_REPLY: u64 = 0x8000_0000;
-/// Set in general register 0 by a DQAP that left something: Linux goes on only with a
+/// Set in general register 0 by a DQAP that left a part of the reply: Linux continues only with a
 /// register that is not zero.
 const GOES_ON: u64 = 0x4000_0000;
 
@@ -244,7 +244,7 @@ fn length(cpu: &impl Cpu, r: u8) -> u64 {
     }
 }
 
-/// Moves an address and length pair past what was processed.
+/// Moves an address and length pair past the processed bytes.
 fn advance(cpu: &mut impl Cpu, r: u8, by: u64) {
     let (address, length) = (cpu.gr(r), cpu.gr(r + 1));
     let (next, left) = (address.wrapping_add(by), length.wrapping_sub(by));

@@ -1,7 +1,6 @@
-//! PQAP as a host sees it whose hardware interprets AP instructions for the guest: of all
-//! functions only AQIC leaves the guest, and only where both have the facilities. Everything
-//! else is answered with "not supported", which the host turns into what it does for an
-//! instruction that it does not know.
+//! Interception of PQAP, for a host whose hardware interprets AP instructions for the guest: of all
+//! functions only AQIC leaves the guest, and only where both have the facilities. Everything else
+//! is answered with "not supported", which the host handles as an unknown instruction.
 
 use crate::command::{Facilities, Function, InterruptControl, Pqap, ProgramException};
 use crate::matrix::Apqn;
@@ -9,7 +8,7 @@ use crate::mediated::Mediated;
 use crate::outside::{Clock, Pages, Queues, Subclasses};
 use crate::status::{QueueStatus, Response};
 
-/// What host and guest have.
+/// Facilities of host and guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Installed {
     /// The host executes AP instructions.
@@ -29,18 +28,18 @@ pub struct Registers {
     pub problem_state: bool,
 }
 
-/// What becomes of the interception.
+/// Result of the interception.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Handled: the word for general register 1; the condition code follows from it.
     Status(QueueStatus),
     /// A program interruption for the guest.
     Exception(ProgramException),
-    /// Not for us (-EOPNOTSUPP): the host's general handling follows.
+    /// Not handled here (-EOPNOTSUPP): the host's general handling follows.
     NotSupported,
 }
 
-/// What handles AQIC.
+/// Handler of AQIC.
 pub trait Hook {
     /// PQAP(AQIC).
     fn aqic(&mut self, apqn: Apqn, control: InterruptControl) -> QueueStatus;
@@ -132,7 +131,8 @@ mod tests {
         for installed in [no_host, no_guest, no_delivery] {
             assert_eq!(run(installed, ENABLE), (Outcome::NotSupported, 0));
         }
-        // In the problem state too: what is not installed is not ours to forbid.
+        // The problem state makes no difference: an instruction that is not installed is not ours
+        // to forbid.
         let problem = Registers {
             problem_state: true,
             ..ENABLE

@@ -1,6 +1,7 @@
-//! Interruptions made by hand, for a machine that lets a program outside it change the PSW: the old
-//! PSW and the interruption's code go to the prefix area, the new PSW comes from it (z/Architecture
-//! Principles of Operation, chapter 6; the places are those of Linux's `struct lowcore`).
+//! Interruptions made by hand, for a machine that lets a program outside it change the PSW. The old
+//! PSW and the interruption's code are stored in the prefix area, and the new PSW is loaded from it
+//! (z/Architecture Principles of Operation, chapter 6; the offsets are those of Linux's `struct
+//! lowcore`).
 
 use crate::command::{ProgramException, Subclass};
 
@@ -19,7 +20,7 @@ impl Psw {
     /// Bits 18-19: the condition code.
     pub const CONDITION: u64 = 3 << 44;
 
-    /// From storage.
+    /// Decodes a PSW from storage.
     pub const fn from_bytes(bytes: [u8; 16]) -> Psw {
         let psw = u128::from_be_bytes(bytes);
         Psw {
@@ -28,12 +29,12 @@ impl Psw {
         }
     }
 
-    /// For storage.
+    /// Encodes the PSW for storage.
     pub const fn to_bytes(self) -> [u8; 16] {
         ((self.mask as u128) << 64 | self.address as u128).to_be_bytes()
     }
 
-    /// With a condition code.
+    /// Returns the PSW with a condition code.
     pub const fn with_condition(self, code: u8) -> Psw {
         let code = (code as u64 & 3) << 44;
         Psw {
@@ -65,24 +66,24 @@ pub const fn is_open(psw_mask: u64, cr6: u64, subclass: Subclass) -> bool {
     psw_mask & Psw::IO != 0 && cr6 & subclass.mask() != 0
 }
 
-/// Takes an adapter interruption: stores `old` and the subclass below the
-/// prefix, answers the new PSW.
+/// Performs an adapter interruption: stores `old` and the subclass below the prefix, and returns
+/// the new PSW.
 pub fn adapter(
     storage: &mut impl Absolute,
     prefix: u64,
     old: Psw,
     subclass: Subclass,
 ) -> Option<Psw> {
-    // No subchannel, no parameter; the identification word says "adapter" in bit 0 and
-    // the subclass in bits 2-4.
+    // No subchannel, no parameter; the identification word has "adapter" in bit 0 and the subclass
+    // in bits 2-4.
     let word = 1 << 31 | u32::from(subclass.get()) << 27;
     let mut code = [0; 12];
     code[8..].copy_from_slice(&word.to_be_bytes());
     take(storage, prefix, [IO_OLD, IO_NEW, IO_CODE], old, &code)
 }
 
-/// Takes a program interruption for an instruction of four bytes that was
-/// suppressed; `old` points behind it.
+/// Performs a program interruption for an instruction of four bytes that was suppressed; `old`
+/// points behind it.
 pub fn program(
     storage: &mut impl Absolute,
     prefix: u64,

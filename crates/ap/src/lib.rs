@@ -1,16 +1,16 @@
 //! Mediated AP queues with interrupt control: PQAP, NQAP, DQAP and the queues behind them.
 //!
-//! *What this room is for.* An s390x machine has cryptographic adapters on its AP bus; each has a
-//! queue per domain. A guest gets a matrix of them, and with the AQIC function of PQAP it turns a
-//! queue's interrupts on: the queue then writes a notification byte in the guest's memory and
-//! raises an adapter interruption of a subclass. This crate holds what stands between guest and
-//! queues ([`Mediated`]), the instructions as the guest sees them ([`instruction`], [`intercept`],
-//! [`interruption`]), and cards in software for machines that have none ([`card`]).
+//! An s390x machine has cryptographic adapters on its AP bus; each has a queue per domain. A guest
+//! gets a matrix of them, and with the AQIC function of PQAP it turns a queue's interrupts on: the
+//! queue then writes a notification byte in the guest's memory and raises an adapter interruption
+//! of a subclass. This crate contains the mediated device between guest and queues ([`Mediated`]),
+//! the instructions as the guest sees them ([`instruction`], [`intercept`], [`interruption`]), and
+//! cards in software for machines that have none ([`card`]).
 //!
-//! *What may be touched here.* The guest's matrix, what is held for its queues, and everything in
+//! The crate changes the guest's matrix, the resources held for its queues, and everything in
 //! [`outside`], which are traits: guest pages, interruption subclasses, time, the queues below.
-//! *What may not.* Real memory, threads, system calls, cryptography, QEMU: callers have those.
-//! There is no unsafe code, and no standard library.
+//! Real memory, threads, system calls, cryptography and QEMU belong to the callers. There is no
+//! unsafe code, and no standard library.
 //!
 //! ```text
 //! guest: PQAP, NQAP, DQAP
@@ -37,13 +37,13 @@
 //! |---|---|---|
 //! | **1. Interruption for AQIC** | | |
 //! | the notification byte's page is pinned, its subclass registered, both or neither | `Registration::take` | `enabling_pins_*`, `addresses_that_*`, `without_a_subclass_*`, histories |
-//! | what was saved is freed exactly once: a registration is a value, consumed by its release | `Registration::release` | histories (pins, subclasses) |
-//! | interrupts that are on already keep their settings (0x07), the new ones go | [`Mediated::aqic`] | `enabling_twice_*`, histories |
-//! | the guest resets behind our back and registers again: the old one goes | [`Mediated::aqic`] | `registering_again_*`, `disabling_after_*`, histories (`ResetUnseen`) |
+//! | saved resources are freed exactly once: a registration is a value, consumed by its release | `Registration::release` | histories (pins, subclasses) |
+//! | interrupts that are on already keep their settings (0x07), the new ones are dropped | [`Mediated::aqic`] | `enabling_twice_*`, histories |
+//! | the guest resets behind our back and registers again: the old registration is released | [`Mediated::aqic`] | `registering_again_*`, `disabling_after_*`, histories (`ResetUnseen`) |
 //! | a reset that we see frees too | [`Mediated::rapq`], [`Mediated::zapq`] | `a_guests_own_reset_*`, histories |
 //! | each subclass is registered as often as queues are enabled for it | all of [`mediated`] | `counts_equal_enabled_queues` in histories |
 //! | **2. The machine destroyed while the hook runs** | | |
-//! | nobody enters the hook once the destroyer has closed the gate; it frees when all have left | [`gate`] | `tests/it/gate.rs`, `tests/loom.rs` |
+//! | no vCPU enters the hook once the destroyer has closed the gate; it frees when all have left | [`gate`] | `tests/it/gate.rs`, `tests/loom.rs` |
 //! | a destroyed guest's queues are reset, and hold nothing | [`Mediated::detach`] | `a_destroyed_guest_*`, histories (end) |
 //! | without a guest, or a hook, queues are not available (0x01) | [`Mediated::owns`], [`intercept::pqap`] | `a_destroyed_guest_*`, `without_a_hook_*` in `intercept` |
 //! | **3. Interception** | | |
@@ -56,8 +56,8 @@
 //! | the page stays pinned until the interrupt bit reads zero | `Mediated::settle` | `disabling_waits_*`, histories (no byte after the bit has cleared) |
 //! | a bit of zero counts only after the queue accepted the order: before it may be on its way to one | `Held::Leaving` | `unmapping_waits_*`, histories |
 //! | a busy queue is tried again; one that is late keeps its page | `Mediated::disable`, [`Mediated::poll`] | `a_queue_that_is_late_*`, `busy_and_reset_*`, histories |
-//! | a queue that is gone (0x01, 0x03, 0x04) cannot write any more and is released | `Mediated::settle` | `a_queue_that_is_gone_*` |
-//! | **5. Queues that go while they are in use** | | |
+//! | a removed queue (0x01, 0x03, 0x04) cannot write any more and is released | `Mediated::settle` | `a_queue_that_is_gone_*` |
+//! | **5. Queues that are removed while in use** | | |
 //! | removal of a device | [`Mediated::remove`] | `a_removed_queue_*`, `an_unplugged_card_*`, histories |
 //! | unassignment of an adapter or a domain | [`Mediated::unassign_adapter`], [`Mediated::unassign_domain`] | `unassigned_queues_*`, histories |
 //! | unmap of a page with a notification byte: interrupts off first, and "not yet" while the queue may write | [`Mediated::unmap`] | `unmapping_*`, histories (no byte to an unmapped page) |

@@ -1,4 +1,4 @@
-//! Names of queues, and the matrix of adapters and domains that says which of them a guest has.
+//! Names of queues, and the matrix of adapters and domains that defines a guest's queues.
 
 use core::fmt;
 
@@ -12,12 +12,12 @@ impl Apqn {
         Apqn((adapter as u16) << 8 | domain as u16)
     }
 
-    /// From the low half-word of general register 0.
+    /// Decodes the low half-word of general register 0.
     pub const fn from_register(gr0: u64) -> Apqn {
         Apqn((gr0 & 0xffff) as u16)
     }
 
-    /// As it stands in a register.
+    /// Returns the queue number in the form of a register.
     pub const fn get(self) -> u16 {
         self.0
     }
@@ -33,7 +33,7 @@ impl Apqn {
     }
 }
 
-/// As Linux names a queue: `01.0006`.
+/// Formats a queue as Linux names it: `01.0006`.
 impl fmt::Display for Apqn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:02x}.{:04x}", self.adapter(), self.domain())
@@ -113,8 +113,8 @@ impl FromIterator<u8> for Mask {
     }
 }
 
-/// What a guest has: the queues are all pairs of an adapter and a domain. Control domains are those
-/// that it may administrate, whether or not it may also use them.
+/// Resources of a guest: the queues are all pairs of an adapter and a domain. Control domains are
+/// those that it may administrate, whether or not it may also use them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Matrix {
     /// Adapter mask (APM).
@@ -131,7 +131,7 @@ impl Matrix {
         self.adapters.contains(apqn.adapter()) && self.domains.contains(apqn.domain())
     }
 
-    /// All its queues.
+    /// Returns all queues of the matrix.
     pub fn queues(&self) -> impl Iterator<Item = Apqn> + use<> {
         let domains = self.domains;
         let of = move |adapter| domains.iter().map(move |domain| Apqn::new(adapter, domain));

@@ -1,11 +1,11 @@
-//! The mediated matrix device: a guest's matrix over the queues below, and what it
+//! The mediated matrix device: a guest's matrix over the queues below, and the resources that it
 //! holds for their interrupts.
 //!
 //! A queue whose interrupts are on holds one `Registration`: the pinned page of the notification
 //! byte and the registered subclass. It is a value that is made once and consumed once, so nothing
-//! is freed twice. When interrupts go off it is *leaving*: the queue may write the byte until its
-//! interrupt bit reads zero, and the page stays pinned until a TAPQ has said so. A queue that does
-//! not get there in time keeps the page, and [`Mediated::poll`] looks again later.
+//! is freed twice. After interrupts are turned off it is *leaving*: the queue may write the byte
+//! until its interrupt bit reads zero, and the page stays pinned until a TAPQ has reported that. A
+//! queue that does not get there in time keeps the page, and [`Mediated::poll`] checks again later.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -21,8 +21,8 @@ use crate::outside::{
 use crate::registration::{Held, Kept, Registration};
 use crate::status::{QueueStatus, Response};
 
-/// How often an instruction that a queue is too busy for is tried, and the interrupt bit
-/// looked at (as in vfio_ap).
+/// Maximum number of attempts at an instruction on a busy queue, and of checks of the interrupt bit
+/// (as in vfio_ap).
 const TRIES: u32 = 5;
 /// Nanoseconds between two tries.
 const PAUSE: u64 = 20_000_000;
@@ -32,7 +32,7 @@ const PAUSE: u64 = 20_000_000;
 pub struct Outside<P, S, C, Q> {
     /// The guest's memory.
     pub pages: P,
-    /// Its interruption subclasses.
+    /// Interruption subclasses of the guest.
     pub subclasses: S,
     /// Time.
     pub clock: C,
@@ -40,7 +40,7 @@ pub struct Outside<P, S, C, Q> {
     pub queues: Q,
 }
 
-/// Some queue still has its notification byte: its page must stay, and
+/// Error: at least one queue still uses its notification byte. The page must stay, and
 /// [`Mediated::poll`] be called later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{0} notification bytes are still in use by their queues")]
@@ -78,23 +78,23 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         &mut self.outside
     }
 
-    /// Gives the guest an adapter.
+    /// Assigns an adapter to the guest.
     pub fn assign_adapter(&mut self, adapter: u8) {
         self.matrix.adapters.insert(adapter);
     }
 
-    /// Gives the guest a domain.
+    /// Assigns a domain to the guest.
     pub fn assign_domain(&mut self, domain: u8) {
         self.matrix.domains.insert(domain);
     }
 
-    /// Gives the guest a domain to administrate.
+    /// Assigns a domain to the guest for administration.
     pub fn assign_control_domain(&mut self, domain: u8) {
         self.matrix.control_domains.insert(domain);
     }
 
-    /// Takes an adapter away, also while it is in use: its queues are reset
-    /// and hold nothing afterwards.
+    /// Unassigns an adapter, also while it is in use: its queues are reset and hold no resources
+    /// afterwards.
     pub fn unassign_adapter(&mut self, adapter: u8) -> Result<(), StillHeld> {
         let gone: Vec<Apqn> = self
             .matrix
@@ -105,7 +105,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.abandon(&gone)
     }
 
-    /// Takes a domain away, also while it is in use.
+    /// Unassigns a domain, also while it is in use.
     pub fn unassign_domain(&mut self, domain: u8) -> Result<(), StillHeld> {
         let gone: Vec<Apqn> = self
             .matrix
@@ -116,17 +116,17 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.abandon(&gone)
     }
 
-    /// Takes the administration of a domain away.
+    /// Unassigns the administration of a domain.
     pub fn unassign_control_domain(&mut self, domain: u8) {
         self.matrix.control_domains.remove(domain);
     }
 
-    /// A queue of the host came to this driver (probe).
+    /// Adds a queue of the host to this driver (probe).
     pub fn bind(&mut self, apqn: Apqn) {
         self.bound.insert(apqn);
     }
 
-    /// A queue of the host goes (remove), whether or not a guest uses it.
+    /// Removes a queue of the host (remove), whether or not a guest uses it.
     pub fn remove(&mut self, apqn: Apqn) -> Result<(), StillHeld> {
         if !self.bound.remove(&apqn) {
             return Ok(());
@@ -162,7 +162,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         let users: Vec<Apqn> = users.map(|(apqn, _)| *apqn).collect();
         for apqn in &users {
             self.disable(*apqn);
-            // A queue that was too busy to be told will be told again.
+            // A queue that was too busy for the order gets it again.
             if let Some(kept) = self.kept.get_mut(apqn) {
                 kept.leave(false);
             }
@@ -174,7 +174,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// Looks after queues that still had their notification bytes; call it now and then.
+    /// Checks queues that still had their notification bytes, and releases them; to be called from
+    /// time to time.
     pub fn poll(&mut self) -> Result<(), StillHeld> {
         let all: Vec<Apqn> = self.kept.keys().copied().collect();
         for apqn in all {
@@ -186,8 +187,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// What is held for a queue: the page of its notification byte and the subclass. Also while it
-    /// waits for the interrupt bit to clear.
+    /// Returns the resources held for a queue: the page of its notification byte and the subclass.
+    /// They are also held while it waits for the interrupt bit to clear.
     pub fn registration(&self, apqn: Apqn) -> Option<(GuestPage, Subclass)> {
         let registration = self.kept.get(&apqn)?.registration()?;
         Some((registration.page(), registration.subclass()))
@@ -344,7 +345,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         status
     }
 
-    /// Resets queues that are not the guest's any more, and releases what is held for them.
+    /// Resets queues that are not the guest's any more, and releases the resources held for them.
     fn abandon(&mut self, queues: &[Apqn]) -> Result<(), StillHeld> {
         for apqn in queues {
             let mut status = self.outside.queues.zapq(*apqn);
@@ -369,8 +370,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// Releases what a queue does not need any more, as soon as its interrupt bit says so;
-    /// looks up to `tries` times.
+    /// Releases the resources of a queue as soon as its interrupt bit reads zero; checks up to
+    /// `tries` times.
     fn settle(&mut self, apqn: Apqn, tries: u32) {
         let Outside {
             pages,

@@ -1,5 +1,5 @@
-//! What this crate reaches the world through: guest pages, interruption subclasses,
-//! time, and the queues below.
+//! Interfaces of this crate to its environment: guest pages, interruption subclasses, time, and the
+//! queues below.
 
 use core::fmt;
 
@@ -54,17 +54,17 @@ pub trait Pages {
     /// address of its first byte.
     fn pin(&mut self, page: GuestPage) -> Result<HostAddress, CannotPin>;
 
-    /// Takes one pin back.
+    /// Releases one pin.
     fn unpin(&mut self, page: GuestPage);
 }
 
 /// The registry of the guest's interruption subclasses (Linux: `kvm_s390_gisc_register`).
 /// Registrations are counted.
 pub trait Subclasses {
-    /// Lets interrupts of a subclass reach the guest.
+    /// Enables interrupts of a subclass for the guest.
     fn register(&mut self, subclass: Subclass) -> Result<HostSubclass, CannotRegister>;
 
-    /// Takes one registration back.
+    /// Releases one registration.
     fn unregister(&mut self, subclass: Subclass);
 }
 
@@ -73,11 +73,11 @@ pub trait Clock {
     /// Nanoseconds since some instant.
     fn now(&self) -> u64;
 
-    /// Lets that many nanoseconds pass.
+    /// Waits for that many nanoseconds.
     fn wait(&mut self, nanoseconds: u64);
 }
 
-/// Where a queue's interrupts go: what the host's AQIC takes.
+/// Destination of a queue's interrupts: the operand of the host's AQIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The notification byte.
@@ -131,10 +131,10 @@ pub trait Queues {
     /// The machine's maxima; the matrix in it is the host's.
     fn qci(&mut self) -> Configuration;
 
-    /// Takes a request.
+    /// Adds a request to the queue.
     fn nqap(&mut self, apqn: Apqn, part: Part<'_>) -> QueueStatus;
 
-    /// Gives up to `room` bytes of the oldest reply; with `continued` from where the last part
+    /// Returns up to `room` bytes of the oldest reply; with `continued` from where the last part
     /// ended, else from its beginning. The reply leaves the queue with its last byte.
     fn dqap(&mut self, apqn: Apqn, room: usize, continued: bool) -> (QueueStatus, Option<Reply>);
 }

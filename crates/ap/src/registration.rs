@@ -7,8 +7,8 @@ use crate::command::Subclass;
 use crate::outside::{GuestPage, HostAddress, HostSubclass, Pages, Subclasses};
 use crate::status::Response;
 
-/// One pin and one registration. It is consumed by [`Registration::release`]; there is no
-/// other way to give them back.
+/// A pinned page and a registered subclass. It is consumed by [`Registration::release`], the only
+/// way to release them.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "what is not released stays pinned"]
 pub(crate) struct Registration {
@@ -35,8 +35,7 @@ impl Registration {
         }
     }
 
-    /// Gives both back: the subclass first, so that no interrupt is
-    /// announced for a byte that is gone.
+    /// Releases both: the subclass first, so that no interrupt is announced for a released byte.
     pub(crate) fn release(self, pages: &mut impl Pages, subclasses: &mut impl Subclasses) {
         subclasses.unregister(self.subclass);
         pages.unpin(self.page);
@@ -51,27 +50,27 @@ impl Registration {
     }
 }
 
-/// What a queue's interrupts hold.
+/// Resources held for a queue's interrupts.
 #[derive(Debug, Default)]
 pub(crate) enum Held {
-    /// Nothing.
+    /// No resources.
     #[default]
     Nothing,
     /// Interrupts are on, or were accepted to be: the bit may still read zero.
     Active(Registration),
-    /// They are to go off.
+    /// Interrupts are being turned off.
     Leaving {
         registration: Registration,
-        /// The queue was told so, by AQIC or by a reset, and accepted. Before that an interrupt bit
-        /// of zero means nothing: interrupts may still be on their way in.
+        /// The queue has accepted the order, by AQIC or by a reset. Before that an interrupt bit of
+        /// zero means nothing: interrupts may still be on their way to being enabled.
         told: bool,
     },
 }
 
-/// What is kept for a queue.
+/// State kept for a queue.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    /// What its interrupts hold.
+    /// Resources held for its interrupts.
     pub(crate) held: Held,
     /// A reset was begun and has not been seen to end.
     pub(crate) resetting: bool,
@@ -93,7 +92,7 @@ impl Kept {
         matches!(self.held, Held::Nothing) && !self.resetting
     }
 
-    /// Interrupts are to go off; `told` if the queue has accepted that.
+    /// Begins turning interrupts off; `now_told` if the queue has accepted the order.
     pub(crate) fn leave(&mut self, now_told: bool) {
         self.held = match mem::take(&mut self.held) {
             Held::Nothing => Held::Nothing,
@@ -108,7 +107,7 @@ impl Kept {
         };
     }
 
-    /// Releases what is held; the queue does not use it any more.
+    /// Releases the resources; the queue does not use them any more.
     pub(crate) fn release(&mut self, pages: &mut impl Pages, subclasses: &mut impl Subclasses) {
         match mem::take(&mut self.held) {
             Held::Nothing => {}

@@ -28,7 +28,7 @@ impl Response {
     pub const BOUND_TO_ANOTHER: Response = Response(0x09);
     /// A change of state is in progress.
     pub const STATE_CHANGE_IN_PROGRESS: Response = Response(0x0a);
-    /// Not bound.
+    /// The queue is not bound.
     pub const NOT_BOUND: Response = Response(0x0b);
     /// NQAP: the queue is full.
     pub const QUEUE_FULL: Response = Response(0x10);
@@ -36,7 +36,7 @@ impl Response {
     pub const NO_PENDING_REPLY: Response = Response(0x10);
     /// The queue's index is beyond the adapter's.
     pub const INDEX_TOO_BIG: Response = Response(0x11);
-    /// A part of a message whose first part is not there.
+    /// A part of a message whose first part is missing.
     pub const NO_FIRST_PART: Response = Response(0x13);
     /// The message is longer than the queue takes.
     pub const MESSAGE_TOO_BIG: Response = Response(0x15);
@@ -68,7 +68,7 @@ pub struct QueueStatus {
 }
 
 impl QueueStatus {
-    /// Nothing but a response code.
+    /// Makes a status with this response code and nothing else.
     pub const fn of(response: Response) -> QueueStatus {
         QueueStatus {
             empty: false,
@@ -79,7 +79,7 @@ impl QueueStatus {
         }
     }
 
-    /// The same status with another response code.
+    /// Returns this status with another response code.
     pub const fn with(self, response: Response) -> QueueStatus {
         QueueStatus { response, ..self }
     }
@@ -93,7 +93,7 @@ impl QueueStatus {
             | (self.response.0 as u32) << 16
     }
 
-    /// From a word.
+    /// Decodes a word.
     pub const fn from_word(word: u32) -> QueueStatus {
         QueueStatus {
             empty: word >> 31 & 1 == 1,
@@ -104,7 +104,7 @@ impl QueueStatus {
         }
     }
 
-    /// The condition code that goes with it: 0 for a normal response, else 3.
+    /// Returns the condition code of the status: 0 for a normal response, else 3.
     pub const fn condition_code(self) -> u8 {
         if self.response.0 == 0 { 0 } else { 3 }
     }

@@ -1,11 +1,10 @@
-//! Figures of today beside those that were kept: `--keep DIR` and `--compare FILE`.
+//! Comparison of today's figures with saved ones: `--keep DIR` and `--compare FILE`.
 //!
-//! What is kept are medians, without their runs, in a file of the same form as `results.json`; a
-//! folder of them has one for each machine, named after its processors. Figures of two hours are
-//! no ratios of one run: a machine that is shared makes differences of its own, and more the
-//! fewer slices a median is of. So a difference is shown from [`ALIKE`] on, and is marked where one
-//! of the two figures is not to be trusted. Whether a change made something faster is for
-//! `--beside` to say.
+//! The saved figures are medians, without their runs, in a file of the same form as `results.json`.
+//! A folder has one file for each machine, named after its processors. Figures of two hours are no
+//! ratios of one run: a shared machine adds differences of its own, and more the fewer slices a
+//! median has. So a difference is shown from [`ALIKE`] on, and is marked where one of the two
+//! figures is unreliable. `--beside` decides whether a change made something faster.
 
 use crate::distance::agree;
 use crate::results::{FILE, Machine, Results, Row};
@@ -13,17 +12,18 @@ use anyhow::{Context, Result, bail};
 use output::outln;
 use std::path::{Path, PathBuf};
 
-/// Two figures are alike when they differ by no more than this factor.
+/// Maximum factor between two figures that count as alike.
 const ALIKE: f64 = 1.05;
 
-/// Which way a figure is better.
+/// Direction in which a figure improves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Better {
     More,
     Less,
 }
 
-/// Figures that say something about the program. Others are of the machine, or of the measuring.
+/// Returns the better direction of a figure of the program; `None` for figures of the machine or of
+/// the measuring.
 fn better(row: &Row) -> Option<Better> {
     match row.metric.as_str() {
         "iops" | "limited_iops" | "of_bare" | "of_limit" => Some(Better::More),
@@ -46,7 +46,7 @@ fn better(row: &Row) -> Option<Better> {
 struct Pair<'a> {
     kept: &'a Row,
     today: &'a Row,
-    /// How many times as good today's is.
+    /// Factor by which today's figure is better.
     times: f64,
 }
 
@@ -74,7 +74,7 @@ fn pairs<'a>(kept: &'a Results, today: &'a Results) -> (Vec<Pair<'a>>, usize) {
             Better::More => quotient,
             Better::Less => 1.0 / quotient,
         };
-        // Nothing against nothing: an idle process, no register write.
+        // Both figures are zero: an idle process, no register write.
         let times = if times.is_nan() { 1.0 } else { times };
         pairs.push(Pair {
             kept,
@@ -85,7 +85,8 @@ fn pairs<'a>(kept: &'a Results, today: &'a Results) -> (Vec<Pair<'a>>, usize) {
     (pairs, alone)
 }
 
-/// One figure, at one distance, whatever round trip it had on the day.
+/// Returns whether two rows are the same figure at the same distance, whatever its round trip was
+/// on the day.
 fn is_same(one: &Row, other: &Row) -> bool {
     let at_one_distance = match (one.distance, other.distance) {
         (Some(one), Some(other)) => agree(one, other),
@@ -116,10 +117,10 @@ fn file_name(machine: &Machine) -> String {
     format!("{}.json", words.join("-"))
 }
 
-/// Keeps the figures of `output` in a folder, in this machine's file.
+/// Saves the figures of `output` in a folder, in this machine's file.
 ///
 /// # Errors
-/// There are none, or they cannot be written.
+/// If there are no figures, or they cannot be written.
 pub fn keep(output: &Path, folder: &Path) -> Result<()> {
     let mut results = Results::read(&output.join(FILE))?;
     if results.rows.is_empty() {

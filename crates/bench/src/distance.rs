@@ -1,13 +1,13 @@
-//! How far two CPUs are from each other, as it is found: a virtual machine's are moved by its host,
-//! from cores that share a cache to others, within seconds.
+//! Distance between two CPUs, as measured: the host of a virtual machine moves its CPUs, from cores
+//! that share a cache to distant ones, within seconds.
 //!
-//! Round trips of a cache line that were measured over a suite fall into groups. Each group is a
-//! distance; what was measured at one is not mixed with what was measured at another.
+//! The round trips of a cache line over a suite fall into groups. Each group is a distance, and
+//! figures of different distances are not mixed.
 
 use crate::results::median;
 use serde::{Deserialize, Serialize};
 
-/// Two round trips are of one distance when they differ by at most this factor.
+/// Maximum factor between two round trips of the same distance.
 const SAME: f64 = 1.15;
 /// A distance that fewer round trips than this share belong to was passed through.
 const PASSING: f64 = 0.05;
@@ -21,7 +21,7 @@ pub struct Distance {
     /// The shortest of them, and the longest.
     pub from: f64,
     pub to: f64,
-    /// How much of the time the CPUs had this distance, of 1.
+    /// Share of the time, of 1, for which the CPUs had this distance.
     pub share: f64,
 }
 

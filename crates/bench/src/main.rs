@@ -1,14 +1,13 @@
-//! The suites that measure `vnvme` and compare it with others, and their report.
+//! Benchmark suites that measure `vnvme` and compare it with further programs, and their report.
 //!
 //! `vnvme-bench --suite NAME`, or `vnvme bench --suite NAME`, which runs this program if it lies
 //! beside it. [`suite`] runs jobs of the load generator (crate `load`) against `vnvme serve`
-//! processes, interleaved and repeated; [`results`] keeps the figures; [`report`] shows them beside
+//! processes, interleaved and repeated. [`results`] saves the figures. [`report`] shows them beside
 //! those of the documents that this project follows, [`compare`] beside those of another day.
 //! [`virtio`] is a guest's driver for vhost-user-blk exports.
 //!
-//! *What may be touched here.* Servers, as processes: by their sockets, their configuration and
-//! their control socket. *What may not.* The inside of the program that is measured. There is no
-//! unsafe code.
+//! This program uses servers as processes: their sockets, their configuration and their control
+//! socket. It does not access the inside of the measured program, and has no unsafe code.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A suite fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 #![forbid(unsafe_code)]
@@ -232,7 +231,7 @@ fn main() -> ExitCode {
     let Err(error) = options.run() else {
         return ExitCode::SUCCESS;
     };
-    // Nothing reads a message about a reader that has gone.
+    // A message about a closed output would not be read.
     let closed = error.downcast_ref::<OutputError>();
     if closed.is_some_and(OutputError::is_closed) {
         return output::end_quietly();

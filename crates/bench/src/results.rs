@@ -1,8 +1,8 @@
-//! `results.json`: figures that a program can compare.
+//! `results.json`: machine-readable figures.
 //!
-//! A list of objects. The first one is of suite `about`: machine, commands, what was left out and
-//! why. The others are [`Row`]s. A suite that is run again replaces its own rows and leaves the
-//! others'.
+//! The file is a list of objects. The first one is of suite `about`: machine, commands, and the
+//! cases that were left out, with reasons. The remaining ones are [`Row`]s. A suite that is run
+//! again replaces its own rows and leaves those of further suites.
 
 use crate::distance::{self, Distance};
 use anyhow::{Context, Result};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-/// One figure.
+/// A figure.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub suite: String,
@@ -27,7 +27,7 @@ pub struct Row {
     /// The median of `runs`.
     pub value: f64,
     pub unit: String,
-    /// All runs in their order; of slices only the figures that are divided by each other.
+    /// Figures of all runs in their order; of slices only those that are divided by each other.
     #[serde(default)]
     pub runs: Vec<f64>,
     /// Nanoseconds of a cache line's round trip at the distance that the figure is of; none: it is
@@ -37,12 +37,12 @@ pub struct Row {
     /// The rounds that `runs` are of, where each is a slice: slices of one round are compared.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<u32>,
-    /// How many slices the median is of, and the 10th and 90th percentiles.
+    /// Number of slices of the median, and the 10th and 90th percentiles.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slices: Option<Slices>,
 }
 
-/// How the slices are spread that a median is of.
+/// Spread of the slices of a median.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slices {
     pub count: usize,
@@ -51,7 +51,7 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Fewer than these say little.
+    /// Minimum number of slices of a meaningful figure.
     const FEW: usize = 5;
 
     /// The figure is not to be trusted: of few slices, or of slices that have little in common.
@@ -60,17 +60,17 @@ impl Slices {
     }
 }
 
-/// Where and how it was measured.
+/// Circumstances of the measurement.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct About {
     pub machine: Machine,
     /// The commands that measured, oldest first.
     pub command: String,
-    /// The same, one by one.
+    /// Commands, one by one.
     pub commands: Vec<String>,
     pub left_out: Vec<LeftOut>,
-    /// Distances between the CPUs of each suite that tells them apart.
+    /// Distances between the CPUs, for each suite that distinguishes them.
     pub distances: Vec<SuiteDistance>,
 }
 
@@ -82,7 +82,7 @@ pub struct SuiteDistance {
     pub distance: Distance,
 }
 
-/// What was not measured.
+/// A case that was not measured.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct LeftOut {
     pub suite: String,
@@ -99,15 +99,16 @@ pub struct Machine {
     pub memory_mib: u64,
     pub kernel: String,
     pub hypervisor: bool,
-    /// Of this program.
+    /// Version of this program.
     pub version: String,
     /// Seconds since 1970.
     pub time: u64,
-    /// One-minute load average before measuring: what else the machine did.
+    /// Load average of one minute before measuring, caused by further processes of the machine.
     pub load: f64,
     /// Nanoseconds of a look at the clock: part of each I/O that is timed.
     pub clock_ns: f64,
-    /// Share of the last suite's time, of 1, in which the host had given the CPUs to others.
+    /// Share of the last suite's time, of 1, in which the host had given the CPUs to further
+    /// guests.
     pub stolen: f64,
 }
 
@@ -136,7 +137,7 @@ struct TaggedAbout {
 pub const FILE: &str = "results.json";
 
 impl Results {
-    /// What the file holds; nothing when there is no file.
+    /// Reads the file; empty results if there is no file.
     pub fn read(path: &Path) -> Result<Results> {
         match std::fs::read(path) {
             Ok(bytes) => Results::parse(&bytes).with_context(|| format!("{}", path.display())),
@@ -165,7 +166,7 @@ impl Results {
         });
         let rows = self.rows.iter().cloned().map(Object::Row);
         let objects: Vec<Object> = std::iter::once(about).chain(rows).collect();
-        // One line each: readable, and easy to compare.
+        // Each object on a line: readable, and easy to compare.
         let mut text = String::from("[\n");
         for (i, object) in objects.iter().enumerate() {
             text.push_str(&serde_json::to_string(object)?);
@@ -177,7 +178,7 @@ impl Results {
         std::fs::rename(&part, path).with_context(|| format!("{}", path.display()))
     }
 
-    /// Takes a suite's figures in; its old ones go.
+    /// Replaces a suite's figures.
     pub fn replace(&mut self, suite: &str, figures: Figures, left_out: Vec<LeftOut>) {
         self.rows.retain(|row| row.suite != suite);
         self.rows.extend(figures.rows);
@@ -192,7 +193,7 @@ impl Results {
         self.about.left_out.extend(left_out);
     }
 
-    /// Takes another file's suites in.
+    /// Adds the suites of another file.
     pub fn merge(&mut self, other: Results) {
         let mut suites: Vec<&str> = other.rows.iter().map(|r| r.suite.as_str()).collect();
         suites.extend(other.about.left_out.iter().map(|l| l.suite.as_str()));
@@ -212,7 +213,7 @@ impl Results {
         }
     }
 
-    /// A figure with its runs, at a distance, or of a suite that tells none apart.
+    /// Finds a figure with its runs, at a distance, or of a suite that distinguishes none.
     pub fn row(&self, case: Case<'_>, metric: &str, distance: Option<f64>) -> Option<&Row> {
         let mut rows = self.rows.iter();
         rows.find(|r| r.is(case, metric) && r.suite == case.suite && r.distance == distance)
@@ -229,7 +230,7 @@ impl Row {
 }
 
 impl About {
-    /// The distances that a suite tells apart, the nearest first.
+    /// Returns the distances of a suite, the nearest first.
     pub fn distances(&self, suite: &str) -> impl Iterator<Item = &Distance> {
         let all = self.distances.iter();
         all.filter(move |d| d.suite == suite).map(|d| &d.distance)
@@ -244,7 +245,7 @@ impl About {
 }
 
 impl Machine {
-    /// This one.
+    /// Returns the description of this machine.
     pub fn here() -> Machine {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let info = read("/proc/cpuinfo");
@@ -288,11 +289,11 @@ fn clock() -> f64 {
     (0..20).map(stretch).fold(f64::INFINITY, f64::min)
 }
 
-/// The quotient of two figures: the median of its runs' quotients, since what a run of one is to be
-/// compared with is that run of the other, not another hour's. Of the medians, where there are not
-/// as many runs of both.
+/// Returns the quotient of two figures: the median of its runs' quotients. A run is compared with
+/// the other figure's run next to it, not with one of another hour. If the numbers of runs differ,
+/// it is the quotient of the medians.
 ///
-/// Of slices, those of the same rounds.
+/// Slices are divided by those of the same rounds.
 pub fn quotient(over: &Row, under: &Row) -> f64 {
     if !over.rounds.is_empty() && over.rounds.len() == over.runs.len() {
         let theirs: BTreeMap<u32, f64> = under
@@ -339,7 +340,7 @@ fn quantile(values: &[f64], share: f64) -> f64 {
     sorted.get(at).copied().unwrap_or(f64::NAN)
 }
 
-/// A figure's first four digits: the others are noise, and long.
+/// Rounds a figure to four digits: the rest is noise, and long.
 fn short(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
@@ -348,7 +349,7 @@ fn short(value: f64) -> f64 {
 #[derive(Clone, Default)]
 pub struct Collector {
     rows: Vec<Row>,
-    /// Figures of slices, in the order in which they came first.
+    /// Figures of slices, in the order of their first occurrence.
     sliced: Vec<Sliced>,
 }
 
@@ -360,7 +361,7 @@ struct Sliced {
     slices: Vec<(Taken, f64)>,
 }
 
-/// When a slice was measured, and at what distance.
+/// Round and distance of a slice.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
     pub round: u32,
@@ -368,15 +369,15 @@ pub struct Taken {
     pub round_trip: f64,
 }
 
-/// What a suite found.
+/// Results of a suite.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     pub rows: Vec<Row>,
-    /// The distances that it tells apart.
+    /// Distances between the CPUs during the suite.
     pub distances: Vec<Distance>,
 }
 
-/// What a figure is of.
+/// Identification of a figure.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     pub suite: &'a str,
@@ -386,7 +387,7 @@ pub struct Case<'a> {
 }
 
 impl Collector {
-    /// One run's figure.
+    /// Adds the figure of a run.
     pub fn add(&mut self, case: Case<'_>, metric: &str, unit: &str, value: f64) {
         match self.rows.iter_mut().find(|r| r.is(case, metric)) {
             Some(row) => row.runs.push(value),
@@ -397,7 +398,7 @@ impl Collector {
         }
     }
 
-    /// One slice's figure.
+    /// Adds the figure of a slice.
     pub fn add_at(&mut self, case: Case<'_>, metric: &str, unit: &str, value: f64, taken: Taken) {
         let slice = (taken, value);
         match self.sliced.iter_mut().find(|s| s.row.is(case, metric)) {
@@ -463,7 +464,7 @@ impl Sliced {
             }),
             ..self.row.clone()
         };
-        // The others are not divided by each other, and would make the file long.
+        // Runs of further metrics are not divided by each other, and would make the file long.
         if row.metric == "iops" {
             row.runs = values.into_iter().map(short).collect();
             row.rounds = rounds;
@@ -570,7 +571,7 @@ mod tests {
             };
             let taken = Taken { round, round_trip };
             for (case, speed) in [("null mapped", 2.0), ("null shadow", 1.0)] {
-                // One case has no slice in some rounds.
+                // The shadow case has no slice in every fifth round.
                 if case == "null shadow" && round % 5 == 1 {
                     continue;
                 }

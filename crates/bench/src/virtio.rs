@@ -78,7 +78,7 @@ impl Target for VirtioTarget {
     }
 }
 
-/// Where things are in the memory that is shared.
+/// Layout of the shared memory.
 struct Layout {
     /// Entries of each ring.
     size: u16,
@@ -86,7 +86,7 @@ struct Layout {
     used: usize,
     heads: usize,
     data: usize,
-    /// From one I/O's data to the next.
+    /// Distance from one I/O's data to the next.
     stride: usize,
     len: usize,
 }
@@ -149,13 +149,13 @@ pub struct VirtioLane {
     _frontend: Frontend,
     layout: Layout,
     memory: Memory,
-    /// All of it, field by field.
+    /// Fields of the shared memory.
     area: Area,
     kick: OwnedFd,
     call: OwnedFd,
     depth: u16,
-    /// Next place in the available ring, as far as the export was told, and the next one in the
-    /// used ring.
+    /// `next`: next place in the available ring. `told`: the place that the export was last
+    /// notified of. `seen`: next place in the used ring.
     next: u16,
     told: u16,
     seen: u16,
@@ -197,7 +197,7 @@ impl VirtioLane {
         Ok(lane)
     }
 
-    /// Writes what is the same for all I/Os of a slot.
+    /// Writes the parts of a slot that are the same for all I/Os.
     fn prepare(&self, slot: u16, bytes: usize) {
         let first = slot * EACH;
         let head = self.layout.head(slot);
@@ -254,7 +254,8 @@ impl Lane for VirtioLane {
         let told = std::mem::replace(&mut self.told, self.next);
         self.area
             .store16_release(self.layout.available + 2, self.next);
-        // Before the look at what the export wants (virtio 1.2, 2.7.13.4.1).
+        // The store must precede the check of the export's notification setting (virtio 1.2,
+        // 2.7.13.4.1).
         fence(Ordering::SeqCst);
         let event = self.area.load16(self.layout.avail_event());
         // vring_need_event: the index moved over the one that it waits for.
@@ -292,14 +293,14 @@ impl Lane for VirtioLane {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            // It may have been silent: then there is nothing to undo.
+            // The eventfd may not be signalled: then there is nothing to reset.
             let _ = rustix::io::read(&self.call, &mut [0; 8]);
         }
         self.poll(done)
     }
 
     fn put(&mut self, slot: u16, data: &[u8]) {
-        // What could not be written shows when it is read back.
+        // A failed write is detected when the data is read back.
         let _ = self.memory.write(self.layout.data(slot), data);
     }
 

@@ -1,19 +1,19 @@
-//! Asymmetric Namespace Access ("NVMe Base 2.1", 8.1.1): by which controller a host reaches the
-//! namespaces of a group, and how well.
+//! Asymmetric Namespace Access ("NVMe Base 2.1", 8.1.1): the controllers by which a host reaches
+//! the namespaces of a group, and the state of each path.
 //!
-//! A controller of a subsystem has a state for each group of its namespaces, which is changed while
-//! it runs ([`Subsystem::set_ana_state`]); one that hosts reach over a network has one for the port
-//! that they came to ([`AnaGroup`](crate::AnaGroup)). Both say so in the same words: Identify, the
-//! ANA log page, the notice.
+//! A controller of a subsystem has a state for each group of its namespaces, which is changed at
+//! run time ([`Subsystem::set_ana_state`]). A controller that hosts reach over a network has the
+//! state of the port that they connected to ([`AnaGroup`](crate::AnaGroup)). Both report it in
+//! the same ways: Identify, the ANA log page, the notice.
 //!
-//! *What a change does.* The engine learns of it between two commands. Each command that it fetches
-//! later, and that is for a namespace of a group which cannot be reached, ends with the status of
-//! that state, with nothing done; the host sends it by another controller. One that was fetched
-//! before ends as it would have ended: so no command is done twice, and none is lost. The
-//! caller that changes the state can wait until nothing of those is left ([`AnaChange::wait`]).
+//! *Effect of a change.* The engine learns of it between two commands. Each later command for a
+//! namespace of an inaccessible group ends with the status of that state, without effect, and the
+//! host sends it by another controller. A command that was fetched before ends normally.
+//! Therefore no command is executed twice, and none is lost. The caller that changes the state
+//! can wait for the end of the earlier commands ([`AnaChange::wait`]).
 //!
-//! A namespace that can be reached costs nothing: one that cannot is not among those that the short
-//! way finds (`engine::gate`).
+//! An accessible namespace has no cost: an inaccessible one is not among those that the fast path
+//! finds (`engine::gate`).
 //!
 //! [`Subsystem::set_ana_state`]: crate::Subsystem::set_ana_state
 
@@ -24,19 +24,18 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// The group of namespaces of which nothing else is said, from which on groups are numbered.
+/// Default ANA group of a namespace; groups are numbered from here on.
 pub(crate) const FIRST_GROUP: u32 = 1;
-/// The largest ANAGRPID, as a subsystem may have it: the log page of them all has room in one
-/// command of any host.
+/// Largest ANAGRPID of a subsystem: the log page of all groups fits into one command of any host.
 pub const MAX_ANA_GROUP: u32 = 32;
-/// ANATT: how long a change takes at most, in seconds. Hosts give up a controller that says for
-/// longer that its state is changing.
+/// ANATT: maximum duration of a change, in seconds. Hosts give up a controller that reports the
+/// change state for longer.
 const ANATT: u8 = 10;
-/// Return Groups Only, of the ANA log page.
+/// Return Groups Only, in the Log Specific Parameter of the ANA log page.
 pub(crate) const RGO: u8 = 1;
 
-/// The status of commands for a namespace whose group is in this state; `None` where they are done.
-/// Another path may do them, so a host is not told to give up.
+/// Returns the status of commands for a namespace of a group in this state; `None` where they are
+/// executed. Another path may execute them, so Do Not Retry is not set.
 pub(crate) fn refusal(state: AnaState) -> Option<Status> {
     match state {
         AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => None,
@@ -46,7 +45,7 @@ pub(crate) fn refusal(state: AnaState) -> Option<Status> {
     }
 }
 
-/// The status is one of those.
+/// Returns whether the status is one of those of [`refusal`].
 pub(crate) fn is_refusal(status: Status) -> bool {
     [
         Status::ANA_INACCESSIBLE,
@@ -57,7 +56,7 @@ pub(crate) fn is_refusal(status: Status) -> bool {
     .any(|refusal| status.is(*refusal))
 }
 
-/// Fills in what Identify Controller says of groups up to this one.
+/// Sets the ANA fields of Identify Controller, for groups up to this one.
 pub(crate) fn describe(page: &mut IdentifyController, last_group: u32) {
     page.cmic = Cmic::new()
         .with_mports(true)
@@ -75,17 +74,17 @@ pub(crate) fn describe(page: &mut IdentifyController, last_group: u32) {
     page.nanagrpid = last_group.into();
 }
 
-/// A group, as the log page has it.
+/// A group's entry in the log page.
 pub(crate) struct Told {
     pub group: u32,
     pub state: AnaState,
-    /// Of the state, from 1 on.
+    /// Number of changes of the state, from 1 on.
     pub changes: u64,
-    /// In order; none where the host asked for groups only.
+    /// NSIDs in order; empty where the host asked for groups only.
     pub nsids: Vec<u32>,
 }
 
-/// The ANA log page, after so many changes of anything in it.
+/// Returns the ANA log page; `changes` counts changes of its content.
 pub(crate) fn log_page(changes: u64, groups: &[Told]) -> Vec<u8> {
     let header = AnaHeader {
         chgcnt: changes.into(),
@@ -107,20 +106,21 @@ pub(crate) fn log_page(changes: u64, groups: &[Told]) -> Vec<u8> {
     page
 }
 
-/// A change of a state, on its way to the controller.
+/// A pending change of an ANA state.
 #[derive(Debug)]
 pub struct AnaChange(Receiver<()>);
 
 impl AnaChange {
-    /// Where the controller says that it is done, and where that is waited for.
+    /// Creates the sender that the controller drops at the end, and the receiver that waits for
+    /// it.
     pub(crate) fn new() -> (Sender<()>, AnaChange) {
         let (done, receiver) = channel();
         (done, AnaChange(receiver))
     }
 
-    /// Waits until the controller refuses the commands that the new state refuses, and no command
-    /// that came before is in flight any more; so also where there is no controller, or it goes.
-    /// `false`: that took too long. The state has changed for all that.
+    /// Waits until the controller refuses commands according to the new state, and no earlier
+    /// command is in flight any more. Also returns when there is no controller, or it is removed.
+    /// Returns `false` after a timeout; the state has changed all the same.
     pub fn wait(&self, limit: Duration) -> bool {
         self.0.recv_timeout(limit) != Err(RecvTimeoutError::Timeout)
     }

@@ -1,23 +1,23 @@
-//! What images that were made for a cloud look for on its disks: model and PCI IDs, and bytes that
-//! the standard leaves to the vendor, from which their udev rules make the names of devices.
+//! Identity of disks that a cloud's images expect: model and PCI IDs, and vendor specific bytes,
+//! from which their udev rules make the names of devices.
 //!
 //! - Amazon: the device name is at the beginning of the vendor specific bytes of Identify
 //!   Controller (byte 3072), 32 characters, padded with spaces. `ebsnvme-id` of amazon-ec2-utils
 //!   and `nvme amzn id-ctrl` read it; the serial number is the volume's ID.
 //! - Google: Identify Namespace has JSON in its vendor specific bytes (byte 384), with
 //!   `device_name`. `google_nvme_id` of guest-configs reads it.
-//! - Azure: the model number, and the namespace ID, which is that of the LUN and 2; 1 is the disk
-//!   that was booted from. azure-vm-utils has the rules.
+//! - Azure: the model number, and the namespace ID, which is the LUN plus 2; 1 is the boot disk.
+//!   azure-vm-utils has the rules.
 
 use crate::pci::PciIds;
 use nvme::identify::{IdentifyController, IdentifyNamespace};
 use std::fmt;
 use std::str::FromStr;
 
-/// Characters of a name at most: what Amazon's field takes, without an end.
+/// Maximum length of a name: Amazon's field without a terminator.
 const LONGEST: usize = 32;
 
-/// Whose disk it looks like.
+/// The cloud; the controller imitates a disk of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cloud {
     /// An EBS volume, attached under this device name.
@@ -28,16 +28,16 @@ pub enum Cloud {
     Azure,
 }
 
-/// Why a text is no [`Cloud`].
+/// Error of a text that is no [`Cloud`].
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloudError {
-    /// None of them is named.
+    /// The text names no cloud.
     #[error("\"{0}\": amazon:DEVICE, google:NAME or azure is expected")]
     Unknown(String),
-    /// Its disks have names.
+    /// The cloud's disks have names, and the text has none.
     #[error("{0} needs a name, as in {0}:{1}")]
     NoName(&'static str, &'static str),
-    /// A name that no disk there has.
+    /// A name that no disk of the cloud can have.
     #[error("\"{0}\": a name has 1 to 32 letters, digits, and any of - _ . /")]
     Name(String),
 }
@@ -45,7 +45,7 @@ pub enum CloudError {
 impl FromStr for Cloud {
     type Err = CloudError;
 
-    /// `amazon:DEVICE`, `google:NAME` or `azure`.
+    /// Parses `amazon:DEVICE`, `google:NAME` or `azure`.
     fn from_str(text: &str) -> Result<Self, CloudError> {
         let (cloud, name) = match text.split_once(':') {
             Some((cloud, name)) => (cloud, Some(name)),
@@ -84,7 +84,7 @@ impl fmt::Display for Cloud {
 }
 
 impl Cloud {
-    /// Model number.
+    /// Returns the model number.
     pub fn model(&self) -> &'static str {
         match self {
             Cloud::Amazon(_) => "Amazon Elastic Block Store",
@@ -93,7 +93,7 @@ impl Cloud {
         }
     }
 
-    /// PCI IDs.
+    /// Returns the PCI IDs.
     pub fn pci(&self) -> PciIds {
         let (vendor, device) = match self {
             Cloud::Amazon(_) => (0x1d0f, 0x8061),
@@ -109,7 +109,7 @@ impl Cloud {
         }
     }
 
-    /// The vendor specific bytes of Identify Controller.
+    /// Sets the vendor specific bytes of Identify Controller.
     pub(crate) fn describe(&self, page: &mut IdentifyController) {
         if let Cloud::Amazon(device) = self {
             let (name, _) = page.vs.split_at_mut(LONGEST);
@@ -118,8 +118,8 @@ impl Cloud {
         }
     }
 
-    /// The vendor specific bytes of Identify Namespace. Of several namespaces only the first has
-    /// the name as it is.
+    /// Sets the vendor specific bytes of Identify Namespace. If there are several namespaces,
+    /// only the first has the name unchanged.
     pub(crate) fn describe_namespace(&self, nsid: u32, page: &mut IdentifyNamespace) {
         if let Cloud::Google(name) = self {
             let suffix = match nsid {

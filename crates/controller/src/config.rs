@@ -1,4 +1,4 @@
-//! What a controller is made of: identity, limits, namespaces.
+//! Configuration of a controller: identity, limits, namespaces.
 
 use crate::cloud::Cloud;
 use crate::controller::BootImage;
@@ -19,8 +19,8 @@ use volume::Volume;
 /// Most I/O queue pairs of a controller. The doorbell page has room for 511, the MSI-X table for
 /// 255.
 pub const MAX_IO_QUEUES: u16 = 128;
-/// As many a controller has if nothing else is said. Another number here would be another
-/// controller to a process that goes on with what one before has left.
+/// Default number of I/O queue pairs. A process with another number could not take over a
+/// controller from one with this number.
 pub const DEFAULT_IO_QUEUES: u16 = 64;
 /// Bytes of the smallest controller memory buffer.
 pub const MIN_CMB_SIZE: u64 = 4 << 10;
@@ -44,43 +44,42 @@ pub struct ControllerConfig {
     pub pci: PciIds,
     /// Controller ID (CNTLID), up to [`MAX_CNTLID`]; unique in its subsystem.
     pub cntlid: u16,
-    /// The subsystem that it shares with other controllers: all its namespaces are shared then.
+    /// Subsystem shared with other controllers, if any: all namespaces are shared then.
     pub subsystem: Option<InSubsystem>,
     /// I/O queue pairs, 1 to [`MAX_IO_QUEUES`].
     pub io_queues: u16,
     /// Entries per queue, a power of two, 2 to [`MAX_QUEUE_ENTRIES`].
     pub queue_entries: u32,
-    /// Largest transfer of one command: 4 KiB shifted left by this (MDTS). 1 to 13.
+    /// Maximum transfer size of a command: 4 KiB shifted left by this (MDTS). 1 to 13.
     pub mdts: u8,
     /// The doorbell page is written by the client directly, without a message: the owner has to
     /// poll.
     pub mapped_doorbells: bool,
     /// Doorbell Buffer Config is offered.
     pub shadow_doorbells: bool,
-    /// Bytes of a controller memory buffer, a power of two from 4 KiB to 64 MiB; `None`: it has
-    /// none. Not where hosts reach it over a network.
+    /// Size in bytes of a controller memory buffer, a power of two from 4 KiB to 64 MiB; `None`:
+    /// there is none. Not where hosts reach the controller over a network.
     pub cmb_size: Option<u64>,
-    /// What its two Boot Partitions hold; `None`: it has none. Not where hosts reach it over a
-    /// network.
+    /// Content of the two Boot Partitions; `None`: the controller has none. Not where hosts reach
+    /// the controller over a network.
     pub boot: Option<BootImage>,
     /// The volatile write cache feature after power-on, where a volume has one.
     pub write_cache: bool,
-    /// Number of namespaces that may ever be there (NN); at least the highest NSID of those
-    /// configured.
+    /// Maximum number of namespaces (NN); at least the highest NSID of those configured.
     pub max_namespaces: u32,
-    /// Commands in flight in volumes, over all queues.
+    /// Maximum number of commands in flight in volumes, over all queues.
     pub max_in_flight: u16,
-    /// Workers that its queues may live on, its own included; see
+    /// Maximum number of workers that have queues of the controller, its own included; see
     /// [`Controller::remote_engine`](crate::Controller::remote_engine).
     pub workers: u16,
-    /// How long a controller reset may take (CAP.TO), rounded up to 500 ms.
+    /// Maximum duration of a controller reset (CAP.TO), rounded up to 500 ms.
     pub reset_timeout: Duration,
-    /// Hosts reach it over a network.
+    /// Settings of a controller that hosts reach over a network.
     pub fabrics: Option<FabricsConfig>,
-    /// What is said in vendor specific bytes. Model number and PCI IDs are not set by this.
+    /// Content of the vendor specific bytes. Model number and PCI IDs are not set by this.
     pub cloud: Option<Cloud>,
-    /// Where the namespaces come from that its host makes (Namespace Management); without it that
-    /// is not offered. Those that are attached to the controller are there from the beginning. A
+    /// Pool from which the host creates namespaces (Namespace Management, which is not offered
+    /// otherwise). Namespaces attached to the controller are present from the beginning. A
     /// controller with a pool is in no subsystem of several, and no other hosts reach it.
     pub pool: Option<Arc<dyn NamespacePool>>,
 }
@@ -90,8 +89,8 @@ pub struct ControllerConfig {
 pub struct InSubsystem {
     /// The subsystem.
     pub subsystem: Arc<Subsystem>,
-    /// The host that uses the controller (Host Identifier). The host cannot change it: a guest that
-    /// could would pass for another one, and use its reservations.
+    /// The host that uses the controller (Host Identifier). The host cannot change it: otherwise
+    /// a guest could pass for another one, and use its reservations.
     pub host: HostId,
 }
 
@@ -124,15 +123,14 @@ impl Default for ControllerConfig {
     }
 }
 
-/// A namespace: a volume seen as blocks.
+/// Configuration of a namespace: a volume presented as blocks.
 #[derive(Clone, Debug)]
 pub struct NamespaceConfig {
     /// Namespace ID, from 1.
     pub nsid: u32,
-    /// What it stands on.
+    /// Volume that stores the blocks.
     pub volume: Arc<dyn Volume>,
-    /// Logical block size in bytes: 512 or 4096. With several formats, that of the one that is
-    /// kept.
+    /// Logical block size in bytes: 512 or 4096. With several formats, that of the stored one.
     pub block_size: u32,
     /// Writes are refused with Namespace is Write Protected.
     pub read_only: bool,
@@ -140,21 +138,22 @@ pub struct NamespaceConfig {
     pub nguid: [u8; 16],
     /// IEEE Extended Unique Identifier.
     pub eui64: [u8; 8],
-    /// Its zones, if it is a zoned namespace. All workers share them, and in a subsystem all
-    /// controllers that have the namespace: each of them is made with the same ones.
+    /// Zones of a zoned namespace. All workers share them, and in a subsystem all controllers
+    /// that have the namespace: each of them is created with the same ones.
     pub zones: Option<Arc<ZonedState>>,
-    /// Its placement handles (Flexible Data Placement), if it has any: those of one controller. It
-    /// has no zones then.
+    /// Placement handles (Flexible Data Placement), if the namespace has any: those of one
+    /// controller. The namespace has no zones then.
     pub placement: Option<Arc<PlacementState>>,
-    /// The metadata of its blocks, if they have any: on one worker, of one controller. It has
-    /// neither zones nor placement handles then.
+    /// Metadata of the blocks, if they have any: on one worker, of one controller. The namespace
+    /// has neither zones nor placement handles then.
     pub metadata: Option<Arc<MetadataState>>,
-    /// The LBA formats that its host may choose from (Format NVM); `None`: it has one. With several
-    /// it has neither zones nor placement handles, and metadata only if some of them have.
+    /// LBA formats that the host may choose from (Format NVM); `None`: a single one. With several
+    /// formats, the namespace has neither zones nor placement handles, and metadata only if some
+    /// formats have.
     pub formats: Option<Formats>,
 }
 
-/// Why a configuration is refused.
+/// Reason why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A text field is too long or holds characters that the standard does not allow.
@@ -162,19 +161,19 @@ pub enum ConfigError {
     Text {
         /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: String,
-        /// Its longest form.
+        /// Maximum length.
         max: usize,
     },
-    /// A number is out of its range.
+    /// A number is out of range.
     #[error("{field} is {value}: {allowed}")]
     Range {
         /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u64,
-        /// What is allowed, in words.
+        /// Description of the allowed values.
         allowed: &'static str,
     },
     /// Two namespaces have one ID.
@@ -183,10 +182,11 @@ pub enum ConfigError {
     /// Two controllers of a subsystem have one ID.
     #[error("controller {0} is in the subsystem already")]
     DuplicateController(u16),
-    /// A controller of a subsystem has only namespaces of that.
+    /// A controller of a subsystem can only have namespaces of that subsystem.
     #[error("namespace {0} is none of the controller's subsystem")]
     NotShared(u32),
-    /// The Host Identifier of a controller in a subsystem is all zeroes, which names nobody.
+    /// The Host Identifier of a controller in a subsystem is all zeroes, which identifies no
+    /// host.
     #[error("the host of a controller in a subsystem has no identifier")]
     NoHost,
     /// A controller of a subsystem lives on one worker.
@@ -200,37 +200,37 @@ pub enum ConfigError {
     /// A controller memory buffer is memory of a PCI function.
     #[error("a controller that hosts reach over a network has no controller memory buffer")]
     FabricsMemory,
-    /// Hosts that come over a network read no registers of Boot Partitions.
+    /// Hosts that connect over a network read no registers of Boot Partitions.
     #[error("a controller that hosts reach over a network has no Boot Partitions")]
     FabricsBoot,
-    /// Another process cannot go on with a controller of a subsystem.
+    /// Another process cannot take over a controller of a subsystem.
     #[error("a controller in a subsystem cannot be gone on with by another process")]
     SharedState,
-    /// A volume whose size is no whole number of blocks, or not even one.
+    /// The size of a volume is no whole number of blocks, or less than one block.
     #[error(
         "namespace {nsid}: a volume of {size} bytes does not divide into blocks of {block_size} bytes"
     )]
     OddSize {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
-        /// Bytes.
+        /// Size of the volume in bytes.
         size: u64,
-        /// Bytes.
+        /// Block size in bytes.
         block_size: u32,
     },
-    /// A volume that wants larger blocks than the namespace has.
+    /// The volume needs larger blocks than the namespace has.
     #[error(
         "namespace {nsid}: the volume needs blocks of at least {needed} bytes, {block_size} were asked for"
     )]
     BlockSize {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
-        /// Bytes.
+        /// Minimum block size in bytes.
         needed: u32,
-        /// Bytes.
+        /// Block size in bytes.
         block_size: u32,
     },
-    /// A zoned namespace is not for hosts that come over a network.
+    /// A zoned namespace is not available to hosts that connect over a network.
     #[error("namespace {0} has zones: no other hosts reach it over a network")]
     SharedZones(u32),
     /// The controllers of a subsystem that have a namespace have the same zones of it, or none.
@@ -242,12 +242,12 @@ pub enum ConfigError {
          reach it, and it has no zones"
     )]
     SharedPlacement(u32),
-    /// Placement handles count in other blocks than the namespace has.
+    /// Placement handles count in blocks of another size than the namespace's.
     #[error("namespace {nsid}: its placement handles are of blocks of {block} bytes")]
     PlacementBlock {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
-        /// Bytes.
+        /// Block size of the handles in bytes.
         block: u32,
     },
     /// A namespace with metadata is one controller's, and lives on one worker.
@@ -256,37 +256,37 @@ pub enum ConfigError {
          hosts reach it, and it has neither zones nor placement handles"
     )]
     SharedMetadata(u32),
-    /// Zones and placement handles are of one LBA format, and so is metadata where others have
-    /// none.
+    /// Zones and placement handles require a single LBA format, and so does metadata unless all
+    /// formats have metadata.
     #[error(
         "namespace {0} can have several LBA formats only without zones, placement handles, and \
          metadata that is of one format"
     )]
     FixedFormat(u32),
-    /// The metadata is of other blocks than the namespace has.
+    /// The metadata is for blocks of another size than the namespace's.
     #[error("namespace {nsid}: its metadata is of blocks of {block} bytes")]
     MetadataBlock {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
-        /// Bytes.
+        /// Block size of the metadata in bytes.
         block: u32,
     },
     /// The volume ends before the zones, or the blocks with metadata, do.
     #[error("namespace {nsid}: its blocks or zones need {needed} bytes, and the volume has {size}")]
     ZonesSize {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
-        /// Bytes.
+        /// Required size in bytes.
         needed: u64,
-        /// Bytes.
+        /// Size of the volume in bytes.
         size: u64,
     },
     /// A volume could not be opened.
     #[error("namespace {nsid}: {error}")]
     Volume {
-        /// Its namespace.
+        /// ID of the namespace.
         nsid: u32,
-        /// What the volume said.
+        /// Error of the volume.
         error: volume::VolumeError,
     },
     /// The controller has no room for a namespace of this ID (NN).
@@ -295,21 +295,21 @@ pub enum ConfigError {
          it more when it starts"
     )]
     NoRoom {
-        /// The ID.
+        /// ID of the namespace.
         nsid: u32,
-        /// Largest ID that there can be.
+        /// Largest possible ID.
         max: u32,
     },
-    /// One namespace is attached at a time.
+    /// Another namespace is being attached; one is attached at a time.
     #[error("another namespace of this controller is being attached")]
     Attaching,
     /// The state memory cannot be used.
     #[error(transparent)]
     State(#[from] state_memory::StateError),
-    /// Memory for the controller memory buffer could not be had.
+    /// Memory for the controller memory buffer could not be allocated.
     #[error("controller memory buffer: {0}")]
     MemoryBuffer(dma::MapError),
-    /// Memory for the doorbell page could not be had.
+    /// Memory for the doorbell page could not be allocated.
     #[error("doorbell page: {0}")]
     Memory(dma::MapError),
 }
@@ -353,26 +353,29 @@ impl ControllerConfig {
         4096 << self.mdts
     }
 
-    /// Format NVM is offered: other hosts can be kept out of its namespaces meanwhile. Those of a
-    /// fabric have controllers that know nothing of each other.
+    /// Returns whether Format NVM is offered: other hosts can be kept out of the namespaces
+    /// meanwhile. This is not so with a fabric, because its controllers do not know of each
+    /// other.
     pub(crate) fn erases(&self) -> bool {
         self.fabrics.is_none()
     }
 
-    /// Sanitize is offered: it would have to erase namespaces of a pool, too, that no controller
-    /// has, and of a subsystem those that only others have, also in the next process.
+    /// Returns whether Sanitize is offered. It would have to erase namespaces of a pool that no
+    /// controller has, too, and those of a subsystem that only other controllers have, also in
+    /// the next process.
     pub(crate) fn sanitizes(&self) -> bool {
         self.erases() && self.pool.is_none() && self.subsystem.is_none()
     }
 
-    /// It may have namespaces with metadata, from the beginning or when they are attached. So it
-    /// supports extended protection information formats (ELBAS).
+    /// Returns whether the controller may have namespaces with metadata, from the beginning or
+    /// attached later. It then supports extended protection information formats (ELBAS).
     pub(crate) fn may_have_metadata(&self) -> bool {
         self.subsystem.is_none() && self.fabrics.is_none() && self.workers <= 1
     }
 
-    /// Which I/O commands a controller like this has, as far as no namespace decides it. What other
-    /// hosts reach over a network is not marked: their controllers know nothing of each other.
+    /// Returns the properties that decide the I/O commands of such a controller, apart from its
+    /// namespaces. Blocks that other hosts reach over a network cannot be marked: their
+    /// controllers do not know of each other.
     pub(crate) fn offer(&self) -> Offer {
         Offer {
             shared: self.subsystem.is_some(),
@@ -444,7 +447,7 @@ impl ControllerConfig {
         if self.pool.is_some() && (self.subsystem.is_some() || self.fabrics.is_some()) {
             return Err(ConfigError::SharedPool);
         }
-        // SeaBIOS and others identify every NSID up to NN.
+        // SeaBIOS and other firmware identify every NSID up to NN.
         let nn = self.max_namespaces;
         range(
             "max_namespaces",
@@ -456,32 +459,34 @@ impl ControllerConfig {
 }
 
 impl NamespaceConfig {
-    /// Its blocks have metadata, or can have: it lives on one worker.
+    /// Returns whether the blocks have metadata, or can have it: such a namespace lives on one
+    /// worker.
     pub(crate) fn may_have_metadata(&self) -> bool {
         let formats = self.formats.as_ref();
         self.metadata.is_some() || formats.is_some_and(Formats::has_metadata)
     }
 
-    /// The file that is flushed after the volume in this format, or can be in another one.
+    /// Returns the file that is flushed after the volume, in this format or in another possible
+    /// one.
     pub(crate) fn table_file(&self) -> Option<&Arc<dyn Volume>> {
         let table = self.table().map(|(table, _)| table);
         table.or_else(|| self.formats.as_ref()?.file())
     }
 
-    /// The file that is flushed after the volume; and it is lost.
+    /// Returns the file that is flushed after the volume, and whether the file is lost.
     pub(crate) fn table(&self) -> Option<(&Arc<dyn Volume>, bool)> {
         let zones = self.zones.as_ref().and_then(|zones| zones.table());
         let of_zones = zones.map(|table| (table.volume(), table.is_lost()));
         of_zones.or_else(|| self.metadata.as_ref()?.file())
     }
 
-    /// How many blocks it has, whatever the volume's size is.
+    /// Returns the number of blocks, if it does not depend on the volume's size.
     pub(crate) fn fixed_blocks(&self) -> Option<u64> {
         let zones = self.zones.as_ref().map(|zones| zones.blocks());
         zones.or_else(|| Some(self.metadata.as_ref()?.blocks()))
     }
 
-    /// Checks whether a controller like that can have the namespace.
+    /// Checks whether a controller of this configuration can have the namespace.
     pub(crate) fn check_for(&self, config: &ControllerConfig) -> Result<(), ConfigError> {
         let alone = config.subsystem.is_none() && config.fabrics.is_none();
         if self.zones.is_some() && config.fabrics.is_some() {

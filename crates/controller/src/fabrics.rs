@@ -1,9 +1,9 @@
-//! Controllers that hosts reach over a network ("NVMe Base 2.1", NVMe over Fabrics): what they say
-//! of themselves beside what all do, and the state in which they reach their namespaces.
+//! Controllers that hosts reach over a network ("NVMe Base 2.1", NVMe over Fabrics): their
+//! additional Identify data, and the ANA state of their namespaces.
 //!
-//! The transport is its owner's: it gives the controller queues in memory of its own, passes on
-//! what comes in capsules, and sends what is posted. What no such host may ask for (queues by Admin
-//! commands, doorbells) it refuses itself.
+//! The transport belongs to the owner: it gives the controller queues in memory of its own,
+//! forwards the commands in capsules, and sends posted completions. Commands that no such host
+//! may send (queue creation by Admin commands, doorbells) are refused by the transport.
 
 use crate::ana;
 use crate::controller::Controller;
@@ -15,10 +15,10 @@ use nvme::log::{AnaState, Lid};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// The group that all namespaces are in.
+/// The ANA group of all namespaces.
 const GROUP: u32 = ana::FIRST_GROUP;
 
-/// How a controller reaches its namespaces; shared by all that reach them by the same port.
+/// ANA state of a port, shared by all controllers that are reached by it.
 #[derive(Debug)]
 pub struct AnaGroup {
     state: AtomicU8,
@@ -26,7 +26,7 @@ pub struct AnaGroup {
 }
 
 impl AnaGroup {
-    /// In this state.
+    /// Creates a group in this state.
     pub fn new(state: AnaState) -> Self {
         Self {
             state: AtomicU8::new(state.0),
@@ -34,14 +34,14 @@ impl AnaGroup {
         }
     }
 
-    /// Its state.
+    /// Returns the ANA state.
     #[inline]
     pub fn state(&self) -> AnaState {
         AnaState(self.state.load(Ordering::Relaxed))
     }
 
-    /// Gives it another state. Whether it was another one: then controllers are to be told
-    /// ([`Controller::ana_changed`]).
+    /// Sets the ANA state. Returns whether it has changed: then the controllers are to be
+    /// notified ([`Controller::ana_changed`]).
     pub fn set(&self, state: AnaState) -> bool {
         let changed = self.state.swap(state.0, Ordering::Relaxed) != state.0;
         if changed {
@@ -50,27 +50,28 @@ impl AnaGroup {
         changed
     }
 
-    /// Changes so far, from 1 on.
+    /// Returns the number of changes so far, from 1 on.
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
     }
 }
 
-/// What a controller says to hosts that reach it over a network.
+/// Properties that a controller reports to hosts that reach it over a network.
 #[derive(Clone, Debug)]
 pub struct FabricsConfig {
-    /// Bytes of data that a capsule of an I/O queue may have: a multiple of 16.
+    /// Maximum number of data bytes in a capsule of an I/O queue: a multiple of 16.
     pub in_capsule: u32,
-    /// Entries of the largest queue, as hosts are told: the controller's own may be larger.
+    /// Maximum number of queue entries reported to hosts; the controller's own limit may be
+    /// larger.
     pub queue_entries: u16,
-    /// How it reaches its namespaces.
+    /// ANA state of the namespaces.
     pub ana: Arc<AnaGroup>,
 }
 
 impl FabricsConfig {
-    /// Fills in what Identify Controller has for them.
+    /// Sets the fields of Identify Controller for network hosts.
     pub(crate) fn describe(&self, page: &mut IdentifyController) {
-        // No bus.
+        // There is no bus.
         page.vid = 0.into();
         page.ssvid = 0.into();
         page.maxcmd = self.queue_entries.into();
@@ -82,13 +83,13 @@ impl FabricsConfig {
         page.msdbd = 1;
     }
 
-    /// The same of Identify Namespace.
+    /// Sets the fields of Identify Namespace for network hosts.
     pub(crate) fn describe_namespace(page: &mut IdentifyNamespace) {
         page.nmic = Nmic::new().with_shrns(true);
         page.anagrpid = GROUP.into();
     }
 
-    /// The same of the structure that belongs to no command set.
+    /// Sets the fields of the I/O Command Set Independent Identify Namespace structure.
     pub(crate) fn describe_independent(page: &mut IndependentNamespace) {
         page.nmic = Nmic::new().with_shrns(true);
         page.anagrpid = GROUP.into();
@@ -96,8 +97,8 @@ impl FabricsConfig {
 }
 
 impl Controller {
-    /// The state in which it reaches its namespaces has changed: the host is told, if it wants to
-    /// be ("NVMe Base 2.1", 5.1.2.1, Asymmetric Namespace Access Change).
+    /// Notifies the host, if enabled, that the ANA state of the namespaces has changed ("NVMe
+    /// Base 2.1", 5.1.2.1, Asymmetric Namespace Access Change).
     pub fn ana_changed(&mut self) {
         let wanted = AsyncEventConfig::from_bits(self.admin.features.event_config).anacn();
         if wanted && (self.config.fabrics.is_some() || self.is_shared()) {
@@ -105,7 +106,7 @@ impl Controller {
         }
     }
 
-    /// The ANA log page; `None` where there is none.
+    /// Returns the ANA log page; `None` where there is none.
     pub(crate) fn ana_log(&self, get: &GetLogPage) -> Option<Vec<u8>> {
         let groups_only = get.lsp & ana::RGO != 0;
         let Some(fabrics) = &self.config.fabrics else {

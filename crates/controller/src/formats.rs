@@ -1,5 +1,5 @@
-//! LBA formats that a host may give a namespace (Format NVM), and where the one that it has chosen
-//! is kept.
+//! LBA formats that a host may choose for a namespace (Format NVM), and the storage of the chosen
+//! one.
 
 use crate::config::NamespaceConfig;
 use crate::metadata::MetadataState;
@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use volume::Volume;
 
-/// Block sizes in bytes that there are.
+/// Supported block sizes in bytes.
 const SIZES: [u32; 2] = [512, 4096];
 /// LBA formats: bytes of data and of metadata in a block, and the guard. The larger guards are of
 /// large blocks, in tuples of 16 bytes.
@@ -27,26 +27,26 @@ const ALL: [(u32, u16, Guard); 12] = [
     (4096, 64, Guard::Bits64),
 ];
 
-/// What the blocks of a namespace look like, as far as Format NVM chooses it: an LBA format (its
-/// data, metadata, guard and storage tag), and how that has metadata.
+/// Format of a namespace's blocks, as far as Format NVM chooses it: an LBA format (data size,
+/// metadata size, guard and storage tag), and the location of its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockFormat {
     /// Bytes of data in a block: 512 or 4096.
     pub block: u32,
     /// Bytes of metadata of a block (MS), 0 for none.
     pub metadata: u16,
-    /// The guard of protection information: which one that would be, where there is none (PIF).
+    /// The guard of protection information, or the one it would have if there is none (PIF).
     pub guard: Guard,
     /// The storage tag of protection information, likewise (STS, and LBSTM of the namespace).
     pub storage: StorageTag,
-    /// Hosts have the metadata behind each block's data.
+    /// Hosts transfer the metadata behind each block's data.
     pub extended: bool,
-    /// The metadata contains protection information: of this type, and in its first bytes.
+    /// Protection information in the metadata: its type, and whether it is in the first bytes.
     pub protection: Option<(Type, bool)>,
 }
 
 impl BlockFormat {
-    /// Blocks of so many bytes without metadata.
+    /// Creates a format of blocks of that many bytes without metadata.
     pub const fn plain(block: u32) -> Self {
         Self {
             block,
@@ -58,7 +58,7 @@ impl BlockFormat {
         }
     }
 
-    /// What the layout of blocks with metadata says.
+    /// Returns the format of blocks with this metadata layout.
     pub fn of(layout: &Layout) -> Self {
         let protection = layout.protection;
         let guard = protection.map_or(Guard::Bits16, |protection| protection.guard);
@@ -72,7 +72,7 @@ impl BlockFormat {
         }
     }
 
-    /// How the blocks have metadata; `None`: they have none.
+    /// Returns the metadata layout; `None` when the blocks have no metadata.
     pub fn layout(&self) -> Option<Layout> {
         let Self { guard, storage, .. } = *self;
         let protection = |(kind, first)| Protection {
@@ -89,13 +89,13 @@ impl BlockFormat {
         })
     }
 
-    /// Its protection information has an extended format.
+    /// Returns whether the protection information has an extended format.
     pub(crate) fn is_extended(&self) -> bool {
         let protection = self.layout().and_then(|layout| layout.protection);
         protection.is_some_and(|protection| protection.is_extended_format())
     }
 
-    /// Both have the same LBA format, by its index: of those that a namespace can have, no two
+    /// Returns whether both have the same LBA format, by its index: no two formats of a namespace
     /// differ by their storage tags alone.
     pub fn is_lba_format_of(&self, other: &Self) -> bool {
         let values = |format: &Self| (format.block, format.metadata, format.guard);
@@ -105,7 +105,7 @@ impl BlockFormat {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`LayoutError`], also of protection information without metadata.
+    /// [`LayoutError`] when a field is invalid, and for protection information without metadata.
     pub fn check(&self) -> Result<(), LayoutError> {
         self.storage.check(self.guard)?;
         match self.layout() {
@@ -117,37 +117,38 @@ impl BlockFormat {
     }
 }
 
-/// A format that is kept.
+/// A stored format.
 #[derive(Debug)]
 pub struct KeptFormat {
-    /// The metadata of its blocks, of which none was ever written; `None`: they have none.
+    /// Metadata of the blocks, of which none was ever written; `None` when they have none.
     pub metadata: Option<Arc<MetadataState>>,
 }
 
-/// How it ended that a format was to be kept.
+/// Outcome of storing a format.
 #[derive(Debug)]
 pub enum SavedFormat {
-    /// It is kept, and outlasts the process and a loss of power.
+    /// The format is stored, and outlasts the process and a loss of power.
     New(KeptFormat),
-    /// It cannot be kept. The one before is, with its metadata, of which none counts any more.
+    /// The format cannot be stored. The previous one is in effect; its metadata is no longer
+    /// valid.
     Before,
-    /// It cannot be kept, and which one the next process finds is not known: that, or the one
-    /// before, perhaps without a place for its metadata. The namespace is closed until a later one
-    /// is kept, or the process ends.
+    /// The format cannot be stored, and the next process may find either the new or the previous
+    /// one, perhaps without a file for its metadata. The namespace is closed until a later format
+    /// is stored, or the process ends.
     Unknown,
 }
 
-/// What is to be called then.
+/// Callback for the end of a save, with its outcome.
 pub type FormatSaved = Box<dyn FnOnce(SavedFormat) + Send>;
 
-/// Where a namespace's format is kept, so that the next process has it so.
+/// Storage of a namespace's format for the next process.
 pub trait FormatStore: Send + Sync + Debug {
-    /// Keeps the format, which may be the one that is kept: the namespace is erased, and no
-    /// metadata of its blocks counts any more. Must not block, and calls `done`, on whatever
-    /// thread: with [`SavedFormat::New`] when the format outlasts the process and a loss of power,
-    /// and with [`SavedFormat::Before`] only where the same is true of the one before. What is
-    /// neither is [`SavedFormat::Unknown`]. One call at a time. A store that drops `done` without a
-    /// call leaves the host's command without an end.
+    /// Stores the format, which may be the present one: the namespace is erased, and all metadata
+    /// of its blocks is void. Must not block, and calls `done`, on any thread: with
+    /// [`SavedFormat::New`] when the format outlasts the process and a loss of power, and with
+    /// [`SavedFormat::Before`] only when the same is true of the previous one. Any other outcome
+    /// is [`SavedFormat::Unknown`]. One call at a time. A store that drops `done` without a call
+    /// leaves the host's command without a completion.
     fn save(&self, format: BlockFormat, done: FormatSaved);
 }
 
@@ -155,17 +156,18 @@ pub trait FormatStore: Send + Sync + Debug {
 /// them, and perhaps with metadata.
 #[derive(Clone, Debug)]
 pub struct Formats {
-    /// By the formats' indices.
+    /// Formats by their indices.
     list: Vec<BlockFormat>,
     store: Arc<dyn FormatStore>,
-    /// Guard and storage tag of the format that is kept, for blocks without protection information.
+    /// Guard and storage tag of the stored format, for blocks without protection information.
     tuples: (Guard, StorageTag),
-    /// The file of the metadata, whichever the format is.
+    /// The file of the metadata, independent of the format.
     file: Option<Arc<dyn Volume>>,
 }
 
 impl Formats {
-    /// Format 0 has blocks of `first` bytes (512 or 4096), format 1 of the other size.
+    /// Creates the formats without metadata: format 0 has blocks of `first` bytes (512 or 4096),
+    /// format 1 of the other size.
     pub fn new(first: u32, store: Arc<dyn FormatStore>) -> Self {
         Self {
             list: plain_from(first),
@@ -175,11 +177,11 @@ impl Formats {
         }
     }
 
-    /// Formats with metadata, too: format 0 is this one's, and the others follow in the order of
-    /// their blocks' sizes, guards and metadata, those without metadata in front. Format 0 has this
-    /// one's storage tag, with whatever type of protection, and the others have the smallest.
-    /// `now` is the one that is kept; `file` is what its metadata, and that of others, is made
-    /// durable with.
+    /// Creates formats of which some have metadata. Format 0 is that of `first`; the rest follow
+    /// in the order of their block sizes, guards and metadata sizes, those without metadata in
+    /// front. Format 0 has the storage tag of `first`, with any type of protection, and the rest
+    /// have the smallest. `now` is the stored format; `file` makes the metadata of any format
+    /// durable.
     pub fn with_metadata(
         first: BlockFormat,
         now: BlockFormat,
@@ -206,45 +208,45 @@ impl Formats {
         }
     }
 
-    /// Some of them have metadata.
+    /// Returns whether any format has metadata.
     pub fn has_metadata(&self) -> bool {
         self.list.iter().any(|format| format.metadata > 0)
     }
 
-    /// The file of the metadata.
+    /// Returns the file of the metadata.
     pub(crate) fn file(&self) -> Option<&Arc<dyn Volume>> {
         self.file.as_ref()
     }
 
-    /// This one is kept from now on.
+    /// Sets the stored format.
     pub(crate) fn set(&mut self, format: BlockFormat) {
         self.tuples = tuples_of(&format);
     }
 
-    /// Where the choice is kept.
+    /// Returns the store of the format.
     pub(crate) fn store(&self) -> &Arc<dyn FormatStore> {
         &self.store
     }
 }
 
-/// What the tuples of that format are like, if it has any.
+/// Returns guard and storage tag of the format's protection information.
 fn tuples_of(format: &BlockFormat) -> (Guard, StorageTag) {
     (format.guard, format.storage)
 }
 
-/// Block sizes by the indices of formats, of which format 0 has this one.
+/// Returns block sizes by the indices of formats, of which format 0 has this one.
 pub(crate) fn sizes_from(first: u32) -> [u32; 2] {
     let other = SIZES.into_iter().find(|size| *size != first);
     [first, other.unwrap_or(first)]
 }
 
-/// Formats without metadata, of which format 0 has blocks of so many bytes.
+/// Returns the formats without metadata, of which format 0 has blocks of that many bytes.
 pub(crate) fn plain_from(first: u32) -> Vec<BlockFormat> {
     sizes_from(first).map(BlockFormat::plain).into()
 }
 
-/// Those that a namespace can have whose blocks have `current` bytes now; `None`: that one is not
-/// available.
+/// Returns the formats that a namespace with blocks of `current` bytes can have; `None`: the
+/// format is not available.
 pub(crate) fn available(
     list: &[BlockFormat],
     current: u32,
@@ -259,7 +261,7 @@ pub(crate) fn available(
 }
 
 impl NamespaceConfig {
-    /// The format that it has.
+    /// Returns the present format.
     pub(crate) fn format(&self) -> BlockFormat {
         let Some(metadata) = &self.metadata else {
             return BlockFormat::plain(self.block_size);
@@ -278,7 +280,7 @@ impl NamespaceConfig {
         }
     }
 
-    /// Its LBA formats by their indices; `None`: that one is not available.
+    /// Returns the LBA formats by their indices; `None`: the format is not available.
     pub(crate) fn lba_formats(&self) -> Vec<Option<BlockFormat>> {
         let Some(formats) = &self.formats else {
             return vec![Some(self.format())];
@@ -288,7 +290,7 @@ impl NamespaceConfig {
         available(&formats.list, self.block_size, fits)
     }
 
-    /// The index of the one that it has.
+    /// Returns the index of the present LBA format.
     pub(crate) fn lba_format(&self) -> u8 {
         let now = self.format();
         let list = self.formats.iter().flat_map(|formats| &formats.list);

@@ -1,6 +1,6 @@
 //! Interrupts: MSI-X vectors, and the one INTx pin of hosts that use neither MSI nor MSI-X.
 //!
-//! Who receives an interrupt is not this crate's business: a vector ends in an [`IrqSink`], an
+//! The crate does not know the receiver of an interrupt: a vector ends in an [`IrqSink`], an
 //! eventfd in practice. The MSI-X table itself is the VMM's; a vector without a sink collects its
 //! interrupt in the pending bit array.
 
@@ -16,19 +16,19 @@ pub trait IrqSink: Send + Sync {
     /// Delivers one interrupt.
     fn signal(&self);
 
-    /// The number under which the receiver is kept outside of this process, if it is: the next
-    /// process gets it by that.
+    /// Returns the number under which the receiver is kept outside of this process, if it is; the
+    /// next process gets the receiver by that number.
     fn kept(&self) -> Option<NonZeroU32> {
         None
     }
 }
 
-/// The number of a receiver, or 0.
+/// Returns the number of a receiver, or 0.
 fn number(sink: &Arc<dyn IrqSink>) -> u32 {
     sink.kept().map_or(0, NonZeroU32::get)
 }
 
-/// Words of the pending bit array: a vector for each I/O queue pair, and that of the admin queue.
+/// Words of the pending bit array: a vector for each I/O queue pair and one for the admin queue.
 const WORDS: usize = MAX_IO_QUEUES as usize / 64 + 1;
 
 #[derive(Default)]
@@ -79,33 +79,33 @@ impl Pending {
 #[derive(Default)]
 struct Pin {
     sink: Option<Arc<dyn IrqSink>>,
-    /// There is something to tell: Interrupt Status (PCI status register), which Interrupt Disable
-    /// does not change.
+    /// The pin has an interrupt pending: Interrupt Status (PCI status register), which Interrupt
+    /// Disable does not change.
     wanted: bool,
-    /// What the host sees of it.
+    /// Level of the pin as the host sees it.
     level: bool,
     masked: bool,
     /// The host's Interrupt Disable (PCI command register).
     disabled: bool,
 }
 
-/// The controller's interrupts, in their owner thread's hands.
+/// The controller's interrupts, owned by one thread.
 pub struct Irqs {
     vectors: Vec<Vector>,
     pending: Arc<Pending>,
-    /// Bus Master Enable: messages are writes to memory. The pin is none, and does not need it.
+    /// Bus Master Enable: messages are writes to memory. The pin needs no such write.
     messages: bool,
-    /// Vectors that have a receiver.
+    /// Number of vectors with a receiver.
     receivers: u16,
     pin: Pin,
     /// INTMS/INTMC, for pin-based interrupts only ("NVMe over PCIe Transport 1.1", 3.1.3).
     intms: u32,
-    /// Interrupts delivered, for the counters.
+    /// Number of interrupts delivered, for the counters.
     pub delivered: u64,
 }
 
 impl Irqs {
-    /// `vectors` MSI-X vectors, none of which has a receiver yet.
+    /// Creates the state for `vectors` MSI-X vectors without receivers.
     pub fn new(vectors: u16, pending: Arc<Pending>) -> Self {
         Irqs {
             pending,
@@ -118,13 +118,13 @@ impl Irqs {
         }
     }
 
-    /// The receivers of the vectors that have one.
+    /// Returns the receivers, with their vectors.
     pub fn sinks(&self) -> impl Iterator<Item = (u16, Arc<dyn IrqSink>)> {
         let sink = |(v, vector): (usize, &Vector)| Some((v as u16, vector.sink.clone()?));
         self.vectors.iter().enumerate().filter_map(sink)
     }
 
-    /// All that is set of them, as data.
+    /// Returns the state to be saved.
     pub(crate) fn save(&self) -> Interrupts {
         Interrupts {
             vectors: self.sinks().map(|(v, sink)| (v, number(&sink))).collect(),
@@ -134,26 +134,26 @@ impl Irqs {
         }
     }
 
-    /// A receiver is kept under this number.
+    /// Returns whether a receiver is kept under this number.
     pub(crate) fn needs(&self, wanted: NonZeroU32) -> bool {
         let vectors = self.vectors.iter().filter_map(|v| v.sink.as_ref());
         let mut sinks = vectors.chain(self.pin.sink.as_ref());
         sinks.any(|sink| sink.kept() == Some(wanted))
     }
 
-    /// As [`Irqs::save`] said; the receivers are set already.
+    /// Restores the state saved by [`Irqs::save`]; the receivers are set already.
     pub(crate) fn restore(&mut self, saved: &Interrupts) {
         self.pin.masked = saved.pin_masked;
         self.intms = saved.intms;
     }
 
-    /// Number of MSI-X vectors.
+    /// Returns the number of MSI-X vectors.
     pub fn vectors(&self) -> u16 {
         self.vectors.len() as u16
     }
 
-    /// Sets or takes away a vector's receiver. Unknown vectors are ignored (the VMM was told how
-    /// many there are).
+    /// Sets or removes a vector's receiver. Unknown vectors are ignored (the VMM knows the number
+    /// of vectors).
     pub fn set_vector(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
         if let Some(v) = self.vectors.get_mut(usize::from(vector)) {
             self.receivers -= u16::from(v.sink.is_some());
@@ -162,8 +162,8 @@ impl Irqs {
         }
     }
 
-    /// Delivers what is pending to those that have a receiver. Only the control half's own engine
-    /// does: another one may not know yet that a receiver is gone.
+    /// Delivers pending interrupts to vectors with a receiver. Only the control half's own engine
+    /// calls this: another engine may not know yet that a receiver was removed.
     pub fn deliver_pending(&mut self) {
         if !self.messages || !self.pending.any() {
             return;
@@ -178,20 +178,20 @@ impl Irqs {
         }
     }
 
-    /// Bus Master Enable. Without it nothing pending is delivered, and nobody may call
-    /// [`Irqs::trigger`].
+    /// Sets Bus Master Enable. Without it no pending interrupt is delivered, and
+    /// [`Irqs::trigger`] must not be called.
     pub fn set_messages(&mut self, on: bool) {
         self.messages = on;
     }
 
-    /// Sets or takes away the pin's receiver.
+    /// Sets or removes the pin's receiver.
     pub fn set_pin(&mut self, sink: Option<Arc<dyn IrqSink>>) {
         self.pin.sink = sink;
         self.pin.masked = false;
         self.deliver_pin();
     }
 
-    /// True when interrupts go over the pin: it has a receiver and no vector has.
+    /// Returns whether interrupts use the pin: it has a receiver, and no vector has one.
     pub fn pin_based(&self) -> bool {
         self.pin.sink.is_some() && self.receivers == 0
     }
@@ -231,28 +231,29 @@ impl Irqs {
         }
     }
 
-    /// Interrupt Status of the PCI status register: the pin is used, and has something to tell.
+    /// Returns Interrupt Status of the PCI status register: the pin is used, and has an interrupt
+    /// pending.
     pub fn pin_status(&self) -> bool {
         self.pin_based() && self.pin.wanted
     }
 
-    /// Interrupt Disable of the PCI command register. The caller sets the level anew afterwards.
+    /// Sets Interrupt Disable of the PCI command register. The caller then sets the level again.
     pub fn disable_pin(&mut self, disabled: bool) {
         self.pin.disabled = disabled;
     }
 
-    /// The VMM masks the pin.
+    /// Masks the pin on behalf of the VMM.
     pub fn mask_pin(&mut self) {
         self.pin.masked = true;
     }
 
-    /// The VMM unmasks the pin; if the level is still high, it fires again.
+    /// Unmasks the pin on behalf of the VMM; if the level is still high, it fires again.
     pub fn unmask_pin(&mut self) {
         self.pin.masked = false;
         self.deliver_pin();
     }
 
-    /// INTMS: sets mask bits.
+    /// Sets mask bits (INTMS).
     pub fn intms_set(&mut self, bits: u32) {
         self.intms |= bits;
         if self.intms & 1 != 0 {
@@ -261,12 +262,12 @@ impl Irqs {
         }
     }
 
-    /// INTMC: clears mask bits. The caller sets the level anew afterwards.
+    /// Clears mask bits (INTMC). The caller then sets the level again.
     pub fn intms_clear(&mut self, bits: u32) {
         self.intms &= !bits;
     }
 
-    /// INTMS and INTMC read alike: the mask.
+    /// Returns the mask, which both INTMS and INTMC read.
     pub fn intms(&self) -> u32 {
         self.intms
     }
@@ -281,9 +282,9 @@ impl Irqs {
         }
     }
 
-    /// A controller-level reset: nothing is pending, the mask is clear, the pin is low. Receivers
-    /// are the VMM's and stay. For the control half's own engine: another one may be late, and what
-    /// is pending is everybody's.
+    /// Handles a controller-level reset: clears pending interrupts and the mask, and lowers the
+    /// pin. Receivers are the VMM's and stay. Only the control half's own engine calls this:
+    /// another one may be late, and the pending bits are shared.
     pub fn reset(&mut self) {
         self.pending.clear();
         self.intms = 0;
@@ -291,7 +292,8 @@ impl Irqs {
         self.pin.level = false;
     }
 
-    /// The VMM is gone: its receivers go with it. What is pending goes with the reset.
+    /// Removes all receivers when the VMM has disconnected. Pending interrupts are cleared by the
+    /// reset.
     pub fn forget_sinks(&mut self) {
         for v in &mut self.vectors {
             *v = Vector::default();

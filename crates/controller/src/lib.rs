@@ -1,27 +1,27 @@
 //! The virtual NVMe controller: registers, admin commands, queues, namespaces, events, reset.
 //!
 //! A [`Controller`] is one PCI function as a guest sees it. It knows nothing of vfio-user: the
-//! program that embeds it delivers register accesses, guest memory and interrupt receivers, and
-//! gives it a thread. Everything that comes from the guest is checked here; what is wrong gets the
-//! status code that the standard names. Nothing here blocks, and nothing here touches memory or
-//! devices itself: that is `dma`'s and `volume`'s.
+//! embedding program delivers register accesses, guest memory and interrupt receivers, and gives
+//! the controller a thread. All guest input is validated here; invalid input gets the status code
+//! that the standard names. Nothing here blocks. Access to memory and devices is left to `dma`
+//! and `volume`.
 //!
 //! The control half (registers, admin commands, events: `controller`, `admin`) talks to the data
 //! half (queues and commands in flight: `engine`) by orders and by events. Queues may migrate to
 //! other workers: each of those has a [`RemoteEngine`], a data half of its own, which gets the same
 //! orders by messages (`remote`; the control half's part is `controller::migration`).
 //!
-//! *What it does not do.* It has no socket, no thread, no loop, no device model of a VMM; it
-//! emulates NVMe over PCIe (a network in between is its owner's, see [`FabricsConfig`]), one
-//! function without virtual functions, and stores nothing: that is a [`Volume`](volume::Volume)'s.
+//! *Out of scope.* The crate has no socket, no thread, no loop and no device model of a VMM. It
+//! emulates NVMe over PCIe (a network in between belongs to the owner, see [`FabricsConfig`]),
+//! one function without virtual functions. It stores nothing: that is a
+//! [`Volume`](volume::Volume)'s task.
 //!
 //! # Embedding it in a VMM
 //!
-//! The VMM passes on what the guest does to the function's registers, says where guest memory is,
-//! injects interrupts, and calls [`Controller::poll`] from a thread of its choice: when a doorbell
-//! was written, when a volume has finished something, or all the time. (Crate `worker` is such a
-//! loop, with everything that makes it fast and lets it sleep; crate `in-process` puts the two
-//! together.)
+//! The VMM forwards the guest's register accesses, supplies the location of guest memory, injects
+//! interrupts, and calls [`Controller::poll`] from a thread of its choice: after a doorbell
+//! write, after a volume has completed a request, or continuously. (Crate `worker` is such a
+//! loop, with busy polling and sleep; crate `in-process` combines the two.)
 //!
 //! ```
 //! use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig};
@@ -54,14 +54,14 @@
 //! };
 //! let mut controller = Controller::new(0, ControllerConfig::default(), vec![namespace], &io)?;
 //!
-//! // From the VMM: guest memory, and who receives the vectors of MSI-X.
+//! // From the VMM: guest memory, and the receivers of the MSI-X vectors.
 //! let ram = Memory::anonymous(1 << 20)?;
 //! controller.dma_map(0, 1 << 20, Some((ram.clone(), 0)), Prot::RW)?;
 //! for vector in 0..controller.vectors() {
 //!     controller.set_msix(vector, Some(Arc::new(Inject)));
 //! }
 //!
-//! // From the guest: its driver lets the function reach memory, says where the admin queues are
+//! // From the guest: its driver sets Bus Master Enable, writes the addresses of the admin queues
 //! // (32 entries each), and enables the controller.
 //! let command = pci::command::MEMORY_SPACE | pci::command::BUS_MASTER;
 //! controller.config_write(pci::COMMAND as u64, &command.to_le_bytes());
@@ -70,7 +70,7 @@
 //! controller.bar0_write(regs::ACQ, &0x2000_u64.to_le_bytes());
 //! controller.bar0_write(regs::CC, &0x0046_0001_u32.to_le_bytes());
 //!
-//! // It writes Identify into the submission queue, and rings.
+//! // The driver writes Identify into the submission queue, and rings.
 //! let mut identify = Command::new(AdminOpcode::IDENTIFY.0, 7, 0);
 //! identify.cdw10 = IdentifyCdw10::new().with_cns(Cns::CONTROLLER).into_bits().into();
 //! identify.set_prps(0x3000, 0);

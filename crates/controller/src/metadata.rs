@@ -1,8 +1,9 @@
-//! The metadata of a namespace's blocks, and the file that it is kept in.
+//! Metadata of a namespace's blocks, and the file that contains it.
 //!
-//! The file is memory that others may map, too: metadata is in it when the store is done, without a
-//! system call, and the process that comes next finds it there. What a host makes durable (Flush,
-//! Force Unit Access) waits for the file, too, which is a volume for that.
+//! The file is memory that other processes may map, too: metadata is in the file when the store
+//! is done, without a system call, and the next process finds it there. A host's request for
+//! durability (Flush, Force Unit Access) waits for the file, too, which is opened as a volume for
+//! that purpose.
 
 use dma::{MapError, SharedPages};
 use protection::Layout;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use volume::Volume;
 
-/// Bytes of the longest entry.
+/// Size in bytes of the longest entry.
 const ENTRY: usize = table::entry(64);
 
 /// The metadata of a namespace.
@@ -24,21 +25,21 @@ pub struct MetadataState {
     volume: Option<Arc<dyn Volume>>,
 }
 
-/// What there is for a block.
+/// State of a block's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
-    /// It was never written.
+    /// The block was never written.
     Unwritten,
-    /// The metadata is its data's.
+    /// The metadata belongs to the block's data.
     Written,
-    /// The data is not what was written with this metadata, which is the newest.
+    /// The data does not match the newest metadata, which is returned.
     Damaged,
 }
 
 impl MetadataState {
-    /// Metadata in the pages of a file, whose header ([`table::decode`]) says that generation;
-    /// `volume` is the file, whose flushes make durable what is stored there. `None`: the pages are
-    /// fewer than the blocks need.
+    /// Opens metadata in the pages of a file with that generation in its header
+    /// ([`table::decode`]); flushes of `volume`, which is the file, make stores durable. Returns
+    /// `None` when the pages are fewer than the blocks need.
     pub fn new(
         layout: Layout,
         blocks: u64,
@@ -56,10 +57,10 @@ impl MetadataState {
         })
     }
 
-    /// Metadata that ends with the process.
+    /// Creates metadata that ends with the process.
     ///
     /// # Errors
-    /// [`MapError`]: there is no memory.
+    /// [`MapError`] when there is no memory.
     pub fn in_memory(layout: Layout, blocks: u64) -> Result<Self, MapError> {
         let len = table::len(blocks, layout.metadata).and_then(|len| usize::try_from(len).ok());
         let pages = SharedPages::named("vnvme-metadata", len.ok_or(MapError::Overflow)?)?;
@@ -67,17 +68,17 @@ impl MetadataState {
         made.ok_or(MapError::Overflow)
     }
 
-    /// What the blocks look like.
+    /// Returns the layout of the blocks.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Blocks of the namespace.
+    /// Returns the number of blocks of the namespace.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// The file, and that others have made it shorter: what is stored goes nowhere.
+    /// Returns the file, and whether another process has truncated it, so that stores are lost.
     pub(crate) fn file(&self) -> Option<(&Arc<dyn Volume>, bool)> {
         self.volume.as_ref().map(|volume| (volume, self.is_lost()))
     }
@@ -94,7 +95,7 @@ impl MetadataState {
         }
     }
 
-    /// The entry of a block, and where it is.
+    /// Returns the entry of a block, with its offset and length.
     fn entry(&self, lba: u64) -> Option<(usize, [u8; ENTRY], usize)> {
         let len = table::entry(self.layout.metadata);
         let at = usize::try_from(lba).ok()?.checked_mul(len)?;
@@ -105,7 +106,8 @@ impl MetadataState {
         Some((at, bytes, len))
     }
 
-    /// The metadata of a block whose data has this checksum. `None`: the file is lost.
+    /// Reads the metadata of a block, by the checksum of its data. Returns `None` when the file
+    /// is lost.
     pub(crate) fn read(&self, lba: u64, checksum: u32, metadata: &mut [u8]) -> Option<Kept> {
         let (_, bytes, len) = self.entry(lba)?;
         let found = table::find(bytes.get(..len)?, self.block(lba, checksum));
@@ -125,7 +127,7 @@ impl MetadataState {
         })
     }
 
-    /// Keeps metadata of data that is to be written. `None`: the file is lost.
+    /// Stores metadata of data that is to be written. Returns `None` when the file is lost.
     pub(crate) fn write(&self, lba: u64, checksum: u32, metadata: &[u8]) -> Option<()> {
         let (at, bytes, len) = self.entry(lba)?;
         let entry = bytes.get(..len)?;
@@ -148,8 +150,8 @@ impl MetadataState {
         }
     }
 
-    /// Of one of these blocks it is not known whether it has the newest metadata or that before:
-    /// before it is written, its data is read for [`MetadataState::settle`].
+    /// Returns whether one of these blocks may have either the newest metadata or the previous
+    /// one. Before such a block is written, its data is read for [`MetadataState::settle`].
     pub(crate) fn is_in_doubt(&self, slba: u64, blocks: u64) -> bool {
         let generation = self.generation.load(Ordering::Relaxed);
         (slba..).zip(0..blocks).any(|(lba, _)| {
@@ -159,7 +161,7 @@ impl MetadataState {
         })
     }
 
-    /// A block that is to be written has data with this checksum.
+    /// Settles the metadata of a block that is to be written, by the checksum of its data.
     pub(crate) fn settle(&self, lba: u64, checksum: u32) {
         if let Some((at, bytes, len)) = self.entry(lba)
             && let Some(entry) = bytes.get(..len)
@@ -169,7 +171,7 @@ impl MetadataState {
         }
     }
 
-    /// The write of a block has ended well.
+    /// Marks the write of a block as successful.
     pub(crate) fn done(&self, lba: u64) {
         if let Some((at, bytes, len)) = self.entry(lba)
             && let Some(entry) = bytes.get(..len)
@@ -179,7 +181,7 @@ impl MetadataState {
         }
     }
 
-    /// No block was ever written: the data goes, too.
+    /// Voids all metadata, as the data is erased, too.
     pub(crate) fn forget(&self) {
         let next = table::next_generation(self.generation.load(Ordering::Relaxed));
         self.generation.store(next, Ordering::Relaxed);

@@ -38,7 +38,7 @@ const PCIE_DEVCTL: usize = PCIE_CAP + 8;
 /// "Initiate Function Level Reset", bit 15 of Device Control, as a bit of its upper byte.
 const DEVCTL_FLR_HIGH: u8 = 0x80;
 
-/// What identifies the function on the bus.
+/// IDs of the function on the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciIds {
     /// Vendor ID.
@@ -55,8 +55,8 @@ pub struct PciIds {
 
 impl Default for PciIds {
     fn default() -> Self {
-        // No vendor ID is ours: 1234h is the one that emulated devices without one of their own go
-        // by. NVMe drivers match on the class code.
+        // We have no vendor ID: 1234h is in common use for emulated devices without an own one.
+        // NVMe drivers match on the class code.
         PciIds {
             vendor: 0x1234,
             device: 0x4e56,
@@ -67,10 +67,10 @@ impl Default for PciIds {
     }
 }
 
-/// What a configuration write asks of the controller.
+/// Effect of a configuration write on the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigEffect {
-    /// Nothing beyond the bytes stored.
+    /// No effect beyond the stored bytes.
     None,
     /// A function level reset was initiated.
     FunctionLevelReset,
@@ -86,8 +86,8 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// A function with `vectors` MSI-X vectors (1 to 2048), and a controller memory buffer of
-    /// `cmb_size` bytes, a power of two from 4096 on, if it has one.
+    /// Creates a function with `vectors` MSI-X vectors (1 to 2048), and a controller memory
+    /// buffer of `cmb_size` bytes, a power of two from 4096 on, if it has one.
     pub fn new(ids: PciIds, vectors: u16, cmb_size: Option<u64>) -> Self {
         let mut space = ConfigSpace {
             bytes: Box::new([0; CONFIG_SIZE]),
@@ -215,7 +215,7 @@ impl ConfigSpace {
         effect
     }
 
-    /// What the host has written.
+    /// Returns the bytes that the host can write.
     pub(crate) fn save(&self) -> Pci {
         let written = (0..).zip(self.bytes.iter().zip(&self.mask[..]));
         let written = written.filter(|(_, (_, mask))| **mask != 0);
@@ -227,16 +227,16 @@ impl ConfigSpace {
         }
     }
 
-    /// As [`ConfigSpace::save`] said, as far as the host may write.
+    /// Restores the bytes saved by [`ConfigSpace::save`], as far as the host may write them.
     pub(crate) fn restore(&mut self, saved: &Pci) {
         for &(at, byte) in &saved.bytes {
-            // It was written before: it asks for nothing now.
+            // The effect of the write took place before.
             let _ = self.write(at.into(), &[byte]);
         }
         self.memory_was_enabled |= saved.memory_was_enabled;
     }
 
-    /// Back to the state after power-on.
+    /// Restores the state after power-on.
     pub fn reset(&mut self) {
         self.bytes.copy_from_slice(&self.pristine[..]);
         self.memory_was_enabled = false;
@@ -246,18 +246,18 @@ impl ConfigSpace {
         u16::from_le_bytes([self.byte(COMMAND), self.byte(COMMAND + 1)])
     }
 
-    /// The function is in D0. In D3hot it answers configuration accesses only, and sends nothing
-    /// ("PCI Bus Power Management Interface 1.2", 5.4.1).
+    /// Returns whether the function is in D0. In D3hot it answers configuration accesses only,
+    /// and sends no messages ("PCI Bus Power Management Interface 1.2", 5.4.1).
     fn is_awake(&self) -> bool {
         self.byte(PM_CONTROL) & 0x03 == 0
     }
 
-    /// The function may reach the host's memory: Bus Master Enable, in D0.
+    /// Returns whether the function may reach the host's memory: Bus Master Enable, in D0.
     pub fn is_bus_master(&self) -> bool {
         self.command() & command::BUS_MASTER != 0 && self.is_awake()
     }
 
-    /// BAR0 answers: Memory Space Enable, in D0.
+    /// Returns whether BAR0 answers: Memory Space Enable, in D0.
     ///
     /// For a client that has never set the bit since power-on or reset it answers, too. Accesses
     /// come as messages that name the region, so that no address is decoded: there are userspace
@@ -269,25 +269,26 @@ impl ConfigSpace {
         (enabled || !self.memory_was_enabled) && self.is_awake()
     }
 
-    /// The given bytes hold a part of the status register's Interrupt Status.
+    /// Returns whether the given bytes hold a part of the status register's Interrupt Status.
     pub fn covers_interrupt_status(offset: u64, len: usize) -> bool {
         let at = STATUS as u64;
         offset <= at && at - offset < len as u64
     }
 
-    /// Interrupt Status, which is read only.
+    /// Sets Interrupt Status, which is read only.
     pub fn set_interrupt_status(&mut self, on: bool) {
         let bit = status::INTERRUPT as u8;
         let others = self.byte(STATUS) & !bit;
         self.set8(STATUS, others | if on { bit } else { 0 }, 0);
     }
 
-    /// MSI-X Enable and not Function Mask.
+    /// Returns whether MSI-X Enable is set, and Function Mask is not.
     pub fn msix_enabled(&self) -> bool {
         self.byte(MSIX_CONTROL + 1) & 0xc0 == 0x80
     }
 
-    /// INTx may not be asserted: Interrupt Disable, or another power state than D0.
+    /// Returns whether INTx must not be asserted: Interrupt Disable, or another power state than
+    /// D0.
     pub fn intx_disabled(&self) -> bool {
         self.command() & command::INTERRUPT_DISABLE != 0 || !self.is_awake()
     }

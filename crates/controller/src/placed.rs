@@ -1,8 +1,9 @@
-//! The placement of a namespace, and the table that it is kept in.
+//! The placement of a namespace, and the table that stores it.
 //!
-//! The table is memory, of a file where the state is to outlast the process: a word is in it when
-//! the store is done, without a system call. All workers of a controller change it. Nothing is
-//! flushed: how far the counts are behind after a loss of power, the kernel decides.
+//! The table is memory, of a file if the state is to outlast the process: a word is in the file
+//! when the store is done, without a system call. All workers of a controller change it. The
+//! table is never flushed: after a loss of power, the counts are as old as the kernel's last
+//! write-back.
 
 use dma::{MapError, MemoryError, Rows, SharedPages};
 use nvme::log::FdpEventType;
@@ -18,17 +19,17 @@ pub struct PlacementState {
     placement: Placement<PlacementTable>,
 }
 
-/// Where the state of a placement is.
+/// Storage of a placement's state.
 #[derive(Debug)]
 pub struct PlacementTable {
     rows: Rows,
-    /// Whose lock is the table's.
+    /// The file that holds the table's lock.
     _file: Option<Arc<dyn Volume>>,
 }
 
 impl PlacementTable {
-    /// A table ([`table::encode`]) in these pages; `file` is their file, where it has a lock.
-    /// `None`: the pages are fewer than the handles need.
+    /// Opens a table ([`table::encode`]) in these pages; `file` is their file, if it has a lock.
+    /// Returns `None` when the pages are fewer than the handles need.
     pub fn new(pages: &SharedPages, handles: u16, file: Option<Arc<dyn Volume>>) -> Option<Self> {
         let rows = Rows::new(pages, 0, table::rows(handles))?;
         Some(Self { rows, _file: file })
@@ -41,16 +42,16 @@ impl Words for PlacementTable {
     }
 }
 
-/// Why a placement cannot be had.
+/// Reason why a placement cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PlacementError {
-    /// It cannot be like that.
+    /// The geometry is invalid.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
-    /// There is no memory for its table.
+    /// There is no memory for the table.
     #[error("the table of placement handles: {0}")]
     Memory(MapError),
-    /// Its memory cannot be written.
+    /// The table's memory cannot be written.
     #[error("the table of placement handles: {0}")]
     Write(MemoryError),
 }
@@ -62,7 +63,7 @@ impl From<MapError> for PlacementError {
 }
 
 impl PlacementState {
-    /// The placement in this table.
+    /// Opens the placement in this table.
     ///
     /// # Errors
     /// [`PlacementError::Geometry`].
@@ -71,7 +72,7 @@ impl PlacementState {
         Ok(Self { placement })
     }
 
-    /// A new one, which ends with the process.
+    /// Creates a placement that ends with the process.
     ///
     /// # Errors
     /// [`PlacementError`].
@@ -91,7 +92,7 @@ impl PlacementState {
         &self.placement
     }
 
-    /// Something has happened, which the handle may have to record.
+    /// Reports an event, which the handle may have to record.
     #[cold]
     pub(crate) fn happened(&self, ty: FdpEventType, nsid: u32, handle: u16, identifier: u16) {
         if self.placement.recorded(handle).contains(ty) {

@@ -1,4 +1,4 @@
-//! Where the namespaces come from that a host makes (Namespace Management).
+//! Pool of capacity from which a host creates namespaces (Namespace Management).
 
 use crate::config::NamespaceConfig;
 use crate::formats::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat, SavedFormat};
@@ -17,21 +17,22 @@ pub struct PooledNamespace {
     pub block_size: u32,
     /// Namespace Globally Unique Identifier: no other namespace has had it.
     pub nguid: [u8; 16],
-    /// The host wants that several controllers can have it (NMIC.SHRNS).
+    /// The host allows several controllers to attach the namespace (NMIC.SHRNS).
     pub shared: bool,
     /// IDs of the controllers that it is attached to.
     pub attached: Vec<u16>,
-    /// Its blocks: open as long as it is attached.
+    /// Volume of the blocks, open as long as the namespace is attached.
     pub volume: Option<Arc<dyn Volume>>,
 }
 
 impl PooledNamespace {
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(self.block_size.into())
     }
 
-    /// An identifier for hosts that know no NGUID, made of that: of no registered company.
+    /// Returns an EUI-64 for hosts that do not use the NGUID, derived from it, without a
+    /// registered company ID.
     pub fn eui64(&self) -> [u8; 8] {
         let mut id = [0; 8];
         id.iter_mut()
@@ -41,7 +42,8 @@ impl PooledNamespace {
         id
     }
 
-    /// As a controller has it, whose pool that is; `None`: it is not open.
+    /// Returns the configuration for a controller with that pool; `None` when the namespace is
+    /// not open.
     pub(crate) fn config(&self, pool: &Arc<dyn NamespacePool>) -> Option<NamespaceConfig> {
         let store = PooledFormat {
             pool: pool.clone(),
@@ -62,61 +64,62 @@ impl PooledNamespace {
     }
 }
 
-/// A change of a pool. Namespaces are named by their NGUIDs: what was done already is done again
-/// without effect, as a process does that does not know how far the one before it came.
+/// A change of a pool. Namespaces are named by their NGUIDs, so that a repeated change has no
+/// effect: a new process does not know how far its predecessor got.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolChange {
-    /// Makes a namespace, which nobody has.
+    /// Creates a namespace, attached to no controller.
     Create {
-        /// Its ID, which no other one of the pool has.
+        /// ID, unique in the pool.
         nsid: u32,
         /// Size in blocks.
         blocks: u64,
         /// Bytes of a block: 512 or 4096.
         block_size: u32,
-        /// Of [`NamespacePool::new_nguid`].
+        /// NGUID made by [`NamespacePool::new_nguid`].
         nguid: [u8; 16],
         /// NMIC.SHRNS.
         shared: bool,
     },
-    /// Removes one, with all that is in it.
+    /// Deletes a namespace and its data.
     Delete {
-        /// Which one.
+        /// NGUID of the namespace.
         nguid: [u8; 16],
     },
-    /// Opens one, for a controller that has it from now on.
+    /// Opens a namespace, and attaches it to a controller.
     Attach {
-        /// Which one.
+        /// NGUID of the namespace.
         nguid: [u8; 16],
         /// The controller.
         cntlid: u16,
     },
-    /// One has blocks of another size from now on, as many as it has bytes for. It is open.
+    /// Changes the block size of an open namespace; its number of blocks follows from its size in
+    /// bytes.
     Format {
-        /// Which one.
+        /// NGUID of the namespace.
         nguid: [u8; 16],
         /// Bytes of a block: 512 or 4096.
         block_size: u32,
     },
-    /// A controller does not have it any more.
+    /// Detaches a namespace from a controller.
     Detach {
-        /// Which one.
+        /// NGUID of the namespace.
         nguid: [u8; 16],
         /// The controller.
         cntlid: u16,
     },
 }
 
-/// Why a change was not made.
+/// Reason why a change was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolError {
-    /// What the pool stands on is full.
+    /// The pool's storage is full.
     NoSpace,
-    /// Something else. The pool has said what, in its log.
+    /// Another error, which the pool has logged.
     Failed,
 }
 
-/// The pool keeps the format of a namespace.
+/// Store of the format of a pool's namespace.
 #[derive(Debug)]
 struct PooledFormat {
     pool: Arc<dyn NamespacePool>,
@@ -135,7 +138,7 @@ impl FormatStore for PooledFormat {
                 done(match result {
                     Ok(()) => SavedFormat::New(KeptFormat { metadata: None }),
                     Err(PoolError::NoSpace) => SavedFormat::Before,
-                    // The change may have been made for all that.
+                    // The change may have been made in spite of the error.
                     Err(PoolError::Failed) => SavedFormat::Unknown,
                 });
             }),
@@ -143,31 +146,32 @@ impl FormatStore for PooledFormat {
     }
 }
 
-/// What is to be called when a change is made, or cannot be.
+/// Callback for the end of a change, with its result.
 pub type PoolDone = Box<dyn FnOnce(Result<(), PoolError>) + Send>;
 
 /// A pool of capacity for namespaces: those of one controller.
 pub trait NamespacePool: Send + Sync + Debug {
-    /// Bytes that all namespaces together may have.
+    /// Returns the bytes that all namespaces together may have.
     fn capacity(&self) -> u64;
 
-    /// Logical block size in bytes of namespaces with LBA format 0, 512 or 4096; format 1 has the
-    /// other one.
+    /// Returns the logical block size in bytes of namespaces with LBA format 0, 512 or 4096;
+    /// format 1 has the other size.
     fn block_size(&self) -> u32;
 
-    /// Its namespaces, as they are kept. Must not block.
+    /// Returns the namespaces as they are stored. Must not block.
     fn namespaces(&self) -> Vec<PooledNamespace>;
 
-    /// An identifier that no namespace has had; `None`: none can be made now. Must not block.
+    /// Returns an identifier that no namespace has had; `None`: none can be made now. Must not
+    /// block.
     fn new_nguid(&self) -> Option<[u8; 16]>;
 
-    /// Makes a change. Must not block, and calls `done`, on whatever thread: with `Ok` when the
-    /// change outlasts the process and a loss of power, and [`NamespacePool::namespaces`] has it.
+    /// Makes a change. Must not block, and calls `done`, on any thread: with `Ok` when the change
+    /// outlasts the process and a loss of power, and [`NamespacePool::namespaces`] contains it.
     /// One call at a time. A pool that drops `done` without a call leaves the host's command
-    /// without an end.
+    /// without a completion.
     fn change(&self, change: PoolChange, done: PoolDone);
 
-    /// Bytes that its namespaces have.
+    /// Returns the bytes that its namespaces have.
     fn used(&self) -> u64 {
         let bytes = self.namespaces().into_iter().map(|ns| ns.bytes());
         bytes.fold(0, u64::saturating_add)

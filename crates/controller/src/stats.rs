@@ -1,5 +1,5 @@
-//! Counters, each written by the one thread that owns what is counted, and read by anyone without
-//! stopping it.
+//! Counters, each written by the one thread that owns the counted object, and read by any thread
+//! without stopping the writer.
 
 pub use probes::Counter;
 use probes::{Histogram, IoKind, IoRecord, Summary};
@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 /// Counters of one queue pair: index 0 is the admin queue.
 ///
-/// They go with the queue from worker to worker; no two queues share a cache line, as they may be
-/// at work on two cores.
+/// Counters move with their queue from worker to worker. No two queues share a cache line, as
+/// they may be used on two cores.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueStats {
@@ -16,7 +16,7 @@ pub struct QueueStats {
     pub commands: Counter,
     /// Completions posted.
     pub completions: Counter,
-    /// Doorbells that came as register writes: an exit and a message each. Counted by the
+    /// Doorbells that arrived as register writes: an exit and a message each. Counted by the
     /// controller's own worker.
     pub mmio_doorbells: Counter,
     /// Times that a new submission queue tail was found in memory.
@@ -25,40 +25,40 @@ pub struct QueueStats {
     pub arms: Counter,
     /// Interrupts sent for the queue's completions.
     pub interrupts: Counter,
-    /// The worker that the queue lives on. Set by the controller's own worker.
+    /// Number of the worker that the queue lives on. Set by the controller's own worker.
     pub worker: Counter,
-    /// Made when the first one is sent: most queues never send any.
+    /// Created when the first interrupt is sent: most queues never send any.
     interrupt_cycles: OnceLock<Box<Histogram>>,
 }
 
 impl QueueStats {
-    /// Cycles ([`probes::cycles`]) to send an interrupt, system call included. Only the owner
-    /// records.
+    /// Returns the histogram of cycles ([`probes::cycles`]) to send an interrupt, system call
+    /// included. Only the owner records.
     pub fn interrupt_cycles(&self) -> &Histogram {
         self.interrupt_cycles.get_or_init(Box::default)
     }
 
-    /// What was recorded there.
+    /// Returns a summary of [`QueueStats::interrupt_cycles`].
     pub fn interrupt_summary(&self) -> Summary {
         let recorded = self.interrupt_cycles.get();
         recorded.map_or_else(Summary::default, |histogram| histogram.summary())
     }
 }
 
-/// What one worker did for a controller.
+/// Counters of one worker's I/O for a controller.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct IoStats {
     /// Nanoseconds in which at least one I/O command was outstanding on this worker.
     pub busy_ns: Counter,
-    /// What was done for each namespace; that of the NSID 0 has commands for namespaces that the
-    /// controller does not have.
+    /// Records by namespace; the record of NSID 0 has commands for namespaces that the controller
+    /// does not have.
     namespaces: OnceLock<Box<NamespaceRecord>>,
 }
 
-/// A namespace's record, and those that came after it: a list that only grows, so that it is read
-/// without a lock. A namespace that was detached keeps its place, and has it again when it comes
-/// back; there are no more than valid NSIDs.
+/// Node of a list of namespace records. The list only grows, so that it is read without a lock. A
+/// detached namespace keeps its record, and uses it again when it is reattached; there are no
+/// more records than valid NSIDs.
 #[derive(Debug)]
 struct NamespaceRecord {
     nsid: u32,
@@ -67,7 +67,7 @@ struct NamespaceRecord {
 }
 
 impl IoStats {
-    /// The record of a namespace, which is made at the first call.
+    /// Returns the record of a namespace, which is created at the first call.
     pub fn namespace(&self, nsid: u32) -> Arc<IoRecord> {
         let mut place = &self.namespaces;
         loop {
@@ -85,7 +85,7 @@ impl IoStats {
         }
     }
 
-    /// All records, with their namespaces' NSIDs.
+    /// Returns all records, with their NSIDs.
     pub fn namespaces(&self) -> impl Iterator<Item = (u32, &IoRecord)> {
         let first = self.namespaces.get();
         let all = std::iter::successors(first, |entry| entry.next.get());
@@ -93,7 +93,7 @@ impl IoStats {
     }
 }
 
-/// What a controller did in processes that have ended.
+/// I/O counters of a controller from processes that have ended.
 #[derive(Debug, Default)]
 pub struct EarlierIo {
     /// Read commands.
@@ -108,7 +108,7 @@ pub struct EarlierIo {
     pub busy_ns: Counter,
 }
 
-/// What a controller did since it was made: SMART's counters and more ("NVMe Base 2.1",
+/// Counters of a controller since its creation: SMART's counters and more ("NVMe Base 2.1",
 /// 5.1.12.1.3).
 #[derive(Debug, Default)]
 pub struct ControllerStats {
@@ -118,16 +118,16 @@ pub struct ControllerStats {
     pub error_log_entries: Counter,
     /// Times that the controller was powered on, i.e. a VMM attached.
     pub power_cycles: Counter,
-    /// Times that power was lost, the controller reset or the VMM gone without a shutdown
-    /// notification.
+    /// Times that power was lost, or the controller was reset or the VMM disconnected, without a
+    /// shutdown notification.
     pub unsafe_shutdowns: Counter,
-    /// 1 while a client is attached, else 0. Set by who serves its socket.
+    /// 1 while a client is attached, else 0. Set by the server of its socket.
     pub connected: Counter,
     /// Controller-level resets.
     pub resets: Counter,
-    /// Queues that went from one worker to another.
+    /// Migrations of queues from one worker to another.
     pub migrations: Counter,
-    /// What processes before this one did, as far as SMART tells of it.
+    /// Counters of earlier processes, as far as SMART reports them.
     pub before: EarlierIo,
     /// Per queue pair, admin first.
     pub queues: Vec<QueueStats>,
@@ -145,8 +145,8 @@ impl ControllerStats {
         }
     }
 
-    /// The records of all namespaces that have one, of each worker; those of a namespace are to be
-    /// added up.
+    /// Returns the records of all namespaces that have one, of each worker; the records of a
+    /// namespace have to be added up.
     pub fn namespaces(&self) -> impl Iterator<Item = (u32, &IoRecord)> {
         self.shares.iter().flat_map(|share| share.namespaces())
     }
@@ -156,13 +156,13 @@ impl ControllerStats {
         all.fold(0, u64::wrapping_add)
     }
 
-    /// Read commands completed (Read, Compare and Verify).
+    /// Returns the number of completed read commands (Read, Compare and Verify).
     pub fn host_reads(&self) -> u64 {
         self.sum(|record| record.operations(IoKind::Read))
             .wrapping_add(self.before.reads.get())
     }
 
-    /// Write commands completed.
+    /// Returns the number of completed write commands.
     pub fn host_writes(&self) -> u64 {
         self.sum(|record| record.operations(IoKind::Write))
             .wrapping_add(self.before.writes.get())
@@ -180,8 +180,8 @@ impl ControllerStats {
             .wrapping_add(self.before.bytes_written.get())
     }
 
-    /// Nanoseconds in which at least one I/O command was outstanding: those of the busiest worker,
-    /// as nobody adds up over all of them when they overlap.
+    /// Returns the nanoseconds in which at least one I/O command was outstanding: those of the
+    /// busiest worker, because the overlap of workers is not known.
     pub fn busy_ns(&self) -> u64 {
         let all = self.shares.iter().map(|share| share.busy_ns.get());
         let before = self.before.busy_ns.get();

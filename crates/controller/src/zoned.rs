@@ -1,17 +1,18 @@
-//! The zones of a namespace, and the table that they are kept in.
+//! The zones of a namespace, and the table that stores them.
 //!
-//! All workers of a controller share them, and so do all controllers of a subsystem that have the
-//! namespace: a lock is held while a command is checked, recorded and counted, never while a volume
-//! or guest memory is waited for. Reads take it only where a zone has gone offline.
+//! All workers of a controller share the zones, and so do all controllers of a subsystem that
+//! have the namespace. A lock is held while a command is checked, recorded and counted, never
+//! while a volume or guest memory is waited for. Reads take it only if a zone has become offline.
 //!
-//! Zones are the namespace's, and no controller's: what one does to them is so for all at once, and
-//! one that comes, is reset or goes leaves them as they are. Only the first that comes, where none
-//! goes on, finds no zone open.
+//! Zones belong to the namespace, not to a controller: changes by one controller apply to all at
+//! once, and a controller that is added, reset or removed leaves the zones as they are. Only the
+//! first controller, where none is running, finds no zone open.
 //!
-//! The table is memory of a file that others may map, too: a word is in it when the store is done,
-//! without a system call, and the process that comes next finds it there wherever this one has
-//! died. A loss of power is another matter: what a host makes durable (Flush, Force Unit Access,
-//! a zone's change) waits for the table's file, too, which is a volume for that.
+//! The table is memory of a file that other processes may map, too: a word is in the file when
+//! the store is done, without a system call, and the next process finds it there after a crash at
+//! any point. A loss of power is different: a host's request for durability (Flush, Force Unit
+//! Access, a zone's change) waits for the table's file, too, which is opened as a volume for that
+//! purpose.
 
 use dma::{Row, Rows, SharedPages};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -30,15 +31,15 @@ pub struct ZonedState {
     geometry: Geometry,
     zones: Mutex<Zones>,
     table: Option<ZoneTable>,
-    /// Writes of each zone that are in flight, of all workers. There are more only under the lock.
+    /// Number of writes in flight on each zone, of all workers. It grows only under the lock.
     writes: Box<[AtomicU32]>,
-    /// A zone is offline, and will not come back.
+    /// A zone is offline, permanently.
     offline: AtomicBool,
-    /// Engines that have the namespace. Changes under the lock of the zones.
+    /// Number of engines that have the namespace. Changes under the lock of the zones.
     users: AtomicUsize,
 }
 
-/// An engine has the namespace, until this is dropped.
+/// Counts an engine as a user of the zones until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ZonesInUse(Arc<ZonedState>);
 
@@ -59,7 +60,7 @@ impl Drop for ZonesInUse {
     }
 }
 
-/// Where the state of zones outlasts the process.
+/// Storage by which the state of zones outlasts the process.
 #[derive(Clone, Debug)]
 pub struct ZoneTable {
     pages: SharedPages,
@@ -68,8 +69,8 @@ pub struct ZoneTable {
 }
 
 impl ZoneTable {
-    /// A table ([`table::encode`]) in these pages; `volume` is their file, whose flushes make
-    /// durable what is stored there. `None`: the pages are fewer than the zones need.
+    /// Opens a table ([`table::encode`]) in these pages; flushes of `volume`, which is their
+    /// file, make stores durable. Returns `None` when the pages are fewer than the zones need.
     pub fn new(pages: SharedPages, zones: u32, volume: Arc<dyn Volume>) -> Option<Self> {
         let rows = 1 + (zones as usize).div_ceil(WORDS);
         let rows = Rows::new(&pages, 0, rows)?;
@@ -80,7 +81,7 @@ impl ZoneTable {
         })
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn volume(&self) -> &Arc<dyn Volume> {
         &self.volume
     }
@@ -93,14 +94,14 @@ impl ZoneTable {
         }
     }
 
-    /// Others have made the file shorter: what is stored goes nowhere.
+    /// Returns whether another process has truncated the file, so that stores are lost.
     pub(crate) fn is_lost(&self) -> bool {
         self.pages.memory().is_poisoned()
     }
 }
 
 impl ZonedState {
-    /// These zones, kept in that table, which holds them already.
+    /// Creates the state from these zones, stored in that table, which contains them already.
     pub fn new(zones: Zones, table: Option<ZoneTable>) -> Self {
         let geometry = *zones.geometry();
         let all = 0..geometry.zones;
@@ -115,18 +116,18 @@ impl ZonedState {
         }
     }
 
-    /// What they are like.
+    /// Returns the geometry of the zones.
     pub(crate) fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// The zones. A change of them is stored by [`ZonedState::keep`] before a volume gets the
-    /// command.
+    /// Locks the zones. A change of them is stored by [`ZonedState::keep`] before a volume gets
+    /// the command.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Zones> {
         self.zones.lock().unpoisoned()
     }
 
-    /// Stores what has changed.
+    /// Stores changed zones in the table.
     pub(crate) fn keep(&self, zones: &mut Zones) {
         let changed: Vec<u32> = zones.take_changed().collect();
         for number in changed {
@@ -142,38 +143,38 @@ impl ZonedState {
         }
     }
 
-    /// There are zones that cannot be read.
+    /// Returns whether there are zones that cannot be read.
     pub(crate) fn any_offline(&self) -> bool {
         self.offline.load(Ordering::Acquire)
     }
 
-    /// A write of the zone is in flight from now on: it was checked under this lock.
+    /// Begins a write of the zone, which was checked under this lock.
     pub(crate) fn begin_write(&self, _: &mut Zones, zone: u32) {
         if let Some(writes) = self.writes.get(zone as usize) {
             writes.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// It is so no more, and nothing is left of its record.
+    /// Ends a write of the zone, after its record was removed.
     pub(crate) fn end_write(&self, zone: u32) {
         if let Some(writes) = self.writes.get(zone as usize) {
             writes.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Writes of the zone are in flight. While it is being reset there are no new ones, but for
-    /// those that a process begins with.
+    /// Returns whether writes of the zone are in flight. While it is being reset, no new ones
+    /// begin, except those that a process starts with.
     pub(crate) fn is_written_to(&self, zone: u32) -> bool {
         let writes = self.writes.get(zone as usize);
         writes.is_some_and(|writes| writes.load(Ordering::Acquire) > 0)
     }
 
-    /// Where they are kept.
+    /// Returns the table that stores the zones.
     pub(crate) fn table(&self) -> Option<&ZoneTable> {
         self.table.as_ref()
     }
 
-    /// A controller begins. Where none goes on with them, no zone is open.
+    /// Begins use by a controller. Where no other controller uses the zones, none stays open.
     pub(crate) fn begin(&self) {
         let mut zones = self.lock();
         if self.users.load(Ordering::Relaxed) > 0 {
@@ -183,13 +184,13 @@ impl ZonedState {
         self.keep(&mut zones);
     }
 
-    /// Zones are not reset after all. The table has no word of resets that are under way.
+    /// Cancels resets of zones. The table has no word of resets in progress.
     pub(crate) fn cancel_resets(&self, resets: impl Iterator<Item = u32>) {
         let mut zones = self.lock();
         resets.for_each(|zone| zones.cancel_reset(zone));
     }
 
-    /// All that was written to the zones goes.
+    /// Empties all zones.
     pub(crate) fn empty(&self) {
         let mut zones = self.lock();
         for number in zones.resettable().unwrap_or_default() {
@@ -198,7 +199,7 @@ impl ZonedState {
         self.keep(&mut zones);
     }
 
-    /// Blocks of the namespace.
+    /// Returns the number of blocks of the namespace.
     pub(crate) fn blocks(&self) -> u64 {
         self.geometry.blocks()
     }

@@ -8,18 +8,18 @@ use crate::random::Random;
 use crate::{Names, Secrets};
 use zeroize::Zeroizing;
 
-/// What becomes of a message from the host.
+/// Result of a message from the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// It was taken; the host asks for the next one.
+    /// The message was accepted; the host asks for the next one.
     Next,
-    /// The host has proven who it is, and the transaction is over.
+    /// The host has authenticated, and the transaction is over.
     Authenticated,
     /// The transaction has failed; the host may ask why, and the queue is of no use.
     Failed(Failure),
 }
 
-/// What the controller says when it is asked.
+/// Message of the controller for the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The message.
@@ -34,13 +34,13 @@ struct Negotiated {
     group: Group,
 }
 
-/// Where a transaction is.
+/// State of a transaction.
 enum State {
     /// The host begins.
     Waits,
     /// The challenge is to be fetched.
     Challenges(Negotiated),
-    /// The reply comes next.
+    /// The host's reply is expected.
     Challenged(Negotiated),
     /// The success is to be fetched; the host's own challenge has been answered by that response.
     Succeeds {
@@ -48,16 +48,16 @@ enum State {
         hash: Hash,
         response: Option<Zeroizing<Vec<u8>>>,
     },
-    /// The host says whether it takes the response.
+    /// The host's verdict on the controller's response is expected.
     Asked { transaction: u16 },
-    /// It is over.
+    /// The transaction is over.
     Authenticated,
-    /// It has failed; that is to be fetched.
+    /// The transaction has failed; the host may fetch the reason.
     Failed { transaction: u16, why: Failure },
 }
 
 impl State {
-    /// Until another one is known.
+    /// Placeholder until the next state is known.
     const FAILED: State = State::Failed {
         transaction: 0,
         why: Failure::ORDER,
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Controller {
 }
 
 impl Controller {
-    /// Of a new queue of a host, whose secret is known.
+    /// Creates the controller's side for a new queue of a host whose secret is known.
     pub const fn new(names: Names, secrets: Secrets, random: Random) -> Self {
         Self {
             names,
@@ -93,15 +93,15 @@ impl Controller {
         }
     }
 
-    /// The same, with these groups only.
+    /// Restricts the groups that are offered.
     #[must_use]
     pub const fn with_groups(mut self, groups: &'static [Group]) -> Self {
         self.groups = groups;
         self
     }
 
-    /// The next message or question takes arithmetic for which a thread that serves others has no
-    /// time: that of Diffie-Hellman.
+    /// Returns whether the next step takes Diffie-Hellman arithmetic, which is too slow for a
+    /// thread that serves further connections.
     pub const fn is_slow(&self) -> bool {
         match &self.state {
             State::Challenges(negotiated) | State::Challenged(negotiated) => {
@@ -111,12 +111,12 @@ impl Controller {
         }
     }
 
-    /// The host has proven who it is.
+    /// Returns whether the host has authenticated.
     pub const fn is_authenticated(&self) -> bool {
         matches!(self.state, State::Authenticated)
     }
 
-    /// A message from the host.
+    /// Handles a message from the host.
     pub fn take(&mut self, message: &[u8]) -> Step {
         let state = std::mem::replace(&mut self.state, State::FAILED);
         let transaction = match &state {
@@ -157,7 +157,7 @@ impl Controller {
         }
     }
 
-    /// The message that the host asks for.
+    /// Returns the message that the host asks for.
     pub fn answer(&mut self) -> Answer {
         let state = std::mem::replace(&mut self.state, State::FAILED);
         let (message, state) = match state {
@@ -182,7 +182,7 @@ impl Controller {
                 let message = message::failure(Kind::FAILURE1, transaction, why);
                 (message, State::Failed { transaction, why })
             }
-            // Nothing is to be said now.
+            // No message is due in this state.
             _ => {
                 let (transaction, why) = (0, Failure::ORDER);
                 let message = message::failure(Kind::FAILURE1, transaction, why);
@@ -251,11 +251,11 @@ impl Controller {
         }
         let response = match (reply.challenge, &self.secrets.controller) {
             (None, _) => None,
-            // It is asked who it is, and cannot say.
+            // The host asks the controller to authenticate, but there is no secret for that.
             (Some(_), None) => return Err(Failure::FAILED),
             (Some(challenge), Some(secret)) => {
                 let own = self.random.challenge.get(..hash.len()).unwrap_or_default();
-                // What comes back to its sender proves nothing ("NVMe Base 2.1", 8.3.5.5.4).
+                // A challenge reflected to its sender proves nothing ("NVMe Base 2.1", 8.3.5.5.4).
                 if challenge == own || reply.sequence == 0 {
                     return Err(Failure::PAYLOAD);
                 }

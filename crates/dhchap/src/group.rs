@@ -1,4 +1,4 @@
-//! Diffie-Hellman groups: those of RFC 7919, whose generator is 2, and none.
+//! Diffie-Hellman groups of RFC 7919, whose generator is 2, and the null group.
 
 use crate::random::EXPONENT;
 use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
@@ -23,8 +23,8 @@ pub enum Group {
 }
 
 impl Group {
-    /// All of them, in the order in which they are preferred: the smallest that is none of the
-    /// weak ones first, for a step of the largest takes a hundred times as long.
+    /// All groups, in the order of preference: the smallest that is not weak first, because a step
+    /// of the largest takes a hundred times as long.
     pub const ALL: [Group; 6] = [
         Group::Ffdhe2048,
         Group::Ffdhe3072,
@@ -34,7 +34,7 @@ impl Group {
         Group::Null,
     ];
 
-    /// Of an identifier.
+    /// Returns the group of an identifier.
     pub const fn of(id: u8) -> Option<Self> {
         Some(match id {
             0 => Self::Null,
@@ -47,7 +47,7 @@ impl Group {
         })
     }
 
-    /// Its identifier.
+    /// Returns the identifier.
     pub const fn id(self) -> u8 {
         match self {
             Self::Null => 0,
@@ -59,7 +59,7 @@ impl Group {
         }
     }
 
-    /// Bytes of a public value: 0 of [`Group::Null`].
+    /// Returns the size of a public value in bytes: 0 for [`Group::Null`].
     pub(crate) const fn len(self) -> usize {
         match self {
             Self::Null => 0,
@@ -71,12 +71,13 @@ impl Group {
         }
     }
 
-    /// There is none.
+    /// Returns whether this is the null group.
     pub const fn is_null(self) -> bool {
         matches!(self, Self::Null)
     }
 
-    /// The prime, big-endian: `2^b - 2^(b - 64) + ([2^(b - 130) e] + X) 2^64 - 1` (RFC 7919, A).
+    /// Returns the prime, big-endian: `2^b - 2^(b - 64) + ([2^(b - 130) e] + X) 2^64 - 1` (RFC
+    /// 7919, A).
     fn prime(self) -> Vec<u8> {
         let x: u32 = match self {
             Self::Null => return Vec::new(),
@@ -109,11 +110,11 @@ impl Group {
         let prime = self.prime();
         let number = BoxedUint::from_be_slice(&prime, bits(&prime)).ok()?;
         let odd: Option<Odd<BoxedUint>> = number.to_odd().into();
-        // The time of this tells the prime, which everybody knows.
+        // The time of this depends on the prime, which is public.
         Some(BoxedMontyParams::new_vartime(odd?))
     }
 
-    /// The public value of an exponent; nothing of [`Group::Null`].
+    /// Returns the public value of an exponent; an empty one for [`Group::Null`].
     pub(crate) fn public(self, exponent: &[u8; EXPONENT]) -> Vec<u8> {
         let generator = self.len().checked_sub(1).map(|zeros| {
             let mut bytes = vec![0; zeros];
@@ -125,7 +126,8 @@ impl Group {
             .unwrap_or_default()
     }
 
-    /// The session key: what both sides come to by the other's public value. `None`: that is none.
+    /// Returns the session key, derived from the other side's public value. `None`: the value is
+    /// invalid.
     pub(crate) fn shared(self, public: &[u8], exponent: &[u8; EXPONENT]) -> Option<Vec<u8>> {
         if public.len() != self.len() || self.is_null() {
             return None;
@@ -141,7 +143,7 @@ impl Group {
         self.power(public, exponent)
     }
 
-    /// In a time that does not depend on the exponent.
+    /// Returns the power, in a time that does not depend on the exponent.
     fn power(self, base: &[u8], exponent: &[u8; EXPONENT]) -> Option<Vec<u8>> {
         let params = self.params()?;
         let base = BoxedUint::from_be_slice(base, params.bits_precision()).ok()?;

@@ -15,7 +15,7 @@ pub enum Hash {
     Sha512,
 }
 
-/// For each of them the same.
+/// Evaluates an expression with the hash's implementation as the type `$of`.
 macro_rules! each {
     ($hash:expr, $of:ident => $value:expr) => {
         match $hash {
@@ -36,10 +36,10 @@ macro_rules! each {
 }
 
 impl Hash {
-    /// All of them, in the order in which they are preferred.
+    /// All hashes, in the order of preference.
     pub const ALL: [Hash; 3] = [Hash::Sha512, Hash::Sha384, Hash::Sha256];
 
-    /// Of an identifier.
+    /// Returns the hash of an identifier.
     pub const fn of(id: u8) -> Option<Self> {
         Some(match id {
             1 => Self::Sha256,
@@ -49,7 +49,7 @@ impl Hash {
         })
     }
 
-    /// Its identifier.
+    /// Returns the identifier.
     pub const fn id(self) -> u8 {
         match self {
             Self::Sha256 => 1,
@@ -58,7 +58,7 @@ impl Hash {
         }
     }
 
-    /// Bytes of a hash.
+    /// Returns the size of a hash in bytes.
     pub(crate) const fn len(self) -> usize {
         match self {
             Self::Sha256 => 32,
@@ -67,12 +67,12 @@ impl Hash {
         }
     }
 
-    /// The hash of some bytes.
+    /// Returns the hash of some bytes.
     pub(crate) fn digest(self, bytes: &[u8]) -> Zeroizing<Vec<u8>> {
         Zeroizing::new(each!(self, H => H::digest(bytes).to_vec()))
     }
 
-    /// The HMAC of these parts, one behind the other.
+    /// Returns the HMAC of the concatenation of these parts.
     pub(crate) fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
         Zeroizing::new(each!(self, H => match Hmac::<H>::new_from_slice(key) {
             Ok(mac) => sum(mac, parts).finalize().into_bytes().to_vec(),
@@ -81,7 +81,7 @@ impl Hash {
         }))
     }
 
-    /// Whether `found` is that HMAC, in constant time.
+    /// Returns whether `found` is that HMAC, in constant time.
     pub(crate) fn is_hmac(self, key: &[u8], parts: &[&[u8]], found: &[u8]) -> bool {
         each!(self, H => match Hmac::<H>::new_from_slice(key) {
             Ok(mac) => sum(mac, parts).verify_slice(found).is_ok(),

@@ -7,23 +7,23 @@ use crate::random::Random;
 use crate::{Names, Secrets};
 use zeroize::Zeroizing;
 
-/// Why the host does not go on.
+/// Reason for the end of the host's transaction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The controller has ended the transaction.
     #[error("the controller says: {0}")]
     ByController(Failure),
-    /// The controller has not proven who it is, or breaks the protocol.
+    /// The controller has failed to authenticate, or violates the protocol.
     #[error("{why}")]
     ByHost {
-        /// What is wrong.
+        /// Reason of the failure.
         why: Failure,
-        /// What tells the controller so.
+        /// Message that reports the failure to the controller.
         message: Vec<u8>,
     },
 }
 
-/// What is known after the challenge.
+/// State after the challenge.
 struct Replied {
     hash: Hash,
     /// The host's challenge as it is hashed: with the session key, if there is one.
@@ -47,8 +47,8 @@ impl std::fmt::Debug for Host {
 }
 
 impl Host {
-    /// Of a queue whose Connect has been answered so that authentication is required. With a secret
-    /// of the controller's, that has to prove who it is.
+    /// Creates the host's side for a queue whose Connect was answered with Authentication Required.
+    /// With a secret of the controller, the controller has to authenticate, too.
     pub const fn new(names: Names, secrets: Secrets, random: Random) -> Self {
         Self {
             names,
@@ -58,12 +58,12 @@ impl Host {
         }
     }
 
-    /// The first message.
+    /// Builds the first message.
     pub fn negotiate(&self) -> Vec<u8> {
         message::negotiate(self.random.transaction, &Hash::ALL, &Group::ALL)
     }
 
-    /// The answer to the controller's challenge.
+    /// Builds the reply to the controller's challenge.
     ///
     /// # Errors
     /// [`Refused`]: the connection is of no use then.
@@ -106,7 +106,7 @@ impl Host {
         Ok(message)
     }
 
-    /// The controller takes this host; what it is to be told then, if it is.
+    /// Handles the controller's success message. Returns the message to send then, if there is one.
     ///
     /// # Errors
     /// [`Refused`]: the connection is of no use then.
@@ -148,7 +148,7 @@ impl Host {
     }
 }
 
-/// A challenge as it is hashed: with the session key, if there is one.
+/// Returns a challenge as it is hashed: with the session key, if there is one.
 pub(crate) fn augmented(
     hash: Hash,
     session: Option<&Vec<u8>>,
@@ -160,7 +160,7 @@ pub(crate) fn augmented(
     }
 }
 
-/// What the host's response is the HMAC of.
+/// Returns the HMAC input of the host's response.
 pub(crate) fn of_host<'a>(
     challenge: &'a [u8],
     sequence: &'a [u8; 4],
@@ -176,7 +176,7 @@ pub(crate) fn of_host<'a>(
     )
 }
 
-/// What the controller's is.
+/// Returns the HMAC input of the controller's response.
 pub(crate) fn of_controller<'a>(
     challenge: &'a [u8],
     sequence: &'a [u8; 4],
@@ -192,8 +192,8 @@ pub(crate) fn of_controller<'a>(
     )
 }
 
-/// The parts of a response's HMAC, with the names of who answers and of the other side: the first 0
-/// stands for no secure channel.
+/// Returns the parts of a response's HMAC input, with the names of the responder and of the other
+/// side. The first 0 stands for no secure channel.
 fn proven<'a>(
     label: &'a [u8],
     challenge: &'a [u8],

@@ -1,5 +1,5 @@
 //! DH-HMAC-CHAP, the authentication protocol of NVMe over Fabrics ("NVMe Base 2.1", 8.3.5.5), as
-//! code without sockets: messages, secrets, and what either side does.
+//! code without sockets: messages, secrets, and the state machines of both sides.
 //!
 //! ```text
 //! host                                              controller
@@ -10,14 +10,14 @@
 //! DH-HMAC-CHAP_Success2  -------------------------->          only if the host asked for R2
 //! ```
 //!
-//! [`Host`] and [`Controller`] are the two sides of one transaction; who has a connection takes
-//! their messages to the other side by Authentication Send and Receive. Random numbers come from
-//! the kernel, or from who makes a side ([`Random`]).
+//! [`Host`] and [`Controller`] are the two sides of one transaction. The owner of a connection
+//! transfers their messages by Authentication Send and Receive. Random numbers are read from the
+//! kernel, or passed in when a side is created ([`Random`]).
 //!
-//! *What may be touched here.* The bytes of messages, and files that hold secrets
-//! ([`read_private`]). *What may not.* Sockets, clocks, threads, other files. A secret is never
-//! shown: what holds one has no [`Debug`] of it, and it is wiped when it is dropped. What the other
-//! side proves is compared in constant time.
+//! This crate handles the bytes of messages, and files that hold secrets ([`read_private`]). It has
+//! no sockets, clocks or threads, and opens no other files. A secret is never shown: types with a
+//! secret leave it out of their [`Debug`], and it is wiped when it is dropped. Responses of the
+//! other side are compared in constant time.
 #![forbid(unsafe_code)]
 
 mod controller;
@@ -40,7 +40,7 @@ pub use private::read_private;
 pub use random::Random;
 pub use secret::{Secret, SecretError};
 
-/// Who speaks to whom: parts of both responses.
+/// NQNs of host and subsystem, which are parts of both responses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
     /// The host's NQN.
@@ -49,11 +49,11 @@ pub struct Names {
     pub subsystem: String,
 }
 
-/// What the two sides have in common.
+/// Secrets shared by the two sides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Secrets {
-    /// By which the host proves who it is.
+    /// Secret by which the host authenticates.
     pub host: Secret,
-    /// By which the controller does, where the host asks for that.
+    /// Secret by which the controller authenticates, where the host asks for that.
     pub controller: Option<Secret>,
 }

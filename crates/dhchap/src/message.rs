@@ -16,18 +16,18 @@ impl Kind {
     pub const REPLY: Kind = Kind(1, 2);
     pub const SUCCESS1: Kind = Kind(1, 3);
     pub const SUCCESS2: Kind = Kind(1, 4);
-    /// From the host.
+    /// Failure message of the host.
     pub const FAILURE2: Kind = Kind(0, 0xf0);
-    /// From the controller.
+    /// Failure message of the controller.
     pub const FAILURE1: Kind = Kind(0, 0xf1);
 }
 
-/// Why a transaction fails, as the other side is told (reason code explanation).
+/// Reason for a failed transaction, as sent to the other side (reason code explanation).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure(pub u8);
 
 impl Failure {
-    /// The other side has not proven who it is.
+    /// The other side has failed to authenticate.
     pub const FAILED: Failure = Failure(1);
     /// No protocol that both know.
     pub const PROTOCOL: Failure = Failure(2);
@@ -39,7 +39,7 @@ impl Failure {
     pub const GROUP: Failure = Failure(5);
     /// A message has wrong contents.
     pub const PAYLOAD: Failure = Failure(6);
-    /// It is not this message's turn.
+    /// The message is out of order.
     pub const ORDER: Failure = Failure(7);
 }
 
@@ -58,7 +58,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Takes a message apart.
+/// Parser of a message's fields.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reader<'a>(&'a [u8]);
 
@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A message's first 6 bytes: what it is, and of which transaction.
+/// Returns the kind and the transaction of a message, from its first 6 bytes.
 pub(crate) fn head(message: &[u8]) -> Option<(Kind, u16)> {
     let mut reader = Reader::new(message);
     let kind = Kind(reader.u8()?, reader.u8()?);
@@ -98,7 +98,7 @@ pub(crate) fn head(message: &[u8]) -> Option<(Kind, u16)> {
     Some((kind, reader.u16()?))
 }
 
-/// The rest of a message of that kind and transaction; what is wrong otherwise.
+/// Returns the rest of a message of that kind and transaction; a failure reason, if either differs.
 fn body(message: &[u8], wanted: Kind, transaction: u16) -> Result<Reader<'_>, Failure> {
     let (kind, of) = head(message).ok_or(Failure::PAYLOAD)?;
     if kind != wanted {
@@ -116,7 +116,7 @@ fn begin(kind: Kind, transaction: u16) -> Vec<u8> {
     message
 }
 
-/// What a host can do.
+/// Builds the host's AUTH_Negotiate message.
 pub(crate) fn negotiate(transaction: u16, hashes: &[Hash], groups: &[Group]) -> Vec<u8> {
     let mut message = begin(Kind::NEGOTIATE, transaction);
     // No secure channel; one protocol.
@@ -133,7 +133,7 @@ pub(crate) fn negotiate(transaction: u16, hashes: &[Hash], groups: &[Group]) -> 
     message
 }
 
-/// Which of these hashes and groups a host offers, and of which transaction that is.
+/// Returns the hashes and groups of these that a host offers, and its transaction.
 pub(crate) fn negotiated(
     message: &[u8],
     hashes: &[Hash],
@@ -225,7 +225,7 @@ impl<'a> Challenge<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reply<'a> {
     pub response: &'a [u8],
-    /// The host's own, where the controller is to prove who it is.
+    /// The host's own challenge, if the controller has to authenticate.
     pub challenge: Option<&'a [u8]>,
     pub sequence: u32,
     pub public: &'a [u8],
@@ -270,7 +270,7 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// The host is who it says; the controller's response, if it was asked for it.
+/// Builds the Success1 message, with the controller's response if the host asked for it.
 pub(crate) fn success1(transaction: u16, hash: Hash, response: Option<&[u8]>) -> Vec<u8> {
     let mut message = begin(Kind::SUCCESS1, transaction);
     let valid = u8::from(response.is_some());
@@ -279,7 +279,7 @@ pub(crate) fn success1(transaction: u16, hash: Hash, response: Option<&[u8]>) ->
     message
 }
 
-/// The response in a success.
+/// Parses the response in a Success1 message.
 pub(crate) fn response(
     message: &[u8],
     transaction: u16,
@@ -298,21 +298,21 @@ pub(crate) fn response(
     parse().ok_or(Failure::PAYLOAD)
 }
 
-/// The controller is who it says.
+/// Builds the Success2 message, which confirms the controller's response.
 pub(crate) fn success2(transaction: u16) -> Vec<u8> {
     let mut message = begin(Kind::SUCCESS2, transaction);
     message.extend([0; 10]);
     message
 }
 
-/// A message that ends a transaction, from the host or the controller.
+/// Builds a message that ends a transaction, from the host or the controller.
 pub(crate) fn failure(kind: Kind, transaction: u16, why: Failure) -> Vec<u8> {
     let mut message = begin(kind, transaction);
     message.extend([1, why.0]);
     message
 }
 
-/// Why the other side ends the transaction, if this message says so.
+/// Returns the reason if this message ends the transaction.
 pub(crate) fn failed(message: &[u8], kind: Kind) -> Option<Failure> {
     let (found, _) = head(message)?;
     (found == kind).then(|| Failure(message.get(7).copied().unwrap_or_default()))

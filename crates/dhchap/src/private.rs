@@ -6,15 +6,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use zeroize::Zeroizing;
 
-/// Most bytes of such a file.
+/// Maximum size of the file, in bytes.
 const MOST: u64 = 1 << 20;
 /// Permissions of everybody.
 const OTHERS: u32 = 0o007;
 
-/// Reads a file that only its owner and their group may read.
+/// Reads a file that only its owner and group may access.
 ///
 /// # Errors
-/// It cannot be read, others may read or write it, or it is no text.
+/// If the file cannot be read, everybody may access it, or it is not UTF-8.
 pub fn read_private(path: &Path) -> io::Result<Zeroizing<String>> {
     let file = File::open(path)?;
     let about = file.metadata()?;

@@ -9,11 +9,11 @@ pub(crate) const EXPONENT: usize = 56;
 
 /// The random numbers of one side of one transaction.
 pub struct Random {
-    /// Its challenge; of shorter hashes the first bytes.
+    /// Challenge; shorter hashes use its first bytes.
     pub challenge: [u8; CHALLENGE],
-    /// Its exponent, big-endian.
+    /// Exponent, big-endian.
     pub exponent: [u8; EXPONENT],
-    /// Its sequence number: not 0, which says that there is no challenge.
+    /// Sequence number; not 0, which stands for no challenge.
     pub sequence: u32,
     /// A host's number of the transaction.
     pub transaction: u16,
@@ -26,10 +26,10 @@ impl std::fmt::Debug for Random {
 }
 
 impl Random {
-    /// From the kernel.
+    /// Reads the numbers from the kernel.
     ///
     /// # Errors
-    /// It has none.
+    /// The kernel's, if it has no random numbers.
     pub fn new() -> std::io::Result<Self> {
         let mut random = Self {
             challenge: [0; CHALLENGE],

@@ -4,14 +4,14 @@ use crate::hash::Hash;
 use base64ct::{Base64, Encoding};
 use zeroize::Zeroizing;
 
-/// What a transformed secret is mixed with ("NVMe Base 2.1", 8.3.5.5.7).
+/// HMAC suffix for a transformed secret ("NVMe Base 2.1", 8.3.5.5.7).
 const FABRICS: &[u8] = b"NVMe-over-Fabrics";
 
 /// A secret of a host or of a subsystem.
 #[derive(Clone)]
 pub struct Secret {
     bytes: Zeroizing<Vec<u8>>,
-    /// How it is transformed before it is used.
+    /// Hash of the transformation before use.
     transform: Option<Hash>,
 }
 
@@ -21,22 +21,22 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Why a text is no secret. It says nothing of what stands there.
+/// Error in the text of a secret. It contains nothing of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// It is in another form.
+    /// The text has another form.
     #[error("a secret has the form DHHC-1:HH:BASE64: (as `nvme gen-dhchap-key` prints it)")]
     Form,
     /// The hash function for its transformation is none.
     #[error("the secret's hash function is none of 00, 01, 02 and 03")]
     Hash,
-    /// Its base64 is none.
+    /// The base64 part is invalid.
     #[error("the secret's base64 is damaged")]
     Base64,
-    /// It has another number of bytes.
+    /// The number of bytes is invalid.
     #[error("the secret has neither 32, 48 nor 64 bytes")]
     Length,
-    /// Its checksum is another one.
+    /// The checksum does not match.
     #[error("the secret's checksum does not match: it is damaged")]
     Checksum,
 }
@@ -74,7 +74,8 @@ impl Secret {
         Ok(Self { bytes, transform })
     }
 
-    /// The key that is used: mixed with the name of whose secret it is, where it says so.
+    /// Returns the key for the HMAC: transformed with the name of the secret's owner, if the secret
+    /// requires it.
     pub(crate) fn key(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
         match self.transform {
             Some(hash) => hash.hmac(&self.bytes, &[nqn.as_bytes(), FABRICS]),
@@ -83,7 +84,7 @@ impl Secret {
     }
 }
 
-/// Not in constant time: for secrets of one owner.
+/// Comparison not in constant time: for secrets of one owner.
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
         *self.bytes == *other.bytes && self.transform == other.transform

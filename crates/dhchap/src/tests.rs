@@ -1,5 +1,5 @@
-//! Both sides against each other, against vectors that another implementation has made (Python's
-//! `hmac` and `pow`), and against sides that cheat.
+//! Tests of both sides against each other, against vectors that another implementation has made
+//! (Python's `hmac` and `pow`), and against sides that cheat.
 
 use crate::group::Group;
 use crate::hash::Hash;
@@ -53,7 +53,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Takes messages from one side to the other; what each side comes to.
+/// Passes messages from one side to the other; returns the result of each side.
 fn run(host: &mut Host, controller: &mut Controller) -> (Result<(), Refused>, Step) {
     let step = controller.take(&host.negotiate());
     if step != Step::Next {
@@ -73,7 +73,7 @@ fn run(host: &mut Host, controller: &mut Controller) -> (Result<(), Refused>, St
     }
 }
 
-/// The host does not go on, and says so.
+/// The host ends the transaction, and reports the reason.
 fn tell(why: Refused, controller: &mut Controller) -> (Result<(), Refused>, Step) {
     let step = match &why {
         Refused::ByHost { message, .. } => controller.take(message),
@@ -139,7 +139,7 @@ fn responses_are_those_of_another_implementation() {
     }
 }
 
-/// As Linux's `struct nvmf_auth_dhchap_negotiate_data` and the others have it.
+/// The layout is that of Linux's `struct nvmf_auth_dhchap_negotiate_data` and its further messages.
 #[test]
 fn messages_on_the_wire() {
     let host = host(secrets(0, None));
@@ -239,7 +239,7 @@ fn one_that_cannot_say_who_it_is_ends_it() {
     assert!(refused(Failure::FAILED)(&told), "{told:?}");
 }
 
-/// What was said to one controller, or in another transaction, is of no use elsewhere.
+/// A reply to one controller, or in another transaction, is rejected elsewhere.
 #[test]
 fn what_is_repeated_proves_nothing() {
     let mut host = host(secrets(1, None));
@@ -251,7 +251,7 @@ fn what_is_repeated_proves_nothing() {
     other.take(&host.negotiate());
     other.answer();
     assert_eq!(other.take(&reply), Step::Failed(Failure::FAILED));
-    // Its own transaction takes it once.
+    // The reply's own transaction accepts it once.
     assert_eq!(first.take(&reply), Step::Next);
     assert_eq!(first.answer().step, Step::Authenticated);
     assert_eq!(first.take(&reply), Step::Failed(Failure::ORDER));
@@ -338,8 +338,7 @@ fn offers_without_anything_in_common_are_refused() {
 }
 
 proptest! {
-    /// Neither side takes what was changed on its way, and none panics. Bytes that are reserved say
-    /// nothing.
+    /// Neither side accepts a changed message, and none panics. Reserved bytes are ignored.
     #[test]
     fn changed_messages_authenticate_nobody(
         which in 0..4usize,
@@ -365,7 +364,7 @@ proptest! {
             let ended = host.conclude(&success);
             if let Ok(Some(last)) = ended {
                 let step = controller.take(&last);
-                // The change was to bytes that say nothing, or only what else was offered.
+                // The change was to reserved bytes, or only to further offers.
                 let kept = Controller::is_authenticated(&controller);
                 prop_assert_eq!(step == Step::Authenticated, kept);
                 let silent = match which {

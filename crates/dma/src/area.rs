@@ -1,17 +1,17 @@
-//! The memory of a structure whose fields have different sizes: a virtqueue's rings.
+//! Memory of a structure with fields of different sizes: a virtqueue's rings.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::table::Table;
 use crate::{Access, DmaError, DmaMap, racy};
 
-/// A structure in guest memory, resolved once, that is accessed field by field at byte offsets. It
-/// holds the memory itself, so it never dangles; after a change of the map ([`DmaMap::generation`])
-/// its owner resolves it again.
+/// A structure in guest memory, resolved once and accessed field by field at byte offsets. It holds
+/// the memory itself, so it never dangles. After a change of the map ([`DmaMap::generation`]) its
+/// owner must resolve it again.
 ///
-/// Fields are little-endian (virtio 1.2, 2.7), given and taken in native order, and naturally
-/// aligned. A field outside the structure, one that is misaligned, or a store into a structure that
-/// was resolved for [`Access::Read`], does nothing (loads give zero).
+/// Fields are little-endian (virtio 1.2, 2.7), passed in native order, and naturally aligned. An
+/// access has no effect (loads return zero) if the field exceeds the structure or is misaligned,
+/// and a store also if the structure was resolved for [`Access::Read`].
 pub struct Area {
     table: Table,
     len: usize,
@@ -50,13 +50,13 @@ impl Area {
         })
     }
 
-    /// The map's generation when it was resolved.
+    /// Returns the map's generation at the time of resolution.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Whether the file of its memory shrank: what is loaded is then meaningless, and
-    /// nobody sees what is stored.
+    /// Returns whether the file of the memory has shrunk: loads are then meaningless, and stores
+    /// are lost.
     pub fn is_poisoned(&self) -> bool {
         self.table.memories().iter().any(crate::Memory::is_poisoned)
     }
@@ -68,15 +68,16 @@ impl Area {
             .map_or(0, |cell| u16::from_le(cell.load(Ordering::Relaxed)))
     }
 
-    /// Loads a 16-bit field; what the other side wrote before it stored it is visible afterwards.
+    /// Loads a 16-bit field with acquire ordering: writes that preceded its store are visible
+    /// afterwards.
     #[inline]
     pub fn load16_acquire(&self, offset: usize) -> u16 {
         self.cell16(offset)
             .map_or(0, |cell| u16::from_le(cell.load(Ordering::Acquire)))
     }
 
-    /// Loads two 64-bit fields that lie side by side, at a multiple of 16 bytes of the structure:
-    /// each is one load, the pair is not.
+    /// Loads two adjacent 64-bit fields at a multiple of 16 bytes of the structure: each is one
+    /// load, the pair is not atomic.
     #[inline]
     pub fn load_pair64(&self, offset: usize) -> [u64; 2] {
         // The start of the structure, or of its page, is aligned to 8 at least: a
@@ -100,7 +101,7 @@ impl Area {
         }
     }
 
-    /// Stores a 16-bit field; who sees it sees what was stored before.
+    /// Stores a 16-bit field with release ordering: a reader that sees it sees all earlier stores.
     #[inline]
     pub fn store16_release(&self, offset: usize, value: u16) {
         if let Some(cell) = self.cell16(offset).filter(|_| self.writable) {
@@ -127,8 +128,9 @@ impl Area {
         Some(unsafe { racy::cell16(ptr) })
     }
 
-    /// The host address of `size` bytes, if they lie inside and are aligned. What is aligned to its
-    /// size does not cross a page, so it lies in one piece even where the structure is scattered.
+    /// Returns the host address of `size` bytes, if they lie inside and are aligned. A field
+    /// aligned to its size does not cross a page, so it is contiguous even in a scattered
+    /// structure.
     #[inline]
     fn at(&self, offset: usize, size: usize, align: usize) -> Option<*mut u8> {
         let end = offset.checked_add(size)?;

@@ -1,9 +1,10 @@
-//! What a descriptor that came from outside is: memory, or nothing that is touched.
+//! Classification of descriptors from other processes: memory files are used, anything else is not
+//! accessed.
 //!
-//! A file system may be another process (FUSE) or another machine: whatever is asked of its files
-//! may wait for ever, and so may each access to their pages. So a descriptor is asked a question
-//! first that the kernel answers itself: F_GET_SEALS succeeds for memory files (tmpfs, memfd,
-//! hugetlbfs) and for nothing else. Their pages come from the kernel, too.
+//! A file system may be another process (FUSE) or another machine: any call on its files, and each
+//! access to their pages, may wait for ever. The first call on a descriptor is therefore one that
+//! the kernel answers itself. F_GET_SEALS succeeds only for memory files (tmpfs, memfd, hugetlbfs),
+//! with pages from the kernel, too.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -18,15 +19,18 @@ pub(crate) struct Backing {
     /// The file system's device number.
     pub(crate) device: (u32, u32),
     pub(crate) inode: u64,
-    /// In bytes; not zero.
+    /// Size in bytes; not zero.
     pub(crate) size: u64,
 }
 
-/// Checks that this is a memory file, and that it backs at least `end` bytes. What is refused may
-/// block when it is closed: another thread does that.
+/// Checks that the descriptor is a memory file with at least `end` bytes. A refused descriptor may
+/// block on close, so another thread closes it.
 ///
 /// # Errors
-/// [`MapError::WrongKind`], [`MapError::OutOfBacking`], [`MapError::Empty`], [`MapError::System`].
+/// * [`MapError::WrongKind`] when it is no memory file.
+/// * [`MapError::OutOfBacking`] when it is shorter than `end`.
+/// * [`MapError::Empty`] when it has no bytes.
+/// * [`MapError::System`] when a system call fails.
 pub(crate) fn check(fd: OwnedFd, end: u64) -> Result<(OwnedFd, Backing), MapError> {
     match examine(fd.as_fd(), end) {
         Ok(backing) => Ok((fd, backing)),
@@ -37,7 +41,7 @@ pub(crate) fn check(fd: OwnedFd, end: u64) -> Result<(OwnedFd, Backing), MapErro
     }
 }
 
-/// What a file of the user's own is: of any file system.
+/// Returns the properties of the user's own file, on any file system.
 pub(crate) fn of_file(fd: &OwnedFd) -> Result<Backing, MapError> {
     let flags = AtFlags::EMPTY_PATH;
     backing(fd.as_fd(), flags, 0)
@@ -45,8 +49,8 @@ pub(crate) fn of_file(fd: &OwnedFd) -> Result<Backing, MapError> {
 
 fn examine(fd: BorrowedFd<'_>, end: u64) -> Result<Backing, MapError> {
     fcntl_get_seals(fd).map_err(|_| MapError::WrongKind)?;
-    // What is known already is enough. A file system on top of another one's memory (overlayfs on
-    // tmpfs) would otherwise be free to ask a third.
+    // Cached attributes are sufficient. A file system on top of another one's memory (overlayfs on
+    // tmpfs) could otherwise ask a third one.
     backing(fd, AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, end)
 }
 

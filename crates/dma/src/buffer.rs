@@ -1,4 +1,4 @@
-//! Host memory of our own, aligned for direct I/O.
+//! Host memory of this process, aligned for direct I/O.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -45,8 +45,8 @@ impl Buffer {
     }
 }
 
-/// The layout of a buffer of `len` bytes; none for an empty one (or an impossible
-/// one, which becomes empty).
+/// Returns the layout of a buffer of `len` bytes; `None` for an empty one (or an impossible one,
+/// which becomes empty).
 fn layout(len: usize) -> Option<Layout> {
     if len == 0 {
         return None;

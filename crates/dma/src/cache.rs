@@ -1,4 +1,4 @@
-//! One mapping per file, however many windows are put on it.
+//! Mappings of a client's memory files: one per file, for any number of windows.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -11,13 +11,12 @@ use crate::memory::{Mapping, system};
 use crate::quota::Account;
 use crate::{MapError, Memory, MemoryLimits};
 
-/// What makes two file descriptors the same memory: device, inode, and how it is mapped.
+/// Identity of a file's mapping: device, inode, and whether it is writable.
 type Key = ((u32, u32), u64, bool);
 
-/// The memory files of one client: finds the existing mapping of a file, so that thousands of
-/// windows on one memfd cost one `mmap`, and bounds what all of them take. It holds weak references
-/// only: a mapping goes when its last window goes. Make one per client: who may map what is then
-/// the client's own affair.
+/// Memory files of one client. Finds the existing mapping of a file, so that thousands of windows
+/// on one memfd cost one `mmap`, and bounds their total. It holds weak references only: a mapping
+/// ends with its last window. Make one cache per client, so that clients share no access rights.
 #[derive(Debug)]
 pub struct MemoryCache {
     known: HashMap<Key, Weak<Mapping>>,
@@ -33,12 +32,12 @@ impl Default for MemoryCache {
 }
 
 impl MemoryCache {
-    /// An empty cache, of a client that may take what most may.
+    /// Creates an empty cache with the default limits.
     pub fn new() -> MemoryCache {
         MemoryCache::with_limits(MemoryLimits::DEFAULT)
     }
 
-    /// An empty cache, of a client with these bounds.
+    /// Creates an empty cache with these limits.
     pub fn with_limits(limits: MemoryLimits) -> MemoryCache {
         MemoryCache {
             known: HashMap::new(),
@@ -47,14 +46,14 @@ impl MemoryCache {
         }
     }
 
-    /// The memory behind `fd`: mapped now, or found. `end` is what must be backed (offset plus
-    /// size of the window). A mapping that is too short for it (the file has grown) or
-    /// poisoned is not used again.
+    /// Returns the memory behind `fd`, mapped now or earlier. `end` is the required length (offset
+    /// plus size of the window). A mapping that is too short for it (the file has grown) or
+    /// poisoned is not reused.
     ///
     /// # Errors
-    /// As [`Memory::from_fd`], [`MapError::ReadOnly`] when `fd` itself is not open for writing and
-    /// `writable` is asked, and [`MapError::TooManyMappings`] or [`MapError::TooManyBytes`]. A
-    /// mapping counts until it is undone, a moment after its last window has gone.
+    /// The errors of [`Memory::from_fd`]. [`MapError::ReadOnly`] when `writable` is set and `fd` is
+    /// not open for writing. [`MapError::TooManyMappings`] or [`MapError::TooManyBytes`] at the
+    /// client's limits. A mapping counts until it is undone, a moment after its last window.
     pub fn import(&mut self, fd: OwnedFd, end: u64, writable: bool) -> Result<Memory, MapError> {
         let (fd, backing) = backing::check(fd, end)?;
         // A mapping that is found here was made from another descriptor; this one
@@ -70,8 +69,8 @@ impl MemoryCache {
         if let Some(mapping) = self.known.get(&key).and_then(Weak::upgrade) {
             let found = Memory(mapping);
             if found.len() as u64 >= end && !found.is_poisoned() {
-                // `fd` is closed here: a memory file's is nothing to wait for while the mapping
-                // keeps the file.
+                // `fd` is closed here: closing a memory file does not block while the mapping keeps
+                // the file.
                 return Ok(found);
             }
         }

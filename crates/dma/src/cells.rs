@@ -1,4 +1,4 @@
-//! The memory of a shadow doorbell or EventIdx buffer.
+//! Memory of a shadow doorbell or EventIdx buffer.
 
 use std::sync::atomic::AtomicU32;
 
@@ -6,7 +6,7 @@ use crate::table::Table;
 use crate::{Access, DmaError, DmaMap, racy};
 
 /// A buffer of 32-bit cells in guest memory, by index (NVMe Base 2.1, 5.2.5: Doorbell Buffer
-/// Config). It holds the memory itself; after a change of the map its owner resolves it again.
+/// Config). It holds the memory itself; after a change of the map its owner must resolve it again.
 pub struct Cells {
     table: Table,
     iova: u64,
@@ -46,7 +46,7 @@ impl Cells {
         })
     }
 
-    /// Cell `i`, none when it is outside the buffer.
+    /// Returns cell `i`; `None` when it is outside the buffer.
     #[inline]
     pub fn get(&self, i: usize) -> Option<&AtomicU32> {
         if i >= self.count {
@@ -63,17 +63,17 @@ impl Cells {
         self.count
     }
 
-    /// Where it was resolved.
+    /// Returns the address at which the cells were resolved.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// The map's generation when it was resolved.
+    /// Returns the map's generation at the time of resolution.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Whether the file of its memory shrank.
+    /// Returns whether the file of the memory has shrunk.
     pub fn is_poisoned(&self) -> bool {
         self.table.memories().iter().any(crate::Memory::is_poisoned)
     }

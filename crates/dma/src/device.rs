@@ -1,11 +1,11 @@
-//! Memory of the device's own, which it finds at some of its addresses (NVMe Base 2.1, 8.2.1:
-//! Controller Memory Buffer). The host can write to it at any time, as to its own.
+//! Memory of the device itself, visible at some of its addresses (NVMe Base 2.1, 8.2.1: Controller
+//! Memory Buffer). The host can write to it at any time, as to its own memory.
 
 use crate::map::{PAGE, Prot, Window};
 use crate::windows::Entry;
 use crate::{DmaError, MapError, Memory, Segment, SegmentList};
 
-/// Where it is. Windows that lie there are hidden.
+/// Position of the device's memory, which hides the windows there.
 pub(crate) struct DeviceMemory {
     /// First address.
     pub(crate) start: u64,
@@ -15,7 +15,8 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// All of a memory, from `start` to `last`: the caller has compared that with its length.
+    /// Places a whole memory at `start` to `last`; the caller has compared that range with its
+    /// length.
     pub(crate) fn new(start: u64, last: u64, memory: Memory) -> Result<DeviceMemory, MapError> {
         if !(start | memory.len() as u64).is_multiple_of(PAGE) {
             return Err(MapError::Misaligned { iova: start });
@@ -37,17 +38,17 @@ impl DeviceMemory {
         (self.start..=self.last).contains(&iova)
     }
 
-    /// A range of addresses lies here in part only.
+    /// Returns whether a range of addresses lies in the device's memory in part only.
     pub(crate) fn is_mixed(&self, iova: u64, len: u64) -> bool {
         let last = iova.saturating_add(len.saturating_sub(1));
         let touches = iova <= self.last && last >= self.start;
         touches && !(self.contains(iova) && self.contains(last))
     }
 
-    /// What is left of a window around an address outside.
+    /// Returns the visible part of a window around an address outside the device's memory.
     pub(crate) fn around(&self, iova: u64, mut entry: Entry) -> Entry {
         if iova < self.start {
-            // At least `iova`, so there is an address before.
+            // `iova` is lower, so there is an address before the start.
             entry.last = entry.last.min(self.start - 1);
         } else if entry.start <= self.last {
             // Less than `iova`, so there is an address behind.
@@ -69,7 +70,7 @@ impl DeviceMemory {
         }
     }
 
-    /// A piece of host memory is of this one: no piece is of two memories.
+    /// Returns whether a piece of host memory is the device's; no piece belongs to two memories.
     pub(crate) fn has(&self, segment: &Segment) -> bool {
         let offset = segment
             .as_ptr()
@@ -78,7 +79,7 @@ impl DeviceMemory {
         offset < self.memory.len()
     }
 
-    /// Refuses a transfer that is here in part only.
+    /// Refuses a transfer that lies in the device's memory in part only.
     #[cold]
     #[inline(never)]
     pub(crate) fn unmixed(&self, list: &SegmentList) -> Result<(), DmaError> {

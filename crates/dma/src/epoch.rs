@@ -1,11 +1,10 @@
-//! Grace periods: how memory that is unmapped stays until the commands that
-//! may use it have completed.
+//! Grace periods: unmapped memory stays until the commands that may use it have completed.
 //!
-//! Time is cut into epochs by unmaps. A [`Pin`] is a reference count on the epoch in which it was
-//! taken; each epoch holds the next one, and the memory that was unmapped at its end. So a pin
-//! keeps everything that is unmapped after it was taken, a pin that is taken later keeps nothing of
-//! it, and when the last old pin goes, the memory goes with it, even if the map itself is gone by
-//! then. The counts are `Rc`'s: not atomic, one increment per pin.
+//! Unmaps divide time into epochs. A [`Pin`] is a reference count on the epoch in which it was
+//! taken. Each epoch holds the next one, and the memory that was unmapped at its end. A pin
+//! therefore keeps everything that is unmapped after it was taken, and a later pin keeps nothing of
+//! it. The memory is released with the last old pin, even if the map itself has been dropped. The
+//! counts are `Rc`'s: not atomic, one increment per pin.
 
 use std::cell::{OnceCell, RefCell};
 use std::rc::{Rc, Weak};
@@ -13,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 
-/// The source of map identities.
+/// Source of map identities.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 struct Epoch {
-    /// Identity of the map.
+    /// Identity of the epoch's map.
     map: u64,
-    /// Memory that left the map at the end of this epoch, or during the next one while that had no
+    /// Memory that was unmapped at the end of this epoch, or during the next one while that had no
     /// pins.
     grave: RefCell<Vec<Memory>>,
     /// The epoch after this one, which it keeps alive.
@@ -47,13 +46,13 @@ impl Drop for Epoch {
     }
 }
 
-/// Keeps all memory that was mapped when it was taken (and what was mapped later) from going away.
-/// Taken by [`crate::DmaMap::pin`], for as long as a command is in flight.
+/// Keeps all memory that was mapped when the pin was taken (and later) from being released.
+/// [`crate::DmaMap::pin`] takes one for the duration of a command.
 #[derive(Clone)]
 pub struct Pin(Rc<Epoch>);
 
 impl Pin {
-    /// Identity of the map that this pin belongs to.
+    /// Returns the identity of the map that this pin belongs to.
     pub(crate) fn map(&self) -> u64 {
         self.0.map
     }
@@ -67,10 +66,10 @@ impl std::fmt::Debug for Pin {
     }
 }
 
-/// The map's side.
+/// Epochs of a map.
 pub(crate) struct Epochs {
     current: Rc<Epoch>,
-    /// The epoch before; alive as long as any pin of it or of an older one is.
+    /// Previous epoch; alive while it or an older one has a pin.
     previous: Weak<Epoch>,
 }
 
@@ -91,10 +90,10 @@ impl Epochs {
         Pin(Rc::clone(&self.current))
     }
 
-    /// Takes memory that has just left the map, and ends the epoch.
+    /// Takes memory that was just unmapped, and ends the epoch.
     pub(crate) fn retire(&mut self, removed: Vec<Memory>) {
         let older = self.previous.upgrade();
-        // Our own reference, and the previous epoch's.
+        // The count includes the map's reference, and the previous epoch's.
         let pinned = Rc::strong_count(&self.current) > 1 + usize::from(older.is_some());
         if pinned {
             self.current.grave.borrow_mut().extend(removed);
@@ -104,12 +103,13 @@ impl Epochs {
                 self.current = next;
             }
         } else if let Some(older) = older {
-            // It goes with the last of the older pins, whether or not anyone asks then.
+            // The memory is released with the last of the older pins, even without a further call.
             older.grave.borrow_mut().extend(removed);
         }
     }
 
-    /// Whether no pin is older than the last [`Epochs::retire`]; then nothing is kept any longer.
+    /// Returns whether no pin is older than the last [`Epochs::retire`]; no memory is then kept any
+    /// longer.
     pub(crate) fn quiesced(&self) -> bool {
         self.previous.strong_count() == 0
     }

@@ -1,13 +1,13 @@
-//! What can go wrong, by who caused it: the VMM that maps ([`MapError`]), the guest that addresses
-//! ([`DmaError`]), or the host that uses a memory directly ([`MemoryError`]).
+//! Errors by origin: the VMM that maps ([`MapError`]), the guest that addresses ([`DmaError`]), or
+//! the host that uses a memory directly ([`MemoryError`]).
 
 use rustix::io::Errno;
 
-/// A memory file or a window was refused.
+/// Reason why a memory file or a window was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// The file is not in memory (memfd, tmpfs, hugetlbfs): its pages may come from a disk, another
-    /// process or another machine, and waiting for them would hold up other clients.
+    /// The file is not in memory (memfd, tmpfs, hugetlbfs). Its pages may come from a disk, another
+    /// process or another machine, and waiting for them would block other clients.
     #[error(
         "not a memory file: use a memfd (QEMU: memory-backend-memfd,share=on), or a file on tmpfs \
          (/dev/shm) or hugetlbfs"
@@ -18,10 +18,10 @@ pub enum MapError {
     System {
         /// The system call's name.
         call: &'static str,
-        /// Its error.
+        /// Error of the system call.
         errno: Errno,
     },
-    /// The range ends after its backing file or memory does.
+    /// The range exceeds its backing file or memory.
     #[error("range ends at {end:#x}, its backing at {size:#x}")]
     OutOfBacking {
         /// First byte after the range, as an offset into the backing.
@@ -47,7 +47,7 @@ pub enum MapError {
         /// Start of the existing window.
         iova: u64,
     },
-    /// Write access was asked for memory that is mapped, or opened, read-only.
+    /// Write access was requested for memory that is mapped, or opened, read-only.
     #[error("memory is read-only")]
     ReadOnly,
     /// A window's address, length or offset is not a multiple of [`crate::PAGE`].
@@ -56,43 +56,43 @@ pub enum MapError {
         /// Start of the window.
         iova: u64,
     },
-    /// The client has mapped as many memory files as it may.
+    /// The client has reached its limit of mapped memory files.
     #[error("the client has mapped {limit} memory files, as many as it may")]
     TooManyMappings {
-        /// Their number.
+        /// Maximum number of files.
         limit: u64,
     },
-    /// The client's memory files would be larger than they may be, together.
+    /// The client's memory files would exceed its limit in total size.
     #[error("the client's memory files would have more than {limit} bytes")]
     TooManyBytes {
-        /// Bytes that they may have.
+        /// Maximum size in bytes.
         limit: u64,
     },
-    /// All clients' memory files would take more of the address space than they may.
+    /// All clients' memory files would exceed the limit of address space.
     #[error("the memory files of all clients would take more than {limit} bytes of addresses")]
     AddressSpaceFull {
-        /// Bytes that they may take.
+        /// Maximum size in bytes.
         limit: u64,
     },
     /// [`crate::sigbus::MAX_MAPPINGS`] memory files are mapped already.
     #[error("too many memory files are mapped")]
     TableFull,
-    /// The memory's file shrank, its content is lost.
+    /// The memory's file has shrunk, and its content is lost.
     #[error("memory file shrank")]
     Poisoned,
 }
 
-/// A device's access to guest memory failed. An IOVA in it is that of the first byte
-/// that could not be accessed.
+/// Reason why a device's access to guest memory failed. An IOVA in it is that of the first
+/// inaccessible byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DmaError {
-    /// No window there.
+    /// The address is in no window.
     #[error("no window at {iova:#x}")]
     Unmapped {
         /// First byte that failed.
         iova: u64,
     },
-    /// A window is there, but without memory (RAM that is not shared, a ROM, another device's BAR).
+    /// The window has no memory (RAM that is not shared, a ROM, another device's BAR).
     #[error("window at {iova:#x} has no shared memory")]
     NotShared {
         /// First byte that failed.
@@ -104,7 +104,7 @@ pub enum DmaError {
         /// First byte that failed.
         iova: u64,
     },
-    /// Address plus length does not fit in 64 bits, or a structure is larger than any queue can be.
+    /// Address plus length does not fit in 64 bits, or a structure is larger than any queue.
     #[error("range overflows")]
     Overflow,
     /// A structure that needs atomic access ([`crate::Ring`], [`crate::Cells`]) lies unaligned in
@@ -114,7 +114,7 @@ pub enum DmaError {
         /// Start of the misaligned page or structure.
         iova: u64,
     },
-    /// The memory's file shrank, its content is lost.
+    /// The memory's file has shrunk, and its content is lost.
     #[error("memory file shrank")]
     Poisoned,
     /// A transfer, or a structure, lies in the device's own memory in part only
@@ -126,19 +126,19 @@ pub enum DmaError {
     ForeignList,
 }
 
-/// A host's own access to a [`crate::Memory`] failed.
+/// Reason why the host's own access to a [`crate::Memory`] failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// Offset plus length lies outside the memory.
+    /// Offset plus length exceeds the memory.
     #[error("out of the memory's range")]
     OutOfRange,
     /// The memory is mapped read-only.
     #[error("memory is read-only")]
     ReadOnly,
-    /// Its pages could not be allocated ahead of their use.
+    /// The pages of the range could not be allocated in advance.
     #[error("pages cannot be allocated")]
     NotPopulated,
-    /// The memory's file shrank, its content is lost.
+    /// The memory's file has shrunk, and its content is lost.
     #[error("memory file shrank")]
     Poisoned,
 }

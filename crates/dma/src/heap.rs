@@ -1,12 +1,12 @@
-//! Memory that was freed, and that the allocator keeps for later.
+//! Freed memory that the allocator keeps.
 
-/// Releases to the system what the allocator keeps of memory that was freed, by whichever thread.
-/// Who allocates meanwhile from the same arena waits: some milliseconds, for tens of mebibytes.
-/// Whether there was any; none is known of C libraries other than glibc.
+/// Returns freed memory of all threads from the allocator to the system. Allocations from the same
+/// arena wait meanwhile: some milliseconds, for tens of mebibytes. Returns whether there was any;
+/// always `false` with C libraries other than glibc.
 pub fn release() -> bool {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: it takes no pointer, and any thread may call it (malloc_trim(3)).
+        // SAFETY: malloc_trim(3) takes no pointer, and any thread may call it.
         let given = unsafe { libc::malloc_trim(0) };
         given == 1
     }

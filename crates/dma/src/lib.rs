@@ -1,24 +1,23 @@
-//! Guest memory as a device sees it.
+//! A device's view of guest memory.
 //!
 //! A VMM hands over memory files; [`Memory`] maps each of them once. [`DmaMap`] holds the windows
 //! through which one device sees them, keyed by IOVA, and belongs to one worker thread. A command's
 //! data pointer (module [`prp`] or [`sgl`]) is walked through the map into a [`SegmentList`]: host
-//! pieces, in order, which stay valid until the list is cleared, whatever is unmapped meanwhile.
-//! Queues ([`Ring`], [`Area`]) and shadow doorbells ([`Cells`]) live longer than a command; they
-//! are resolved once and hold the memory itself. [`PrivateMemory`] is no guest's: a volume in
+//! pieces, in order. They stay valid until the list is cleared, even if their windows are unmapped.
+//! Queues ([`Ring`], [`Area`]) and shadow doorbells ([`Cells`]) outlive a command; they are
+//! resolved once and hold the memory itself. [`PrivateMemory`] belongs to no guest: a volume in
 //! memory keeps its data there.
 //!
-//! Everything that comes from the guest is hostile here: addresses, lengths, lists, and the
-//! memory, which changes while it is read and whose file may shrink (module [`sigbus`]). So
-//! guest memory is never a Rust slice: it is copied by raw pointer, or accessed as atomics, and
-//! what is copied is copied once.
+//! All input from the guest is hostile: addresses, lengths, lists, and the memory, which changes
+//! while it is read. Its file may shrink (module [`sigbus`]). Guest memory is therefore never a
+//! Rust slice: it is copied by raw pointer, once, or accessed as atomics.
 //!
-//! `unsafe` may be touched only in the modules that are marked so below. This crate knows nothing
-//! of queues' semantics, of commands or of vfio-user: it takes addresses and bytes.
+//! `unsafe` is limited to the modules that allow it below. This crate has no knowledge of queue
+//! semantics, commands or vfio-user: it takes addresses and bytes.
 //!
 //! # Example
 //!
-//! A device reads what a command's PRP entries describe:
+//! A device reads the memory described by a command's PRP entries:
 //!
 //! ```
 //! use dma::{Access, DmaMap, Memory, Prot, SegmentList, prp};

@@ -1,27 +1,27 @@
-//! Cache lines on their way between processors.
+//! Transfer of cache lines between processors.
 //!
-//! On some processors a line that another one has read is written again only after both have told
-//! each other, and such stores wait for each other. Where two processors are far apart that is most
-//! of what a queue entry costs its host. A reader who evicts the lines at once, from all
-//! caches, spares the writer that: the next store finds a line that no other processor has.
+//! On some processors a store to a line that another processor has read must wait for a message
+//! from that processor, and such stores wait for each other. Between distant processors that is
+//! most of the host's cost of a queue entry. A reader that evicts the lines at once, from all
+//! caches, saves the writer that cost: the next store finds a line that no other processor has.
 
-/// That this processor evicts lines without waiting, and that its kind gains by it: AMD's does, on
-/// which it was measured. Who has this may call [`Ring::evict`](crate::Ring::evict).
+/// Proof that this processor evicts lines without waiting, and that its kind benefits: AMD's does,
+/// on which it was measured. Required by [`Ring::evict`](crate::Ring::evict).
 #[derive(Clone, Copy, Debug)]
 pub struct Evict(());
 
 impl Evict {
-    /// `None` where lines stay where they are.
+    /// Returns `None` on processors where eviction has no benefit.
     #[must_use]
     pub fn of_processor() -> Option<Self> {
         platform::gains().then_some(Evict(()))
     }
 
-    /// Takes the cache line at `ptr` out of all processors' caches, without waiting for it. What
-    /// was written there goes to memory. No value changes.
+    /// Evicts the cache line at `ptr` from all processors' caches, without waiting. Modified data
+    /// is written to memory. No value changes.
     ///
     /// # Safety
-    /// `ptr` is in a mapping that lives. Its page may be gone (the instruction faults as a load
+    /// `ptr` is in an existing mapping. Its page may be missing (the instruction faults as a load
     /// does, see module [`sigbus`](crate::sigbus)).
     #[inline(always)]
     pub(crate) unsafe fn line(self, ptr: *const u8) {
@@ -30,7 +30,8 @@ impl Evict {
     }
 }
 
-/// The processor's counter (as `probes::cycles`), read when all loads before have their values.
+/// Returns the processor's counter (as `probes::cycles`), read after all earlier loads have
+/// completed.
 #[inline]
 #[must_use]
 pub fn cycles_after_loads() -> u64 {
@@ -57,7 +58,7 @@ mod platform {
     }
 
     /// # Safety
-    /// See [`super::Evict::line`]; [`gains`] has said yes.
+    /// See [`super::Evict::line`]; [`gains`] has returned `true`.
     #[inline(always)]
     pub unsafe fn evict(ptr: *const u8) {
         // SAFETY: the processor has the instruction, and the line is mapped; it changes no value.
@@ -83,7 +84,7 @@ mod platform {
     }
 
     /// # Safety
-    /// It does nothing.
+    /// No requirement: the function has no effect.
     #[inline(always)]
     pub unsafe fn evict(_: *const u8) {}
 

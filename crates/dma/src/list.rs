@@ -1,39 +1,39 @@
-//! The host memory of one transfer.
+//! Host memory of a transfer.
 
 use std::rc::Rc;
 
 use crate::map::Run;
 use crate::{Access, Buffer, DmaMap, Memory, Pin, Segment, racy};
 
-/// What keeps the memory of a list's segments.
+/// Owner of the memory of a list's segments.
 #[derive(Clone)]
 enum Hold {
     Nothing,
     Map(Pin),
-    /// Never read: it is there to be dropped.
+    /// Memory that is only held to be dropped.
     Memory(#[allow(dead_code)] Memory),
-    /// Shared by the slices of the list.
+    /// A buffer shared by the slices of the list.
     Buffer(Rc<Buffer>),
 }
 
-/// Host pieces of one transfer, in order. The list keeps its memory, by a [`Pin`] (guest memory), a
-/// [`Memory`] or a [`Buffer`] of its own, so it may be held while the kernel or another device
-/// works on it. There are no segments without something that keeps them. Clearing keeps the
-/// capacity: a recycled list allocates nothing.
+/// Host pieces of a transfer, in order. The list keeps its memory, by a [`Pin`] (guest memory), a
+/// [`Memory`] or a [`Buffer`] of its own. It may therefore be held while the kernel or another
+/// device works on it. There are no segments without an owner. Clearing keeps the capacity: a
+/// recycled list allocates nothing.
 ///
-/// It is as small as a pointer, since it travels with its request from hand to hand.
+/// A list has the size of a pointer, since it is passed on with its request.
 ///
-/// The guest may write to the memory at any time: it is accessed by copying only.
+/// The guest may write to the memory at any time, so it is accessed by copying only.
 #[derive(Default)]
 pub struct SegmentList(Option<Box<Inner>>);
 
-/// What a list holds, once it has held anything.
+/// Contents of a list that has held segments.
 pub(crate) struct Inner {
     segments: Vec<Segment>,
     bytes: u64,
-    /// Whether all of it may be written.
+    /// Whether all of the memory may be written.
     writable: bool,
-    /// Identity of the last segment's mapping: only inside one mapping are segments merged.
+    /// Identity of the last segment's mapping; segments are merged only inside one mapping.
     tail: usize,
     hold: Hold,
 }
@@ -58,10 +58,10 @@ impl Inner {
         self.release();
     }
 
-    /// Drops what kept the segments.
+    /// Drops the owner of the segments.
     #[inline]
     fn release(&mut self) {
-        // Looked at one after the other: what a list holds is nothing or a pin, nearly always.
+        // Cases are checked in this order because nearly every list holds nothing or a pin.
         match std::mem::replace(&mut self.hold, Hold::Nothing) {
             Hold::Nothing => {}
             Hold::Map(pin) => drop(pin),
@@ -104,14 +104,14 @@ impl SegmentList {
             .get_or_insert_with(|| Box::new(Inner::with_capacity(1)))
     }
 
-    /// A list of host memory of its own, for bouncing data.
+    /// Creates a list with its own host memory, for bouncing data.
     pub fn owned(buffer: Buffer) -> SegmentList {
         let mut list = SegmentList::new();
         list.own(buffer);
         list
     }
 
-    /// Makes an existing list one of host memory of its own.
+    /// Gives an existing list its own host memory.
     pub fn own(&mut self, buffer: Buffer) {
         let inner = self.inner();
         inner.clear();
@@ -123,7 +123,7 @@ impl SegmentList {
         inner.hold = Hold::Buffer(Rc::new(buffer));
     }
 
-    /// A piece of a memory, or none when it is out of range.
+    /// Returns a piece of a memory; `None` when it is out of range.
     pub(crate) fn of_memory(memory: &Memory, offset: usize, len: usize) -> Option<SegmentList> {
         let segment = memory.segment(offset, len)?;
         let mut inner = Inner::with_capacity(1);
@@ -136,7 +136,7 @@ impl SegmentList {
         Some(SegmentList(Some(Box::new(inner))))
     }
 
-    /// Drops the segments and what kept them (a command has completed); keeps the capacity.
+    /// Drops the segments and their owner (a command has completed); keeps the capacity.
     #[inline]
     pub fn clear(&mut self) {
         if let Some(inner) = &mut self.0 {
@@ -152,9 +152,9 @@ impl SegmentList {
         inner.hold = Hold::Map(map.pin());
     }
 
-    /// Starts a new transfer on `map`, as [`SegmentList::begin`] does, of `len` bytes at `iova`
-    /// that lie in one piece: the most frequent one. `false` when they do not, may not be accessed,
-    /// or are none: the list is then empty and keeps nothing.
+    /// Starts a new transfer on `map`, as [`SegmentList::begin`] does, with `len` contiguous bytes
+    /// at `iova`: the most frequent case. Returns `false` when they are not contiguous, not
+    /// accessible, or empty; the list is then empty and keeps nothing.
     #[inline(always)]
     pub fn begin_piece(&mut self, map: &DmaMap, iova: u64, len: u64, access: Access) -> bool {
         let inner = self.inner();
@@ -162,7 +162,7 @@ impl SegmentList {
         match map.translate(iova, access) {
             // At least one byte, at most the run: no segment is empty.
             Ok(run) if len.wrapping_sub(1) < run.len => {
-                // Nothing is there to be dropped.
+                // The previous owner is `Nothing`, so there is no value to be dropped.
                 std::mem::forget(std::mem::replace(&mut inner.hold, Hold::Map(map.pin())));
                 inner.bytes = len;
                 inner.writable = access == Access::Write;
@@ -175,8 +175,8 @@ impl SegmentList {
         }
     }
 
-    /// Makes sure that the list keeps `map`'s memory, for the caller to append to; none
-    /// when it keeps something else.
+    /// Makes the list keep `map`'s memory, for the caller to append to; `None` when it keeps other
+    /// memory.
     #[inline]
     pub(crate) fn attach(&mut self, map: &DmaMap) -> Option<&mut Inner> {
         let inner = self.inner();
@@ -188,7 +188,7 @@ impl SegmentList {
         Some(inner)
     }
 
-    /// Sum of the segments' lengths.
+    /// Returns the sum of the segments' lengths.
     #[inline]
     pub fn len_bytes(&self) -> u64 {
         self.0.as_ref().map_or(0, |inner| inner.bytes)
@@ -215,21 +215,22 @@ impl SegmentList {
         }
     }
 
-    /// The segments as the kernel wants them, [`SegmentList::count`] of them. Valid
-    /// while the list is not changed.
+    /// Returns the segments in the kernel's format, [`SegmentList::count`] of them. Valid until the
+    /// list changes.
     #[inline]
     pub fn as_iovecs(&self) -> *const libc::iovec {
         self.segments().as_ptr().cast()
     }
 
-    /// Whether all of it may be written: it was built for [`Access::Write`], or is host memory.
+    /// Returns whether all memory may be written: it was built for [`Access::Write`], or is host
+    /// memory.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.0.as_ref().is_none_or(|inner| inner.writable)
     }
 
-    /// Whether every segment's address and length has none of the bits of `mask` (block
-    /// size - 1), as direct I/O asks.
+    /// Returns whether every segment's address and length has none of the bits of `mask` (block
+    /// size - 1), as direct I/O requires.
     pub fn is_aligned(&self, mask: usize) -> bool {
         self.segments().iter().fold(0, |bits, segment| {
             bits | segment.as_ptr().addr() | segment.len()
@@ -237,9 +238,9 @@ impl SegmentList {
             == 0
     }
 
-    /// The content of a list of its own memory; none for guest memory, or while a slice
-    /// shares it. Takes `&mut self` because the list can write its memory through `&self`.
-    /// Not while the kernel works on it.
+    /// Returns the content of a list with its own memory; `None` for guest memory, or while a slice
+    /// shares it. Takes `&mut self` because the list can write its memory through `&self`. Must not
+    /// be called while the kernel works on the memory.
     pub fn buffer(&mut self) -> Option<&mut [u8]> {
         match &mut self.0.as_mut()?.hold {
             Hold::Buffer(buffer) => Rc::get_mut(buffer).map(|buffer| &mut **buffer),
@@ -247,8 +248,8 @@ impl SegmentList {
         }
     }
 
-    /// Takes the buffer out of a list of its own memory and clears the list; none as
-    /// for [`SegmentList::buffer`].
+    /// Takes the buffer out of a list with its own memory and clears the list; `None` as for
+    /// [`SegmentList::buffer`].
     pub fn take_buffer(&mut self) -> Option<Buffer> {
         let inner = self.0.as_mut()?;
         if !matches!(inner.hold, Hold::Buffer(_)) {
@@ -269,13 +270,13 @@ impl SegmentList {
         }
     }
 
-    /// [`SegmentList::take_buffer`], when the list is not needed any more.
+    /// Returns [`SegmentList::take_buffer`] and drops the list.
     pub fn into_buffer(mut self) -> Option<Buffer> {
         self.take_buffer()
     }
 
-    /// Copies `src` into the list's memory at `offset`; returns how many bytes there was room for
-    /// (none when the list is not writable).
+    /// Copies `src` into the list's memory at `offset`. Returns the number of bytes copied, limited
+    /// by the list (0 when it is not writable).
     pub fn copy_from(&self, offset: u64, src: &[u8]) -> usize {
         if !self.is_writable() {
             return 0;
@@ -291,7 +292,8 @@ impl SegmentList {
         src.len() - rest.len()
     }
 
-    /// Copies the list's memory at `offset` into `dst`; returns how many bytes there were.
+    /// Copies the list's memory at `offset` into `dst`. Returns the number of bytes copied, limited
+    /// by the list.
     pub fn copy_to(&self, offset: u64, dst: &mut [u8]) -> usize {
         let wanted = dst.len();
         let mut rest = dst;
@@ -304,8 +306,7 @@ impl SegmentList {
         wanted - rest.len()
     }
 
-    /// Fills all of it with `byte`; returns how many bytes there were (none when
-    /// the list is not writable).
+    /// Fills all memory with `byte`. Returns the number of bytes (0 when the list is not writable).
     pub fn fill(&self, byte: u8) -> u64 {
         if !self.is_writable() {
             return 0;
@@ -317,9 +318,9 @@ impl SegmentList {
         self.len_bytes()
     }
 
-    /// Copies `source` into this list, from the start of both, as far as both go; returns the
-    /// number of bytes (none when this list is not writable). The two may be the same guest memory;
-    /// when they overlap in more than one segment the result is some mixture, as with any two
+    /// Copies `source` into this list, from the start of both, up to the shorter length. Returns
+    /// the number of bytes (0 when this list is not writable). The two may be the same guest
+    /// memory. If they overlap in more than one segment the result is a mixture, as with any two
     /// commands on the same memory.
     pub fn copy_list(&self, source: &SegmentList) -> u64 {
         if !self.is_writable() {
@@ -346,8 +347,8 @@ impl SegmentList {
         offset
     }
 
-    /// Whether the memory at `offset` holds exactly `other` (NVMe Compare); false
-    /// when the list is shorter.
+    /// Returns whether the memory at `offset` holds exactly `other` (NVMe Compare); `false` when
+    /// the list is shorter.
     pub fn equals(&self, offset: u64, other: &[u8]) -> bool {
         let mut rest = other;
         for piece in self.pieces(offset, other.len() as u64) {
@@ -361,8 +362,8 @@ impl SegmentList {
         rest.is_empty()
     }
 
-    /// Makes `out` the part of this list of `len` bytes at `offset` (or what there is of it),
-    /// keeping the same memory; returns its length. What `out` held is dropped.
+    /// Makes `out` the part of this list of `len` bytes at `offset` (limited by the list), with the
+    /// same memory. Returns its length. The previous content of `out` is dropped.
     pub fn slice(&self, offset: u64, len: u64, out: &mut SegmentList) -> u64 {
         let Some(source) = &self.0 else {
             out.clear();
@@ -377,8 +378,8 @@ impl SegmentList {
         to.bytes
     }
 
-    /// The pieces of `len` bytes at `offset`, or of what there is of them. Never empty
-    /// ones, never more than `len`.
+    /// Returns the pieces of `len` bytes at `offset`, limited by the list. No piece is empty;
+    /// together they have at most `len` bytes.
     fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Segment> + '_ {
         let (mut skip, mut left) = (offset, len);
         self.segments()

@@ -1,4 +1,4 @@
-//! The IOVA windows of one device, as one worker sees them.
+//! IOVA windows of a device, in one worker's view.
 
 use std::cell::Cell;
 
@@ -10,12 +10,12 @@ use crate::sigbus::MappingSlot;
 use crate::windows::{Entry, Windows};
 use crate::{DmaError, MapError, Memory, Pin, SegmentList, racy};
 
-/// The unit of windows: their addresses, lengths and offsets into memory files are multiples of it
-/// (the page size that vfio-user announces). So a transfer has at most one segment for each page
-/// and one for each piece that the guest describes.
+/// Unit of windows: their addresses, lengths and offsets into memory files are multiples of it (the
+/// page size that vfio-user announces). A transfer therefore has at most one segment for each page
+/// and for each piece that the guest describes.
 pub const PAGE: u64 = 4096;
 
-/// What a device may do in a window.
+/// Access rights of a device in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prot {
     /// The device may read guest memory.
@@ -45,7 +45,7 @@ impl Prot {
     }
 }
 
-/// The direction of an access, from the device's side.
+/// Direction of an access, from the device's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The device reads guest memory (an NVMe Write, a submission queue, a PRP list).
@@ -54,24 +54,24 @@ pub enum Access {
     Write,
 }
 
-/// One window, as [`DmaMap::windows`] shows it.
+/// A window, as returned by [`DmaMap::windows`].
 #[derive(Clone, Debug)]
 pub struct Window {
     /// First address.
     pub iova: u64,
     /// Length in bytes.
     pub len: u64,
-    /// The memory and the offset into it; none for a window without shared memory.
+    /// The memory and the offset into it; `None` for a window without shared memory.
     pub backing: Option<(Memory, u64)>,
-    /// What the device may do.
+    /// Access rights of the device.
     pub prot: Prot,
 }
 
-/// A translation that was used lately.
+/// A recently used translation.
 #[derive(Clone, Copy)]
 struct Cached {
     start: u64,
-    /// Bytes; a window of all addresses cannot be made, so it fits.
+    /// Length in bytes; a window cannot span all addresses, so it fits.
     len: u64,
     host: *mut u8,
     prot: Prot,
@@ -79,7 +79,7 @@ struct Cached {
 }
 
 impl Cached {
-    /// Contains no address.
+    /// Translation that contains no address.
     const NONE: Cached = Cached {
         start: 0,
         len: 0,
@@ -92,7 +92,7 @@ impl Cached {
     };
 }
 
-/// How many translations are remembered: low memory, high memory, and two more.
+/// Number of cached translations: low memory, high memory, and two more.
 const WAYS: usize = 4;
 
 /// Host memory from one address to the end of its window.
@@ -103,22 +103,21 @@ pub(crate) struct Run {
     pub(crate) slot: &'static MappingSlot,
 }
 
-/// The windows through which a device sees guest memory. Belongs to one worker thread
-/// (neither `Send` nor `Sync`: each worker builds its own from the same [`Memory`] handles).
-/// Lookups cost O(log n); the last few translations are remembered, and a hit
-/// costs a few compares, no atomics. A change costs no more than a look at each window that it
-/// removes: memory is unmapped elsewhere.
+/// Windows through which a device sees guest memory. Belongs to one worker thread (neither `Send`
+/// nor `Sync`: each worker builds its own from the same [`Memory`] handles). Lookups cost O(log n).
+/// The last few translations are cached, and a hit costs a few compares, no atomics. A change costs
+/// at most a look at each removed window: memory is unmapped elsewhere.
 pub struct DmaMap {
     windows: Windows,
-    /// Memory of the device's own, which hides windows.
+    /// Memory of the device itself, which hides windows.
     device: Option<DeviceMemory>,
     memories: Memories,
     generation: u64,
     epochs: Epochs,
-    /// Recent translations, and which of them is replaced next. Emptied at every change.
+    /// Recent translations, and the index of the next to be replaced. Cleared at every change.
     tlb: [Cell<Cached>; WAYS],
     replace: Cell<usize>,
-    /// The last one.
+    /// Last used translation.
     recent: Cell<Cached>,
 }
 
@@ -129,7 +128,7 @@ impl Default for DmaMap {
 }
 
 impl DmaMap {
-    /// A map without windows.
+    /// Creates a map without windows.
     pub fn new() -> DmaMap {
         DmaMap {
             windows: Windows::default(),
@@ -195,10 +194,10 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Removes every window that lies inside the range, and returns the sum of their lengths. Their
-    /// memory stays until the commands that are in flight now are completed: see
-    /// [`DmaMap::quiesced`]. A range without windows is no error: as in the kernel's VFIO, the sum
-    /// is then zero and nothing changes.
+    /// Removes every window inside the range, and returns the sum of their lengths. Their memory
+    /// stays until all currently outstanding commands have completed: see [`DmaMap::quiesced`]. A
+    /// range without windows is no error: as in the kernel's VFIO, the sum is then zero and nothing
+    /// changes.
     ///
     /// # Errors
     /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::Bisects`] when a window lies partly
@@ -218,17 +217,17 @@ impl DmaMap {
         Ok(sum)
     }
 
-    /// What [`DmaMap::unmap`] would return. Nothing changes.
+    /// Returns the result that [`DmaMap::unmap`] would have, and changes nothing.
     ///
     /// # Errors
-    /// Those of it.
+    /// The errors of [`DmaMap::unmap`].
     pub fn unmap_size(&self, iova: u64, len: u64) -> Result<u64, MapError> {
         let last = self.unmappable(iova, len)?;
         Ok(last.map_or(0, |last| self.windows.sum(iova, last)))
     }
 
-    /// The last address of a range that windows lie in, none of them in part; `None`: there are
-    /// none.
+    /// Returns the last address of a range that contains windows, none of them in part; `None` if
+    /// it contains none.
     fn unmappable(&self, iova: u64, len: u64) -> Result<Option<u64>, MapError> {
         let last = last(iova, len)?;
         let below = iova.checked_sub(1);
@@ -245,7 +244,7 @@ impl DmaMap {
         }
     }
 
-    /// Removes every window, and returns the sum of their lengths, as far as it fits.
+    /// Removes every window, and returns the saturating sum of their lengths.
     pub fn unmap_all(&mut self) -> u64 {
         if self.windows.count() == 0 {
             return 0;
@@ -259,16 +258,16 @@ impl DmaMap {
         sum
     }
 
-    /// From now on [`DmaMap::quiesced`] speaks of the commands that are in flight at this call, as
-    /// after an unmap. No memory leaves the map.
+    /// Makes [`DmaMap::quiesced`] cover the commands that are outstanding at this call, as after an
+    /// unmap. No memory is unmapped.
     pub fn fence(&mut self) {
         self.epochs.retire(Vec::new());
     }
 
-    /// Puts memory of the device's own at an address, all of it (NVMe: a Controller Memory Buffer),
-    /// in place of what was there before; `None` takes it away. Its addresses are its own, whatever
-    /// windows there are: they are found again when it goes. Commands in flight keep the memory
-    /// that was there.
+    /// Places a whole memory of the device itself at an address (NVMe: a Controller Memory Buffer),
+    /// instead of the previous one; `None` removes it. The memory hides the windows at its
+    /// addresses, which become visible again when it is removed. Outstanding commands keep the
+    /// previous memory.
     ///
     /// # Errors
     /// [`MapError::Overflow`], [`MapError::Misaligned`], [`MapError::ReadOnly`],
@@ -289,29 +288,29 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Where the device's own memory is, if it is there.
+    /// Returns address and memory of the device itself, if there is any.
     pub fn device_memory(&self) -> Option<(u64, &Memory)> {
         let device = self.device.as_ref()?;
         Some((device.start, &device.memory))
     }
 
-    /// A range of addresses lies in the device's own memory in part only.
+    /// Returns whether a range of addresses lies in the device's own memory in part only.
     pub fn is_mixed(&self, iova: u64, len: u64) -> bool {
         let device = self.device.as_ref();
         device.is_some_and(|device| device.is_mixed(iova, len))
     }
 
-    /// Some of a list's memory is the device's own; all of it then, unless it was put together of
-    /// several transfers.
+    /// Returns whether a list has memory of the device itself. The whole list is then such memory,
+    /// unless it was composed of several transfers.
     pub fn is_device_memory(&self, list: &SegmentList) -> bool {
         let device = self.device.as_ref();
         device.is_some_and(|device| list.segments().iter().any(|s| device.has(s)))
     }
 
-    /// Refuses a transfer of which a part is in the device's own memory and another is not.
+    /// Refuses a transfer that lies in the device's own memory in part only.
     ///
     /// # Errors
-    /// [`DmaError::Mixed`].
+    /// [`DmaError::Mixed`] for such a transfer.
     #[inline]
     pub(crate) fn unmixed(&self, list: &SegmentList) -> Result<(), DmaError> {
         match &self.device {
@@ -320,41 +319,41 @@ impl DmaMap {
         }
     }
 
-    /// Counts the changes; rings and caches that were resolved at another
-    /// value must be resolved again.
+    /// Returns the number of changes; rings and caches that were resolved at a different value must
+    /// be resolved again.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Whether every command that was in flight at the last unmap or [`DmaMap::fence`] has
-    /// completed. An unmap may be answered only then; the memory that left the map is
-    /// released at the latest now. Commands that began later do not matter, so a steady load
-    /// does not delay it. Rings and cells are not counted: their owner resolves them again
-    /// when the generation changes.
+    /// Returns whether every command that was outstanding at the last unmap or [`DmaMap::fence`]
+    /// has completed. An unmap may be answered only then; its memory is released by now. Later
+    /// commands do not matter, so a steady load does not delay it. Rings and cells are not counted:
+    /// their owner resolves them again when the generation changes.
     pub fn quiesced(&mut self) -> bool {
         self.epochs.quiesced()
     }
 
-    /// Keeps all memory of the map, whatever is unmapped, for the life of a command.
-    /// [`SegmentList::begin`] does it.
+    /// Keeps all memory of the map, even if it is unmapped, for the duration of a command.
+    /// [`SegmentList::begin`] calls it.
     #[inline]
     pub fn pin(&self) -> Pin {
         self.epochs.pin()
     }
 
-    /// Identity of this map, as pins know it and as a caller that remembers what it found here
-    /// should: no other map of this process has it.
+    /// Returns the identity of this map for pins, and for callers that cache results. It is unique
+    /// in this process.
     #[inline]
     pub fn id(&self) -> u64 {
         self.epochs.map()
     }
 
-    /// Appends the host memory of `len` bytes at `iova` to `out`, which is pinned if it is
-    /// not yet. Adjacent host memory is merged; the range may cross windows. After an error
-    /// `out` may hold a part of it.
+    /// Appends the host memory of `len` bytes at `iova` to `out`, which is pinned first if
+    /// necessary. Adjacent host memory is merged; the range may cross windows. After an error `out`
+    /// may hold a part of it.
     ///
     /// # Errors
-    /// See [`DmaError`]; [`DmaError::ForeignList`] when `out` holds memory that is not this map's.
+    /// [`DmaError`] when the range is not accessible; [`DmaError::ForeignList`] when `out` holds
+    /// memory that is not this map's.
     pub fn segments(
         &self,
         iova: u64,
@@ -366,7 +365,7 @@ impl DmaMap {
         self.append(iova, len, access, out)
     }
 
-    /// [`DmaMap::segments`] for a list that is attached to this map.
+    /// Appends as [`DmaMap::segments`], for a list that is attached to this map.
     #[inline]
     pub(crate) fn append(
         &self,
@@ -422,16 +421,16 @@ impl DmaMap {
         }
     }
 
-    /// All windows, by address, whole: for diagnostics and for saving state.
+    /// Returns all windows in full, by address, for diagnostics and for saving state.
     pub fn windows(&self) -> impl Iterator<Item = Window> + '_ {
         self.windows.iter().map(|entry| self.window(entry))
     }
 
-    /// The window that `iova` lies in: for callers that translate addresses into another space, and
-    /// remember a window until [`DmaMap::generation`] changes.
+    /// Returns the window that contains `iova`, for callers that translate addresses into another
+    /// space and cache a window until [`DmaMap::generation`] changes.
     ///
-    /// Of a window that the device's own memory hides in part it is what is left around the
-    /// address.
+    /// If the device's own memory hides a part of the window, the result is the visible part around
+    /// the address.
     pub fn window_at(&self, iova: u64) -> Option<Window> {
         if let Some(device) = self.device.as_ref().filter(|device| device.contains(iova)) {
             return Some(device.window());
@@ -467,7 +466,7 @@ impl DmaMap {
         self.memories.iter().any(Memory::is_poisoned)
     }
 
-    /// The memory behind `iova`, for structures that hold it.
+    /// Returns the memory behind `iova`, for structures that hold it.
     pub(crate) fn memory_at(&self, iova: u64) -> Option<&Memory> {
         match &self.device {
             Some(device) if device.contains(iova) => Some(&device.memory),
@@ -475,8 +474,8 @@ impl DmaMap {
         }
     }
 
-    /// The window that an address outside of the device's own memory lies in, as far as that does
-    /// not hide it.
+    /// Returns the visible part of the window that contains an address outside of the device's own
+    /// memory.
     fn entry_at(&self, iova: u64) -> Option<Entry> {
         let entry = self.windows.at_or_below(iova)?;
         let entry = (iova <= entry.last).then_some(*entry)?;
@@ -486,8 +485,8 @@ impl DmaMap {
         })
     }
 
-    /// Calls `each` with every run of host memory of a range, in order, and the
-    /// number of bytes to use of it.
+    /// Calls `each` with every run of host memory of a range, in order, and the number of bytes to
+    /// use.
     #[inline(always)]
     fn runs(
         &self,
@@ -514,7 +513,7 @@ impl DmaMap {
         }
     }
 
-    /// The host memory from `iova` to the end of its window.
+    /// Returns the host memory from `iova` to the end of its window.
     #[inline(always)]
     pub(crate) fn translate(&self, iova: u64, access: Access) -> Result<Run, DmaError> {
         let cached = self.recent.get();
@@ -572,10 +571,10 @@ impl DmaMap {
 }
 
 impl Drop for DmaMap {
-    /// Commands may outlive the map: what they use goes with the last of them.
+    /// Commands may outlive the map: the last of them releases their memory.
     fn drop(&mut self) {
         self.unmap_all();
-        // This cannot fail.
+        // Removal cannot fail.
         let _ = self.set_device_memory(None);
     }
 }
@@ -607,7 +606,7 @@ fn resolve(cached: &Cached, iova: u64, access: Access) -> Result<Run, DmaError> 
     })
 }
 
-/// The last address of a range.
+/// Returns the last address of a range.
 fn last(iova: u64, len: u64) -> Result<u64, MapError> {
     let before = len.checked_sub(1).ok_or(MapError::Empty)?;
     iova.checked_add(before).ok_or(MapError::Overflow)

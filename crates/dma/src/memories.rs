@@ -1,11 +1,11 @@
-//! The memories that a map's windows are on, each once.
+//! Memories of a map's windows, each stored once.
 
 use crate::Memory;
 
-/// Memories under small numbers, with how many windows name each.
+/// Memories by small numbers, with the number of their windows.
 #[derive(Debug, Default)]
 pub(crate) struct Memories {
-    /// As many as a client may have mapped, and often one.
+    /// Slots, limited by the client's mappings, and often only one.
     places: Vec<Option<Held>>,
 }
 
@@ -16,7 +16,7 @@ struct Held {
 }
 
 impl Memories {
-    /// One more window is on `memory`: returns its number.
+    /// Counts a further window on `memory`. Returns the memory's number.
     pub(crate) fn hold(&mut self, memory: Memory) -> u32 {
         let is_it =
             |place: &Option<Held>| place.as_ref().is_some_and(|h| h.memory.is_same(&memory));
@@ -28,7 +28,7 @@ impl Memories {
             Some(place) => *place = Some(Held { memory, windows: 1 }),
             None => self.places.push(Some(Held { memory, windows: 1 })),
         }
-        // As many as there are memories: it fits.
+        // The number of memories is small, so it fits.
         at as u32
     }
 
@@ -37,7 +37,7 @@ impl Memories {
         place.as_ref().map(|held| &held.memory)
     }
 
-    /// One window less is on a memory: returns the memory when it was the last.
+    /// Counts a removed window. Returns the memory after its last one.
     pub(crate) fn release(&mut self, number: u32) -> Option<Memory> {
         let place = self.places.get_mut(number as usize)?;
         let held = place.as_mut()?;
@@ -48,7 +48,7 @@ impl Memories {
         place.take().map(|held| held.memory)
     }
 
-    /// No window is on any memory.
+    /// Removes all windows from all memories.
     pub(crate) fn release_all(&mut self) -> Vec<Memory> {
         let places = std::mem::take(&mut self.places);
         places

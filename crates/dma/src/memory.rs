@@ -1,4 +1,4 @@
-//! A memory file, mapped.
+//! Mapped memory files.
 
 use std::mem::ManuallyDrop;
 use std::num::NonZeroU32;
@@ -18,20 +18,20 @@ use crate::quota::{Account, Charge};
 use crate::sigbus::{MappingSlot, Registration};
 use crate::{MapError, MemoryError, Segment, SegmentList, racy};
 
-/// A memory file that is mapped once, whole. Cloning is cheap and shares the mapping: every window
-/// on the file and every long-lived ring in it holds a clone. After the last one it is unmapped, by
-/// a thread that nobody waits for.
+/// A memory file that is mapped once, as a whole. Cloning is cheap and shares the mapping: every
+/// window on the file and every long-lived ring in it holds a clone. A background thread unmaps it
+/// after the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Memory(pub(crate) Arc<Mapping>);
 
 #[derive(Debug)]
 pub(crate) struct Mapping {
     ptr: *mut u8,
-    /// The file's size when it was mapped.
+    /// Size of the file when it was mapped.
     len: usize,
     writable: bool,
     slot: &'static MappingSlot,
-    /// See [`Memory::kept`]; 0: it is not kept.
+    /// Number from [`Memory::kept`]; 0 if the file is not kept.
     kept: AtomicU32,
     pages: ManuallyDrop<Pages>,
 }
@@ -43,37 +43,38 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Unmapping gigabytes takes its time, and so does closing the last descriptor of a file.
+        // Unmapping gigabytes takes time, and so does closing the last descriptor of a file.
         // SAFETY: taken here only, and not used afterwards.
         sync::discard(unsafe { ManuallyDrop::take(&mut self.pages) });
     }
 }
 
-/// What is undone when a mapping goes. Its fields are dropped in this order.
+/// Resources of a mapping, dropped in the order of these fields.
 struct Pages {
     ptr: *mut u8,
     /// The file's size, rounded up to whole pages.
     len: usize,
-    /// None only inside `drop`.
+    /// `None` only inside `drop`.
     registration: Option<Registration>,
-    /// See [`Memory::empty_at_end`].
+    /// Flag of [`Memory::empty_at_end`].
     empties: AtomicBool,
     fd: OwnedFd,
-    /// Never read: it is there to be dropped.
+    /// Charge that is only held to be dropped.
     _charge: Charge,
 }
 
 // SAFETY: a mapping belongs to no thread.
 unsafe impl Send for Pages {}
-// SAFETY: shared, it gives its descriptor only.
+// SAFETY: shared access exposes its descriptor only.
 unsafe impl Sync for Pages {}
 
-/// Bytes that are unmapped at a time: for about a millisecond nobody else maps anything then.
+/// Bytes that are unmapped at a time: other mmap calls of the process wait for about a millisecond.
 const UNMAP: usize = 64 << 20;
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // First out of the table: after munmap the addresses may belong to another mapping.
+        // The table entry is removed first: after munmap the addresses may belong to another
+        // mapping.
         self.registration = None;
         let mut done = 0;
         while done < self.len {
@@ -81,11 +82,11 @@ impl Drop for Pages {
             let step = left.min(UNMAP);
             let start = self.ptr.wrapping_add(done).cast();
             // SAFETY: the range was mapped by `map_file`, and every holder of a pointer into it
-            // held a clone of the `Memory` that has gone.
+            // held a clone of the dropped `Memory`.
             let unmapped = unsafe { rustix::mm::munmap(start, step) };
             done += step;
             if unmapped.is_err() {
-                // A huge page is larger than that.
+                // The step may be smaller than a huge page.
                 // SAFETY: as above.
                 let _ = unsafe { rustix::mm::munmap(start, left) };
                 break;
@@ -107,16 +108,16 @@ impl std::fmt::Debug for Pages {
     }
 }
 
-/// Turns a system call's error into ours.
+/// Converts a system call's error.
 pub(crate) fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> MapError {
     move |errno| MapError::System { call, errno }
 }
 
 impl Memory {
-    /// Maps a memory file: a memfd, or a file on tmpfs or hugetlbfs. `len_needed` is what must be
-    /// backed (offset plus size of the window to be put on it). The whole file is mapped, as large
-    /// as it is now. Clients' files are mapped by [`MemoryCache`](crate::MemoryCache), which
-    /// bounds what they take.
+    /// Maps a memory file: a memfd, or a file on tmpfs or hugetlbfs. `len_needed` is the required
+    /// length (offset plus size of the intended window). The whole file is mapped at its present
+    /// size. Clients' files are mapped by [`MemoryCache`](crate::MemoryCache), which bounds their
+    /// total.
     ///
     /// # Errors
     /// [`MapError::WrongKind`], [`MapError::OutOfBacking`], [`MapError::Empty`],
@@ -127,7 +128,7 @@ impl Memory {
         Memory::map_file(fd, backing, writable, None)
     }
 
-    /// A memfd of `len` zero bytes, for tests and for hosts in the same process.
+    /// Creates a memfd of `len` zero bytes, for tests and for hosts in the same process.
     ///
     /// # Errors
     /// [`MapError::Empty`], [`MapError::TableFull`], [`MapError::AddressSpaceFull`] or
@@ -145,7 +146,7 @@ impl Memory {
         Memory::of_our_own(fd)
     }
 
-    /// Maps a memfd that this process has made.
+    /// Maps a memfd of this process.
     pub(crate) fn of_our_own(fd: OwnedFd) -> Result<Memory, MapError> {
         let (fd, backing) = backing::check(fd, 0)?;
         Memory::map_file(fd, backing, true, None)
@@ -161,7 +162,7 @@ impl Memory {
         match Memory::map_pages(&fd, backing.size, writable, account) {
             Ok((ptr, mapped, registration, charge)) => Ok(Memory(Arc::new(Mapping {
                 ptr,
-                // It fits: it was mapped.
+                // The size fits, because the file was mapped.
                 len: backing.size as usize,
                 writable,
                 slot: registration.slot(),
@@ -182,7 +183,7 @@ impl Memory {
         }
     }
 
-    /// Maps the pages of a file whose kind is known, and enters them into the handler's table.
+    /// Maps the pages of a checked file, and enters them into the handler's table.
     fn map_pages(
         fd: &OwnedFd,
         size: u64,
@@ -199,37 +200,39 @@ impl Memory {
         } else {
             ProtFlags::READ
         };
-        // Without NORESERVE, mapping a hugetlbfs file would take huge pages that its owner
-        // may never have meant to use.
+        // Without NORESERVE, mapping a hugetlbfs file would reserve huge pages that its owner may
+        // never use.
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let ptr = unsafe { rustix::mm::mmap(null_mut(), len, prot, flags, fd, 0) }
             .map_err(system("mmap"))?;
-        // A core dump is no place for a guest's memory. Only advice: an error changes nothing.
+        // Guest memory is left out of core dumps. This is only advice: an error changes nothing.
         // SAFETY: the range was just mapped; the advice does not change its content.
         let _ = unsafe { rustix::mm::madvise(ptr, len, Advice::LinuxDontDump) };
         match Registration::new(ptr as usize, len) {
             Ok(registration) => Ok((ptr.cast(), len, registration, charge)),
             Err(error) => {
-                // SAFETY: just mapped, nobody else knows of it.
+                // SAFETY: just mapped, and not published.
                 let _ = unsafe { rustix::mm::munmap(ptr, len) };
                 Err(error)
             }
         }
     }
 
-    /// Has the pages of a range allocated, as writes to all of them would, without changing what
-    /// they hold.
+    /// Allocates the pages of a range, as writes to all of them would, without changing their
+    /// content.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfRange`], [`MemoryError::ReadOnly`], or [`MemoryError::NotPopulated`]:
-    /// the kernel cannot (before Linux 5.14), there is no memory left, or the file has shrunk.
+    /// * [`MemoryError::OutOfRange`] when the range exceeds the memory.
+    /// * [`MemoryError::ReadOnly`] when the memory is mapped read-only.
+    /// * [`MemoryError::NotPopulated`] when the kernel cannot (before Linux 5.14), no memory is
+    ///   left, or the file has shrunk.
     pub fn populate(&self, offset: usize, len: usize) -> Result<(), MemoryError> {
         if !self.0.writable {
             return Err(MemoryError::ReadOnly);
         }
         let ptr = self.at(offset, len).ok_or(MemoryError::OutOfRange)?;
-        // madvise(2) wants whole pages; a mapping begins at one, and so its last page is whole,
+        // madvise(2) requires whole pages. A mapping begins at a page, so its last page is whole,
         // too.
         let before = offset % rustix::param::page_size();
         let (start, len) = (ptr.wrapping_sub(before), len + before);
@@ -239,28 +242,28 @@ impl Memory {
             .map_err(|_| MemoryError::NotPopulated)
     }
 
-    /// The file, for handing it on or for asking about it.
+    /// Returns the file, to be passed on or queried.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.pages.fd.as_fd()
     }
 
-    /// When the last handle goes, the file is left without pages: others who still have it mapped
-    /// hold none that this process has written.
+    /// Frees the file's pages when the last handle is dropped: processes that still map it keep no
+    /// data that this process has written.
     pub fn empty_at_end(&self) {
         self.0.pages.empties.store(true, Ordering::Relaxed);
     }
 
-    /// Another process keeps the file under this number, for the process that comes after this one.
+    /// Records the number under which another process keeps the file, for the next process.
     pub fn set_kept(&self, number: NonZeroU32) {
         self.0.kept.store(number.get(), Ordering::Relaxed);
     }
 
-    /// The number under which the file is kept, if it is.
+    /// Returns the number under which the file is kept, if it is.
     pub fn kept(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.0.kept.load(Ordering::Relaxed))
     }
 
-    /// Size in bytes: the file's when it was mapped.
+    /// Returns the size in bytes of the file when it was mapped.
     pub fn len(&self) -> usize {
         self.0.len
     }
@@ -270,13 +273,13 @@ impl Memory {
         self.0.len == 0
     }
 
-    /// Whether it is mapped for writing too.
+    /// Returns whether the memory is mapped for writing too.
     pub fn is_writable(&self) -> bool {
         self.0.writable
     }
 
-    /// Whether the file shrank and an access found nothing (see [`crate::sigbus`]). The memory is
-    /// then private zeroes without connection to the guest, and stays so.
+    /// Returns whether the file has shrunk and an access missed its page (see [`crate::sigbus`]).
+    /// The memory is then private zeroes without connection to the guest, permanently.
     #[inline]
     pub fn is_poisoned(&self) -> bool {
         self.0.slot.is_poisoned()
@@ -314,11 +317,12 @@ impl Memory {
         self.intact()
     }
 
-    /// recv(2) into the memory: the kernel has moved the bytes here, or left them in the socket,
-    /// whatever becomes of this process meanwhile. Returns how many came.
+    /// Receives into the memory by recv(2): the kernel has moved the bytes here, or left them in
+    /// the socket, even if this process dies meanwhile. Returns the number of bytes.
     ///
     /// # Errors
-    /// `EFAULT`: the range is outside, or not writable; what recv(2) says.
+    /// `EFAULT` when the range exceeds the memory, or is not writable; otherwise the error of
+    /// recv(2).
     pub fn receive(
         &self,
         socket: BorrowedFd<'_>,
@@ -328,7 +332,7 @@ impl Memory {
     ) -> Result<usize, Errno> {
         let ptr = self.at(offset, len).filter(|_| self.0.writable);
         let ptr = ptr.ok_or(Errno::FAULT)?;
-        // As C's type, whatever its width.
+        // The flags have the width of C's type.
         let flags = flags.bits() as libc::c_int;
         // SAFETY: `at` checked the range against the mapping, which `self` keeps and which is
         // writable; the kernel checks the descriptor.
@@ -339,7 +343,7 @@ impl Memory {
         })
     }
 
-    /// The 32-bit cell at `offset`, if it is aligned, in range and writable.
+    /// Returns the 32-bit cell at `offset`, if it is aligned, in range and writable.
     pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
         let ptr = self
             .at(offset, 4)
@@ -349,7 +353,7 @@ impl Memory {
         Some(unsafe { racy::cell32(ptr) })
     }
 
-    /// The 64-bit cell at `offset`, if it is aligned, in range and writable.
+    /// Returns the 64-bit cell at `offset`, if it is aligned, in range and writable.
     pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
         let ptr = self
             .at(offset, 8)
@@ -358,25 +362,25 @@ impl Memory {
         Some(unsafe { racy::cell64(ptr) })
     }
 
-    /// A piece of the memory as a bare [`Segment`]; it does not keep the memory.
+    /// Returns a piece of the memory as a bare [`Segment`], which does not keep the memory.
     pub fn segment(&self, offset: usize, len: usize) -> Option<Segment> {
         self.at(offset, len).map(|ptr| Segment::new(ptr, len))
     }
 
-    /// A piece of the memory as a list of one segment, which keeps the memory: for users in the
-    /// same process that talk to a volume or a driver without any IOVA.
+    /// Returns a piece of the memory as a list of one segment, which keeps the memory. For users in
+    /// the same process that access a volume or a driver without any IOVA.
     pub fn segments(&self, offset: usize, len: usize) -> Option<SegmentList> {
         SegmentList::of_memory(self, offset, len)
     }
 
-    /// The address of `len` bytes at `offset`, if they are in range.
+    /// Returns the address of `len` bytes at `offset`, if they are in range.
     #[inline]
     pub(crate) fn at(&self, offset: usize, len: usize) -> Option<*mut u8> {
         let end = offset.checked_add(len)?;
         (end <= self.0.len).then(|| self.0.ptr.wrapping_add(offset))
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.0.ptr
     }

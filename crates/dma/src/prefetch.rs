@@ -1,16 +1,16 @@
-//! Asking the processor for memory before it is needed.
+//! Prefetch of memory into the processor's caches.
 
-/// Bytes of a cache line, on the processors that have [`line`].
+/// Size of a cache line in bytes, on the processors that support [`line`].
 pub(crate) const LINE: usize = 64;
 
-/// Asks for the cache line at `ptr`, to be read soon. No effect but speed, whatever `ptr` is.
+/// Prefetches the cache line at `ptr` for a read. Affects only speed, for any value of `ptr`.
 #[inline(always)]
 pub fn line(ptr: *const u8) {
     platform::line(ptr);
 }
 
-/// Asks for the cache line at `ptr`, to be written soon: no other processor has a copy then, and
-/// stores need not wait for that one after the other. No effect but speed, whatever `ptr` is.
+/// Prefetches the cache line at `ptr` for a write: no other processor keeps a copy, so later stores
+/// need not wait one by one. Affects only speed, for any value of `ptr`.
 #[inline(always)]
 pub fn line_for_write(ptr: *const u8) {
     platform::line_for_write(ptr);

@@ -1,5 +1,4 @@
-//! Memory of this process alone, or of those that come after it: what a volume in memory keeps its
-//! data in.
+//! Memory of this process, or of its successors: the data of a volume in memory.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
@@ -13,27 +12,26 @@ use crate::memory::system;
 use crate::sigbus::Registration;
 use crate::{MapError, View, backing, prefetch, racy};
 
-/// Where the processor and the system have huge pages of other sizes, this
-/// is only a matter of speed.
+/// Assumed size of a huge page. With other sizes only speed differs.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Bytes that no other process can see, zero at first, in huge pages where the system gives them
-/// (transparent huge pages, on request: `madvise`): a random access then mostly finds its address
-/// translation at hand. Taken from the system when first written, a whole page at a time. Cloning
-/// is cheap and shares the bytes; they are for many threads at once, which see each other's writes
-/// as those of a disk: of overlapping ones any mixture.
+/// Bytes that no other process can see, initially zero, in huge pages where the system supports
+/// them (transparent huge pages, on request: `madvise`). The translation of a random address is
+/// then mostly cached. Pages are allocated when first written. Cloning is cheap and shares the
+/// bytes. Many threads may use them at once, and see each other's writes as those of a disk:
+/// overlapping writes give any mixture.
 ///
-/// With [`PrivateMemory::kept`] they are in a memory file, which a process that has its
-/// descriptor can map again after this one has ended.
+/// With [`PrivateMemory::kept`] the bytes are in a memory file, which a process with its descriptor
+/// can map again after this one has ended.
 #[derive(Clone, Debug)]
 pub struct PrivateMemory(Arc<Pages>);
 
-/// Does not keep the memory.
+/// Reference that does not keep the memory.
 #[derive(Clone, Debug)]
 pub struct WeakMemory(Weak<Pages>);
 
 impl WeakMemory {
-    /// The memory, if somebody has it still.
+    /// Returns the memory, if it still exists.
     pub fn upgrade(&self) -> Option<PrivateMemory> {
         self.0.upgrade().map(PrivateMemory)
     }
@@ -41,23 +39,23 @@ impl WeakMemory {
 
 #[derive(Debug)]
 struct Pages {
-    /// Aligned to [`HUGE_PAGE`].
+    /// Address of the bytes, aligned to [`HUGE_PAGE`].
     ptr: *mut u8,
     len: usize,
-    /// The whole mapping, with what alignment took.
+    /// The whole mapping, including the gap of the alignment.
     mapped: (*mut u8, usize),
-    /// None only inside `drop`.
+    /// `None` only inside `drop`.
     registration: Option<Registration>,
-    /// Where the bytes are, if not in this process alone.
+    /// File of the bytes, if they are kept.
     file: Option<KeptFile>,
 }
 
 #[derive(Debug)]
 struct KeptFile {
     fd: OwnedFd,
-    /// Of each piece of a huge page's size: whether it has become one.
+    /// For each piece of a huge page's size, whether it has become a huge page.
     huge: Vec<AtomicBool>,
-    /// The system makes none.
+    /// The system supports no huge pages here.
     no_huge: AtomicBool,
 }
 
@@ -68,16 +66,17 @@ unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // First out of the table: after munmap the addresses may belong to another mapping.
+        // The table entry is removed first: after munmap the addresses may belong to another
+        // mapping.
         self.registration = None;
         let (ptr, len) = self.mapped;
-        // SAFETY: mapped by `new`, and nobody has a pointer into it beyond a call.
+        // SAFETY: mapped by `new`, and no pointer into it outlives a call.
         let _ = unsafe { rustix::mm::munmap(ptr.cast(), len) };
     }
 }
 
 impl PrivateMemory {
-    /// `len` zero bytes. No memory is taken before it is written.
+    /// Creates `len` zero bytes. No memory is allocated before it is written.
     ///
     /// # Errors
     /// [`MapError::Empty`], [`MapError::Overflow`],
@@ -96,8 +95,9 @@ impl PrivateMemory {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe { rustix::mm::mmap_anonymous(null_mut(), space, prot, flags) }
             .map_err(system("mmap"))?;
-        // Only advice, here and below: an error changes nothing. A core dump is no place for a
-        // guest's data. SAFETY: the range was just mapped; the advice does not change its content.
+        // This and the following calls are only advice: an error changes nothing. Core dumps leave
+        // out guest data. SAFETY: the range was just mapped; the advice does not change its
+        // content.
         let _ = unsafe { rustix::mm::madvise(start, space, Advice::LinuxDontDump) };
         // SAFETY: as above.
         let _ = unsafe { rustix::mm::madvise(start, space, Advice::LinuxHugepage) };
@@ -114,16 +114,16 @@ impl PrivateMemory {
         Ok(PrivateMemory(Arc::new(pages)))
     }
 
-    /// The same in a memory file, which outlives the process if another one has a descriptor of
-    /// it: in a new one of `len` zero bytes, or in the one that [`PrivateMemory::file`] was of an
-    /// earlier process, with what that has left there.
+    /// Creates bytes in a memory file, which outlives the process if another one has a descriptor
+    /// of it. The file is a new one of `len` zero bytes, or the [`PrivateMemory::file`] of an
+    /// earlier process, with its content.
     ///
-    /// The system mostly gives memory files no huge pages when they are written:
-    /// [`PrivateMemory::collapse`] makes them.
+    /// The system mostly uses no huge pages for memory files when they are written:
+    /// [`PrivateMemory::collapse`] creates them.
     ///
     /// # Errors
-    /// As [`PrivateMemory::new`]; [`MapError::WrongKind`], [`MapError::OutOfBacking`]: the file is
-    /// no such file of this length.
+    /// The errors of [`PrivateMemory::new`]. [`MapError::WrongKind`] or [`MapError::OutOfBacking`]
+    /// when the file is not a memory file of this length.
     pub fn kept(len: usize, file: Option<OwnedFd>) -> Result<PrivateMemory, MapError> {
         if len == 0 {
             return Err(MapError::Empty);
@@ -137,7 +137,7 @@ impl PrivateMemory {
             Some(fd) => reopened(fd, whole as u64)?,
             None => created(whole as u64)?,
         };
-        // Addresses, of which the file gets those from a huge page's boundary on.
+        // The file is mapped at a huge page's boundary within these addresses.
         let (none, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe { rustix::mm::mmap_anonymous(null_mut(), space, none, flags) }
@@ -153,7 +153,7 @@ impl PrivateMemory {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
         let at = pages.ptr.cast();
-        // SAFETY: it replaces a part of the mapping that was just made, which nobody uses.
+        // SAFETY: the call replaces a part of the mapping that was just created, and is unused.
         unsafe { rustix::mm::mmap(at, whole, prot, flags, &fd, 0) }.map_err(system("mmap"))?;
         // Only advice. SAFETY: the range was just mapped; the advice does not change its content.
         let _ = unsafe { rustix::mm::madvise(at, whole, Advice::LinuxDontDump) };
@@ -170,25 +170,25 @@ impl PrivateMemory {
         Ok(PrivateMemory(Arc::new(pages)))
     }
 
-    /// The file that the bytes are in, if they are kept ([`PrivateMemory::kept`]).
+    /// Returns the file of the bytes, if they are kept ([`PrivateMemory::kept`]).
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.0.file.as_ref().map(|file| file.fd.as_fd())
     }
 
-    /// A handle that does not keep the memory.
+    /// Returns a handle that does not keep the memory.
     pub fn downgrade(&self) -> WeakMemory {
         WeakMemory(Arc::downgrade(&self.0))
     }
 
-    /// Makes huge pages of what was written to memory that is kept, as the system does by itself
-    /// for memory of one process: at most `most` of them; returns how many. Takes a fraction of a
-    /// millisecond for each, for which a thread that wants that piece waits. No effect but speed.
+    /// Converts written pieces of kept memory to huge pages, as the system does by itself for
+    /// memory of one process. Converts at most `most` pieces, and returns their number. Each takes
+    /// a fraction of a millisecond, during which accesses to that piece wait. Affects only speed.
     pub fn collapse(&self, most: usize) -> usize {
         let Some(file) = self.0.file.as_ref() else {
             return 0;
         };
         let (mut made, mut at) = (0, 0);
-        // Where something was written, and only whole pieces.
+        // Only whole pieces with written data are considered.
         while made < most
             && !file.no_huge.load(Ordering::Relaxed)
             && let Ok(data) = rustix::fs::seek(&file.fd, SeekFrom::Data(at))
@@ -206,7 +206,7 @@ impl PrivateMemory {
     }
 
     fn collapse_one(&self, file: &KeptFile, number: usize) -> bool {
-        // Of Linux 6.1, `linux/mman.h`.
+        // MADV_COLLAPSE of Linux 6.1, `linux/mman.h`.
         const MADV_COLLAPSE: libc::c_int = 25;
         let Some(huge) = file.huge.get(number) else {
             return false;
@@ -216,7 +216,7 @@ impl PrivateMemory {
             return false;
         }
         let at = self.0.ptr.wrapping_add(start).cast();
-        // SAFETY: whole pages within the mapping; what they hold does not change.
+        // SAFETY: whole pages within the mapping; their content does not change.
         let result = unsafe { libc::madvise(at, HUGE_PAGE, MADV_COLLAPSE) };
         if result != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) {
             file.no_huge.store(true, Ordering::Relaxed);
@@ -234,16 +234,16 @@ impl PrivateMemory {
         self.0.len == 0
     }
 
-    /// Whether the hardware lost a part of it ([`crate::sigbus`]). It is then all
-    /// zeroes, and stays marked.
+    /// Returns whether the hardware lost a part of the memory ([`crate::sigbus`]). All of it is
+    /// then zero, and it stays marked.
     #[inline]
     pub fn is_poisoned(&self) -> bool {
         let registration = self.0.registration.as_ref();
         registration.is_some_and(|registration| registration.slot().is_poisoned())
     }
 
-    /// Copies the bytes from `offset` on into all of `to`; returns the number of bytes copied: its
-    /// length, or none when it is not writable or the memory too short.
+    /// Copies the bytes from `offset` on into all of `to`. Returns the number of bytes: the length
+    /// of `to`, or 0 when it is not writable or the memory too short.
     #[inline]
     pub fn copy_out(&self, offset: u64, to: View<'_>) -> u64 {
         if !to.is_writable() {
@@ -261,8 +261,8 @@ impl PrivateMemory {
         bytes
     }
 
-    /// Copies all of `from` to the bytes from `offset` on; returns the number of bytes copied: its
-    /// length, or none when the memory is too short.
+    /// Copies all of `from` to the bytes from `offset` on. Returns the number of bytes: the length
+    /// of `from`, or 0 when the memory is too short.
     #[inline]
     pub fn copy_in(&self, offset: u64, from: View<'_>) -> u64 {
         let bytes = from.len_bytes();
@@ -276,8 +276,8 @@ impl PrivateMemory {
         bytes
     }
 
-    /// Zeroes `len` bytes from `offset` on; returns their number, or none
-    /// when the memory is too short.
+    /// Zeroes `len` bytes from `offset` on. Returns their number, or 0 when the memory is too
+    /// short.
     pub fn zero(&self, offset: u64, len: u64) -> u64 {
         let Some(start) = self.at(offset, len) else {
             return 0;
@@ -288,7 +288,7 @@ impl PrivateMemory {
         len
     }
 
-    /// As [`PrivateMemory::zero`], giving whole pages back to the system.
+    /// Zeroes as [`PrivateMemory::zero`], and returns whole pages to the system.
     pub fn release(&self, offset: u64, len: u64) -> u64 {
         let Some(start) = self.at(offset, len) else {
             return 0;
@@ -318,8 +318,8 @@ impl PrivateMemory {
                 Advice::LinuxRemove
             }
         };
-        // SAFETY: whole pages inside the range that `at` checked, of a mapping that nobody has
-        // references into: they read as zeroes afterwards.
+        // SAFETY: whole pages inside the range that `at` checked, of a mapping without Rust
+        // references into it: they read as zeroes afterwards.
         let gone = unsafe { rustix::mm::madvise(whole, last - first, advice) };
         match gone {
             Ok(()) => {
@@ -331,8 +331,8 @@ impl PrivateMemory {
         }
     }
 
-    /// Asks the processor to fetch the first `LINES` cache lines of a range that is read soon, if
-    /// it is as long as that. No effect but speed.
+    /// Prefetches the first `LINES` cache lines of a range that is read soon, if it is that long.
+    /// Affects only speed.
     #[inline]
     pub fn prefetch<const LINES: usize>(&self, offset: u64, len: u64) {
         if len >= (LINES * prefetch::LINE) as u64
@@ -344,7 +344,7 @@ impl PrivateMemory {
         }
     }
 
-    /// The address of `len` bytes at `offset`, if they are in range.
+    /// Returns the address of `len` bytes at `offset`, if they are in range.
     #[inline]
     pub(crate) fn at(&self, offset: u64, len: u64) -> Option<*mut u8> {
         let end = offset.checked_add(len)?;
@@ -352,7 +352,7 @@ impl PrivateMemory {
     }
 }
 
-/// A new memory file of so many bytes, which stays of that length.
+/// Creates a memory file of `len` bytes with a sealed length.
 fn created(len: u64) -> Result<OwnedFd, MapError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("vnvme-volume", flags).map_err(system("memfd_create"))?;
@@ -362,7 +362,7 @@ fn created(len: u64) -> Result<OwnedFd, MapError> {
     Ok(fd)
 }
 
-/// One that an earlier process has made.
+/// Checks a memory file of an earlier process.
 fn reopened(fd: OwnedFd, len: u64) -> Result<OwnedFd, MapError> {
     let (fd, backing) = backing::check(fd, len)?;
     if backing.size != len {

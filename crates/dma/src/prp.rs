@@ -1,11 +1,11 @@
-//! Physical Region Pages (NVMe Base 2.1, 4.3.1): the two pointers of a command and
-//! the list behind the second.
+//! Physical Region Pages (NVMe Base 2.1, 4.3.1): the two pointers of a command and the list behind
+//! the second.
 
 use crate::list::Inner;
 use crate::{Access, DmaError, DmaMap, SegmentList};
 
-/// A PRP pair or list was refused. Each variant is named after the status that
-/// the standard gives for it.
+/// Reason why a PRP pair or list was refused. Each variant is named after its status in the
+/// standard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PrpError {
     /// PRP Offset Invalid (13h): an entry's offset is not zero where it must be, or not aligned.
@@ -14,27 +14,27 @@ pub enum PrpError {
         /// The entry.
         prp: u64,
     },
-    /// An address, of data or of a list, cannot be accessed (Data Transfer Error, 04h).
+    /// An address of data or of a list cannot be accessed (Data Transfer Error, 04h).
     #[error(transparent)]
     Dma(#[from] DmaError),
 }
 
-/// How many list entries are copied at a time: a 256 KiB transfer's in 4 KiB pages.
+/// Number of list entries that are copied at a time: those of a 256 KiB transfer in 4 KiB pages.
 const CHUNK: usize = 64;
 
 /// Appends the memory of `len` bytes that `prp1` and `prp2` describe to `out`. `page_size` is the
 /// host's memory page (CC.MPS), a power of two from 4096 on.
 ///
-/// PRP1 may start inside a page, aligned to a dword. What goes beyond its page is described by
-/// PRP2: the second page, if it fits in one, else a pointer to a list. A list may start inside a
-/// page (aligned to a qword) and ends with that page; if more is left, the page's last entry points
-/// to the next list page. Every other entry is aligned to a page.
+/// PRP1 may start inside a page, aligned to a dword. PRP2 describes the data beyond its page: the
+/// second page, if the rest fits in one, otherwise a pointer to a list. A list may start inside a
+/// page (aligned to a qword) and ends with that page. If more data is left, the page's last entry
+/// points to the next list page. Every other entry is aligned to a page.
 ///
 /// All of the data lies in the device's own memory ([`DmaMap::set_device_memory`]), or none of it;
 /// lists may lie in either.
 ///
-/// Each entry is copied once, before it is looked at; their number is bounded by `len`; nothing is
-/// allocated but segments in `out`. After an error `out` may hold a part.
+/// Each entry is copied once, before it is examined, and their number is bounded by `len`. Only
+/// segments in `out` are allocated. After an error `out` may hold a part of them.
 ///
 /// # Errors
 /// See [`PrpError`].
@@ -52,7 +52,7 @@ pub fn walk(
     Ok(map.unmixed(out)?)
 }
 
-/// As [`walk`], wherever the data lies.
+/// Walks as [`walk`], in any memory.
 #[inline]
 fn walk_any(
     map: &DmaMap,
@@ -66,7 +66,7 @@ fn walk_any(
     if len == 0 {
         return Ok(());
     }
-    // A wrong page size is the caller's mistake; the smallest page is always a safe reading.
+    // An invalid page size is the caller's mistake; the smallest page is always a safe reading.
     debug_assert!(
         page_size.is_power_of_two() && page_size >= 4096,
         "page size {page_size}"
@@ -90,7 +90,7 @@ fn walk_any(
     rest(map, prp2, left, page_size, access, out)
 }
 
-/// Appends what goes beyond the first page.
+/// Appends the data beyond the first page.
 fn rest(
     map: &DmaMap,
     prp2: u64,
@@ -136,9 +136,9 @@ fn list(
     let mask = page_size - 1;
     let (mut at, mut left) = (list, len);
     loop {
-        // Entries from here to the end of the list's page. A list page after the first is a
-        // whole page, so each turn but the first describes data: `left` falls, and a chain that
-        // runs in a circle ends with it.
+        // Entries from here to the end of the list's page. A list page after the first is a whole
+        // page, so each turn but the first describes data: `left` decreases, and a circular chain
+        // ends with it.
         let room = (page_size - (at & mask)) / 8;
         let needed = left.div_ceil(page_size);
         let chained = needed > room;
@@ -155,7 +155,7 @@ fn list(
                 Some((last, data)) if chained && entries == 0 => (data, Some(last)),
                 _ => (copied, None),
             };
-            // Entries that follow each other, as those of huge pages do, are translated together.
+            // Consecutive entries, as those of huge pages, are translated together.
             let (mut start, mut pending) = (0u64, 0);
             for entry in data {
                 let (prp, bytes) = (u64::from_le_bytes(*entry), left.min(page_size));

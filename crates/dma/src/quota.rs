@@ -1,5 +1,4 @@
-//! How much of this process's address space memory files may take: bounds for each client, and one
-//! for all of them.
+//! Limits of the address space for memory files: for each client, and for all of them.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,18 +8,18 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::MapError;
 
-/// What one client's memory files may take, at the same time.
+/// Limits of one client's memory files at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// Memory files that are mapped: each costs a descriptor, too. A file that is mapped for
-    /// reading only and for writing counts twice.
+    /// Number of mapped memory files; each also needs a descriptor. A file that is mapped both
+    /// read-only and writable counts twice.
     pub mappings: u64,
-    /// Sum of the sizes of these files, in bytes: a file is mapped whole.
+    /// Total size of these files in bytes; a file is mapped as a whole.
     pub bytes: u64,
 }
 
 impl MemoryLimits {
-    /// What clients may take unless something else is said: 512 files, of 4 TiB together.
+    /// Default limits: 512 files, of 4 TiB in total.
     pub const DEFAULT: MemoryLimits = MemoryLimits {
         mappings: 512,
         bytes: 4 << 40,
@@ -33,7 +32,7 @@ impl Default for MemoryLimits {
     }
 }
 
-/// What one client has taken.
+/// Resources used by one client.
 #[derive(Debug)]
 pub(crate) struct Account {
     limits: MemoryLimits,
@@ -51,11 +50,11 @@ impl Account {
     }
 }
 
-/// Bytes that memory files of all clients have taken.
+/// Bytes used by the memory files of all clients.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// What one mapping has taken, of its client's account if it has one, and of the process. It is
-/// returned when this is dropped: after the mapping was undone.
+/// Resources of a mapping, charged to its client's account, if it has one, and to the process.
+/// Dropping it, after the mapping was undone, returns them.
 #[derive(Debug)]
 pub(crate) struct Charge {
     account: Option<Arc<Account>>,
@@ -63,7 +62,7 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Takes what a mapping of so many bytes needs.
+    /// Charges the resources of a mapping of this size.
     ///
     /// # Errors
     /// [`MapError::TooManyMappings`], [`MapError::TooManyBytes`], [`MapError::AddressSpaceFull`].
@@ -93,7 +92,7 @@ impl Charge {
             return Ok(charge);
         }
         charge.release_account();
-        // Nothing was taken of the process.
+        // The process was charged nothing.
         std::mem::forget(charge);
         Err(MapError::AddressSpaceFull { limit })
     }
@@ -113,7 +112,7 @@ impl Drop for Charge {
     }
 }
 
-/// Adds to what was taken, unless it would be more than there may be.
+/// Adds to a used amount, unless the sum would exceed the limit.
 fn take(taken: &AtomicU64, more: u64, limit: u64) -> bool {
     let sum = |taken: u64| taken.checked_add(more).filter(|sum| *sum <= limit);
     taken
@@ -121,11 +120,10 @@ fn take(taken: &AtomicU64, more: u64, limit: u64) -> bool {
         .is_ok()
 }
 
-/// How much memory files may take of the address space, in bytes: the largest power of two that
-/// leaves a fifth of what is free when it is first asked for. That is 64 TiB of the 128 TiB that
-/// Linux has on x86-64; less on processors with shorter addresses, or under a limit (`ulimit -v`).
-/// What they leave is what everything else of the process needs: without it, an allocation fails
-/// and the process ends.
+/// Returns the limit of memory files' address space in bytes: the largest power of two that leaves
+/// a fifth of the free space at the first call. That is 64 TiB of the 128 TiB that Linux has on
+/// x86-64. It is less on processors with shorter addresses, or under a limit (`ulimit -v`). The
+/// rest is needed by the process itself: without it, an allocation fails and the process ends.
 fn address_space() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {
@@ -135,16 +133,16 @@ fn address_space() -> u64 {
     })
 }
 
-/// Whether so many bytes of addresses are free in one piece.
+/// Returns whether this many bytes of addresses are free in one piece.
 fn is_free(bytes: usize) -> bool {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choice, that nobody may access.
+    // SAFETY: a new, inaccessible mapping at an address of the kernel's choice.
     let mapped =
         unsafe { rustix::mm::mmap_anonymous(null_mut(), bytes, ProtFlags::empty(), flags) };
     let Ok(start) = mapped else {
         return false;
     };
-    // SAFETY: mapped just now, and not known to anybody.
+    // SAFETY: just mapped, and not published.
     let _ = unsafe { rustix::mm::munmap(start, bytes) };
     true
 }

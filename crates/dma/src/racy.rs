@@ -1,43 +1,43 @@
-//! All accesses of this process to memory that others write meanwhile.
+//! Every access of this process to memory with concurrent external writers.
 //!
-//! # Which memory model makes it right
+//! # Memory model
 //!
-//! The bytes behind a [`Memory`](crate::Memory) are shared with agents that no compiler of ours
-//! knows of: the guest's CPUs, the VMM, the kernel, which reads and writes them for io_uring, and
-//! devices. They are no allocation of Rust's: they come from `mmap`, no slice and no reference to
-//! plain data is ever made of them, and they are accessed in two ways only.
+//! The bytes behind a [`Memory`](crate::Memory) are shared with agents outside the compiler's view:
+//! the guest's CPUs, the VMM, the kernel, which reads and writes them for io_uring, and devices.
+//! They are no allocation of Rust's: they come from `mmap`, and no slice of them and no reference
+//! to plain data is ever created. They are accessed in two ways only.
 //!
 //! - **Cells**, the fields of protocols: aligned integers of 2, 4 or 8 bytes, as atomics
-//!   ([`cell16`], [`cell32`], [`cell64`]). Each access is one of the processor, of the whole cell;
-//!   the order that the protocols need is that of the atomics (acquire, release, fences).
+//!   ([`cell16`], [`cell32`], [`cell64`]). Each access is a single one of the processor, of the
+//!   whole cell. The protocols' order is that of the atomics (acquire, release, fences).
 //! - **Copies** of bytes to and from private memory, and within guest memory ([`from_guest`],
 //!   [`to_guest`], [`within_guest`], [`fill`]): calls of the C library's `memmove` and `memset`
-//!   through pointers whose target the compiler does not know ([`opaque`]). So for the compiler a
-//!   copy is what a copy by the kernel is, another agent's: it can neither repeat, merge nor split
-//!   it, nor conclude anything from it. A byte that is written meanwhile arrives as one of the
-//!   values that it had; nothing is promised of bytes beside each other, or of order. What was
-//!   copied is looked at, never its source: so "once" holds, though the routine may load a byte
-//!   twice.
+//!   through pointers with a target that is unknown to the compiler ([`opaque`]). For the compiler
+//!   such a copy equals a copy by the kernel, another agent: it can neither repeat, merge nor split
+//!   it, nor conclude anything from it. A byte that is written meanwhile arrives as one of its
+//!   values. Nothing is guaranteed about neighbouring bytes, or about order. Only the copy is
+//!   examined, never its source: "once" therefore holds, though the routine may load a byte twice.
 //!
-//! Threads of ours meet in guest memory, too, where a guest names one page twice: as a ring of one
-//! worker, and as data of another. That is a cell beside a copy, or two copies: by the above the
-//! same as a cell of ours beside a store of the guest's, and no data race of Rust code. Where two
-//! structures overlap, two cells of different sizes may meet, which Rust's documentation does not
-//! define for atomics on memory of its own; here each is one instruction, whatever the other does,
-//! and what is loaded is checked as any value from the guest. What our own threads agree on with
-//! each other never lies in guest memory.
+//! Threads of this process meet in guest memory, too, where a guest uses one page twice: as a ring
+//! of one worker, and as data of another. That is a cell beside a copy, or two copies. By the above
+//! it equals a cell of this process beside a store of the guest, and is no data race of Rust code.
+//! If two structures overlap, two cells of different sizes may meet. Rust's documentation does not
+//! define that for atomics on memory of its own. Here each access is one instruction, regardless of
+//! the other, and every loaded value is checked as any value from the guest. State that threads of
+//! this process share with each other never lies in guest memory.
 //!
-//! # What a pointer into a mapping promises
+//! # Guarantee of a pointer into a mapping
 //!
-//! That its addresses belong to a mapping of ours as long as somebody keeps that, and no more: the
-//! page behind it may be gone (the file shrank, no huge page was left). Such an access finds
-//! zeroes, and a mark that the caller looks at afterwards: module [`sigbus`](crate::sigbus).
+//! Its addresses belong to a mapping of this process while an owner keeps that mapping. Nothing
+//! more is guaranteed: the page behind it may be missing (the file has shrunk, no huge page was
+//! left). Such an access reads zeroes, and sets a mark that the caller checks afterwards: module
+//! [`sigbus`](crate::sigbus).
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-/// The C library's routines, so that the compiler does not know them again: it takes a call of
-/// `memmove` for an operation of its own, and would have to be told that others write there.
+/// The C library's routines, hidden from the compiler. It treats a call of `memmove` as an
+/// operation of its own, and would assume that no other agent writes there.
 mod opaque {
     use super::{c_int, c_void};
 
@@ -55,7 +55,8 @@ mod opaque {
 
     #[inline(always)]
     pub(super) fn copy() -> Copy {
-        // SAFETY: a valid static. A volatile load, so that its value is not known.
+        // SAFETY: a valid static. The load is volatile, so that its value is unknown to the
+        // compiler.
         unsafe { std::ptr::read_volatile(&raw const COPY) }
     }
 
@@ -65,7 +66,7 @@ mod opaque {
         unsafe { std::ptr::read_volatile(&raw const FILL) }
     }
 
-    /// The same for Miri, which does not know the C library's.
+    /// Substitutes for Miri, which does not know the C library's routines.
     #[cfg(miri)]
     mod interpreted {
         use super::{c_int, c_void};
@@ -75,7 +76,7 @@ mod opaque {
             from: *const c_void,
             len: usize,
         ) -> *mut c_void {
-            // SAFETY: as the caller of `memmove` promises.
+            // SAFETY: the caller of `memmove` guarantees the ranges.
             unsafe { std::ptr::copy(from.cast::<u8>(), to.cast(), len) };
             to
         }
@@ -85,7 +86,7 @@ mod opaque {
             byte: c_int,
             len: usize,
         ) -> *mut c_void {
-            // SAFETY: as the caller of `memset` promises.
+            // SAFETY: the caller of `memset` guarantees the range.
             unsafe { std::ptr::write_bytes(to.cast::<u8>(), byte as u8, len) };
             to
         }
@@ -132,7 +133,7 @@ pub(crate) unsafe fn fill(dst: *mut u8, byte: u8, len: usize) {
     unsafe { opaque::fill()(dst.cast(), c_int::from(byte), len) };
 }
 
-/// Whether guest memory at `src` holds `other`. Each byte is copied before it is compared.
+/// Returns whether guest memory at `src` holds `other`. Each byte is copied before it is compared.
 ///
 /// # Safety
 /// `src` must lie in a mapping, for `other.len()` bytes.
@@ -147,43 +148,43 @@ pub(crate) unsafe fn equal(src: *const u8, other: &[u8]) -> bool {
     })
 }
 
-/// The cell at `ptr`. Stores only where the mapping is writable: the callers see to it.
+/// Returns the cell at `ptr`. Callers store only if the mapping is writable.
 ///
 /// # Safety
 /// `ptr` must lie in a mapping that is kept for `'a`, for 2 bytes, and be aligned to them.
 #[inline(always)]
 pub(crate) unsafe fn cell16<'a>(ptr: *mut u8) -> &'a AtomicU16 {
-    // SAFETY: as the caller says; all access is as this module says.
+    // SAFETY: the caller guarantees the address; every access follows the rules of this module.
     unsafe { AtomicU16::from_ptr(ptr.cast()) }
 }
 
-/// As [`cell16`], of 4 bytes.
+/// Returns the 4-byte cell at `ptr`, as [`cell16`].
 ///
 /// # Safety
-/// As there.
+/// The conditions of [`cell16`], for 4 bytes.
 #[inline(always)]
 pub(crate) unsafe fn cell32<'a>(ptr: *mut u8) -> &'a AtomicU32 {
-    // SAFETY: as the caller says; all access is as this module says.
+    // SAFETY: the caller guarantees the address; every access follows the rules of this module.
     unsafe { AtomicU32::from_ptr(ptr.cast()) }
 }
 
-/// As [`cell16`], of 8 bytes.
+/// Returns the 8-byte cell at `ptr`, as [`cell16`].
 ///
 /// # Safety
-/// As there.
+/// The conditions of [`cell16`], for 8 bytes.
 #[inline(always)]
 pub(crate) unsafe fn cell64<'a>(ptr: *mut u8) -> &'a AtomicU64 {
-    // SAFETY: as the caller says; all access is as this module says.
+    // SAFETY: the caller guarantees the address; every access follows the rules of this module.
     unsafe { AtomicU64::from_ptr(ptr.cast()) }
 }
 
-/// Eight cells of 8 bytes, side by side.
+/// Returns eight adjacent cells of 8 bytes.
 ///
 /// # Safety
-/// As [`cell16`], for 64 bytes; the mapping is writable.
+/// The conditions of [`cell16`], for 64 bytes; the mapping is writable.
 #[inline(always)]
 pub(crate) unsafe fn row<'a>(ptr: *mut u8) -> &'a [AtomicU64; 8] {
-    // SAFETY: as the caller says; a cell is as large as its integer, and all access is as this
-    // module says.
+    // SAFETY: the caller guarantees the address; a cell is as large as its integer, and every
+    // access follows the rules of this module.
     unsafe { &*ptr.cast() }
 }

@@ -1,4 +1,4 @@
-//! The memory of a submission or completion queue.
+//! Memory of a submission or completion queue.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,11 +6,11 @@ use crate::table::Table;
 use crate::{Access, DmaError, DmaMap, lines::Evict, prefetch, racy};
 
 /// A queue's memory: entries of one size, resolved once, page by page (a vIOMMU may scatter them).
-/// It holds the memory itself, so it never dangles; after a change of the map
-/// ([`DmaMap::generation`]) its owner resolves it again.
+/// It holds the memory itself, so it never dangles. After a change of the map
+/// ([`DmaMap::generation`]) its owner must resolve it again.
 ///
-/// An index outside the ring, an entry size that does not fit the call, or a store into a ring that
-/// was resolved for [`Access::Read`], does nothing (loads give zeroes).
+/// An access has no effect (loads return zeroes) if the index exceeds the ring or the entry size
+/// does not fit the call, and a store also if the ring was resolved for [`Access::Read`].
 pub struct Ring {
     table: Table,
     iova: u64,
@@ -73,7 +73,7 @@ impl Ring {
         })
     }
 
-    /// Where it was resolved.
+    /// Returns the address at which the ring was resolved.
     pub fn iova(&self) -> u64 {
         self.iova
     }
@@ -88,19 +88,19 @@ impl Ring {
         1 << self.entry_shift
     }
 
-    /// The map's generation when it was resolved.
+    /// Returns the map's generation at the time of resolution.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Whether the file of its memory shrank: what is loaded is then meaningless, and
-    /// nobody sees what is stored.
+    /// Returns whether the file of the memory has shrunk: loads are then meaningless, and stores
+    /// are lost.
     pub fn is_poisoned(&self) -> bool {
         self.table.memories().iter().any(crate::Memory::is_poisoned)
     }
 
-    /// Fetches a 64-byte entry (submission queue), once. The caller has read the
-    /// tail with acquire ordering.
+    /// Fetches a 64-byte entry (submission queue), once. The caller must have read the tail with
+    /// acquire ordering.
     #[inline]
     pub fn load64(&self, index: u32) -> [u8; 64] {
         let mut entry = [[0; 64]];
@@ -109,9 +109,9 @@ impl Ring {
         entry
     }
 
-    /// Fetches 64-byte entries from `index` on, each once, as many as lie in one
-    /// piece and `entries` has room for; returns their number. The caller has read
-    /// the tail with acquire ordering.
+    /// Fetches 64-byte entries from `index` on, each once, limited to one contiguous piece and the
+    /// length of `entries`. Returns their number. The caller must have read the tail with acquire
+    /// ordering.
     #[inline(always)]
     pub fn load_batch(&self, index: u32, entries: &mut [[u8; 64]]) -> usize {
         let Some(left) = self.load64.checked_sub(index).filter(|&left| left > 0) else {
@@ -137,8 +137,8 @@ impl Ring {
         count
     }
 
-    /// Evicts the lines of 64-byte entries that were fetched, see [`crate::lines`]: as many as
-    /// [`Ring::load_batch`] said. No effect but speed.
+    /// Evicts the lines of fetched 64-byte entries, see [`crate::lines`]; `count` is the result of
+    /// [`Ring::load_batch`]. Affects only speed.
     #[inline]
     pub fn evict(&self, index: u32, count: usize, lines: Evict) {
         let Some(left) = self.load64.checked_sub(index).filter(|&left| left > 0) else {
@@ -176,8 +176,8 @@ impl Ring {
         }
     }
 
-    /// The places of up to `wanted` 16-byte completions from `index` on, as
-    /// many as lie in one piece.
+    /// Returns the memory of up to `wanted` 16-byte completions from `index` on, limited to one
+    /// contiguous piece.
     #[inline]
     pub fn cqe_run(&self, index: u32, wanted: u32) -> CqeRun<'_> {
         let left = self.store16.saturating_sub(index).min(wanted);
@@ -209,8 +209,7 @@ impl Ring {
         cqe
     }
 
-    /// Asks the processor to fetch an entry, for a batch that is about to be
-    /// read. No effect but speed.
+    /// Prefetches an entry, for a batch that is about to be read. Affects only speed.
     #[inline(always)]
     pub fn prefetch(&self, index: u32) {
         if let Some(words) = self.words(index, self.prefetch, self.entry_shift) {
@@ -218,7 +217,7 @@ impl Ring {
         }
     }
 
-    /// The entry's memory, if `index` is below `limit`.
+    /// Returns the entry's memory, if `index` is below `limit`.
     #[inline(always)]
     fn words(&self, index: u32, limit: u32, shift: u32) -> Option<Words<'_>> {
         if index >= limit {
@@ -231,28 +230,27 @@ impl Ring {
     }
 }
 
-/// The places of completions that are about to be posted, one behind the other:
-/// looked up once for all of them.
+/// Memory of consecutive completions that are about to be posted, resolved once for all of them.
 pub struct CqeRun<'a> {
     first: Words<'a>,
     len: usize,
 }
 
 impl CqeRun<'_> {
-    /// How many there are.
+    /// Returns the number of completions.
     #[inline]
     pub fn len(&self) -> u32 {
-        // Not more than the ring has entries.
+        // The number is at most that of the ring's entries.
         self.len as u32
     }
 
-    /// Whether there is none.
+    /// Returns whether the run is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// [`Ring::store_cqe`] at place `i`; nothing when there is no such place.
+    /// Posts as [`Ring::store_cqe`] at index `i`; an invalid index is ignored.
     #[inline(always)]
     pub fn store(&self, i: u32, cqe: [u8; 16]) {
         let i = i as usize;
@@ -265,7 +263,7 @@ impl CqeRun<'_> {
     }
 }
 
-/// The half with the phase bit last.
+/// Stores the half with the phase bit last.
 #[inline(always)]
 fn store_cqe(words: &Words<'_>, cqe: [u8; 16]) {
     let (low, high) = cqe.split_at(8);
@@ -273,22 +271,21 @@ fn store_cqe(words: &Words<'_>, cqe: [u8; 16]) {
     words.get(1).store(word(high), Ordering::Release);
 }
 
-/// The 64-bit words of one entry.
+/// The 64-bit words of an entry.
 struct Words<'a>(*mut u64, std::marker::PhantomData<&'a Ring>);
 
 impl Words<'_> {
-    /// Word `i` of the entry; private to this module, whose calls stay inside the
-    /// entry (the limits see to it).
+    /// Returns word `i` of the entry. Private to this module, which keeps `i` inside the entry by
+    /// its limits.
     #[inline]
     fn get(&self, i: usize) -> &AtomicU64 {
-        // SAFETY: the entry lies in one piece in a mapping that the ring keeps, which is borrowed,
-        // and is aligned to 8 bytes. In a ring that was resolved for reading, the callers load
-        // only.
+        // SAFETY: the entry is contiguous in a mapping that the borrowed ring keeps, and is aligned
+        // to 8 bytes. In a ring that was resolved for reading, the callers only load.
         unsafe { racy::cell64(self.0.wrapping_add(i).cast()) }
     }
 }
 
-/// Eight bytes as a word with the same bytes in memory.
+/// Converts eight bytes to a word with the same bytes in memory.
 #[inline]
 fn word(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];

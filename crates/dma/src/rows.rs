@@ -1,17 +1,17 @@
-//! Records of one cache line each, in memory of our own.
+//! Records of one cache line each, in memory of this process.
 
 use std::sync::atomic::AtomicU64;
 
 use crate::{Memory, SharedPages, racy};
 
-/// Bytes of a row: a cache line of most processors.
+/// Size of a row in bytes: a cache line of most processors.
 pub const ROW: usize = 64;
 
-/// One cache line as eight words.
+/// A cache line as eight words.
 pub type Row = [AtomicU64; 8];
 
-/// An array of cache lines in a range of [`SharedPages`], which it keeps mapped: found once, so
-/// that a look at one of them costs a comparison and an addition.
+/// An array of cache lines in a range of [`SharedPages`], which it keeps mapped. It is resolved
+/// once, so that an access to a row costs a comparison and an addition.
 #[derive(Clone, Debug)]
 pub struct Rows {
     first: *mut u8,
@@ -25,8 +25,8 @@ unsafe impl Send for Rows {}
 unsafe impl Sync for Rows {}
 
 impl Rows {
-    /// The `count` rows from byte `offset` on, a multiple of [`ROW`]. `None` when they are not all
-    /// there.
+    /// Returns the `count` rows from byte `offset` on, a multiple of [`ROW`]. `None` when they
+    /// exceed the pages.
     pub fn new(pages: &SharedPages, offset: usize, count: usize) -> Option<Rows> {
         let memory = pages.memory();
         let len = count.checked_mul(ROW)?;
@@ -39,12 +39,12 @@ impl Rows {
         })
     }
 
-    /// How many there are.
+    /// Returns the number of rows.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Row `i`; none when it is outside.
+    /// Returns row `i`; `None` when it is out of range.
     #[inline(always)]
     pub fn get(&self, i: usize) -> Option<&Row> {
         if i >= self.count {

@@ -1,8 +1,8 @@
-//! One piece of host memory.
+//! Pieces of host memory.
 
-/// A contiguous piece of host memory: same layout as `struct iovec`, so that an array of them goes
-/// to the kernel as it is. It borrows nothing: what keeps the memory is the [`crate::SegmentList`]
-/// (or [`crate::Memory`]) it came from.
+/// A contiguous piece of host memory, with the layout of `struct iovec`, so that an array of them
+/// can be passed to the kernel. It borrows nothing: the [`crate::SegmentList`] (or
+/// [`crate::Memory`]) that it came from keeps the memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -23,7 +23,8 @@ impl Segment {
         Segment { ptr, len }
     }
 
-    /// Its first byte. The guest may write there at any time: no reference may be made of it.
+    /// Returns the first byte's address. The guest may write there at any time: no reference may be
+    /// created.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr
@@ -35,7 +36,7 @@ impl Segment {
         self.len
     }
 
-    /// Whether the length is zero (never so inside a list).
+    /// Returns whether the length is zero (never so inside a list).
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0

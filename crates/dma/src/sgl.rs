@@ -1,18 +1,18 @@
 //! Scatter Gather Lists (NVMe Base 2.1, 4.3.2): a command's descriptor and the segments behind it.
 //!
-//! Supported are Data Block, Segment and Last Segment descriptors, with addresses (subtype 0),
-//! without any alignment of data. Bit Buckets are not: a segment list has no place for bytes that
-//! go nowhere, and the controller does not announce them (Identify Controller, SGLS bit 16).
+//! Data Block, Segment and Last Segment descriptors are supported, with addresses (subtype 0),
+//! without any alignment of data. Bit Buckets are not: a segment list cannot represent discarded
+//! bytes, and the controller does not announce them (Identify Controller, SGLS bit 16).
 //!
 //! A list may describe more than the command's data (SGLS bit 18): Linux sends passthrough commands
-//! with all of the caller's buffer. The excess is cut off; its memory is not touched and need not
-//! even be there. All descriptors of a segment that is read are checked, as NVMe Base 2.1, 4.3.2
-//! demands. A segment behind the end of the data is not read: what is not used for data transfer
-//! need not be examined (NVMe Base 2.2, 4.3.2).
+//! with all of the caller's buffer. The excess is cut off; its memory is not accessed and need not
+//! exist. All descriptors of a segment that is read are checked, as NVMe Base 2.1, 4.3.2 demands. A
+//! segment behind the end of the data is not read, because unused parts need not be examined (NVMe
+//! Base 2.2, 4.3.2).
 
 use crate::{Access, DmaError, DmaMap, SegmentList};
 
-/// An SGL was refused. Each variant is named after the status that the standard gives for it.
+/// Reason why an SGL was refused. Each variant is named after its status in the standard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SglError {
     /// Invalid SGL Segment Descriptor (0Dh): a length that is zero or not a multiple of 16, an
@@ -23,7 +23,7 @@ pub enum SglError {
     /// its segment, or more than [`max_descriptors`] or [`MAX_SEGMENTS`] segments.
     #[error("invalid number of SGL descriptors")]
     InvalidDescriptorCount,
-    /// Data SGL Length Invalid (0Fh), or of metadata Metadata SGL Length Invalid (10h): the list
+    /// Data SGL Length Invalid (0Fh), or Metadata SGL Length Invalid (10h) for metadata: the list
     /// describes less than the command's data, or the range of a descriptor wraps.
     #[error("data SGL length invalid")]
     DataLengthInvalid,
@@ -33,31 +33,32 @@ pub enum SglError {
         /// The descriptor's last byte: type in bits 7:4, subtype in bits 3:0.
         u8,
     ),
-    /// An address, of data or of a segment, cannot be accessed (Data Transfer Error, 04h).
+    /// An address of data or of a segment cannot be accessed (Data Transfer Error, 04h).
     #[error(transparent)]
     Dma(#[from] DmaError),
 }
 
-/// Segments in one list, at most.
+/// Maximum number of segments in one list.
 pub const MAX_SEGMENTS: u32 = 256;
-/// Descriptors in one list, at most, over all its segments and whatever the data's length: enough
-/// for 4 MiB in blocks of 512 bytes.
+/// Maximum number of descriptors in one list, over all its segments and for any length of data:
+/// enough for 4 MiB in blocks of 512 bytes.
 pub const MAX_DESCRIPTORS: u32 = 8192 + MAX_SEGMENTS;
 
-/// Descriptors in one list, at most, over all its segments, for a command of `len` bytes: one for
-/// each block of 512 bytes, and 256 more. So what a list costs is in proportion to the data, as the
-/// list's segments in host memory are: no more than descriptors, and pages of the data.
+/// Returns the maximum number of descriptors in one list, over all its segments, for a command of
+/// `len` bytes: one for each block of 512 bytes, and 256 more. The cost of a list is therefore
+/// proportional to the data, as are its segments in host memory: at most descriptors plus pages of
+/// the data.
 pub fn max_descriptors(len: u64) -> u32 {
     let blocks = u32::try_from(len.div_ceil(512)).unwrap_or(u32::MAX);
     blocks.saturating_add(MAX_SEGMENTS).min(MAX_DESCRIPTORS)
 }
 
-/// How many descriptors are copied at a time.
+/// Number of descriptors that are copied at a time.
 const CHUNK: usize = 32;
 /// Size of a descriptor in bytes.
 const SIZE: u32 = 16;
 
-/// A descriptor, taken apart.
+/// A parsed descriptor.
 struct Descriptor {
     address: u64,
     length: u32,
@@ -85,10 +86,10 @@ impl Descriptor {
 /// All of the data lies in the device's own memory ([`DmaMap::set_device_memory`]), or none of it;
 /// segments of descriptors may lie in either.
 ///
-/// The list must describe at least `len` bytes, of which `out` gets the first `len`. Each
-/// descriptor is copied once, before it is looked at; their number is bounded by `len`
-/// ([`max_descriptors`]), that of segments, too; nothing is allocated but segments in `out`. After
-/// an error `out` may hold a part.
+/// The list must describe at least `len` bytes; `out` receives the first `len` of them. Each
+/// descriptor is copied once, before it is examined. The number of descriptors is bounded by `len`
+/// ([`max_descriptors`]), and that of segments, too. Only segments in `out` are allocated. After an
+/// error `out` may hold a part of them.
 ///
 /// # Errors
 /// See [`SglError`].
@@ -104,7 +105,7 @@ pub fn walk(
     Ok(map.unmixed(out)?)
 }
 
-/// As [`walk`], wherever the data lies.
+/// Walks as [`walk`], in any memory.
 fn walk_any(
     map: &DmaMap,
     descriptor: [u8; 16],
@@ -141,13 +142,13 @@ struct Walk<'a> {
     access: Access,
     /// Bytes that are not described yet.
     left: u64,
-    /// Descriptors that segments may still have.
+    /// Number of descriptors that further segments may have.
     descriptors: u32,
 }
 
 impl Walk<'_> {
-    /// Takes one descriptor: appends what the data needs of a data block, or returns a segment
-    /// to follow.
+    /// Handles a descriptor: appends the needed part of a data block, or returns a segment to
+    /// follow.
     fn descriptor(
         &mut self,
         descriptor: Descriptor,
@@ -182,8 +183,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Walks one segment; returns the next one. A segment that was not announced as
-    /// the last may still be it.
+    /// Walks a segment; returns the next one. A segment that was not announced as the last may
+    /// still be the last.
     fn segment(
         &mut self,
         segment: &Descriptor,

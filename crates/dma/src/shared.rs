@@ -1,4 +1,4 @@
-//! Memory of ours that others map too, or that outlives this process.
+//! Memory of this process that other processes map, or that outlives this process.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
@@ -8,18 +8,18 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use crate::memory::system;
 use crate::{MapError, Memory, backing};
 
-/// What it cannot do any more: change its size, or be allowed to.
+/// Seals against a change of the size, and of the seals.
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-/// A memfd of our own: the doorbell page, which a client maps too, and a disk's state memory, which
-/// the next process maps after this one. It is sealed, so that nobody can shrink or grow it.
+/// A sealed memfd of this process: the doorbell page, which a client maps too, and a disk's state
+/// memory, which the next process maps. It can neither shrink nor grow.
 #[derive(Clone, Debug)]
 pub struct SharedPages(Memory);
 
 impl SharedPages {
-    /// `len` zero bytes, rounded up to whole pages.
+    /// Creates `len` zero bytes, rounded up to whole pages.
     ///
     /// # Errors
     /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::TableFull`],
@@ -28,10 +28,10 @@ impl SharedPages {
         SharedPages::named("vnvme-doorbells", len)
     }
 
-    /// The same with a name of its own, as `/proc/PID/maps` shows it.
+    /// Creates pages with a name of their own, visible in `/proc/PID/maps`.
     ///
     /// # Errors
-    /// As [`SharedPages::new`].
+    /// The errors of [`SharedPages::new`].
     pub fn named(name: &str, len: usize) -> Result<SharedPages, MapError> {
         if len == 0 {
             return Err(MapError::Empty);
@@ -46,11 +46,12 @@ impl SharedPages {
         Memory::of_our_own(fd).map(SharedPages)
     }
 
-    /// Pages that an earlier process made, from their file.
+    /// Opens pages of an earlier process from their file.
     ///
     /// # Errors
-    /// [`MapError::WrongKind`]: it is no file of this kind, or not sealed as those are;
-    /// [`MapError::OutOfBacking`]: it has fewer bytes than `len`; those of [`SharedPages::new`].
+    /// [`MapError::WrongKind`] when the file is no memory file, or lacks the seals.
+    /// [`MapError::OutOfBacking`] when it has fewer bytes than `len`. Otherwise the errors of
+    /// [`SharedPages::new`].
     pub fn open(fd: OwnedFd, len: usize) -> Result<SharedPages, MapError> {
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| MapError::WrongKind)?;
         if !seals.contains(SEALS) {
@@ -59,22 +60,23 @@ impl SharedPages {
         Memory::from_fd(fd, len as u64, true).map(SharedPages)
     }
 
-    /// Pages of a file of the user's own, on any file system. It is not sealed: where others make
-    /// it shorter, what is stored goes nowhere ([`Memory::is_poisoned`] of
-    /// [`SharedPages::memory`]). A file that a client has sent is none for this: its file system
-    /// may never answer.
+    /// Maps the user's own file, on any file system. It is not sealed: when another process
+    /// shortens it, stores are lost ([`Memory::is_poisoned`] of [`SharedPages::memory`]). A file
+    /// sent by a client must not be used: its file system may never answer.
     ///
     /// # Errors
-    /// [`MapError::WrongKind`]: it is no regular file; those of [`SharedPages::new`].
+    /// [`MapError::WrongKind`] when it is no regular file; otherwise the errors of
+    /// [`SharedPages::new`].
     pub fn of_file(fd: OwnedFd) -> Result<SharedPages, MapError> {
         let backing = backing::of_file(&fd)?;
         Memory::map_file(fd, backing, true, None).map(SharedPages)
     }
 
-    /// Has the pages of a range allocated, so that no later access can fail for want of memory.
+    /// Allocates the pages of a range, so that no later access can fail for lack of memory.
     ///
     /// # Errors
-    /// [`MapError::OutOfBacking`], or [`MapError::System`]: there is no memory left.
+    /// [`MapError::OutOfBacking`] when the range exceeds the pages, or [`MapError::System`] when no
+    /// memory is left.
     pub fn allocate(&self, offset: usize, len: usize) -> Result<(), MapError> {
         let (end, size) = (offset.saturating_add(len) as u64, self.len() as u64);
         if end > size {
@@ -88,12 +90,12 @@ impl SharedPages {
             .map_err(system("fallocate"))
     }
 
-    /// The file to hand to the client, or to keep.
+    /// Returns the file, to be passed to the client or kept.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd()
     }
 
-    /// The pages as a memory, which does not shrink.
+    /// Returns the pages as a memory, which does not shrink.
     pub fn memory(&self) -> &Memory {
         &self.0
     }
@@ -108,7 +110,7 @@ impl SharedPages {
         self.0.is_empty()
     }
 
-    /// The 32-bit cell `i` (at byte offset 4 `i`), none when it is outside.
+    /// Returns the 32-bit cell `i` (at byte offset 4 `i`); `None` when it is out of range.
     #[inline]
     pub fn cell(&self, i: usize) -> Option<&AtomicU32> {
         self.0.atomic_u32(i.checked_mul(4)?)

@@ -1,13 +1,13 @@
-//! A memory file that shrinks under its mapping must not kill the process.
+//! Handler for memory files that shrink under their mapping, which must not kill the process.
 //!
-//! An access beyond the new end of the file raises SIGBUS. The handler here knows every mapping of
-//! this crate from a table that it reads without locks. For a fault inside one of them it
-//! puts anonymous zero memory over the whole mapping (a huge page cannot be replaced in part),
-//! marks it poisoned and returns: the access then finds zeroes, and the one that made it sees the
-//! mark. Any other SIGBUS goes to the action that was there before.
+//! An access beyond the new end of the file raises SIGBUS. This handler finds every mapping of this
+//! crate in a table that it reads without locks. For a fault inside one of them it maps anonymous
+//! zero memory over the whole mapping (a huge page cannot be replaced in part), marks it poisoned
+//! and returns. The access then reads zeroes, and its caller sees the mark. Any other SIGBUS is
+//! passed to the previous action.
 //!
-//! Threads that access guest memory must not block SIGBUS: the kernel kills a process that
-//! faults while it is blocked.
+//! Threads that access guest memory must not block SIGBUS: the kernel kills a process that faults
+//! while it is blocked.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -19,9 +19,9 @@ use sync::Unpoisoned;
 
 use crate::MapError;
 
-/// How many memory files may be mapped at once, in the whole process: a quarter of what the kernel
-/// allows a process unless it was told otherwise (`vm.max_map_count`). Beyond that an allocation
-/// could fail, too. Each client may have far fewer: [`MemoryLimits`](crate::MemoryLimits).
+/// Maximum number of mapped memory files in the whole process: a quarter of the kernel's default
+/// limit of mappings (`vm.max_map_count`). Beyond that an allocation could fail, too. Each client
+/// may have far fewer: [`MemoryLimits`](crate::MemoryLimits).
 pub const MAX_MAPPINGS: usize = 16_384;
 
 /// Slots that are added to the table at a time.
@@ -35,11 +35,11 @@ const BUS_MCEERR_AR: c_int = 4;
 /// The blocks of the table, the newest first. They are never freed: the handler may be reading them
 /// at any time.
 static TABLE: AtomicPtr<Block> = AtomicPtr::new(null_mut());
-/// The action before ours; set before ours is installed, never changed or freed.
+/// Action before this handler; set before the handler is installed, never changed or freed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
-/// Faults taken.
+/// Number of faults taken.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
-/// Who makes and frees slots. The handler does neither.
+/// Allocator of slots. The handler does not use it.
 static FREE: Mutex<FreeSlots> = Mutex::new(FreeSlots {
     slots: Vec::new(),
     made: 0,
@@ -47,19 +47,19 @@ static FREE: Mutex<FreeSlots> = Mutex::new(FreeSlots {
 
 struct FreeSlots {
     slots: Vec<&'static MappingSlot>,
-    /// Slots that the table has.
+    /// Number of slots in the table.
     made: usize,
 }
 
 /// A part of the table.
 struct Block {
     slots: [MappingSlot; BLOCK],
-    /// The one that was made before; never changes.
+    /// The previously created block; never changes.
     next: Option<&'static Block>,
 }
 
 impl FreeSlots {
-    /// A slot that nobody uses.
+    /// Returns an unused slot.
     fn take(&mut self) -> Option<&'static MappingSlot> {
         if let Some(slot) = self.slots.pop() {
             return Some(slot);
@@ -78,20 +78,20 @@ impl FreeSlots {
     }
 }
 
-/// The newest block of the table, which leads to the others.
+/// Returns the newest block of the table, the head of the list.
 fn first_block() -> Option<&'static Block> {
     // SAFETY: null, or a block that was leaked; blocks are changed by atomics only.
     unsafe { TABLE.load(Ordering::Acquire).as_ref() }
 }
 
-/// How many faults in mapped memory this process has survived: a worker that sees it change asks
-/// its map and rings whether they are poisoned.
+/// Returns the number of faults in mapped memory that this process has survived. A worker that sees
+/// it change checks whether its map and rings are poisoned.
 pub fn faults() -> u64 {
     FAULTS.load(Ordering::Relaxed)
 }
 
-/// One mapping in the table. Its owner writes it under an odd sequence number; a reader that meets
-/// one skips the slot, since a mapping that somebody accesses is not being registered.
+/// Table entry of a mapping. Its owner writes it under an odd sequence number; a reader that sees
+/// one skips the slot, since a mapping in use is not being registered.
 pub(crate) struct MappingSlot {
     sequence: AtomicUsize,
     start: AtomicUsize,
@@ -117,8 +117,8 @@ impl MappingSlot {
         }
     }
 
-    /// Whether a fault has been taken in this mapping. Never goes back while
-    /// the mapping is registered.
+    /// Returns whether a fault has been taken in this mapping. Permanent while the mapping is
+    /// registered.
     #[inline]
     pub(crate) fn is_poisoned(&self) -> bool {
         self.poisoned.load(Ordering::Relaxed)
@@ -135,7 +135,7 @@ impl MappingSlot {
             .store(sequence.wrapping_add(2), Ordering::Release);
     }
 
-    /// Start and length, if the slot was stable while they were read.
+    /// Returns start and length, if the slot was stable while they were read.
     fn range(&self) -> Option<(usize, usize)> {
         let before = self.sequence.load(Ordering::Acquire);
         let range = (
@@ -148,13 +148,13 @@ impl MappingSlot {
     }
 }
 
-/// A place in the table, freed when dropped: before the mapping itself is undone, so
+/// Registration of a mapping in the table. It is dropped before the mapping itself is undone, so
 /// that no stale range remains.
 #[derive(Debug)]
 pub(crate) struct Registration(&'static MappingSlot);
 
 impl Registration {
-    /// Registers a mapping that nobody has accessed yet, and installs the handler the first time.
+    /// Registers a mapping that has not been accessed yet, and installs the handler the first time.
     pub(crate) fn new(start: usize, len: usize) -> Result<Registration, MapError> {
         install()?;
         let slot = FREE.lock().unpoisoned().take().ok_or(MapError::TableFull)?;
@@ -194,8 +194,8 @@ fn install_handler() -> Result<(), Errno> {
     if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut previous) } != 0 {
         return Err(last_errno());
     }
-    // Stored before ours is installed, for a fault may come in between; leaked, for one
-    // may come at any time after.
+    // Stored before the handler is installed, for a fault may occur in between; leaked, for one may
+    // occur at any time after.
     PREVIOUS.store(Box::into_raw(Box::new(previous)), Ordering::Release);
     // SAFETY: as above.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -224,14 +224,15 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
                 chain(signal, info, context);
             }
         }
-        // Sent by somebody: there is no address. The standard library's handler would take it for
-        // the end of its duty, put the default action in place of ours, and go on.
+        // The signal was sent by a process: there is no address. The standard library's handler
+        // would treat it as its end, put the default action in place of this handler, and continue.
         code if code <= 0 => default_action(signal),
         _ => chain(signal, info, context),
     }
 }
 
-/// Puts zero memory over the registered mapping that contains `address`; false when there is none.
+/// Maps zero memory over the registered mapping that contains `address`; `false` when there is
+/// none.
 fn replace(address: usize) -> bool {
     let blocks = std::iter::successors(first_block(), |block| block.next);
     for slot in blocks.flat_map(|block| &block.slots) {
@@ -261,7 +262,7 @@ fn map_zeroes(start: usize, len: usize) -> bool {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     // SAFETY: the range belongs to a registered mapping, which its owner keeps until the faulting
-    // access has ended; nobody has a Rust reference to plain data in it.
+    // access has ended; no Rust reference to plain data in it exists.
     let ptr = unsafe { libc::mmap(start as *mut c_void, len, prot, flags, -1, 0) };
     ptr != libc::MAP_FAILED
 }
@@ -271,7 +272,7 @@ fn page_size() -> usize {
     rustix::param::page_size()
 }
 
-/// Does what would have happened without this module.
+/// Passes the signal to the previous action.
 fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: stored before this handler was installed, and never freed.
     let Some(previous) = (unsafe { PREVIOUS.load(Ordering::Acquire).as_ref() }) else {

@@ -1,15 +1,15 @@
-//! Where a long-lived structure (a queue, a doorbell buffer) lies in host memory.
+//! Host addresses of long-lived structures (a queue, a doorbell buffer).
 
 use crate::{Access, DmaError, DmaMap, Memory};
 
-/// The unit in which a structure may be scattered: the smallest NVMe page.
+/// Unit in which a structure may be scattered: the smallest NVMe page.
 const PAGE: usize = 4096;
-/// Larger than any queue (65536 entries of 64 bytes is 4 MiB).
+/// Maximum size, above that of any queue (65536 entries of 64 bytes is 4 MiB).
 const MAX_BYTES: u64 = 256 << 20;
-/// The "page" size of a structure in one piece: one page holds it all.
+/// Page size of a contiguous structure: one page holds it all.
 const WHOLE: u32 = 48;
 
-/// Host addresses of a structure, by page; in one piece if it is so.
+/// Host addresses of a structure, by page; a single one if it is contiguous.
 pub(crate) struct Table {
     pages: Box<[*mut u8]>,
     /// Log2 of the page size.
@@ -62,27 +62,27 @@ impl Table {
         })
     }
 
-    /// The host address of a byte offset, which the caller has checked against the size.
+    /// Returns the host address of a byte offset, which the caller has checked against the size.
     #[inline(always)]
     pub(crate) fn at(&self, offset: usize) -> Option<*mut u8> {
         let page = self.pages.get(offset >> self.shift)?;
         Some(page.wrapping_add(offset & ((1 << self.shift) - 1)))
     }
 
-    /// Bytes from an offset to the end of its page: as far as one address goes.
+    /// Returns the number of bytes from an offset to the end of its page.
     #[inline(always)]
     pub(crate) fn run(&self, offset: usize) -> usize {
         (1 << self.shift) - (offset & ((1 << self.shift) - 1))
     }
 
-    /// The memory it lies in.
+    /// Returns the memory of the structure.
     pub(crate) fn memories(&self) -> &[Memory] {
         &self.keep
     }
 }
 
-/// The host address of a range that lies in one piece of one memory, none if it does not.
-/// Adds the memory to `keep`.
+/// Returns the host address of a range that is contiguous in one memory; `None` if it is not. Adds
+/// the memory to `keep`.
 fn contiguous(
     map: &DmaMap,
     iova: u64,

@@ -1,9 +1,9 @@
-//! The host memory of one transfer, borrowed for a moment.
+//! Host memory of a transfer, borrowed for a moment.
 
 use crate::{Access, DmaError, DmaMap, Segment, SegmentList, racy};
 
-/// The memory of a transfer that is done before anybody else can do anything: what a
-/// [`SegmentList`] holds, or one [`Piece`]. Nothing has to be kept, as the borrow keeps it.
+/// Memory of a transfer that completes within a call: that of a [`SegmentList`], or a [`Piece`].
+/// The borrow keeps the memory.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     segments: &'a [Segment],
@@ -18,20 +18,20 @@ impl View<'_> {
         self.bytes
     }
 
-    /// Whether all of it may be written.
+    /// Returns whether all memory may be written.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// The segments. Their pointers are valid while the view is.
+    /// Returns the segments. Their pointers are valid while the view is.
     #[inline]
     pub fn segments(&self) -> &[Segment] {
         self.segments
     }
 
-    /// Calls `each` with every segment and where it lies in memory at `start` that all of
-    /// them lie beside, in order.
+    /// Calls `each` with every segment, in order, and its counterpart in the contiguous memory at
+    /// `start`.
     #[inline(always)]
     pub(crate) fn beside(&self, start: *mut u8, mut each: impl FnMut(*mut u8, &Segment)) {
         let mut at = start;
@@ -41,20 +41,21 @@ impl View<'_> {
         }
     }
 
-    /// Fills all of it with `byte`, if it may be written.
+    /// Fills the memory with `byte`, if it may be written.
     pub fn fill(&self, byte: u8) {
         if !self.writable {
             return;
         }
         for segment in self.segments {
-            // SAFETY: what the view borrows keeps the segments mapped, and they are writable.
+            // SAFETY: the owner that the view borrows keeps the segments mapped, and they are
+            // writable.
             unsafe { racy::fill(segment.as_ptr(), byte, segment.len()) };
         }
     }
 }
 
 impl SegmentList {
-    /// The list's memory, for a transfer that is done at once.
+    /// Returns the list's memory, for a transfer that completes within a call.
     #[inline]
     pub fn view(&self) -> View<'_> {
         View {
@@ -65,8 +66,8 @@ impl SegmentList {
     }
 }
 
-/// A range of guest memory that lies in one piece, borrowed from its map: for the most
-/// frequent transfer, one page.
+/// A contiguous range of guest memory, borrowed from its map: for the most frequent transfer, one
+/// page.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     segment: Segment,
@@ -75,7 +76,7 @@ pub struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Its memory, for a transfer that is done at once.
+    /// Returns the piece's memory, for a transfer that completes within a call.
     #[inline(always)]
     pub fn view(&self) -> View<'_> {
         View {
@@ -87,7 +88,7 @@ impl Piece<'_> {
 }
 
 impl DmaMap {
-    /// The host memory of `len` bytes at `iova`; `None` when it does not lie in one window.
+    /// Returns the host memory of `len` bytes at `iova`; `None` when it does not lie in one window.
     ///
     /// # Errors
     /// See [`DmaError`].

@@ -1,25 +1,25 @@
-//! The windows of a map, by address.
+//! Windows of a map, by address.
 //!
 //! A client may have tens of thousands of them (a guest behind a virtual IOMMU maps page by page),
-//! and adds and removes them while others wait: one, or all. So they lie in chunks, sorted arrays
-//! of some hundred windows each: one is added or removed by moving the others of its chunk, and a
-//! range is removed by dropping chunks, after a look at each window in it.
+//! and adds and removes them, one or all, while other clients wait. They are therefore stored in
+//! chunks, sorted arrays of some hundred windows each. Adding or removing a window moves only its
+//! chunk's entries. Removing a range drops chunks, after a look at each window in it.
 
 use crate::Prot;
 
-/// Windows in a chunk, at most.
+/// Maximum number of windows in a chunk.
 const CHUNK: usize = 256;
 
-/// One window.
+/// A window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     /// First address.
     pub(crate) start: u64,
     /// Last address, inclusive: a window may end at the end of the address space.
     pub(crate) last: u64,
-    /// Where it starts in this process; null without memory.
+    /// Host address of its start; null without memory.
     pub(crate) host: *mut u8,
-    /// Which memory, by the number that the map knows it by; none for a window without memory.
+    /// The map's number of its memory; `None` for a window without memory.
     pub(crate) memory: Option<u32>,
     pub(crate) prot: Prot,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Entry {
 impl Entry {
     /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
-        // Came in as a length, so it fits.
+        // The value was passed in as a length, so it fits.
         self.last - self.start + 1
     }
 }
@@ -35,25 +35,25 @@ impl Entry {
 /// Windows that do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
-    /// The first address of each chunk.
+    /// First address of each chunk.
     firsts: Vec<u64>,
-    /// Sorted, in sorted chunks; none of them is empty.
+    /// Chunks of sorted windows, in order; none of them is empty.
     chunks: Vec<Vec<Entry>>,
     count: usize,
 }
 
 impl Windows {
-    /// How many there are.
+    /// Returns the number of windows.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// All of them, by address.
+    /// Returns all windows, by address.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.chunks.iter().flatten()
     }
 
-    /// The one with the highest first address that is not above `iova`.
+    /// Returns the window with the highest first address that is not above `iova`.
     pub(crate) fn at_or_below(&self, iova: u64) -> Option<&Entry> {
         let chunk = self.firsts.partition_point(|first| *first <= iova);
         let chunk = self.chunks.get(chunk.checked_sub(1)?)?;
@@ -61,12 +61,12 @@ impl Windows {
         chunk.get(at.checked_sub(1)?)
     }
 
-    /// Adds one that overlaps no other: the caller has looked.
+    /// Adds a window that overlaps no existing one, as the caller has checked.
     pub(crate) fn insert(&mut self, entry: Entry) {
         self.count += 1;
         let start = entry.start;
         let behind = self.firsts.partition_point(|first| *first <= start);
-        // What comes before all chunks goes into the first one.
+        // A window before all chunks is stored in the first one.
         let at = behind.saturating_sub(1);
         let Some(chunk) = self.chunks.get_mut(at) else {
             self.firsts.push(start);
@@ -91,7 +91,8 @@ impl Windows {
         }
     }
 
-    /// The lengths of all that begin between two addresses, both inclusive, together.
+    /// Returns the sum of the lengths of all windows that begin between two addresses, both
+    /// inclusive.
     pub(crate) fn sum(&self, first: u64, last: u64) -> u64 {
         let from = self.firsts.partition_point(|start| *start <= first);
         let from = from.saturating_sub(1);
@@ -102,7 +103,8 @@ impl Windows {
         lens.fold(0, u64::saturating_add)
     }
 
-    /// Removes all that begin between two addresses, both inclusive, after a call of `each`.
+    /// Removes all windows that begin between two addresses, both inclusive, after a call of
+    /// `each`.
     pub(crate) fn remove(&mut self, first: u64, last: u64, mut each: impl FnMut(&Entry)) {
         let from = self.firsts.partition_point(|start| *start <= first);
         let from = from.saturating_sub(1);
@@ -118,14 +120,14 @@ impl Windows {
         self.forget_empty(from, to);
     }
 
-    /// Removes all, after a call of `each`.
+    /// Removes all windows, after a call of `each`.
     pub(crate) fn clear(&mut self, mut each: impl FnMut(&Entry)) {
         self.iter().for_each(&mut each);
         *self = Windows::default();
     }
 
-    /// Takes chunks that have become empty out of the list, and merges small ones with what comes
-    /// before: among those from `from` to before `to`.
+    /// Removes empty chunks from `from` to before `to`, and merges small ones with their
+    /// predecessors.
     fn forget_empty(&mut self, from: usize, to: usize) {
         // Only the first and the last of a range of chunks can have anything left.
         let kept: Vec<Vec<Entry>> = match self.chunks.get(from..to) {
@@ -146,8 +148,8 @@ impl Windows {
         self.merge(from);
     }
 
-    /// Joins neighbours around a chunk where both are small, so that windows that come and go do
-    /// not leave many chunks of few windows.
+    /// Joins neighbours around a chunk if both are small, so that frequent changes do not leave
+    /// many chunks of few windows.
     fn merge(&mut self, at: usize) {
         for lower in [at + 1, at, at.saturating_sub(1)] {
             let [Some(a), Some(b)] = [lower, lower + 1].map(|i| self.chunks.get(i).map(Vec::len))

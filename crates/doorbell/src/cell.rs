@@ -1,28 +1,28 @@
-//! The seam to memory: one 32-bit doorbell or EventIdx cell, and the fences
-//! between accesses to cells.
+//! Interface to memory: one 32-bit doorbell or EventIdx cell, and the fences between accesses to
+//! cells.
 //!
-//! # Why these orders are enough, and none can go
+//! # Why these orders are sufficient and necessary
 //!
-//! *Entries.* A host writes its queue entries, then the doorbell with release; the controller
-//! reads the doorbell with acquire, then the entries. Without either the controller may fetch
-//! what the entry held before.
+//! *Entries.* A host writes its queue entries, then the doorbell with release; the controller reads
+//! the doorbell with acquire, then the entries. Without either the controller may fetch the
+//! previous content of the entry.
 //!
 //! *Wake-ups.* Host: store shadow, [`HostFence`](Step::HostFence), load EventIdx. Controller: store
 //! EventIdx, [`ArmFence`](Step::ArmFence), load shadow. Each side writes its own cell and then
-//! reads the other's, so only full fences on both sides exclude that both read the old value: then
-//! the host would not ring and the controller would sleep. With them, either the host sees the
-//! armed EventIdx and rings, or the controller sees the new doorbell and stays awake. Release and
-//! acquire do not give that, on x86-64 either: its stores may pass later loads.
+//! reads the peer's. Only full fences on both sides exclude that both read the old value; the host
+//! would then not ring and the controller would sleep. With them, either the host sees the armed
+//! EventIdx and rings, or the controller sees the new doorbell and stays awake. Release and acquire
+//! are not sufficient, on x86-64 either: its stores may pass later loads.
 //!
-//! `tests/loom.rs` takes each of them away in turn and asserts that the model then finds a failure.
+//! `tests/loom.rs` removes each of them in turn and asserts that the model then finds a failure.
 
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// Every access to shared memory that the protocol makes, by name.
+/// A named access of the protocol to shared memory.
 ///
-/// The name says where in the protocol an access or fence stands; [`Step::ordering`] is the memory
-/// order that it needs. A model or a fault injector implements [`Cell`] and treats single steps
-/// differently, in the very code that runs in production.
+/// The name identifies an access or fence of the protocol; [`Step::ordering`] is the memory order
+/// that it needs. A model or a fault injector implements [`Cell`] and treats single steps
+/// differently, in the production code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Host loads the shadow doorbell's previous value, if it keeps none of its own.
@@ -56,7 +56,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// The memory order of the step.
+    /// Returns the memory order of the step.
     #[inline]
     #[must_use]
     pub const fn ordering(self) -> Ordering {
@@ -75,8 +75,8 @@ impl Step {
     }
 }
 
-/// A 32-bit cell of memory that the other side maps too. Values are given and taken in native byte
-/// order; in memory they are little-endian.
+/// A 32-bit memory cell that the peer maps too. Values are passed in native byte order; in memory
+/// they are little-endian.
 pub trait Cell {
     /// Reads the cell.
     fn load(&self, step: Step) -> u32;

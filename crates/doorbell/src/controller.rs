@@ -1,11 +1,11 @@
-//! The controller's side: what the newest doorbell value is, and where EventIdx stands.
+//! Controller side: the newest doorbell value, and the position of EventIdx.
 
 use crate::{
     Cell, Step,
     ring::{before, distance},
 };
 
-/// Rings from this size on are parked lazily: see [`Watch::park`].
+/// Minimum size of rings that are parked lazily: see [`Watch::park`].
 const LAZY_FROM: u32 = 128;
 
 /// The two shared cells of one doorbell in the buffers of Doorbell Buffer
@@ -25,10 +25,10 @@ impl<C> Clone for Shadow<'_, C> {
 }
 impl<C> Copy for Shadow<'_, C> {}
 
-/// All cells of one doorbell, borrowed for one call.
+/// Cells of one doorbell, borrowed for one call.
 #[derive(Debug)]
 pub struct Cells<'a, C> {
-    /// The doorbell register's cell: where a trapped write is kept, or the mapped doorbell page.
+    /// The doorbell register's cell: the last trapped write, or the mapped doorbell page.
     pub register: &'a C,
     /// The shadow cells, from Doorbell Buffer Config (or the queue's creation, if later) until the
     /// next controller-level reset.
@@ -42,7 +42,7 @@ impl<C> Clone for Cells<'_, C> {
 }
 impl<C> Copy for Cells<'_, C> {}
 
-/// Where a doorbell value came from.
+/// Origin of a doorbell value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// The doorbell register.
@@ -51,15 +51,15 @@ pub enum Source {
     Shadow,
 }
 
-/// A doorbell value that is no index of the ring. It is never used; the doorbell
-/// keeps its last good value.
+/// A doorbell value that is no index of the ring. It is never used; the doorbell keeps its last
+/// good value.
 ///
-/// The standard's answer to it is the asynchronous event Invalid Doorbell Write Value.
+/// The standard's response is the asynchronous event Invalid Doorbell Write Value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Invalid {
     /// The value as the host wrote it.
     pub value: u32,
-    /// Where it was found.
+    /// Cell that held the value.
     pub source: Source,
 }
 
@@ -79,24 +79,25 @@ impl core::fmt::Display for Invalid {
 
 impl core::error::Error for Invalid {}
 
-/// What was found after EventIdx had been armed.
+/// Result of a look after EventIdx was armed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Armed {
-    /// Nothing new: a host with the barrier rings the register for its next value. Before a sleep
-    /// without end call [`Watch::recheck`] once, a few microseconds later, for hosts that lack it.
+    /// No new value: a host with the barrier rings the register for its next value. Before an
+    /// unlimited sleep call [`Watch::recheck`] once, a few microseconds later, for hosts without
+    /// it.
     Idle,
     /// The host moved the doorbell meanwhile, to this index: do not sleep.
     Raced(u32),
 }
 
-/// Everything in a [`Watch`], for a controller that is restarted or migrated. The cells
-/// themselves stay with the guest.
+/// State of a [`Watch`], for a controller that is restarted or migrated. The cells themselves stay
+/// with the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WatchState {
     /// Entries in the ring.
     pub size: u32,
-    /// The newest index seen.
+    /// Newest index seen.
     pub current: u32,
     /// The shadow entry as it was last read or seeded, valid or not.
     pub last_shadow: u32,
@@ -108,18 +109,17 @@ pub struct WatchState {
     pub eventidx: u32,
 }
 
-/// One doorbell as the controller sees it: an SQ tail or a CQ head. Plain
-/// data, owned by one worker.
+/// The controller's view of one doorbell: an SQ tail or a CQ head. Plain data, owned by one worker.
 ///
-/// # Which cell counts
+/// # Authoritative cell
 ///
-/// The register counts until the shadow entry is seen to change; from then on only the shadow entry
-/// counts. So a host that uses registers only, one that uses the shadow entry, and one that turns
-/// to it after some time (Doorbell Buffer Config on a live queue) are all served. A register write
-/// of a shadow host is a wake-up and never a value: it was in the shadow entry before, and may
-/// arrive late, when the entry is already ahead of it. If the shadow cells go away while the queue
-/// lives (their memory is unmapped), the register counts again from its next change on, until the
-/// entry is back and changes.
+/// The register is authoritative until the shadow entry is seen to change; from then on only the
+/// shadow entry is. This serves hosts that use registers only, hosts that use the shadow entry, and
+/// hosts that switch to it after some time (Doorbell Buffer Config on a live queue). A register
+/// write of a shadow host is a wake-up and never a value. Its value was in the shadow entry before,
+/// and the write may arrive late, when the entry is already ahead of it. If the shadow cells
+/// disappear while the queue lives (their memory is unmapped), the register is authoritative again
+/// from its next change on, until the entry is back and changes.
 ///
 /// # Life of a queue
 ///
@@ -132,24 +132,25 @@ pub struct WatchState {
 /// | queue deleted | drop | none |
 /// | controller-level reset | drop, before CSTS.RDY reads 0 | none, ever again |
 ///
-/// Why the controller *writes* the shadow entry, which is the host's: the entry may hold a value of
-/// an earlier life. Older Linux does not clear the buffers on reset, none clears an entry when it
-/// creates a queue again, and a host that ran on registers before the command finds zeroes there.
-/// Such a value must neither be taken for a doorbell (entries of the earlier life would be
-/// executed) nor hide one (the host's first value may be equal to it, and the entry would not
+/// The controller *writes* the shadow entry, which is the host's, because it may hold a value of an
+/// earlier life. Older Linux does not clear the buffers on reset, no version clears an entry when
+/// it recreates a queue, and a host that ran on registers before the command finds zeroes there.
+/// Such a value must not be taken for a doorbell (entries of the earlier life would be executed).
+/// It must not hide one either (the host's first value may be equal to it, and the entry would not
 /// change). Linux also takes its own previous value from the entry. QEMU's controller writes the
 /// entry at Doorbell Buffer Config too, but not at queue creation. The host may not publish before
-/// the command completes (NVMe Base 2.1, B.5), so nothing of its own is overwritten; Linux keeps
+/// the command completes (NVMe Base 2.1, B.5), so none of its values is overwritten; Linux keeps
 /// its I/O queues empty across the command.
 #[derive(Debug, Clone)]
 pub struct Watch {
     s: WatchState,
-    /// How many entries EventIdx may lag behind its best place while polling.
+    /// Number of entries by which EventIdx may lag behind its best position while polling.
     slack: u32,
 }
 
 impl Watch {
-    /// A doorbell at index 0 of a new queue of `size` entries (1 to 65,536) whose cells all hold 0.
+    /// Creates a doorbell at index 0 of a new queue of `size` entries (1 to 65,536) with cells that
+    /// all hold 0.
     #[must_use]
     pub const fn new(size: u32) -> Self {
         Self::with(WatchState {
@@ -167,9 +168,9 @@ impl Watch {
         Self { s, slack }
     }
 
-    /// A doorbell of a new queue of `size` entries, with every cell given its first value,
-    /// whatever an earlier queue of the same number left there. Before Create I/O Submission or
-    /// Completion Queue completes.
+    /// Creates a doorbell of a new queue of `size` entries, and initialises every cell, regardless
+    /// of an earlier queue of the same number. Call it before Create I/O Submission or Completion
+    /// Queue completes.
     pub fn create<C: Cell>(size: u32, cells: Cells<'_, C>) -> Self {
         let mut watch = Self::new(size);
         cells.register.store(0, Step::Initialise);
@@ -179,12 +180,12 @@ impl Watch {
         watch
     }
 
-    /// Starts to use shadow cells for a queue that exists, before Doorbell Buffer Config
-    /// completes. When the command names other buffers than before, [`Watch::poll`] the old
-    /// cells one last time first.
+    /// Starts to use shadow cells for an existing queue, before Doorbell Buffer Config completes.
+    /// When the command names different buffers than before, [`Watch::poll`] the old cells one last
+    /// time first.
     ///
-    /// EventIdx is armed: the host's first move rings, so that nothing depends on
-    /// when the worker looks first.
+    /// EventIdx is armed: the host's first move rings, so that the time of the worker's first look
+    /// does not matter.
     pub fn attach<C: Cell>(&mut self, shadow: Shadow<'_, C>) {
         shadow.doorbell.store(self.s.current, Step::Initialise);
         shadow.eventidx.store(self.s.current, Step::Initialise);
@@ -192,14 +193,14 @@ impl Watch {
         self.s.eventidx = self.s.current;
     }
 
-    /// What a restarted or migrated controller needs.
+    /// Returns the state for a restarted or migrated controller.
     #[must_use]
     pub const fn state(&self) -> WatchState {
         self.s
     }
 
-    /// Goes on where another controller stopped, without a write to any cell. `None` when the
-    /// state contradicts itself.
+    /// Continues from another controller's state, without a write to any cell. `None` when the
+    /// state is inconsistent.
     #[must_use]
     pub const fn from_state(state: WatchState) -> Option<Self> {
         if state.current < state.size && state.eventidx < state.size && state.size <= 1 << 16 {
@@ -209,7 +210,7 @@ impl Watch {
         }
     }
 
-    /// The index that the last look found.
+    /// Returns the index found by the last look.
     #[inline]
     #[must_use]
     pub const fn current(&self) -> u32 {
@@ -223,15 +224,15 @@ impl Watch {
         self.s.size
     }
 
-    /// Whether the shadow entry counts now, because the host has been seen to use it.
+    /// Returns whether the shadow entry is authoritative, because the host has been seen to use it.
     #[inline]
     #[must_use]
     pub const fn shadow_live(&self) -> bool {
         self.s.shadow_live
     }
 
-    /// The newest value of the doorbell: an index of the ring. Entries that the host
-    /// wrote before it are visible.
+    /// Returns the newest value of the doorbell: an index of the ring. Entries that the host wrote
+    /// before it are visible.
     ///
     /// # Errors
     /// [`Invalid`], once per value, when the host wrote a value outside the ring; the next call
@@ -241,8 +242,7 @@ impl Watch {
         self.look(cells, Step::PollShadow, Step::PollRegister)
     }
 
-    /// Whether [`Watch::poll`] would find a value that it has not seen. No more than a
-    /// hint for when to call it.
+    /// Returns whether [`Watch::poll`] would find a new value. Only a hint for when to call it.
     #[inline]
     #[must_use]
     pub fn has_news<C: Cell>(&self, cells: Cells<'_, C>) -> bool {
@@ -256,19 +256,18 @@ impl Watch {
         }
     }
 
-    /// Keeps EventIdx where a host does not ring, not even when the ring wraps, while
-    /// the controller polls. To be called after each [`Watch::poll`] that found
-    /// something new; for SQ tails.
+    /// Keeps EventIdx where a host does not ring, not even when the ring wraps, while the
+    /// controller polls. For SQ tails, after each [`Watch::poll`] that found a new value.
     ///
-    /// The best place is one entry behind the newest value (see [`ring`](crate::ring)). EventIdx
-    /// entries of eight queues share a cache line that every host CPU reads at each doorbell, so in
-    /// rings of 128 entries and more it is moved only when it lags by more than a quarter of the
-    /// ring. A host then rings without need only if it publishes more than three quarters of the
-    /// ring between two looks, and at most once per three quarters of a ring.
+    /// The best position is one entry behind the newest value (see [`ring`](crate::ring)). EventIdx
+    /// entries of eight queues share a cache line that every host CPU reads at each doorbell. In
+    /// rings of 128 entries and more EventIdx is therefore moved only when it lags by more than a
+    /// quarter of the ring. A host then rings needlessly only if it publishes more than three
+    /// quarters of the ring between two looks, and at most once per three quarters of a ring.
     #[inline]
     pub fn park<C: Cell>(&mut self, cells: Cells<'_, C>) {
-        // As far as the host can go, less the slack. The slack is below the
-        // size, so nothing wraps twice.
+        // The host's furthest index, less the slack. The slack is below the size, so nothing wraps
+        // twice.
         let furthest = before(self.s.current, self.s.size);
         let lag = if furthest >= self.slack {
             furthest - self.slack
@@ -278,12 +277,12 @@ impl Watch {
         self.park_until(cells, lag);
     }
 
-    /// Keeps EventIdx where a host that goes no further than the index `horizon` does not
-    /// ring; stores only if it must.
+    /// Keeps EventIdx where a host that stays within the index `horizon` does not ring; stores only
+    /// if necessary.
     ///
-    /// For CQ heads: the host cannot go beyond the CQ's tail, so call it with the new tail as
-    /// `horizon` before entries are posted. Then no head ever rings, at the price of about one
-    /// store per turn of the ring.
+    /// For CQ heads: the host cannot pass the CQ's tail, so call it with the new tail as `horizon`
+    /// before entries are posted. No head ever rings then, at the cost of about one store per turn
+    /// of the ring.
     #[inline]
     pub fn park_until<C: Cell>(&mut self, cells: Cells<'_, C>, horizon: u32) {
         let Some(shadow) = cells.shadow else {
@@ -295,15 +294,15 @@ impl Watch {
         }
     }
 
-    /// Whether [`Watch::park_until`] would store, if there are shadow cells: to be asked
-    /// before they are looked up.
+    /// Returns whether [`Watch::park_until`] would store, if there are shadow cells; a check before
+    /// they are looked up.
     #[inline]
     #[must_use]
     pub const fn needs_park(&self, horizon: u32) -> bool {
         self.better_park(horizon).is_some()
     }
 
-    /// Where EventIdx is to be parked for that horizon, if it must move.
+    /// Returns the new position of EventIdx for that horizon, if it must move.
     #[inline]
     const fn better_park(&self, horizon: u32) -> Option<u32> {
         let WatchState {
@@ -314,9 +313,9 @@ impl Watch {
             ..
         } = self.s;
         let best = if !shadow_live {
-            // As long as the register counts EventIdx stays armed: a host that turns to the
-            // shadow entry now rings with its first value, even if the ring has come round and
-            // the entry held that value already.
+            // EventIdx stays armed while the register is authoritative. A host that switches to the
+            // shadow entry then rings with its first value, even if the ring has wrapped and the
+            // entry held that value already.
             current
         } else if distance(current, eventidx, size) < distance(current, horizon, size) {
             before(current, size)
@@ -328,12 +327,12 @@ impl Watch {
 
     /// Places EventIdx so that the host's next move rings, and looks once more.
     ///
-    /// For SQ tails before the worker sleeps; for CQ heads when the CQ is full and
-    /// completions wait for room. On [`Armed::Raced`] the controller goes on as after a poll
-    /// and parks again, or arms again.
+    /// For SQ tails before the worker sleeps; for CQ heads when the CQ is full and completions wait
+    /// for room. On [`Armed::Raced`] the controller continues as after a poll and parks again, or
+    /// arms again.
     ///
     /// # Errors
-    /// As [`Watch::poll`]: the host did something meanwhile; arm again before a sleep.
+    /// The error of [`Watch::poll`]: the host wrote a value meanwhile; arm again before a sleep.
     pub fn arm<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<Armed, Invalid> {
         if let Some(shadow) = cells.shadow {
             self.s.eventidx = self.s.current;
@@ -351,7 +350,7 @@ impl Watch {
     /// there: wait some microseconds before this call.
     ///
     /// # Errors
-    /// As [`Watch::poll`].
+    /// The error of [`Watch::poll`].
     pub fn recheck<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<Armed, Invalid> {
         let armed_at = self.s.current;
         let now = self.look(cells, Step::ArmShadow, Step::ArmRegister)?;
@@ -380,7 +379,7 @@ impl Watch {
                 return Ok(self.s.current);
             }
         } else if self.s.shadow_live {
-            // What the register holds now was rung for an index that the entry had long shown.
+            // The register's present value was rung for an index that the entry had long shown.
             self.s.shadow_live = false;
             self.s.last_register = cells.register.load(register_step);
             return Ok(self.s.current);
@@ -388,9 +387,9 @@ impl Watch {
         let value = cells.register.load(register_step);
         if value != self.s.last_register {
             self.s.last_register = value;
-            // A shadow host stored the entry before it rang, perhaps between the two
-            // loads above. Were its entry not seen now, it could come round to the value
-            // of `last_shadow` unnoticed.
+            // A shadow host stored the entry before it rang, perhaps between the two loads above.
+            // If its entry were not read now, it could return to the value of `last_shadow`
+            // unnoticed.
             if let Some(shadow) = cells.shadow {
                 let value = shadow.doorbell.load(shadow_step);
                 if value != self.s.last_shadow {

@@ -1,32 +1,31 @@
-//! The host's side: publish a doorbell value and decide whether the register has to be rung.
+//! Host side: publishes a doorbell value and decides whether the register must be rung.
 
 use crate::{
     Cell, Shadow, Step,
     ring::{need_event, need_event_annex},
 };
 
-/// How a host compares with EventIdx.
+/// A host's comparison with EventIdx.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compare {
-    /// As Linux: 16-bit wrapping differences ([`need_event`]).
+    /// Linux: 16-bit wrapping differences ([`need_event`]).
     Linux,
-    /// As the annex of NVMe Base 2.1 (B.5): differences modulo the queue's
-    /// depth ([`need_event_annex`]).
+    /// Annex of NVMe Base 2.1 (B.5): differences modulo the queue's depth ([`need_event_annex`]).
     Annex,
 }
 
-/// What a host does with the shadow entry.
+/// A host's use of the shadow entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShadowUse {
     /// Publishes there and rings when EventIdx asks for it.
     WhenAsked,
     /// Publishes there and rings every time.
     AndRegister,
-    /// Never touches it.
+    /// Never accesses it.
     Never,
 }
 
-/// Where a host takes the doorbell's previous value from.
+/// Source of the doorbell's previous value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Previous {
     /// From its own memory.
@@ -35,21 +34,22 @@ pub enum Previous {
     Entry,
 }
 
-/// What kind of host plays. A driver uses [`HostBehaviour::STANDARD`]; tests play the others.
+/// Behaviour of a host. A driver uses [`HostBehaviour::STANDARD`]; tests emulate the remaining
+/// ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostBehaviour {
-    /// What it does with the shadow entry.
+    /// Use of the shadow entry.
     pub shadow: ShadowUse,
     /// Whether there is a full barrier between shadow store and EventIdx load.
     pub barrier: bool,
-    /// How it compares with EventIdx.
+    /// Comparison with EventIdx.
     pub compare: Compare,
-    /// Where it takes the previous value from.
+    /// Source of the previous value.
     pub previous: Previous,
 }
 
 impl HostBehaviour {
-    /// A host that does everything right.
+    /// A host that follows the protocol fully.
     pub const STANDARD: Self = Self {
         shadow: ShadowUse::WhenAsked,
         barrier: true,
@@ -71,7 +71,7 @@ impl HostBehaviour {
         compare: Compare::Annex,
         ..Self::STANDARD
     };
-    /// A host that rings the register and never touches the shadow entry.
+    /// A host that rings the register and never accesses the shadow entry.
     pub const REGISTER_ONLY: Self = Self {
         shadow: ShadowUse::Never,
         ..Self::STANDARD
@@ -83,7 +83,7 @@ impl HostBehaviour {
     };
 }
 
-/// Whether the doorbell register has to be written with the value just published.
+/// Decision whether the doorbell register must be written with the published value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Ring {
@@ -93,8 +93,8 @@ pub enum Ring {
     Silent,
 }
 
-/// One doorbell as the host sees it: an SQ tail or a CQ head. Plain data,
-/// owned by the queue's owner.
+/// The host's view of one doorbell: an SQ tail or a CQ head. Plain data, owned by the queue's
+/// owner.
 #[derive(Debug, Clone)]
 pub struct Publisher {
     old: u16,
@@ -103,13 +103,13 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// A doorbell at index 0 of a new queue of `size` entries.
+    /// Creates a doorbell at index 0 of a new queue of `size` entries.
     #[must_use]
     pub const fn new(size: u32) -> Self {
         Self::with_behaviour(size, HostBehaviour::STANDARD)
     }
 
-    /// A doorbell of a host that behaves as told.
+    /// Creates a doorbell of a host with this behaviour.
     #[must_use]
     pub const fn with_behaviour(size: u32, behaviour: HostBehaviour) -> Self {
         Self {
@@ -119,15 +119,15 @@ impl Publisher {
         }
     }
 
-    /// Publishes `new` in the shadow entry, if there is one, and says whether the
-    /// register has to be written too.
+    /// Publishes `new` in the shadow entry, if there is one, and returns whether the register must
+    /// be written too.
     ///
-    /// Everything that the host wrote before (queue entries) is visible to a controller that
-    /// sees `new` there. A write to the register has to be ordered after those too, by the means
-    /// of the register's memory.
+    /// All earlier writes of the host (queue entries) are visible to a controller that sees `new`
+    /// there. A write to the register must be ordered after those too, by the means of the
+    /// register's memory.
     ///
-    /// `shadow` is `None` until Doorbell Buffer Config has completed with success, and again from
-    /// the moment that the controller is reset.
+    /// `shadow` is `None` until Doorbell Buffer Config has completed with success, and again once
+    /// the controller is reset.
     #[inline]
     pub fn publish<C: Cell>(&mut self, shadow: Option<Shadow<'_, C>>, new: u16) -> Ring {
         let own = core::mem::replace(&mut self.old, new);
@@ -137,7 +137,8 @@ impl Publisher {
         if self.behaviour.shadow == ShadowUse::Never {
             return Ring::Register;
         }
-        // Only 16 bits count: a ring has at most 65,536 entries, and Linux reads no more of a cell.
+        // Only 16 bits matter: a ring has at most 65,536 entries, and Linux reads no more of a
+        // cell.
         let old = match self.behaviour.previous {
             Previous::Own => own,
             Previous::Entry => doorbell.load(Step::HostPrevious) as u16,

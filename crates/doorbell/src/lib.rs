@@ -1,17 +1,16 @@
 //! Shadow doorbells and EventIdx, host role and controller role.
 //!
-//! *What this room is for.* Doorbell Buffer Config (NVMe Base 2.1, 5.2.5 and annex B.5) turns
-//! doorbell writes into memory writes: the host publishes a queue's tail or head in the Shadow
-//! Doorbell buffer and writes the doorbell register only when it passes the value that the
-//! controller left in the EventIdx buffer. This crate holds that protocol, once, for both sides:
-//! [`Publisher`] publishes and decides whether to ring; [`Watch`] reads the newest value, parks
-//! EventIdx while the controller polls and arms it before the controller sleeps.
+//! *Purpose.* Doorbell Buffer Config (NVMe Base 2.1, 5.2.5 and annex B.5) turns doorbell writes
+//! into memory writes. The host publishes a queue's tail or head in the Shadow Doorbell buffer. It
+//! writes the doorbell register only when it passes the controller's value in the EventIdx buffer.
+//! This crate implements that protocol once, for both sides. [`Publisher`] publishes and decides
+//! whether to ring. [`Watch`] reads the newest value, parks EventIdx while the controller polls and
+//! arms it before the controller sleeps.
 //!
-//! *What may be touched here.* 32-bit cells that the caller maps, through [`Cell`], and the
-//! plain data of one doorbell. *What may not.* Queues, entries, buffers' addresses, their
-//! mapping and lifetime, clocks, sleeping, locks: callers have those. There is no allocation and
-//! no unsafe code. Every access to a cell is named by a [`Step`], so that models and faults come
-//! in through the production code.
+//! *Scope.* 32-bit cells that the caller maps, through [`Cell`], and the plain data of one
+//! doorbell. Queues, entries, buffers' addresses, their mapping and lifetime, clocks, sleeping and
+//! locks belong to callers. There is no allocation and no unsafe code. Every access to a cell is
+//! named by a [`Step`], so that models and fault injectors run the production code.
 //!
 //! # Controller
 //!
@@ -44,7 +43,7 @@
 //! assert_eq!(tail.publish(shadow, 2), Ring::Silent);
 //! ```
 //!
-//! # What has failed elsewhere, and what holds it here
+//! # Known failures elsewhere, and the rules against them
 //!
 //! Tests are in `tests/it/controller.rs` (both roles in one thread), `tests/it/arithmetic.rs` and
 //! `tests/loom.rs` (every interleaving).

@@ -1,6 +1,6 @@
 //! Ring indices and the wrapping comparisons that decide whether a doorbell is rung.
 //!
-//! # Where EventIdx keeps a host silent
+//! # Silent positions of EventIdx
 //!
 //! Take a ring of `N` entries (`2 <= N <= 65,536`, indices `0..N`) and a host that moves its
 //! doorbell from `old` to `new`, both indices. [`need_event`] is true exactly when EventIdx `e`
@@ -11,11 +11,11 @@
 //!   only when `new <= e < old`;
 //! - `new == old`: never rings.
 //!
-//! For `e < N` both moving cases say the same thing: *it rings when the host steps from index
-//! `e` to the one after it*. A host stays silent as long as it does not pass `e`, in however
-//! many moves. Flow control lets it go at most `N - 1` entries beyond the newest value `c`
-//! that the controller has seen, to `c - 1` modulo `N`. The step out of `e = c - 1` modulo
-//! `N` would be the `N`th. So:
+//! For `e < N` both moving cases are equivalent: *the host rings when it steps from index `e` to
+//! the next one*. A host stays silent as long as it does not pass `e`, in any number of moves. Flow
+//! control lets it advance at most `N - 1` entries beyond the newest value `c` that the controller
+//! has seen, to `c - 1` modulo `N`. The step out of `e = c - 1` modulo `N` would be the `N`th.
+//! Therefore:
 //!
 //! **[`before`]`(c)` keeps the host silent for every legal sequence of moves, wrapping or not,
 //! until the controller has looked again.** For `c > 0` no other 16-bit value does: the move
@@ -28,8 +28,8 @@
 //! The comparison of the standard's annex ([`need_event_annex`]) also rings when `new == e`; with
 //! `e = c - 1` that is the one move that fills the ring to its last entry.
 
-/// Whether a host that moves a shadow doorbell from `old` to `new` has to ring the register,
-/// the way Linux decides it.
+/// Returns whether a host that moves a shadow doorbell from `old` to `new` must ring the register,
+/// by Linux's rule.
 ///
 /// True exactly when `event_idx` lies in `old..new`, walking upwards modulo 65,536.
 #[inline]
@@ -38,19 +38,19 @@ pub const fn need_event(event_idx: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event_idx).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// The same decision as the example algorithm in the annex of NVMe Base 2.1 (B.5): both
-/// differences modulo the queue's depth, and the register is written when the first is
-/// not greater than the second.
+/// Returns whether the host must ring by the example algorithm in the annex of NVMe Base 2.1 (B.5).
+/// Both differences are taken modulo the queue's depth, and the register is written when the first
+/// is not greater than the second.
 ///
-/// It rings in one case more than [`need_event`]: when `new` is `event_idx` itself.
+/// Compared with [`need_event`] it rings in one more case: when `new` is `event_idx` itself.
 #[inline]
 #[must_use]
 pub const fn need_event_annex(event_idx: u16, new: u16, old: u16, size: u32) -> bool {
     distance(event_idx as u32, new as u32, size) <= distance(old as u32, new as u32, size)
 }
 
-/// Entries between two indices of a ring of `size` entries, walking upwards from
-/// `from` to `to`: `0..size`.
+/// Returns the number of entries from `from` upwards to `to` in a ring of `size` entries:
+/// `0..size`.
 ///
 /// Indices at or beyond `size` give 0.
 #[inline]
@@ -65,7 +65,7 @@ pub const fn distance(from: u32, to: u32, size: u32) -> u32 {
     }
 }
 
-/// The index `n` entries after `i` in a ring of `size` entries. A `size` of zero gives 0.
+/// Returns the index `n` entries after `i` in a ring of `size` entries. A `size` of zero gives 0.
 #[inline]
 #[must_use]
 pub const fn advance(i: u32, n: u32, size: u32) -> u32 {
@@ -76,7 +76,8 @@ pub const fn advance(i: u32, n: u32, size: u32) -> u32 {
     ((i as u64 + n as u64) % size as u64) as u32
 }
 
-/// The index before `i`: where EventIdx is parked for a doorbell whose newest value is `i`.
+/// Returns the index before `i`: the parking position of EventIdx for a doorbell with newest value
+/// `i`.
 #[inline]
 #[must_use]
 pub const fn before(i: u32, size: u32) -> u32 {

@@ -15,14 +15,14 @@ use crate::queue::host_doorbell::HostDoorbell;
 use crate::queue::ring::{CqRing, ShadowBuffers, SqRing};
 use crate::transport::{Transport, TransportError};
 
-/// Entries of the Admin queues. Few commands are ever in flight.
+/// Entries of the Admin queues. Few commands are ever outstanding.
 const ENTRIES: u32 = 32;
-/// Bytes of data that one admin command moves at most: two pages, so that it needs no PRP list.
+/// Maximum data of one admin command: two pages, so that it needs no PRP list.
 pub(crate) const MAX_DATA: usize = 8192;
-/// How long to poll for an answer before the thread yields and then sleeps between two looks.
+/// Polls for an answer before the thread yields and then sleeps between two looks.
 const SPIN: u32 = 2000;
 
-/// Reads a register; all ones in CSTS mean that the device is gone.
+/// Reads a register; all ones in CSTS mean that the device is lost.
 pub(crate) fn csts(transport: &dyn Transport) -> Result<Csts, Error> {
     match transport.read32(regs::CSTS) {
         Ok(u32::MAX) | Err(TransportError::Gone(_)) => Err(Error::Gone),
@@ -31,7 +31,7 @@ pub(crate) fn csts(transport: &dyn Transport) -> Result<Csts, Error> {
     }
 }
 
-/// Waits a moment for the controller, longer the longer it has been already.
+/// Pauses for a moment while waiting for the controller; later rounds pause longer.
 pub(crate) fn relax(transport: &dyn Transport, round: u32) {
     transport.pause();
     if !transport.is_stepped() && round > SPIN {
@@ -49,12 +49,12 @@ pub(crate) struct Admin {
     head: u32,
     phase: bool,
     last_cid: u16,
-    /// CIDs of the Asynchronous Event Requests that wait.
+    /// CIDs of the outstanding Asynchronous Event Requests.
     waiting: Vec<u16>,
     pub events: VecDeque<AsyncEvent>,
     scratch: DmaBuffer,
-    /// A command was not answered: the queue is of no use, and its buffer not
-    /// ours, before the next reset.
+    /// A command was not answered: until the next reset the queue is unusable, and its buffer may
+    /// be in use by the device.
     stuck: bool,
     pub stale: u64,
 }
@@ -94,14 +94,14 @@ impl Admin {
         })
     }
 
-    /// AQA, ASQ and ACQ for this queue.
+    /// Returns the values of AQA, ASQ and ACQ for this queue.
     pub fn registers(&self) -> (u32, u64, u64) {
         let size = (ENTRIES - 1) as u16;
         let aqa = regs::Aqa::new().with_asqs_z(size).with_acqs_z(size);
         (aqa.into_bits(), self.sq.iova(), self.cq.iova())
     }
 
-    /// Starts a new life; the controller is disabled.
+    /// Starts a new life after a reset; the controller is disabled.
     pub fn reset(&mut self) {
         self.cq.clear();
         self.sq_doorbell.reset();
@@ -111,8 +111,8 @@ impl Admin {
         self.stuck = false;
     }
 
-    /// Uses the shadow entries, after Doorbell Buffer Config: for hosts that do so. Both shadow
-    /// entries were made to hold the current indexes by the controller or are made so now.
+    /// Uses the shadow entries after Doorbell Buffer Config, for tests of hosts that do so. Both
+    /// shadow entries hold the current indexes, set by the controller or by this call.
     pub fn attach(&mut self, buffers: &Arc<ShadowBuffers>, stride: usize) {
         for (doorbell, at, index) in [
             (&mut self.sq_doorbell, 0, self.tail),
@@ -128,7 +128,7 @@ impl Admin {
     fn submit(&mut self, mut command: Command) -> u16 {
         loop {
             self.last_cid = self.last_cid.wrapping_add(1);
-            // FFFFh is not to be used (NVMe Base 2.1, 4.1.1).
+            // FFFFh is reserved as a command identifier (NVMe Base 2.1, 4.1.1).
             if self.last_cid != u16::MAX && !self.waiting.contains(&self.last_cid) {
                 break;
             }
@@ -146,12 +146,13 @@ impl Admin {
         self.waiting.push(cid);
     }
 
-    /// Number of Asynchronous Event Requests that wait.
+    /// Returns the number of outstanding Asynchronous Event Requests.
     pub fn event_requests(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Takes what has arrived; the completion of `wanted`, if it is among it. Events are kept.
+    /// Takes the new completion entries. Returns the completion of `wanted`, if it is among them.
+    /// Events are kept.
     pub fn look(&mut self, wanted: Option<u16>) -> Option<Completion> {
         let mut found = None;
         let mut moved = false;
@@ -203,7 +204,7 @@ impl Admin {
             }
             relax(&*self.transport, round);
             round += 1;
-            // The registers and the clock only now and then: a register may be a message away.
+            // Registers and clock are read only now and then: a register read may be a message.
             if round.is_multiple_of(256) {
                 let csts = csts(&*self.transport).inspect_err(|_| self.stuck = true)?;
                 if csts.cfs() || !csts.rdy() {
@@ -222,7 +223,7 @@ impl Admin {
         }
     }
 
-    /// Executes a command whose data goes to the host: up to [`MAX_DATA`] bytes.
+    /// Executes a command with data to the host: up to [`MAX_DATA`] bytes.
     pub fn read(
         &mut self,
         mut command: Command,
@@ -236,7 +237,7 @@ impl Admin {
         Ok(entry)
     }
 
-    /// Executes a command whose data comes from the host: up to [`MAX_DATA`] bytes.
+    /// Executes a command with data from the host: up to [`MAX_DATA`] bytes.
     pub fn write(
         &mut self,
         mut command: Command,

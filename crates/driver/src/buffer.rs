@@ -1,4 +1,4 @@
-//! Memory that the device may reach: buffers, and the heap that they come from.
+//! DMA buffers, and the heap that they are allocated from.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -8,23 +8,23 @@ use crate::iova::{End, MapFailure, Mapper, Region, Registration, Space};
 use crate::options::MemorySource;
 use sync::Unpoisoned;
 
-/// Bytes of a chunk of the heap: one mapping each.
+/// Size of a chunk of the heap; each chunk is one mapping.
 const CHUNK: u64 = 4 << 20;
 
-/// A piece of mapped memory, contiguous for the device. A command takes it and its completion gives
-/// it back; while it is here no command uses it. It keeps its memory mapped. The device (or the
-/// process behind a socket) may be hostile, so its bytes are copied in and out, never borrowed.
+/// A piece of mapped memory, contiguous for the device. A command takes it and its completion
+/// returns it; no command uses it in between. The buffer keeps its memory mapped. The device (or
+/// the process behind a socket) may be hostile, so bytes are copied in and out, never borrowed.
 #[derive(Debug)]
 pub struct DmaBuffer {
     region: Arc<Region>,
     offset: u64,
     len: u64,
-    /// Where it goes back to, and the chunk's number there.
+    /// Heap that the buffer returns to, and the chunk's index there.
     home: Option<(Weak<Heap>, usize)>,
 }
 
 impl DmaBuffer {
-    /// A part of a mapped region; `None` when it is not inside.
+    /// Creates a buffer for a part of a mapped region; `None` when the part exceeds it.
     pub fn of_region(region: &Arc<Region>, offset: u64, len: u64) -> Option<Self> {
         let end = offset.checked_add(len)?;
         (end <= region.len()).then(|| Self {
@@ -35,7 +35,7 @@ impl DmaBuffer {
         })
     }
 
-    /// A part of registered memory; `None` when it is not inside.
+    /// Creates a buffer for a part of registered memory; `None` when the part exceeds it.
     pub fn of(registration: &Registration, offset: u64, len: u64) -> Option<Self> {
         Self::of_region(registration.region(), offset, len)
     }
@@ -52,7 +52,7 @@ impl DmaBuffer {
         self.len as usize
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -67,8 +67,9 @@ impl DmaBuffer {
     /// Copies out of the buffer, from byte `offset` on.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfRange`], [`MemoryError::Poisoned`]; and the former for memory that was
-    /// registered by address, which its owner reads itself.
+    /// [`MemoryError::OutOfRange`] when the range exceeds the buffer, or the memory was registered
+    /// by address; its owner reads that itself. [`MemoryError::Poisoned`] when the memory's file
+    /// has shrunk.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let at = self.check(offset, bytes.len())?;
         let (memory, start) = self.memory().ok_or(MemoryError::OutOfRange)?;
@@ -78,7 +79,7 @@ impl DmaBuffer {
     /// Copies into the buffer, from byte `offset` on.
     ///
     /// # Errors
-    /// As [`DmaBuffer::read`], and [`MemoryError::ReadOnly`].
+    /// The errors of [`DmaBuffer::read`], and [`MemoryError::ReadOnly`].
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let at = self.check(offset, bytes.len())?;
         let (memory, start) = self.memory().ok_or(MemoryError::OutOfRange)?;
@@ -88,7 +89,7 @@ impl DmaBuffer {
     /// Fills the buffer.
     ///
     /// # Errors
-    /// As [`DmaBuffer::write`].
+    /// The errors of [`DmaBuffer::write`].
     pub fn fill(&self, byte: u8) -> Result<(), MemoryError> {
         let (memory, start) = self.memory().ok_or(MemoryError::OutOfRange)?;
         let list = memory
@@ -101,10 +102,10 @@ impl DmaBuffer {
         }
     }
 
-    /// A copy of all its bytes.
+    /// Returns a copy of the buffer's bytes.
     ///
     /// # Errors
-    /// As [`DmaBuffer::read`].
+    /// The errors of [`DmaBuffer::read`].
     pub fn to_vec(&self) -> Result<Vec<u8>, MemoryError> {
         let mut bytes = vec![0; self.len()];
         self.read(0, &mut bytes)?;
@@ -134,12 +135,12 @@ struct Chunk {
     space: Space,
 }
 
-/// Mapped memory of the driver's own, allocated in pieces: for queues, PRP lists, and the user's
-/// buffers. Not for the data path: a lock is taken.
+/// Mapped memory of the driver itself, allocated in pieces: for queues, PRP lists, and the user's
+/// buffers. Not for the data path, since a lock is taken.
 pub struct Heap {
     mapper: Arc<Mapper>,
-    /// Alignment and unit of what is given out: the device's memory page. Also where a chunk's own
-    /// addresses start, for a space leaves out address 0.
+    /// Alignment and unit of allocations: the device's memory page. Also the first address of a
+    /// chunk, because an address space leaves out address 0.
     page: u64,
     source: MemorySource,
     chunks: Mutex<Vec<Chunk>>,
@@ -152,8 +153,8 @@ impl std::fmt::Debug for Heap {
 }
 
 impl Heap {
-    /// An empty heap on this mapper, for a device with memory pages of so many bytes (a power of
-    /// two, at least 4096), of memory from this source.
+    /// Creates an empty heap on this mapper with memory from this source. `page` is the device's
+    /// memory page in bytes (a power of two, at least 4096).
     pub fn new(mapper: Arc<Mapper>, page: u64, source: MemorySource) -> Arc<Self> {
         Arc::new(Self {
             mapper,
@@ -163,10 +164,10 @@ impl Heap {
         })
     }
 
-    /// At least `len` zero bytes, aligned to a memory page and contiguous for the device.
+    /// Allocates at least `len` zero bytes, aligned to a memory page and contiguous for the device.
     ///
     /// # Errors
-    /// [`MapFailure`].
+    /// [`MapFailure`] when memory or address space is exhausted, or the mapping fails.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Result<DmaBuffer, MapFailure> {
         let wanted = (len.max(1) as u64)
             .checked_next_multiple_of(self.page)
@@ -213,7 +214,7 @@ impl Heap {
             len: wanted,
             home: Some((Arc::downgrade(self), index)),
         };
-        // It may have been another owner's.
+        // The memory may hold data of its previous owner.
         let _ = buffer.fill(0);
         let mut buffer = buffer;
         buffer.len = len as u64;

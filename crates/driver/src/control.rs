@@ -1,10 +1,10 @@
-//! The controller's life: enable, identify, queues, shadow doorbells, reset, the end.
+//! Life cycle of a controller: enable, identify, queues, shadow doorbells, reset, shutdown.
 //!
 //! Every life of the controller has a number, the *epoch*. It changes when a reset is known to have
-//! stopped everything: from then on no command of an earlier life can touch memory. Queue pairs
-//! look at it (one load) and, when it has changed, set themselves up again under the lock of
-//! [`Control`], each in its own thread. The thread that finds the controller dead resets it; a
-//! second one finds the epoch changed and is done.
+//! stopped everything: from then on no command of an earlier life can access memory. Queue pairs
+//! check it (one load). When it has changed, each sets itself up again in its own thread, under the
+//! lock of [`Control`]. The thread that finds the controller dead resets it; a second one finds the
+//! epoch changed and does nothing.
 
 mod life;
 mod ready;
@@ -37,17 +37,17 @@ use crate::queue::ring::ShadowBuffers;
 use crate::transport::Transport;
 use sync::Unpoisoned;
 
-/// Namespaces that are looked at; more than any controller we know has.
+/// Maximum number of namespaces that are scanned, above the count of any known controller.
 const MAX_NAMESPACES: usize = 4096;
 
-/// What the controller can do, as far as queue pairs need to know. It does not change.
+/// Capabilities of the controller that concern queue pairs. They do not change.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Entries of a queue at most (CAP.MQES + 1).
+    /// Maximum entries of a queue (CAP.MQES + 1).
     pub queue_entries: u32,
-    /// I/O queue pairs at most.
+    /// Maximum number of I/O queue pairs.
     pub io_queues: u16,
-    /// Bytes of data in one command at most.
+    /// Maximum data of one command in bytes.
     pub max_transfer: u64,
     /// Memory page size in bytes (CC.MPS).
     pub page_size: u64,
@@ -71,35 +71,34 @@ pub struct Limits {
     pub(crate) dstrd: u8,
 }
 
-/// What happened on its own.
+/// An event that the controller reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The namespaces were looked at again: this one has come, or is of another
-    /// size now, or of another kind.
+    /// A rescan found this namespace new, or with a different size or format.
     NamespaceChanged(Namespace),
-    /// This one is no longer there.
+    /// A namespace with this ID no longer exists.
     NamespaceRemoved(u32),
-    /// Another event, as the controller reported it.
+    /// Any other event, as the controller reported it.
     Other(nvme::aen::AsyncEvent),
 }
 
-/// Whether there is a controller.
+/// State of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
     Live = 0,
-    /// Gone, and it is certain that it touches no memory.
+    /// Gone, and certain to access no memory.
     GoneQuiet = 1,
-    /// Gone, and it may still touch memory: what it had is never used again.
+    /// Gone, and may still access memory: that memory is never used again.
     GoneWild = 2,
     /// Disabled for a while; commands wait.
     Suspended = 3,
-    /// To be released: what is in flight ends, nothing more is taken.
+    /// To be released: outstanding commands end, new ones are refused.
     Draining = 4,
 }
 
-/// Everything that the device handle and its queue pairs share.
+/// State shared by the device handle and its queue pairs.
 pub(crate) struct Shared {
     pub transport: Arc<dyn Transport>,
     pub mapper: Arc<Mapper>,
@@ -111,7 +110,7 @@ pub(crate) struct Shared {
     /// Controller resets since it was opened.
     pub resets: AtomicU64,
     pub limits: Limits,
-    /// How many commands each queue pair has in flight: stored by its thread, read when the
+    /// Number of outstanding commands of each queue pair. Its thread stores it; it is read when the
     /// device is to be released.
     flying: Mutex<Vec<Weak<AtomicU32>>>,
     control: Mutex<Control>,
@@ -131,7 +130,7 @@ pub(crate) struct Control {
     events: VecDeque<Event>,
     /// Memory of queue pairs that were dropped while the controller may have been using it.
     grave: Vec<Box<dyn Send>>,
-    /// Signalled when the system asks for the device back.
+    /// Eventfd that is signalled when the system requests the device back.
     request: Option<OwnedFd>,
 }
 
@@ -198,8 +197,8 @@ impl Shared {
         let allowed = control.bring_up(&transport, &options, wanted)?;
         let id = &control.identify;
         limits.io_queues = allowed.min(wanted);
-        // MDTS counts in pages of the smallest size. Whole pages are kept, so that
-        // splits lie on page borders.
+        // MDTS counts in pages of the minimum size. Whole pages are kept, so that splits lie on
+        // page borders.
         let page_min = 4096u32 << cap.mpsmin();
         let mdts = id.mdts_bytes(page_min).unwrap_or(u64::MAX);
         let chosen = options.max_transfer & !(limits.page_size - 1);
@@ -231,7 +230,7 @@ impl Shared {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Control> {
-        // Whatever a panic left half done, the next reset sets right.
+        // After a panic the next reset repairs partial updates.
         self.control.lock().unpoisoned()
     }
 
@@ -246,7 +245,7 @@ impl Shared {
     }
 
     /// Resets the controller and brings it up again, unless another thread has done so since
-    /// `observed`. When this returns, the epoch is another one.
+    /// `observed`. When this returns, the epoch has changed.
     pub fn recover(&self, observed: u32, why: &'static str) -> Result<(), Error> {
         let mut control = self.lock();
         let state = self.state();
@@ -259,13 +258,13 @@ impl Shared {
         }
         tracing::warn!(why, "resetting the controller");
         self.resets.fetch_add(1, Ordering::Relaxed);
-        // Of a function that another process is resetting the kernel answers this when that has
-        // ended, and memory space is on then. Interrupts that are set up meanwhile would put back
-        // what they found: memory space off.
+        // While another process resets the function, the kernel answers this call only after that
+        // reset, with memory space on. Interrupts set up meanwhile would restore the command
+        // register that they found: memory space off.
         let _ = self.transport.set_bus_master(true);
         let result = match control.disable(&*self.transport) {
             Ok(()) => {
-                // Nothing of the life before is at work any more.
+                // All activity of the previous life has stopped.
                 control.grave.clear();
                 let wanted = self.limits.io_queues;
                 let first = control.bring_up(&self.transport, &self.options, wanted);
@@ -302,8 +301,8 @@ impl Shared {
         }
     }
 
-    /// No controller any more. Its memory is taken away from it; if that fails,
-    /// nobody uses that memory again.
+    /// Gives the controller up. Its access to memory is revoked; if that fails, the memory is never
+    /// used again.
     fn give_up(&self, control: &mut Control) {
         let _ = self.transport.set_bus_master(false);
         let quiet = self.mapper.cut_off();
@@ -353,7 +352,8 @@ impl Drop for Shared {
 }
 
 impl Control {
-    /// From disabled to ready for I/O queues. Returns how many of these the controller allows.
+    /// Brings the controller from disabled to ready for I/O queues. Returns the number of I/O
+    /// queues that it allows.
     fn bring_up(
         &mut self,
         transport: &Arc<dyn Transport>,
@@ -399,7 +399,7 @@ impl Control {
         Ok(page)
     }
 
-    /// Any admin command that the host waits for, with data to or from the host.
+    /// Executes an admin command with data to the host, and waits for it.
     pub fn read(
         &mut self,
         command: Command,
@@ -410,13 +410,13 @@ impl Control {
         Ok(entry.result64())
     }
 
-    /// As [`Control::read`], in the other direction.
+    /// Executes an admin command with data from the host, and waits for it.
     pub fn write(&mut self, command: Command, data: &[u8], limit: Duration) -> Result<u64, Error> {
         let entry = self.admin.write(command, data, limit)?;
         Ok(entry.result64())
     }
 
-    /// Every namespace that the driver can use.
+    /// Returns every namespace that the driver can use.
     pub fn scan(&mut self, options: &Options) -> Result<Vec<Namespace>, Error> {
         let limit = options.admin_timeout;
         let mut found = Vec::new();
@@ -426,7 +426,7 @@ impl Control {
             let list = NsidList::read_from_bytes(&page).map_err(|_| Error::Unusable("identify"))?;
             let mut count = 0;
             for nsid in list.iter() {
-                // Ascending, or the list never ends.
+                // The identifiers must ascend, or the list would never end.
                 if nsid <= after {
                     return Ok(found);
                 }
@@ -453,7 +453,7 @@ impl Control {
         Ok(found)
     }
 
-    /// Takes the new list of namespaces, and notes what is different.
+    /// Replaces the list of namespaces, and records the differences as events.
     fn replace(&mut self, namespaces: Vec<Namespace>) {
         for new in &namespaces {
             if !self.namespaces.contains(new) {
@@ -468,14 +468,14 @@ impl Control {
         self.namespaces = namespaces;
     }
 
-    /// Handles the events that have arrived, and returns what they came to.
+    /// Handles the controller's new events, and returns the resulting ones.
     pub fn service(&mut self, options: &Options) -> Result<Vec<Event>, Error> {
         self.admin.look(None);
         while let Some(event) = self.admin.events.pop_front() {
             tracing::debug!(?event, "asynchronous event");
             let changed = event.aet() == EventType::NOTICE
                 && event.aei() == Notice::NAMESPACE_ATTRIBUTE_CHANGED.0;
-            // Reading the log page clears the event, so that the next one can come.
+            // Reading the log page clears the event, so that the next one can be reported.
             let size = if event.lid() == Lid::SMART { 512 } else { 4096 };
             let mut page = vec![0; size];
             if event.lid() != Lid::SUPPORTED_LOG_PAGES || event.aet() == EventType::ERROR {
@@ -505,7 +505,7 @@ impl Control {
         Ok(self.events.drain(..).collect())
     }
 
-    /// The interrupt of the Admin queue and of events; `None` without interrupts.
+    /// Returns the interrupt of the Admin queue and of events; `None` without interrupts.
     pub fn admin_eventfd(&self) -> Option<BorrowedFd<'_>> {
         self.eventfds.first().map(AsFd::as_fd)
     }
@@ -519,7 +519,7 @@ impl Control {
         Ok(qid as u16)
     }
 
-    /// Gives an identifier back whose queues do not exist.
+    /// Returns an identifier without existing queues.
     pub fn free_qid(&mut self, qid: u16) {
         if let Some(used) = self.used.get_mut(usize::from(qid)) {
             *used = false;
@@ -529,8 +529,8 @@ impl Control {
     /// The interrupt vector of a queue pair and its eventfd.
     pub fn vector(&self, qid: u16) -> Option<(u16, OwnedFd)> {
         let last = self.eventfds.len().checked_sub(1)?;
-        // With fewer vectors than queues, several queues share one: each then
-        // wakes for the others too.
+        // With fewer vectors than queues, several queues share one vector: a completion of any of
+        // them wakes them all.
         let vector = match last {
             0 => 0,
             last => (usize::from(qid) - 1) % last + 1,
@@ -568,8 +568,7 @@ impl Control {
         Ok(())
     }
 
-    /// Deletes both queues of a pair. When this succeeds, none of their
-    /// commands is at work any more.
+    /// Deletes both queues of a pair. After success none of their commands is active any more.
     pub fn delete_queues(&mut self, qid: u16, limit: Duration) -> Result<(), Error> {
         self.delete(AdminOpcode::DELETE_IO_SQ, qid, limit)?;
         self.delete(AdminOpcode::DELETE_IO_CQ, qid, limit)
@@ -581,8 +580,8 @@ impl Control {
         self.admin.execute(command, limit).map(drop)
     }
 
-    /// Shadow buffers for queues that were just created; `None` where they are not used. They are
-    /// configured when the first queue asks for them.
+    /// Returns shadow buffers for newly created queues; `None` if they are not used. The first
+    /// queue that needs them has them configured.
     pub fn shadow(&mut self, shared: &Shared) -> Option<Arc<ShadowBuffers>> {
         let choice = shared.options.doorbells;
         if !choice.shadow || !self.identify.oacs.dbcs() {
@@ -615,12 +614,12 @@ impl Control {
         Some(buffers)
     }
 
-    /// The shadow buffers that are in use.
+    /// Returns the shadow buffers that are in use.
     pub fn shadow_buffers(&self) -> Option<Arc<ShadowBuffers>> {
         self.shadow.clone().filter(|_| self.shadow_live)
     }
 
-    /// Asks the controller to abort a command. `false`: it did not.
+    /// Asks the controller to abort a command. Returns `false` if it did not.
     pub fn abort(&mut self, sqid: u16, cid: u16, limit: Duration) -> Result<bool, Error> {
         let mut command = Command::new(AdminOpcode::ABORT.0, 0, 0);
         let cdw10 = AbortCdw10::new().with_sqid(sqid).with_cid(cid);
@@ -629,13 +628,13 @@ impl Control {
         Ok(!AbortResult::from_bits(entry.dw0.get()).ianp())
     }
 
-    /// Keeps memory until it is certain that the controller does not use it.
+    /// Keeps memory until the controller is certain not to use it.
     pub fn bury(&mut self, memory: Box<dyn Send>) {
         self.grave.push(memory);
     }
 }
 
-/// What a queue pair is to the controller.
+/// Parameters of a queue pair for the controller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queues {
     pub qid: u16,

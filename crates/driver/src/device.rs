@@ -1,4 +1,4 @@
-//! The handle of a controller.
+//! Handle of a controller.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::options::{Options, QueueOptions};
 use crate::queue::{QueuePair, ShadowBuffers};
 use crate::transport::Transport;
 
-/// A controller that has been brought up. Any thread may use it; queue pairs taken from it go
-/// their own ways. The controller is shut down when the handle and the last queue pair are
-/// gone, or by [`Device::close`].
+/// A controller that has been brought up. Any thread may use the handle; queue pairs taken from it
+/// are independent. The controller is shut down when the handle and the last queue pair are
+/// dropped, or by [`Device::close`].
 #[derive(Clone)]
 pub struct Device {
     shared: Arc<Shared>,
@@ -37,46 +37,47 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// Brings a controller up: disables it, sets up its Admin queues, enables it within the time
-    /// that it states, and identifies it and its namespaces.
+    /// Brings a controller up: disables it, sets up its Admin queues, enables it within its stated
+    /// time, and identifies it and its namespaces.
     ///
     /// # Errors
-    /// [`Error`].
+    /// [`Error`] when the transport, a register or an admin command fails, or the controller is
+    /// unusable.
     pub fn open(transport: Arc<dyn Transport>, options: Options) -> Result<Self, Error> {
         Ok(Self {
             shared: Arc::new(Shared::open(transport, options)?),
         })
     }
 
-    /// What the controller can do.
+    /// Returns the capabilities of the controller.
     pub fn limits(&self) -> Limits {
         self.shared.limits
     }
 
-    /// What carries the controller.
+    /// Returns the transport of the controller.
     pub fn transport(&self) -> &Arc<dyn Transport> {
         &self.shared.transport
     }
 
-    /// The mappings: to map temporarily, and for counters.
+    /// Returns the mapper, for temporary mappings and counters.
     pub fn mapper(&self) -> &Arc<Mapper> {
         &self.shared.mapper
     }
 
-    /// The Identify Controller data structure.
+    /// Returns the Identify Controller data structure.
     pub fn identify(&self) -> IdentifyController {
         (*self.shared.lock().identify).clone()
     }
 
-    /// The namespaces that can be used, as they were seen last.
+    /// Returns the usable namespaces as of the last scan.
     pub fn namespaces(&self) -> Vec<Namespace> {
         self.shared.lock().namespaces.clone()
     }
 
-    /// One namespace, as it was seen last.
+    /// Returns a namespace as of the last scan.
     ///
     /// # Errors
-    /// [`Error::Namespace`].
+    /// [`Error::Namespace`] when the namespace does not exist or is not usable.
     pub fn namespace(&self, nsid: u32) -> Result<Namespace, Error> {
         let control = self.shared.lock();
         let found = control.namespaces.iter().find(|ns| ns.nsid == nsid);
@@ -89,13 +90,13 @@ impl Device {
     /// Takes an I/O queue pair for a namespace.
     ///
     /// # Errors
-    /// [`Error::NoQueue`], [`Error::Namespace`], or what the controller says.
+    /// [`Error::NoQueue`], [`Error::Namespace`], or the controller's error.
     pub fn queue(&self, nsid: u32, options: QueueOptions) -> Result<QueuePair, Error> {
         self.alive()?;
         let namespace = self.namespace(nsid)?;
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         match QueuePair::create(&self.shared, &namespace, options) {
-            // The controller does not answer: once more after a reset.
+            // The controller does not answer: one more attempt after a reset.
             Err(Error::AdminTimeout { .. } | Error::Fatal { .. } | Error::Gone) => {
                 self.shared.recover(epoch, "a queue could not be created")?;
                 QueuePair::create(&self.shared, &namespace, options)
@@ -104,36 +105,36 @@ impl Device {
         }
     }
 
-    /// A buffer of zero bytes, aligned to a memory page and contiguous for the device.
+    /// Allocates a buffer of zero bytes, aligned to a memory page and contiguous for the device.
     ///
     /// # Errors
-    /// [`MapFailure`].
+    /// [`MapFailure`] when memory or address space is exhausted, or the mapping fails.
     pub fn allocate(&self, len: usize) -> Result<DmaBuffer, MapFailure> {
         self.shared.heap.allocate(len)
     }
 
-    /// Makes a memory known (`register_buf`): transfers to and from any part of it need no copy,
-    /// and it is found by its addresses. Dropping the registration is `unregister_buf`; commands in
-    /// flight keep the mapping until they have completed.
+    /// Registers a memory (`register_buf`): transfers to and from any part of it need no copy, and
+    /// it is found by its addresses. Dropping the registration is `unregister_buf`; outstanding
+    /// commands keep the mapping until they complete.
     ///
     /// # Errors
-    /// [`MapFailure`].
+    /// [`MapFailure`] when the memory cannot be mapped.
     pub fn register(&self, memory: &Memory) -> Result<Registration, MapFailure> {
         self.shared.mapper.register(memory)
     }
 
-    /// The registered memory at an address of this process, if all of it is registered.
+    /// Returns the registered memory at an address of this process, if all of it is registered.
     pub fn find(&self, address: usize, len: usize) -> Option<DmaBuffer> {
         let table = self.shared.mapper.table();
         let (region, iova) = table.find(address, len as u64)?;
         DmaBuffer::of_region(region, iova - region.iova(), len as u64)
     }
 
-    /// Maps a part of a memory for a transfer or a few. The mapping is kept for the next one and
+    /// Maps a part of a memory for one or a few transfers. The mapping is kept for later ones and
     /// evicted when room is needed.
     ///
     /// # Errors
-    /// [`MapFailure`].
+    /// [`MapFailure`] when the memory cannot be mapped.
     pub fn map_temporary(
         &self,
         memory: &Memory,
@@ -144,12 +145,11 @@ impl Device {
         DmaBuffer::of_region(&region, 0, len).ok_or(MapFailure::Range)
     }
 
-    /// Handles what the controller has reported on its own: events, among them namespaces
-    /// that were added, removed or resized. To be called now and then, or when
-    /// [`Device::eventfd`] is readable.
+    /// Handles asynchronous events, including added, removed or resized namespaces. To be called
+    /// periodically, or when [`Device::eventfd`] is readable.
     ///
     /// # Errors
-    /// [`Error`]; [`Error::Gone`] when the device is.
+    /// [`Error::Gone`] when the device is lost; otherwise the [`Error`] of the failed command.
     pub fn service(&self) -> Result<Vec<Event>, Error> {
         self.alive()?;
         let epoch = self.shared.epoch.load(Ordering::Acquire);
@@ -160,18 +160,18 @@ impl Device {
         self.retry(|control, options| control.service(options))
     }
 
-    /// The interrupt of the Admin queue: events wait for [`Device::service`].
-    /// `None` without interrupts.
+    /// Returns the interrupt of the Admin queue: events wait for [`Device::service`]. `None`
+    /// without interrupts.
     pub fn eventfd(&self) -> Option<OwnedFd> {
         let control = self.shared.lock();
         let fd: Option<BorrowedFd<'_>> = control.admin_eventfd();
         fd.and_then(|fd| fd.as_fd().try_clone_to_owned().ok())
     }
 
-    /// Looks at the namespaces again.
+    /// Scans the namespaces again.
     ///
     /// # Errors
-    /// [`Error`].
+    /// [`Error`] when an Identify command fails.
     pub fn rescan(&self) -> Result<Vec<Namespace>, Error> {
         self.retry(|control, options| {
             control.namespaces = control.scan(options)?;
@@ -179,10 +179,10 @@ impl Device {
         })
     }
 
-    /// The SMART / Health Information log page of the controller.
+    /// Reads the SMART / Health Information log page of the controller.
     ///
     /// # Errors
-    /// [`Error`].
+    /// [`Error`] when the command fails.
     pub fn health(&self) -> Result<Smart, Error> {
         let mut page = [0; size_of::<Smart>()];
         self.log_page(Lid::SMART, nvme::cmd::NSID_BROADCAST, &mut page)?;
@@ -192,7 +192,7 @@ impl Device {
     /// Reads the beginning of a log page: whole dwords, up to 8 KiB.
     ///
     /// # Errors
-    /// [`Error`].
+    /// [`Error`] when the command fails.
     pub fn log_page(&self, lid: Lid, nsid: u32, page: &mut [u8]) -> Result<(), Error> {
         let dwords = page.len() / 4;
         let numd_z = u32::try_from(dwords).unwrap_or(u32::MAX).saturating_sub(1);
@@ -207,28 +207,28 @@ impl Device {
         self.admin_read(command, page).map(drop)
     }
 
-    /// Executes any admin command whose data, if it has any, goes to the host; up to 8 KiB.
-    /// Returns the result dwords.
+    /// Executes any admin command without data or with data to the host; up to 8 KiB. Returns the
+    /// result dwords.
     ///
     /// # Errors
-    /// [`Error`].
+    /// [`Error`] when the command fails.
     pub fn admin_read(&self, command: Command, data: &mut [u8]) -> Result<u64, Error> {
         self.retry(|control, options| control.read(command, data, options.admin_timeout))
     }
 
-    /// Executes any admin command whose data, if it has any, comes from the host; up to 8 KiB. Not
+    /// Executes any admin command without data or with data from the host; up to 8 KiB. Not
     /// repeated after a reset. Returns the result dwords.
     ///
     /// # Errors
-    /// [`Error`].
+    /// [`Error`] when the command fails.
     pub fn admin_write(&self, command: Command, data: &[u8]) -> Result<u64, Error> {
         self.alive()?;
         let limit = self.shared.options.admin_timeout;
         self.shared.lock().write(command, data, limit)
     }
 
-    /// Executes something that may be repeated; if the controller does not answer, it is
-    /// reset, and then once more.
+    /// Executes a repeatable operation; if the controller does not answer, resets it and tries once
+    /// more.
     fn retry<T>(
         &self,
         mut act: impl FnMut(&mut crate::control::Control, &Options) -> Result<T, Error>,
@@ -254,72 +254,75 @@ impl Device {
         }
     }
 
-    /// Resets the controller and brings it up again. Queue pairs go on by themselves.
+    /// Resets the controller and brings it up again. Queue pairs continue by themselves.
     ///
     /// # Errors
-    /// [`Error::Gone`].
+    /// [`Error::Gone`] when the device is lost.
     pub fn reset(&self) -> Result<(), Error> {
         self.alive()?;
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         self.shared.recover(epoch, "asked for")
     }
 
-    /// Controller resets so far.
+    /// Returns the number of controller resets so far.
     pub fn resets(&self) -> u64 {
         self.shared.resets.load(Ordering::Relaxed)
     }
 
-    /// Whether the device is gone, or closed.
+    /// Returns whether the device is lost or closed.
     pub fn is_gone(&self) -> bool {
         matches!(self.shared.state(), State::GoneQuiet | State::GoneWild)
     }
 
-    /// Shuts the controller down and disables it, for whatever is to be done to it: a reset from
-    /// outside, loss of power, new firmware. Queue pairs keep the commands that are in flight, and
-    /// take more, as long as they have room; their time does not run.
+    /// Shuts the controller down and disables it, for example for an external reset, a loss of
+    /// power, or new firmware. Queue pairs keep their outstanding commands, and accept more while
+    /// they have room; time-outs do not run.
     ///
     /// # Errors
-    /// [`Error::Gone`].
+    /// [`Error::Gone`] when the device is lost.
     pub fn suspend(&self) -> Result<(), Error> {
         self.shared.suspend()
     }
 
-    /// Brings a suspended controller up again. Queue pairs repeat what they kept, by themselves.
+    /// Brings a suspended controller up again. Queue pairs repeat their kept commands by
+    /// themselves.
     ///
     /// # Errors
-    /// [`Error`]; the device is then still suspended, so that it can be tried again, or closed.
+    /// [`Error`] when a step fails; the device is then still suspended, and can be resumed again or
+    /// closed.
     pub fn resume(&self) -> Result<(), Error> {
         self.shared.resume()
     }
 
-    /// Whether it is suspended.
+    /// Returns whether the device is suspended.
     pub fn is_suspended(&self) -> bool {
         self.shared.state() == State::Suspended
     }
 
-    /// A descriptor that becomes readable when the system asks for the device back (VFIO's request
-    /// interrupt); `None` on a transport that never does. The answer is [`Device::release`].
+    /// Returns a descriptor that becomes readable when the system requests the device back (VFIO's
+    /// request interrupt); `None` on a transport without such requests. The answer is
+    /// [`Device::release`].
     ///
     /// # Errors
-    /// [`Error`].
+    /// [`Error::System`] when no eventfd can be created; otherwise the transport's error.
     pub fn request_eventfd(&self) -> Result<Option<OwnedFd>, Error> {
         self.shared.request_eventfd()
     }
 
-    /// Gives the device back to the system: takes no more commands, lets those in flight end for so
-    /// long at most, shuts the controller down, and releases it although handles still exist; those
-    /// only see that it is gone. Whether everything ended by itself; what did not, fails as gone.
-    /// Queue pairs have to be polled meanwhile, each by its own thread.
+    /// Returns the device to the system. New commands are refused, outstanding ones get `limit` to
+    /// end, then the controller is shut down and released although handles exist; these see a
+    /// device that is lost. Returns whether all commands ended by themselves; the remaining ones
+    /// fail as gone. Each queue pair must be polled by its own thread meanwhile.
     pub fn release(&self, limit: std::time::Duration) -> bool {
         self.shared.release(limit)
     }
 
-    /// The shadow doorbell buffers in use, for tests.
+    /// Returns the shadow doorbell buffers in use, for tests.
     pub fn shadow_buffers(&self) -> Option<Arc<ShadowBuffers>> {
         self.shared.lock().shadow_buffers()
     }
 
-    /// Shuts the controller down in order. Requests that are in flight fail as gone.
+    /// Shuts the controller down in order. Outstanding requests fail as gone.
     pub fn close(&self) {
         self.shared.close();
     }

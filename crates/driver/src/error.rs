@@ -1,5 +1,5 @@
-//! What can go wrong: with the controller ([`Error`]), with one command ([`CommandError`]), or
-//! before a command was even submitted ([`Refusal`]).
+//! Errors of the controller ([`Error`]), of one command ([`CommandError`]), and of requests refused
+//! before submission ([`Refusal`]).
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::buffer::DmaBuffer;
 use crate::iova::MapFailure;
 use crate::transport::TransportError;
 
-/// Why the controller could not be brought up, asked or brought back.
+/// Reason why a call to the controller failed: bring-up, an admin command, or recovery.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -28,52 +28,52 @@ pub enum Error {
     /// CSTS.CFS is set, and a reset did not help.
     #[error("controller fatal status (CSTS {csts:#x})")]
     Fatal {
-        /// The register.
+        /// Value of the CSTS register.
         csts: u32,
     },
     /// CSTS.RDY did not follow CC.EN within the time that the controller states (CAP.TO, CRTO).
     #[error("the controller did not become {} within {limit:?}", if *.enabling { "ready" } else { "disabled" })]
     Ready {
-        /// Whether it was being enabled.
+        /// Whether the controller was being enabled.
         enabling: bool,
         /// The time limit.
         limit: Duration,
     },
-    /// The controller lacks something without which the driver cannot work.
+    /// The controller lacks a feature that the driver needs.
     #[error("the controller is not usable: {0}")]
     Unusable(&'static str),
     /// An admin command was not answered.
     #[error("admin command {opcode:#04x} timed out")]
     AdminTimeout {
-        /// Its opcode.
+        /// Opcode of the command.
         opcode: u8,
     },
     /// An admin command failed.
     #[error("admin command {opcode:#04x}: {status}")]
     Admin {
-        /// Its opcode.
+        /// Opcode of the command.
         opcode: u8,
-        /// Its status.
+        /// Status of the command.
         status: Status,
     },
-    /// There is no such namespace, or it is of a kind that the driver cannot use.
+    /// The namespace does not exist, or is of a kind that the driver cannot use.
     #[error("namespace {nsid}: {why}")]
     Namespace {
-        /// Its number.
+        /// ID of the namespace.
         nsid: u32,
-        /// What is wrong.
+        /// Reason why it is unusable.
         why: &'static str,
     },
     /// All I/O queues that the controller allows are in use.
     #[error("all {allowed} I/O queue pairs are in use")]
     NoQueue {
-        /// How many there can be.
+        /// Number of queue pairs that the controller allows.
         allowed: u16,
     },
     /// A system call failed.
     #[error("{what}")]
     System {
-        /// What was being done.
+        /// Failed operation.
         what: &'static str,
         /// The system's error.
         #[source]
@@ -84,30 +84,31 @@ pub enum Error {
     Closed,
 }
 
-/// How a command failed.
+/// Reason why a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommandError {
     /// The controller answered with this status.
     #[error("{0}")]
     Status(Status),
-    /// It was not answered in time and was aborted, or lost in resets, more
-    /// often than it may be tried.
+    /// The command was not answered in time and was aborted, or lost in resets, more often than the
+    /// limit of tries.
     #[error("not answered in time")]
     TimedOut,
-    /// It was in flight when the controller was reset, and must not be repeated without asking.
+    /// The command was outstanding when the controller was reset, and must not be repeated
+    /// implicitly.
     #[error("interrupted by a controller reset")]
     Reset,
-    /// The device is gone.
+    /// The device is lost.
     #[error("the device is gone")]
     Gone,
 }
 
-/// Why a command was not submitted; nothing has happened.
+/// Reason why a command was not submitted; it had no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// As many commands are in flight as the queue pair has room for: poll first.
+    /// The queue pair has no room for more outstanding commands: poll first.
     #[error("the queue is full")]
     Full,
     /// Zero blocks, more than one command can carry, or beyond 64 bits.
@@ -119,15 +120,15 @@ pub enum Refusal {
     /// The buffer's address is not a multiple of 4.
     #[error("the buffer is not aligned to 4 bytes")]
     Alignment,
-    /// The controller does not have this command.
+    /// The controller does not support this command.
     #[error("not supported by the controller")]
     Unsupported,
-    /// The device is gone, or was closed.
+    /// The device is lost, or was closed.
     #[error("the device is gone")]
     Gone,
 }
 
-/// A refused request gives its buffer back.
+/// A refused request, with its buffer.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct Refused {

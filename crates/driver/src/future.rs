@@ -1,4 +1,4 @@
-//! A queue pair for async Rust: a small future, and no runtime.
+//! Futures over a queue pair, without a runtime.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use crate::queue::{Completion, QueuePair, Request};
 enum State {
     Waiting(Option<Waker>),
     Done(Completion),
-    /// The future is gone; the request goes on, and its completion is dropped.
+    /// The future was dropped; the request continues, and its completion is dropped.
     Abandoned,
 }
 
@@ -24,10 +24,11 @@ struct Inner {
     next: u64,
 }
 
-/// A queue pair whose requests are futures. One thread's: clone it for every task of that thread.
+/// A queue pair with requests as futures. It belongs to one thread: clone it for every task of that
+/// thread.
 ///
-/// Somebody has to call [`AsyncQueue::drive`]: an executor's idle hook, a task that waits for
-/// [`AsyncQueue::eventfd`], or [`AsyncQueue::block_on`].
+/// The program must call [`AsyncQueue::drive`]: from an executor's idle hook, from a task that
+/// waits for [`AsyncQueue::eventfd`], or by [`AsyncQueue::block_on`].
 #[derive(Clone)]
 pub struct AsyncQueue(Rc<RefCell<Inner>>);
 
@@ -38,7 +39,7 @@ impl std::fmt::Debug for AsyncQueue {
 }
 
 impl AsyncQueue {
-    /// Takes a queue pair over, which has nothing in flight.
+    /// Takes over a queue pair without outstanding requests.
     pub fn new(queue: QueuePair) -> Self {
         Self(Rc::new(RefCell::new(Inner {
             queue,
@@ -67,8 +68,8 @@ impl AsyncQueue {
         })
     }
 
-    /// Rings, takes what has completed, and wakes the tasks that wait for it.
-    /// Returns how much that was.
+    /// Rings, takes completions, and wakes the tasks that wait for them. Returns the number of
+    /// completions.
     pub fn drive(&self) -> usize {
         let mut wake = Vec::new();
         let mut inner = self.0.borrow_mut();
@@ -94,13 +95,12 @@ impl AsyncQueue {
         inner.queue.eventfd()?.try_clone_to_owned().ok()
     }
 
-    /// Requests in flight.
+    /// Returns the number of outstanding requests.
     pub fn in_flight(&self) -> usize {
         self.0.borrow().queue.in_flight()
     }
 
-    /// Polls the queue and a future in turn until the future is ready: the
-    /// smallest executor there can be.
+    /// Polls the queue and a future in turn until the future is ready: a minimal executor.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let mut future = std::pin::pin!(future);
         let mut context = Context::from_waker(Waker::noop());
@@ -113,7 +113,7 @@ impl AsyncQueue {
     }
 }
 
-/// A request in flight; its completion is the output.
+/// An outstanding request; its completion is the output.
 #[must_use = "the result of the request would be lost"]
 #[derive(Debug)]
 pub struct Pending {

@@ -1,23 +1,23 @@
 //! The userspace NVMe driver: transports, IOVA space, queue pairs, recovery.
 //!
-//! This room drives an NVMe controller from a process, without the kernel's block
-//! layer. What may be touched here: queues and registers of a controller behind a
-//! [`Transport`](transport::Transport), and memory that it may reach. What may not:
-//! the controller's inside, and anything about a guest. `unsafe` stays in the
-//! modules that are marked so.
+//! This crate drives an NVMe controller from a process, without the kernel's block layer. Its scope
+//! is the queues and registers of a controller behind a [`Transport`](transport::Transport), and
+//! memory that the controller may access. The controller's inside and guests are out of scope.
+//! `unsafe` is limited to the modules that allow it.
 //!
 //! # Tour
 //!
-//! - [`transport`]: what carries a controller. [`vfio`] and [`vfio_user`] are two of them; a third,
-//!   to a controller in the same process, is crate `in-process`.
-//! - [`Device`]: a controller that was brought up. Namespaces, health,
-//!   events, buffers, queue pairs.
-//! - [`QueuePair`]: one thread's own way to a namespace. Submit, ring, poll;
-//!   or wait; or [`AsyncQueue`].
-//! - [`raw`]: commands that the caller made, with addresses that it checked: for mediation.
-//! - [`DmaBuffer`]: memory that the device reaches. A request owns its buffer until it completes.
-//! - [`iova`]: which addresses the device sees what at.
-//! - [`open`]: all of it from a URL; [`NvmeVolume`]: a namespace as a volume.
+//! - [`transport`]: interface to a controller. [`vfio`] and [`vfio_user`] implement it; a third,
+//!   for a controller in the same process, is crate `in-process`.
+//! - [`Device`]: a controller that was brought up. Namespaces, health, events, buffers, queue
+//!   pairs.
+//! - [`QueuePair`]: one thread's own path to a namespace. Submit, ring, poll; or wait; or
+//!   [`AsyncQueue`].
+//! - [`raw`]: commands of the caller, with addresses that it has checked, for mediation.
+//! - [`DmaBuffer`]: memory that the device can access. A request owns its buffer until it
+//!   completes.
+//! - [`iova`]: the device's address space and its mappings.
+//! - [`open`]: opens a device and namespace from a URL; [`NvmeVolume`]: a namespace as a volume.
 //!
 //! # Example
 //!
@@ -50,12 +50,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # How long memory lives
+//! # Lifetime of memory
 //!
-//! The device may write to memory at any time until it has answered or is known to have stopped. So
-//! buffers move: into a request, and out of its completion. What is in flight when a queue pair is
-//! dropped is kept until the queue is deleted or the controller reset; what a device that is gone
-//! may still reach is never used again.
+//! The device may write to memory at any time until it has answered or is known to have stopped.
+//! Buffers therefore move into a request, and out of its completion. Requests outstanding when a
+//! queue pair is dropped are kept until the queue is deleted or the controller reset. Memory that a
+//! device may still access after it is lost is never used again.
 #![deny(unsafe_code)]
 
 mod admin;

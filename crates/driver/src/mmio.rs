@@ -1,4 +1,4 @@
-//! Mapped device registers. `unsafe` is for the mapping and for volatile accesses inside it.
+//! Mapped device registers. `unsafe` covers the mapping and the volatile accesses inside it.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -15,8 +15,8 @@ pub struct Registers {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to no thread, and every access to it is one volatile
-// access of a whole register.
+// SAFETY: the mapping belongs to no thread, and every access to it is one volatile access of a
+// whole register.
 unsafe impl Send for Registers {}
 // SAFETY: as above.
 unsafe impl Sync for Registers {}
@@ -33,8 +33,8 @@ impl Registers {
         Ok(Self { base, len })
     }
 
-    /// Releases the device: from now on there is memory in place of the registers, full of ones, as
-    /// if the device were gone. A doorbell that is still written goes nowhere.
+    /// Releases the device: memory full of ones replaces the registers, as if the device were lost.
+    /// Later doorbell writes have no effect.
     pub fn detach(&self) -> io::Result<()> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
@@ -53,12 +53,12 @@ impl Registers {
         self.len
     }
 
-    /// Whether there is nothing mapped; never.
+    /// Returns whether the mapping is empty; never.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether there is a 32-bit register at `offset`: inside, and aligned.
+    /// Returns whether there is a 32-bit register at `offset`: inside the mapping, and aligned.
     pub fn is_register(&self, offset: usize) -> bool {
         offset.is_multiple_of(4) && offset.checked_add(4).is_some_and(|end| end <= self.len)
     }
@@ -72,7 +72,7 @@ impl Registers {
         self.base.as_ptr().wrapping_add(offset).cast()
     }
 
-    /// Reads a 32-bit register; all ones, like a device that is gone, when there is none.
+    /// Reads a 32-bit register; all ones, as from a device that is lost, for an invalid offset.
     #[inline]
     pub fn read32(&self, offset: usize) -> u32 {
         if !self.is_register(offset) {
@@ -85,8 +85,8 @@ impl Registers {
         u32::from_le(value)
     }
 
-    /// Writes a 32-bit register, after everything that this thread wrote to memory before.
-    /// Nothing when there is none.
+    /// Writes a 32-bit register, after all earlier memory writes of this thread. An invalid offset
+    /// is ignored.
     #[inline]
     pub fn write32(&self, offset: usize, value: u32) {
         if !self.is_register(offset) {
@@ -98,7 +98,7 @@ impl Registers {
         unsafe { self.at::<u32>(offset).write_volatile(value.to_le()) }
     }
 
-    /// Reads a 64-bit register in one access; all ones when there is none.
+    /// Reads a 64-bit register in one access; all ones for an invalid offset.
     #[inline]
     pub fn read64(&self, offset: usize) -> u64 {
         if !self.is_register64(offset) {
@@ -111,7 +111,7 @@ impl Registers {
         u64::from_le(value)
     }
 
-    /// Writes a 64-bit register in one access. Nothing when there is none.
+    /// Writes a 64-bit register in one access. An invalid offset is ignored.
     #[inline]
     pub fn write64(&self, offset: usize, value: u64) {
         if !self.is_register64(offset) {
@@ -126,14 +126,14 @@ impl Registers {
 
 impl Drop for Registers {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and nobody has a pointer into it but `self`.
+        // SAFETY: mapped by `map`, and only `self` has a pointer into it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
 /// Orders normal stores before a following store to device memory. On AArch64 a device is an
-/// observer of the outer shareable domain, which no fence of the language speaks of; elsewhere
-/// (x86-64) stores are not reordered.
+/// observer of the outer shareable domain, which no language-level fence covers. Elsewhere (x86-64)
+/// stores are not reordered.
 #[inline]
 fn barrier_before_write() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::Release);

@@ -1,9 +1,9 @@
-//! A namespace as the driver uses it.
+//! The driver's view of a namespace.
 
 use nvme::identify::{IdentifyController, IdentifyNamespace};
 use volume::AtomicWrites;
 
-/// One namespace of the NVM command set, as Identify described it last.
+/// A namespace of the NVM command set, as last described by Identify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Namespace {
     /// Namespace ID.
@@ -22,18 +22,18 @@ pub struct Namespace {
     pub eui64: [u8; 8],
     /// Namespace Globally Unique Identifier; zeroes if there is none.
     pub nguid: [u8; 16],
-    /// What it says of atomic writes.
+    /// Stated atomic write units.
     pub atomicity: Atomicity,
 }
 
-/// What a namespace says of atomic writes, in blocks; all zeroes: nothing ("NVM Command Set 1.1",
-/// 2.1.4).
+/// Atomic write units of a namespace in blocks; all zeroes when none are stated ("NVM Command Set
+/// 1.1", 2.1.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Atomicity {
-    /// Zero-based; 0: as the controller says.
+    /// Zero-based; 0 means the controller's value.
     nawun_z: u16,
     nawupf_z: u16,
-    /// Zero-based; 0: there are no boundaries.
+    /// Zero-based; 0 means no boundaries.
     nabsn_z: u16,
     nabspf_z: u16,
     nabo: u16,
@@ -55,10 +55,10 @@ impl Atomicity {
 }
 
 impl Namespace {
-    /// What the driver needs of an Identify Namespace structure.
+    /// Extracts the driver's fields from an Identify Namespace structure.
     ///
     /// # Errors
-    /// A few words on why the namespace cannot be used.
+    /// A short reason why the namespace cannot be used.
     pub fn parse(nsid: u32, id: &IdentifyNamespace) -> Result<Self, &'static str> {
         if id.nsze.get() == 0 {
             return Err("not active");
@@ -87,8 +87,8 @@ impl Namespace {
         })
     }
 
-    /// Which writes are atomic, both for other commands and for the power, when a command carries
-    /// at most `max_transfer` bytes: a longer write is several commands.
+    /// Returns which writes are atomic, both to other commands and across a power loss. A command
+    /// carries at most `max_transfer` bytes; a longer write is several commands.
     pub fn atomic_writes(&self, id: &IdentifyController, max_transfer: u64) -> AtomicWrites {
         let Atomicity {
             nawun_z,
@@ -130,8 +130,8 @@ mod tests {
     use super::*;
     use zerocopy::FromZeros;
 
-    /// Controller, then namespace: AWUN, AWUPF, NAWUN, NAWUPF, NABSN, NABSPF, NABO, all as they
-    /// stand in the fields, of a namespace with blocks of 512 bytes.
+    /// Computes the unit from the controller's, then the namespace's fields: AWUN, AWUPF, NAWUN,
+    /// NAWUPF, NABSN, NABSPF, NABO, as stored. The namespace has blocks of 512 bytes.
     fn unit(fields: [u16; 7], own: bool, max_transfer: u64) -> u32 {
         let [awun, awupf, nawun, nawupf, nabsn, nabspf, nabo] = fields.map(Into::into);
         let mut controller = IdentifyController::new_zeroed();
@@ -150,22 +150,22 @@ mod tests {
     fn a_device_that_is_atomic_promises_what_both_of_its_units_cover() {
         let large = 1 << 20;
         for (fields, own, max_transfer, expected) in [
-            // A block is what every device promises.
+            // Every device guarantees single blocks.
             ([0; 7], false, large, 512),
             ([31, 31, 0, 0, 0, 0, 0], false, large, 16 << 10),
-            // A read at the same time may find a half.
+            // A concurrent read may see half of the write.
             ([0, 31, 0, 0, 0, 0, 0], false, large, 512),
             ([31, 7, 0, 0, 0, 0, 0], false, large, 4 << 10),
-            // The namespace's own fields hold only when it says so.
+            // The namespace's own fields are valid only with its flag.
             ([7, 7, 31, 31, 31, 31, 0], false, large, 4 << 10),
             ([7, 7, 31, 31, 31, 31, 0], true, large, 16 << 10),
             ([7, 7, 31, 0, 0, 0, 0], true, large, 4 << 10),
-            // Boundaries, and where they begin.
+            // Boundaries and their offset.
             ([0, 0, 31, 31, 0, 15, 0], true, large, 8 << 10),
             ([0, 0, 31, 31, 15, 0, 0], true, large, 8 << 10),
             ([0, 0, 31, 31, 31, 31, 8], true, large, 4 << 10),
             ([0, 0, 31, 31, 31, 31, 3], true, large, 512),
-            // Longer ones than a command carries are several.
+            // Writes longer than a command's maximum are several commands.
             ([31, 31, 0, 0, 0, 0, 0], false, 8 << 10, 8 << 10),
             (
                 [0xffff, 0xffff, 0, 0, 0, 0, 0],

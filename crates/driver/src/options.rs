@@ -1,4 +1,4 @@
-//! What a user may choose.
+//! User-selectable options.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,8 +6,7 @@ use std::time::Duration;
 use dma::{MapError, Memory};
 use doorbell::HostBehaviour;
 
-/// How a [`Device`](crate::Device) is driven. The default suits a real device
-/// as well as a virtual one.
+/// Options of a [`Device`](crate::Device). The default suits real and virtual devices.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// I/O queue pairs to ask the controller for; it may allow fewer.
@@ -15,24 +14,24 @@ pub struct Options {
     /// Upper limit in bytes for one command's data, next to the controller's own (MDTS).
     /// Larger requests are split.
     pub max_transfer: u64,
-    /// Use MSI-X, if there is any: queue pairs can sleep. A queue pair says
-    /// for itself whether it does.
+    /// Use MSI-X, if there is any, so that queue pairs can sleep. Each queue pair decides for
+    /// itself.
     pub interrupts: bool,
     /// Use SGLs where the controller offers them and they are shorter than PRP lists.
     pub sgl: bool,
     /// How doorbells are rung.
     pub doorbells: Doorbells,
-    /// When a command that was not answered is aborted. Resets follow if that does not help.
+    /// Time after which an unanswered command is aborted. Resets follow if that does not help.
     pub command_timeout: Duration,
-    /// When an admin command that was not answered leads to a reset.
+    /// Time after which an unanswered admin command leads to a reset.
     pub admin_timeout: Duration,
     /// The longest time between two looks at the controller's status while commands are
     /// outstanding; a quarter of `command_timeout`, if that is shorter. Each is a register read,
     /// which wakes a sleeping controller, too.
     pub status_interval: Duration,
-    /// How often a command is repeated after aborts and resets before it fails.
+    /// Maximum number of repetitions of a command after aborts and resets.
     pub retries: u8,
-    /// Where the device's own memory comes from.
+    /// Source of the device's own memory.
     pub memory: MemorySource,
 }
 
@@ -53,25 +52,26 @@ impl Default for Options {
     }
 }
 
-/// Where a device's own memory comes from: that of its queues, lists and doorbell buffers, and what
-/// [`Device::allocate`](crate::Device::allocate) gives out. Memfds by default; huge pages, or
-/// memory on a NUMA node of the user's choice, where that is better.
+/// Source of a device's own memory: for queues, lists and doorbell buffers, and for
+/// [`Device::allocate`](crate::Device::allocate). Memfds by default; huge pages, or memory on a
+/// chosen NUMA node, are alternatives.
 #[derive(Clone)]
 pub struct MemorySource(Arc<Make>);
 
 type Make = dyn Fn(usize) -> Result<Memory, MapError> + Send + Sync;
 
 impl MemorySource {
-    /// Memory that `make` makes of at least so many bytes, a multiple of the page size; writable,
-    /// and the device's alone. It is asked for a few MiB at a time.
+    /// Creates a source from a function that allocates at least so many bytes, a multiple of the
+    /// page size. The memory must be writable and exclusive to the device. It is requested a few
+    /// MiB at a time.
     pub fn new(make: impl Fn(usize) -> Result<Memory, MapError> + Send + Sync + 'static) -> Self {
         Self(Arc::new(make))
     }
 
-    /// Memory of so many bytes.
+    /// Allocates memory of `len` bytes.
     ///
     /// # Errors
-    /// Those of its maker.
+    /// The error of the source's function.
     pub fn make(&self, len: usize) -> Result<Memory, MapError> {
         (self.0)(len)
     }
@@ -89,17 +89,17 @@ impl std::fmt::Debug for MemorySource {
     }
 }
 
-/// How doorbells are rung. Everything but the default is for tests of a controller.
+/// Doorbell options. Everything but the default is for tests of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbells {
     /// Use shadow doorbells if the controller has Doorbell Buffer Config (NVMe Base 2.1, 5.2.5).
     pub shadow: bool,
-    /// How a shadow doorbell is published.
+    /// Method of publishing a shadow doorbell.
     pub behaviour: HostBehaviour,
-    /// Use the shadow entries of the Admin queue too. The standard does not want that;
-    /// QEMU's own driver did it.
+    /// Use the shadow entries of the Admin queue too. The standard excludes it; QEMU's own driver
+    /// did it.
     pub admin: bool,
-    /// What becomes of the buffers at a reset.
+    /// Treatment of the buffers at a reset.
     pub memory: ShadowMemory,
 }
 
@@ -114,37 +114,37 @@ impl Default for Doorbells {
     }
 }
 
-/// What becomes of the shadow doorbell buffers at a controller reset.
+/// Treatment of the shadow doorbell buffers at a controller reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShadowMemory {
     /// Zeroed and used again.
     Cleared,
-    /// Used again with whatever they hold, as old Linux did.
+    /// Used again with their old content, as old Linux did.
     Stale,
-    /// Others are used.
+    /// Replaced by new buffers.
     Fresh,
 }
 
-/// How one queue pair is made.
+/// Options of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// Commands that can be in flight; limited by what the controller allows
-    /// (CAP.MQES) and by 32,767.
+    /// Maximum number of outstanding commands; limited by the controller (CAP.MQES) and to 32,767.
     pub depth: u32,
-    /// Entries of the submission queue, at least; one more than `depth`, if that is more. A ring
-    /// that is never nearly full is cheaper for both sides: doorbells, EventIdx and the completion
-    /// queue's head move seldom.
+    /// Minimum number of entries of the submission queue; `depth` + 1, if that is more. A ring that
+    /// is never nearly full is cheaper for both sides: doorbells, EventIdx and the completion
+    /// queue's head change rarely.
     pub entries: u32,
     /// Have an interrupt sent for completions, so that [`QueuePair::wait`](crate::QueuePair::wait)
-    /// can sleep. Without it waiting is polling. Costs the device an interrupt for each batch of
-    /// completions, asked for or not.
+    /// can sleep. Without it waiting is polling. The device then sends an interrupt for each batch
+    /// of completions, even while the owner polls.
     pub interrupts: bool,
     /// The owner of the queue pair polls while there is work, and sleeps by
-    /// [`QueuePair::arm`](crate::QueuePair::arm): the device interrupts only when that happens now
-    /// and then. [`QueuePair::wait`](crate::QueuePair::wait) is not for such a queue pair.
+    /// [`QueuePair::arm`](crate::QueuePair::arm). The device interrupts only if that happens now
+    /// and then. [`QueuePair::wait`](crate::QueuePair::wait) must not be used with such a queue
+    /// pair.
     pub polled: bool,
-    /// Repeat commands that fail and may succeed then, as their controller says (DNR), as often as
-    /// those that a reset has ended: for owners who have nobody that would.
+    /// Repeat failed commands that may succeed on a retry according to the controller (DNR), as
+    /// often as those ended by a reset. For owners without retries of their own.
     pub repeats: bool,
     /// Longest time that [`QueuePair::wait`](crate::QueuePair::wait) polls before it sleeps.
     /// The window adapts below it.

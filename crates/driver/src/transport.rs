@@ -1,6 +1,6 @@
-//! The seam to the controller: registers, memory, interrupts, reset. Whatever carries a controller
-//! implements [`Transport`]: VFIO, a vfio-user socket, a controller in this process, or a test that
-//! tampers with one of these.
+//! Interface to a controller: registers, memory, interrupts, reset. Implementations of
+//! [`Transport`] are VFIO, a vfio-user socket, a controller in this process, and tests that tamper
+//! with one of these.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -14,27 +14,27 @@ use dma::{Memory, Prot};
 
 use crate::mmio;
 
-/// Why a transport could not do what it was asked.
+/// Reason why a transport call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
-    /// The device is gone, or the connection to it is: nothing will work any more.
+    /// The device or the connection to it is lost: all later calls fail.
     #[error("the device is gone: {0}")]
     Gone(String),
-    /// No mapping can be added: the limit of the kernel or of the server is
-    /// reached. Unmap something first.
+    /// No mapping can be added, because the limit of the kernel or the server is reached. Unmap a
+    /// region first.
     #[error("no more DMA mappings are possible")]
     NoMappings,
     /// The transport cannot reach this kind of memory (see [`DmaLimits::host_ranges`]).
     #[error("this transport needs memory that is a shared file")]
     NeedsSharedMemory,
-    /// What was asked for does not exist on this transport.
+    /// The requested feature does not exist on this transport.
     #[error("{0} is not supported by this transport")]
     Unsupported(&'static str),
     /// A system call or a message failed.
     #[error("{what}")]
     Io {
-        /// What was being done.
+        /// Failed operation.
         what: String,
         /// The system's error.
         #[source]
@@ -43,7 +43,7 @@ pub enum TransportError {
     /// The vfio-user connection failed.
     #[error("vfio-user")]
     VfioUser(#[source] vfio_user::client::ClientError),
-    /// The kernel's VFIO refused.
+    /// The kernel's VFIO refused the operation.
     #[error(transparent)]
     Vfio(crate::vfio::VfioError),
     /// A controller in this process refused memory.
@@ -52,7 +52,7 @@ pub enum TransportError {
 }
 
 impl TransportError {
-    /// An error of the system while doing `what`.
+    /// Creates an error of the system during the operation `what`.
     pub fn io(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::Io {
             what: what.into(),
@@ -61,8 +61,8 @@ impl TransportError {
     }
 }
 
-/// Servers and the kernel take away what is mapped in a range, if that is nothing, too, and tell
-/// how much it was. Of our own mappings it must be all of them.
+/// Checks that an unmap removed a whole mapping. Servers and the kernel remove all mappings in a
+/// range, also if there are none, and return their total length.
 pub fn mapped_whole(unmapped: u64, len: u64) -> Result<(), TransportError> {
     if unmapped == len {
         return Ok(());
@@ -73,7 +73,7 @@ pub fn mapped_whole(unmapped: u64, len: u64) -> Result<(), TransportError> {
     ))
 }
 
-/// The memory behind a mapping, as far as transports differ in what they can reach.
+/// Memory behind a mapping, by the ways in which transports can access it.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// Part of a shared memory file. Every transport can map it: VFIO by its address in this
@@ -81,7 +81,7 @@ pub enum Source<'a> {
     File {
         /// The memory.
         memory: &'a Memory,
-        /// Offset in it, in bytes.
+        /// Offset in the memory, in bytes.
         offset: u64,
     },
     /// Memory of this process at this address; the owner of the mapping keeps it in place until it
@@ -93,8 +93,8 @@ pub enum Source<'a> {
 }
 
 impl Source<'_> {
-    /// The address in this process of `len` bytes of the memory; `None` when
-    /// they are out of its range.
+    /// Returns the address in this process of `len` bytes of the memory; `None` when the memory is
+    /// shorter.
     pub fn host(&self, len: u64) -> Option<usize> {
         match *self {
             Source::File { memory, offset } => {
@@ -108,7 +108,7 @@ impl Source<'_> {
     }
 }
 
-/// One DMA mapping to be made. Address, length and source are multiples of
+/// A DMA mapping to be created. Address, length and source are multiples of
 /// [`DmaLimits::page_size`].
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping<'a> {
@@ -118,28 +118,28 @@ pub struct Mapping<'a> {
     pub len: u64,
     /// The memory.
     pub source: Source<'a>,
-    /// What the device may do with it.
+    /// Access rights of the device.
     pub prot: Prot,
 }
 
-/// What can be mapped for DMA.
+/// Limits of DMA mappings.
 #[derive(Clone, Debug)]
 pub struct DmaLimits {
     /// IOVAs that the device may use, in order and disjoint.
     pub iova_ranges: Vec<RangeInclusive<u64>>,
-    /// How many mappings may exist at one time (VFIO's `dma_entry_limit`: 65,535).
+    /// Maximum number of simultaneous mappings (VFIO's `dma_entry_limit`: 65,535).
     pub max_mappings: usize,
     /// Granularity in bytes of address, length and source; a power of two, at least 4096.
     pub page_size: u64,
-    /// [`Source::Host`] works.
+    /// [`Source::Host`] is supported.
     pub host_ranges: bool,
 }
 
-/// What carries a controller. Shared by the device handle and its queue pairs, from any thread; on
-/// the path of a command only [`DoorbellCell`]s (or, where there are none, [`Transport::write32`])
-/// and [`Transport::pause`] are used.
+/// Interface to a controller, shared by the device handle and its queue pairs, from any thread. The
+/// path of a command uses only [`DoorbellCell`]s (or, where there are none, [`Transport::write32`])
+/// and [`Transport::pause`].
 pub trait Transport: Send + Sync + Debug + Any {
-    /// Reads a 32-bit register of BAR0. All ones may mean that the device is gone.
+    /// Reads a 32-bit register of BAR0. All ones may mean that the device is lost.
     fn read32(&self, offset: u64) -> Result<u32, TransportError>;
 
     /// Writes a 32-bit register of BAR0. Memory written before is visible to the
@@ -160,30 +160,30 @@ pub trait Transport: Send + Sync + Debug + Any {
         self.write32(offset + 4, (value >> 32) as u32)
     }
 
-    /// The doorbell register at this offset in BAR0, if it can be written by a plain store. `None`:
-    /// by [`Transport::write32`].
+    /// Returns the doorbell register at this offset in BAR0, if a plain store can write it.
+    /// Otherwise `None`, and [`Transport::write32`] is used.
     fn doorbell(&self, offset: u64) -> Option<DoorbellCell>;
 
-    /// What can be mapped for DMA.
+    /// Returns the limits of DMA mappings.
     fn dma_limits(&self) -> DmaLimits;
 
     /// Makes memory accessible to the device. The transport keeps no reference to it: the caller
     /// keeps it in place until [`Transport::unmap`] has succeeded.
     fn map(&self, mapping: Mapping<'_>) -> Result<(), TransportError>;
 
-    /// Takes exactly one mapping away. After success the device can no longer touch its memory;
-    /// after an error that is not known, and the caller must leak the memory.
+    /// Removes exactly one mapping. After success the device can no longer access its memory. After
+    /// an error it may, and the caller must leak the memory.
     fn unmap(&self, iova: u64, len: u64) -> Result<(), TransportError>;
 
-    /// Number of MSI-X vectors.
+    /// Returns the number of MSI-X vectors.
     fn msix_vectors(&self) -> u16;
 
-    /// Assigns eventfds to the vectors from 0 on (`None`: no interrupt), and takes away those of
-    /// all others. An empty list disables MSI-X.
+    /// Assigns eventfds to the vectors from 0 on (`None`: no interrupt), and removes those of the
+    /// remaining vectors. An empty list disables MSI-X.
     fn set_msix(&self, eventfds: &[Option<BorrowedFd<'_>>]) -> Result<(), TransportError>;
 
-    /// Gives one vector an eventfd, or takes it away, while MSI-X is enabled;
-    /// the others stay as they are.
+    /// Assigns or removes the eventfd of one vector while MSI-X is enabled; other vectors are
+    /// unchanged.
     fn set_vector(
         &self,
         _vector: u16,
@@ -192,33 +192,33 @@ pub trait Transport: Send + Sync + Debug + Any {
         Err(TransportError::Unsupported("changing one vector"))
     }
 
-    /// Lets the device do DMA (or not): PCI command register, Bus Master Enable, together with
-    /// Memory Space Enable and Interrupt Disable, which are set in both cases.
+    /// Enables or disables DMA: PCI command register, Bus Master Enable. Memory Space Enable and
+    /// Interrupt Disable are set in both cases.
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError>;
 
     /// Resets the function. Registers are as after power-on; mappings and eventfds stay.
     fn reset(&self) -> Result<(), TransportError>;
 
-    /// Has an eventfd signalled when the system asks for the device back.
-    /// `false`: it never does here.
+    /// Has an eventfd signalled when the system requests the device back. Returns `false` on a
+    /// transport without such requests.
     fn set_request(&self, _eventfd: Option<BorrowedFd<'_>>) -> Result<bool, TransportError> {
         Ok(false)
     }
 
-    /// Releases the device although this transport still exists: nothing will work from now on, as
-    /// if it were gone. Called after the controller was disabled.
+    /// Releases the device although this transport still exists: later calls fail as if it were
+    /// gone. Called after the controller was disabled.
     fn release(&self) -> Result<(), TransportError> {
         Ok(())
     }
 
-    /// Called again and again while the driver waits for the controller. A controller that lives in
-    /// this very thread does its work here; others need nothing.
+    /// Called repeatedly while the driver waits for the controller. A controller in this very
+    /// thread does its work here; other transports need nothing.
     fn pause(&self) {
         std::hint::spin_loop();
     }
 
-    /// Whether the controller works only inside [`Transport::pause`], so that waiting for an
-    /// eventfd would be forever.
+    /// Returns whether the controller works only inside [`Transport::pause`], so that a wait for an
+    /// eventfd would never end.
     fn is_stepped(&self) -> bool {
         false
     }
@@ -245,8 +245,8 @@ enum Cell {
 }
 
 impl DoorbellCell {
-    /// Cell `index` (of 4 bytes) of pages shared with a controller in this process;
-    /// `None` when it is outside.
+    /// Returns cell `index` (of 4 bytes) of pages shared with a controller in this process; `None`
+    /// when the index is out of range.
     pub fn shared(pages: &dma::SharedPages, index: usize) -> Option<Self> {
         pages.cell(index)?;
         Some(Self(Cell::Pages {
@@ -255,8 +255,8 @@ impl DoorbellCell {
         }))
     }
 
-    /// The register at `offset` bytes in a file of another process's; `None` when it is outside or
-    /// not aligned to 4.
+    /// Returns the register at `offset` bytes in another process's file; `None` when it exceeds the
+    /// file or is not aligned to 4.
     pub fn in_file(memory: &Memory, offset: usize) -> Option<Self> {
         memory.atomic_u32(offset)?;
         Some(Self(Cell::File {
@@ -265,8 +265,8 @@ impl DoorbellCell {
         }))
     }
 
-    /// The register at `offset` bytes in a mapped part of BAR0; `None` when it is
-    /// outside or not aligned to 4.
+    /// Returns the register at `offset` bytes in a mapped part of BAR0; `None` when it exceeds the
+    /// mapping or is not aligned to 4.
     pub fn mapped(registers: &Arc<mmio::Registers>, offset: usize) -> Option<Self> {
         registers.is_register(offset).then(|| {
             Self(Cell::Mapped {
@@ -276,8 +276,8 @@ impl DoorbellCell {
         })
     }
 
-    /// Rings: queue entries written before are visible to the device when the value arrives.
-    /// `false`: it cannot arrive, for the file that holds the register has shrunk;
+    /// Rings the doorbell: queue entries written before are visible to the device when the value
+    /// arrives. Returns `false` if it cannot arrive, because the register's file has shrunk;
     /// [`Transport::write32`] may still work.
     #[inline]
     pub fn ring(&self, value: u32) -> bool {

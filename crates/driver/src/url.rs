@@ -1,5 +1,4 @@
-//! From what a user typed to a device: `nvme://0000:44:00.0/1`,
-//! `vfio-user:///run/disk.sock/1`, with `?key=value&...`.
+//! Device URLs: `nvme://0000:44:00.0/1`, `vfio-user:///run/disk.sock/1`, with `?key=value&...`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,10 +12,10 @@ use crate::transport::{Transport, TransportError};
 use crate::vfio_user::VfioUser;
 use crate::volume::NvmeVolume;
 
-/// How long each message to a server may take.
+/// Time limit of each message to a server.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A PCI function, through VFIO: for a [`volume::Registry`], as [`VFIO_USER`].
+/// URL scheme of a PCI function through VFIO, for a [`volume::Registry`], as [`VFIO_USER`].
 pub const NVME: Scheme = Scheme {
     name: "nvme",
     form: "ADDRESS/NSID",
@@ -25,7 +24,7 @@ pub const NVME: Scheme = Scheme {
     options: OPTIONS,
 };
 
-/// A vfio-user socket.
+/// URL scheme of a vfio-user socket.
 pub const VFIO_USER: Scheme = Scheme {
     name: "vfio-user",
     form: "/SOCKET/NSID",
@@ -34,7 +33,7 @@ pub const VFIO_USER: Scheme = Scheme {
     options: OPTIONS,
 };
 
-/// The options of a device, whatever carries it.
+/// Options of a device, for every transport.
 const OPTIONS: &[UrlOption] = &[
     volume::READ_ONLY,
     UrlOption::new("queues", "N", "I/O queue pairs to ask for [default: 64]"),
@@ -75,54 +74,54 @@ const OPTIONS: &[UrlOption] = &[
     ),
 ];
 
-/// Why a URL gives no device.
+/// Reason why a URL could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// It is no URL of a device.
+    /// The text is no URL of a device.
     #[error("{url}: a device is named nvme://0000:44:00.0/1 or vfio-user:///path/to.sock/1")]
     Form {
-        /// What was given.
+        /// The given text.
         url: String,
     },
-    /// An option that does not exist, or whose value makes no sense.
+    /// An option is unknown or has an invalid value.
     #[error("option \"{text}\": {why}")]
     Option {
-        /// What was given.
+        /// The given text.
         text: String,
-        /// What is wrong with it.
+        /// Reason why it is invalid.
         why: String,
     },
     /// The device could not be reached.
     #[error("{name}: cannot be reached")]
     Transport {
-        /// What was to be reached.
+        /// Name of the device.
         name: String,
-        /// Why not.
+        /// Error of the transport.
         #[source]
         source: TransportError,
     },
-    /// This program was built without what drives it.
+    /// This program was built without VFIO.
     #[error("{name}: this program was built without VFIO (cargo feature \"vfio\")")]
     NotBuilt {
-        /// What was to be opened.
+        /// Name of the device.
         name: String,
     },
-    /// The kernel does not give the device away.
+    /// The kernel does not hand the device over.
     #[error(transparent)]
     Vfio(#[from] crate::vfio::VfioError),
     /// The device could be reached, but not used.
     #[error("{name}: cannot be used")]
     Device {
-        /// The device.
+        /// Name of the device.
         name: String,
-        /// What is wrong with it.
+        /// Error of the device.
         #[source]
         source: Error,
     },
 }
 
-/// Where a controller is.
+/// Location of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A PCI function, through VFIO.
@@ -131,25 +130,25 @@ pub enum Place {
     Socket(PathBuf),
 }
 
-/// What a URL names.
+/// Controller, namespace and options named by a URL.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The controller.
     pub place: Place,
-    /// The namespace, 1 if none was named.
+    /// ID of the namespace, 1 by default.
     pub nsid: u32,
-    /// How the controller is driven.
+    /// Options of the controller.
     pub options: Options,
-    /// How its queue pairs are made.
+    /// Options of its queue pairs.
     pub queue: QueueOptions,
-    /// Never write.
+    /// Refuse all writes.
     pub read_only: bool,
 }
 
 impl Target {
-    /// Reads a URL.
+    /// Parses a URL.
     ///
-    /// | URL | what |
+    /// | URL | device |
     /// |---|---|
     /// | `nvme://DDDD:BB:DD.F/NSID` | PCI function, through VFIO (also with three slashes) |
     /// | `vfio-user:///PATH/NSID` | vfio-user socket |
@@ -157,7 +156,8 @@ impl Target {
     /// The namespace may be left out. The options are those of [`NVME`] and [`VFIO_USER`].
     ///
     /// # Errors
-    /// [`OpenError::Form`] or [`OpenError::Option`].
+    /// [`OpenError::Form`] when the text is no device URL; [`OpenError::Option`] when an option is
+    /// unknown or invalid.
     pub fn parse(url: &str) -> Result<Self, OpenError> {
         let form = || OpenError::Form { url: url.into() };
         let (scheme, rest) = url.split_once("://").ok_or_else(form)?;
@@ -199,7 +199,7 @@ impl Target {
         Ok(target)
     }
 
-    /// Whether a URL names a device, by its scheme.
+    /// Returns whether a URL names a device, by its scheme.
     pub fn is_named_by(url: &str) -> bool {
         let scheme = url.split_once("://").map(|(scheme, _)| scheme);
         scheme == Some(NVME.name) || scheme == Some(VFIO_USER.name)
@@ -217,7 +217,7 @@ impl Target {
             let known: Vec<&str> = OPTIONS.iter().map(|option| option.name).collect();
             wrong(&format!("unknown; there are {}", known.join(", ")))
         };
-        // What help does not know of is not there.
+        // Options that help does not list do not exist.
         if !OPTIONS.iter().any(|option| option.name == key) {
             return Err(unknown());
         }
@@ -259,7 +259,7 @@ impl Target {
         Ok(())
     }
 
-    /// What messages call it.
+    /// Returns the device's name for messages.
     pub fn name(&self) -> String {
         match &self.place {
             Place::Pci(address) => format!("nvme://{address}/{}", self.nsid),
@@ -267,10 +267,10 @@ impl Target {
         }
     }
 
-    /// Reaches the controller and brings it up.
+    /// Connects to the controller and brings it up.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError`] when the transport cannot be opened, or the controller cannot be brought up.
     pub fn open(&self) -> Result<Device, OpenError> {
         let name = self.name();
         let transport: Arc<dyn Transport> = match &self.place {
@@ -294,7 +294,7 @@ impl Target {
 /// Opens the namespace that a URL names (see [`Target::parse`]) as a volume.
 ///
 /// # Errors
-/// [`OpenError`].
+/// [`OpenError`] when the URL is invalid, or the device or namespace cannot be opened.
 pub fn open(url: &str) -> Result<NvmeVolume, OpenError> {
     let target = Target::parse(url)?;
     let device = target.open()?;
@@ -343,7 +343,7 @@ mod tests {
         );
     }
 
-    /// The table that help is made of, and what reads the options, agree.
+    /// The option table of the help and the option parser agree.
     #[test]
     fn every_option_of_the_table_is_understood() {
         for option in OPTIONS {

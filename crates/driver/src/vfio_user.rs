@@ -1,7 +1,7 @@
-//! A controller behind a vfio-user socket: our own server's, or another's.
+//! Transport to a controller behind a vfio-user socket, of this project's server or another one.
 //!
-//! Memory goes over as descriptors, so it has to be shared files. Doorbells are stores where the
-//! server lets the page be mapped, else a message each, which shadow doorbells make rare.
+//! Memory is sent as descriptors, so it must be shared files. Doorbells are stores if the server
+//! lets the page be mapped, otherwise messages, which shadow doorbells make rare.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,31 +24,31 @@ use sync::Unpoisoned;
 const BAR0: u32 = 0;
 const CONFIG: u32 = 7;
 const MSIX: u32 = 2;
-/// More capabilities than fit into a configuration space of 256 bytes: a list that is longer is a
-/// loop.
+/// Maximum length of a capability list: more capabilities than fit into a configuration space of
+/// 256 bytes. A longer list is a loop.
 const MAX_CAPABILITIES: usize = 48;
 
-/// PCI vendor and device ID of this project's own controllers, unless others were chosen.
+/// Default PCI vendor and device ID of this project's own controllers.
 const OWN_IDS: (u16, u16) = (0x1234, 0x4e56);
 
-/// The parts of BAR0 that can be written by a store.
+/// Parts of BAR0 that can be written by a store.
 #[derive(Debug)]
 struct Doorbells {
-    /// The server's file, mapped whole. It is the server's to shrink: `dma` survives that.
+    /// The server's file, mapped whole. The server may shrink it, which `dma` survives.
     memory: Memory,
     windows: Vec<Window>,
 }
 
-/// A part of BAR0 in that file.
+/// A part of BAR0 in the doorbell file.
 #[derive(Debug)]
 struct Window {
     range: RangeInclusive<u64>,
-    /// Where its first byte is in the file.
+    /// Offset of the part's first byte in the file.
     at: u64,
 }
 
 impl Doorbells {
-    /// Maps what the server offers of the doorbells; without it doorbells are messages.
+    /// Maps the doorbells that the server offers; without them doorbells are messages.
     fn map(bar: Region) -> Option<Doorbells> {
         let mapping = bar.mmap?;
         let memory = match Memory::from_fd(mapping.fd, 1, true) {
@@ -74,7 +74,7 @@ impl Doorbells {
                     "an area of BAR0 is not in the server's file"
                 );
             }
-            // Other registers are read and written by messages: the server has to act on them.
+            // Other registers are accessed by messages, since the server must act on them.
             windows.extend(window.filter(|window| *window.range.end() >= regs::DOORBELLS));
         }
         (!windows.is_empty()).then_some(Doorbells { memory, windows })
@@ -88,8 +88,8 @@ impl Doorbells {
     }
 }
 
-/// An area of BAR0 in a file of `file` bytes, `base` being where the file has the region's first
-/// byte; `None` where the file does not hold all of it.
+/// Returns the window of an area of BAR0 in a file of `file` bytes; `base` is the region's offset
+/// in the file. `None` when the file does not hold all of the area.
 fn window(base: u64, offset: u64, size: u64, file: usize) -> Option<Window> {
     let last = offset.checked_add(size.checked_sub(1)?)?;
     let at = base.checked_add(offset)?;
@@ -100,26 +100,26 @@ fn window(base: u64, offset: u64, size: u64, file: usize) -> Option<Window> {
     })
 }
 
-/// The transport to a controller behind a socket.
+/// Transport to a controller behind a socket.
 #[derive(Debug)]
 pub struct VfioUser {
     client: Mutex<Client>,
     doorbells: Option<Doorbells>,
     vectors: u16,
     max_mappings: usize,
-    /// Where the MSI-X capability is in configuration space.
+    /// Offset of the MSI-X capability in configuration space.
     msix: Option<u64>,
-    /// An eventfd that is never read, for vectors that nothing waits for: servers on libvfio-user
-    /// fail a controller whose interrupt has no eventfd. `None` where the server is known to keep
-    /// such an interrupt pending, as a device does.
+    /// Eventfd that is never read, for vectors that nothing waits for. Servers on libvfio-user fail
+    /// a controller without an eventfd for an interrupt. `None` if the server is known to keep such
+    /// an interrupt pending, as a device does.
     unread: Option<OwnedFd>,
 }
 
 impl VfioUser {
-    /// Connects. `timeout` is that of each message.
+    /// Connects to a server. `timeout` applies to each message.
     ///
     /// # Errors
-    /// [`TransportError`].
+    /// [`TransportError`] when the server cannot be reached, or has no suitable PCI device.
     pub fn connect(path: impl AsRef<Path>, timeout: Duration) -> Result<Arc<Self>, TransportError> {
         let mut client = Client::connect(path, timeout).map_err(failed)?;
         let info = client.device_info().map_err(failed)?;
@@ -152,19 +152,19 @@ impl VfioUser {
         }))
     }
 
-    /// Whether doorbells are stores.
+    /// Returns whether doorbells are stores.
     pub fn has_mapped_doorbells(&self) -> bool {
         self.doorbell(regs::DOORBELLS).is_some()
     }
 
     fn client(&self) -> MutexGuard<'_, Client> {
-        // A call that panicked left the stream as an error would: the
-        // client knows that it is broken.
+        // A call that panicked left the stream as an error would: the client knows that it is
+        // broken.
         self.client.lock().unpoisoned()
     }
 
-    /// MSI-X Enable. A VMM passes it on when the guest sets it, and SPDK's target looks at it: it
-    /// sends interrupts only when it is set, or when Interrupt Disable is clear.
+    /// Sets MSI-X Enable. A VMM passes it on when the guest sets it. SPDK's target sends interrupts
+    /// only when it is set, or when Interrupt Disable is clear.
     fn enable_msix(&self, client: &mut Client, enable: bool) -> Result<(), TransportError> {
         let Some(capability) = self.msix else {
             return Ok(());
@@ -193,7 +193,7 @@ fn config16(client: &mut Client, offset: u64) -> Result<u16, TransportError> {
     Ok(u16::from_le_bytes(bytes))
 }
 
-/// Where a capability is in configuration space (PCI Local Bus 3.0, 6.7).
+/// Returns the offset of a capability in configuration space (PCI Local Bus 3.0, 6.7).
 fn find_capability(client: &mut Client, id: u8) -> Result<Option<u64>, TransportError> {
     let status = config16(client, pci::STATUS as u64)?;
     if status & pci::status::CAPABILITIES_LIST == 0 {
@@ -214,8 +214,9 @@ fn find_capability(client: &mut Client, id: u8) -> Result<Option<u64>, Transport
     Ok(None)
 }
 
-/// Whether the server is known to keep the interrupt of a vector without eventfd pending: it is
-/// this project's own. It is then spared a system call for each interrupt that nothing waits for.
+/// Returns whether the server is known to keep the interrupt of a vector without eventfd pending,
+/// which this project's server does. A system call for each interrupt that nothing waits for is
+/// then saved.
 fn keeps_pending(client: &mut Client) -> Result<bool, TransportError> {
     let vendor = config16(client, pci::VENDOR_ID as u64)?;
     let device = config16(client, pci::DEVICE_ID as u64)?;
@@ -230,7 +231,7 @@ fn failed(error: ClientError) -> TransportError {
         | ClientError::Connect(_)
         | ClientError::NotTaken
         | ClientError::Version { .. } => TransportError::VfioUser(error),
-        // Whatever else it was, the connection has ended.
+        // Any other error has ended the connection.
         error => TransportError::Gone(error.to_string()),
     }
 }
@@ -249,7 +250,7 @@ impl Transport for VfioUser {
         let bytes = value.to_le_bytes();
         let mut client = self.client();
         if offset >= regs::DOORBELLS {
-            // Nobody waits for a doorbell.
+            // A doorbell write needs no reply.
             return client
                 .region_write_posted(BAR0, offset, &bytes)
                 .map_err(failed);
@@ -305,7 +306,7 @@ impl Transport for VfioUser {
             return Ok(());
         }
         let mut client = self.client();
-        // While eventfds come and go, nothing is sent that would lack one.
+        // MSI-X is off while eventfds change, so that no interrupt is sent without one.
         self.enable_msix(&mut client, false)?;
         let none = client.set_irqs(MSIX, 0, IrqAction::Trigger, Irqs::All(0));
         none.map_err(failed)?;
@@ -345,7 +346,7 @@ impl Transport for VfioUser {
         let at = pci::COMMAND as u64;
         let mut client = self.client();
         let mut command = config16(&mut client, at)?;
-        // Nothing here receives INTx.
+        // This driver receives no INTx.
         command |= pci::command::MEMORY_SPACE | pci::command::INTERRUPT_DISABLE;
         match enable {
             true => command |= pci::command::BUS_MASTER,

@@ -1,9 +1,9 @@
-//! A namespace as a volume: so that `vnvme serve nvme://...` gives a VM a disk on a real device.
+//! NVMe namespaces as volumes: `vnvme serve nvme://...` gives a VM a disk on a real device.
 //!
-//! A worker's queue into the volume is a queue pair of its own. Guest memory that was registered
-//! with the device is reached directly; other memory goes through bounce buffers, which are
-//! counted. Completions come by polling, and a worker that sleeps is woken by the queue pair's
-//! interrupt, where it has one to itself.
+//! A worker's queue into the volume is a queue pair of its own. Guest memory registered with the
+//! device is accessed directly; other memory is copied through bounce buffers, which are counted.
+//! Completions are polled. The queue pair's interrupt wakes a sleeping worker, if the queue pair
+//! has one of its own.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -28,11 +28,11 @@ use crate::queue::data::{IovaRange, Method};
 use crate::queue::split::Parent;
 use crate::queue::{Op, QueuePair};
 
-/// Bytes of zeroes that are written again and again where the controller has no Write Zeroes.
+/// Size of the zero buffer that is written repeatedly if the controller lacks Write Zeroes.
 const ZEROES: u64 = 1 << 20;
-/// Longest range that is zeroed that way.
+/// Maximum range zeroed with that buffer.
 const MAX_ZEROED: u64 = 1 << 30;
-/// Bounce buffers that are kept for the next transfer, and the size from which they are not.
+/// Number of bounce buffers kept for later transfers, and the size from which they are not kept.
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 1 << 20;
 
@@ -47,10 +47,10 @@ pub struct NvmeVolume {
 }
 
 impl NvmeVolume {
-    /// A volume on a namespace. `name` is what error messages call it.
+    /// Creates a volume on a namespace. `name` is its name in error messages.
     ///
     /// # Errors
-    /// [`Error::Namespace`].
+    /// [`Error::Namespace`] when the namespace does not exist or is not usable.
     pub fn new(
         device: Device,
         nsid: u32,
@@ -72,21 +72,21 @@ impl NvmeVolume {
         })
     }
 
-    /// The device below.
+    /// Returns the device of the volume.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Makes guest memory known, so that transfers to and from it need no copy, as long as
-    /// the registration is kept.
+    /// Registers guest memory, so that transfers to and from it need no copy while the registration
+    /// exists.
     ///
     /// # Errors
-    /// [`crate::iova::MapFailure`].
+    /// [`crate::iova::MapFailure`] when the memory cannot be mapped.
     pub fn register(&self, memory: &dma::Memory) -> Result<Registration, crate::iova::MapFailure> {
         self.device.register(memory)
     }
 
-    /// The namespace; of no size when it is gone.
+    /// Returns the namespace; with size 0 when it is lost.
     fn namespace(&self) -> Namespace {
         self.device.namespace(self.nsid).unwrap_or(Namespace {
             nsid: self.nsid,
@@ -101,8 +101,8 @@ impl NvmeVolume {
         })
     }
 
-    /// Has the worker woken for completions. Whether that works: else it polls as
-    /// long as there are requests.
+    /// Has the worker woken for completions. Returns whether that works; otherwise the worker polls
+    /// while there are requests.
     fn wake(&self, queue: &Rc<RefCell<QueuePair>>, io: &Io) -> bool {
         let mine = Rc::downgrade(queue);
         let queue = queue.borrow();
@@ -200,7 +200,7 @@ impl Volume for NvmeVolume {
         None
     }
 
-    /// What the device promises of a command, and a write within that is one, which is repeated as
+    /// The device's guarantee for a command applies to a write of one command, which is repeated as
     /// a whole.
     fn atomic_writes(&self) -> AtomicWrites {
         let most = self.device.limits().max_transfer;
@@ -222,29 +222,29 @@ impl Volume for NvmeVolume {
     }
 }
 
-/// A request in flight.
+/// An outstanding request.
 struct Pending {
     tag: u64,
     read: bool,
     write: bool,
     data: SegmentList,
     bounce: Option<DmaBuffer>,
-    /// The table that its addresses come from.
+    /// Number of the table that its addresses are from.
     table: u64,
 }
 
-/// One worker's queue pair.
+/// Queue pair of one worker.
 struct Queue {
     device: Device,
     nsid: u32,
     read_only: bool,
     info: Info,
-    /// Shared with the worker's look before it sleeps; borrowed for no longer than a call.
+    /// Shared with the worker's look before it sleeps; borrowed only for the duration of a call.
     queue: Rc<RefCell<QueuePair>>,
-    /// Its interrupt wakes a worker that sleeps.
+    /// The queue pair's interrupt wakes a sleeping worker.
     wakes: bool,
     tables: Tables,
-    /// By user data of the commands.
+    /// Outstanding requests, by user data of their commands.
     pending: Vec<Option<Pending>>,
     free: Vec<usize>,
     spare: Vec<DmaBuffer>,
@@ -257,7 +257,8 @@ struct Queue {
 }
 
 impl Queue {
-    /// Where the device sees the data, if it sees all of it and a command can say so.
+    /// Resolves the data's device addresses. Returns the method of describing them, if the device
+    /// sees all of the data.
     fn resolve(&mut self, data: &SegmentList) -> Option<Method> {
         self.ranges.clear();
         for segment in data.segments() {
@@ -288,7 +289,7 @@ impl Queue {
         })
     }
 
-    /// Starts a checked request. On an error nothing has happened, and the data is handed back.
+    /// Starts a checked request. On an error nothing has happened, and the request is returned.
     fn start(&mut self, request: Request) -> Result<(), (IoErrorKind, Request)> {
         use volume::Op as V;
         let limits = self.device.limits();
@@ -329,7 +330,7 @@ impl Queue {
                 }
             }
         } else if op.has_data() {
-            // Zeroes, written from the same buffer again and again.
+            // Zeroes are written repeatedly from the same buffer.
             if self.zeroes.is_none() {
                 self.zeroes = self.device.allocate(ZEROES as usize).ok();
             }
@@ -424,8 +425,7 @@ impl Queue {
             }
         }
         if op == Op::Flush {
-            // Without blocks it has no parts: it waits as a request of one
-            // block that no one looks at.
+            // A flush has no parts. It waits as a request of one block, which is ignored.
             return core.begin(parent(op, 0, 1, Vec::new(), method, user_data));
         }
         let ranges = if op.has_data() {
@@ -448,7 +448,7 @@ impl Queue {
             .core()
             .map(|core| core.shared.state());
         if state == Some(State::GoneWild) {
-            // The device may still write there: nobody else may have that memory, ever.
+            // The device may still write there: that memory is never used again.
             std::mem::forget(std::mem::take(&mut pending.data));
             std::mem::forget(pending.bounce.take());
         }
@@ -468,7 +468,7 @@ impl Queue {
         })
     }
 
-    /// Takes the newest table, and the size after a reset.
+    /// Takes the newest table, and the new size after a reset.
     fn keep_up(&mut self) {
         self.tables.keep_up();
         if self.device.resets() != self.resets {
@@ -508,8 +508,8 @@ fn parent(
     }
 }
 
-/// Copies between a request's memory and a bounce buffer. `false` when not
-/// all of it could be copied.
+/// Copies between a request's memory and a bounce buffer. Returns `false` when the copy was
+/// incomplete.
 fn copy(data: &SegmentList, buffer: &DmaBuffer, len: u64, into: bool) -> bool {
     let Ok(bytes) = usize::try_from(len) else {
         return false;
@@ -535,8 +535,8 @@ fn io_error(error: CommandError, write: bool) -> IoError {
     }
 }
 
-/// What a failed command's status means for a volume's request; `write`: the command changes the
-/// volume.
+/// Converts a failed command's status to the error of a volume's request; `write`: the command
+/// changes the volume.
 pub fn status_error(status: Status, write: bool) -> IoError {
     let kind = match status.without_flags() {
         Status::LBA_OUT_OF_RANGE => IoErrorKind::OutOfRange,
@@ -577,7 +577,7 @@ impl VolumeQueue for Queue {
             return 0;
         }
         let mut over = std::mem::take(&mut self.over);
-        // No rest: the caller looks at other disks, too.
+        // The poll takes no rest, because the caller polls further disks.
         self.queue
             .borrow_mut()
             .poll_restless(|completion| over.push(completion));
@@ -598,14 +598,14 @@ impl VolumeQueue for Queue {
             wake: if in_flight > 0 && !self.wakes {
                 Wake::Poll
             } else {
-                // A command may reach its time-out, which nothing signals.
+                // A command may reach its time-out, which is not signalled.
                 let time_out = self.queue.borrow().until_tick();
                 time_out.map_or(Wake::Event, Wake::After)
             },
         }
     }
 
-    /// Commands end when the device answers, or by their time-out.
+    /// No effect: commands end when the device answers, or by their time-out.
     fn cancel(&mut self, _: u64) {}
 }
 
@@ -616,8 +616,8 @@ impl Queue {
 }
 
 impl Drop for Queue {
-    /// The requests' memory must not go before the device is done with it. This ends: commands that
-    /// are not answered time out, and then the controller is reset, or given up.
+    /// The requests' memory must not be freed before the device is done with it. The wait ends:
+    /// unanswered commands time out, and then the controller is reset, or given up.
     fn drop(&mut self) {
         while self.in_flight() > 0 {
             if self.poll(&mut |completion| drop(completion)) == 0 {

@@ -1,8 +1,8 @@
-//! Asynchronous I/O of the kernel's first kind (io_setup(2), io_submit(2)), for what it does
-//! beside: it signals an eventfd when a request has completed.
+//! Asynchronous I/O of the kernel's first kind (io_setup(2), io_submit(2)), used only for its side
+//! effect: it signals an eventfd when a request has completed.
 //!
-//! The request is a read of nothing, which completes within the call. Its completion, an event in
-//! the ring that the kernel shares with us, means nothing here and is consumed at once.
+//! The request is an empty read, which completes within the call. Its completion, an event in the
+//! ring that the kernel shares with the process, is unused and consumed at once.
 #![allow(unsafe_code)]
 
 use rustix::fs::MemfdFlags;
@@ -11,8 +11,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Requests that a context has room for: what it counts in `fs.aio-max-nr`. The kernel makes more
-/// of it, four for each CPU at least.
+/// Requested capacity of a context, which counts in `fs.aio-max-nr`. The kernel raises it to at
+/// least four for each CPU.
 const REQUESTS: libc::c_long = 32;
 
 /// IOCB_CMD_PREAD (`linux/aio_abi.h`).
@@ -55,7 +55,7 @@ struct Ring {
     events: u32,
     /// The next event to be consumed; ours to write.
     head: AtomicU32,
-    /// One behind the last event; the kernel's.
+    /// Index behind the last event, written by the kernel.
     tail: AtomicU32,
     magic: u32,
     compatible: u32,
@@ -64,13 +64,13 @@ struct Ring {
     header_bytes: u32,
 }
 
-/// One thread's context.
+/// Context of one thread.
 #[derive(Debug)]
 pub(crate) struct Context {
     ring: NonNull<Ring>,
     /// Events are consumed in the ring itself, not by a system call.
     mapped: bool,
-    /// What is read, and has nothing in it.
+    /// Empty file that the requests read.
     source: OwnedFd,
 }
 
@@ -106,7 +106,8 @@ impl Context {
         ring.magic == MAGIC && ring.incompatible == 0
     }
 
-    /// Has the kernel signal an eventfd: `eventfd_signal` in `fs/eventfd.c`, which does not block.
+    /// Makes the kernel signal an eventfd: `eventfd_signal` in `fs/eventfd.c`, which does not
+    /// block.
     #[inline]
     pub(crate) fn signal(&self, eventfd: BorrowedFd<'_>) -> Result<(), Errno> {
         let request = Iocb {
@@ -177,7 +178,7 @@ mod tests {
         u64::from_ne_bytes(count)
     }
 
-    /// Many times what the ring has room for, with both ways to consume.
+    /// Many times the ring's capacity, with both ways of consuming.
     #[test]
     fn the_ring_never_runs_full() {
         for mapped in [true, false] {

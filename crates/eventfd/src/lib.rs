@@ -1,16 +1,15 @@
-//! Eventfds that a client gave: checked for their kind, and signalled without ever blocking.
+//! Eventfds of clients: checked for their kind, and signalled without ever blocking.
 //!
-//! *What this room is for.* An interrupt ends in an eventfd of the VMM's. The VMM shares the file
-//! description: it can take O_NONBLOCK away at any time and let the counter run full, and then a
-//! write(2) blocks the thread that serves other guests, too. Setting the flag again, or asking
-//! poll(2) first, only makes the time shorter in which it can do so. So nothing is written here:
-//! the kernel signals the eventfd itself, as it does when asynchronous I/O has completed
-//! (IOCB_FLAG_RESFD, io_submit(2)). Its `eventfd_signal` adds to the counter up to the largest
-//! value and returns; it looks at no flag and waits for nothing. docs/tuning.md has what this
-//! costs, and what the other ways cost.
+//! *Purpose.* An interrupt ends in an eventfd of the VMM. The VMM shares the file description: it
+//! can clear O_NONBLOCK at any time and let the counter run full. A write(2) then blocks the
+//! thread, which also serves other guests. Setting the flag again, or calling poll(2) first, only
+//! shortens the time window. This crate therefore does not write: the kernel signals the eventfd
+//! itself, as it does when asynchronous I/O has completed (IOCB_FLAG_RESFD, io_submit(2)). Its
+//! `eventfd_signal` adds to the counter up to the maximum and returns; it checks no flag and waits
+//! for nothing. docs/tuning.md lists the costs of this way and the alternatives.
 //!
-//! *What may be touched here.* Eventfds, and the kernel's asynchronous I/O. *What may not.*
-//! Queues, protocols, guests. `unsafe` is in `aio` alone.
+//! *Scope.* Eventfds, and the kernel's asynchronous I/O. Queues, protocols and guests are out of
+//! scope. `unsafe` is in `aio` alone.
 //!
 //! Each thread that signals has a context of its own, which [`prepare`] makes.
 //!
@@ -37,10 +36,10 @@ thread_local! {
     static CONTEXT: OnceCell<aio::Context> = const { OnceCell::new() };
 }
 
-/// Why eventfds cannot be signalled.
+/// Reason why eventfds cannot be signalled.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub enum PrepareError {
-    /// Other programs have used up what the system grants.
+    /// Other programs have used up the system's limit.
     #[error(
         "interrupts need asynchronous I/O (io_setup), of which the system has no more to give: \
          raise fs.aio-max-nr (sysctl)"
@@ -51,22 +50,22 @@ pub enum PrepareError {
     Missing(Errno),
 }
 
-/// Why a descriptor is not taken.
+/// Reason why a descriptor is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KindError {
-    /// It is no eventfd: a write to anything else could block, or do who knows what.
+    /// The descriptor is no eventfd: a write to it could block, or have side effects.
     #[error("descriptor of the wrong kind")]
     WrongKind,
-    /// The kernel does not say what it is.
+    /// The kernel did not identify the descriptor.
     #[error("readlink: {0}")]
     System(Errno),
 }
 
-/// Makes the calling thread's context, if it has none: to be called where an error can still be
-/// told to the user. A thread that signals without it makes one then.
+/// Creates the calling thread's context, if it has none. Call it where an error can still be
+/// reported to the user. A thread that signals without a context creates one then.
 ///
 /// # Errors
-/// [`PrepareError`]: the system has none to give.
+/// [`PrepareError`] when the system grants no context.
 pub fn prepare() -> Result<(), PrepareError> {
     with_context(|_| ())
 }
@@ -82,7 +81,7 @@ fn with_context<R>(act: impl FnOnce(&aio::Context) -> R) -> Result<R, PrepareErr
         })?;
         Ok(act(cell.get_or_init(|| made)))
     });
-    // The thread ends: it serves nobody any more.
+    // The thread is ending, and serves no guest any more.
     used.unwrap_or(Err(PrepareError::Missing(Errno::CANCELED)))
 }
 
@@ -105,12 +104,12 @@ impl ClientEventfd {
         Ok(Self(fd))
     }
 
-    /// Adds one to the counter, or leaves it full. Never blocks, whatever the client does.
+    /// Adds one to the counter, or leaves it full. Never blocks, regardless of the client.
     ///
-    /// A thread whose context the system does not grant signals nothing: see [`prepare`].
+    /// A thread without a context from the system signals nothing: see [`prepare`].
     #[inline]
     pub fn signal(&self) {
-        // The kernel refuses what is no eventfd, and nothing else came through the door.
+        // The kernel accepts eventfds only, and the type guarantees one.
         let _ = with_context(|context| context.signal(self.0.as_fd()));
     }
 }

@@ -1,9 +1,9 @@
 //! A host's association: a controller behind an Admin queue's connection and those of I/O queues,
 //! as a front-end of a worker.
 //!
-//! The controller is the one that guests have, with queues in memory of this process: a capsule
-//! becomes a submission queue entry, a completion queue entry becomes a capsule. What is the
-//! network's is done here: Connect, properties, keep-alive, the state of the namespaces.
+//! The controller is the same as for guests, with queues in memory of this process: a capsule
+//! becomes a submission queue entry, a completion queue entry becomes a capsule. This module
+//! handles the fabrics part: Connect, properties, keep-alive, and the state of the namespaces.
 
 mod frontend;
 mod io_queues;
@@ -33,19 +33,19 @@ use worker::{Context, Descriptors, Frontend};
 
 /// Entries of the Admin queue, at most.
 const ADMIN_ENTRIES: u16 = 64;
-/// How long a host may leave a controller without enabling it.
+/// Time limit for a host to enable its controller.
 const ENABLING: Duration = Duration::from_secs(120);
 const NOT_PROVEN: &str = "its host has not proven who it is in time";
-/// Between two looks at a controller that ends.
+/// Interval between checks of a controller that is ending.
 const ENDING_LOOK: Duration = Duration::from_millis(10);
 
-/// Why an association could not be made.
+/// Error of making an association.
 #[derive(Debug, thiserror::Error)]
 pub enum AssociationError {
-    /// Its controller.
+    /// The controller cannot be created.
     #[error(transparent)]
     Controller(#[from] controller::ConfigError),
-    /// Its memory.
+    /// Memory for the association cannot be mapped.
     #[error("no memory for the commands of a host: {0}")]
     Memory(dma::MapError),
     /// The worker's ring.
@@ -74,9 +74,9 @@ impl From<dma::MapError> for AssociationError {
     }
 }
 
-/// A new association: the Connect of its Admin queue has come, and waits for its answer.
+/// A new association: the Connect of its Admin queue has arrived, and waits for its answer.
 ///
-/// Where none is made of it, the host is told so when it is dropped.
+/// Dropping it without making the association answers the host with an error.
 #[derive(Debug)]
 pub struct NewAssociation {
     target: Arc<Target>,
@@ -96,7 +96,7 @@ impl NewAssociation {
         }
     }
 
-    /// The host's name.
+    /// Returns the host's name.
     pub fn hostnqn(&self) -> &str {
         let made_of = self.made_of.as_ref();
         made_of.map_or("", |(connected, _)| &connected.hostnqn)
@@ -108,7 +108,7 @@ impl NewAssociation {
     /// [`AssociationError`].
     pub fn make(mut self, context: &Context<'_>) -> Result<Association, AssociationError> {
         let Some((connected, reservation)) = self.made_of.take() else {
-            // It is made once, and by this.
+            // Unreachable: only this method takes the value, and it consumes `self`.
             return Err(rustix::io::Errno::BADF.into());
         };
         match Parts::new(&self.target, &connected, reservation.cntlid(), context) {
@@ -135,7 +135,7 @@ impl Drop for NewAssociation {
     }
 }
 
-/// What an association is made of, and what may fail.
+/// Parts of an association whose creation may fail.
 struct Parts {
     controller: Controller,
     pool: Pool,
@@ -161,7 +161,7 @@ impl Parts {
             cntlid,
             subnqn: Some(target.config.nqn.clone()),
             io_queues: limits.queues,
-            // Its rings are larger than the host's queues; what the host is told is another number.
+            // The rings are larger than the host's queues; hosts see another number in CAP.
             queue_entries: rings::MOST_ENTRIES.into(),
             shadow_doorbells: false,
             mapped_doorbells: false,
@@ -203,11 +203,11 @@ impl Parts {
     }
 }
 
-/// Where an association is.
+/// State of an association.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
     Open,
-    /// Its controller is being reset for the last time.
+    /// The controller is being reset for the last time.
     Ending,
     Over,
 }
@@ -222,7 +222,7 @@ pub struct Association {
     pool: Pool,
     admin: Queue,
     io: Vec<Queue>,
-    /// I/O queues whose rings could not be asked for yet.
+    /// I/O queues whose rings could not be requested yet.
     early: Vec<Connected>,
     mail: Arc<Inbox<Letter>>,
     streams: RingStreams,
@@ -233,7 +233,7 @@ pub struct Association {
     /// The last Keep Alive.
     alive: Instant,
     began: Instant,
-    /// The controller is being reset, and the Admin queue goes on.
+    /// The controller is being reset, while the Admin queue stays connected.
     resetting: bool,
     life: Life,
     flushing: bool,
@@ -253,12 +253,12 @@ impl std::fmt::Debug for Association {
 }
 
 impl Association {
-    /// Its controller's number.
+    /// Returns the controller's ID.
     pub const fn cntlid(&self) -> u16 {
         self.cntlid
     }
 
-    /// Which worker serves it, and how that is woken.
+    /// Sets the worker that serves the association, and its waker.
     pub fn set_worker(&mut self, worker: u16, waker: Waker) {
         self.controller.set_worker(worker, waker);
     }
@@ -324,12 +324,12 @@ impl Association {
         }
     }
 
-    /// Its controller's counters.
+    /// Returns the controller's counters.
     pub fn stats(&self) -> Arc<ControllerStats> {
         self.controller.stats()
     }
 
-    /// The host's name, and its address.
+    /// Returns the host's name, and its address.
     pub fn host(&self) -> (&str, Option<SocketAddr>) {
         (&self.hostnqn, self.peer)
     }
@@ -372,7 +372,7 @@ impl Association {
         Ok(worked)
     }
 
-    /// CC has another value: the controller is enabled, disabled or shut down.
+    /// Handles a changed CC: the controller is enabled, disabled or shut down.
     fn write_cc(&mut self) {
         // Memory pages are this side's own.
         let new = self.cc.with_mps(0);
@@ -403,7 +403,7 @@ impl Association {
         self.after_reset();
     }
 
-    /// A reset has ended: what the controller had is gone.
+    /// Handles the end of a reset: the controller has no commands and no I/O queues any more.
     fn after_reset(&mut self) {
         if !self.resetting || self.controller.is_resetting() {
             return;
@@ -419,7 +419,7 @@ impl Association {
 
     // ---- rounds
 
-    /// What the controller has completed becomes capsules, which are sent.
+    /// Turns the controller's completions into capsules, and sends them.
     fn respond(&mut self) -> bool {
         let max_transfer = self.max_transfer();
         let mut own = std::mem::take(&mut self.own);
@@ -450,7 +450,7 @@ impl Association {
         worked | self.admin.link.send()
     }
 
-    /// The association ends, with all its connections.
+    /// Ends the association, with all its connections.
     fn end(&mut self, why: &End) {
         if self.life != Life::Open {
             return;
@@ -510,14 +510,14 @@ impl Association {
         }
     }
 
-    /// The host of a queue has not proven who it is in time.
+    /// Returns whether the host of a queue has missed the time limit for authentication.
     fn has_waited(&self, queue: &Queue) -> bool {
         let limit = self.target.config.limits.handshake;
         let since = queue.proof.since();
         since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit)
     }
 
-    /// Arithmetic of a host's proof has ended.
+    /// Handles the result of the authentication thread.
     fn proven(&mut self, qid: u16, place: u16, outcome: Outcome) {
         let max_transfer = self.max_transfer();
         let Self {

@@ -1,5 +1,5 @@
-//! What becomes of a host's commands before its controller sees them, and the commands by which
-//! this side makes and removes the controller's queues.
+//! Decisions on a host's commands before its controller sees them, and the commands by which this
+//! side creates and deletes the controller's queues.
 
 use crate::queue::{Fate, Queue};
 use crate::rings::Rings;
@@ -16,7 +16,7 @@ use nvme::regs::{self, Cap, Cc};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::time::{Duration, Instant};
 
-/// What the Admin queue's commands change beside the controller.
+/// State outside the controller that commands on the Admin queue change.
 pub(crate) struct Register<'a> {
     pub cc: &'a mut Cc,
     pub kato: &'a mut Duration,
@@ -29,7 +29,7 @@ pub(crate) struct Register<'a> {
 }
 
 impl Register<'_> {
-    /// What becomes of a command on the Admin queue.
+    /// Decides on a command on the Admin queue.
     pub(crate) fn decide(
         &mut self,
         command: &Command,
@@ -40,13 +40,13 @@ impl Register<'_> {
         match fabrics::fctype(command) {
             Some(Fctype::PROPERTY_GET) => return self.property_get(command, controller),
             Some(Fctype::PROPERTY_SET) => return self.property_set(command),
-            // It is connected.
+            // The queue is connected already.
             Some(Fctype::CONNECT) => return refused(Status::COMMAND_SEQUENCE_ERROR),
             Some(Fctype::DISCONNECT) => return refused(status::INVALID_QUEUE_TYPE),
             Some(_) => return refused(Status::INVALID_FIELD),
             None => {}
         }
-        // What comes behind another value of CC does not wait for what that brings about.
+        // Commands behind a change of CC do not wait for its effect.
         if self.written || !controller.is_ready() || resetting {
             return refused(Status::COMMAND_SEQUENCE_ERROR);
         }
@@ -68,7 +68,7 @@ impl Register<'_> {
                         *self.alive = self.now;
                         Fate::Answer(Status::SUCCESS, 0)
                     }
-                    // It came with Connect ("NVMe Base 2.1", 5.1.25.1.28).
+                    // Connect carries the Host Identifier ("NVMe Base 2.1", 5.1.25.1.28).
                     Fid::HOST_IDENTIFIER => refused(Status::COMMAND_SEQUENCE_ERROR),
                     _ => Fate::Pass,
                 }
@@ -89,7 +89,8 @@ impl Register<'_> {
         }
     }
 
-    /// The host's identifiers are not the controller's.
+    /// Decides on Abort, whose command identifier is translated from the host's to the
+    /// controller's.
     fn abort(&self, command: &Command) -> Fate {
         let cdw10 = AbortCdw10::from_bits(command.cdw10.get());
         let queue = self.io.iter().find(|queue| queue.qid == cdw10.sqid());
@@ -100,7 +101,7 @@ impl Register<'_> {
                 command.cdw10 = cdw10.with_cid(place).into_bits().into();
                 Fate::PassAs(command)
             }
-            // It has been answered, or is still on its way here.
+            // The command has been answered, or has not arrived yet.
             None => {
                 let result = AbortResult::new().with_ianp(true);
                 Fate::Answer(Status::SUCCESS, result.into_bits().into())
@@ -128,7 +129,7 @@ impl Register<'_> {
             }
             (offset @ (regs::VS | regs::CSTS | regs::CRTO), false) => dword(offset),
             (regs::CC, false) => self.cc.into_bits().into(),
-            // Nothing is offered that would be there.
+            // No subsystem reset is offered (CAP.NSSRS).
             (regs::NSSR, false) => 0,
             _ => return Fate::Answer(Status::INVALID_FIELD.with_dnr(true), 0),
         };
@@ -148,7 +149,7 @@ impl Register<'_> {
     }
 }
 
-/// What becomes of a command on an I/O queue.
+/// Decides on a command on an I/O queue.
 pub(crate) fn decide_io(
     command: &Command,
     state: AnaState,
@@ -176,7 +177,7 @@ pub(crate) fn decide_io(
         let nsid = command.nsid.get();
         let namespace = namespaces.iter().find(|ns| ns.nsid == nsid);
         let blocks = u64::from(RwCdw12::from_bits(command.cdw12.get()).nlb());
-        // What is said of a namespace that is not there, the controller knows.
+        // Commands for a missing namespace are answered by the controller.
         if let Some(namespace) = namespace
             && u64::from(command.sgl1().length.get()) != blocks * u64::from(namespace.block_size)
         {
@@ -186,7 +187,7 @@ pub(crate) fn decide_io(
     Fate::Pass
 }
 
-/// The commands that make a pair of rings.
+/// Returns the commands that create a pair of rings.
 pub(crate) fn create(rings: &Rings, qid: u16) -> [Command; 2] {
     let size = CreateQueueCdw10::new()
         .with_qid(qid)
@@ -203,7 +204,7 @@ pub(crate) fn create(rings: &Rings, qid: u16) -> [Command; 2] {
     [cq, sq]
 }
 
-/// A command that removes a queue.
+/// Returns the command that deletes a queue.
 pub(crate) fn delete(opcode: AdminOpcode, qid: u16) -> Command {
     let mut command = Command::new(opcode.0, 0, 0);
     command.cdw10 = DeleteQueueCdw10::new().with_qid(qid).into_bits().into();

@@ -1,5 +1,5 @@
-//! A discovery controller: an Admin queue that answers what hosts ask to find the subsystem. It
-//! needs no volume, no memory and no controller of a disk.
+//! A discovery controller: an Admin queue that answers the commands by which hosts find the
+//! subsystem. It needs no volume, no memory and no controller of a disk.
 
 use crate::handshake::{Connected, completion};
 use crate::link::{End, Link};
@@ -24,12 +24,12 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// Asynchronous Event Requests that may wait.
 const EVENTS: usize = 4;
-/// Most bytes that one Get Log Page is answered with.
+/// Maximum of bytes in the answer to one Get Log Page.
 const MOST: u32 = 64 << 10;
 /// A host without Keep Alive has so long for all it asks.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A host that asks what there is.
+/// A host's connection to the discovery controller.
 pub(crate) struct Discovery {
     target: Arc<Target>,
     link: Link,
@@ -40,10 +40,10 @@ pub(crate) struct Discovery {
     alive: Instant,
     events: usize,
     local: Option<SocketAddr>,
-    /// It may connect to the subsystem, and so is told of it.
+    /// The host may connect to the subsystem, and its log page lists it.
     admitted: bool,
     cntlid: u16,
-    /// It has ended; the kernel may still have something of it.
+    /// The connection has ended; operations in the kernel may be outstanding.
     ended: bool,
 }
 
@@ -83,7 +83,7 @@ impl Discovery {
         self.link.has_news()
     }
 
-    /// When its time is over.
+    /// Returns the time when the connection times out.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let time = if self.kato.is_zero() {
             LIMIT
@@ -93,7 +93,7 @@ impl Discovery {
         self.alive.checked_add(time)
     }
 
-    /// Goes on. `false`: it is over, and nothing of it is left.
+    /// Advances the connection. `false`: it is over, and no operation is outstanding.
     pub(crate) fn poll(&mut self, now: Instant) -> bool {
         if self.ended {
             let _ = self.link.sent(|_, _| ());
@@ -138,7 +138,7 @@ impl Discovery {
                     self.link.receive(None);
                     return Ok(());
                 }
-                // Data of what it does not know is dropped.
+                // Data in the capsule of an unknown command is dropped.
                 Request::Command { command, .. } => Some(command),
                 Request::Terminated(why) => return Err(End::Terminated(why)),
                 _ => None,

@@ -1,5 +1,5 @@
-//! Where hosts connect: a listening socket, connections that have not said what they are, and
-//! discovery. A front-end of a worker; associations are others, on any worker.
+//! Front-end of a worker that accepts hosts: a listening socket, connections before their Connect,
+//! and discovery. Associations are front-ends of their own, on any worker.
 
 use crate::association::NewAssociation;
 use crate::discovery::Discovery;
@@ -15,21 +15,21 @@ use std::time::Instant;
 use volume::{Budget, RingStreams};
 use worker::{AcceptStats, Acceptor, ConnectRate, Context, Descriptors, Frontend, Interest};
 
-/// Of the listening socket in the epoll set.
+/// epoll token of the listening socket.
 const LISTENER: u32 = 0;
-/// Of the eventfd of the volumes' sizes.
+/// epoll token of the eventfd that signals changed sizes of volumes.
 const RESIZED: u32 = (1 << 31) - 1;
 /// Discoveries' tokens are below.
 const LAST_TOKEN: u32 = 1 << 30;
-/// Hosts that ask what there is, at a time.
+/// Maximum of concurrent discovery connections.
 const MOST_DISCOVERIES: usize = 32;
 /// Connections that are accepted in one call.
 const AT_ONCE: usize = 4;
 
-/// Takes a new association to a worker, which makes it ([`NewAssociation::make`]).
+/// Passes a new association to a worker, which makes it ([`NewAssociation::make`]).
 pub type Launch = Box<dyn FnMut(NewAssociation)>;
 
-/// Where hosts connect.
+/// Front-end that accepts the connections of hosts.
 pub struct Door {
     target: Arc<Target>,
     acceptor: Acceptor<OwnedFd>,
@@ -57,7 +57,7 @@ impl std::fmt::Debug for Door {
     }
 }
 
-/// Why there is no door.
+/// Error of creating a door.
 #[derive(Debug, thiserror::Error)]
 pub enum DoorError {
     /// The socket.
@@ -75,8 +75,8 @@ impl From<Errno> for DoorError {
 }
 
 impl Door {
-    /// On a listening socket, in non-blocking mode. `resized` is an eventfd that becomes readable
-    /// when a volume has another size.
+    /// Creates a door on a listening socket, in non-blocking mode. `resized` is an eventfd that
+    /// becomes readable when a volume has another size.
     ///
     /// # Errors
     /// [`DoorError`].
@@ -108,12 +108,12 @@ impl Door {
         })
     }
 
-    /// Counters of its socket.
+    /// Returns the counters of the listening socket.
     pub fn accepts(&self) -> Arc<AcceptStats> {
         self.acceptor.stats()
     }
 
-    /// Nobody can connect any more, and the associations of all hosts end.
+    /// Stops accepting connections, and ends the associations of all hosts.
     pub fn dismiss(&mut self) {
         self.flushing = true;
         self.acceptor.close();
@@ -122,12 +122,12 @@ impl Door {
         self.target.end();
     }
 
-    /// Of it, what need not be closed on its worker's thread.
+    /// Returns the listening socket, which may be closed on another thread than the worker's.
     pub fn into_listener(self) -> OwnedFd {
         self.acceptor.into_listener()
     }
 
-    /// The subsystem.
+    /// Returns the subsystem.
     pub fn target(&self) -> &Arc<Target> {
         &self.target
     }
@@ -172,7 +172,7 @@ impl Door {
         }
     }
 
-    /// Something of a connection has come.
+    /// Reads from a connection that has received bytes.
     fn read(&mut self, token: u32, now: Instant) {
         let Some(place) = self.place(token) else {
             return;
@@ -183,7 +183,7 @@ impl Door {
         match newcomer.read() {
             Ok(Progress::Waits(newcomer)) => *place = Some(newcomer),
             Ok(Progress::Connected(connected)) => {
-                // What comes from now on is its queue's.
+                // Later bytes belong to the connection's queue.
                 let _ = self.descriptors.remove(&connected.fd);
                 self.connected(connected, now);
             }
@@ -256,7 +256,7 @@ impl Door {
         }
     }
 
-    /// Behind those of newcomers.
+    /// Returns the first token behind those of newcomers.
     fn first_token(&self) -> u32 {
         self.newcomers.len() as u32 + 1
     }
@@ -286,7 +286,7 @@ impl Door {
         }
     }
 
-    /// Connections whose time is over.
+    /// Closes connections that have missed the time limit.
     fn expire(&mut self, now: Instant) {
         let limit = self.target.config.limits.handshake;
         let mut late = 0;
@@ -303,13 +303,13 @@ impl Door {
         (0..late).for_each(|_| self.refused(&End::Refused("it did not say what it is in time")));
     }
 
-    /// Others may have waited for a place.
+    /// Accepts connections that have waited for a place.
     fn reopen(&mut self, now: Instant) {
         if self.flushing {
             return;
         }
         if self.newcomers.iter().any(Option::is_none) {
-            // It is tried again later.
+            // A failure is retried later.
             let _ = self.acceptor.open(now);
         }
         let _ = self.acceptor.resume(now);

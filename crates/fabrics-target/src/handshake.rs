@@ -1,7 +1,7 @@
-//! The beginning of a connection: ICReq, and the Connect that says which queue it is.
+//! The beginning of a connection: ICReq, and the Connect that names the queue.
 //!
-//! No more is read than these two, so that what follows is the queue's own. A host has a time limit
-//! for it, and what it may send is bounded.
+//! Only these two are read, so that later bytes belong to the queue. A host has a time limit for
+//! them, and their size is bounded.
 
 use crate::link::End;
 use nvme::Status;
@@ -15,14 +15,14 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 use zerocopy::FromBytes;
 
-/// Most bytes of data in one H2CData.
+/// Maximum of data in one H2CData, in bytes.
 const H2C_DATA: u32 = 1 << 20;
 /// Bytes of the common header.
 const COMMON: usize = size_of::<CommonHeader>();
 /// Bytes of the longest capsule with a Connect.
 const LONGEST: usize = LONGEST_OFFSET + fabrics::CONNECT_DATA_LEN as usize + DIGEST;
 
-/// A connection that has not said what it is.
+/// A connection before its Connect.
 #[derive(Debug)]
 pub(crate) struct Newcomer {
     fd: OwnedFd,
@@ -31,7 +31,7 @@ pub(crate) struct Newcomer {
     limits: Option<Limits>,
 }
 
-/// A connection whose Connect has come, and was not answered.
+/// A connection whose Connect has arrived, and was not answered.
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub fd: OwnedFd,
@@ -43,12 +43,12 @@ pub(crate) struct Connected {
     pub subnqn: String,
 }
 
-/// How far a connection is.
+/// State of a connection after reading.
 #[derive(Debug)]
 pub(crate) enum Progress {
-    /// More has to come.
+    /// Connect is incomplete.
     Waits(Newcomer),
-    /// Its Connect has come.
+    /// Connect has arrived.
     Connected(Box<Connected>),
 }
 
@@ -68,7 +68,7 @@ impl Newcomer {
         &self.fd
     }
 
-    /// Goes on with what has come.
+    /// Reads and handles the available bytes.
     pub(crate) fn read(mut self) -> Result<Progress, End> {
         loop {
             let wanted = self.wanted()?;
@@ -94,7 +94,7 @@ impl Newcomer {
         }
     }
 
-    /// As many bytes as have to be there before the next look.
+    /// Returns the number of bytes needed before the next step of parsing.
     fn wanted(&self) -> Result<usize, End> {
         if self.limits.is_none() {
             return Ok(INITIALIZE);
@@ -206,13 +206,13 @@ impl Connected {
     }
 }
 
-/// Dword 0 that says which parameter of a Connect is wrong.
+/// Returns dword 0 with the location of an invalid parameter of a Connect.
 pub(crate) fn invalid(at: u16, in_data: bool) -> u32 {
     let wrong = InvalidParameter::new().with_ipo(at).with_iattr(in_data);
     wrong.into_bits()
 }
 
-/// An answer without flow control.
+/// Returns an answer without flow control.
 pub(crate) fn completion(cid: u16, status: Status, dw0: u32) -> Completion {
     Completion {
         dw0: dw0.into(),

@@ -1,15 +1,15 @@
 //! Volumes for other hosts, by NVMe over TCP.
 //!
-//! A [`Target`] is a subsystem at a port. A [`Door`] accepts its connections and finds out what
-//! they are; a host's Admin queue becomes an [`Association`], which may be on another worker, and
+//! A [`Target`] is a subsystem at a port. A [`Door`] accepts its connections and reads their
+//! Connect. A host's Admin queue becomes an [`Association`], which may be on another worker, and
 //! its I/O queues follow it there. Both are front-ends of a worker.
 //!
-//! The controller of an association is crate `controller`'s, the one that guests have: this crate
-//! gives it queues in memory of this process, and turns capsules into entries and entries into
-//! capsules. The protocol on the wire is crate `nvme-tcp`'s.
+//! The controller of an association is that of the crate `controller`, the same as for guests. This
+//! crate gives it queues in memory of this process, and turns capsules into entries and entries
+//! into capsules. The protocol on the wire is in the crate `nvme-tcp`.
 //!
-//! What may be touched here: sockets of hosts, which are not trusted. What may not: files, volumes
-//! but by their controllers, the inside of a controller.
+//! This crate accesses sockets of hosts, which are not trusted. It opens no files, uses volumes
+//! only through their controllers, and does not access the inside of a controller.
 //!
 //! # How data passes through
 //!

@@ -9,12 +9,12 @@ use std::os::fd::OwnedFd;
 use volume::{Incoming, Outgoing, RingStream, RingStreams};
 use worker::{Descriptors, Interest};
 
-/// Bytes of the buffer for what is received.
+/// Size of the receive buffer, in bytes.
 const BUFFER: usize = 128 << 10;
-/// Bytes that wait for the end of what is being sent; beyond that nothing more is received.
+/// Maximum of staged bytes while a message is being sent; beyond it nothing more is received.
 const STAGED: u64 = 1 << 20;
 
-/// How a connection ends.
+/// Reason for the end of a connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum End {
     #[error("the host has closed the connection")]
@@ -38,19 +38,19 @@ impl From<nvme_tcp::Violation> for End {
 /// A connection on the worker's ring.
 pub(crate) struct Link {
     stream: RingStream,
-    /// The same socket, in the epoll set: what comes wakes its front-end.
+    /// The same socket, in the epoll set: received bytes wake its front-end.
     watched: OwnedFd,
     pub(crate) writer: Writer,
     /// `None` while the kernel has it.
     incoming: Option<Incoming>,
-    /// What is sent next.
+    /// The next message.
     pub(crate) staged: Outgoing,
     /// `None` while the kernel has it.
     spare: Option<Outgoing>,
     /// A part of it has been sent, and the ring had no room for the rest.
     rest: Option<Outgoing>,
-    /// It is on its way to its end.
-    /// Its socket has been told of, and not been looked at since.
+    /// `told`: epoll has reported the socket, and it was not checked since. `ending`: the
+    /// connection is being ended.
     told: bool,
     ending: bool,
 }
@@ -81,18 +81,18 @@ impl Link {
         })
     }
 
-    /// Something has come, or can be sent.
+    /// Returns whether something was received, or can be sent.
     pub(crate) fn has_news(&self) -> bool {
         let sends = self.rest.is_some() || (self.staged.left() > 0 && self.spare.is_some());
         self.stream.has_news() || (!self.ending && sends)
     }
 
-    /// Something has happened to its socket.
+    /// Records an epoll event on the socket.
     pub(crate) fn tell(&mut self) {
         self.told = true;
     }
 
-    /// Nothing is asked for now, and nothing more will come: the host has gone.
+    /// Returns whether the host has hung up while no receive is outstanding.
     pub(crate) fn has_hung_up(&mut self) -> bool {
         if self.incoming.is_none() || !std::mem::take(&mut self.told) {
             return false;
@@ -103,7 +103,7 @@ impl Link {
         fds.iter().any(|fd| fd.revents().intersects(ends))
     }
 
-    /// So much is to be sent that nothing more should be asked for.
+    /// Returns whether so much is staged that nothing more should be received.
     pub(crate) fn is_full(&self) -> bool {
         self.staged.left() >= STAGED
     }
@@ -113,7 +113,7 @@ impl Link {
         self.staged.bytes(header);
     }
 
-    /// Starts to send what is staged. `true` when there was something.
+    /// Starts to send the staged bytes. `true` when there were any.
     pub(crate) fn send(&mut self) -> bool {
         if self.ending {
             return false;
@@ -137,7 +137,7 @@ impl Link {
         true
     }
 
-    /// What was sent comes back.
+    /// Handles a finished send, and returns its memory.
     pub(crate) fn sent(&mut self, back: impl FnMut(u64, SegmentList)) -> Result<(), End> {
         let Some((mut outgoing, sent)) = self.stream.sent() else {
             return Ok(());
@@ -154,7 +154,8 @@ impl Link {
         Ok(())
     }
 
-    /// Bytes have been received: how many of them where they belong; that memory comes to `back`.
+    /// Handles a finished receive. Returns the number of bytes that were received directly into the
+    /// memory, which is passed to `back`.
     pub(crate) fn received(&mut self, mut back: impl FnMut(SegmentList)) -> Result<u64, End> {
         let Some((mut incoming, received)) = self.stream.received() else {
             return Ok(0);
@@ -171,20 +172,20 @@ impl Link {
         result
     }
 
-    /// What was received into the buffer; `None` while the kernel has it.
+    /// Returns the received bytes in the buffer; `None` while the kernel has it.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         self.incoming.as_ref().map(Incoming::bytes)
     }
 
-    /// So many of these bytes are used.
+    /// Removes `used` bytes from the buffer.
     pub(crate) fn consume(&mut self, used: usize) {
         if let Some(incoming) = &mut self.incoming {
             incoming.consume(used);
         }
     }
 
-    /// Asks the ring for more; first for what `direct` has room for. That comes back when the ring
-    /// takes nothing now.
+    /// Starts the next receive, first into the memory of `direct`. Returns this memory if the ring
+    /// is full.
     pub(crate) fn receive(
         &mut self,
         direct: Option<(SegmentList, u64, u64)>,
@@ -201,12 +202,13 @@ impl Link {
         None
     }
 
-    /// The kernel has nothing of it any more.
+    /// Returns whether no operation of the connection is outstanding in the kernel.
     pub(crate) fn is_quiet(&self) -> bool {
         self.incoming.is_some() && self.spare.is_some()
     }
 
-    /// Ends it: what is staged is not sent. `last` is, if that can be done without waiting.
+    /// Ends the connection without sending the staged bytes. `last` is sent if that can be done
+    /// without waiting.
     pub(crate) fn end(&mut self, last: Option<&[u8]>, mut back: impl FnMut(u64, SegmentList)) {
         if std::mem::replace(&mut self.ending, true) {
             return;

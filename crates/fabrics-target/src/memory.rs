@@ -9,19 +9,19 @@ use dma::{Access, DmaMap, Memory, SegmentList};
 pub(crate) const PAGE: u32 = 4096;
 /// The IOVA of its first byte.
 pub(crate) const BASE: u64 = 1 << 40;
-/// Bytes that are copied at a time.
+/// Number of bytes that are copied at a time.
 const CHUNK: usize = 4096;
 
 /// A part of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// Its first page, from the memory's beginning.
+    /// First page, from the memory's beginning.
     page: u32,
     pages: u32,
 }
 
 impl Block {
-    /// Where the controller finds it.
+    /// Returns the block's address for the controller.
     pub(crate) fn iova(self) -> u64 {
         BASE + self.offset()
     }
@@ -30,7 +30,7 @@ impl Block {
         u64::from(self.page) * u64::from(PAGE)
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(self) -> u64 {
         u64::from(self.pages) * u64::from(PAGE)
     }
@@ -44,25 +44,26 @@ pub(crate) struct Pool {
     taken: Vec<u64>,
     pages: u32,
     free: u32,
-    /// Where the last one was found.
+    /// Page at which the next search begins.
     hint: u32,
     reserve: Reserve,
 }
 
-/// A block for each queue, which holds the data of one capsule when nothing else is free. Behind it
-/// may come what those wait for that have all the memory: it has to come in.
+/// A reserved block for each queue, which holds the data of one capsule when all other memory is in
+/// use. The stream is read in order: behind the capsule it may have the data that the commands with
+/// all the memory wait for.
 #[derive(Debug)]
 struct Reserve {
     /// The first one's first page.
     page: u32,
     /// Pages of each.
     pages: u32,
-    /// By queue.
+    /// Blocks in use, by queue.
     taken: Vec<bool>,
 }
 
 impl Reserve {
-    /// The queue whose block this is.
+    /// Returns the queue that owns this block.
     fn owner(&self, block: Block) -> Option<usize> {
         let place = block.page.checked_sub(self.page)? / self.pages.max(1);
         Some(place as usize).filter(|place| *place < self.taken.len())
@@ -70,11 +71,11 @@ impl Reserve {
 }
 
 impl Pool {
-    /// Of so many pages, behind `rings` that are not for data, and behind those for one capsule of
-    /// each of so many queues: (queues, pages of each).
+    /// Creates a pool of `pages` pages. Before them are `rings` pages that hold no data, and the
+    /// reserved blocks: (number of queues, pages of each).
     ///
     /// # Errors
-    /// There is no memory.
+    /// [`dma::MapError`], if the memory cannot be mapped.
     pub(crate) fn new(
         rings: u32,
         (queues, each): (u16, u32),
@@ -100,7 +101,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// A queue's own block, if that is not taken, and so many bytes are not too many.
+    /// Takes a queue's reserved block, if it is free and large enough for so many bytes.
     pub(crate) fn take_reserved(&mut self, qid: u16, bytes: u64) -> Option<Block> {
         let Reserve { page, pages, .. } = self.reserve;
         let taken = self.reserve.taken.get_mut(usize::from(qid))?;
@@ -112,7 +113,7 @@ impl Pool {
         Some(Block { page, pages })
     }
 
-    /// All of it.
+    /// Returns the whole memory.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -129,7 +130,7 @@ impl Pool {
         }
     }
 
-    /// So many pages from `from` on, below `end`, none of which is taken.
+    /// Finds so many adjacent free pages from `from` on, below `end`.
     fn find(&self, from: u32, end: u32, pages: u32) -> Option<u32> {
         let (mut start, mut at) = (from, from);
         while at < end {
@@ -148,7 +149,7 @@ impl Pool {
         None
     }
 
-    /// Takes memory for so many bytes, at least a page. `None`: there is not so much in one piece.
+    /// Takes memory for so many bytes, at least a page. `None`: no free piece is large enough.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<Block> {
         let pages = u32::try_from(bytes.div_ceil(PAGE.into()).max(1)).ok()?;
         if pages > self.free {
@@ -162,7 +163,7 @@ impl Pool {
         Some(Block { page, pages })
     }
 
-    /// It is free again.
+    /// Frees a block.
     pub(crate) fn free(&mut self, block: Block) {
         if let Some(owner) = self.reserve.owner(block) {
             if let Some(taken) = self.reserve.taken.get_mut(owner) {
@@ -175,13 +176,13 @@ impl Pool {
         self.hint = self.hint.min(block.page);
     }
 
-    /// Nothing of it is taken.
+    /// Returns whether no block is taken.
     #[cfg(test)]
     pub(crate) fn is_idle(&self, before: u32) -> bool {
         self.free + before == self.pages && !self.reserve.taken.contains(&true)
     }
 
-    /// A block's bytes, from `at` on, read by `each` in pieces.
+    /// Reads a block's bytes, from `at` on, and passes them to `each` in pieces.
     pub(crate) fn read(&self, block: Block, at: u32, len: u32, mut each: impl FnMut(&[u8])) {
         let mut chunk = [0; CHUNK];
         let mut done = 0;
@@ -189,7 +190,7 @@ impl Pool {
             let count = (len - done).min(CHUNK as u32) as usize;
             let piece = chunk.get_mut(..count).unwrap_or_default();
             let from = block.offset() + u64::from(at) + u64::from(done);
-            // It lies within the memory.
+            // The range lies within the memory, so the read does not fail.
             let _ = self.memory.read(from as usize, piece);
             each(piece);
             done += count as u32;

@@ -1,8 +1,8 @@
-//! A host proves who it is: DH-HMAC-CHAP on each of its queues ("NVMe Base 2.1", 8.3.5).
+//! Authentication of hosts by DH-HMAC-CHAP on each of their queues ("NVMe Base 2.1", 8.3.5).
 //!
-//! Until it has, every other command on the queue is answered by Authentication Required.
-//! Arithmetic of Diffie-Hellman takes milliseconds, which a worker has not: a thread of the
-//! subsystem's does it, for one queue at a time, however many hosts want that.
+//! Before it has succeeded, every other command on the queue is answered by Authentication
+//! Required. Arithmetic of Diffie-Hellman takes milliseconds, too long for a worker. A thread of
+//! the subsystem does it, for one queue at a time, however many hosts authenticate.
 
 use crate::slots::Slot;
 use crate::target::Letter;
@@ -15,14 +15,14 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::time::Instant;
 use volume::Inbox;
 
-/// Most bytes of a message, and of the room for one.
+/// Maximum size of a message and of its buffer, in bytes.
 const MOST: u32 = 4096;
-/// Fewest bytes of the room for a message: what tells of a failure.
+/// Smallest buffer for a message, in bytes: the length of a failure message.
 const LEAST: u32 = 16;
-/// Steps that wait for the thread; the hosts of others are told to try again.
+/// Maximum of steps that wait for the thread; further hosts are told to try again.
 const WAITING: usize = 256;
-/// Groups by which hosts may prove who they are. Those of more bits are left out: a host can ask
-/// for them before it has proven anything.
+/// Diffie-Hellman groups that hosts may use. Larger groups are left out: a host can ask for them
+/// before it has authenticated.
 const GROUPS: &[Group] = &[
     Group::Ffdhe2048,
     Group::Ffdhe3072,
@@ -30,41 +30,42 @@ const GROUPS: &[Group] = &[
     Group::Null,
 ];
 
-/// What a host may prove who it is by.
+/// Key of a host that may authenticate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostKey {
     /// The host's name.
     pub nqn: String,
-    /// Its secret, and the subsystem's for it, if there is one.
+    /// Secret of the host, and the subsystem's secret for it, if there is one.
     pub secrets: Secrets,
 }
 
-/// How far the host of a queue is.
+/// State of the authentication on a queue.
 pub(crate) enum Proof {
-    /// It has proven who it is, or need not.
+    /// The host has authenticated, or need not.
     Given,
-    /// It is to, and has not.
+    /// The host has to authenticate, and has not.
     Wanted {
         side: Box<Controller>,
         since: Instant,
     },
-    /// The thread has it. The number tells it from that of a queue before, of the same identifier.
+    /// The thread has the step. The number distinguishes it from steps of an earlier queue with the
+    /// same identifier.
     Away { since: Instant, number: u64 },
-    /// It could not, and may not try again on this queue.
+    /// Authentication failed; the host may not try again on this queue.
     Failed { since: Instant },
 }
 
-/// What a step has come to.
+/// Result of a step.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     number: u64,
     side: Box<Controller>,
     step: Step,
-    /// What the host has asked for.
+    /// Message for the host, if it has asked for one.
     pub message: Option<Vec<u8>>,
 }
 
-/// A step whose arithmetic takes long, and who waits for it.
+/// A step with long arithmetic, and the command that waits for it.
 struct Job {
     number: u64,
     side: Box<Controller>,
@@ -130,21 +131,21 @@ fn step(number: u64, mut side: Box<Controller>, message: Option<&[u8]>) -> Outco
     }
 }
 
-/// What becomes of a step.
+/// State of a step after it was started.
 pub(crate) enum Stepped {
     /// The command can be answered.
     Done(Outcome),
-    /// Later.
+    /// The result arrives later.
     Away,
     /// The thread has no room.
     Full,
 }
 
 impl Proof {
-    /// Of a new queue of a host with these secrets.
+    /// Creates the state of a new queue of a host with these secrets.
     ///
     /// # Errors
-    /// The kernel has no random numbers.
+    /// The error of the kernel, if it has no random numbers.
     pub(crate) fn wanted(
         names: Names,
         secrets: Secrets,
@@ -161,7 +162,7 @@ impl Proof {
         matches!(self, Self::Given)
     }
 
-    /// Since when it is waited for.
+    /// Returns the time since which authentication is awaited; `None` once it is given.
     pub(crate) const fn since(&self) -> Option<Instant> {
         match self {
             Self::Given => None,
@@ -171,8 +172,8 @@ impl Proof {
         }
     }
 
-    /// A command on a queue whose host has not proven who it is: how it is answered, if it is none
-    /// of those by which it does. `len` bytes are its data.
+    /// Returns the status that refuses a command before authentication; `None` for a valid
+    /// authentication command. `len`: bytes of the command's data.
     pub(crate) fn refuses(&self, command: &Command, len: u32) -> Option<Status> {
         let is_receive = match fabrics::fctype(command) {
             Some(Fctype::AUTHENTICATION_SEND) => false,
@@ -229,8 +230,8 @@ impl Proof {
         }
     }
 
-    /// A step has ended: what the host is told, and why it has failed by that, if it has. `None`:
-    /// it was a step of another queue.
+    /// Handles the end of a step. Returns the message for the host, and the reason if
+    /// authentication has failed. `None`: the step belongs to another queue.
     pub(crate) fn ended(&mut self, outcome: Outcome) -> Option<(Option<Vec<u8>>, Option<Failure>)> {
         let Outcome {
             number,
@@ -245,7 +246,7 @@ impl Proof {
         let (state, failed) = match step {
             Step::Authenticated => (Self::Given, None),
             Step::Next => (Self::Wanted { side, since }, None),
-            // It may still ask why: what it is told is the end.
+            // The host may still ask for the reason; its answer ends the authentication.
             Step::Failed(why) if message.is_none() => (Self::Wanted { side, since }, Some(why)),
             Step::Failed(_) => (Self::Failed { since }, None),
         };
@@ -254,7 +255,7 @@ impl Proof {
     }
 }
 
-/// The command of a slot is one of those by which a host proves who it is.
+/// Returns whether the command of a slot is an authentication command.
 pub(crate) fn is_of_proof(slot: &Slot) -> bool {
     matches!(
         fabrics::fctype(&slot.command),
@@ -294,7 +295,7 @@ mod tests {
         }
     }
 
-    /// The thread's answer comes when its queue has gone, and another one has the identifier.
+    /// The thread's result arrives when its queue is closed and another one has the identifier.
     #[test]
     fn what_one_queue_has_proven_is_no_proof_of_the_next() {
         let mail = Inbox::new(&volume::Io::new(volume::IoOptions::default())).unwrap();
@@ -308,7 +309,7 @@ mod tests {
         let outcome = step(&mut first, Some(reply), &mail);
         first.ended(outcome).unwrap();
         let proven = step(&mut first, None, &mail);
-        // Of the next one a step is under way, too.
+        // The next queue has a step under way, too.
         let _away = step(&mut next, Some(host.negotiate()), &mail);
         assert!(next.ended(proven).is_none() && !next.is_given());
         let mut again = wanted();

@@ -6,9 +6,10 @@
 //! capsule, C2HData <- staged <---------------------------------------- CQ ring <----'
 //! ```
 //!
-//! Where there is no slot, or no memory for the data of a capsule, nothing more is read of the
-//! connection. Others wait for memory in the order in which they came, and ask for their data when
-//! they have it: so what a host has started is bounded by what it was given.
+//! If there is no slot, or no memory for the data of a capsule, nothing more is read from the
+//! connection. Commands without data in the capsule wait for memory in the order of their arrival,
+//! and request their data when they have it. So the resources of a host are bounded by its slots
+//! and memory.
 
 use crate::link::{End, Link};
 use crate::memory::{Block, PAGE, Pool, point};
@@ -30,7 +31,7 @@ const DIRECT: u32 = 16 << 10;
 /// Lists that are kept for the next ones.
 const SPARE_LISTS: usize = 64;
 
-/// Where the data that comes belongs.
+/// Destination of received data.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     /// The command; `None`: nobody wants it.
@@ -40,40 +41,40 @@ struct Place {
     tag: Option<u16>,
 }
 
-/// How far a queue is.
+/// State of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Its rings are being made; the host's Connect, of that identifier, waits for its answer.
+    /// The rings are being created; the host's Connect, of that identifier, waits for its answer.
     Making {
         cid: u16,
     },
     Open,
-    /// Its connection has ended; its rings are there.
+    /// The connection has ended; the rings still exist.
     Ended,
-    /// Its rings are being removed.
+    /// The rings are being deleted.
     Removing,
-    /// Nothing of it is left with the controller.
+    /// The controller has nothing of the queue any more.
     Gone,
 }
 
-/// What the controller has to be asked for by the association.
+/// Parts of the association that a queue uses.
 pub(crate) struct Surroundings<'a> {
     pub controller: &'a mut Controller,
     pub pool: &'a mut Pool,
     /// Largest transfer in bytes.
     pub max_transfer: u32,
-    /// Who does long arithmetic, and where its results come.
+    /// Thread for long arithmetic, and the inbox for its results.
     pub prover: Option<&'a Prover>,
     pub mail: &'a Arc<Inbox<Letter>>,
 }
 
-/// What becomes of a command before the controller sees it.
+/// Decision on a command before the controller sees it.
 pub(crate) enum Fate {
     /// The controller gets it.
     Pass,
-    /// The same, with another command in its place.
+    /// The controller gets this command in its place.
     PassAs(Command),
-    /// It is answered here.
+    /// The command is answered without the controller.
     Answer(Status, u64),
 }
 
@@ -84,9 +85,9 @@ pub(crate) struct Queue {
     pub phase: Phase,
     pub rings: Rings,
     pub slots: Slots,
-    /// Whether its host has proven who it is.
+    /// State of the host's authentication.
     pub proof: Proof,
-    /// Why it could not, just now.
+    /// Reason of a failed authentication, until it is reported.
     pub refusal: Option<dhchap::Failure>,
     requests: Requests,
     grants: Grants<u16>,
@@ -113,8 +114,8 @@ impl Queue {
         in_capsule: u32,
         flow_control: bool,
     ) -> Self {
-        // What was answered has its slot until that has been sent; what this side asks for itself
-        // has some, too.
+        // An answered command keeps its slot until the answer has been sent; commands of this side
+        // have slots, too.
         let room = entries
             .saturating_mul(2)
             .saturating_add(8)
@@ -140,25 +141,24 @@ impl Queue {
         }
     }
 
-    /// Something has come, or can be done.
+    /// Returns whether the queue has work.
     pub(crate) fn has_news(&self) -> bool {
         self.link.has_news()
     }
 
-    /// The host wants flow control of its submission queue.
+    /// Returns whether the host wants flow control of its submission queue.
     pub(crate) fn has_flow_control(&self) -> bool {
         self.flow_control
     }
 
-    /// The kernel has nothing of its connection.
+    /// Returns whether no operation of the connection is outstanding in the kernel.
     pub(crate) fn is_quiet(&self) -> bool {
         self.link.is_quiet()
     }
 
     // ---- from the host
 
-    /// Goes on with what the host has sent. `decide` says what becomes of each command; `true`:
-    /// there was something.
+    /// Handles received bytes. `decide` decides on each command. `true`: there was work.
     pub(crate) fn read(
         &mut self,
         around: &mut Surroundings<'_>,
@@ -171,7 +171,8 @@ impl Queue {
         if self.starved {
             self.feed_capsule(around);
         }
-        // Who has sent more than there is room for is not read from, and may go.
+        // A host that has sent more than there is room for is not read from, so its hang-up is
+        // checked here.
         if self.is_held_up() && self.link.has_hung_up() {
             return Err(End::Closed);
         }
@@ -216,12 +217,12 @@ impl Queue {
         Ok(worked)
     }
 
-    /// What comes has to wait: for memory, for what is sent, for commands to end.
+    /// Returns whether reading has to wait: for memory, for the send, or for commands to end.
     fn is_held_up(&self) -> bool {
         self.starved || self.link.is_full() || !self.slots.has_room()
     }
 
-    /// What the kernel has done.
+    /// Handles finished sends and receives.
     fn collect(&mut self, around: &mut Surroundings<'_>) -> Result<bool, End> {
         if !self.link.has_news() {
             return Ok(false);
@@ -230,7 +231,7 @@ impl Queue {
         let pool = &mut *around.pool;
         self.link.sent(|name, list| {
             keep(lists, list);
-            // Its command has been answered by that.
+            // The data that was sent completes its command.
             if let Ok(place) = u16::try_from(name)
                 && let Some(block) = slots.free(place)
             {
@@ -239,7 +240,7 @@ impl Queue {
         })?;
         let direct = self.link.received(|list| keep(lists, list))?;
         self.direct = None;
-        // No longer than what was expected, which has 32 bits.
+        // At most the expected number of bytes, which has 32 bits.
         let direct = direct as u32;
         self.requests.took(direct);
         if let Some(place) = &mut self.place {
@@ -275,7 +276,7 @@ impl Queue {
         }
     }
 
-    /// A command has come.
+    /// Handles a command.
     fn command(
         &mut self,
         command: &Command,
@@ -338,7 +339,7 @@ impl Queue {
         }
     }
 
-    /// Memory for the capsule whose data comes next.
+    /// Takes memory for the capsule whose data follows.
     fn feed_capsule(&mut self, around: &mut Surroundings<'_>) {
         self.starved = false;
         let slot = self.place.and_then(|place| place.slot);
@@ -351,7 +352,7 @@ impl Queue {
         }
     }
 
-    /// Memory for commands that wait for some.
+    /// Takes memory for commands that wait for some.
     pub(crate) fn feed(&mut self, around: &mut Surroundings<'_>) {
         while let Some(&place) = self.waiting.front() {
             let Some(slot) = self.slots.get(place) else {
@@ -383,7 +384,7 @@ impl Queue {
         }
     }
 
-    /// All of some data has come.
+    /// Handles the end of a piece of data.
     fn data_end(&mut self, corrupt: bool, whole: bool, around: &mut Surroundings<'_>) {
         let Some(place) = self.place.take() else {
             return;
@@ -402,13 +403,13 @@ impl Queue {
         };
         let corrupt = corrupt || self.slots.get(slot).is_some_and(|slot| slot.corrupt);
         match corrupt {
-            // It may be sent again.
+            // The host may send the command again.
             true => self.end(slot, Status::TRANSIENT_TRANSPORT_ERROR, 0, around.pool),
             false => self.start(slot, around),
         }
     }
 
-    /// The controller gets a command, with all of its data.
+    /// Passes a command, with all of its data, to the controller.
     fn start(&mut self, place: u16, around: &mut Surroundings<'_>) {
         let Some(slot) = self.slots.get(place) else {
             return;
@@ -423,14 +424,14 @@ impl Queue {
         match slot.block {
             None => command.set_prps(0, 0),
             Some(block) if self.qid == 0 => point_prps(&mut command, block, slot.len, pool),
-            // What most commands are, and the controller's short way.
+            // The most common case, and the controller's fast path.
             Some(block) if slot.len <= PAGE => command.set_prps(block.iova(), 0),
             Some(block) => command.set_sgl(SglDescriptor::data_block(block.iova(), slot.len)),
         }
         self.rings.put(pool.memory(), &command);
     }
 
-    /// A command by which the host proves who it is, with its message.
+    /// Handles an authentication command, with its message.
     fn prove(&mut self, place: u16, around: &mut Surroundings<'_>) {
         let Some(slot) = self.slots.get(place).copied() else {
             return;
@@ -459,7 +460,7 @@ impl Queue {
         }
     }
 
-    /// Such a command has been looked at.
+    /// Answers an authentication command after its step.
     pub(crate) fn proven(&mut self, place: u16, outcome: Outcome, around: &mut Surroundings<'_>) {
         let Some((message, failed)) = self.proof.ended(outcome) else {
             return;
@@ -486,7 +487,7 @@ impl Queue {
         self.respond(place, &slot, entry, around);
     }
 
-    /// A command of this side's own.
+    /// Sends a command of this side to the controller.
     pub(crate) fn ask(&mut self, mut command: Command, qid: u16, step: Step, pool: &Pool) -> bool {
         let slot = Slot {
             sender: Sender::Own { qid, step },
@@ -538,8 +539,8 @@ impl Queue {
         self.answer(cid, status, result);
     }
 
-    /// Answers what the controller has completed; what this side has asked for goes to `own`.
-    /// `true`: there was something.
+    /// Answers the commands that the controller has completed; completions of this side's own
+    /// commands are put into `own`. `true`: there were any.
     pub(crate) fn reap(
         &mut self,
         around: &mut Surroundings<'_>,
@@ -599,7 +600,8 @@ impl Queue {
         let mut list = self.lists.pop().unwrap_or_default();
         let sums = self.link.writer.data_digest();
         if !sums && point(&mut list, around.controller.dma(), block, len) {
-            // The slot goes when it has been sent; the controller has nothing of it.
+            // The slot is freed when the data has been sent; the controller has finished the
+            // command.
             self.link.staged.data(place.into(), list);
             if let Some(slot) = self.slots.get(place) {
                 slot.started = false;
@@ -628,7 +630,7 @@ impl Queue {
 
     // ---- the end
 
-    /// Its connection ends; what the controller has of it is still there.
+    /// Ends the connection; commands in the controller remain.
     pub(crate) fn close(&mut self, why: &End, pool: &mut Pool) {
         if !matches!(self.phase, Phase::Open | Phase::Making { .. }) {
             return;
@@ -653,7 +655,7 @@ impl Queue {
         self.waiting.clear();
     }
 
-    /// Goes on with its end: takes from the kernel what that has.
+    /// Takes memory back from the kernel while the queue is ending.
     pub(crate) fn drain(&mut self, pool: &mut Pool) {
         let (slots, lists) = (&mut self.slots, &mut self.lists);
         let _ = self.link.sent(|name, list| {
@@ -667,7 +669,7 @@ impl Queue {
         let _ = self.link.received(|list| keep(lists, list));
     }
 
-    /// The controller has nothing of it any more, and neither has the kernel: its memory is free.
+    /// Frees the memory of the queue. Neither the controller nor the kernel may use it any more.
     pub(crate) fn release(&mut self, pool: &mut Pool) {
         for place in self.slots.places() {
             if let Some(block) = self.slots.free(place) {
@@ -676,8 +678,8 @@ impl Queue {
         }
     }
 
-    /// The controller has been reset, with the connection open: what it had is gone, and is not
-    /// answered.
+    /// Frees the started commands, unanswered, after a reset of the controller with the connection
+    /// open.
     pub(crate) fn forget_started(&mut self, pool: &mut Pool) {
         for place in self.slots.places() {
             let started = self.slots.get(place).is_some_and(|slot| slot.started);
@@ -695,7 +697,7 @@ fn keep(lists: &mut Vec<SegmentList>, mut list: SegmentList) {
     }
 }
 
-/// Memory for a command's data; with room for a list of its pages, where PRPs are used.
+/// Takes memory for a command's data; with room for a list of its pages, where PRPs are used.
 fn take(pool: &mut Pool, len: u32, prps: bool) -> Option<Block> {
     let list = if prps && len > 2 * PAGE { PAGE } else { 0 };
     pool.take(u64::from(len.next_multiple_of(PAGE)) + u64::from(list))
@@ -720,8 +722,8 @@ fn point_prps(command: &mut Command, block: Block, len: u32, pool: &Pool) {
     }
 }
 
-/// Where a command's data goes and how much it is, by its opcode and descriptor; `data` bytes
-/// follow in its capsule.
+/// Returns the direction and length of a command's data, by its opcode and descriptor. The capsule
+/// has `data` bytes of data.
 fn transfer(command: &Command, data: u32, most: u32) -> Result<(Direction, u32), Status> {
     // "NVMe over TCP Transport 1.1", 3.5: SGLs only.
     if command.flags.psdt() == nvme::cmd::Psdt::PRP {

@@ -19,14 +19,14 @@ pub(crate) struct Rings {
     qid: u16,
     entries: u16,
     tail: u16,
-    /// What the controller has been told of.
+    /// Tail that was last written to the doorbell.
     rung: u16,
     head: u16,
     phase: bool,
 }
 
 impl Rings {
-    /// With room for so many commands.
+    /// Creates rings with room for so many commands.
     pub(crate) fn new(qid: u16, room: u16) -> Self {
         Self {
             qid,
@@ -48,33 +48,33 @@ impl Rings {
         u64::from(self.qid) * u64::from(PAGES) * u64::from(PAGE)
     }
 
-    /// Where the controller finds the submission queue.
+    /// Returns the submission queue's address for the controller.
     pub(crate) fn sq(&self) -> u64 {
         BASE + self.place()
     }
 
-    /// Where it finds the completion queue.
+    /// Returns the completion queue's address for the controller.
     pub(crate) fn cq(&self) -> u64 {
         self.sq() + u64::from(SQ_PAGES) * u64::from(PAGE)
     }
 
-    /// Everything begins anew: the controller has been disabled.
+    /// Resets the rings after the controller was disabled.
     pub(crate) fn reset(&mut self, memory: &Memory) {
         (self.tail, self.rung, self.head, self.phase) = (0, 0, 0, true);
         let at = self.place() + u64::from(SQ_PAGES) * u64::from(PAGE);
-        // Phases of what came before.
+        // Clears the phase bits of old entries.
         let _ = memory.write(at as usize, &[0; MOST_ENTRIES as usize * 16]);
     }
 
     /// Enters a command. Its sender has made sure that there is room.
     pub(crate) fn put(&mut self, memory: &Memory, command: &Command) {
         let at = self.place() + u64::from(self.tail) * 64;
-        // It lies within the memory.
+        // The entry lies within the memory, so the write does not fail.
         let _ = memory.write(at as usize, command.as_bytes());
         self.tail = (self.tail + 1) % self.entries;
     }
 
-    /// Tells the controller of what was entered.
+    /// Writes the tail doorbell if entries were added.
     pub(crate) fn ring(&mut self, controller: &mut Controller) {
         if self.tail != self.rung {
             self.rung = self.tail;
@@ -83,7 +83,7 @@ impl Rings {
         }
     }
 
-    /// The next completion, if there is one.
+    /// Takes the next completion, if there is one.
     pub(crate) fn take(&mut self, memory: &Memory) -> Option<Completion> {
         let mut entry = [0; 16];
         let at = self.cq() - BASE + u64::from(self.head) * 16;
@@ -99,7 +99,7 @@ impl Rings {
         Some(entry)
     }
 
-    /// Tells the controller of what was taken.
+    /// Writes the head doorbell of the completion queue.
     pub(crate) fn taken(&self, controller: &mut Controller) {
         let doorbell = regs::doorbell_offset(self.qid, true, 0);
         controller.bar0_write(doorbell, &u32::from(self.head).to_le_bytes());

@@ -3,27 +3,27 @@
 use crate::memory::Block;
 use nvme::Command;
 
-/// Where a command's data goes.
+/// Direction of a command's data.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Direction {
     #[default]
     None,
-    /// To the host.
+    /// Data for the host.
     In,
-    /// From the host.
+    /// Data from the host.
     Out,
 }
 
-/// Who has sent a command.
+/// Sender of a command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Sender {
     #[default]
     Host,
-    /// This side: to make or remove a queue of this identifier.
+    /// This side, to create or delete a queue of this identifier.
     Own {
         /// The queue's identifier.
         qid: u16,
-        /// Which step of it.
+        /// Step of the creation or deletion.
         step: Step,
     },
 }
@@ -44,7 +44,7 @@ pub(crate) struct Slot {
     pub sender: Sender,
     /// The host's identifier of it.
     pub cid: u16,
-    /// As it came.
+    /// The command as received.
     pub command: Command,
     pub direction: Direction,
     /// Bytes of its data.
@@ -64,7 +64,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Room for so many.
+    /// Creates so many slots.
     pub(crate) fn new(room: u16) -> Self {
         Self {
             slots: vec![Slot::default(); usize::from(room)],
@@ -72,17 +72,17 @@ impl Slots {
         }
     }
 
-    /// There is room for another one.
+    /// Returns whether there is a free slot.
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Those in use.
+    /// Returns the number of slots in use.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes one: its place.
+    /// Takes a free slot; returns its place.
     pub(crate) fn take(&mut self, slot: Slot) -> Option<u16> {
         let place = self.free.pop()?;
         let vacant = self.slots.get_mut(usize::from(place))?;
@@ -90,7 +90,7 @@ impl Slots {
         Some(place)
     }
 
-    /// The command of a place, if there is one.
+    /// Returns the command of a place, if there is one.
     pub(crate) fn get(&mut self, place: u16) -> Option<&mut Slot> {
         self.slots
             .get_mut(usize::from(place))
@@ -118,7 +118,7 @@ impl Slots {
             .next()
     }
 
-    /// All in use, by their places.
+    /// Returns the places of all slots in use.
     pub(crate) fn places(&self) -> Vec<u16> {
         let places = (0u16..).zip(&self.slots);
         places

@@ -1,4 +1,4 @@
-//! A subsystem: what is served under one name, and who uses it.
+//! A subsystem: its namespaces, its hosts and its associations.
 
 use crate::handshake::Connected;
 use crate::prove::{HostKey, Outcome, Proof, Prover};
@@ -25,7 +25,7 @@ use zerocopy::IntoBytes;
 /// Largest controller ID.
 const LAST_CNTLID: u16 = 0xffef;
 
-/// What hosts may have.
+/// Limits on hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TargetLimits {
     /// I/O queues of an association, 1 to 64.
@@ -38,9 +38,9 @@ pub struct TargetLimits {
     pub memory: u32,
     /// Associations at a time.
     pub associations: usize,
-    /// Connections that have not said who they are.
+    /// Maximum of connections before their Connect.
     pub newcomers: usize,
-    /// How long they have for that.
+    /// Time limit for the Connect of a connection.
     pub handshake: Duration,
 }
 
@@ -58,32 +58,32 @@ impl Default for TargetLimits {
     }
 }
 
-/// What is served, and where.
+/// Configuration of a subsystem and its address.
 #[derive(Debug, Clone)]
 pub struct TargetConfig {
     /// The subsystem's name.
     pub nqn: String,
-    /// What its controllers have in common.
+    /// Common configuration of the subsystem's controllers.
     pub controller: ControllerConfig,
-    /// Its namespaces.
+    /// Namespaces of the subsystem.
     pub namespaces: Vec<NamespaceConfig>,
-    /// Where it is, as hosts are told.
+    /// Address that hosts are told by discovery.
     pub address: SocketAddr,
-    /// What hosts may have.
+    /// Limits on hosts.
     pub limits: TargetLimits,
     /// Names of hosts that may connect; all may where there is none.
     pub hosts: Vec<String>,
-    /// By which hosts have to prove who they are, and the only ones that may connect; where there
-    /// is none, nobody has to.
+    /// Keys of hosts that have to authenticate. Without any key no host has to; otherwise no other
+    /// host may connect.
     pub keys: Vec<HostKey>,
 }
 
-/// What an association is told by others.
+/// Message to an association.
 #[derive(Debug)]
 pub(crate) enum Letter {
     /// A connection for an I/O queue.
     Connected(Box<Connected>),
-    /// Arithmetic by which a host proves who it is has ended, of a queue and its command.
+    /// The arithmetic for an authentication command of this queue has ended.
     Proven {
         qid: u16,
         place: u16,
@@ -113,7 +113,7 @@ struct Members {
 }
 
 impl Members {
-    /// The association of a connection.
+    /// Returns the association of a connection.
     fn of(&mut self, connected: &Connected) -> Result<&mut Member, Status> {
         let member = self.open.get_mut(&connected.data.cntlid.get());
         let Some(Some(member)) = member else {
@@ -126,7 +126,7 @@ impl Members {
     }
 }
 
-/// What happened, to be read from any thread.
+/// Counters of events, readable from any thread.
 #[derive(Debug, Default)]
 pub struct TargetStats {
     associations: AtomicU64,
@@ -140,12 +140,12 @@ impl TargetStats {
         self.associations.load(Ordering::Relaxed)
     }
 
-    /// Connections that became a queue.
+    /// Returns the number of connections that became a queue.
     pub fn connections(&self) -> u64 {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Connections that did not.
+    /// Returns the number of connections that were refused.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -166,7 +166,7 @@ pub struct Target {
     members: Mutex<Members>,
     stats: TargetStats,
     pub(crate) log: Log,
-    /// Where hosts have to prove who they are.
+    /// Thread for authentication, where hosts have to authenticate.
     pub(crate) prover: Option<Prover>,
 }
 
@@ -188,7 +188,7 @@ impl std::fmt::Debug for Target {
 }
 
 impl Target {
-    /// A subsystem of which nobody knows yet.
+    /// Creates a subsystem.
     pub fn new(config: TargetConfig) -> Arc<Self> {
         let prover = match config.keys.is_empty() {
             true => None,
@@ -204,12 +204,12 @@ impl Target {
         })
     }
 
-    /// Its counters.
+    /// Returns the counters.
     pub fn stats(&self) -> &TargetStats {
         &self.stats
     }
 
-    /// What it was made of.
+    /// Returns the configuration.
     pub fn config(&self) -> &TargetConfig {
         &self.config
     }
@@ -221,7 +221,7 @@ impl Target {
         open.map(|member| member.hostnqn.clone()).collect()
     }
 
-    /// The state in which hosts reach the namespaces here; they are told by an event.
+    /// Sets the ANA state of the namespaces for hosts, which are notified by an event.
     pub fn set_ana_state(&self, state: AnaState) {
         if self.ana.set(state) {
             self.tell_all(|| Letter::State);
@@ -233,7 +233,7 @@ impl Target {
         self.tell_all(|| Letter::Sizes);
     }
 
-    /// The associations of all hosts end.
+    /// Ends the associations of all hosts.
     pub fn end(&self) {
         self.tell_all(|| Letter::End);
     }
@@ -244,24 +244,25 @@ impl Target {
         open.for_each(|member| member.mail.put(letter()));
     }
 
-    /// The host may connect.
+    /// Returns whether the host may connect.
     pub(crate) fn admits(&self, hostnqn: &str) -> bool {
         let TargetConfig { hosts, keys, .. } = &self.config;
         let listed = hosts.is_empty() || hosts.iter().any(|host| host == hostnqn);
         listed && (keys.is_empty() || keys.iter().any(|key| key.nqn == hostnqn))
     }
 
-    /// What the host of a new queue has to prove.
+    /// Returns the initial authentication state of a new queue of that host.
     ///
     /// # Errors
-    /// The kernel has no random numbers.
+    /// The error of the kernel, if it has no random numbers; `PermissionDenied`, if the host has no
+    /// key.
     pub(crate) fn proof(&self, hostnqn: &str, now: Instant) -> std::io::Result<Proof> {
         let keys = &self.config.keys;
         if keys.is_empty() {
             return Ok(Proof::Given);
         }
         let key = keys.iter().find(|key| key.nqn == hostnqn);
-        // Who has none was refused.
+        // Hosts without a key were refused before.
         let key = key.ok_or(std::io::ErrorKind::PermissionDenied)?;
         let names = Names {
             host: hostnqn.into(),
@@ -270,7 +271,7 @@ impl Target {
         Proof::wanted(names, key.secrets.clone(), self.prover.is_some(), now)
     }
 
-    /// A host could not prove who it is.
+    /// Counts and logs a failed authentication of a host.
     pub(crate) fn not_proven(
         &self,
         hostnqn: &str,
@@ -289,10 +290,10 @@ impl Target {
         });
     }
 
-    /// A place for a new association: its controller's ID.
+    /// Reserves a place for a new association, with its controller's ID.
     ///
     /// # Errors
-    /// There are as many as there may be.
+    /// Connect Controller Busy, if the maximum of associations is reached.
     pub(crate) fn reserve(self: &Arc<Self>) -> Result<Reservation, Status> {
         let mut members = self.members.lock().unpoisoned();
         if members.open.len() >= self.config.limits.associations {
@@ -300,8 +301,8 @@ impl Target {
         }
         let mut id = members.last;
         loop {
-            // One that has gone is not used again soon: hosts that do not know yet do not find
-            // another's.
+            // An ID is not reused soon: a host that does not know of the end would reach another
+            // host's association.
             id = if id >= LAST_CNTLID { 1 } else { id + 1 };
             if !members.open.contains_key(&id) {
                 break;
@@ -317,7 +318,7 @@ impl Target {
         })
     }
 
-    /// The association of that place is there.
+    /// Enters the association of a reserved place.
     pub(crate) fn enter(
         &self,
         cntlid: u16,
@@ -335,15 +336,15 @@ impl Target {
         members.open.insert(cntlid, Some(member));
     }
 
-    /// It has gone.
+    /// Removes an association.
     pub(crate) fn leave(&self, cntlid: u16) {
         self.members.lock().unpoisoned().open.remove(&cntlid);
     }
 
-    /// Whether a connection is one of an association's.
+    /// Checks whether a connection belongs to an association.
     ///
     /// # Errors
-    /// There is none of that number, or it is of another host: the status that says so.
+    /// The status to answer with, if there is no such association, or it belongs to another host.
     pub(crate) fn owns(&self, connected: &Connected) -> Result<(), Status> {
         let mut members = self.members.lock().unpoisoned();
         members.of(connected).map(drop)
@@ -367,7 +368,7 @@ impl Target {
         }
     }
 
-    /// A connection has come to its association.
+    /// Records that a connection has arrived at its association.
     pub(crate) fn passed(&self, cntlid: u16) {
         let mut members = self.members.lock().unpoisoned();
         if let Some(Some(member)) = members.open.get_mut(&cntlid) {
@@ -375,8 +376,8 @@ impl Target {
         }
     }
 
-    /// The discovery log page: how hosts come here, for a connection that came to `local`. A host
-    /// that may not connect is told of nothing.
+    /// Returns the discovery log page with the address of the subsystem, for a connection to
+    /// `local`. It has no entries for a host that may not connect.
     pub(crate) fn discovery_log(&self, local: Option<SocketAddr>, admitted: bool) -> Vec<u8> {
         let at = |address: SocketAddr| {
             let local = local.map_or(address.ip(), |local| local.ip());
@@ -428,12 +429,12 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// The controller's ID.
+    /// Returns the controller's ID.
     pub(crate) const fn cntlid(&self) -> u16 {
         self.cntlid
     }
 
-    /// There is an association, which frees it.
+    /// Marks the place as used by an association, which frees it; returns its controller's ID.
     pub(crate) fn using(mut self) -> u16 {
         self.used = true;
         self.cntlid

@@ -1,4 +1,4 @@
-//! What a discovery controller knows: `vnvme discover`.
+//! Queries of discovery controllers, for `vnvme discover`.
 
 use crate::connect::{
     Client, ConnectError, Portal, Queue, Trouble, connect_queue, enable, log_page,
@@ -12,9 +12,9 @@ use remote::HostPort;
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
-/// How long all of it may take.
+/// Time limit for a whole discovery.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Most records that are read.
+/// Maximum number of records that are read.
 const MOST_RECORDS: u64 = 4096;
 /// Records that one command reads.
 const AT_ONCE: u64 = 16;
@@ -22,7 +22,7 @@ const AT_ONCE: u64 = 16;
 const MOST_CHANGES: u32 = 10;
 const LEN: u64 = 1024;
 
-/// What a discovery controller knows.
+/// Contents of a discovery controller's log page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Discovered {
     /// Generation counter of its log page.

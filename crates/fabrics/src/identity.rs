@@ -1,4 +1,4 @@
-//! Who this host is to a subsystem: its name and identifier.
+//! Identity of this host towards a subsystem: its NQN and host identifier.
 
 use nvme::identify::Nqn;
 use std::fs;
@@ -13,23 +13,24 @@ pub struct HostIdentity {
     pub id: [u8; 16],
 }
 
-/// Where nvme-cli keeps the host's name.
+/// File in which nvme-cli keeps the host's NQN.
 const HOST_NQN: &str = "/etc/nvme/hostnqn";
-/// Where nvme-cli keeps the host's identifier.
+/// File in which nvme-cli keeps the host's identifier.
 const HOST_ID: &str = "/etc/nvme/hostid";
-/// Where the system keeps a number of this host.
+/// File with the system's machine ID.
 const MACHINE_ID: &str = "/etc/machine-id";
-/// Where a host without one has its name.
+/// File with the host name, for a host without a machine ID.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 
 /// The form of names that are made of a UUID.
 const BY_UUID: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 impl HostIdentity {
-    /// Of this name, with the identifier of this host, or one made of the name.
+    /// Creates an identity of this name, with the identifier of this host, or one derived from the
+    /// name.
     ///
     /// # Errors
-    /// It is no name.
+    /// A message, if `nqn` is no valid NQN.
     pub fn named(nqn: &str) -> Result<Self, &'static str> {
         if Nqn::new(nqn).is_none() || !nqn.starts_with("nqn.") {
             return Err("it begins with nqn. and has 223 bytes at most");
@@ -45,8 +46,8 @@ impl HostIdentity {
     }
 }
 
-/// This host: as nvme-cli has it, or else made of the system's own number. Files are looked at when
-/// this is first called: in a sandbox later calls still know.
+/// Returns this host's identity: nvme-cli's, or else one derived from the machine ID. Files are
+/// read in the first call only, so that later calls succeed in a sandbox.
 pub fn local() -> &'static HostIdentity {
     static LOCAL: OnceLock<HostIdentity> = OnceLock::new();
     LOCAL.get_or_init(|| {
@@ -70,7 +71,7 @@ fn identity(nqn: Option<String>, id: Option<String>, machine: Option<String>) ->
     HostIdentity { nqn, id }
 }
 
-/// A UUID's bytes, in the order of its digits.
+/// Parses a UUID into its bytes, in the order of its digits.
 fn uuid(text: &str) -> Option<[u8; 16]> {
     let digits = text.bytes().filter(|byte| *byte != b'-');
     let mut id = [0; 16];
@@ -102,8 +103,8 @@ fn hyphenated(id: &[u8; 16]) -> String {
     groups.join("-")
 }
 
-/// The same UUID each time for the same bytes: FNV-1a, as a UUID of a rule of one's own (version 8
-/// of RFC 9562).
+/// Derives a UUID from bytes with FNV-1a. Equal bytes give equal UUIDs (custom version 8 of RFC
+/// 9562).
 fn hashed(bytes: &[u8]) -> [u8; 16] {
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
     for byte in b"vnvme host ".iter().chain(bytes) {

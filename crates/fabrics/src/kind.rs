@@ -85,7 +85,7 @@ const DHCHAP_CTRL_SECRET: UrlOption = UrlOption::new(
     "a file with the subsystem's secret: it has to authenticate itself, too",
 );
 
-/// The kind; `opened` is told of each volume that is opened.
+/// Returns the volume kind; `opened` is called with the watch of each volume that is opened.
 pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> VolumeKind<X> {
     VolumeKind::new(NVME_TCP, move |url: &mut VolumeUrl<'_>, options| {
         let volume = open(url, options)?;
@@ -94,8 +94,8 @@ pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> 
     })
 }
 
-/// The portals in a volume's URL, if it is of this kind, or in the beginning of one that names no
-/// subsystem: for a process that has to know to whom it will connect.
+/// Returns the portals in a volume's URL, if it is of this kind, or in the beginning of one without
+/// a subsystem, for a process that has to know its peers in advance.
 pub fn portals(url: &str) -> Option<Vec<HostPort>> {
     let (scheme, rest) = url.split_once("://")?;
     let name = rest.split(['/', '?']).next()?;

@@ -1,10 +1,10 @@
 //! Namespaces of remote NVMe subsystems as volumes, by NVMe over TCP.
 //!
 //! A [`FabricsVolume`] is a namespace behind one portal or several (paths), each with a controller
-//! of the same subsystem. The protocol itself is crate `nvme-tcp`'s.
+//! of the same subsystem. The protocol itself is in the crate `nvme-tcp`.
 //!
-//! What may be touched here: sockets to the portals that a user named, and the files that say who
-//! this host is. What may not: guest memory but through the segments of requests.
+//! This crate accesses sockets to the portals that a user named, and the files with this host's
+//! identity. It reaches guest memory only through the segments of requests.
 //!
 //! # How data passes through
 //!
@@ -20,9 +20,9 @@
 //! path's thread: Connect, Identify, I/O queues for the workers, Keep Alive, events, reconnecting
 //! ```
 //!
-//! A path that is lost is replaced by the others at once, and made again by its thread. What was
-//! sent on it and not answered is sent again: such as changes nothing at once, the rest when the
-//! old association has really ended (`path`).
+//! When a path is lost, the remaining paths take over at once, and the path's thread reconnects it.
+//! Commands that were sent on it and not answered are sent again. Commands that change no data are
+//! sent at once, the rest when the old association has really ended (`path`).
 #![forbid(unsafe_code)]
 
 mod connect;

@@ -1,20 +1,20 @@
-//! How a volume uses its subsystem.
+//! Options for using a subsystem.
 
 use crate::identity::HostIdentity;
 use dhchap::Secrets;
 use std::time::Duration;
 
-/// How paths are chosen among those that are as good as each other.
+/// Choice of a path among equally good ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// One after the other.
+    /// Paths take turns.
     #[default]
     RoundRobin,
     /// The one with the fewest commands.
     QueueDepth,
 }
 
-/// How a volume uses its subsystem.
+/// Options for using a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FabricsOptions {
     /// I/O queues of each worker on each path, 1 to [`Self::MOST_QUEUES`].
@@ -25,19 +25,19 @@ pub struct FabricsOptions {
     pub header_digest: bool,
     /// Data has digests.
     pub data_digest: bool,
-    /// Which path a command takes.
+    /// Policy for choosing the path of a command.
     pub policy: Policy,
-    /// Keep Alive Timeout: a controller that is silent for half of it is lost, and one that has not
-    /// been spoken to for all of it ends what it does for this host.
+    /// Keep Alive Timeout (KATO). A controller that is silent for half of it is considered lost. A
+    /// controller that received nothing for all of it ends its work for this host.
     pub kato: Duration,
     /// A command that is not answered for so long ends its path's connections; it is sent again.
     pub timeout: Duration,
     /// Requests wait for so long while there is no path; then they fail until there is one.
     pub reconnect_delay: Duration,
-    /// Who this host is.
+    /// Identity of this host.
     pub identity: HostIdentity,
-    /// By which this host proves who it is, where a controller demands that (DH-HMAC-CHAP); with a
-    /// secret of the subsystem's, its controllers have to prove who they are.
+    /// Secrets of this host, for controllers that demand authentication (DH-HMAC-CHAP). With a
+    /// secret of the subsystem, its controllers have to authenticate themselves, too.
     pub secrets: Option<Secrets>,
     /// Never write.
     pub read_only: bool,
@@ -46,14 +46,14 @@ pub struct FabricsOptions {
 }
 
 impl FabricsOptions {
-    /// Most I/O queues of a worker on a path.
+    /// Maximum number of I/O queues of a worker on a path.
     pub const MOST_QUEUES: u16 = 16;
-    /// Most commands in flight on a queue.
+    /// Maximum number of commands in flight on a queue.
     pub const MOST_DEPTH: u16 = 1024;
     /// Workers that a controller is asked to have queues for.
     pub(crate) const WORKERS: u16 = 64;
 
-    /// Those of this host.
+    /// Returns the default options, with this host's identity.
     pub fn new() -> Self {
         Self {
             queues: 1,

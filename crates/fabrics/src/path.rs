@@ -3,14 +3,15 @@
 //! ```text
 //! connect, identify --> an I/O queue for each worker's --> Keep Alive, events, new queues
 //!      ^                                                        | lost: by the Admin queue,
-//!      | pause, and time to connect, longer each time           | or a worker says so
+//!      | pause, and time to connect, longer each time           | or a worker reports it
 //!      `-- Ended: replay -- all connections closed, or the <----'
 //!                           controller's keep-alive time is over
 //! ```
 //!
-//! An association has really ended when the controller has closed all of its connections, or has
-//! not been spoken to for its keep-alive time and what it needs to end commands. Before that, what
-//! was sent and not answered may still be carried out: workers hold it ([`Message::Ended`]).
+//! An association has really ended in one of two cases. Either the controller has closed all of its
+//! connections, or it has received nothing for its keep-alive time plus the time it needs to end
+//! commands. Before that, outstanding commands may still be carried out: workers hold them
+//! ([`Message::Ended`]).
 
 use crate::connect::{ConnectError, Controller, Portal, Queue, Trouble, connect_queue};
 use crate::queue::{Message, Ready};
@@ -28,22 +29,22 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// How long an attempt to connect again may take, unless ones like it have taken longer. While a
-/// cable is pulled nothing is answered, and what was lost is sent again by the network later and
-/// later (the first packet of TCP after 1, 3 and 7 s): a new attempt finds the cable sooner.
+/// Time limit of an attempt to reconnect, unless earlier attempts have taken longer. While a cable
+/// is pulled nothing is answered, and TCP retransmits later and later (the first packet after 1, 3
+/// and 7 s): a new attempt notices the cable sooner.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
-/// How long a controller may take to close connections that this side has ended.
+/// Time limit for a controller to close connections that this side has ended.
 const CLOSING: Duration = Duration::from_secs(1);
-/// How long a controller may take to shut down when the volume is closed.
+/// Time limit for a controller to shut down when the volume is closed.
 const SHUT_DOWN: Duration = Duration::from_secs(2);
-/// Between two looks at the state of the namespace, where a command has found another one.
+/// Interval between reads of the ANA state, after a command found a changed one.
 const STATE_LOOK: Duration = Duration::from_millis(100);
 
 /// A path.
 #[derive(Debug)]
 pub(crate) struct Path {
     pub portal: Portal,
-    /// How its controller reaches the namespace ([`AnaState`]).
+    /// ANA state of the namespace on this path ([`AnaState`]).
     ana: AtomicU8,
     connected: AtomicBool,
     /// The controller by which the volume was opened, for the thread.
@@ -55,12 +56,12 @@ pub(crate) struct Path {
     wake: Option<OwnedFd>,
 }
 
-/// What a worker tells of an association's queue.
+/// Report of a worker about an association's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// It is of no use any more.
+    /// The queue has failed.
     Broken { epoch: u64, why: &'static str },
-    /// Its connection is closed; by the controller, too, or by this side alone.
+    /// The connection of the queue is closed, by the controller as well, or by this side alone.
     Closed {
         epoch: u64,
         qid: u16,
@@ -102,7 +103,7 @@ impl Path {
         self.connected.load(Ordering::Relaxed)
     }
 
-    /// For the thread.
+    /// Sends a report to the path's thread.
     pub(crate) fn report(&self, report: Report) {
         if let Report::State(state) = report {
             self.set_state(state);
@@ -113,7 +114,8 @@ impl Path {
 
     pub(crate) fn wake(&self) {
         if let Some(wake) = &self.wake {
-            // It is this process's own and non-blocking; full means signalled.
+            // The eventfd belongs to this process and is non-blocking; if it is full, it is
+            // signalled.
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
         }
     }
@@ -132,7 +134,7 @@ impl Path {
             loop {
                 keeper.run();
                 path.served.store(false, Ordering::SeqCst);
-                // Who has come meanwhile has found it served.
+                // A user that arrived in between saw the path as served.
                 if !shared.is_used() || path.served.swap(true, Ordering::SeqCst) {
                     return;
                 }
@@ -160,7 +162,7 @@ impl Path {
     }
 }
 
-/// Why an association is over.
+/// Reason for the end of an association.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
     #[error(transparent)]
@@ -178,12 +180,12 @@ struct Keeper<'a> {
     shared: &'a Shared,
     path: &'a Path,
     number: usize,
-    /// Of the association, from 1 on.
+    /// Number of the association, from 1 on.
     epoch: u64,
-    /// Queues of it that were made, by their identifiers: not again, although their worker has
-    /// gone.
+    /// Identifiers of queues made in this association. They are not made again, even after their
+    /// worker has left.
     made: HashSet<u16>,
-    /// Of these, the ones whose connections are not closed.
+    /// Queues of `made` whose connections are not closed.
     open: HashSet<u16>,
     /// The controller has closed each connection that is closed.
     by_controller: bool,
@@ -247,7 +249,7 @@ impl Keeper<'_> {
                 break;
             }
             self.shared.has_lost(self.number, &why);
-            // One that is lost at once is not tried again at once.
+            // A path that is lost right after connecting is not retried at once.
             failures = match up.elapsed() {
                 kept if kept >= Duration::from_secs(1) => 1,
                 _ => failures + 1,
@@ -310,7 +312,7 @@ impl Keeper<'_> {
                 return Err(Lost::Unused);
             }
             let mut broken = None;
-            // All of them: the end of a connection is told once.
+            // All reports are handled, because the end of a connection is reported once.
             for report in std::mem::take(&mut *self.path.reports.lock().unpoisoned()) {
                 match report {
                     Report::Broken { epoch, why } if epoch == self.epoch => broken = Some(why),
@@ -366,10 +368,10 @@ impl Keeper<'_> {
         }
     }
 
-    /// Looks at the namespace again.
+    /// Reads the namespace's size and state again.
     fn look(&mut self, controller: &mut Controller) -> Result<(), Lost> {
         let size = controller.read_size()?;
-        // One that is not there for now keeps its size: it may come back.
+        // A namespace that is unavailable for now keeps its size: it may come back.
         if size > 0 {
             self.shared.set_size(size);
         }
@@ -458,7 +460,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Ends an association, and tells the workers when that is certain.
+    /// Ends an association, and notifies the workers when the end is certain.
     fn end(&mut self, mut controller: Controller, why: &Lost) {
         let epoch = self.epoch;
         let (path, number) = (self.path, self.number);
@@ -495,7 +497,7 @@ impl Keeper<'_> {
                 break;
             }
             if self.shared.queues().is_empty() {
-                // Nobody waits for the end.
+                // No queue waits for the end.
                 self.open.clear();
             }
             let admin = (!admin_closed).then(|| controller.client.fd());
@@ -525,22 +527,24 @@ impl Keeper<'_> {
 /// The attempts to connect so far: how long the next one may take.
 #[derive(Debug, Default)]
 struct Attempts {
-    /// What the last attempt took that succeeded.
+    /// Duration of the last successful attempt.
     usual: Duration,
-    /// Attempts in a row whose time was over.
+    /// Number of consecutive attempts that timed out.
     silent: u32,
 }
 
 impl Attempts {
-    /// Twice as long as the attempt before, if that was too short, so that a controller that needs
-    /// its time is reached, too; it gets that at once when it is lost again.
+    /// Returns the time limit of the next attempt. It begins with twice the duration of the last
+    /// successful attempt, [`FIRST_ATTEMPT`] at least, and doubles after each attempt that timed
+    /// out.
     fn limit(&self) -> Duration {
         let first = FIRST_ATTEMPT.max(self.usual.saturating_mul(2));
         let times = 1u32 << self.silent.min(16);
         first.saturating_mul(times).min(CONNECT_LIMIT)
     }
 
-    /// An attempt has ended. One that is refused says nothing of the time that the next one needs.
+    /// Records the end of an attempt. A refused attempt gives no information on the time that the
+    /// next one needs.
     fn note(&mut self, made: bool, took: Duration) {
         if made {
             (self.usual, self.silent) = (took, 0);
@@ -550,7 +554,7 @@ impl Attempts {
     }
 }
 
-/// Something can be received at once.
+/// Returns whether something can be received at once.
 fn is_readable(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))

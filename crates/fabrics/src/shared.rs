@@ -1,4 +1,4 @@
-//! What a volume has, and its queues and threads know.
+//! State of a volume, shared by its queues and threads.
 
 use crate::connect::{ConnectError, Controller, Facts, Portal, Wanted};
 use crate::options::FabricsOptions;
@@ -13,23 +13,23 @@ use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use volume::{Inbox, Info, Kind};
 
-/// How long one attempt to connect may take at most, with everything that is asked.
+/// Time limit of one attempt to connect, with all its commands.
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Where a worker's queue gets its connections.
+/// Inbox through which a worker's queue gets its connections.
 pub(crate) type Mail = Inbox<Message>;
 
-/// What a volume has, and its queues and threads know.
+/// State of a volume, shared by its queues and threads.
 pub(crate) struct Shared {
     pub subsystem: Subsystem,
     pub options: FabricsOptions,
-    /// As they were when the volume was opened.
+    /// Properties of the namespace when the volume was opened.
     pub facts: Facts,
     /// The ways to it, in the order of the portals.
     pub paths: Vec<Path>,
-    /// Its size now, in bytes.
+    /// Current size of the namespace, in bytes.
     size: AtomicU64,
-    /// The size that was told last.
+    /// The size that was reported last.
     told: AtomicU64,
     /// The queues of workers, each in its place, from which its identifiers follow.
     queues: Mutex<Vec<Option<Arc<Mail>>>>,
@@ -37,7 +37,7 @@ pub(crate) struct Shared {
     users: AtomicUsize,
     /// Associations that have ended.
     lost: AtomicU64,
-    /// Requests fail for want of a path, and that has been said.
+    /// Requests fail because there is no path, and an error has been logged.
     overdue: AtomicBool,
     pub log: Log,
 }
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Of a volume whose first controller is there, on the path of that number.
+    /// Creates the state of a volume with its first controller, on the path of that number.
     pub(crate) fn new(
         subsystem: Subsystem,
         options: FabricsOptions,
@@ -100,8 +100,8 @@ impl Shared {
         }
     }
 
-    /// A controller with a namespace that is still what it was, but perhaps of another size; it has
-    /// so much time.
+    /// Connects a controller within a time limit, and verifies that its namespace has not changed
+    /// except perhaps in size.
     pub(crate) fn connect(
         &self,
         portal: &Portal,
@@ -137,7 +137,7 @@ impl Shared {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// The size has changed since this was asked last.
+    /// Returns whether the size has changed since the last call.
     pub(crate) fn is_resized(&self) -> bool {
         let size = self.size();
         self.told.swap(size, Ordering::Relaxed) != size
@@ -176,7 +176,7 @@ impl Shared {
 
     // ---- users
 
-    /// A worker's queue: its place.
+    /// Adds a worker's queue; returns its place.
     pub(crate) fn enter(self: &Arc<Self>, mail: &Arc<Mail>) -> usize {
         self.users.fetch_add(1, Ordering::SeqCst);
         let mut queues = self.queues.lock().unpoisoned();
@@ -197,7 +197,7 @@ impl Shared {
         place
     }
 
-    /// That queue has gone.
+    /// Removes a queue.
     pub(crate) fn leave(&self, place: usize) {
         if let Some(entry) = self.queues.lock().unpoisoned().get_mut(place) {
             *entry = None;
@@ -205,7 +205,7 @@ impl Shared {
         self.end_use();
     }
 
-    /// One user less.
+    /// Removes a user, and wakes the threads of the paths.
     pub(crate) fn end_use(&self) {
         self.users.fetch_sub(1, Ordering::SeqCst);
         self.paths.iter().for_each(Path::wake);
@@ -215,7 +215,7 @@ impl Shared {
         self.users.load(Ordering::SeqCst) > 0
     }
 
-    /// Has a thread serve a path, unless one does; it looks what there is to do.
+    /// Starts a thread for a path, unless it has one, and wakes it.
     pub(crate) fn serve(self: &Arc<Self>, number: usize) {
         let Some(path) = self.paths.get(number) else {
             return;
@@ -232,7 +232,7 @@ impl Shared {
         path.wake();
     }
 
-    /// The queues of workers, with their places.
+    /// Returns the queues of workers, with their places.
     pub(crate) fn queues(&self) -> Vec<(usize, Arc<Mail>)> {
         let queues = self.queues.lock().unpoisoned();
         let queues = queues.iter().enumerate();
@@ -249,14 +249,14 @@ impl Shared {
         }
     }
 
-    // ---- what is said
+    // ---- log messages
 
-    /// There is a path again.
+    /// Ends the overdue state: there is a path again.
     pub(crate) fn has_path(&self) {
         self.overdue.store(false, Ordering::Relaxed);
     }
 
-    /// An association has ended.
+    /// Counts and logs the end of an association.
     pub(crate) fn has_lost(&self, number: usize, why: &dyn std::error::Error) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         self.log.broken.line(|left_out| {
@@ -273,7 +273,7 @@ impl Shared {
         });
     }
 
-    /// Requests fail for want of a path.
+    /// Logs, once, that requests fail for want of a path.
     pub(crate) fn is_overdue(&self) {
         if !self.overdue.swap(true, Ordering::Relaxed) {
             let (subsystem, delay) = (&self.subsystem, self.options.reconnect_delay);

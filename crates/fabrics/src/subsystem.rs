@@ -1,13 +1,13 @@
-//! What a URL names: a namespace of a subsystem, and the portals that lead to it.
+//! Namespace of a subsystem and the portals that lead to it, parsed from a URL.
 
 use nvme::identify::Nqn;
 use nvme_tcp::PORT;
 use remote::{HostPort, HostPortError, decode, encode};
 use std::fmt;
 
-/// Most portals in a URL.
+/// Maximum number of portals in a URL.
 const MOST_PORTALS: usize = 16;
-/// As what a URL is written.
+/// Form of a URL, for error messages.
 const FORM: &str = "nvme+tcp://HOST:PORT/SUBNQN/NSID";
 
 /// A namespace of a remote subsystem.
@@ -22,11 +22,11 @@ pub struct Subsystem {
 }
 
 impl Subsystem {
-    /// `name` of `nvme+tcp://NAME`: portals, separated by commas, then the subsystem's name and the
-    /// namespace's number behind slashes.
+    /// Parses `name` of `nvme+tcp://NAME`: portals, separated by commas, then the subsystem's name
+    /// and the namespace's number behind slashes.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message, if a portal, the name or the number is invalid.
     pub fn parse(name: &str) -> Result<Self, String> {
         let (portals, rest) = name.split_once('/').unwrap_or((name, ""));
         let (nqn, nsid) = rest.rsplit_once('/').ok_or_else(|| {
@@ -56,10 +56,10 @@ impl Subsystem {
     }
 }
 
-/// Portals, separated by commas.
+/// Parses portals, separated by commas.
 ///
 /// # Errors
-/// What is wrong with them.
+/// A message, if a portal is invalid.
 pub(crate) fn portals(text: &str) -> Result<Vec<HostPort>, String> {
     let mut places = Vec::new();
     for portal in text.split(',') {

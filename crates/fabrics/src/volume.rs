@@ -47,7 +47,7 @@ impl FabricsVolume {
         Ok(Self(Shared::new(subsystem, options, portals, first)))
     }
 
-    /// For those who show how the way to the subsystem is.
+    /// Returns a handle to watch the connection state.
     pub fn watch(&self) -> ReachWatch {
         ReachWatch::new(self.0.clone())
     }
@@ -81,7 +81,7 @@ fn first(
     Err(format!("{subsystem}: {}", words.join("; ")).into())
 }
 
-/// What the volume's user could not work with.
+/// Checks that the volume's user can work with the namespace.
 fn check(
     subsystem: &Subsystem,
     options: &FabricsOptions,
@@ -133,8 +133,8 @@ impl Volume for FabricsVolume {
         format!("{nqn}/{nsid}").into_bytes()
     }
 
-    /// What the subsystem promises of a command, and a write within that is one, whichever path it
-    /// takes.
+    /// Returns the atomicity that the subsystem promises for one command. A write within it is one
+    /// command on any path.
     fn atomic_writes(&self) -> AtomicWrites {
         self.0.facts.atomic
     }

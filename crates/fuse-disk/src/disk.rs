@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Bytes that are written as a whole or not at all when the power is cut.
+/// Unit of bytes that is written as a whole or not at all when the power is cut.
 pub const SECTOR: usize = 512;
 
 /// A kind of request.
@@ -27,16 +27,16 @@ pub enum What {
     Sync,
 }
 
-/// What happens to requests.
+/// Fault injected into requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// They fail, and nothing happens.
+    /// The requests fail without effect.
     Error(Errno),
     /// Half of the data is moved, in whole sectors.
     Short,
-    /// They are carried out and answered so much later.
+    /// The requests are executed and answered after a delay.
     Slow(Duration),
-    /// They are carried out and answered when [`Disk::release`] is called.
+    /// The requests are executed and answered when [`Disk::release`] is called.
     Held,
     /// fsync only: it is answered, and nothing becomes durable. A disk that lies.
     Lie,
@@ -53,7 +53,7 @@ pub struct Log {
     pub syncs: u64,
 }
 
-/// What a power cut has done.
+/// Effects of a power cut.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cut {
     /// Writes that were not durable.
@@ -80,7 +80,7 @@ struct Volatile {
 }
 
 impl Volatile {
-    /// What is left of it, before and behind, when something newer in `range` is durable.
+    /// Returns the parts before and behind `range`, after newer data in `range` became durable.
     fn outside(self, range: &Range<u64>) -> impl Iterator<Item = Self> {
         let Self { offset, mut data } = self;
         let position = |at: u64| usize::try_from(at.saturating_sub(offset)).unwrap_or(usize::MAX);
@@ -116,9 +116,9 @@ struct Held {
 
 #[derive(Default)]
 struct State {
-    /// What is read.
+    /// Content that is read.
     current: Vec<u8>,
-    /// What would be left.
+    /// Content that survives a power cut.
     durable: Vec<u8>,
     volatile: Vec<Volatile>,
     rules: Vec<Rule>,
@@ -126,9 +126,9 @@ struct State {
     log: Log,
     /// The power is off.
     off: bool,
-    /// It is to be cut after so many requests more.
+    /// The power is cut after this many requests.
     cut_after: Option<(u64, Random)>,
-    /// What that has done.
+    /// Effects of that cut.
     cut: Option<Cut>,
 }
 
@@ -145,7 +145,7 @@ impl State {
         Some(fault)
     }
 
-    /// The power goes: of what was not durable a random part is lost.
+    /// Cuts the power: a random part of the volatile data is lost.
     fn lose(&mut self, random: &mut Random, sender: &Sender) -> Cut {
         self.off = true;
         for Held { id, .. } in std::mem::take(&mut self.held) {
@@ -156,7 +156,7 @@ impl State {
             volatile: volatile.len(),
             ..Cut::default()
         };
-        // Some disks lose nearly all of it, some nearly nothing, and each in an order of its own.
+        // The share that is kept varies from nearly none to nearly all, and the order is random.
         let share = [0, 10, 50, 90, 100];
         let keep = share.get(random.below(5) as usize).copied().unwrap_or(50);
         for last in (1..volatile.len()).rev() {
@@ -205,7 +205,7 @@ impl State {
                     });
                     return Answer::Done;
                 }
-                // Older ones of the same place must not win later; what else they wrote stays
+                // Older data of the same place must not win later; the rest of those writes stays
                 // volatile.
                 let range = *offset..offset + data.len() as u64;
                 let older = std::mem::take(&mut self.volatile).into_iter();
@@ -223,7 +223,7 @@ impl State {
     }
 }
 
-/// A file does not grow.
+/// Stores data within the file, which does not grow.
 fn store(bytes: &mut [u8], offset: u64, data: &[u8]) -> bool {
     let start = offset as usize;
     match bytes.get_mut(start..start.saturating_add(data.len())) {
@@ -247,7 +247,7 @@ impl Shared {
         self.state.lock().unpoisoned()
     }
 
-    /// A request has come: the power may go before it.
+    /// Counts a request, and cuts the power before it if that is due.
     fn count_down(&self, state: &mut State, sender: &Sender) {
         let Some((left, _)) = &mut state.cut_after else {
             return;
@@ -356,7 +356,7 @@ impl Serve for Server {
     }
 }
 
-/// The first half of a request, and an answer that says so.
+/// Executes the first half of a request, and returns an answer for that half.
 fn short(state: &mut State, todo: Todo) -> Answer {
     let half = |len: usize| len / 2 / SECTOR * SECTOR;
     match todo {
@@ -385,8 +385,8 @@ fn short(state: &mut State, todo: Todo) -> Answer {
     }
 }
 
-/// A file system with one file, of a fixed size. What is written is volatile until an fsync, or a
-/// write that is durable by itself.
+/// A file system with one file, of a fixed size. Written data is volatile until an fsync, or is
+/// durable at once if the write asks for it.
 pub struct Disk {
     shared: Arc<Shared>,
     mount: Arc<Mount>,
@@ -416,13 +416,13 @@ impl Disk {
         })
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> PathBuf {
         self.mount.file(0)
     }
 
-    /// The next `times` requests of a kind that touch `range` (bytes) have a fault. Earlier rules
-    /// go first.
+    /// Adds a rule: the next `times` requests of a kind that touch `range` (bytes) have a fault.
+    /// Earlier rules take precedence.
     pub fn fail(&self, what: What, range: Range<u64>, times: u64, fault: Fault) {
         let rule = Rule {
             what,
@@ -433,7 +433,7 @@ impl Disk {
         self.shared.lock().rules.push(rule);
     }
 
-    /// Forgets all rules. What is held stays so.
+    /// Removes all rules. Held requests stay held.
     pub fn heal(&self) {
         self.shared.lock().rules.clear();
     }
@@ -452,7 +452,7 @@ impl Disk {
         true
     }
 
-    /// Carries out and answers what is held, first come, first served; the number of those.
+    /// Executes and answers the held requests in their order; returns their number.
     pub fn release(&self) -> usize {
         let mut state = self.shared.lock();
         let held = std::mem::take(&mut state.held);
@@ -464,31 +464,32 @@ impl Disk {
         count
     }
 
-    /// What a reader sees now.
+    /// Returns the content that a reader sees now.
     pub fn bytes(&self, range: Range<usize>) -> Vec<u8> {
         let state = self.shared.lock();
         state.current.get(range).unwrap_or_default().to_vec()
     }
 
-    /// Requests so far.
+    /// Returns the counts of requests so far.
     pub fn log(&self) -> Log {
         self.shared.lock().log
     }
 
-    /// The power is cut: of what was not durable a random part is lost, sector by sector, and what
-    /// is held never happens. Until [`Disk::power_on`] everything fails.
+    /// Cuts the power: a random part of the volatile data is lost, sector by sector, and held
+    /// requests are never executed. Until [`Disk::power_on`] every request fails.
     pub fn cut(&self, random: &mut Random) -> Cut {
         self.shared.lock().lose(random, &self.mount.sender())
     }
 
-    /// The same, when so many requests more have come: between two of them, whatever is under way.
+    /// Cuts the power, as [`Disk::cut`] does, after `requests` more requests: between two of them,
+    /// whatever is under way.
     pub fn cut_after(&self, requests: u64, random: Random) {
         let mut state = self.shared.lock();
         state.cut = None;
         state.cut_after = Some((requests, random));
     }
 
-    /// What [`Disk::cut_after`] has done; `None`: not yet, within `limit`.
+    /// Waits for the effects of [`Disk::cut_after`]; `None`: not yet, within `limit`.
     pub fn wait_cut(&self, limit: Duration) -> Option<Cut> {
         let began = Instant::now();
         let mut state = self.shared.lock();
@@ -502,7 +503,7 @@ impl Disk {
         state.cut
     }
 
-    /// After a cut: what is on the medium can be read and written again.
+    /// Restores the power after a cut: the content of the medium can be read and written again.
     pub fn power_on(&self) {
         let mut state = self.shared.lock();
         let durable = state.durable.clone();

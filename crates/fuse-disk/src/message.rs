@@ -10,7 +10,7 @@ const ENOSYS: Errno = 38;
 
 /// Bytes of `fuse_in_header`.
 const HEADER: usize = 40;
-/// Most bytes of a read or write.
+/// Maximum size of a read or write, in bytes.
 pub(crate) const MOST: u32 = 1 << 20;
 
 const O_SYNC: u32 = 0o4_010_000;
@@ -47,68 +47,68 @@ impl Node {
     /// The directory that is mounted.
     pub const ROOT: Self = Self(1);
 
-    /// The file that is called by this number.
+    /// Returns the node of the file with this number.
     pub const fn file(number: u64) -> Self {
         Self(number + 2)
     }
 
-    /// What the file is called.
+    /// Returns the number in the file's name.
     pub const fn number(self) -> u64 {
         self.0.saturating_sub(2)
     }
 }
 
-/// What is asked of a file. Offsets and lengths are in bytes.
+/// Operation on a file. Offsets and lengths are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation<'a> {
-    /// How long it is; `None` is the answer for a file that is not there.
+    /// Query the length; `None` is the answer for a file that does not exist.
     Size,
     /// Is to have this length.
     Resize(u64),
     /// Read.
     Read {
-        /// From here on.
+        /// Offset.
         offset: u64,
-        /// So much.
+        /// Length.
         len: u32,
     },
     /// Write.
     Write {
-        /// From here on.
+        /// Offset.
         offset: u64,
-        /// This.
+        /// Data to write.
         data: &'a [u8],
-        /// It is durable when it is answered (`O_DSYNC`).
+        /// The data is durable before the answer (`O_DSYNC`).
         durable: bool,
     },
     /// Zeroes, or a hole.
     Zero {
-        /// From here on.
+        /// Offset.
         offset: u64,
-        /// So much.
+        /// Length.
         len: u64,
     },
-    /// What was written becomes durable.
+    /// Make written data durable.
     Sync,
 }
 
-/// What is asked of a server.
+/// Request to a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request<'a> {
     /// Names the request until it is answered.
     pub id: u64,
-    /// Which file.
+    /// Target file.
     pub node: Node,
-    /// What.
+    /// Requested operation.
     pub operation: Operation<'a>,
 }
 
-/// What a server answers.
+/// Answer of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// It is done. Also to a write.
+    /// The operation has succeeded; also for a write.
     Done,
-    /// These bytes were read.
+    /// Data of a read.
     Data(Vec<u8>),
     /// A write got so far, in bytes.
     Short(u32),
@@ -116,17 +116,17 @@ pub enum Answer {
     Size(u64),
     /// An error.
     Error(Errno),
-    /// Not now: [`Sender::answer`](crate::Sender::answer) does it later, or nobody.
+    /// Deferred: [`Sender::answer`](crate::Sender::answer) answers later, or never.
     Later,
 }
 
-/// What becomes of a message.
+/// Handling of a message.
 pub(crate) enum Asked<'a> {
     /// The server is asked; how its answer is put in words.
     Server(Request<'a>, Form),
-    /// It is answered without asking.
+    /// The message is answered without the server.
     Here(Vec<u8>),
-    /// None is expected.
+    /// No answer is expected.
     Nothing,
 }
 
@@ -157,7 +157,7 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     bytes.map_or(0, u64::from_ne_bytes)
 }
 
-/// Takes a message of the kernel apart.
+/// Parses a message of the kernel.
 pub(crate) fn parse(message: &[u8]) -> Asked<'_> {
     let (opcode, id, node) = (word(message, 4), long(message, 8), long(message, 16));
     let body = message.get(HEADER..).unwrap_or_default();
@@ -232,7 +232,7 @@ pub(crate) fn parse(message: &[u8]) -> Asked<'_> {
     }
 }
 
-/// The message that carries a server's answer; `None`: not now.
+/// Encodes a server's answer; `None` for a deferred one.
 pub(crate) fn answer(id: u64, form: Form, answer: Answer) -> Option<Vec<u8>> {
     let body = match (form, answer) {
         (_, Answer::Later) => return None,
@@ -268,7 +268,7 @@ fn reply(id: u64, body: Result<Vec<u8>, Errno>) -> Vec<u8> {
     message
 }
 
-/// `struct fuse_init_out`.
+/// Encodes `struct fuse_init_out`.
 fn init(body: &[u8]) -> Vec<u8> {
     const ASYNC_READ: u32 = 1;
     const BIG_WRITES: u32 = 1 << 5;
@@ -287,19 +287,19 @@ fn init(body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// `struct fuse_entry_out`; nothing may be remembered.
+/// Encodes `struct fuse_entry_out`; nothing may be cached.
 fn entry_out(node: Node, size: u64) -> Vec<u8> {
     let mut out: Vec<u8> = [node.0, 1, 0, 0, 0].map(u64::to_ne_bytes).concat();
     out.extend(attributes(node, size));
     out
 }
 
-/// `struct fuse_attr_out`, likewise.
+/// Encodes `struct fuse_attr_out`; nothing may be cached.
 fn attributes_out(node: Node, size: u64) -> Vec<u8> {
     [vec![0; 16], attributes(node, size)].concat()
 }
 
-/// `struct fuse_attr`.
+/// Encodes `struct fuse_attr`.
 fn attributes(node: Node, size: u64) -> Vec<u8> {
     let (size, mode) = match node {
         Node::ROOT => (0, 0o040_755u32),
@@ -313,7 +313,7 @@ fn attributes(node: Node, size: u64) -> Vec<u8> {
     out
 }
 
-/// `struct fuse_kstatfs`.
+/// Encodes `struct fuse_kstatfs`.
 fn statfs() -> Vec<u8> {
     let mut out: Vec<u8> = [1u64 << 20; 5].map(u64::to_ne_bytes).concat();
     out.extend([4096u32, 255, 4096].map(u32::to_ne_bytes).concat());

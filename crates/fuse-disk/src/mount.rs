@@ -20,7 +20,7 @@ pub trait Serve {
     fn serve(&mut self, request: &Request<'_>) -> Answer;
 }
 
-/// Answers what was put off, from any thread.
+/// Sends deferred answers, from any thread.
 #[derive(Debug, Clone)]
 pub struct Sender {
     device: Arc<File>,
@@ -39,7 +39,7 @@ impl Sender {
 
     fn send(&self, id: u64, form: Form, with: Answer) {
         match answer(id, form, with) {
-            // The process that asked may have gone.
+            // The requesting process may have ended.
             Some(message) => drop((&*self.device).write(&message)),
             None => drop(self.pending.lock().unpoisoned().insert(id, form)),
         }
@@ -83,12 +83,12 @@ impl Mount {
         Ok(mounted)
     }
 
-    /// Where a file is.
+    /// Returns the path of a file.
     pub fn file(&self, number: u64) -> PathBuf {
         self.point.join(number.to_string())
     }
 
-    /// What answers later.
+    /// Returns the sender for deferred answers.
     pub fn sender(&self) -> Sender {
         self.sender.clone()
     }
@@ -123,7 +123,7 @@ impl Mount {
         Ok(())
     }
 
-    /// Ends the connection: everybody who waits gets an error, and so does everything that comes.
+    /// Aborts the connection: all pending and later requests fail.
     pub fn abort(&self) {
         let path = format!("/sys/fs/fuse/connections/{}/abort", self.number);
         if fs::write(&path, "1").is_ok() {
@@ -153,7 +153,7 @@ impl Drop for Mount {
     }
 }
 
-/// The number of the connection: the minor number of the file system's device
+/// Returns the number of the connection: the minor number of the file system's device
 /// (proc_pid_mountinfo(5)). Asking the file system itself would need its server.
 fn connection(point: &Path) -> Option<u32> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;

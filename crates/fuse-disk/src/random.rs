@@ -5,12 +5,12 @@
 pub struct Random(u64);
 
 impl Random {
-    /// The same numbers for the same seed.
+    /// Creates a generator; equal seeds give equal numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
@@ -19,12 +19,12 @@ impl Random {
         x ^ (x >> 31)
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which is not 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.number() % end.max(1)
     }
 
-    /// True in so many of a hundred cases.
+    /// Returns true in so many of a hundred cases.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }

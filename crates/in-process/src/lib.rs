@@ -1,12 +1,12 @@
-//! A controller in this very process: for tests, benchmarks and programs that embed one.
+//! A controller in this process, for tests, benchmarks and programs that embed one.
 //!
 //! [`local`] keeps the controller in the calling thread: it works only while the driver waits for
-//! it ([`Transport::pause`]), so what happens is the same in every run. [`spawn`] gives it a thread
-//! of its own. Either way a [`Worker`] serves it, the loop of every process; and the controller
-//! itself is reached with [`InProcess::with`].
+//! it ([`Transport::pause`]), so every run behaves the same. [`spawn`] gives it a thread of its
+//! own. Either way a [`Worker`] serves it, the loop of every process. [`InProcess::with`] gives
+//! access to the controller itself.
 //!
-//! *What may be touched here.* The controller, by its own interface; the driver's transports. *What
-//! may not.* Sockets, and a loop of its own. There is no unsafe code.
+//! *Scope.* The controller's own interface, and the driver's transports. Sockets, and a loop of its
+//! own, are out of scope. There is no unsafe code.
 //!
 //! # Example
 //!
@@ -53,13 +53,13 @@ use worker::{Handle, IdleWindow, Options, Worker};
 /// The controller's number on its worker, which serves nothing else.
 const OWNER: u16 = 0;
 
-/// A controller and the ring of its volumes, in the hands of one thread.
+/// A controller and the ring of its volumes, owned by one thread.
 #[derive(RefCast)]
 #[repr(transparent)]
 pub struct Host(Worker<Local>);
 
 impl Host {
-    /// A controller with the id 0, whose volumes were opened on `io`.
+    /// Creates a host of a controller with the ID 0 and volumes opened on `io`.
     ///
     /// # Errors
     /// [`TransportError::Io`] when no descriptor is left.
@@ -67,10 +67,11 @@ impl Host {
         Self::with_idle_window(controller, io, IdleWindow::default())
     }
 
-    /// As [`Host::new`], and its worker polls for this long after the last work, before it sleeps.
+    /// Creates a host as [`Host::new`]; its worker polls for this long after the last work, before
+    /// it sleeps.
     ///
     /// # Errors
-    /// As those of [`Host::new`].
+    /// The errors of [`Host::new`].
     pub fn with_idle_window(
         controller: Controller,
         io: Io,
@@ -105,7 +106,7 @@ impl Host {
         }
     }
 
-    /// One round of the loop: fetch, execute, complete. Whether there was anything to do.
+    /// Runs one round of the loop: fetch, execute, complete. Returns whether there was work.
     #[inline(never)]
     pub fn step(&mut self) -> bool {
         self.0.step()
@@ -156,7 +157,7 @@ pub struct InProcess {
     vectors: u16,
 }
 
-/// Keeps a controller in the calling thread. From other threads everything fails as gone.
+/// Keeps a controller in the calling thread. From other threads all calls fail with `Gone`.
 pub fn local(host: Host) -> Arc<InProcess> {
     let key = NEXT.fetch_add(1, Ordering::Relaxed);
     let made = InProcess {
@@ -169,10 +170,10 @@ pub fn local(host: Host) -> Arc<InProcess> {
     Arc::new(made)
 }
 
-/// Makes a controller in a thread of its own, which serves it until the transport is dropped.
+/// Creates a controller in a thread of its own, which serves it until the transport is dropped.
 ///
 /// # Errors
-/// What `make` says.
+/// The error of `make`.
 pub fn spawn<E: Send + 'static>(
     make: impl FnOnce() -> Result<Host, E> + Send + 'static,
 ) -> Result<Arc<InProcess>, E> {
@@ -188,7 +189,7 @@ pub fn spawn<E: Send + 'static>(
             if told.send(Ok(about)).is_ok()
                 && let Err(error) = host.0.serve()
             {
-                // Who waits for an answer learns that the thread has ended.
+                // Callers that wait for an answer are notified that the thread has ended.
                 eprintln!("the controller's thread has ended: {error}");
             }
         }
@@ -213,8 +214,8 @@ pub fn spawn<E: Send + 'static>(
     }))
 }
 
-/// A controller in the calling thread with one namespace of 512-byte
-/// blocks in memory: for examples.
+/// Creates a controller in the calling thread with one namespace of 512-byte blocks in memory, for
+/// examples.
 ///
 /// # Errors
 /// [`TransportError::Io`] when there is no memory for it.
@@ -243,7 +244,7 @@ pub fn memory_disk(size: u64) -> Result<Arc<InProcess>, TransportError> {
 }
 
 impl InProcess {
-    /// Does something with the controller, in its thread, and waits for it.
+    /// Runs a function on the controller, in its thread, and waits for the result.
     ///
     /// # Errors
     /// [`TransportError::Gone`] from another thread than a [`local`] controller's, or
@@ -262,7 +263,7 @@ impl InProcess {
         }
     }
 
-    /// As [`InProcess::with`], without waiting.
+    /// Runs a function as [`InProcess::with`], without waiting.
     fn post(&self, act: impl FnOnce(&mut Host) + Send + 'static) -> Result<(), TransportError> {
         match &self.place {
             Place::Here(key) => here(*key, act),
@@ -298,7 +299,7 @@ impl Drop for InProcess {
     fn drop(&mut self) {
         match &mut self.place {
             Place::Here(key) => {
-                // When thread-locals are gone already, so is the controller.
+                // If thread-locals are already destroyed, so is the controller.
                 let _ = HOSTS.try_with(|hosts| {
                     let mut hosts = hosts.borrow_mut();
                     let at = hosts.iter().position(|(of, _)| of == key);

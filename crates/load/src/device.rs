@@ -22,9 +22,9 @@ pub struct DeviceTarget {
 }
 
 enum Place {
-    /// A controller that any thread reaches.
+    /// A controller that any thread can use.
     Open(Device, Namespace),
-    /// One that is to live in the thread that loads it, on this volume.
+    /// A controller in the thread that generates the load, on this volume.
     Local(Local),
 }
 
@@ -159,7 +159,7 @@ impl Target for DeviceTarget {
         let options = QueueOptions {
             depth: depth.into(),
             interrupts: self.interrupt,
-            // A job that asks for interrupts is to see what they cost.
+            // A job with interrupts must see their cost.
             poll_window: Duration::ZERO,
             ..QueueOptions::default()
         };
@@ -195,12 +195,12 @@ impl Target for DeviceTarget {
 /// A queue pair.
 pub struct DeviceLane {
     queue: QueuePair,
-    /// Those of idle slots.
+    /// Buffers of idle slots.
     buffers: Vec<Option<DmaBuffer>>,
     shift: u8,
-    /// Of one I/O.
+    /// Blocks of one I/O.
     blocks: u32,
-    /// One command carries it.
+    /// Whether one command carries an I/O.
     whole: bool,
 }
 
@@ -286,7 +286,7 @@ impl Lane for DeviceLane {
 
     fn put(&mut self, slot: u16, data: &[u8]) {
         if let Some(Some(buffer)) = self.buffers.get(usize::from(slot)) {
-            // A buffer that cannot be written shows when its data is read back.
+            // A failed write to the buffer shows when its data is read back.
             let _ = buffer.write(0, data);
         }
     }

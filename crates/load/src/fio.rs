@@ -1,6 +1,6 @@
-//! A job's figures in the layout of fio's JSON output (fio 3.x, `--output-format=json`), so that
-//! tools made for that read them. What a load generator of this kind cannot know (merges, disk
-//! utilisation) is left out or zero, as in fio.
+//! A job's figures in the layout of fio's JSON output (fio 3.x, `--output-format=json`), for
+//! existing tools. Values that a load generator of this kind does not have (merges, disk
+//! utilisation) are left out or zero, as in fio.
 
 use crate::job::Job;
 use crate::stats::{Flow, Measured};
@@ -145,7 +145,7 @@ fn latency(flow: &Flow, bins: bool) -> Value {
     value.into()
 }
 
-/// I/Os that were told to the target together, on average.
+/// Returns the average number of I/Os announced to the target together.
 fn batch(measured: &Measured) -> u64 {
     (measured.submitted as f64 / measured.kicks.max(1) as f64).round() as u64
 }
@@ -209,7 +209,7 @@ mod tests {
         measured
     }
 
-    /// What fio's own tools and those around it look at.
+    /// Fields that fio's own tools and third-party ones read.
     #[test]
     fn the_layout_is_fios() {
         let job = Job {

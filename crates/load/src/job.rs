@@ -1,4 +1,4 @@
-//! What to do to a target: the job, as the command line says it.
+//! Job on a target, as given on the command line.
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
@@ -51,28 +51,28 @@ impl Rw {
         !matches!(self, Rw::Read | Rw::Write | Rw::Mixed | Rw::Trim)
     }
 
-    /// It reads and writes.
+    /// Returns whether the job reads and writes.
     pub fn is_mixed(self) -> bool {
         matches!(self, Rw::Mixed | Rw::RandMixed)
     }
 
-    /// Nothing is read or written, only deallocated.
+    /// Returns whether the job only deallocates.
     pub fn trims(self) -> bool {
         matches!(self, Rw::Trim | Rw::RandTrim)
     }
 
-    /// What was there is written, or lost otherwise.
+    /// Returns whether the job overwrites or discards existing data.
     pub fn writes(self) -> bool {
         !matches!(self, Rw::Read | Rw::RandRead)
     }
 }
 
-/// How much of a target is used, from its start.
+/// Used part of a target, from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// So much of a hundred.
+    /// A percentage.
     Percent(u8),
 }
 
@@ -165,7 +165,7 @@ pub struct JobArgs {
     pub cpus: Vec<usize>,
 }
 
-/// A job whose values were checked.
+/// A job with checked values.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Direction and order.
@@ -180,19 +180,19 @@ pub struct Job {
     pub batch: u16,
     /// Threads, with a queue each.
     pub queues: u16,
-    /// How long is measured, where `ios` does not say when to end.
+    /// Measuring time, unless `ios` ends the job.
     pub runtime: Duration,
-    /// How long the load runs before that.
+    /// Running time of the load before measuring.
     pub ramp: Duration,
     /// I/Os on each queue, after which it ends.
     pub ios: Option<u64>,
-    /// The latency of one I/O in so many is taken; none: as the rate has it.
+    /// Sampling interval of latencies in I/Os; `None`: derived from the rate.
     pub sample: Option<u32>,
-    /// How much of the target is used, from its start; all if not said.
+    /// Used part of the target, from its start; `None` for all.
     pub size: Option<Extent>,
     /// Data is made from offset and seed, and compared.
     pub verify: bool,
-    /// Of offsets and data.
+    /// Seed of offsets and data.
     pub seed: u64,
     /// Completions are waited for in the kernel; else by polling.
     pub interrupt: bool,
@@ -200,7 +200,7 @@ pub struct Job {
     pub doorbells: Doorbells,
     /// CPUs of the threads, in turn; none: they are not pinned.
     pub cpus: Vec<usize>,
-    /// Where this side's memory comes from: that of the queues and of the data.
+    /// Source of the memory of queues and data.
     pub memory: MemorySource,
 }
 
@@ -229,7 +229,7 @@ impl Default for Job {
 }
 
 impl JobArgs {
-    /// Checks what the types of the options do not.
+    /// Checks the constraints that the options' types do not express.
     pub fn job(&self) -> Result<Job> {
         ensure!(self.bs > 0, "--bs 0");
         // A job's time ends with a timed I/O.
@@ -273,13 +273,13 @@ impl JobArgs {
     }
 }
 
-/// A seed that an earlier run did not have, so that its data on the disk is not taken for ours.
+/// Returns a new seed, so that an earlier run's data on the disk is not mistaken for this one's.
 fn fresh_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(1, |d| d.as_nanos() as u64)
 }
 
-/// A time as fio takes it: seconds, or a number with one of the units us, ms, s, m, h, d.
+/// Parses a time in fio's format: seconds, or a number with one of the units us, ms, s, m, h, d.
 fn time(text: &str) -> Result<Duration, &'static str> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.get(digits.len()..).unwrap_or_default();

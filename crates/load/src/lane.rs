@@ -1,25 +1,25 @@
-//! The seam between the load generator and what it loads.
+//! Interface between the load generator and its targets.
 
 use anyhow::{Result, bail};
 use std::time::Duration;
 
-/// What a target is.
+/// Properties of a target.
 #[derive(Clone, Debug)]
 pub struct Geometry {
     /// Usable bytes.
     pub size: u64,
     /// Smallest unit of I/O in bytes.
     pub block_size: u32,
-    /// One line for people.
+    /// Human-readable description in one line.
     pub description: String,
 }
 
-/// Something to load.
+/// A target of the load.
 pub trait Target: Sync {
-    /// One queue of it.
+    /// Queue of the target.
     type Lane: Lane;
 
-    /// What it is.
+    /// Returns the target's properties.
     fn geometry(&self) -> Geometry;
 
     /// Opens a queue for the calling thread, with `depth` buffers of `bytes` bytes: the buffer of
@@ -27,36 +27,36 @@ pub trait Target: Sync {
     fn lane(&self, index: u16, depth: u16, bytes: usize) -> Result<Self::Lane>;
 }
 
-/// How an I/O ended.
+/// Result of an I/O.
 pub type Outcome = Result<(), String>;
 
-/// One queue with the buffers of its I/Os. Stays on the thread that opened it. Called from the hot
-/// loop: after the first calls no allocation, no lock, and no system call that the way to the
-/// target does not need.
+/// A queue with the buffers of its I/Os. It stays on the thread that opened it. Its functions run
+/// in the hot loop: after the first calls they allocate nothing, take no lock, and make only the
+/// system calls that the path to the target needs.
 pub trait Lane {
     /// Starts the I/O of `slot`, which is idle, from or into the slot's buffer. Only [`Lane::kick`]
-    /// has to be called for it to happen.
+    /// is needed to execute it.
     fn submit(&mut self, slot: u16, write: bool, offset: u64) -> Result<()>;
 
-    /// Starts the deallocation of as many bytes as an I/O has. As [`Lane::submit`], but the slot's
-    /// buffer is not used.
+    /// Starts the deallocation of the length of an I/O, as [`Lane::submit`], but without the slot's
+    /// buffer.
     fn trim(&mut self, _slot: u16, _offset: u64) -> Result<()> {
         bail!("this target has no way to deallocate")
     }
 
-    /// Everything that was submitted has to begin now.
+    /// Makes all submitted I/Os begin.
     fn kick(&mut self) -> Result<()>;
 
-    /// Passes the I/Os that have ended to `done`.
+    /// Passes completed I/Os to `done`.
     fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize>;
 
-    /// As [`Lane::poll`], by a thread that looks at other lanes next: without a rest when nothing
-    /// has ended.
+    /// Polls as [`Lane::poll`], for a thread that polls further lanes next: without a rest when
+    /// there are no completions.
     fn look(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
         self.poll(done)
     }
 
-    /// As [`Lane::poll`], but blocks until an I/O has ended, or for about `limit`.
+    /// Polls as [`Lane::poll`], but blocks until an I/O has completed, or for about `limit`.
     fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize>;
 
     /// Writes the slot's buffer.

@@ -1,10 +1,10 @@
 //! A load generator in the manner of fio: one job on one target.
 //!
-//! [`job`] says what to do, [`pattern`] where and with what data; [`run`] runs a thread for each
-//! queue on a [`lane::Target`]; [`stats`] is what comes out, [`fio`] its layout. Targets:
-//! [`device`] (an NVMe controller through our driver: VFIO, a vfio-user socket, or a controller in
-//! this process) and [`uring`] (a file or block device, straight). [`signature`] keeps a load from
-//! overwriting what a target holds; [`progress`] shows a person that it goes on.
+//! [`job`] describes the operation, [`pattern`] its offsets and data. [`run`] runs a thread for
+//! each queue on a [`lane::Target`]. [`stats`] holds the results, and [`fio`] their layout.
+//! Targets: [`device`] (an NVMe controller through the driver: VFIO, a vfio-user socket, or a
+//! controller in this process) and [`uring`] (a file or block device, directly). [`signature`]
+//! keeps a load from overwriting a target's data; [`progress`] shows the progress on a terminal.
 //!
 //! ```
 //! use load::device::DeviceTarget;
@@ -20,8 +20,8 @@
 //! `vnvme bench TARGET` is this crate and a command line; the suites of crate `bench` run the same
 //! jobs on servers of their own.
 //!
-//! *What may be touched here.* Any target, as its user does: through the driver, or a system call.
-//! *What may not.* The inside of a controller or a server. `unsafe` is in [`uring`] only.
+//! *Scope.* Any target, with its user's interface: through the driver, or a system call. The inside
+//! of a controller or a server is out of scope. `unsafe` is in [`uring`] only.
 #![deny(unsafe_code)]
 
 pub mod device;

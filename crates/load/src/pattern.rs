@@ -1,4 +1,4 @@
-//! Where the I/Os go, and what is written there.
+//! Offsets and data of I/Os.
 
 use crate::job::{Job, Rw};
 
@@ -64,8 +64,9 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Queue `index`'s part of a target of `size` bytes. Random I/O goes everywhere; sequential and
-    /// verified I/O shares the target out, so that no queue overwrites what another one checks.
+    /// Returns queue `index`'s part of a target of `size` bytes. Random I/O uses the whole target;
+    /// sequential and verified I/O divides it, so that no queue overwrites another one's verified
+    /// data.
     pub fn of(job: &Job, size: u64, index: u16) -> Region {
         let size = job.size.map_or(size, |extent| extent.of(size));
         let all = size / job.bs.max(1);
@@ -83,7 +84,7 @@ impl Region {
     }
 }
 
-/// One queue's sequence of I/Os.
+/// Sequence of I/Os of one queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Sequence {
     random: Random,
@@ -91,14 +92,14 @@ pub(crate) struct Sequence {
     bs: u64,
     rw: Rw,
     mix_read: u64,
-    /// Where sequential reads, and all but reads, go on.
+    /// Next offsets of sequential reads, and of sequential writes or deallocations.
     next: [u64; 2],
 }
 
-/// One I/O of a sequence.
+/// An I/O of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// No read: a write, or of a job that trims a deallocation.
+    /// No read: a write, or a deallocation in a job that trims.
     pub write: bool,
     /// Block of the region.
     pub block: u64,
@@ -157,7 +158,7 @@ impl Sequence {
 pub(crate) struct Written(Vec<u64>);
 
 impl Written {
-    /// Nothing was written of `blocks` blocks.
+    /// Creates a record in which none of `blocks` blocks has been written.
     pub fn new(blocks: u64) -> Self {
         Self(vec![0; blocks.div_ceil(64) as usize])
     }
@@ -169,7 +170,7 @@ impl Written {
         }
     }
 
-    /// Whether it was.
+    /// Returns whether the block has been written.
     pub fn get(&self, block: u64) -> bool {
         let word = self.0.get((block / 64) as usize);
         word.is_some_and(|word| word >> (block % 64) & 1 == 1)
@@ -241,7 +242,7 @@ mod tests {
         assert_eq!(seen.next(9), None);
     }
 
-    /// As in fio: each goes on where it was.
+    /// Each direction continues at its own position, as in fio.
     #[test]
     fn a_sequential_mixture_is_two_sequences() {
         let job = Job {

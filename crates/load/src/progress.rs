@@ -1,4 +1,4 @@
-//! Showing that something goes on: a bar on a terminal, a line now and then elsewhere.
+//! Progress display: a bar on a terminal, otherwise an occasional line.
 
 use crate::Watch;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -19,7 +19,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A job that measures for `runtime`, if that is known. `quiet`: nothing is shown.
+    /// Creates the display of a job that measures for `runtime`, if known. `quiet`: nothing is
+    /// shown.
     pub fn new(runtime: Option<Duration>, quiet: bool) -> Self {
         let terminal = !quiet && std::io::stderr().is_terminal();
         let target = if terminal {

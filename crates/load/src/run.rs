@@ -16,19 +16,20 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// One I/O of this many is timed.
+/// Sampling intervals: one I/O of this many is timed.
 const INTERVALS: [u32; 5] = [1, 3, 7, 15, 31];
 /// Timed I/Os that come faster than this make the interval longer; slower than ten times this,
 /// shorter.
 const TIMED_APART: Duration = Duration::from_micros(8);
-/// How long I/Os may take to end after the load has ended.
+/// Time limit for outstanding I/Os after the load has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
-/// A thread that sleeps looks this often whether the job is over.
+/// Maximum sleep of a thread between two checks whether the job is over.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
-/// A job's time is over for a queue with the first timed I/O that ends behind it; after so much
-/// more for one that waits. Tests see by that who ended a job.
+/// Extra time for a queue to end its job. A queue normally ends with the first timed I/O that
+/// completes after the job's time; a waiting queue ends after this extra time. Tests can thereby
+/// distinguish the cause of the end.
 const GRACE: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 50 });
-/// How often the watcher looks, if it wants to know anything.
+/// Interval of the watcher's calls, if it is interested.
 const TICK: Duration = Duration::from_millis(20);
 
 const RAMP: u8 = 0;
@@ -40,7 +41,7 @@ const STOP: u8 = 2;
 #[derive(Default)]
 struct Alone<T>(T);
 
-/// What the threads share.
+/// State shared by the threads.
 struct Shared {
     phase: Alone<AtomicU8>,
     /// I/Os that each queue has ended so far; written by its thread only.
@@ -51,18 +52,19 @@ struct Shared {
     over: Alone<AtomicU64>,
 }
 
-/// Is told how a job goes.
+/// Observer of a job's progress.
 pub trait Watch {
     /// `ended` I/Os so far, `elapsed` of measuring (zero while ramping up).
     fn tick(&mut self, ended: u64, elapsed: Duration);
 
-    /// How often; none: never, and nothing wakes up for it while others measure.
+    /// Returns the interval of the calls; `None` disables them, and nothing wakes up for it while
+    /// queues measure.
     fn interval(&self) -> Option<Duration> {
         Some(TICK)
     }
 }
 
-/// Nobody wants to know.
+/// Observer that ignores the progress.
 impl Watch for () {
     fn tick(&mut self, _: u64, _: Duration) {}
 
@@ -110,7 +112,7 @@ pub fn run<T: Target>(target: &T, job: &Job, watch: &mut dyn Watch) -> Result<Me
                 let _over = over;
                 pin(&job.cpus, index)?;
                 let lane = target.lane(index, job.depth, bytes);
-                // Those that wait for this queue are not to wait for ever.
+                // The queues that wait for this one must not wait for ever.
                 shared.open.0.fetch_add(1, Ordering::Relaxed);
                 let lane = lane.with_context(|| format!("queue {index}"))?;
                 let sequence = Sequence::new(job, *region, index);
@@ -146,7 +148,7 @@ pub fn run<T: Target>(target: &T, job: &Job, watch: &mut dyn Watch) -> Result<Me
     })
 }
 
-/// A run without a single I/O that ended in time; holds how long was measured.
+/// A run without a single I/O that ended in time; holds the measuring time.
 #[derive(Debug)]
 pub struct NothingEnded(pub Duration);
 
@@ -158,7 +160,7 @@ impl std::fmt::Display for NothingEnded {
 
 impl std::error::Error for NothingEnded {}
 
-/// Counts up when it goes away, however that happens, and wakes the watcher.
+/// Counts up when it is dropped in any way, and wakes the watcher.
 struct Over<'a>(&'a AtomicU64, Thread);
 
 impl Drop for Over<'_> {
@@ -179,8 +181,8 @@ pub fn pin(cpus: &[usize], index: u16) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("pinning to CPU {cpu}"))
 }
 
-/// How long a thread waited for a CPU since it began: the second field of its `schedstat` (nothing
-/// where the kernel does not count it).
+/// Returns the time that a thread has waited for a CPU since it began: the second field of its
+/// `schedstat` (zero if the kernel does not count it).
 pub fn waited(schedstat: &str) -> Duration {
     let text = std::fs::read_to_string(schedstat).unwrap_or_default();
     let field = text.split_ascii_whitespace().nth(1);
@@ -215,8 +217,8 @@ fn watch_over(shared: &Shared, job: &Job, watch: &mut dyn Watch) -> (Duration, D
             watch.tick(ended(), elapsed);
         }
     };
-    // What this thread itself does, it does before and after: while the others measure it takes no
-    // CPU from them.
+    // This thread does its own work before and after, so that it uses no CPU while the queues
+    // measure.
     let before = if job.ios.is_some() {
         let before = cpu_time();
         sleep_for(Duration::MAX, true);
@@ -253,7 +255,7 @@ fn cpu_time() -> (Duration, Duration) {
     (ticks(), ticks())
 }
 
-/// One queue's loop and all that it needs.
+/// State of a queue's loop.
 struct Loop<'a, L> {
     job: &'a Job,
     lane: L,
@@ -261,15 +263,15 @@ struct Loop<'a, L> {
     ended: &'a AtomicU64,
     shared: &'a Shared,
     slots: Slots,
-    /// Of the job, when it verifies.
+    /// Buffer for verification, if the job verifies.
     scratch: Vec<u8>,
 }
 
-/// The I/Os in flight and what comes out of them.
+/// Outstanding I/Os and their results.
 struct Slots {
     free: Vec<u16>,
     steps: Vec<Step>,
-    /// When the timed ones were submitted.
+    /// Submission times of the timed I/Os.
     stamps: Vec<Option<Instant>>,
     /// The read's block was written before it was submitted, so its data is known.
     known: Vec<bool>,
@@ -283,9 +285,9 @@ struct Slots {
     /// Index into [`INTERVALS`].
     pace: usize,
     last_timed: Instant,
-    /// When measuring ends, where time decides that.
+    /// End of measuring, if the job is limited by time.
     deadline: Option<Instant>,
-    /// A timed I/O ended behind it.
+    /// A timed I/O has ended after the deadline.
     expired: bool,
     failed: Option<anyhow::Error>,
     /// Ended reads whose data is still to be compared.
@@ -398,7 +400,7 @@ impl<'a, L: Lane> Loop<'a, L> {
                 if phase == STOP {
                     break;
                 }
-                // What was counted while ramping up does not count.
+                // Figures of the ramp-up are discarded.
                 self.slots.measured = Measured::default();
                 waited = self::waited("/proc/thread-self/schedstat");
                 started = Instant::now();

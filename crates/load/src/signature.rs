@@ -1,22 +1,23 @@
-//! What a disk holds, as far as its first and last bytes tell: signatures of filesystems, partition
-//! tables, volume managers, encrypted and virtual disks. For the message that keeps a load from
-//! overwriting it; what has no known signature and is not all zeroes is data nevertheless.
+//! Detection of a disk's content from its first and last bytes: signatures of filesystems,
+//! partition tables, volume managers, encrypted and virtual disks. For the message that keeps a
+//! load from overwriting it. Content without a known signature that is not all zeroes still counts
+//! as data.
 
 use crate::lane::{Lane, Target};
 use anyhow::{Result, bail, ensure};
 use std::time::Duration;
 
-/// How much of the start is looked at, in bytes: up to ZFS's first label.
+/// Examined bytes at the start: up to ZFS's first label.
 const START: u64 = 256 << 10;
-/// How much of the end: RAID superblocks are up to 128 KiB before it.
+/// Examined bytes at the end: RAID superblocks are up to 128 KiB before it.
 const END: u64 = 128 << 10;
 /// Bytes of one read.
 const CHUNK: u64 = 64 << 10;
 /// Between two looks whether a read has ended.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What it is, where, and the bytes there. What others contain, too, comes last: a filesystem's
-/// boot sector ends as a partition table does.
+/// Name, offset and bytes of a signature. Signatures that other formats contain, too, are last: a
+/// filesystem's boot sector ends as a partition table does.
 type Signature = (&'static str, usize, &'static [u8]);
 
 /// Offsets from the start.
@@ -87,14 +88,14 @@ const AT_END: &[Signature] = &[
     ("a member of a DDF RAID", 0x200, b"\xde\x11\xde\x11"),
 ];
 
-/// Of every version of Linux's superblocks.
+/// Magic number of every version of Linux's superblocks.
 const MD: &[u8] = b"\xfc\x4e\x2b\xa9";
 /// ZFS's uberblocks: a slot of a KiB each in the upper half of the first label, in the writer's
 /// byte order.
 const ZFS: [&[u8]; 2] = [b"\x0c\xb1\xba\0\0\0\0\0", b"\0\0\0\0\0\xba\xb1\x0c"];
 const ZFS_FROM: usize = 128 << 10;
 
-/// What the target holds; `None`: nothing but zeroes where something would be.
+/// Returns a description of the target's content; `None` if all examined bytes are zero.
 pub fn of<T: Target>(target: &T) -> Result<Option<String>> {
     let geometry = target.geometry();
     let (size, block) = (geometry.size, u64::from(geometry.block_size.max(1)));
@@ -177,7 +178,7 @@ fn identify(size: u64, start: &[u8], first: u64, end: &[u8]) -> Option<String> {
     at.map(|at| format!("data of unknown kind (at offset {at}, for example)"))
 }
 
-/// An error for a target that holds something, unless the user said that it may be lost.
+/// Refuses a target with data, unless the user has allowed its loss.
 pub fn refuse_data<T: Target>(name: &str, target: &T, destroy: bool) -> Result<()> {
     if destroy {
         return Ok(());
@@ -221,7 +222,7 @@ mod tests {
             assert_eq!(found(SIZE, &[(*at as u64, magic)]).as_deref(), Some(*what));
         }
         for (what, back, magic) in AT_END {
-            // No multiple of anything but blocks.
+            // The size is a multiple of blocks only.
             for size in [SIZE, SIZE + 512] {
                 let at = size - *back as u64;
                 assert_eq!(found(size, &[(at, magic)]).as_deref(), Some(*what));
@@ -259,7 +260,7 @@ mod tests {
             assert!(what.contains(&format!("at offset {at},")), "{what}");
         }
         assert_eq!(found(1 << 20, &[(512 << 10, b"x")]), None, "far from both");
-        // Smaller than what is looked at.
+        // The target is smaller than the examined bytes.
         assert!(found(1024, &[(1023, b"x")]).is_some());
         assert!(found((96 << 10) + 512, &[((96 << 10) + 511, b"x")]).is_some());
     }

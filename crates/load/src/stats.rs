@@ -1,16 +1,16 @@
-//! What a queue measures, and the sum over queues.
+//! Figures of a queue, and their sum over queues.
 
 use hdrhistogram::Histogram;
 use std::time::Duration;
 
-/// Longest latency that is told apart, in nanoseconds: a minute.
+/// Maximum distinguishable latency in nanoseconds: a minute.
 const LONGEST: u64 = 60_000_000_000;
 
-/// A stretch in which no timed I/O ends and that is longer than this is a gap: of a target that
-/// answers within microseconds, somebody was without a CPU.
+/// Minimum time without the end of a timed I/O that counts as a gap. With a target that answers
+/// within microseconds, a thread was then without a CPU.
 pub const GAP: Duration = Duration::from_micros(250);
 
-/// One direction's figures.
+/// Figures of one direction.
 #[derive(Clone, Debug)]
 pub struct Flow {
     /// I/Os that ended while measuring.
@@ -84,32 +84,32 @@ impl Flow {
     }
 }
 
-/// What a job measured, or one queue of it.
+/// Figures measured by a job, or by one queue of it.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// What was read.
+    /// Figures of reads.
     pub read: Flow,
-    /// What was written.
+    /// Figures of writes.
     pub write: Flow,
-    /// What was deallocated.
+    /// Figures of deallocations.
     pub trim: Flow,
-    /// How long was measured.
+    /// Measuring time.
     pub elapsed: Duration,
     /// CPU time that this process's threads used meanwhile, in user mode.
     pub user: Duration,
-    /// The same, in the kernel.
+    /// CPU time in the kernel.
     pub system: Duration,
     /// Blocks read back and compared after the end.
     pub verified: u64,
     /// I/Os started.
     pub submitted: u64,
-    /// Times that the target was told of them: how they were batched.
+    /// Number of notifications to the target, which shows how I/Os were batched.
     pub kicks: u64,
-    /// How long the queue's thread could have run and had no CPU, while measuring; the longest of
-    /// all queues.
+    /// Time while measuring that the queue's thread was runnable without a CPU; the maximum of all
+    /// queues.
     pub waited: Duration,
-    /// Sum of the gaps (see [`GAP`]) while measuring; the most of all queues. It says something of
-    /// targets whose I/Os take much less than a gap.
+    /// Sum of the gaps (see [`GAP`]) while measuring; the maximum of all queues. Meaningful for
+    /// targets with I/Os much shorter than a gap.
     pub gaps: Duration,
 }
 
@@ -127,7 +127,7 @@ impl Measured {
         self.gaps = self.gaps.max(other.gaps);
     }
 
-    /// Adds what the same job measured at another time.
+    /// Adds the figures of the same job from another time.
     pub fn append(&mut self, other: &Measured) {
         let (elapsed, waited, gaps) = (self.elapsed, self.waited, self.gaps);
         self.add(other);

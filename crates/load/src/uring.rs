@@ -1,10 +1,10 @@
-//! A file loaded straight through io_uring: what a controller on that file is compared with. The
+//! Load on a file directly through io_uring, for comparison with a controller on that file. The
 //! ring is used as fio's engine uses it at its best (a registered file, registered buffers,
-//! deferred task work), and polled from user space, which is faster than fio's waiting in the
+//! deferred task work). It is polled from user space, which is faster than fio's waiting in the
 //! kernel; [`Lane::wait`] waits as fio does.
 //!
-//! The one rule: the kernel writes only into the lane's own buffers, and a lane waits for its I/Os
-//! before these go away.
+//! The safety rule: the kernel writes only into the lane's own buffers, and a lane waits for its
+//! I/Os before these are freed.
 #![allow(unsafe_code)]
 
 use crate::lane::{Geometry, Lane, Outcome, Target};
@@ -27,7 +27,7 @@ pub struct UringTarget {
     size: u64,
     direct: bool,
     register: bool,
-    /// Where the buffers come from.
+    /// Source of the buffers.
     memory: MemorySource,
     spare: Spare,
 }
@@ -78,12 +78,12 @@ impl UringTarget {
         }
     }
 
-    /// The same with buffers in memory from there.
+    /// Uses buffers in memory from this source.
     pub fn with_memory(self, memory: MemorySource) -> Self {
         Self { memory, ..self }
     }
 
-    /// The same without registered buffers: the kernel looks the pages of each I/O up.
+    /// Uses unregistered buffers: the kernel looks up the pages of each I/O.
     pub fn unregistered(self) -> Self {
         Self {
             register: false,
@@ -119,20 +119,20 @@ impl Target for UringTarget {
     }
 }
 
-/// One ring on the file.
+/// A ring on the file.
 pub struct UringLane {
     ring: IoUring,
     /// Held for the ring: it is registered as file 0.
     _file: File,
     buffers: Memory,
-    /// Where they go in the end.
+    /// Pool that the buffers are returned to at the end.
     spare: Spare,
     bytes: usize,
     /// The buffers are registered.
     fixed: bool,
     in_flight: usize,
     unsent: bool,
-    /// What was submitted deallocates.
+    /// Submitted I/Os deallocate.
     trims: bool,
 }
 
@@ -181,7 +181,7 @@ impl UringLane {
         })
     }
 
-    /// Where a slot's buffer begins.
+    /// Returns the offset of a slot's buffer.
     fn at(&self, slot: u16) -> usize {
         usize::from(slot) * self.bytes
     }
@@ -205,7 +205,7 @@ impl UringLane {
                 self.unsent = false;
                 Ok(())
             }
-            // The next call sends what is left.
+            // The next call submits the remaining entries.
             Err(error)
                 if matches!(
                     error.raw_os_error(),
@@ -257,7 +257,7 @@ impl Lane for UringLane {
 
     #[inline]
     fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
-        // A job reads and writes, or it trims; the kernel counts no bytes of that.
+        // A job either reads and writes, or trims; the kernel counts no bytes of a trim.
         let bytes = if self.trims { 0 } else { self.bytes };
         let mut count = 0;
         for entry in self.ring.completion() {
@@ -281,7 +281,7 @@ impl Lane for UringLane {
     }
 
     fn put(&mut self, slot: u16, data: &[u8]) {
-        // A buffer that cannot be written shows when its data is read back.
+        // A failed write to the buffer shows when its data is read back.
         let _ = self.buffers.write(self.at(slot), data);
     }
 
@@ -303,8 +303,7 @@ impl Drop for UringLane {
     fn drop(&mut self) {
         while self.in_flight > 0 {
             if self.enter(1).is_err() {
-                // Nobody can tell whether the kernel still writes to the buffers: they are never
-                // freed.
+                // The kernel may still write to the buffers: they are never freed.
                 std::mem::forget(self.buffers.clone());
                 return;
             }

@@ -1,16 +1,16 @@
-//! Memory between guest and device, for data that the device cannot reach where the guest has it.
+//! Bounce buffers, for data that the device cannot access in the guest's memory.
 
 use dma::SegmentList;
 use driver::{Device, DmaBuffer};
 use nvme::Status;
 
-/// Buffers that are kept for the next transfer, and the size from which they are not.
+/// Number of buffers kept for later transfers, and the size from which they are not kept.
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 1 << 20;
-/// Bytes in use at one time at most: a guest can ask for as much as its queues are deep.
+/// Maximum bytes in use at one time: otherwise a guest could use as much as its queues are deep.
 const MOST: usize = 64 << 20;
 
-/// The bounce buffers of a physical queue pair.
+/// Bounce buffers of a physical queue pair.
 #[derive(Debug)]
 pub(crate) struct Bounces {
     device: Device,
@@ -27,11 +27,11 @@ impl Bounces {
         }
     }
 
-    /// A buffer of at least `len` bytes.
+    /// Returns a buffer of at least `len` bytes.
     pub fn take(&mut self, len: u64) -> Result<DmaBuffer, Status> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         if len > MOST - self.used.min(MOST) {
-            // The host is to try again when others have completed.
+            // The host should retry after other commands have completed.
             return Err(Status::COMMAND_INTERRUPTED);
         }
         let found = self.spare.iter().position(|spare| spare.len() >= len);
@@ -53,7 +53,7 @@ impl Bounces {
         Ok(buffer)
     }
 
-    /// Keeps a buffer that nothing uses any more, for the next.
+    /// Keeps an unused buffer for a later transfer.
     pub fn recycle(&mut self, buffer: DmaBuffer) {
         self.used -= buffer.len().min(self.used);
         if self.spare.len() < KEPT && buffer.len() <= KEPT_BYTES {
@@ -62,7 +62,7 @@ impl Bounces {
     }
 }
 
-/// Copies between a guest's data and a bounce buffer. `false` when not all of it could be copied.
+/// Copies between a guest's data and a bounce buffer. Returns `false` when the copy was incomplete.
 pub(crate) fn copy(data: &SegmentList, buffer: &DmaBuffer, into: bool) -> bool {
     let len = data.len_bytes();
     let piece = buffer

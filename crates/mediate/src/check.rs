@@ -1,8 +1,8 @@
-//! What a guest asks for, and whether it may: opcode, namespace, blocks (NVM Command Set 1.1, 3.3).
+//! Checks of a guest's command: opcode, namespace, blocks (NVM Command Set 1.1, 3.3).
 //!
-//! The command for the device is made from nothing: a field that is not put there on purpose is
-//! zero, whatever the guest wrote. So hints, directives and protection information, which the slice
-//! does not offer, never arrive.
+//! The device's command is built from zeroes: a field that is not set on purpose is zero,
+//! regardless of the guest's value. Hints, directives and protection information, which the slice
+//! does not offer, therefore never reach the device.
 
 use dma::Access;
 use driver::Limits;
@@ -12,32 +12,32 @@ use nvme::{Command, NvmOpcode, Status};
 
 use crate::slice::Slice;
 
-/// The memory that a command names.
+/// Memory that a command refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wants {
     Nothing,
-    /// So many bytes of the guest's.
+    /// This many bytes of guest memory.
     Data {
         len: u64,
         access: Access,
     },
-    /// A list of so many ranges of Dataset Management.
+    /// A list of this many ranges of Dataset Management.
     Ranges(usize),
 }
 
-/// A checked command: for the device, but for its data pointer.
+/// A checked command for the device, without its data pointer.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub command: Command,
     pub wants: Wants,
 }
 
-/// What is the same for every command of a queue.
+/// Parameters that are common to all commands of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub nsid: u32,
     pub slice: Slice,
-    /// Every write is to be durable when it completes: the guest turned its write cache off.
+    /// Every write must be durable on completion: the guest turned its write cache off.
     pub force_fua: bool,
     pub compare: bool,
     pub dataset_management: bool,
@@ -58,7 +58,7 @@ impl Rules {
         }
     }
 
-    /// Whether the device has the command at all.
+    /// Returns whether the device supports the command.
     pub fn supports(&self, opcode: NvmOpcode) -> bool {
         match opcode {
             NvmOpcode::READ | NvmOpcode::WRITE | NvmOpcode::FLUSH => true,
@@ -70,7 +70,7 @@ impl Rules {
         }
     }
 
-    /// Checks everything about a command but its memory.
+    /// Checks a command, except its memory.
     #[inline]
     pub fn check(&self, guest: &Command) -> Result<Plan, Status> {
         // Fused operations are not offered.
@@ -142,7 +142,8 @@ impl Rules {
         Ok(Plan { command, wants })
     }
 
-    /// The blocks of a command, put into `command` as the device counts them. Returns their bytes.
+    /// Checks the blocks of a command, and stores the device's block numbers into `command`.
+    /// Returns their bytes.
     #[inline]
     fn extent(
         &self,
@@ -160,8 +161,8 @@ impl Rules {
         Ok(blocks << self.slice.block_shift())
     }
 
-    /// Checks the ranges of Dataset Management, and gives them as the device
-    /// counts them: two words each.
+    /// Checks the ranges of Dataset Management, and converts them to the device's block numbers:
+    /// two words each.
     pub fn ranges<'w>(&self, bytes: &[u8], words: &'w mut [u64]) -> Result<&'w [u64], Status> {
         let (ranges, _) = bytes.as_chunks::<16>();
         let mut count = 0;

@@ -1,39 +1,40 @@
-//! Commands in flight, as mediation remembers them.
+//! Mediation's records of outstanding commands.
 
 use dma::{Pin, SegmentList};
 use driver::raw::{IovaRange, Method};
 use driver::{CommandError, DmaBuffer};
 use nvme::{Command, Status};
 
-/// What an entry is used for.
+/// Use of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Nothing.
+    /// Unused.
     Free,
-    /// A command that the device executes as one, on the guest's own memory: when it has
-    /// completed, so has the guest's.
+    /// A command that the device executes as one, on the guest's own memory. Its completion
+    /// completes the guest's command.
     Simple,
-    /// One in parts, or with a copy of its data.
+    /// A command that is split, or works on a copy of its data.
     Composite,
 }
 
-/// A guest's command in flight, or room for one: what its end needs, in one cache line.
+/// A guest's outstanding command, or room for one: the values needed on completion, in one cache
+/// line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct InFlight {
     pub used: Use,
-    /// Whose it is.
+    /// Virtual queue pair that submitted the command.
     pub client: usize,
     pub token: u64,
-    /// Keeps the guest's memory.
+    /// Pin that keeps the guest's memory.
     pub pin: Option<Pin>,
     /// The device works on a copy ([`Copied`]).
     pub copied: bool,
-    /// The data goes to the guest.
+    /// The data is transferred to the guest.
     pub read: bool,
-    /// The table that its addresses are from.
+    /// Number of the table that its addresses are from.
     pub table: u64,
-    /// Commands of the device that are not over, those that have not begun among them.
+    /// Number of the device's commands that are not complete, including those that have not begun.
     pub parts: u32,
     /// The first error of a part.
     pub status: Status,
@@ -42,7 +43,7 @@ pub(crate) struct InFlight {
 
 const _: () = assert!(size_of::<InFlight>() == 64);
 
-/// The copy that the device works on, and the guest's memory that it is a copy of.
+/// Copy that the device works on, and the guest memory of the original.
 pub(crate) type Copied = (DmaBuffer, SegmentList);
 
 impl InFlight {
@@ -62,12 +63,12 @@ impl InFlight {
     }
 }
 
-/// A command of the guest's that has completed.
+/// A completed command of the guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     pub token: u64,
-    /// Status and dword 0 in one word, for it is read a few instructions after it is written: a
-    /// processor hands a store to a load at once only if the store is all that the load reads.
+    /// Status and dword 0 in one word, because it is read a few instructions after it is written. A
+    /// processor forwards a store to a load at once only if the store covers the whole load.
     end: u64,
 }
 
@@ -91,12 +92,11 @@ impl Done {
     }
 }
 
-/// The rest of a command that is larger than the device takes, for which the
-/// physical queue had no room.
+/// Rest of a command that exceeds the device's maximum, for which the physical queue had no room.
 #[derive(Debug)]
 pub(crate) struct Parked {
     pub entry: u16,
-    /// As it went out last.
+    /// Command as last submitted.
     pub command: Command,
     pub method: Method,
     /// All of its data.
@@ -105,7 +105,7 @@ pub(crate) struct Parked {
     pub left: u64,
 }
 
-/// The status that a guest is told of a command that failed.
+/// Returns the status for the guest of a failed command.
 #[cold]
 pub(crate) fn status_of(error: CommandError) -> Status {
     match error {

@@ -1,4 +1,4 @@
-//! What is in flight on a physical queue pair, and whose it is.
+//! Outstanding commands of a physical queue pair, and their owners.
 
 use driver::Device;
 use driver::iova::Tables;
@@ -7,18 +7,18 @@ use nvme::Status;
 use crate::bounce::{Bounces, copy};
 use crate::entry::{Copied, Done, InFlight, Use};
 
-/// Looks at the physical queue pair after which one that asked for room without success, and has
-/// not asked again, is taken to want none.
+/// Polls of the physical queue pair after which a virtual one that asked for room without success,
+/// and has not asked again, no longer counts as waiting.
 const WAITING_ROUNDS: u64 = 1024;
 
-/// A virtual queue pair, as the lane knows it.
+/// The lane's record of a virtual queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Client {
     pub open: bool,
     pub in_flight: usize,
-    /// When it asked for room last and got none, in rounds of the lane.
+    /// Round of the lane in which it last asked for room without success.
     pub hungry: Option<u64>,
-    /// Its commands that ended while another one polled.
+    /// Results of its commands that completed while another virtual queue pair polled.
     pub inbox: Vec<Done>,
 }
 
@@ -29,13 +29,13 @@ impl Client {
     }
 }
 
-/// The commands in flight, what they hold, and the virtual queue pairs that they are of.
+/// Outstanding commands, their resources, and the virtual queue pairs that own them.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub entries: Vec<InFlight>,
-    /// Of entries that say so, their copies.
+    /// Copies, for entries with the flag `copied`.
     copies: Vec<Option<Copied>>,
-    /// Numbers of entries that are not in use.
+    /// Numbers of unused entries.
     pub free: Vec<u16>,
     pub tables: Tables,
     pub bounces: Bounces,
@@ -54,8 +54,8 @@ impl Flight {
         }
     }
 
-    /// A command of the device's has worked: that is the end of the guest's, if it is a
-    /// simple one. Whose that is.
+    /// Handles a successful command of the device, which completes a simple command of the guest.
+    /// Returns its owner and result.
     #[inline(always)]
     pub fn worked(&mut self, index: u16, dw0: u32) -> Option<(usize, Done)> {
         let entry = self.entries.get_mut(usize::from(index))?;
@@ -70,7 +70,8 @@ impl Flight {
         Some((owner, done))
     }
 
-    /// A part of a command has completed. Whose command has completed with it, if it was the last.
+    /// Handles the completion of a part. Returns owner and result of the command after its last
+    /// part.
     #[inline(never)]
     pub fn part_over(
         &mut self,
@@ -100,7 +101,7 @@ impl Flight {
             })
             .flatten();
         if wild {
-            // The device may still write there: nobody else may have that memory, ever.
+            // The device may still write there: that memory is never used again.
             std::mem::forget(pin);
             std::mem::forget(copied);
         } else if let Some((buffer, data)) = copied {
@@ -117,7 +118,7 @@ impl Flight {
         Some((owner, done))
     }
 
-    /// An entry is not in use any more.
+    /// Frees an entry.
     #[inline(always)]
     fn free(&mut self, index: u16, owner: usize, table: u64) {
         self.tables.release(table);
@@ -127,7 +128,7 @@ impl Flight {
         }
     }
 
-    /// The device is to work on a copy of an entry's data.
+    /// Records the copy of an entry's data that the device works on.
     pub fn keep_copy(&mut self, index: u16, copied: Copied) {
         let at = usize::from(index);
         if let (Some(entry), Some(place)) = (self.entries.get_mut(at), self.copies.get_mut(at)) {
@@ -136,7 +137,7 @@ impl Flight {
         }
     }
 
-    /// It did not begin after all.
+    /// Drops the copy of a command that was not submitted.
     pub fn drop_copy(&mut self, index: u16) {
         let at = usize::from(index);
         if let Some(entry) = self.entries.get_mut(at)
@@ -147,8 +148,8 @@ impl Flight {
         }
     }
 
-    /// Hands a command's end to its owner: into `out` if that is `client`,
-    /// else into the owner's inbox.
+    /// Delivers a command's result to its owner: into `out` if that is `client`, otherwise into the
+    /// owner's inbox.
     #[inline(always)]
     pub fn deliver(&mut self, owner: usize, done: Done, client: usize, out: &mut Vec<Done>) {
         if owner == client {

@@ -1,9 +1,9 @@
-//! A physical queue pair, and the virtual ones that go through it.
+//! A physical queue pair, and the virtual ones that use it.
 //!
-//! One virtual queue pair has it to itself, or several of one worker share it: then each may have
-//! as many commands in flight as its share of the room, a share being the whole divided by those
-//! that are at work or wait to be. One that is alone has all of it, and one that comes later waits
-//! only for what the first has too many of.
+//! It serves one virtual queue pair, or several of one worker. Sharing ones may each have as many
+//! outstanding commands as their share of the room: the whole divided by the number of those that
+//! are active or waiting. A single active one may use all of the room, and a later one waits only
+//! for the excess of the first.
 
 use dma::{Access, DmaMap, SegmentList};
 use driver::raw::{Ended, IovaRange, RawData};
@@ -26,24 +26,24 @@ pub(crate) struct Lane {
     pub queue: QueuePair,
     pub device: Device,
     flight: Flight,
-    /// Of commands that were split, those that are not wholly on the device yet.
+    /// Split commands that are not completely submitted yet.
     parked: VecDeque<Parked>,
-    /// Commands of a batch that there was said to be room for, and that have not come yet:
-    /// parts leave them a place each.
+    /// Number of announced commands of a batch that have not arrived yet: parts leave a slot for
+    /// each.
     promised: usize,
-    /// Looks so far.
+    /// Number of polls so far.
     round: u64,
-    /// Recycled: the memory of one command's data in this process.
+    /// Reused buffer: a command's data in this process's memory.
     walked: SegmentList,
-    /// Recycled: the same as the device sees it.
+    /// Reused buffer: device addresses of a command's data.
     ranges: Vec<IovaRange>,
-    /// Recycled: the ranges of commands that were parked.
+    /// Reused buffers: ranges of commands that were parked.
     spare_ranges: Vec<Vec<IovaRange>>,
-    /// Parts that ended otherwise than by an entry of the device's, for the next look.
+    /// Parts that ended without a completion entry, for the next poll.
     over: Vec<(u16, Status, u32)>,
 }
 
-/// What a command needs to be put on the device's queue.
+/// Values needed to submit a command to the device.
 pub(crate) struct Submission<'a> {
     pub client: usize,
     pub token: u64,
@@ -90,7 +90,7 @@ impl Lane {
 
     // ---- virtual queue pairs
 
-    /// A new virtual queue pair's number.
+    /// Registers a virtual queue pair; returns its number.
     pub fn enter(&mut self) -> usize {
         let client = Client {
             open: true,
@@ -114,7 +114,7 @@ impl Lane {
         }
     }
 
-    /// It goes. Its commands in flight end in silence.
+    /// Removes a virtual queue pair. Its outstanding commands end without notice.
     pub fn leave(&mut self, client: usize) {
         if let Some(client) = self.flight.clients.get_mut(client) {
             client.open = false;
@@ -123,7 +123,7 @@ impl Lane {
         }
     }
 
-    /// Virtual queue pairs that use it.
+    /// Returns the number of virtual queue pairs that use the lane.
     pub fn users(&self) -> usize {
         self.flight
             .clients
@@ -132,7 +132,8 @@ impl Lane {
             .count()
     }
 
-    /// Commands of one of them that are in flight or were not fetched yet.
+    /// Returns the number of a virtual queue pair's commands that are outstanding or not fetched
+    /// from its inbox.
     pub fn in_flight(&self, client: usize) -> usize {
         self.flight
             .clients
@@ -140,7 +141,8 @@ impl Lane {
             .map_or(0, |client| client.in_flight + client.inbox.len())
     }
 
-    /// How many commands one of them may submit now. With none it is remembered as one that waits.
+    /// Returns how many commands a virtual queue pair may submit now. If there are none, it is
+    /// recorded as waiting.
     #[inline]
     pub fn room(&mut self, client: usize) -> usize {
         self.promised = 0;
@@ -166,8 +168,8 @@ impl Lane {
         room
     }
 
-    /// Before the worker sleeps. `true`: nothing waits here for any of them, and what the device
-    /// completes from now on signals.
+    /// Prepares the worker's sleep. Returns `true` if nothing is pending for any virtual queue pair
+    /// and later completions signal.
     pub fn arm(&mut self) -> bool {
         // Memory that was unregistered is released, although nothing may ever be submitted again.
         self.flight.tables.keep_up();
@@ -177,12 +179,12 @@ impl Lane {
 
     // ---- commands
 
-    /// Translates a checked command and puts it on the physical queue. On an
-    /// error nothing has happened.
+    /// Translates a checked command and puts it on the physical queue. On an error nothing has
+    /// happened.
     #[inline]
     pub fn start(&mut self, plan: &Plan, job: &mut Submission<'_>) -> Result<(), Status> {
         let Some(&index) = self.flight.free.last() else {
-            // A host that is told to try again must not do so for ever.
+            // A host must not be asked to retry for ever.
             let gone = self.queue.is_gone();
             return Err(refusal(if gone { Refusal::Gone } else { Refusal::Full }));
         };
@@ -237,8 +239,8 @@ impl Lane {
         }
         self.flight.free.pop();
         if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
-            // One that is in parts may have failed already, with the last of
-            // them still on the device.
+            // A command that was split may have failed already, with its last part still at the
+            // device.
             let simple = entry.parts == 1 && !entry.copied && entry.status.is_success();
             entry.used = if simple { Use::Simple } else { Use::Composite };
             entry.client = job.client;
@@ -253,8 +255,8 @@ impl Lane {
         Ok(())
     }
 
-    /// The data of a command the long way: lists, several pieces, more than one command
-    /// carries, or through a copy.
+    /// Starts a command by the slow path: lists, several pieces, more data than one command of the
+    /// device, or a copy.
     #[inline(never)]
     fn start_far(
         &mut self,
@@ -327,7 +329,7 @@ impl Lane {
         put.map_err(refusal)
     }
 
-    /// A command of more data than the device takes at once goes out as several.
+    /// Splits a command with more data than the device's maximum.
     fn split(
         &mut self,
         index: u16,
@@ -352,12 +354,12 @@ impl Lane {
             left: len,
         });
         job.stats.one_split();
-        // The command has begun: what goes wrong from here on is a completion.
+        // The command has begun: later errors are reported as a completion.
         self.go_on();
         Ok(())
     }
 
-    /// The command that was parked first is parked no longer.
+    /// Removes the first parked command.
     fn unpark(&mut self) {
         if let Some(mut parked) = self.parked.pop_front() {
             parked.ranges.clear();
@@ -365,7 +367,7 @@ impl Lane {
         }
     }
 
-    /// Submits parts of the commands that are parked, as many as there is room for.
+    /// Submits parts of parked commands, as far as there is room.
     fn go_on(&mut self) {
         let most = self.queue.max_bytes();
         while let Some(parked) = self.parked.front_mut() {
@@ -378,7 +380,7 @@ impl Lane {
                 continue;
             }
             if !entry.status.is_success() {
-                // The rest cannot make it good.
+                // The remaining parts cannot repair the failure.
                 let rest = parked.left.div_ceil(most.max(1)) as u32;
                 let index = parked.entry;
                 self.unpark();
@@ -413,7 +415,7 @@ impl Lane {
         }
     }
 
-    /// Parts that never began count as completed.
+    /// Counts parts that never began as completed.
     fn drop_parts(&mut self, index: u16, parts: u32) {
         if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
             entry.parts = entry.parts.saturating_sub(parts);
@@ -425,8 +427,8 @@ impl Lane {
         }
     }
 
-    /// Dataset Management: the ranges are copied, checked one by one, and sent from
-    /// a page of the queue's own.
+    /// Starts Dataset Management: the ranges are copied, checked one by one, and sent from a page
+    /// of the queue.
     #[inline(never)]
     fn start_ranges(
         &mut self,
@@ -442,7 +444,7 @@ impl Lane {
         let list = &mut self.walked;
         let walked = walk(job.map, job.guest, len, page, Access::Read, list);
         let copied = list.copy_to(0, bytes);
-        // Nothing of the guest's memory is used from here on.
+        // Guest memory is not accessed any more from here on.
         list.clear();
         walked?;
         if copied != bytes.len() {
@@ -455,8 +457,8 @@ impl Lane {
         put.map_err(refusal)
     }
 
-    /// A command that is not wholly on the device yet: its rest stays here.
-    /// `false` when there is no such.
+    /// Aborts a command that is not completely submitted yet. Returns `false` when there is no such
+    /// command.
     pub fn abort(&mut self, client: usize, token: u64) -> bool {
         let entries = &mut self.flight.entries;
         let parked = self.parked.iter().map(|parked| usize::from(parked.entry));
@@ -474,11 +476,11 @@ impl Lane {
 
     // ---- completions
 
-    /// Delivers what has completed of one virtual queue pair's; keeps what is others'. Returns the
-    /// counter of cycles when the first entry was seen, if that is to be measured.
+    /// Delivers completions of one virtual queue pair, and keeps those of the remaining ones.
+    /// Returns the cycle counter at the first entry, if it is to be measured.
     #[inline]
     pub fn reap(&mut self, client: usize, out: &mut Vec<Done>, measure: bool) -> Option<u64> {
-        // Memory that was unregistered is released, although nothing may ever be submitted again.
+        // Unregistered memory is released even if nothing is ever submitted again.
         self.flight.tables.keep_up();
         self.round = self.round.wrapping_add(1);
         if let Some(me) = self.flight.clients.get_mut(client)
@@ -519,23 +521,23 @@ impl Lane {
         start
     }
 
-    /// Whether everything has completed.
+    /// Returns whether everything has completed.
     fn is_idle(&self) -> bool {
         self.flight.free.len() == self.flight.entries.len()
     }
 }
 
-/// What a look at the device's queue finds, on its way to those that it belongs to.
+/// Distributes the completions of a poll to the virtual queue pairs.
 struct Harvest<'a> {
     flight: &'a mut Flight,
     /// See [`Lane::over`].
     over: &'a mut Vec<(u16, Status, u32)>,
-    /// Who looks, and its own part.
+    /// Polling virtual queue pair, and its results.
     client: usize,
     out: &'a mut Vec<Done>,
-    /// The counter of cycles is wanted,
+    /// The cycle counter is to be measured.
     measure: bool,
-    /// as it was when the first entry was seen.
+    /// Cycle counter at the first entry.
     start: Option<u64>,
 }
 
@@ -568,7 +570,7 @@ impl Ended for Harvest<'_> {
         self.begin();
         let (index, status) = (user_data as u16, status_of(error));
         if error == CommandError::Gone {
-            // Whether the device may still write is known after the look.
+            // Only after the poll it is known whether the device may still write.
             self.over.push((index, status, dw0));
             return;
         }
@@ -577,14 +579,14 @@ impl Ended for Harvest<'_> {
     }
 }
 
-/// log2 of the bytes of a block.
+/// Returns log2 of the block size in bytes.
 fn parked_shift(queue: &QueuePair) -> u32 {
     queue.block_size().max(1).trailing_zeros()
 }
 
 impl Drop for Lane {
-    /// The guests' memory must not go before the device is done with it. This ends: commands that
-    /// are not answered time out, and then the controller is reset, or given up.
+    /// The guests' memory must not be freed before the device is done with it. The wait ends:
+    /// unanswered commands time out, and then the controller is reset, or given up.
     fn drop(&mut self) {
         let mut out = Vec::new();
         let mut rounds = 0u32;

@@ -12,25 +12,23 @@
 //! guest's completion queue
 //! ```
 //!
-//! This room holds the path and nothing else: a [`DirectQueue`] takes commands that were fetched
-//! by the one who serves the guest, and hands back how they ended. It knows no virtual
-//! controller, no socket and no interrupt of the guest's. What it may touch: a
-//! [`driver::QueuePair`] that was reserved for it, and guest memory through the guest's own
-//! [`dma::DmaMap`]. What it may not: anything that would let a guest name a block outside its
-//! [`Slice`], or an address outside the memory that its own map holds. Neither can be said by a
-//! command that leaves this room, whatever came in: submission entries are made here from
-//! nothing, and every address in them came out of a table.
+//! This crate implements only the command path: a [`DirectQueue`] takes commands fetched by the
+//! guest's server, and returns their results. Virtual controllers, sockets and guest interrupts are
+//! out of scope. It uses a [`driver::QueuePair`] that was reserved for it, and guest memory through
+//! the guest's own [`dma::DmaMap`]. No submitted command can name a block outside its [`Slice`], or
+//! an address outside the memory of its own map, for any input. Submission entries are built here
+//! from zeroes, and every address in them comes from a table.
 //!
-//! # How long memory lives
+//! # Lifetime of memory
 //!
-//! A command in flight pins the guest's map, so that an unmap waits for it, and holds the table of
-//! registered memory that its addresses are from, so that the device keeps the mapping. When the
-//! device is gone and may still write, both are kept for ever.
+//! An outstanding command pins the guest's map, so that an unmap waits for it. It also holds the
+//! table of registered memory that its addresses are from, so that the device keeps the mapping.
+//! When the device is lost and may still write, both are kept for ever.
 //!
 //! # Threads
 //!
-//! Everything belongs to one worker thread, which owns its physical queue pairs; there is no lock,
-//! no allocation and no atomic read-modify-write on a command's way. [`QueueStats`] are written by
+//! All state belongs to one worker thread, which owns its physical queue pairs; there is no lock,
+//! no allocation and no atomic read-modify-write on a command's path. [`QueueStats`] are written by
 //! that thread and read by any.
 #![forbid(unsafe_code)]
 

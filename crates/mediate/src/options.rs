@@ -1,20 +1,20 @@
-//! What a virtual queue pair's way to the device is made of.
+//! Options of a virtual queue pair's path to the device.
 
 use crate::slice::Slice;
 
-/// One virtual queue pair's way to the device.
+/// Options of a virtual queue pair's path to the device.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectOptions {
-    /// The namespace as the guest numbers it: commands for another one are refused.
+    /// The guest's namespace ID: commands for another namespace are refused.
     pub nsid: u32,
-    /// The blocks that it may reach.
+    /// Accessible blocks.
     pub slice: Slice,
     /// The guest's memory page in bytes (its CC.MPS).
     pub page_size: u64,
-    /// Bytes of data that the guest may put into one command (its MDTS): more is refused. What the
-    /// device takes less of is split.
+    /// Maximum data of a guest's command in bytes (its MDTS): more is refused. Commands that exceed
+    /// the device's maximum are split.
     pub max_transfer: u64,
-    /// Commands that can be in flight on the physical queue pair, if one is made.
+    /// Maximum number of outstanding commands on the physical queue pair, if one is created.
     pub depth: u32,
     /// Let the device interrupt, so that the worker can sleep
     /// ([`DirectQueue::waker`](crate::DirectQueue::waker)).
@@ -24,7 +24,7 @@ pub struct DirectOptions {
 }
 
 impl DirectOptions {
-    /// Usual choices for a guest with pages of 4 KiB.
+    /// Returns common options for a guest with pages of 4 KiB.
     pub fn new(nsid: u32, slice: Slice) -> Self {
         Self {
             nsid,

@@ -1,5 +1,5 @@
-//! Physical queue pairs for the virtual ones of one worker: one each, or shared
-//! when the device has too few.
+//! Physical queue pairs for the virtual ones of one worker: one each, or shared when the device has
+//! too few.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -10,8 +10,7 @@ use crate::lane::Lane;
 use crate::options::DirectOptions;
 use crate::queue::DirectQueue;
 
-/// The physical queue pairs of one device that one worker has taken. They are
-/// released when nobody uses them.
+/// Physical queue pairs of a device that one worker has taken. Unused ones are released.
 #[derive(Debug)]
 pub struct Pool {
     device: Device,
@@ -19,7 +18,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// None taken yet.
+    /// Creates an empty pool.
     pub fn new(device: Device) -> Self {
         Self {
             device,
@@ -27,16 +26,17 @@ impl Pool {
         }
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// A way to the device: by a physical queue pair of its own, or, if there is none left, by that
-    /// of this worker's which has the fewest users.
+    /// Returns a path to the device: by a physical queue pair of its own, or, if none is left, by
+    /// the one of this worker with the fewest users.
     ///
     /// # Errors
-    /// [`Error`]; [`Error::NoQueue`] when other workers have all of them.
+    /// [`Error::NoQueue`] when other workers have all queue pairs; otherwise the error of the
+    /// driver.
     pub fn queue(&mut self, options: DirectOptions) -> Result<DirectQueue, Error> {
         self.lanes.retain(|lane| lane.strong_count() > 0);
         match DirectQueue::reserve(&self.device, options) {

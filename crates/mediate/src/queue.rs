@@ -1,4 +1,4 @@
-//! A virtual queue pair's way to the device.
+//! A virtual queue pair's path to the device.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,8 +18,8 @@ use crate::slice::Slice;
 use crate::stats::QueueStats;
 use crate::translate::Translator;
 
-/// A virtual queue pair's way to its slice of a device: a physical queue pair of its own, or a
-/// share of one. One worker thread's, together with the guest's map.
+/// A virtual queue pair's path to its slice of a device: a physical queue pair of its own, or a
+/// share of one. It belongs to one worker thread, together with the guest's map.
 ///
 /// ```text
 /// for every fetched command: submit     then: ring     now and then: poll     before sleep: Waker::arm
@@ -31,12 +31,12 @@ pub struct DirectQueue {
     translator: Translator,
     max_transfer: u64,
     stats: Arc<QueueStats>,
-    /// Recycled.
+    /// Reused buffer of results.
     done: Vec<Done>,
 }
 
-/// What wakes a worker that sleeps while commands are in flight: of a physical queue pair, for all
-/// virtual ones that share it.
+/// Wake-up source for a worker that sleeps with outstanding commands: belongs to a physical queue
+/// pair, for all virtual ones that share it.
 #[derive(Debug)]
 pub struct Waker {
     lane: Weak<RefCell<Lane>>,
@@ -44,16 +44,16 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Readable when the device has completed something after [`Waker::arm`].
+    /// Returns a descriptor that is readable when a command has completed after [`Waker::arm`].
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.eventfd.as_fd()
     }
 
-    /// Before the worker sleeps on [`Waker::event_fd`]. `Some(false)`: poll again, there is
-    /// something already. `None`: the physical queue pair does not exist any more.
+    /// Prepares the worker's sleep on [`Waker::event_fd`]. `Some(false)`: poll again, since
+    /// something is pending. `None`: the physical queue pair no longer exists.
     pub fn arm(&self) -> Option<bool> {
         let lane = self.lane.upgrade()?;
-        // Its owner is at work.
+        // A borrowed lane is in use.
         Some(lane.try_borrow_mut().is_ok_and(|mut lane| lane.arm()))
     }
 }
@@ -68,16 +68,16 @@ impl std::fmt::Debug for DirectQueue {
 }
 
 impl DirectQueue {
-    /// Takes a physical queue pair of the device for it alone.
+    /// Takes a physical queue pair of the device for exclusive use.
     ///
     /// # Errors
-    /// [`Error::NoQueue`] when all are taken, or what the controller says.
+    /// [`Error::NoQueue`] when all are taken; otherwise the error of the driver.
     pub fn reserve(device: &Device, options: DirectOptions) -> Result<Self, Error> {
         let lane = Lane::new(device, &options)?;
         Self::on(Rc::new(RefCell::new(lane)), options)
     }
 
-    /// Another virtual queue pair on the same physical one, which then is shared fairly.
+    /// Creates a further virtual queue pair on the same physical one, which is then shared fairly.
     ///
     /// # Errors
     /// [`Error::Unusable`] for a slice of a namespace with another size of blocks.
@@ -114,37 +114,38 @@ impl DirectQueue {
         &self.lane
     }
 
-    /// Its counters and times.
+    /// Returns the queue pair's counters and times.
     pub fn stats(&self) -> &Arc<QueueStats> {
         &self.stats
     }
 
-    /// Whether the device has a command at all. One that it has not may still be emulated by a
-    /// caller that has another path.
+    /// Returns whether the device supports a command. A caller with another path may emulate
+    /// unsupported ones.
     #[inline]
     pub fn supports(&self, opcode: NvmOpcode) -> bool {
         self.rules.supports(opcode)
     }
 
-    /// The guest has another memory page size now.
+    /// Sets a new memory page size of the guest.
     pub fn set_page_size(&mut self, page_size: u64) {
         self.translator.set_page_size(page_size);
     }
 
-    /// The slice has been resized: commands are checked against this one from now on. Its first
-    /// block and its namespace stay.
+    /// Follows a resize of the slice: commands are checked against this one from now on. First
+    /// block and namespace must not change.
     pub fn set_slice(&mut self, slice: Slice) {
         self.rules.slice = slice;
     }
 
-    /// The guest turned its volatile write cache on or off: off, every write is
-    /// durable when it completes.
+    /// Sets the state of the guest's volatile write cache: when off, every write is durable on
+    /// completion.
     pub fn set_write_cache(&mut self, on: bool) {
         self.rules.force_fua = !on;
     }
 
-    /// How many commands it may submit now; to be asked while there are any. With a shared physical
-    /// queue pair that is its share, and asking without success makes the others leave room.
+    /// Returns how many commands may be submitted now; to be called while there are any. On a
+    /// shared physical queue pair the result is the share, and calling it without success makes the
+    /// sharing ones leave room.
     #[inline]
     pub fn room(&mut self) -> usize {
         let client = self.client;
@@ -153,12 +154,12 @@ impl DirectQueue {
             .map_or(0, |mut lane| lane.room(client))
     }
 
-    /// Checks a command, translates it and puts it on the physical queue. `command` is a
-    /// copy that the guest cannot reach; `map` is the guest's memory; `token` comes back
-    /// with its end. Nothing is rung.
+    /// Checks a command, translates it and puts it on the physical queue. `command` is a copy that
+    /// the guest cannot access; `map` is the guest's memory; `token` is returned with the result.
+    /// The doorbell is not rung.
     ///
     /// # Errors
-    /// The status that the guest is to be told at once. Nothing has happened then.
+    /// The status to report to the guest at once. Nothing has happened then.
     #[inline]
     pub fn submit(&mut self, command: &Command, map: &DmaMap, token: u64) -> Result<(), Status> {
         let start = self.stats.start();
@@ -196,7 +197,7 @@ impl DirectQueue {
         )
     }
 
-    /// Tells the device of everything submitted so far: one doorbell for all of it.
+    /// Rings one doorbell for all commands submitted so far.
     #[inline]
     pub fn ring(&mut self) {
         if let Ok(mut lane) = self.lane.try_borrow_mut() {
@@ -204,16 +205,16 @@ impl DirectQueue {
         }
     }
 
-    /// Rings, delivers the commands that have completed (token, status, dword 0), and returns how
-    /// many that are. Never blocks, but for recovery: a device that has to be reset is reset here,
-    /// and the commands are repeated.
+    /// Rings, delivers completed commands (token, status, dword 0), and returns their number. Never
+    /// blocks except for recovery: a device that must be reset is reset here, and the commands are
+    /// repeated.
     #[inline]
     pub fn poll(&mut self, done: &mut dyn FnMut(u64, Status, u32)) -> usize {
         let Ok(mut lane) = self.lane.try_borrow_mut() else {
             return 0;
         };
         let start = lane.reap(self.client, &mut self.done, self.stats.is_measuring());
-        // The callee may come back here.
+        // The callback may call this queue pair again.
         drop(lane);
         let count = self.done.len();
         if count == 0 {
@@ -230,16 +231,16 @@ impl DirectQueue {
         count
     }
 
-    /// Its commands that are not over.
+    /// Returns the number of incomplete commands.
     pub fn in_flight(&self) -> usize {
         self.lane
             .try_borrow()
             .map_or(0, |lane| lane.in_flight(self.client))
     }
 
-    /// Asks that a command end early, for the guest's Abort. `true`: it will, as Command Abort
-    /// Requested, unless it failed before. `false`: it is all on the device, and ends as the device
-    /// says; time-outs are the driver's affair.
+    /// Requests an early end of a command, for the guest's Abort. `true`: it will end with Command
+    /// Abort Requested, unless it failed before. `false`: it is completely at the device, which
+    /// determines its end; the driver handles time-outs.
     pub fn abort(&mut self, token: u64) -> bool {
         let client = self.client;
         self.lane
@@ -247,8 +248,8 @@ impl DirectQueue {
             .is_ok_and(|mut lane| lane.abort(client, token))
     }
 
-    /// What wakes a worker that sleeps while commands are in flight; `None` when nothing does, and
-    /// it has to poll: without interrupts, or with too few of them.
+    /// Returns the wake-up source for a worker that sleeps with outstanding commands. `None` if the
+    /// worker must poll: without interrupts, or with too few of them.
     pub fn waker(&self) -> Option<Waker> {
         let lane = self.lane.try_borrow().ok()?;
         let eventfd = lane.queue.eventfd().filter(|_| lane.queue.can_wake())?;
@@ -258,7 +259,7 @@ impl DirectQueue {
         })
     }
 
-    /// When to poll at the latest, asleep or not: a command may be late.
+    /// Returns the time of the latest next poll, because a command may be late.
     pub fn deadline(&self) -> Option<Instant> {
         let time = self.lane.try_borrow().ok()?.queue.until_tick()?;
         Some(Instant::now() + time)

@@ -1,27 +1,27 @@
-//! A part of a namespace, and what it looks like from outside.
+//! A part of a namespace, and its guest-visible geometry.
 
 use driver::{Device, Namespace};
 
-/// Why there is no such slice.
+/// Reason why a slice is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SliceError {
-    /// It has no blocks.
+    /// The slice has no blocks.
     #[error("a slice needs at least one block")]
     Empty,
-    /// It reaches beyond its namespace.
+    /// The slice exceeds its namespace.
     #[error("blocks {first_lba} to {first_lba}+{blocks} are not all among the namespace's {size}")]
     OutOfRange {
-        /// First block asked for.
+        /// First block of the slice.
         first_lba: u64,
-        /// Number of blocks asked for.
+        /// Number of blocks of the slice.
         blocks: u64,
         /// Blocks of the namespace.
         size: u64,
     },
 }
 
-/// Consecutive blocks of one namespace of a device. Made only by checking it against the namespace,
-/// so a block of the slice is always a block of the namespace.
+/// Consecutive blocks of one namespace of a device. It is created only by a check against the
+/// namespace, so a block of the slice is always a block of the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     nsid: u32,
@@ -31,38 +31,38 @@ pub struct Slice {
     read_only: bool,
 }
 
-/// What a slice is to a guest, taken from the device as it is.
+/// Guest-visible geometry of a slice, derived from the device's present state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size in blocks (NSZE).
     pub blocks: u64,
     /// log2 of the block size in bytes (LBADS).
     pub block_shift: u8,
-    /// Bytes that one command of the device carries; larger ones of the guest's are split.
+    /// Maximum data of one command of the device; larger commands of the guest are split.
     pub max_transfer: u64,
     /// Writes are refused.
     pub read_only: bool,
     /// There is a volatile write cache.
     pub volatile_cache: bool,
-    /// Blocks that were deallocated read as zeroes.
+    /// Deallocated blocks read as zeroes.
     pub zeroes_after_deallocate: bool,
     /// Preferred granularity of deallocation in blocks; 0 if none is stated.
     pub deallocate_granularity: u32,
-    /// Compare works.
+    /// Compare is supported.
     pub compare: bool,
-    /// Dataset Management works.
+    /// Dataset Management is supported.
     pub dataset_management: bool,
-    /// Write Zeroes works.
+    /// Write Zeroes is supported.
     pub write_zeroes: bool,
-    /// Verify works.
+    /// Verify is supported.
     pub verify: bool,
 }
 
 impl Slice {
-    /// `blocks` blocks of a namespace from `first_lba` on.
+    /// Creates a slice of `blocks` blocks of a namespace from `first_lba` on.
     ///
     /// # Errors
-    /// [`SliceError`].
+    /// [`SliceError::Empty`] without blocks; [`SliceError::OutOfRange`] beyond the namespace.
     pub fn new(
         namespace: &Namespace,
         first_lba: u64,
@@ -89,10 +89,10 @@ impl Slice {
         })
     }
 
-    /// All of a namespace.
+    /// Creates a slice of a whole namespace.
     ///
     /// # Errors
-    /// [`SliceError::Empty`] for a namespace that is gone.
+    /// [`SliceError::Empty`] for a namespace that no longer exists.
     pub fn whole(namespace: &Namespace, read_only: bool) -> Result<Self, SliceError> {
         Self::new(namespace, 0, namespace.blocks, read_only)
     }
@@ -119,28 +119,28 @@ impl Slice {
         self.block_shift
     }
 
-    /// Writes are refused.
+    /// Returns whether writes are refused.
     #[inline]
     pub fn read_only(&self) -> bool {
         self.read_only
     }
 
-    /// The namespace's number of the slice's block `lba`; `None` when the `blocks` blocks from
-    /// there on are not all in the slice.
+    /// Returns the namespace's number of the slice's block `lba`; `None` when the slice does not
+    /// contain the `blocks` blocks from there on.
     #[inline]
     pub fn lba(&self, lba: u64, blocks: u64) -> Option<u64> {
         let end = lba.checked_add(blocks)?;
         (end <= self.blocks).then(|| self.first_lba + lba)
     }
 
-    /// Whether the two have blocks in common.
+    /// Returns whether the two have blocks in common.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.nsid == other.nsid
             && self.first_lba < other.first_lba + other.blocks
             && other.first_lba < self.first_lba + self.blocks
     }
 
-    /// What it looks like. The namespace is asked for anew.
+    /// Returns the guest-visible geometry, from a new query of the namespace.
     pub fn geometry(&self, device: &Device) -> Geometry {
         let limits = device.limits();
         let namespace = device.namespace(self.nsid).ok();

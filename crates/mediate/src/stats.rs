@@ -1,19 +1,20 @@
-//! What a virtual queue pair did, and how long it took: written by its worker with
-//! plain stores, read by anyone.
+//! Counters and times of a virtual queue pair: written by its worker with plain stores, read by any
+//! thread.
 
 use probes::Histogram;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Counters and times of one virtual queue pair. Times are in cycles of the processor's counter
-/// ([`probes::cycles_per_second`] tells how long one is).
+/// (see [`probes::cycles_per_second`] for its rate).
 #[derive(Debug, Default)]
 pub struct QueueStats {
-    /// Cycles to translate a command: from the copied submission entry to the entry in the physical
-    /// queue, checks included; the doorbell, which is rung once for a batch, is not.
+    /// Cycles to translate a command, checks included: from the copied submission entry to the
+    /// entry in the physical queue. The doorbell, which is rung once for a batch, is excluded.
     pub translate: Histogram,
-    /// Cycles to complete one: from the moment that its entry is seen in the physical completion
-    /// queue to the return of the caller, who posts it to the guest. Of a batch, its share. Looks
-    /// at an empty queue are not counted, nor is what happens to a thread while it looks.
+    /// Cycles to complete a command: from the moment that its entry is seen in the physical
+    /// completion queue to the return of the caller, which posts it to the guest. A command of a
+    /// batch has its share. Looks at an empty queue are excluded, and so are interruptions of the
+    /// thread during them.
     pub complete: Histogram,
     /// Cycles to send an interrupt to the guest. Recorded by the sender.
     pub interrupt: Histogram,
@@ -25,7 +26,7 @@ pub struct QueueStats {
     off: AtomicBool,
 }
 
-/// A plain load and store: there is one writer.
+/// Adds by a plain load and store: there is one writer.
 #[inline]
 fn add(to: &AtomicU64, value: u64) {
     let sum = to.load(Ordering::Relaxed).wrapping_add(value);
@@ -33,7 +34,7 @@ fn add(to: &AtomicU64, value: u64) {
 }
 
 impl QueueStats {
-    /// Nothing was done yet.
+    /// Creates zero counters.
     pub fn new(measure: bool) -> Self {
         Self {
             off: AtomicBool::new(!measure),
@@ -41,51 +42,51 @@ impl QueueStats {
         }
     }
 
-    /// Switches the measurement of cycles on or off, from any thread. Counters go on.
+    /// Switches the measurement of cycles on or off, from any thread. Counters continue.
     pub fn set_measuring(&self, on: bool) {
         self.off.store(!on, Ordering::Relaxed);
     }
 
-    /// The counter of cycles, if it is measured.
+    /// Returns the cycle counter, if it is measured.
     #[inline]
     pub fn start(&self) -> Option<u64> {
         self.is_measuring().then(probes::cycles)
     }
 
-    /// Whether cycles are measured.
+    /// Returns whether cycles are measured.
     #[inline]
     pub fn is_measuring(&self) -> bool {
         !self.off.load(Ordering::Relaxed)
     }
 
-    /// Cycles since `start`.
+    /// Returns the cycles since `start`.
     #[inline]
     pub fn since(start: u64) -> u64 {
         probes::cycles().wrapping_sub(start)
     }
 
-    /// Commands that went to the device.
+    /// Returns the number of commands sent to the device.
     pub fn commands(&self) -> u64 {
         self.commands.load(Ordering::Relaxed)
     }
 
-    /// Commands that were refused before they reached it.
+    /// Returns the number of commands refused before they reached the device.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Commands that were split.
+    /// Returns the number of commands that were split.
     pub fn split(&self) -> u64 {
         self.split.load(Ordering::Relaxed)
     }
 
-    /// Commands whose data was copied, because the device cannot reach the guest's
-    /// memory as the command names it.
+    /// Returns the number of commands with copied data, because the device cannot access the
+    /// guest's memory directly.
     pub fn bounced(&self) -> u64 {
         self.bounced.load(Ordering::Relaxed)
     }
 
-    /// Bytes of these.
+    /// Returns the bytes of copied data.
     pub fn bounced_bytes(&self) -> u64 {
         self.bounced_bytes.load(Ordering::Relaxed)
     }

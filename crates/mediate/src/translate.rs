@@ -1,11 +1,11 @@
-//! From a guest's addresses to the device's.
+//! Translation of guest addresses to device addresses.
 //!
-//! A guest address is looked up in the guest's map, which gives memory of this process, and that in
-//! the table of memory registered with the device. Both steps together are remembered by window: a
-//! window of the guest's that lies whole in one registration is a constant distance away from where
-//! the device sees it, so a page costs one compare and one addition. What does not fit that, and
-//! all lists, goes the long way ([`walk`], [`Translator::resolve`]), over the same copied-once
-//! walkers that every other access to guest memory uses.
+//! A guest address is looked up in the guest's map, which yields memory of this process, and that
+//! in the table of memory registered with the device. The combination of both steps is cached by
+//! window. A guest window inside one registration has a constant offset to its device address, so a
+//! page costs one compare and one addition. Other cases, and all lists, take the slow path
+//! ([`walk`], [`Translator::resolve`]), with the same copy-once walkers as every other access to
+//! guest memory.
 
 use dma::{Access, DmaMap, Prot, SegmentList};
 use driver::iova::Table;
@@ -13,10 +13,10 @@ use driver::raw::IovaRange;
 use nvme::cmd::Psdt;
 use nvme::{Command, Status};
 
-/// Windows that are remembered: low memory, high memory, and two more.
+/// Number of cached windows: low memory, high memory, and two more.
 const WAYS: usize = 4;
 
-/// A window of the guest's, and where the device sees it.
+/// A guest window, and its device address.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     start: u64,
@@ -26,7 +26,7 @@ struct Span {
 }
 
 impl Span {
-    /// Contains no address.
+    /// Span that contains no address.
     const NONE: Span = Span {
         start: 1,
         last: 0,
@@ -37,8 +37,8 @@ impl Span {
         },
     };
 
-    /// Where the device sees `len` bytes from `at` on, if all of them are
-    /// here and may be accessed so.
+    /// Returns the device address of `len` bytes from `at` on, if the window contains them and
+    /// allows the access.
     #[inline]
     fn find(&self, at: u64, len: u64, access: Access) -> Option<u64> {
         let allowed = match access {
@@ -51,23 +51,23 @@ impl Span {
     }
 }
 
-/// The short way's result.
+/// Result of the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Near {
-    /// All of the data, in one piece.
+    /// All of the data, contiguous.
     One(u64),
-    /// Two pages that do not follow each other.
+    /// Two pages that are not adjacent.
     Two([IovaRange; 2]),
 }
 
-/// What is remembered of one guest's map.
+/// Cached translations of one guest's map.
 #[derive(Debug)]
 pub(crate) struct Translator {
-    /// The guest's memory page, less one.
+    /// The guest's memory page size, less one.
     mask: u64,
     spans: [Span; WAYS],
     recent: usize,
-    /// The map, its generation and the table that the spans are of.
+    /// Map, generation and table of the cached spans.
     of: (u64, u64, u64),
 }
 
@@ -83,7 +83,7 @@ impl Translator {
         translator
     }
 
-    /// The guest's memory page. The smallest one is always a safe reading.
+    /// Sets the guest's memory page. The smallest size is always a safe reading.
     pub fn set_page_size(&mut self, page_size: u64) {
         let usable = page_size.is_power_of_two() && page_size >= 4096;
         self.mask = if usable { page_size - 1 } else { 4095 };
@@ -93,8 +93,8 @@ impl Translator {
         self.mask + 1
     }
 
-    /// Forgets everything if the map or the table changed. To be called at
-    /// the start of every command.
+    /// Clears the cache if the map or the table changed. To be called at the start of every
+    /// command.
     #[inline]
     pub fn follow(&mut self, map: &DmaMap, table: u64) {
         let of = (map.id(), map.generation(), table);
@@ -104,9 +104,9 @@ impl Translator {
         }
     }
 
-    /// Where the device sees the data of a command with PRPs of at most two pages, if that is
-    /// simple: both pages in windows that are registered whole. Everything else, all errors
-    /// among it, is for the long way.
+    /// Returns the device address of a command's data in the simple case: PRPs of at most two
+    /// pages, both in fully registered windows. All other cases, including errors, take the slow
+    /// path.
     #[inline]
     pub fn near(
         &mut self,
@@ -122,7 +122,7 @@ impl Translator {
             return None;
         }
         let one = self.find(map, table, prp1, first, access)?;
-        // Dwords: also of the device's, whose distance from the guest's is the VMM's choice.
+        // Both addresses must be dword-aligned, because the VMM chooses their offset.
         if (prp1 | one) & 3 != 0 {
             return None;
         }
@@ -184,7 +184,7 @@ impl Translator {
         let (_, device) = table.find(host.as_ptr().addr(), window.len)?;
         let span = Span {
             start: window.iova,
-            // Came in as a length of at least one, and does not wrap.
+            // The length was at least one when passed in, and does not wrap.
             last: window.iova + (window.len - 1),
             device,
             prot: window.prot,
@@ -197,8 +197,8 @@ impl Translator {
         span.find(at, len, access)
     }
 
-    /// The long way's second step: the ranges of device addresses of a list that was walked;
-    /// `false` when some of it is not registered.
+    /// Second step of the slow path: resolves a walked list to ranges of device addresses. Returns
+    /// `false` when a part of it is not registered.
     pub fn resolve(table: &Table, list: &SegmentList, ranges: &mut Vec<IovaRange>) -> bool {
         ranges.clear();
         for segment in list.segments() {
@@ -215,8 +215,8 @@ impl Translator {
     }
 }
 
-/// The long way's first step: the memory of this process that a command's
-/// data pointer names, pinned.
+/// First step of the slow path: pins and collects the memory of this process behind a command's
+/// data pointer.
 pub(crate) fn walk(
     map: &DmaMap,
     command: &Command,

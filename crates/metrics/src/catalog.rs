@@ -1,18 +1,18 @@
-//! The table of metrics: what there is, in which unit, and what it means.
+//! Table of all metrics: name, type, unit and meaning.
 
 /// Prometheus' types, as far as they are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
-    /// It goes up, or begins again at 0 with another process.
+    /// Value that only increases, and begins at 0 again with another process.
     Counter,
-    /// It goes up and down.
+    /// Value that increases and decreases.
     Gauge,
-    /// How often values were not above each of some bounds.
+    /// Number of values up to each of several bounds.
     Histogram,
 }
 
 impl Type {
-    /// As the text form has it.
+    /// Returns the name in the text form.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -25,15 +25,15 @@ impl Type {
 /// A metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// By Prometheus' conventions: base units, `_total` for counters.
+    /// Name by Prometheus' conventions: base units, `_total` for counters.
     pub name: &'static str,
-    /// Its type.
+    /// Type of the metric.
     pub kind: Type,
-    /// Of its values.
+    /// Unit of the values.
     pub unit: &'static str,
     /// The labels that its samples have.
     pub labels: &'static [&'static str],
-    /// What it means: one or two sentences.
+    /// Meaning of the metric, in one or two sentences.
     pub help: &'static str,
 }
 

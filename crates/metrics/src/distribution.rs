@@ -3,8 +3,8 @@
 use probes::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// How often values were seen, in steps that follow each other: each is at most a sixteenth as wide
-/// as its values. Two of the same histogram can be subtracted, and those of several added up.
+/// Histogram with adjacent steps, each at most a sixteenth as wide as its values. Two of the same
+/// histogram can be subtracted, and several can be added up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distribution {
     /// The largest value of a step, and how many values are in it; steps without a value are left
@@ -14,14 +14,15 @@ pub struct Distribution {
     pub sum: u64,
 }
 
-/// Scales a value by a factor; what is too large becomes the largest.
+/// Scales a value by a factor; a result that is too large becomes the largest value.
 fn scaled(value: u64, factor: f64) -> u64 {
     // From float to integer, `as` saturates.
     (value as f64 * factor).round() as u64
 }
 
 impl Distribution {
-    /// What a histogram holds, each value times `factor`: nanoseconds for each cycle, say.
+    /// Converts a histogram, with each value multiplied by `factor`, for example nanoseconds per
+    /// cycle.
     pub fn of(histogram: &Histogram, factor: f64) -> Self {
         let mut all = Self::default();
         for (upper, count) in histogram.counts() {
@@ -36,25 +37,25 @@ impl Distribution {
         all
     }
 
-    /// How many values there are.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         let counts = self.steps.iter().map(|(_, count)| *count);
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// There is none.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// Their average; none where there is no value.
+    /// Returns the average of the values; `None` where there is no value.
     pub fn average(&self) -> Option<f64> {
         let count = self.count();
         (count > 0).then(|| self.sum as f64 / count as f64)
     }
 
-    /// The value that so great a part of all are not above, 0 to 1, at most a sixteenth too large;
-    /// none where there is no value.
+    /// Returns the percentile at `part`, 0 to 1, at most a sixteenth too large; `None` where there
+    /// is no value.
     pub fn percentile(&self, part: f64) -> Option<u64> {
         let rank = (self.count() as f64 * part).ceil().max(1.0);
         let mut seen = 0.0;
@@ -80,8 +81,8 @@ impl Distribution {
         self.sum = self.sum.wrapping_add(other.sum);
     }
 
-    /// What came since an earlier moment. Where the earlier one has more, it was of another
-    /// process, and all of this came since.
+    /// Returns the values added since an earlier moment. If the earlier distribution has more
+    /// values, it belonged to another process, and all of this one is returned.
     pub fn since(&self, earlier: &Self) -> Self {
         let before = |upper: u64| {
             let found = earlier.steps.binary_search_by_key(&upper, |(u, _)| *u);
@@ -98,7 +99,7 @@ impl Distribution {
         }
     }
 
-    /// How many values are not above each of these bounds, which ascend.
+    /// Returns the number of values up to each of these bounds, which ascend.
     pub fn cumulative(&self, bounds: &[u64]) -> Vec<u64> {
         let mut steps = self.steps.iter().peekable();
         let mut sum = 0u64;

@@ -1,5 +1,5 @@
-//! What is written about the metrics elsewhere is held against the table: the documentation, which
-//! is made of it, Grafana's dashboard, and the page.
+//! Checks of the texts about metrics against the table: the documentation, which is generated from
+//! it, Grafana's dashboard, and the page.
 
 use crate::{METRICS, Type};
 use serde_json::Value;
@@ -47,7 +47,7 @@ fn the_documentation_has_every_metric() {
     assert!(found == made, "docs/metrics.md: run `make docs`");
 }
 
-/// Names of metrics in an expression of PromQL: words with our prefixes.
+/// Returns the names of metrics in an expression of PromQL: words with our prefixes.
 fn names(expression: &str) -> Vec<&str> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let ours = words.filter(|word| word.starts_with("vnvme_") || word.starts_with("process_"));
@@ -64,7 +64,7 @@ fn is_known(name: &str) -> bool {
     })
 }
 
-/// Every text under one of these keys, anywhere.
+/// Collects every text under one of these keys, at any depth.
 fn texts<'a>(value: &'a Value, keys: &[&str], found: &mut Vec<&'a str>) {
     match value {
         Value::Object(map) => {
@@ -128,7 +128,7 @@ fn the_page_loads_nothing_and_reads_what_a_snapshot_has() {
     ] {
         assert!(!page.contains(foreign), "{foreign}");
     }
-    // Names come from others: nothing is written as markup.
+    // Names are untrusted: nothing is written as markup.
     for unsafe_way in [
         "innerHTML",
         "outerHTML",

@@ -1,11 +1,10 @@
-//! What a daemon tells of itself in numbers.
+//! Metrics of a daemon.
 //!
-//! *What this room is for.* The threads that serve count ([`probes::IoRecord`] and its neighbours);
-//! somebody who asks gets a [`Snapshot`]: plain numbers of one moment, which never go down but by
-//! wrapping. It goes out as JSON (for `vnvme top` and the page), and as Prometheus' text
-//! ([`Snapshot::prometheus`]), whose metrics stand in one table ([`METRICS`]), from which
-//! documentation and tests are made. *What may not be done here.* Nothing is counted, opened or
-//! served.
+//! The serving threads count ([`probes::IoRecord`] and its neighbours). A reader gets a
+//! [`Snapshot`]: plain numbers of one moment, which never decrease except by wrapping. It is sent
+//! as JSON (for `vnvme top` and the page), and as Prometheus' text ([`Snapshot::prometheus`]). Its
+//! metrics are in one table ([`METRICS`]), from which documentation and tests are generated. This
+//! crate counts, opens and serves nothing.
 //!
 //! ```text
 //! IoRecord, QueueStats, Load  -(read, no lock)->  Snapshot  -> JSON  -> top, page

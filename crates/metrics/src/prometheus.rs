@@ -6,7 +6,7 @@ use crate::{Disk, Distribution, Metric, Namespace, Queue, Snapshot, Worker};
 use probes::{Failure, IoKind};
 use std::fmt::Display;
 
-/// Upper bounds of times: what is shown, and nanoseconds.
+/// Upper bounds of times: the label, and nanoseconds.
 const TIMES: [(&str, u64); 24] = [
     ("2e-07", 200),
     ("5e-07", 500),
@@ -89,13 +89,13 @@ fn namespaces<'a>(disks: &'a [Disk], mut each: impl FnMut(&'a str, &str, &'a Nam
     }
 }
 
-/// The sum over a disk's queues.
+/// Returns the sum over a disk's queues.
 fn sum(disk: &Disk, of: impl Fn(&Queue) -> u64) -> u64 {
     disk.queues.iter().map(of).fold(0, u64::wrapping_add)
 }
 
 impl Snapshot {
-    /// Prometheus' text form, as `/metrics` answers it.
+    /// Returns Prometheus' text form, which `/metrics` answers with.
     pub fn prometheus(&self) -> String {
         let mut page = Page::default();
         page.0
@@ -320,7 +320,7 @@ impl Snapshot {
     }
 }
 
-/// How many values are not above each bound.
+/// Returns the number of values up to each bound.
 fn below(
     of: &Distribution,
     bounds: &[(&'static str, u64)],

@@ -1,24 +1,23 @@
-//! What a daemon serves and how much it did, as numbers of one moment. Counters count since the
-//! process began.
+//! State and counters of a daemon at one moment. Counters count since the process began.
 
 use crate::Distribution;
 use probes::{Failure, IoKind, IoRecord};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Everything.
+/// State and counters of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// When it was taken, in nanoseconds of a clock that never goes back: for rates.
+    /// Time of the snapshot, in nanoseconds of a monotonic clock, for rates.
     pub at_ns: u64,
-    /// What is served, in the order of the configuration.
+    /// Disks, in the order of the configuration.
     pub disks: Vec<Disk>,
     /// Names of disks that are unavailable.
     #[serde(default)]
     pub unserved: Vec<String>,
     /// Volumes with limits or weights.
     pub limits: Vec<Limits>,
-    /// Volumes whose requests have failed, or that have a policy for those.
+    /// Volumes whose requests have failed, or that have an error policy.
     #[serde(default)]
     pub on_error: Vec<OnError>,
     /// Devices below.
@@ -29,7 +28,7 @@ pub struct Snapshot {
     pub process: Process,
 }
 
-/// How a disk is served.
+/// Kind of a disk's front-end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiskKind {
@@ -43,7 +42,7 @@ pub enum DiskKind {
 }
 
 impl DiskKind {
-    /// As configuration and metrics have it.
+    /// Returns the name used in configuration and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Controller => "controller",
@@ -53,14 +52,14 @@ impl DiskKind {
     }
 }
 
-/// One disk.
+/// State and counters of one disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Disk {
-    /// Its name, which no other disk of the daemon has.
+    /// Name of the disk, unique in the daemon.
     pub name: String,
-    /// How it is served.
+    /// Kind of the front-end.
     pub kind: DiskKind,
-    /// Its socket, or its block device.
+    /// Socket or block device of the disk.
     pub address: String,
     /// A client is attached.
     pub connected: bool,
@@ -70,15 +69,15 @@ pub struct Disk {
     pub resets: u64,
     /// Queues that went from one worker to another.
     pub migrations: u64,
-    /// What was done for each namespace. Exports and block devices have one, number 1.
+    /// Counters of each namespace. Exports and block devices have one, number 1.
     pub namespaces: Vec<Namespace>,
     /// Queues that were used.
     pub queues: Vec<Queue>,
 }
 
 impl Disk {
-    /// I/O commands that were fetched and not completed. Of a controller's admin queue one is
-    /// always there: it waits for events.
+    /// Returns the number of I/O commands that were fetched and not completed. A controller's admin
+    /// queue always has one, which waits for events.
     pub fn in_flight(&self) -> u64 {
         let admin = |queue: &Queue| self.kind == DiskKind::Controller && queue.id == 0;
         let io = self.queues.iter().filter(|queue| !admin(queue));
@@ -95,12 +94,12 @@ pub struct Operations {
     pub write: u64,
     /// Flushes.
     pub flush: u64,
-    /// All others.
+    /// Remaining kinds.
     pub other: u64,
 }
 
 impl Operations {
-    /// Of one kind.
+    /// Returns the count of one kind.
     pub const fn of(&self, kind: IoKind) -> u64 {
         match kind {
             IoKind::Read => self.read,
@@ -119,46 +118,46 @@ impl Operations {
         }
     }
 
-    /// Of all kinds.
+    /// Returns the sum of all kinds.
     pub fn all(&self) -> u64 {
         let each = IoKind::ALL.map(|kind| self.of(kind));
         each.into_iter().fold(0, u64::wrapping_add)
     }
 }
 
-/// What was done for one namespace.
+/// Counters of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Namespace {
-    /// Its number; 0: commands that named no namespace that there is.
+    /// Namespace ID; 0: commands without an existing namespace.
     pub nsid: u32,
     /// Path or URL of its volume; empty where that is not known any more.
     pub volume: String,
     /// Commands that ended, well or not.
     pub operations: Operations,
-    /// Bytes that the host has read.
+    /// Number of bytes that the host has read.
     pub bytes_read: u64,
-    /// Bytes that the host has written.
+    /// Number of bytes that the host has written.
     pub bytes_written: u64,
     /// Commands that failed, by kind; kinds that did not happen are left out.
     pub errors: BTreeMap<String, u64>,
-    /// Times of commands in nanoseconds from fetch to post, by operation: of reads and writes those
-    /// of one in 61, of the others all.
+    /// Times of commands in nanoseconds from fetch to post, by operation: of reads and writes one
+    /// in 61, of further operations all.
     pub latency: BTreeMap<String, Distribution>,
     /// Commands that a queue had in flight when one was fetched that is timed.
     pub depth: Distribution,
-    /// Where it has a direct path to a device: whether its commands take it now.
+    /// Whether commands take the direct path to a device now; `None` if there is no such path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direct: Option<bool>,
     /// Commands that took it.
     #[serde(default)]
     pub direct_commands: u64,
-    /// Of these, commands whose data was copied.
+    /// Number of direct commands whose data was copied.
     #[serde(default)]
     pub direct_bounced: u64,
 }
 
 impl Namespace {
-    /// An empty one.
+    /// Creates empty counters.
     pub fn new(nsid: u32) -> Self {
         Self {
             nsid,
@@ -166,8 +165,8 @@ impl Namespace {
         }
     }
 
-    /// Adds what one worker, or one queue, did for it. `ns_per_cycle`: nanoseconds for each
-    /// cycle of [`probes::cycles`].
+    /// Adds the counters of one worker, or one queue. `ns_per_cycle`: nanoseconds for each cycle of
+    /// [`probes::cycles`].
     pub fn add(&mut self, record: &IoRecord, ns_per_cycle: f64) {
         let add = |to: &mut u64, n: u64| *to = to.wrapping_add(n);
         for kind in IoKind::ALL {
@@ -193,7 +192,7 @@ impl Namespace {
         }
     }
 
-    /// Commands that failed.
+    /// Returns the number of commands that failed.
     pub fn failures(&self) -> u64 {
         self.errors.values().copied().fold(0, u64::wrapping_add)
     }
@@ -202,7 +201,7 @@ impl Namespace {
 /// One queue pair of a controller, one request queue of an export or block device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
-    /// Its number; 0 is a controller's admin queue.
+    /// Queue identifier; 0 is a controller's admin queue.
     pub id: u64,
     /// The worker that serves it now, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -211,7 +210,7 @@ pub struct Queue {
     pub commands: u64,
     /// Commands completed.
     pub completions: u64,
-    /// Doorbells that came as register writes, or kicks.
+    /// Doorbells that arrived as register writes, or kicks.
     pub mmio_doorbells: u64,
     /// Doorbells that were found in memory.
     pub shadow_doorbells: u64,
@@ -222,7 +221,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Commands fetched and not completed.
+    /// Returns the number of commands fetched and not completed.
     pub const fn in_flight(&self) -> u64 {
         // The two were not read at the same moment.
         self.commands.saturating_sub(self.completions)
@@ -240,23 +239,23 @@ pub struct Limits {
     pub bps: [u64; 3],
     /// Requests that had to wait.
     pub delayed: u64,
-    /// For how long, in nanoseconds, added up.
+    /// Sum of the throttled times, in nanoseconds.
     pub throttled_ns: u64,
     /// Weight among the slices of its device, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
 }
 
-/// What has become of a volume's requests that failed.
+/// Error counters of a volume's requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnError {
     /// Path or URL, as it was given.
     pub volume: String,
     /// Reads that failed, each time that they did.
     pub read_errors: u64,
-    /// Other requests.
+    /// Number of further requests that failed.
     pub write_errors: u64,
-    /// Of both, for want of space.
+    /// Number of errors, of both kinds, for want of space.
     pub no_space: u64,
     /// Failed requests that were begun once more.
     pub repeated: u64,
@@ -267,26 +266,26 @@ pub struct OnError {
 /// A device below.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Its URL.
+    /// URL of the device.
     pub device: String,
-    /// live, suspended or gone.
+    /// State of the device: live, suspended or gone.
     pub state: String,
-    /// Its resets so far.
+    /// Number of resets so far.
     pub resets: u64,
 }
 
 /// A worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Worker {
-    /// Its number.
+    /// Number of the worker.
     pub id: u64,
     /// Nanoseconds in which it had work.
     pub busy_ns: u64,
-    /// In which it polled without finding anything.
+    /// Time in which the worker polled without finding work.
     pub polling_ns: u64,
-    /// In which it slept.
+    /// Time in which the worker slept.
     pub asleep_ns: u64,
-    /// Of its thread's processor time, where that is known.
+    /// Processor time of the thread, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_ns: Option<u64>,
     /// Sleeps that have ended.
@@ -299,27 +298,27 @@ pub struct Worker {
     pub ring_calls: u64,
 }
 
-/// The process; what could not be found out is absent.
+/// State of the process; fields that could not be read are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Process {
     /// The program's version.
     pub version: String,
-    /// Its number.
+    /// Process ID.
     #[serde(default)]
     pub pid: u32,
-    /// That of the process that keeps its disks, if one does.
+    /// Process ID of the keeper process, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keeper: Option<u32>,
     /// Processes that served before this one, under a keeper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
-    /// How long nobody was served before this process took the place of the one before.
+    /// Time without service before this process replaced the previous one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_pause_ns: Option<u64>,
-    /// How the process before this one has ended, in words.
+    /// End of the previous process, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_end: Option<String>,
-    /// It serves all that it is to serve.
+    /// All configured disks are being served.
     #[serde(default)]
     pub ready: bool,
     /// Processor time in nanoseconds.
@@ -327,15 +326,15 @@ pub struct Process {
     /// Resident memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident: Option<u64>,
-    /// Of this what is no file's and no guest's.
+    /// Anonymous part of the resident memory, without files and guests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anonymous: Option<u64>,
     /// Virtual memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub virtual_memory: Option<u64>,
-    /// Its threads.
+    /// Number of threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u64>,
-    /// When it began, in seconds since 1970-01-01 UTC.
+    /// Start time of the process, in seconds since 1970-01-01 UTC.
     pub start: f64,
 }

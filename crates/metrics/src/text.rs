@@ -23,7 +23,7 @@ pub struct Family<'a> {
 /// A label: its name, which is one of ours, and its value, which may be anything.
 pub(crate) type Label<'a> = (&'a str, &'a str);
 
-/// Writing to a string does not fail.
+/// Appends to the text; writing to a string does not fail.
 fn put(text: &mut String, what: impl Display) {
     let _ = write!(text, "{what}");
 }
@@ -51,7 +51,7 @@ impl Exposition {
         }
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn finish(self) -> String {
         self.text
     }
@@ -88,7 +88,7 @@ impl Family<'_> {
         put(self.text, format_args!(" {value}\n"));
     }
 
-    /// A sample of a counter or a gauge.
+    /// Writes a sample of a counter or a gauge.
     pub fn sample(&mut self, labels: &[Label<'_>], value: impl Display) {
         debug_assert!(self.metric.kind != Type::Histogram, "{}", self.metric.name);
         self.begin();

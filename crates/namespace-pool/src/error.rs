@@ -1,27 +1,27 @@
-//! What can be wrong with a pool's folder.
+//! Errors of a pool's folder.
 
 use crate::Nguid;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a pool cannot be opened or changed.
+/// Error of opening or changing a pool.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// The system says so.
+    /// An operation on a file has failed.
     #[error("{}: {error}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// Error of the system.
         error: io::Error,
     },
     /// A file, a device, a FIFO.
     #[error("{}: this is no folder", .0.display())]
     NoFolder(PathBuf),
-    /// Another process has it.
+    /// The folder is locked by another process.
     #[error("{}: another process has this pool, and has locked it", .0.display())]
     Locked(PathBuf),
-    /// There are files of namespaces, and nothing that tells of them.
+    /// The folder has files of namespaces, but no manifest.
     #[error(
         "{}: it is a namespace's file, and the folder has no manifest (pool.toml) that tells of it: \
          put the manifest back, or take such files away",
@@ -31,9 +31,9 @@ pub enum PoolError {
     /// The manifest cannot be read as one.
     #[error("{}: this is no manifest of a pool: {why}", path.display())]
     Manifest {
-        /// It.
+        /// Path of the manifest.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the error.
         why: String,
     },
     /// A newer program has written it.
@@ -45,20 +45,20 @@ pub enum PoolError {
     TooNew {
         /// The manifest.
         path: PathBuf,
-        /// Of the format.
+        /// Version of the format.
         version: u32,
     },
-    /// The file of a namespace is not what the manifest says.
+    /// The file of a namespace contradicts the manifest.
     #[error("{}: the file of namespace {nsid} {why}", path.display())]
     File {
-        /// It.
+        /// Path of the file.
         path: PathBuf,
         /// The namespace.
         nsid: u32,
-        /// What is wrong.
+        /// Description of the contradiction.
         why: String,
     },
-    /// There is no such namespace.
+    /// The namespace does not exist.
     #[error("there is no namespace {0} in the pool")]
     Unknown(Nguid),
 }
@@ -71,7 +71,7 @@ impl PoolError {
         }
     }
 
-    /// What the folder lies on is full, or its user may have no more.
+    /// Returns whether the file system is full, or its quota is exhausted.
     pub fn is_full(&self) -> bool {
         use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
         match self {

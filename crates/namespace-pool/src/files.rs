@@ -9,15 +9,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Before and after the NGUID in the name of a namespace's file.
+/// Prefix and suffix of the NGUID in the name of a namespace's file.
 const BEFORE: &str = "namespace-";
 const AFTER: &str = ".raw";
 /// Bytes of the longest manifest that is read.
 const LONGEST: u64 = 16 << 20;
-/// Between two looks at the lock.
+/// Interval between checks of the lock.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The file of a namespace of the pool in this folder.
+/// Returns the path of a namespace's file in the pool's folder.
 pub fn file_of(folder: &Path, nguid: Nguid) -> PathBuf {
     folder.join(format!("{BEFORE}{nguid}{AFTER}"))
 }
@@ -30,7 +30,7 @@ pub struct Folder {
     file: File,
 }
 
-/// Neither a FIFO nor a link is followed.
+/// Returns open options that neither block on a FIFO nor follow a link.
 fn options() -> OpenOptions {
     let mut options = File::options();
     options
@@ -80,7 +80,7 @@ impl Folder {
         synced.map_err(|error| PoolError::io(&self.path, error))
     }
 
-    /// A file that has the name of a namespace's.
+    /// Returns a file that has the name of a namespace's file, if there is one.
     pub fn any_namespace(&self) -> Result<Option<PathBuf>, PoolError> {
         let failed = |error| PoolError::io(&self.path, error);
         for entry in std::fs::read_dir(&self.path).map_err(failed)? {
@@ -96,7 +96,7 @@ impl Folder {
         Ok(None)
     }
 
-    /// The manifest's text, if it is there.
+    /// Reads the manifest's text, if the manifest exists.
     pub fn read_manifest(&self) -> Result<Option<String>, PoolError> {
         let path = self.manifest_path();
         let failed = |error| PoolError::io(&path, error);
@@ -131,8 +131,8 @@ impl Folder {
         })?;
         let new = path.with_extension("toml.new");
         let written = || -> io::Result<()> {
-            // Made anew: what somebody has linked here, or a process has left that died, is not
-            // written to.
+            // The file is created anew: a link at this name, or a file left by a dead process, is
+            // not written to.
             match std::fs::remove_file(&new) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -153,7 +153,7 @@ impl Folder {
         self.sync()
     }
 
-    /// Makes the file of a namespace: a hole. What a process has left of it that died is replaced.
+    /// Makes the file of a namespace: a hole. A file left by a dead process is replaced.
     pub fn make_file(&self, entry: &Entry) -> Result<(), PoolError> {
         let path = self.file(entry.nguid());
         let made = || -> io::Result<()> {
@@ -177,7 +177,7 @@ impl Folder {
         }
     }
 
-    /// The file of a namespace is what the manifest says.
+    /// Checks that the file of a namespace matches the manifest.
     pub fn check_file(&self, entry: &Entry) -> Result<(), PoolError> {
         let path = self.file(entry.nguid());
         let found = std::fs::symlink_metadata(&path);

@@ -1,20 +1,20 @@
 //! A pool of capacity for namespaces that a host makes: a folder with a file for each namespace,
-//! and a manifest, `pool.toml`, of what is there.
+//! and a manifest, `pool.toml`, that lists them.
 //!
-//! A namespace is there when the manifest says so: that is replaced as a whole (written under
-//! another name, made durable, renamed, and the folder made durable). What is about to be made or
-//! removed stands in it beforehand, as `pending`; so who opens the folder after a kill or a loss
-//! of power knows which files nobody has, and removes them, and no others: what else is in the
-//! folder is not looked at.
+//! A namespace exists if the manifest lists it. The manifest is replaced as a whole (written under
+//! another name, made durable, renamed, and the folder made durable). A namespace that is about to
+//! be made or removed is entered beforehand, as `pending`. So the process that opens the folder
+//! after a kill or a loss of power knows the files without a namespace, and removes exactly these.
+//! All other files in the folder are ignored.
 //!
 //! | step | create | delete |
 //! |---|---|---|
-//! | 1 | manifest: pending | manifest: pending, and not there any more |
-//! | 2 | the file, durable, and its name | the file's name goes, durable |
-//! | 3 | manifest: there, and not pending | manifest: not pending |
+//! | 1 | manifest: pending | manifest: pending, and not listed any more |
+//! | 2 | the file, durable, and its name | the file's name removed, durable |
+//! | 3 | manifest: listed, and not pending | manifest: not pending |
 //!
-//! The folder belongs to the process that has locked it. Every call here may block. Nothing here
-//! knows NVMe beyond the numbers that a namespace has, or reads what is in a namespace.
+//! The folder belongs to the process that has locked it. Every call here may block. This crate
+//! knows no NVMe beyond the numbers of a namespace, and does not read the content of a namespace.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -54,9 +54,9 @@ pub struct PoolFolder {
 }
 
 impl PoolFolder {
-    /// Opens the folder, which has to be there; one that has no manifest and no namespace's file is
-    /// an empty pool. What a process has left behind that died is removed. A previous process is
-    /// waited for, at most for `limit`.
+    /// Opens the folder, which has to exist. A folder without a manifest and without a namespace's
+    /// file is an empty pool. Files left by a dead process are removed. Waits at most `limit` for a
+    /// previous process.
     ///
     /// # Errors
     /// [`PoolError`].
@@ -73,7 +73,8 @@ impl PoolFolder {
             }
         };
         let mut pool = PoolFolder { folder, manifest };
-        // What stays is tried again with the next deletion: it keeps no namespace from its host.
+        // Files that remain are removed with the next deletion: they keep no namespace from its
+        // host.
         let _ = pool.remove_pending();
         for entry in pool.manifest.namespaces() {
             pool.folder.check_file(entry)?;
@@ -81,26 +82,26 @@ impl PoolFolder {
         Ok(pool)
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The namespaces, as they are kept.
+    /// Returns the namespaces of the manifest.
     pub fn namespaces(&self) -> &[Entry] {
         self.manifest.namespaces()
     }
 
-    /// The file of a namespace.
+    /// Returns the path of a namespace's file.
     pub fn file(&self, nguid: Nguid) -> PathBuf {
         self.folder.file(nguid)
     }
 
-    /// Makes a namespace, which reads as zeroes. One with this NGUID that is there already stays as
-    /// it is. When this returns, it outlasts the process and a loss of power.
+    /// Makes a namespace, which reads as zeroes. An existing namespace with this NGUID stays as it
+    /// is. When this returns, the namespace survives the end of the process and a loss of power.
     ///
     /// # Errors
-    /// Nothing is there then, or what is there is found by who opens the folder next.
+    /// The namespace does not exist then, or the next process that opens the folder finds it.
     pub fn create(&mut self, new: &New) -> Result<(), PoolError> {
         if self.manifest.find(new.nguid).is_some() {
             return Ok(());
@@ -115,8 +116,8 @@ impl PoolFolder {
             self.folder.write_manifest(&with)
         });
         if let Err(error) = made {
-            // It may be in the manifest by now, as far as the disk knows: not before that says
-            // something else is the file removed.
+            // The manifest on the disk may list the namespace by now. The file is removed only
+            // after a manifest without it is durable.
             if self.folder.write_manifest(&self.manifest).is_ok() {
                 let _ = self.remove_pending();
             }
@@ -127,28 +128,28 @@ impl PoolFolder {
         Ok(())
     }
 
-    /// Removes a namespace, and its file. One that is not there is no error.
+    /// Removes a namespace, and its file. A missing namespace is no error.
     ///
     /// # Errors
-    /// It is there as before, or who opens the folder next finds that it is not.
+    /// The namespace exists as before, or the next process that opens the folder finds it removed.
     pub fn delete(&mut self, nguid: Nguid) -> Result<(), PoolError> {
         if self.manifest.find(nguid).is_none() {
             return Ok(());
         }
         self.replace(self.manifest.without(nguid))?;
         crash::point!("namespace-pool.delete.pending");
-        // It is gone, whatever becomes of its file: that is tried again with the next deletion, and
-        // by the next process.
+        // The namespace is removed, even if its file is not: that is retried with the next
+        // deletion, and by the next process.
         let _ = self.remove_pending();
         Ok(())
     }
 
-    /// Keeps that a controller has a namespace, or has it no more.
+    /// Saves whether a namespace is attached to a controller.
     ///
     /// # Errors
-    /// There is none of this NGUID, unless it is to be detached; its file is not what the manifest
-    /// says, if it is to be attached: nobody could open the folder then. Or it is not known what
-    /// the next process finds.
+    /// If there is no namespace of this NGUID, unless it is to be detached. If its file contradicts
+    /// the manifest and it is to be attached, because nobody could open the folder then. If saving
+    /// fails; the next process may find either state.
     pub fn set_attached(
         &mut self,
         nguid: Nguid,
@@ -172,12 +173,12 @@ impl PoolFolder {
         Ok(())
     }
 
-    /// Keeps that a namespace has blocks of so many bytes (512 or 4096) from now on, as many as it
-    /// has bytes for. When this returns, that outlasts the process and a loss of power.
+    /// Saves a new block size of a namespace (512 or 4096 bytes); the number of blocks follows from
+    /// its size. When this returns, the change survives the end of the process and a loss of power.
     ///
     /// # Errors
-    /// There is none of this NGUID, or its size is not a whole number of these. Or it is not known
-    /// what the next process finds.
+    /// If there is no namespace of this NGUID, or its size is not a multiple of the block size. If
+    /// saving fails; the next process may find either state.
     pub fn set_block_size(&mut self, nguid: Nguid, block_size: u32) -> Result<(), PoolError> {
         let Some(entry) = self.manifest.find(nguid) else {
             return Err(PoolError::Unknown(nguid));
@@ -207,8 +208,8 @@ impl PoolFolder {
         Ok(())
     }
 
-    /// Removes the files that nobody has. One that cannot be removed holds up no other: what a host
-    /// has deleted must not fill the disk because of it.
+    /// Removes the files without a namespace. A file that cannot be removed does not stop the rest:
+    /// data that a host has deleted must not fill the disk because of it.
     fn remove_pending(&mut self) -> Result<(), PoolError> {
         let (mut removed, mut result) = (BTreeSet::new(), Ok(()));
         for nguid in self.manifest.pending() {

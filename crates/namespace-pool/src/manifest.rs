@@ -24,10 +24,10 @@ const HEAD: &str = "# The namespaces of a pool; vnvme writes this file itself.\n
 pub struct Nguid(pub [u8; 16]);
 
 impl Nguid {
-    /// One that no namespace has had: a random UUID (RFC 9562, version 4).
+    /// Makes a new NGUID: a random UUID (RFC 9562, version 4).
     ///
     /// # Errors
-    /// The system has no random bytes.
+    /// If the system has no random bytes.
     pub fn random() -> Result<Self, getrandom::Error> {
         let mut id = [0; 16];
         getrandom::fill(&mut id)?;
@@ -106,37 +106,37 @@ impl Entry {
         }
     }
 
-    /// Namespace ID.
+    /// Returns the namespace ID.
     pub fn nsid(&self) -> u32 {
         self.nsid
     }
 
-    /// Its name, for good.
+    /// Returns the NGUID, which never changes.
     pub fn nguid(&self) -> Nguid {
         self.nguid
     }
 
-    /// Size in logical blocks.
+    /// Returns the size in logical blocks.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Logical block size in bytes.
+    /// Returns the logical block size in bytes.
     pub fn block_size(&self) -> u32 {
         self.block_size
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(self.block_size.into())
     }
 
-    /// Several controllers may have it.
+    /// Returns whether several controllers may have the namespace attached.
     pub fn shared(&self) -> bool {
         self.shared
     }
 
-    /// IDs of the controllers that have it.
+    /// Returns the IDs of the controllers to which the namespace is attached.
     pub fn attached(&self) -> &BTreeSet<u16> {
         &self.attached
     }
@@ -164,7 +164,7 @@ impl Default for Manifest {
     }
 }
 
-/// What tells of the version, whatever else a newer program writes.
+/// The version field, which every version of the format has.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
@@ -186,13 +186,14 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// As text. `None`: it has a form that cannot be written, which is a defect of this program.
+    /// Formats the manifest as TOML. `None`: it cannot be serialized, which is a defect of this
+    /// program.
     pub fn text(&self) -> Option<String> {
         let text = toml::to_string(self).ok()?;
         Some(format!("{HEAD}{text}"))
     }
 
-    /// Nothing in it contradicts the rest.
+    /// Checks the manifest for contradictions.
     pub fn check(&self, path: &Path) -> Result<(), PoolError> {
         let wrong = |why: String| PoolError::Manifest {
             path: path.into(),
@@ -239,7 +240,7 @@ impl Manifest {
         self.namespaces.iter().find(|entry| entry.nguid == nguid)
     }
 
-    // ---- what comes next
+    // ---- next states
 
     pub fn with_pending(&self, nguid: Nguid) -> Self {
         let mut next = self.clone();
@@ -267,7 +268,8 @@ impl Manifest {
         next
     }
 
-    /// `None`: a namespace is no whole number of these blocks.
+    /// Returns the manifest with another block size of a namespace. `None`: the namespace's size is
+    /// not a multiple of it.
     pub fn with_block_size(&self, nguid: Nguid, block_size: u32) -> Option<Self> {
         let mut next = self.clone();
         for entry in &mut next.namespaces {

@@ -15,14 +15,14 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{Extent, Info, Io, Kind, OpenQueue, Volume, VolumeError};
 
-/// How long one attempt to connect may take, with the handshake.
+/// Time limit of one attempt to connect, including the handshake.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How a volume uses its server.
+/// Options for using an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NbdOptions {
-    /// Connections of each worker that uses the volume. More than one: only where the server says
-    /// that they share their cache (`NBD_FLAG_CAN_MULTI_CONN`).
+    /// Number of connections of each worker that uses the volume. More than one is used only if the
+    /// server announces that its connections share their cache (`NBD_FLAG_CAN_MULTI_CONN`).
     pub connections: usize,
     /// A request that is not answered for so long ends its connection; it is sent again.
     pub timeout: Duration,
@@ -35,7 +35,7 @@ pub struct NbdOptions {
 }
 
 impl NbdOptions {
-    /// Most connections of a worker.
+    /// Maximum number of connections of a worker.
     pub const MOST_CONNECTIONS: usize = 16;
 }
 
@@ -51,19 +51,19 @@ impl Default for NbdOptions {
     }
 }
 
-/// What a volume has, and its queues and threads know.
+/// State of a volume, shared by its queues and threads.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) server: Server,
-    /// Told of each connection.
+    /// Keeper that each connection is registered with.
     keeper: Option<Arc<dyn ConnectionKeeper>>,
     addresses: Vec<SocketAddr>,
     pub(crate) options: NbdOptions,
-    /// As it was when the volume was opened.
+    /// Properties of the export when the volume was opened.
     pub(crate) export: Export,
-    /// Its size now, in bytes.
+    /// Current size of the export, in bytes.
     size: AtomicU64,
-    /// The size that was told last.
+    /// The size that was reported last.
     told: AtomicU64,
     /// The connection by which the volume was opened, for the first queue.
     first: Mutex<Option<Connected>>,
@@ -74,7 +74,7 @@ pub(crate) struct Shared {
     awaited: AtomicUsize,
     /// Connections that have ended.
     lost: AtomicU64,
-    /// Requests fail for want of a server, and that has been said.
+    /// Requests fail because the server is unreachable, and an error has been logged.
     overdue: AtomicBool,
     log: Log,
 }
@@ -101,11 +101,11 @@ impl Reachable for Shared {
 }
 
 impl Shared {
-    /// A connection to an export that is still what it was, but perhaps of another size.
+    /// Connects to the export, and verifies that it has not changed except perhaps in size.
     pub(crate) fn connect(&self) -> Result<Connected, ConnectError> {
         let mut connected = connect(&self.server, &self.addresses, CONNECT_LIMIT)?;
         let (was, is) = (&self.export, &connected.export);
-        // What requests were made for must still be there.
+        // Features that outstanding requests rely on must still be available.
         let needed = flags::SEND_FLUSH
             | flags::SEND_FUA
             | flags::SEND_TRIM
@@ -136,7 +136,7 @@ impl Shared {
         Ok(connected)
     }
 
-    /// The connection that is there already, once.
+    /// Returns the connection made when the volume was opened, once.
     pub(crate) fn take_first(&self) -> Option<Connected> {
         self.first.lock().unpoisoned().take()
     }
@@ -183,18 +183,19 @@ impl Shared {
         }
     }
 
-    /// Connections are waited for.
+    /// Adds connections that are awaited.
     pub(crate) fn awaits(&self, connections: usize) {
         self.awaited.fetch_add(connections, Ordering::Relaxed);
     }
 
-    /// One of them is there.
+    /// Counts a new connection, and ends the overdue state.
     pub(crate) fn connected(&self) {
         self.awaited.fetch_sub(1, Ordering::Relaxed);
         self.overdue.store(false, Ordering::Relaxed);
     }
 
-    /// One has ended, while so many requests were with the server; another is waited for.
+    /// Counts and logs the loss of a connection with `unanswered` outstanding requests; its
+    /// replacement is awaited.
     pub(crate) fn broken(&self, why: &dyn std::error::Error, unanswered: usize) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         self.awaits(1);
@@ -207,14 +208,14 @@ impl Shared {
         });
     }
 
-    /// There is another one, which took so long to make.
+    /// Logs a replaced connection, and the time that it took.
     pub(crate) fn made_again(&self, took: Duration) {
         self.log.connected.line(|left_out| {
             tracing::info!(left_out, "{}: connected after {took:.1?}", self.server);
         });
     }
 
-    /// The system gives no thread that connects.
+    /// Logs that no thread could be started to connect.
     pub(crate) fn no_thread(&self, error: &std::io::Error) {
         self.log.threads.line(|left_out| {
             let server = &self.server;
@@ -225,7 +226,7 @@ impl Shared {
         });
     }
 
-    /// Requests fail for want of a server.
+    /// Logs, once, that requests fail because the server is unreachable.
     pub(crate) fn overdue(&self) {
         if !self.overdue.swap(true, Ordering::Relaxed) {
             let (server, delay) = (&self.server, self.options.reconnect_delay);
@@ -236,14 +237,14 @@ impl Shared {
         }
     }
 
-    /// One queue less, which waited for so many connections.
+    /// Removes a queue that was waiting for `awaited` connections.
     pub(crate) fn close_queue(&self, awaited: usize) {
         self.awaited.fetch_sub(awaited, Ordering::Relaxed);
         self.queues.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Has a connection kept before anything is sent on it.
+/// Registers a connection with the keeper before anything is sent on it.
 fn kept(
     keeper: Option<&dyn ConnectionKeeper>,
     server: &Server,
@@ -252,7 +253,7 @@ fn kept(
     keeper?.keep(&server.to_string(), connected.fd.as_fd())
 }
 
-/// The part of a size that consists of whole blocks.
+/// Returns the part of a size that consists of whole blocks.
 fn whole_blocks(size: u64, block_size: u32) -> u64 {
     size - size % u64::from(block_size.max(1))
 }
@@ -273,8 +274,8 @@ impl NbdVolume {
         Self::open_kept(server, options, None)
     }
 
-    /// The same, with a keeper of connections for the next process, which ends those of the
-    /// previous one first.
+    /// Opens a volume as [`NbdVolume::open`] does, with a keeper of connections for the next
+    /// process. It ends the connections of the previous process first.
     ///
     /// # Errors
     /// As [`NbdVolume::open`].
@@ -327,7 +328,7 @@ impl NbdVolume {
         })))
     }
 
-    /// For those who show how the way to the server is.
+    /// Returns a handle to watch the connection state.
     pub fn watch(&self) -> ReachWatch {
         ReachWatch::new(self.0.clone())
     }

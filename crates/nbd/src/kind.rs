@@ -47,14 +47,14 @@ const RECONNECT_DELAY: UrlOption = UrlOption::new(
     "requests wait for a server that is away for so long, then fail until it is back (300s)",
 );
 
-/// Both kinds; `opened` is told of each volume that is opened.
+/// Returns both volume kinds; `opened` is called with the watch of each volume that is opened.
 pub fn kinds<X: 'static>(
     opened: impl Fn(ReachWatch) + Clone + Send + Sync + 'static,
 ) -> [VolumeKind<X>; 2] {
     kinds_kept(opened, None)
 }
 
-/// The same, with a keeper of connections for the next process.
+/// Returns both volume kinds, as [`kinds`] does, with a keeper of connections for the next process.
 pub fn kinds_kept<X: 'static>(
     opened: impl Fn(ReachWatch) + Clone + Send + Sync + 'static,
     keeper: Option<Arc<dyn ConnectionKeeper>>,
@@ -69,10 +69,10 @@ pub fn kinds_kept<X: 'static>(
     })
 }
 
-/// What a URL names.
+/// Parses the server of a URL.
 ///
 /// # Errors
-/// What is wrong with it.
+/// [`OpenError`], if an option or the name of the export is invalid.
 fn server(url: &mut VolumeUrl<'_>) -> Result<Server, OpenError> {
     let socket = url.options.take("socket", |text| Ok(text.to_owned()))?;
     let server = match (url.scheme() == NBD_UNIX.name, socket) {
@@ -85,8 +85,8 @@ fn server(url: &mut VolumeUrl<'_>) -> Result<Server, OpenError> {
     server.map_err(|why| OpenError::Other(why.into()))
 }
 
-/// The server's address in a volume's URL, if it is of one of these kinds: for a process that has
-/// to know to whom it will connect.
+/// Returns the server's address in a volume's URL, if it is of one of these kinds, for a process
+/// that has to know its peers in advance.
 pub fn address(url: &str) -> Option<Address> {
     let (scheme, rest) = url.split_once("://")?;
     let (name, query) = rest.rsplit_once('?').unwrap_or((rest, ""));

@@ -4,8 +4,8 @@
 //! by a Unix socket or by TCP, without TLS. [`protocol`] is the protocol alone, as code that
 //! touches no socket.
 //!
-//! What may be touched here: sockets to the servers that a user named. What may not: files, NVMe,
-//! guest memory but through the segments of requests.
+//! This crate accesses sockets to the servers that a user named. It opens no files, contains no
+//! NVMe code, and reaches guest memory only through the segments of requests.
 //!
 //! # How data passes through
 //!
@@ -18,8 +18,8 @@
 //! VolumeQueue::poll -> Completion <--- protocol::Replies <---'  (large data: into guest memory)
 //! ```
 //!
-//! A connection that breaks is replaced by another one, which a thread makes; what was not answered
-//! is sent again, or fails if that takes too long. Reads, writes, zeroing and trimming may be
+//! A connection that breaks is replaced by a new one, which a thread makes. Outstanding commands
+//! are sent again, or fail if that takes too long. Reads, writes, zeroing and trimming may be
 //! repeated. A write that was answered and not flushed is the server's to keep.
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
-//! What a controller answers: capsules, data, requests to transfer.
+//! Parser of a controller's PDUs: capsules, data, requests to transfer.
 //!
-//! The bytes come in pieces of any size. [`Answers::next`] takes some of them and says what they
-//! were; everything is checked against the command that it answers, so that the caller can carry
-//! it out without a further look: data lies within its command and comes in order, no byte comes
-//! twice, no more is asked for than the command has, and no command succeeds before all of its data
-//! has been moved.
+//! The bytes arrive in pieces of any size. [`Answers::next`] consumes some of them and returns
+//! their meaning. Everything is checked against the command that it answers, so that the caller can
+//! act on it without further checks. Data lies within its command and arrives in order, and no byte
+//! is received twice. No more data is requested than the command has, and no command succeeds
+//! before all of its data has been moved.
 
 use crate::frame::{Body, Came, DataRule, Digests, Head, Shape, head};
 use crate::in_flight::{Entry, InFlight};
@@ -14,52 +14,52 @@ use crate::violation::{Terminated, Violation};
 use nvme::Completion;
 use zerocopy::FromBytes;
 
-/// What some bytes were.
+/// Meaning of consumed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// Nothing yet, or nothing of interest.
+    /// No event.
     More,
     /// Data of a command.
     Data {
-        /// Of which command.
+        /// Identifier of the command.
         cid: u16,
-        /// Where, in bytes from the command's first one.
+        /// Offset in the command's data, in bytes.
         at: u32,
-        /// These.
+        /// Received data.
         bytes: &'a [u8],
     },
     /// The controller is ready for a part of a command's data.
     Transfer {
-        /// Of which command.
+        /// Identifier of the command.
         cid: u16,
         /// The controller's name of the request.
         tag: u16,
-        /// From here on, in bytes from the command's first one.
+        /// Offset in the command's data, in bytes.
         at: u32,
-        /// So many bytes.
+        /// Number of bytes.
         len: u32,
     },
     /// A command is over.
     End {
-        /// Which one.
+        /// Identifier of the command.
         cid: u16,
-        /// Its completion. Where none came but with the data's last piece, a success.
+        /// Completion of the command; a success, if the last piece of data was its only answer.
         completion: Completion,
         /// The digest of some of its data did not match: none of that counts.
         corrupt: bool,
     },
-    /// The controller ends the connection, and says why.
+    /// The controller ends the connection, with a reason.
     Terminated(Terminated),
 }
 
-/// Data that comes next.
+/// Data that follows in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// Of which command.
+    /// Identifier of the command.
     pub cid: u16,
-    /// Where, in bytes from the command's first one.
+    /// Offset in the command's data, in bytes.
     pub at: u32,
-    /// So many bytes.
+    /// Number of bytes that follow.
     pub left: u32,
 }
 
@@ -67,14 +67,14 @@ pub struct Expected {
 enum State {
     /// A PDU begins.
     Head,
-    /// Data of a command comes; with `success`, the command is over then.
+    /// Data of a command follows; with `success`, its end completes the command.
     Data {
         cid: u16,
         at: u32,
         success: bool,
         body: Body,
     },
-    /// What belongs to the end of the connection.
+    /// The rest of a PDU that ends the connection.
     Skip(Body),
     /// A command is over, and its data has come.
     Success { cid: u16 },
@@ -88,7 +88,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Of a connection with these limits.
+    /// Creates the parser of a connection with these limits.
     pub fn new(limits: &Limits) -> Self {
         Self {
             digests: limits.digests(),
@@ -96,8 +96,8 @@ impl Answers {
         }
     }
 
-    /// Data that comes next, all of which may be received where it belongs. `None` also where a
-    /// digest follows: such data comes by [`Answers::next`] only.
+    /// Returns the data that follows, if all of it may be received directly into the command's
+    /// memory. `None` also if a digest follows: such data is returned by [`Answers::next`] only.
     pub fn expects(&self) -> Option<Expected> {
         match &self.state {
             State::Data { cid, at, body, .. } if body.is_direct() => Some(Expected {
@@ -109,7 +109,7 @@ impl Answers {
         }
     }
 
-    /// So many bytes of what is expected have been received where they belong.
+    /// Records that `len` bytes of the expected data have been received into the command's memory.
     pub fn took(&mut self, len: u32) {
         if let State::Data { at, body, .. } = &mut self.state {
             let len = len.min(body.left);
@@ -118,8 +118,8 @@ impl Answers {
         }
     }
 
-    /// Looks at bytes: how many of them are used up, and what they were. With [`Answer::More`] and
-    /// none used, more bytes are needed.
+    /// Parses received bytes. Returns the number of bytes consumed, and their meaning. More bytes
+    /// are needed if none were consumed and the result is [`Answer::More`].
     ///
     /// # Errors
     /// [`Violation`].
@@ -165,7 +165,7 @@ impl Answers {
             }
             State::Skip(body) => Ok(match body.next(input) {
                 Came::Padding(used) => (used, Answer::More),
-                // All that comes behind it is dropped.
+                // All bytes behind it are dropped.
                 _ => (input.len(), Answer::More),
             }),
             State::Success { cid } => {
@@ -228,7 +228,7 @@ fn shape(kind: u8) -> Option<Shape> {
     })
 }
 
-/// The command of an identifier, which has not been answered yet.
+/// Returns the unanswered command of an identifier.
 fn find<T>(commands: &mut InFlight<T>, cid: u16) -> Result<&mut Entry<T>, Violation> {
     commands.open(cid).ok_or(Violation::Cid(cid))
 }
@@ -295,7 +295,7 @@ fn transfer<T>(head: &Head<'_>, commands: &mut InFlight<T>) -> Result<Answer<'st
     })
 }
 
-/// A command is over.
+/// Handles the end of a command.
 fn end<T>(
     commands: &mut InFlight<T>,
     cid: u16,

@@ -1,7 +1,7 @@
 //! Header and data digests: CRC32C ("NVMe over TCP Transport 1.1", 3.3.1.1), by the processor where
 //! it can.
 
-/// The digest of some bytes.
+/// Returns the digest of some bytes.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
@@ -11,17 +11,17 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 pub struct Running(u32);
 
 impl Running {
-    /// Of no bytes yet.
+    /// Starts a digest of no bytes.
     pub const fn new() -> Self {
         Self(0)
     }
 
-    /// Some more.
+    /// Adds bytes to the digest.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0 = crc32c::crc32c_append(self.0, bytes);
     }
 
-    /// Of all so far.
+    /// Returns the digest of all bytes so far.
     pub const fn value(self) -> u32 {
         self.0
     }

@@ -1,18 +1,18 @@
-//! What the streams of both sides have in common: the beginning of a PDU, and its data.
+//! Framing common to both directions: the header of a PDU, and its data.
 
 use crate::digest::{Running, crc32c};
 use crate::pdu::{CommonHeader, DIGEST, flags};
 use crate::violation::Violation;
 use zerocopy::FromBytes;
 
-/// What was agreed about digests.
+/// Negotiated digests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Digests {
     pub header: bool,
     pub data: bool,
 }
 
-/// What a PDU of some type looks like.
+/// Valid header fields of one type of PDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Header Length in bytes.
@@ -79,7 +79,7 @@ impl Head<'_> {
     }
 }
 
-/// What follows a header.
+/// State of the body that follows a header.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Body {
     /// Bytes of padding that are still to come.
@@ -90,12 +90,12 @@ pub(crate) struct Body {
     digest: Option<Running>,
 }
 
-/// What some bytes of a body were.
+/// Meaning of bytes of a body.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Came<'a> {
     /// More bytes are needed.
     Nothing,
-    /// So many bytes of padding.
+    /// Number of bytes of padding.
     Padding(usize),
     /// Data.
     Data(&'a [u8]),
@@ -104,17 +104,17 @@ pub(crate) enum Came<'a> {
 }
 
 impl Body {
-    /// Data comes next, and goes through no digest.
+    /// Returns whether data follows that needs no digest.
     pub(crate) fn is_direct(&self) -> bool {
         self.padding == 0 && self.left > 0 && self.digest.is_none()
     }
 
-    /// So many bytes of data have been received elsewhere.
+    /// Records that `len` bytes of data have been received elsewhere.
     pub(crate) fn took(&mut self, len: u32) {
         self.left = self.left.saturating_sub(len);
     }
 
-    /// Goes on with what has come.
+    /// Parses received bytes of the body.
     pub(crate) fn next<'a>(&mut self, input: &'a [u8]) -> Came<'a> {
         if self.padding > 0 {
             let used = input.len().min(self.padding as usize);
@@ -152,10 +152,10 @@ impl Body {
     }
 }
 
-/// Looks at the beginning of a PDU; `None` while not all of its header has come.
+/// Parses the header of a PDU; `None` while it is incomplete.
 ///
 /// # Errors
-/// Its type has no shape here (`shape`), or the header is not what its type has.
+/// [`Violation`], if `shape` has no shape for its type, or the header is invalid for its type.
 pub(crate) fn head(
     input: &[u8],
     digests: Digests,

@@ -5,13 +5,13 @@ use crate::violation::Violation;
 /// A request to transfer.
 #[derive(Debug)]
 pub struct Grant<T> {
-    /// What its maker keeps of it.
+    /// Data of the caller about the request.
     pub item: T,
     /// The command's identifier.
     pub cid: u16,
-    /// The next byte that comes, from the command's first one.
+    /// Offset of the next byte to be received, from the command's first one.
     pub(crate) next: u32,
-    /// Behind the last one.
+    /// Offset behind the last byte.
     pub(crate) end: u32,
 }
 
@@ -25,7 +25,7 @@ pub struct Grants<T> {
 }
 
 impl<T> Grants<T> {
-    /// Room for so many, 1 to 4096.
+    /// Creates a table with room for so many requests, 1 to 4096.
     pub fn new(room: u16) -> Self {
         let room = room.clamp(1, 4096);
         Self {
@@ -35,20 +35,20 @@ impl<T> Grants<T> {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// There is none.
+    /// Returns whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Enters a request for `len` bytes of a command's data from `from` on: its tag.
+    /// Enters a request for `len` bytes of a command's data from `from` on, and returns its tag.
     ///
     /// # Errors
-    /// There is no room, or the data has no such bytes: what its maker keeps comes back.
+    /// `item`, if there is no room, `len` is 0, or the range exceeds 32 bits.
     pub fn insert(&mut self, cid: u16, from: u32, len: u32, item: T) -> Result<u16, T> {
         let bits = self.bits;
         let end = from.checked_add(len).filter(|_| len > 0);
@@ -70,7 +70,7 @@ impl<T> Grants<T> {
         Ok(sequence.wrapping_shl(bits) | place)
     }
 
-    /// The request of a tag.
+    /// Returns the request of a tag.
     pub fn get(&mut self, tag: u16) -> Option<&mut Grant<T>> {
         let (place, bits) = (self.place(tag), self.bits);
         let (sequence, grant) = self.places.get_mut(place)?;
@@ -82,7 +82,7 @@ impl<T> Grants<T> {
         usize::from(tag & ((1u32 << self.bits) - 1) as u16)
     }
 
-    /// Takes a request out.
+    /// Removes a request.
     pub fn remove(&mut self, tag: u16) -> Option<Grant<T>> {
         self.get(tag)?;
         let place = self.place(tag);
@@ -91,7 +91,7 @@ impl<T> Grants<T> {
         grant
     }
 
-    /// Data is announced: whether it is the rest of the request's.
+    /// Checks announced data; returns whether it is the rest of the request's.
     pub(crate) fn announce(
         &mut self,
         tag: u16,

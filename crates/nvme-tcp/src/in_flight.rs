@@ -1,22 +1,22 @@
 //! A host's commands that have been sent and are not answered, by their identifiers.
 
-/// What a command's answer may be.
+/// Properties of a command that its answer is checked against.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// Bytes that the controller may send.
+    /// Maximum of bytes that the controller may send.
     pub data_in: u32,
-    /// It sends all of them, if it succeeds.
+    /// The controller sends all `data_in` bytes, if the command succeeds.
     pub whole: bool,
-    /// Bytes that the controller may ask for; none of those that were in the capsule.
+    /// Maximum of bytes that the controller may request, without those in the capsule.
     pub data_out: u32,
 }
 
 /// A command in flight.
 #[derive(Debug)]
 pub struct Entry<T> {
-    /// What its answer may be.
+    /// Properties of the command.
     pub asked: Asked,
-    /// What its sender keeps of it.
+    /// Data of the caller about the command.
     pub item: T,
     /// Bytes of data that have been announced, or come.
     pub(crate) received: u32,
@@ -24,7 +24,7 @@ pub struct Entry<T> {
     pub(crate) requested: u32,
     /// The digest of some of its data did not match.
     pub(crate) corrupt: bool,
-    /// It was answered.
+    /// The command was answered.
     pub(crate) ended: bool,
 }
 
@@ -39,10 +39,10 @@ pub struct InFlight<T> {
 }
 
 impl<T> InFlight<T> {
-    /// Most places that there can be.
+    /// Maximum number of places.
     pub const MOST: u16 = 4096;
 
-    /// Room for so many, 1 to [`Self::MOST`].
+    /// Creates a table with room for so many commands, 1 to [`Self::MOST`].
     pub fn new(room: u16) -> Self {
         let room = room.clamp(1, Self::MOST);
         Self {
@@ -53,25 +53,25 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of commands.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// There is none.
+    /// Returns whether there are no commands.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// There is room for no more.
+    /// Returns whether there is no room.
     pub fn is_full(&self) -> bool {
         self.free.is_empty()
     }
 
-    /// Enters a command; its identifier.
+    /// Enters a command and returns its identifier.
     ///
     /// # Errors
-    /// There is no room: what its sender keeps comes back.
+    /// `item`, if there is no room.
     pub fn insert(&mut self, asked: Asked, item: T) -> Result<u16, T> {
         let bits = self.bits;
         let place = self.free.last().copied();
@@ -98,7 +98,7 @@ impl<T> InFlight<T> {
         usize::from(cid & ((1u32 << self.bits) - 1) as u16)
     }
 
-    /// The command of an identifier.
+    /// Returns the command of an identifier.
     #[inline]
     pub fn get(&mut self, cid: u16) -> Option<&mut Entry<T>> {
         let (place, bits) = (self.place(cid), self.bits);
@@ -107,13 +107,13 @@ impl<T> InFlight<T> {
         entry.as_mut().filter(|_| named)
     }
 
-    /// The command of an identifier, which has not been answered.
+    /// Returns the unanswered command of an identifier.
     #[inline]
     pub(crate) fn open(&mut self, cid: u16) -> Option<&mut Entry<T>> {
         self.get(cid).filter(|entry| !entry.ended)
     }
 
-    /// Takes a command out.
+    /// Removes a command.
     pub fn remove(&mut self, cid: u16) -> Option<Entry<T>> {
         self.get(cid)?;
         let place = self.place(cid);
@@ -122,7 +122,7 @@ impl<T> InFlight<T> {
         entry
     }
 
-    /// All of them, with their identifiers.
+    /// Iterates over all commands, with their identifiers.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Entry<T>)> {
         let bits = self.bits;
         let places = (0u16..).zip(&mut self.places);
@@ -131,7 +131,7 @@ impl<T> InFlight<T> {
         })
     }
 
-    /// Takes all of them out.
+    /// Removes all commands.
     pub fn drain(&mut self) -> impl Iterator<Item = Entry<T>> {
         self.free.clear();
         self.free.extend((0..self.places.len() as u16).rev());
@@ -140,13 +140,13 @@ impl<T> InFlight<T> {
 }
 
 impl<T> Entry<T> {
-    /// It was answered, and is only kept by its sender.
+    /// Returns whether the command was answered, and is only kept by its sender.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 }
 
-/// A place and as much of a sequence as there is room for.
+/// Makes an identifier of a place, and of as many bits of a sequence as there is room for.
 fn name(place: u16, sequence: u16, bits: u32) -> u16 {
     sequence.wrapping_shl(bits) | place
 }

@@ -1,4 +1,4 @@
-//! How a connection begins: ICReq and ICResp ("NVMe over TCP Transport 1.1", 3.4.1).
+//! Initialization of a connection: ICReq and ICResp ("NVMe over TCP Transport 1.1", 3.4.1).
 
 use crate::frame::Digests;
 use crate::pdu::{
@@ -7,18 +7,18 @@ use crate::pdu::{
 use crate::violation::Violation;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What was agreed for a connection.
+/// Negotiated parameters of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Headers have digests.
     pub header_digest: bool,
     /// Data has digests.
     pub data_digest: bool,
-    /// Where the other side wants data to begin: at a multiple of so many dwords, zero-based.
+    /// Data alignment of the other side: a number of dwords, zero-based.
     pub alignment: u8,
-    /// Most bytes of data in one H2CData.
+    /// Maximum of data in one H2CData, in bytes.
     pub h2c_data: u32,
-    /// Requests to transfer that may be outstanding for a command, as the host says.
+    /// Maximum of outstanding requests to transfer for a command, set by the host.
     pub r2t: u32,
 }
 
@@ -31,7 +31,7 @@ impl Limits {
     }
 }
 
-/// What a host asks for.
+/// Parameters that a host requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Host {
     /// Headers have digests.
@@ -41,16 +41,17 @@ pub struct Host {
 }
 
 impl Host {
-    /// The request. One R2T at a time for each command is enough: it asks for as much as it likes.
+    /// Returns the request. It allows one outstanding R2T for each command, which may request any
+    /// length.
     pub fn request(&self) -> [u8; INITIALIZE] {
         let dgst = dgst(self.header_digest, self.data_digest);
         bytes(kind::IC_REQ, 0, dgst, 0)
     }
 
-    /// What came of it, by the controller's answer.
+    /// Returns the negotiated parameters, from the controller's response.
     ///
     /// # Errors
-    /// [`Violation`]: also when the controller does not have the digests that were asked for.
+    /// [`Violation`]: also when the controller does not have the digests that were requested.
     pub fn agree(&self, response: &[u8; INITIALIZE]) -> Result<Limits, Violation> {
         let response = read(response, kind::IC_RESP)?;
         if response.dgst & 3 != dgst(self.header_digest, self.data_digest) {
@@ -72,15 +73,16 @@ impl Host {
     }
 }
 
-/// What a controller answers.
+/// Parameters of a controller's response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Controller {
-    /// Most bytes of data in one H2CData: a multiple of 4, at least 4096.
+    /// Maximum of data in one H2CData, in bytes: a multiple of 4, at least 4096.
     pub h2c_data: u32,
 }
 
 impl Controller {
-    /// What a host's request asks for, and the answer. Digests are the host's choice.
+    /// Returns the negotiated parameters, from a host's request, and the response. Digests are the
+    /// host's choice.
     ///
     /// # Errors
     /// [`Violation`].

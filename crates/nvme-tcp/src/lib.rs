@@ -1,20 +1,19 @@
 //! NVMe over TCP ("NVMe over TCP Transport 1.1"), as code that touches no socket.
 //!
-//! Both sides speak from this room: a host sends command capsules and data and reads what a
-//! controller answers ([`Answers`]), a controller reads what a host sends ([`Requests`]). Bytes
-//! come in pieces of any size, as a socket gives them. Nothing of the other side's is believed:
-//! types, lengths, places of data, flags and digests are checked, and each answer against the
-//! command that it answers, so that what a parser tells of can be carried out without a further
-//! look.
+//! Both sides are implemented: a host sends command capsules and data and reads the controller's
+//! answers ([`Answers`]), a controller reads the host's PDUs ([`Requests`]). Bytes arrive in pieces
+//! of any size, as from a socket. Nothing from the other side is trusted: types, lengths, data
+//! offsets, flags and digests are checked, and each answer against its command. So the caller can
+//! act on a parser's results without further checks.
 //!
-//! What may be touched here: bytes. What may not: sockets, clocks, memory of guests, queues.
+//! This crate handles bytes. It has no sockets, clocks, queues or guest memory.
 //!
-//! # How a connection goes
+//! # Sequence of a connection
 //!
 //! ```text
 //! host                                   controller
-//!   ICReq  ------------------------------>         what each wants: Host::request
-//!          <------------------------------ ICResp  what was agreed: Limits
+//!   ICReq  ------------------------------>         requested parameters: Host::request
+//!          <------------------------------ ICResp  negotiated parameters: Limits
 //!   CapsuleCmd [data in the capsule] ---->
 //!          <------------------------------ R2T     a part of a write may be sent
 //!   H2CData ----------------------------->

@@ -7,14 +7,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a digest.
 pub const DIGEST: usize = 4;
-/// Most bytes before a PDU's data: a capsule's header and digest, with the alignment that fits them
+/// Maximum offset of a PDU's data: a capsule's header and digest, with the alignment that fits them
 /// worst, 72.
 pub const LONGEST_OFFSET: usize = 144;
 /// Bytes of [`Initialize`].
 pub const INITIALIZE: usize = 128;
 /// Bytes of a capsule's header with its command.
 pub const CAPSULE: usize = 72;
-/// Bytes of the headers that say where data belongs, and of the capsule with an answer.
+/// Size of the headers with a data offset, and of the capsule with an answer, in bytes.
 pub const SHORT: usize = 24;
 /// The longest PDU that ends a connection, in bytes.
 pub const LONGEST_TERMINATE: u32 = 152;
@@ -71,7 +71,7 @@ pub mod fes {
     pub const HEADER_FIELD: u16 = 1;
     /// PDU Sequence Error.
     pub const SEQUENCE: u16 = 2;
-    /// Header Digest Error; the information is the digest that came.
+    /// Header Digest Error; the information is the received digest.
     pub const HEADER_DIGEST: u16 = 3;
     /// Data Transfer Out of Range.
     pub const OUT_OF_RANGE: u16 = 4;
@@ -80,7 +80,7 @@ pub mod fes {
     /// Unsupported Parameter; the information is its place.
     pub const UNSUPPORTED: u16 = 6;
 
-    /// The standard's name.
+    /// Returns the standard's name.
     pub const fn name(fes: u16) -> Option<&'static str> {
         match fes {
             HEADER_FIELD => Some("Invalid PDU Header Field"),
@@ -138,8 +138,8 @@ wire! {
         pub pda @ 10: u8,
         /// [`digests`].
         pub dgst @ 11: u8,
-        /// In the request, MAXR2T: requests to transfer that may be outstanding for a command,
-        /// zero-based. In the response, MAXH2CDATA: most bytes of data in one H2CData.
+        /// MAXR2T in the request: maximum of outstanding requests to transfer for a command,
+        /// zero-based. MAXH2CDATA in the response: maximum of data in one H2CData, in bytes.
         pub limit @ 12: U32,
         /// Reserved.
         pub reserved @ 16: [u8; 112],
@@ -182,17 +182,17 @@ wire! {
         pub cccid @ 8: U16,
         /// Transfer Tag: the controller's name of the R2T; reserved in C2HData.
         pub ttag @ 10: U16,
-        /// From here on, in bytes from the command's first one (DATAO, R2TO).
+        /// Offset in the command's data, in bytes (DATAO, R2TO).
         pub offset @ 12: U32,
-        /// So many bytes (DATAL, R2TL).
+        /// Length in bytes (DATAL, R2TL).
         pub len @ 16: U32,
         /// Reserved.
         pub reserved @ 20: [u8; 4],
     }
 }
 
-/// Bytes from a PDU's beginning to its data: behind the header and its digest, at a multiple of
-/// what the receiver asked for (`pda`, as in [`Initialize::pda`]).
+/// Returns the offset of a PDU's data: behind the header and its digest, at a multiple of the
+/// receiver's alignment (`pda`, as in [`Initialize::pda`]).
 pub const fn data_offset(hlen: usize, header_digest: bool, pda: u8) -> usize {
     let alignment = (pda as usize + 1) * 4;
     let behind = if header_digest { hlen + DIGEST } else { hlen };

@@ -1,8 +1,8 @@
-//! What a host sends: capsules with commands, and data.
+//! Parser of a host's PDUs: capsules with commands, and data.
 //!
-//! The bytes come in pieces of any size. [`Requests::next`] takes some of them and says what they
-//! were. Data in a capsule is no longer than was agreed, and other data belongs to a request to
-//! transfer, of which it is the next.
+//! The bytes arrive in pieces of any size. [`Requests::next`] consumes some of them and returns
+//! their meaning. Data in a capsule is at most as long as negotiated. Other data belongs to a
+//! request to transfer and is its next piece.
 
 use crate::frame::{Body, Came, DataRule, Digests, Shape, head};
 use crate::grants::Grants;
@@ -12,14 +12,14 @@ use crate::violation::{Terminated, Violation};
 use nvme::Command;
 use zerocopy::FromBytes;
 
-/// What some bytes were.
+/// Meaning of consumed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// Nothing yet, or nothing of interest.
+    /// No event.
     More,
     /// A command; so many bytes of data follow in its capsule.
     Command {
-        /// It.
+        /// The command.
         command: Command,
         /// Bytes of data.
         data: u32,
@@ -28,21 +28,21 @@ pub enum Request<'a> {
     Transfer {
         /// The request's tag.
         tag: u16,
-        /// Where the data belongs, in bytes from the command's first one.
+        /// Offset in the command's data, in bytes.
         at: u32,
-        /// So many bytes.
+        /// Number of bytes.
         len: u32,
     },
     /// Data of the command or request to transfer that was named last.
     Data(&'a [u8]),
-    /// All of that data has come.
+    /// The end of that data.
     DataEnd {
-        /// Its digest does not match: it does not count.
+        /// The digest does not match: the data is invalid.
         corrupt: bool,
         /// The request to transfer has all of its data now.
         whole: bool,
     },
-    /// The host ends the connection, and says why.
+    /// The host ends the connection, with a reason.
     Terminated(Terminated),
 }
 
@@ -50,9 +50,9 @@ pub enum Request<'a> {
 enum State {
     /// A PDU begins.
     Head,
-    /// Data comes; `whole`: with it, the request to transfer has all.
+    /// Data follows; `whole`: its end completes the request to transfer.
     Data { body: Body, whole: bool },
-    /// What belongs to the end of the connection.
+    /// The rest of a PDU that ends the connection.
     Skip(Body),
 }
 
@@ -66,8 +66,8 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Of a connection with these limits, on which a capsule has `in_capsule` bytes of data at
-    /// most.
+    /// Creates the parser of a connection with these limits, on which a capsule has at most
+    /// `in_capsule` bytes of data.
     pub fn new(limits: &Limits, in_capsule: u32) -> Self {
         Self {
             digests: limits.digests(),
@@ -77,8 +77,9 @@ impl Requests {
         }
     }
 
-    /// So many bytes of data come next, all of which may be received where they belong. 0 also
-    /// where a digest follows: such data comes by [`Requests::next`] only.
+    /// Returns the number of data bytes that follow, if all of them may be received directly into
+    /// the request's memory. 0 also if a digest follows: such data is returned by
+    /// [`Requests::next`] only.
     pub fn expects(&self) -> u32 {
         match &self.state {
             State::Data { body, .. } if body.is_direct() => body.left,
@@ -86,15 +87,15 @@ impl Requests {
         }
     }
 
-    /// So many bytes of what is expected have been received where they belong.
+    /// Records that `len` bytes of the expected data have been received into the request's memory.
     pub fn took(&mut self, len: u32) {
         if let State::Data { body, .. } = &mut self.state {
             body.took(len);
         }
     }
 
-    /// Looks at bytes: how many of them are used up, and what they were. With [`Request::More`] and
-    /// none used, more bytes are needed.
+    /// Parses received bytes. Returns the number of bytes consumed, and their meaning. More bytes
+    /// are needed if none were consumed and the result is [`Request::More`].
     ///
     /// # Errors
     /// [`Violation`].
@@ -118,7 +119,7 @@ impl Requests {
             }),
             State::Skip(body) => Ok(match body.next(input) {
                 Came::Padding(used) => (used, Request::More),
-                // All that comes behind it is dropped.
+                // All bytes behind it are dropped.
                 _ => (input.len(), Request::More),
             }),
         }
@@ -160,7 +161,7 @@ impl Requests {
                 }
                 let tag = piece.ttag.get();
                 let whole = grants.announce(tag, piece.cccid.get(), at, len)?;
-                // One that says too early that it was the last would never send the rest.
+                // A host that sets LAST too early would never send the rest.
                 if head.has(flags::LAST) && !whole {
                     return Err(Violation::Last);
                 }

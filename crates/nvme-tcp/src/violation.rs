@@ -1,8 +1,8 @@
-//! How the other side breaks the protocol.
+//! Violations of the protocol by the other side.
 
 use crate::pdu::fes;
 
-/// How the other side breaks the protocol. The connection cannot be used any more.
+/// Violation of the protocol by the other side. The connection cannot be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// A PDU of a kind that does not belong here.
@@ -11,13 +11,13 @@ pub enum Violation {
     /// A field of a header that has no such value.
     #[error("a PDU of type {kind:#04x} whose {field} is {value}")]
     Field {
-        /// Its type.
+        /// Type of the PDU.
         kind: u8,
         /// The field.
         field: &'static str,
-        /// Its place in the header, in bytes.
+        /// Offset of the field in the header, in bytes.
         at: u8,
-        /// Its value.
+        /// Value of the field.
         value: u32,
     },
     /// The digest of a header does not match.
@@ -25,7 +25,7 @@ pub enum Violation {
     HeaderDigest {
         /// The PDU's type.
         kind: u8,
-        /// The digest that came.
+        /// The received digest.
         digest: u32,
     },
     /// No command has this identifier.
@@ -34,35 +34,34 @@ pub enum Violation {
     /// No request to transfer has this tag.
     #[error("data for a request to transfer that was never made, or has all of it (tag {0:#06x})")]
     Tag(u16),
-    /// Data outside of what was asked for, out of order, or more than was asked for.
+    /// Data outside of the requested range, out of order, or more than was requested.
     #[error(
         "data outside of what was asked for (from {offset}, {len} bytes, expected from {expected})"
     )]
     Range {
-        /// Where it is said to belong.
+        /// Offset given in the PDU.
         offset: u32,
-        /// How much.
+        /// Length in bytes.
         len: u32,
-        /// Where the next byte belongs.
+        /// Expected offset of the next byte.
         expected: u32,
     },
-    /// More data in one PDU than was agreed.
+    /// A PDU with more data than negotiated.
     #[error("a PDU with {0} bytes of data, more than was agreed")]
     Limit(u32),
     /// A command has succeeded, and not all of its data has been moved.
     #[error("a command is said to have succeeded, of whose data bytes are missing")]
     Incomplete,
-    /// The last piece is said to be the last, and is not; or the reverse.
+    /// The LAST flag is set before the last piece, or missing on it.
     #[error("the end of a command's data is not where it is said to be")]
     Last,
-    /// What was negotiated cannot be.
+    /// Negotiated parameters are invalid.
     #[error("{0}")]
     Negotiation(&'static str),
 }
 
 impl Violation {
-    /// What a request to terminate the connection says about it: Fatal Error Status and
-    /// Information.
+    /// Returns Fatal Error Status and Information for a request to terminate the connection.
     pub const fn fatal_error(&self) -> (u16, u32) {
         match *self {
             Self::Kind(_) | Self::Last | Self::Incomplete => (fes::SEQUENCE, 0),
@@ -78,7 +77,7 @@ impl Violation {
     }
 }
 
-/// The other side has ended the connection, and says why.
+/// Reason for which the other side has ended the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminated {
     /// Fatal Error Status ([`fes`]).

@@ -34,22 +34,22 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Of a connection with these limits.
+    /// Creates the writer of a connection with these limits.
     pub const fn new(limits: Limits) -> Self {
         Self { limits }
     }
 
-    /// What was agreed.
+    /// Returns the negotiated parameters.
     pub const fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The digest of data follows it.
+    /// Returns whether data is followed by its digest.
     pub const fn data_digest(&self) -> bool {
         self.limits.data_digest
     }
 
-    /// A host's command, followed by so many bytes of data.
+    /// Builds the header of a host's command, which is followed by `data` bytes of data.
     pub fn command(&self, command: &Command, data: u32) -> Header {
         let pdu = CapsuleCmd {
             ch: self.common(kind::CAPSULE_CMD, CAPSULE, 0, data),
@@ -58,13 +58,14 @@ impl Writer {
         self.header(pdu.as_bytes(), data)
     }
 
-    /// A host's data for a request to transfer. `last`: the request has all of its data with it.
+    /// Builds the header of a host's data for a request to transfer. `last`: it completes the
+    /// request.
     pub fn h2c_data(&self, cid: u16, tag: u16, at: u32, len: u32, last: bool) -> Header {
         let flags = if last { flags::LAST } else { 0 };
         self.piece(kind::H2C_DATA, flags, (cid, tag), (at, len), len)
     }
 
-    /// A controller's answer.
+    /// Builds a controller's answer.
     pub fn completion(&self, completion: &Completion) -> Header {
         let pdu = CapsuleResp {
             ch: self.common(kind::CAPSULE_RESP, SHORT, 0, 0),
@@ -73,14 +74,15 @@ impl Writer {
         self.header(pdu.as_bytes(), 0)
     }
 
-    /// A controller's data. `last`: it is the end of the command's; `success`: and its answer, too.
+    /// Builds the header of a controller's data. `last`: it completes the command's data.
+    /// `success`: it is the command's answer, too.
     pub fn c2h_data(&self, cid: u16, at: u32, len: u32, last: bool, success: bool) -> Header {
         let last = if last { flags::LAST } else { 0 };
         let flags = last | if success { flags::SUCCESS } else { 0 };
         self.piece(kind::C2H_DATA, flags, (cid, 0), (at, len), len)
     }
 
-    /// A controller's request to transfer.
+    /// Builds a controller's request to transfer.
     pub fn r2t(&self, cid: u16, tag: u16, at: u32, len: u32) -> Header {
         self.piece(kind::R2T, 0, (cid, tag), (at, len), 0)
     }
@@ -155,7 +157,8 @@ fn crc_if(wanted: bool, header: &[u8]) -> Option<[u8; DIGEST]> {
     wanted.then(|| crc32c(header).to_le_bytes())
 }
 
-/// What is sent last, to a side that broke the protocol: why. `from_host`: by a host.
+/// Builds the last PDU to a side that violated the protocol, with the reason. `from_host`: this
+/// side is the host.
 pub(crate) fn terminate(from_host: bool, why: Terminated) -> Header {
     let kind = match from_host {
         true => kind::H2C_TERM_REQ,
@@ -181,12 +184,14 @@ pub(crate) fn terminate(from_host: bool, why: Terminated) -> Header {
 }
 
 impl Violation {
-    /// What a host sends to a controller that breaks the protocol, before it closes the connection.
+    /// Builds the PDU by which a host reports a controller's violation, before it closes the
+    /// connection.
     pub fn h2c_term_req(&self) -> Header {
         terminate(true, self.terminated())
     }
 
-    /// What a controller sends to a host that breaks the protocol, before it closes the connection.
+    /// Builds the PDU by which a controller reports a host's violation, before it closes the
+    /// connection.
     pub fn c2h_term_req(&self) -> Header {
         terminate(false, self.terminated())
     }

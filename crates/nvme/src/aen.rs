@@ -14,8 +14,8 @@ pub struct AsyncEvent {
     pub aet: EventType,
     #[bits(5)]
     __: u8,
-    /// Asynchronous Event Information: an [`ErrorEvent`], [`SmartEvent`],
-    /// [`Notice`] ..., as the type says.
+    /// Asynchronous Event Information: an [`ErrorEvent`], [`SmartEvent`], [`Notice`] ..., depending
+    /// on the type.
     pub aei: u8,
     /// Log page to read, which clears the event.
     #[bits(8)]

@@ -91,7 +91,7 @@ impl Completion {
         U16::new((status.into_bits() << 1) | phase as u16)
     }
 
-    /// Both result dwords as one number, `dw0` low.
+    /// Returns both result dwords as one number, `dw0` low.
     #[inline]
     pub const fn result64(&self) -> u64 {
         (self.dw1.get() as u64) << 32 | self.dw0.get() as u64

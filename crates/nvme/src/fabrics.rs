@@ -1,7 +1,7 @@
 //! Fabrics commands and their data: NVMe Base 2.1, 6.
 //!
 //! All of them have the opcode [`AdminOpcode::FABRICS`](crate::AdminOpcode::FABRICS), on every
-//! queue, and say by their type (FCTYPE, in the first byte of the NSID field) which they are:
+//! queue. Their type (FCTYPE, in the first byte of the NSID field) distinguishes them:
 //!
 //! ```
 //! use nvme::fabrics::{self, Connect, Fctype};
@@ -25,9 +25,9 @@ use crate::{Completion, Status};
 
 /// The name of the discovery subsystem (NVMe Base 2.1, 4.7).
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// In the CNTLID of Connect: the subsystem chooses a controller (dynamic controller model).
+/// CNTLID of a Connect by which the subsystem chooses a controller (dynamic controller model).
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
-/// In the SQHD of the answer to Connect: there is no flow control of the submission queue.
+/// SQHD of the answer to Connect without flow control of the submission queue.
 pub const SQHD_NO_FLOW_CONTROL: u16 = 0xffff;
 /// Bytes of Connect's data.
 pub const CONNECT_DATA_LEN: u32 = 1024;
@@ -73,7 +73,8 @@ pub mod status {
     pub const CONNECT_INCOMPATIBLE_FORMAT: Status = code(0x80);
     /// Connect Controller Busy: an association exists already.
     pub const CONNECT_CONTROLLER_BUSY: Status = code(0x81);
-    /// Connect Invalid Parameters; the answer says which one ([`super::InvalidParameter`]).
+    /// Connect Invalid Parameters; the answer has the parameter's location
+    /// ([`super::InvalidParameter`]).
     pub const CONNECT_INVALID_PARAMETERS: Status = code(0x82);
     /// Connect Restart Discovery.
     pub const CONNECT_RESTART_DISCOVERY: Status = code(0x83);
@@ -86,7 +87,7 @@ pub mod status {
     /// Authentication Required.
     pub const AUTHENTICATION_REQUIRED: Status = code(0x91);
 
-    /// The standard's name of a fabrics command's status; [`Status::name`] of others.
+    /// Returns the standard's name of a fabrics command's status, or else [`Status::name`].
     pub const fn name(status: Status) -> Option<&'static str> {
         match (status.sct(), status.sc()) {
             (StatusCodeType::COMMAND_SPECIFIC, 0x80) => Some("Connect Incompatible Format"),
@@ -213,9 +214,9 @@ pub struct Property {
     pub is_64_bits: bool,
     /// A size that is neither is asked for.
     pub is_other: bool,
-    /// Its place: that of the register.
+    /// Offset: that of the register.
     pub offset: u32,
-    /// What is to be set.
+    /// Value to be set.
     pub value: u64,
 }
 
@@ -259,14 +260,14 @@ pub const fn property(entry: &Completion) -> u64 {
 pub struct Authentication {
     /// Security Protocol.
     pub secp: u8,
-    /// Both bytes of SP Specific, the first one in the low byte.
+    /// SP Specific, two bytes, the first one in the low byte.
     pub spsp: u16,
     /// Bytes of the message, or of the room for it.
     pub len: u32,
 }
 
 impl Authentication {
-    /// Of the protocols for NVMe, with a message of so many bytes.
+    /// Makes the parameters of an NVMe authentication message of `len` bytes.
     pub const fn nvme(len: u32) -> Self {
         Self {
             secp: 0xe9,
@@ -275,7 +276,7 @@ impl Authentication {
         }
     }
 
-    /// It is of the protocols for NVMe.
+    /// Returns whether the security protocol is one for NVMe.
     pub const fn is_nvme(&self) -> bool {
         self.secp == 0xe9 && self.spsp == 0x0101
     }
@@ -309,7 +310,7 @@ impl Authentication {
     }
 }
 
-/// Disconnect (NVMe Base 2.1, 6.4): deletes the I/O queue that it comes on.
+/// Disconnect (NVMe Base 2.1, 6.4): deletes the I/O queue on which it is sent.
 pub fn disconnect(cid: u16) -> Command {
     command(Fctype::DISCONNECT, cid)
 }

@@ -252,8 +252,8 @@ pub struct AsyncEventConfig {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct LbaStatusAttributes {
-    /// LBA Status Information Report Interval: an alert comes so long after the log page was read,
-    /// at least.
+    /// LBA Status Information Report Interval: shortest time between reading the log page and the
+    /// next alert.
     pub lsiri: u16,
     /// LBA Status Information Poll Interval: the host should not read the log page more often. Not
     /// changeable.

@@ -1,10 +1,11 @@
-//! The standard's words: registers, commands, completions, identify, log pages, status.
+//! Data structures of the NVMe standard: registers, commands, completions, identify, log pages,
+//! status.
 //!
-//! Both ends of a queue speak from this room: the controller builds what a host driver parses, out
-//! of the same types. Here live layouts, bit positions, names and small pure helpers, each with its
-//! section of the standard (NVMe Base 2.1, NVM Command Set 1.1, NVMe over PCIe Transport 1.1). No
-//! policy, no state, no memory access, no allocation: what a controller supports, or what a host
-//! does with an answer, is decided elsewhere.
+//! Both ends of a queue use the same types: the controller builds them, and a host driver parses
+//! them. The crate contains layouts, bit positions, names and small pure helpers, each with its
+//! section of the standard (NVMe Base 2.1, NVM Command Set 1.1, NVMe over PCIe Transport 1.1). It
+//! has no policy, state, memory access or allocation: the features of a controller, and a host's
+//! reaction to an answer, are decided elsewhere.
 //!
 //! Every wire type may be made from any bytes. Integers are little endian with alignment 1; values
 //! that the standard enumerates are open (an unknown value is data); zero-based fields end in `_z`;

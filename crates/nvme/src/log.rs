@@ -98,8 +98,8 @@ open_values! {
     }
 }
 
-/// Entry of the Error Information log, 64 bytes (NVMe Base 2.1, 5.1.12.1.2). The
-/// newest entry comes first.
+/// Entry of the Error Information log, 64 bytes (NVMe Base 2.1, 5.1.12.1.2). The newest entry is
+/// the first.
 #[derive(
     Clone,
     Copy,
@@ -285,8 +285,8 @@ pub struct FirmwareSlot {
 
 wire_layout!(FirmwareSlot, 512, afi @ 0, frs @ 8);
 
-/// What the Boot Partition log begins with, 16 bytes (NVMe Base 2.1, 5.1.12.1.19); the partition's
-/// data follows.
+/// Header of the Boot Partition log, 16 bytes (NVMe Base 2.1, 5.1.12.1.19); the partition's data
+/// follows.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct BootPartitionHeader {
@@ -311,7 +311,7 @@ pub struct ActiveFirmware {
     pub current: u8,
     #[bits(1)]
     __: u8,
-    /// Slot that the next Controller Level Reset activates; 0 for not told.
+    /// Slot that the next Controller Level Reset activates; 0 if not reported.
     #[bits(3)]
     pub next: u8,
     #[bits(1)]

@@ -1,8 +1,8 @@
-//! PCI configuration space of an NVMe controller: NVMe over PCIe Transport 1.1, 3; PCI
-//! Express Base 6.0, 7.5 to 7.7.
+//! PCI configuration space of an NVMe controller: NVMe over PCIe Transport 1.1, 3; PCI Express Base
+//! 6.0, 7.5 to 7.7.
 //!
-//! Offsets and bits only, for what builds or reads the space. Offsets of a capability
-//! are relative to its start.
+//! Offsets and bits only, for code that builds or reads the space. Offsets of a capability are
+//! relative to its start.
 
 /// Class code of an NVM Express I/O controller: mass storage (01h), NVM (08h), NVMe I/O controller
 /// (02h), as in bits 23:0 of the word at [`CLASS_REVISION`] shifted right by 8.
@@ -133,7 +133,7 @@ pub mod msix {
     pub const CONTROL_FUNCTION_MASK: u16 = 1 << 14;
     /// Control: MSI-X Enable.
     pub const CONTROL_ENABLE: u16 = 1 << 15;
-    /// Most entries in a table.
+    /// Maximum number of entries in a table.
     pub const MAX_ENTRIES: u16 = 2048;
     /// Size of a table entry in bytes.
     pub const ENTRY_SIZE: usize = 16;

@@ -86,7 +86,7 @@ pub const fn doorbell_offset(qid: u16, is_cq: bool, dstrd: u8) -> u64 {
     DOORBELLS + (2 * qid as u64 + is_cq as u64) * doorbell_stride(dstrd)
 }
 
-/// A doorbell, named by what it belongs to.
+/// A doorbell, identified by its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Doorbell {
     /// Queue identifier; 0 is the Admin queue pair.
@@ -421,7 +421,7 @@ impl Cmbsz {
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbmsc {
-    /// Capabilities Registers Enabled: CMBLOC and CMBSZ say what there is.
+    /// Capabilities Registers Enabled: CMBLOC and CMBSZ describe the buffer.
     pub cre: bool,
     /// Controller Memory Space Enable: addresses of commands may be of it.
     pub cmse: bool,
@@ -530,7 +530,7 @@ mod tests {
         assert_eq!(Cmbsz::new().with_szu(1).into_bits(), 1 << 8);
         assert_eq!(Cmbsz::new().with_sz(1).into_bits(), 1 << 12);
         assert_eq!(Cmbsz::new().with_sz(3).with_szu(2).bytes(), 3 << 20);
-        // As Linux writes it: an address with two bits.
+        // Value as written by Linux: an address with two bits.
         let cmbmsc = Cmbmsc::from_bits(0xfeb0_0003);
         assert!(cmbmsc.cre() && cmbmsc.cmse());
         assert_eq!(cmbmsc.cba() << 12, 0xfeb0_0000);

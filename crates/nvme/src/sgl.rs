@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(descriptor.subtype(), SglSubtype::ADDRESS);
     }
 
-    /// As the TCP transport has them ("NVMe over TCP Transport 1.1", 3.5).
+    /// Descriptors of the TCP transport ("NVMe over TCP Transport 1.1", 3.5).
     #[test]
     fn descriptors_of_fabrics() {
         let inside = SglDescriptor::in_capsule(0, 1024);

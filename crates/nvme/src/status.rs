@@ -17,12 +17,12 @@ open_values! {
     }
 }
 
-/// The 15 status bits of a completion, without the phase tag: bits 31:17 of
-/// dword 3, moved down to bit 0.
+/// The 15 status bits of a completion, without the phase tag: bits 31:17 of dword 3, moved down to
+/// bit 0.
 ///
 /// The constants have neither `dnr` nor `more` set: whether a retry can succeed depends on the
-/// case, so say it where it is known (`Status::INVALID_FIELD.with_dnr(true)`). `==` compares every
-/// bit; [`Status::is`] compares type and code only.
+/// case, so the caller adds it (`Status::INVALID_FIELD.with_dnr(true)`). `==` compares every bit;
+/// [`Status::is`] compares type and code only.
 #[bitfield(u16)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct Status {
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(status.without_flags(), Status::INVALID_FIELD);
         assert_eq!(status.into_result(), Err(status));
         assert!(Status::SUCCESS.with_more(true).is_success());
-        // The same code of another type is another status.
+        // Equal codes of different types are different statuses.
         assert!(!Status::INVALID_OPCODE.is(Status::INVALID_QUEUE_IDENTIFIER));
         assert!(!Status::COMPLETION_QUEUE_INVALID.is_success());
     }

@@ -2,9 +2,9 @@
 
 use nvme::log::FdpEventType as Type;
 
-/// The events that hosts may enable, ascending. Of them [`Type::UNIT_NOT_FULLY_WRITTEN`] and
-/// [`Type::INVALID_PLACEMENT_IDENTIFIER`] happen here; the others never do: there is no time limit,
-/// no reset changes a handle, and nothing moves data.
+/// Events that hosts may enable, in ascending order. Only [`Type::UNIT_NOT_FULLY_WRITTEN`] and
+/// [`Type::INVALID_PLACEMENT_IDENTIFIER`] occur here. The remaining ones never do: there is no time
+/// limit, no reset changes a handle, and nothing moves data.
 pub const SUPPORTED_EVENTS: [Type; 6] = [
     Type::UNIT_NOT_FULLY_WRITTEN,
     Type::UNIT_TIME_LIMIT_EXCEEDED,
@@ -14,21 +14,21 @@ pub const SUPPORTED_EVENTS: [Type; 6] = [
     Type::IMPLICITLY_MODIFIED_HANDLE,
 ];
 
-/// Some of [`SUPPORTED_EVENTS`].
+/// A set of [`SUPPORTED_EVENTS`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventSet(pub(crate) u64);
 
 impl EventSet {
-    /// None.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// The same with another type; `None`: it is not supported.
+    /// Returns the set with another type added; `None`: the type is not supported.
     pub fn with(self, ty: Type) -> Option<Self> {
         let at = SUPPORTED_EVENTS.iter().position(|known| *known == ty)?;
         Some(Self(self.0 | 1 << at))
     }
 
-    /// It is one of them.
+    /// Returns whether the set contains the type.
     pub fn contains(self, ty: Type) -> bool {
         Self::NONE
             .with(ty)
@@ -36,14 +36,14 @@ impl EventSet {
     }
 }
 
-/// Something that has happened.
+/// An event of the placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What.
+    /// Type of the event.
     pub ty: Type,
     /// The Placement Identifier that the host gave.
     pub identifier: u16,
-    /// The reclaim unit handle that it came to.
+    /// Reclaim unit handle of the event.
     pub handle: u16,
     /// NSID of the namespace.
     pub nsid: u32,

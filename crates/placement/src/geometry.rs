@@ -1,12 +1,11 @@
-//! What the placement of a namespace is like.
+//! Geometry of a namespace's placement: handles, and the size of reclaim units.
 
 /// Placement handles of a namespace at most ("NVM Command Set 1.1", 4.1.6: 128).
 pub const MAX_HANDLES: u16 = 128;
 /// Blocks of a reclaim unit at most.
 pub const MAX_UNIT: u64 = 1 << 40;
 
-/// How many handles there are, and how large the units. It does not change while the namespace is
-/// there.
+/// Number of handles, and size of the reclaim units. It does not change while the namespace exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Placement handles, and as many reclaim unit handles: handle 0 is the default one. 1 to
@@ -18,7 +17,7 @@ pub struct Geometry {
     pub block: u32,
 }
 
-/// Why a placement cannot be like that.
+/// Error in a geometry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
     /// No handle, or too many.
@@ -30,6 +29,8 @@ pub enum GeometryError {
 }
 
 impl Geometry {
+    /// Checks the number of handles and the size of the units.
+    ///
     /// # Errors
     /// [`GeometryError`].
     pub fn check(&self) -> Result<(), GeometryError> {
@@ -42,7 +43,7 @@ impl Geometry {
         Ok(())
     }
 
-    /// Bytes of a reclaim unit.
+    /// Returns the size of a reclaim unit in bytes.
     pub fn unit_bytes(&self) -> u64 {
         self.unit.saturating_mul(self.block.into())
     }

@@ -1,10 +1,11 @@
-//! Flexible Data Placement of a namespace ("NVMe Base 2.1", 8.1.10): its placement handles, what is
-//! left of the reclaim unit that each of them refers to, and what has happened to them.
+//! Flexible Data Placement of a namespace ("NVMe Base 2.1", 8.1.10): its placement handles, the
+//! space left in the reclaim unit of each handle, and the events on them.
 //!
 //! [`Placement`] is the state of one Endurance Group with one namespace and one reclaim group. A
-//! write names a placement handle, or none, or one that is not there ([`Placement::choose`]), and
-//! takes its blocks from the reclaim unit of that ([`Placement::write`]); where the unit ends, the
-//! next one begins. The host begins a new one when it likes ([`Placement::renew`]).
+//! write carries a valid placement identifier, an invalid one, or none ([`Placement::choose`]). It
+//! takes its blocks from the reclaim unit of the resulting handle ([`Placement::write`]); at the
+//! end of a unit the next one begins. The host may begin a new unit at any time
+//! ([`Placement::renew`]).
 //!
 //! ```
 //! use placement::{Geometry, Identity, Placement, Writer, table};
@@ -20,12 +21,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The state is a [`table`] of words, each of which counts by itself: any number of threads change
-//! them at a time, without a lock, and the caller may have them in memory that outlasts the
-//! process. What they say is believed in nothing, for others may write them, too: a number out of
-//! its range is taken for the nearest one within.
+//! The state is a [`table`] of words, each valid by itself. Any number of threads change them at a
+//! time, without a lock, and the caller may have them in memory that outlives the process. Their
+//! values are not trusted, because other processes may write them, too: a number out of its range
+//! counts as the nearest one within.
 //!
-//! *What may not be here:* I/O, queues, commands in flight, locks.
+//! This crate contains no I/O, queues, commands in flight, or locks.
 #![forbid(unsafe_code)]
 
 mod event;

@@ -10,7 +10,7 @@ const HOST_BYTES: usize = 0;
 const MEDIA_BYTES: usize = 1;
 const FLAGS: usize = 2;
 const EVENTS: usize = 3;
-/// Of [`FLAGS`]: the host has disabled the Data Placement directive.
+/// Bit of [`FLAGS`]: the host has disabled the Data Placement directive.
 const DISABLED: u64 = 1;
 
 /// Words of a handle.
@@ -25,7 +25,7 @@ const AT: usize = 1;
 const WHERE: usize = 2;
 const WHAT: usize = 3;
 
-/// Who has blocks written.
+/// Party that writes blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// The host, which sends them, or has them zeroed.
@@ -34,10 +34,10 @@ pub enum Writer {
     Controller,
 }
 
-/// The handle that a write goes by.
+/// Handle chosen for a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chosen {
-    /// Its number.
+    /// Number of the handle.
     pub handle: u16,
     /// The Placement Identifier that was given, and names no handle.
     pub invalid: Option<u16>,
@@ -67,21 +67,21 @@ fn load(word: Option<&AtomicU64>) -> u64 {
 }
 
 impl<W: Words> Placement<W> {
-    /// The placement in this table: [`table::check`](crate::table::check) has found it good.
+    /// Creates the placement of a table that [`table::check`](crate::table::check) has accepted.
     ///
     /// # Errors
-    /// A placement cannot be like that.
+    /// [`GeometryError`], if the geometry is invalid.
     pub fn new(geometry: Geometry, words: W) -> Result<Self, GeometryError> {
         geometry.check()?;
         Ok(Self { geometry, words })
     }
 
-    /// What it is like.
+    /// Returns the geometry.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// Where its words are.
+    /// Returns the words.
     pub fn words(&self) -> &W {
         &self.words
     }
@@ -103,15 +103,15 @@ impl<W: Words> Placement<W> {
         load(self.of_handle(handle, at))
     }
 
-    /// What a word says of the rest of a unit, as far as that can be.
+    /// Returns the rest of a unit, in blocks, from a word that is clamped to the valid range.
     fn rest(&self, word: u64) -> u64 {
         word.clamp(1, self.geometry.unit)
     }
 
     // ---- writes
 
-    /// The handle of a write with this Placement Identifier, or without one: where that names none,
-    /// it is the default one ("NVMe Base 2.1", 8.1.10).
+    /// Returns the handle of a write with this Placement Identifier, or without one. It is the
+    /// default handle if the identifier names none ("NVMe Base 2.1", 8.1.10).
     pub fn choose(&self, identifier: Option<u16>) -> Chosen {
         let handle = identifier.map(|id| self.geometry.handle_of(id));
         match handle {
@@ -130,8 +130,8 @@ impl<W: Words> Placement<W> {
         }
     }
 
-    /// So many blocks are written by a handle: its unit has room for so many less. Where that ends,
-    /// the handle refers to the next one, as often as it has to.
+    /// Records that `blocks` blocks are written by a handle, which reduces the rest of its unit. At
+    /// the end of the unit the handle refers to the next one, as often as necessary.
     pub fn write(&self, handle: u16, blocks: u64, writer: Writer) {
         let unit = self.geometry.unit;
         let Some(left) = self.of_handle(handle, LEFT) else {
@@ -156,8 +156,8 @@ impl<W: Words> Placement<W> {
         }
     }
 
-    /// The host begins a new unit. What was left of one that was written in part; `None`: nothing
-    /// was written to it, and it stays.
+    /// Begins a new unit for the host. Returns the blocks left in a unit that was written in part;
+    /// `None`: nothing was written to the unit, and it stays.
     pub fn renew(&self, handle: u16) -> Option<u64> {
         let unit = self.geometry.unit;
         let left = self.of_handle(handle, LEFT)?.swap(unit, Ordering::Relaxed);
@@ -169,12 +169,13 @@ impl<W: Words> Placement<W> {
         Some(left)
     }
 
-    /// Blocks that can be written to the handle's unit (RUAMW), 1 to all of them.
+    /// Returns the number of blocks that can be written to the handle's unit (RUAMW), 1 to all of
+    /// them.
     pub fn left(&self, handle: u16) -> u64 {
         self.rest(self.value(handle, LEFT))
     }
 
-    /// Bytes that were written by the handle.
+    /// Returns the number of bytes written by the handle.
     pub fn bytes(&self, handle: u16) -> u64 {
         self.value(handle, BYTES)
     }
@@ -184,24 +185,25 @@ impl<W: Words> Placement<W> {
         self.value(handle, UNITS)
     }
 
-    /// Host Bytes with Metadata Written.
+    /// Returns Host Bytes with Metadata Written.
     pub fn host_bytes(&self) -> u64 {
         load(self.counter(HOST_BYTES))
     }
 
-    /// Media Bytes with Metadata Written.
+    /// Returns Media Bytes with Metadata Written.
     pub fn media_bytes(&self) -> u64 {
         load(self.counter(MEDIA_BYTES))
     }
 
     // ---- the directive
 
-    /// The Data Placement directive is enabled: writes may have Placement Identifiers.
+    /// Returns whether the Data Placement directive is enabled, so that writes may have Placement
+    /// Identifiers.
     pub fn is_enabled(&self) -> bool {
         load(self.counter(FLAGS)) & DISABLED == 0
     }
 
-    /// The host enables the directive, or disables it.
+    /// Enables or disables the directive.
     pub fn enable(&self, on: bool) {
         let Some(flags) = self.counter(FLAGS) else {
             return;
@@ -214,12 +216,12 @@ impl<W: Words> Placement<W> {
 
     // ---- events
 
-    /// Events that the handle records.
+    /// Returns the events that the handle records.
     pub fn recorded(&self, handle: u16) -> EventSet {
         EventSet(self.value(handle, ENABLED))
     }
 
-    /// The handle records these events from now on, or does so no more.
+    /// Enables or disables the recording of these events by the handle.
     pub fn record_events(&self, handle: u16, events: EventSet, on: bool) {
         let Some(word) = self.of_handle(handle, ENABLED) else {
             return;
@@ -236,7 +238,7 @@ impl<W: Words> Placement<W> {
         self.words.row(first + place)
     }
 
-    /// An event has happened that its handle records: the oldest one makes room.
+    /// Records an event, which replaces the oldest one.
     pub fn record(&self, event: &Event) {
         let Some(count) = self.counter(EVENTS) else {
             return;
@@ -247,7 +249,8 @@ impl<W: Words> Placement<W> {
         };
         let place = u64::from(event.nsid) << 32 | u64::from(event.handle);
         let what = u64::from(event.identifier) << 8 | u64::from(event.ty.0);
-        // It counts when its number is there: one that is not whole is not read.
+        // An event is valid only while its number is stored: readers skip one that is being
+        // written.
         word(row, NUMBER).store(0, Ordering::Release);
         word(row, AT).store(event.at, Ordering::Release);
         word(row, WHERE).store(place, Ordering::Release);
@@ -255,7 +258,7 @@ impl<W: Words> Placement<W> {
         word(row, NUMBER).store(number.wrapping_add(1), Ordering::Release);
     }
 
-    /// What has happened, the oldest first: as many of the last events as are kept.
+    /// Returns the latest events that are kept, oldest first.
     pub fn events(&self) -> Vec<Event> {
         let end = load(self.counter(EVENTS));
         let first = end.saturating_sub(FDP_EVENTS as u64);

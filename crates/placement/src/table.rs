@@ -1,14 +1,14 @@
-//! The state of a placement as data: rows of eight words of 64 bits, in the processor's order.
+//! Encoded state of a placement: rows of eight words of 64 bits, in the processor's byte order.
 //!
 //! ```text
-//! row 0          header      says what the placement is like, and whose it is; never changes
+//! row 0          header      geometry of the placement, and its namespace; never changes
 //! row 1          counters    bytes that the host wrote, bytes written, flags, events so far
 //! row 2, 3, ..   handles     blocks left in the unit, bytes written, units begun, events enabled
 //! then 63 rows   events      number of the event (from 1; 0: none), time, what and where
 //! ```
 //!
-//! Each word is stored at once. A process that dies leaves them as they are; what was read may have
-//! been written by an enemy, and is bounded by the geometry that the namespace is to have.
+//! Each word is stored at once. A process that dies leaves them as they are. The words read are
+//! untrusted, and are bounded by the namespace's expected geometry.
 
 use crate::Geometry;
 use nvme::log::FDP_EVENTS;
@@ -27,9 +27,9 @@ pub(crate) const COUNTERS: usize = 1;
 /// Row of the first handle.
 pub(crate) const HANDLES: usize = 2;
 
-/// Where the words are.
+/// Storage of the words.
 pub trait Words {
-    /// A row; `None`: there is none of this number.
+    /// Returns a row; `None`: there is none of this number.
     fn row(&self, number: usize) -> Option<&Row>;
 }
 
@@ -39,36 +39,36 @@ impl Words for Vec<Row> {
     }
 }
 
-/// Why a table cannot be used.
+/// Error of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// It ends before its end.
+    /// The table is truncated.
     #[error("it has {found} bytes, and a table of these handles has {needed}")]
     Short {
-        /// Bytes that there are.
+        /// Number of bytes found.
         found: usize,
-        /// Bytes that there have to be.
+        /// Number of bytes required.
         needed: usize,
     },
-    /// It begins otherwise than such tables do.
+    /// The magic number does not match.
     #[error("this is no table of placement handles")]
     Magic,
     /// A newer program has written it.
     #[error("its format is version {0}, which this program does not know")]
     Version(u32),
-    /// The header is not what was written.
+    /// The checksum of the header does not match.
     #[error("its header is damaged")]
     Checksum,
-    /// It is another namespace's.
+    /// The table belongs to another namespace.
     #[error("it has the placement handles of another namespace")]
     OtherNamespace,
-    /// Its handles or units are others.
+    /// The table has other handles or units.
     #[error(
         "it has {handles} handles with units of {unit} blocks of {block} bytes, which is not what \
          the namespace is to have"
     )]
     OtherGeometry {
-        /// How many.
+        /// Number of handles.
         handles: u16,
         /// Blocks of a unit.
         unit: u64,
@@ -80,7 +80,7 @@ pub enum TableError {
     Handle(u16),
 }
 
-/// Whose placement it is.
+/// Identity of the namespace that a placement belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The namespace's NGUID.
@@ -92,12 +92,12 @@ pub const fn rows(handles: u16) -> usize {
     HANDLES + handles as usize + FDP_EVENTS
 }
 
-/// Bytes of it.
+/// Returns the size of a table in bytes.
 pub const fn len(handles: u16) -> usize {
     rows(handles) * ROW
 }
 
-/// The header.
+/// Encodes the header.
 fn header(geometry: &Geometry, identity: Identity) -> [u8; ROW] {
     let mut bytes = [0; ROW];
     let fields: [&[u8]; 6] = [
@@ -117,7 +117,7 @@ fn header(geometry: &Geometry, identity: Identity) -> [u8; ROW] {
     bytes
 }
 
-/// A table of handles that nothing was written by.
+/// Encodes a table without any writes.
 pub fn encode(geometry: &Geometry, identity: Identity) -> Vec<u8> {
     let mut bytes = header(geometry, identity).to_vec();
     bytes.resize(HANDLES * ROW, 0);
@@ -129,12 +129,12 @@ pub fn encode(geometry: &Geometry, identity: Identity) -> Vec<u8> {
     bytes
 }
 
-/// The same as words of this process.
+/// Returns an empty table as words of this process.
 pub fn empty(geometry: Geometry, identity: Identity) -> Vec<Row> {
     words(&encode(&geometry, identity))
 }
 
-/// The words of whole rows.
+/// Returns the words of whole rows.
 pub fn words(bytes: &[u8]) -> Vec<Row> {
     let (rows, _) = bytes.as_chunks::<ROW>();
     let word = |row: &[u8; ROW], at: usize| {
@@ -145,8 +145,8 @@ pub fn words(bytes: &[u8]) -> Vec<Row> {
     rows.iter().map(row).collect()
 }
 
-/// Whether this is the table of a namespace like that, with handles like that. What lies behind its
-/// end does not matter.
+/// Checks that the bytes are the table of the namespace with this identity and geometry. Bytes
+/// behind its end are ignored.
 ///
 /// # Errors
 /// [`TableError`].

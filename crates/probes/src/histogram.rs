@@ -9,10 +9,9 @@ const STEP_BITS: u32 = STEPS.trailing_zeros();
 const TOP_BITS: u32 = 40;
 const BUCKETS: usize = ((TOP_BITS - STEP_BITS + 1) * STEPS as u32) as usize;
 
-/// A log-linear histogram: sixteen steps in each power of two up to 2^40. Recording is a few
-/// plain loads and stores by the one owner, no read-modify-write and no allocation; reading from
-/// other threads is possible at any time, and sees a value that is being recorded in some of the
-/// figures and not in others.
+/// A log-linear histogram: sixteen steps in each power of two up to 2^40. Recording is a few plain
+/// loads and stores by the one owner, no read-modify-write and no allocation. Other threads may
+/// read at any time, and may see a value that is being recorded in only some of the figures.
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS],
     count: AtomicU64,
@@ -20,7 +19,7 @@ pub struct Histogram {
     most: AtomicU64,
 }
 
-/// What a histogram held at one moment.
+/// Snapshot of a histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Values recorded.
@@ -75,7 +74,7 @@ fn upper(bucket: usize) -> u64 {
     ((bucket % STEPS + STEPS + 1) << shift) - 1
 }
 
-/// A plain load and store: there is one writer.
+/// Adds by a plain load and store: there is one writer.
 #[inline]
 fn add(to: &AtomicU64, value: u64) {
     let sum = to.load(Ordering::Relaxed).wrapping_add(value);
@@ -99,7 +98,8 @@ impl Histogram {
         self.record_many(value, 1);
     }
 
-    /// Takes the same value several times: a batch's average, say. Only the owner calls this.
+    /// Records the same value several times, for example a batch's average. Only the owner calls
+    /// this.
     #[inline]
     pub fn record_many(&self, value: u64, times: u64) {
         if let Some(bucket) = self.buckets.get(bucket(value)) {
@@ -138,7 +138,7 @@ impl Histogram {
         used.map(|(bucket, count)| (upper(bucket), count))
     }
 
-    /// What was recorded so far.
+    /// Returns a summary of the recorded values.
     pub fn summary(&self) -> Summary {
         let counts = self.buckets.iter().map(|b| b.load(Ordering::Relaxed));
         let sum: u64 = counts.clone().sum();

@@ -1,7 +1,7 @@
-//! Static trace points (USDT) of the doorbell protocol, provider `vnvme`: what the controller is
-//! told by doorbells, and what it tells the host by EventIdx.
+//! Static trace points (USDT) of the doorbell protocol, provider `vnvme`: values that the
+//! controller receives by doorbells, and values that it publishes by EventIdx.
 //!
-//! A probe that nobody traces is one `nop`. They are listed by
+//! An untraced probe is one `nop`. The probes are listed by
 //! `bpftrace -l 'usdt:target/release/vnvme:vnvme:*'` or `perf list sdt`, and traced by name:
 //!
 //! ```text
@@ -15,16 +15,16 @@
 //! | `shadow_doorbell` | controller, queue, 0 or 1, value found in memory |
 //! | `eventidx` | controller, queue, 0 or 1, value stored |
 //!
-//! The same goes to `tracing` at trace level, target `vnvme::doorbell`
-//! (`vnvme --log vnvme::doorbell=trace`).
+//! The same events are sent to `tracing` at trace level, target `vnvme::doorbell` (`vnvme --log
+//! vnvme::doorbell=trace`).
 //!
 //! The controller is its number within its worker. This crate exists because a probe is a line of
 //! inline assembly: the crates that use it stay free of unsafe code.
 //!
-//! For the same reason it holds the measurement of the data path itself: [`cycles`] reads the
-//! processor's counter, and a [`Histogram`] takes what lies between two readings. And every
-//! front-end has log lines that its clients can cause: a [`LogLimit`] keeps them few. What commands
-//! did and how long they took is in an [`IoRecord`], the same for every kind of front-end.
+//! For the same reason it contains the measurement of the data path: [`cycles`] reads the
+//! processor's counter, and a [`Histogram`] records the difference of two readings. Every front-end
+//! has log lines that its clients can cause: a [`LogLimit`] keeps them few. An [`IoRecord`] holds
+//! results and times of commands, in the same way for every kind of front-end.
 
 mod counter;
 #[allow(unsafe_code)] // The instruction that reads the counter.
@@ -39,7 +39,7 @@ pub use histogram::{Histogram, Summary};
 pub use log_limit::LogLimit;
 pub use record::{Failure, IoKind, IoRecord, TIMED_EVERY};
 
-/// Which of a queue pair's doorbells a probe is about.
+/// Doorbell of a queue pair that a probe refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbell {
     /// Submission queue tail.

@@ -44,8 +44,8 @@ impl LogLimit {
         }
     }
 
-    /// Calls `write` unless the limit is reached. It is told how many lines were left out since the
-    /// last one, if any: a field that `tracing` shows only then.
+    /// Calls `write` unless the limit is reached. The argument is the number of lines left out
+    /// since the last one, if any: a field that `tracing` shows only then.
     pub fn line(&self, write: impl FnOnce(Option<u64>)) {
         if let Some(left_out) = self.take(Instant::now()) {
             write((left_out > 0).then_some(left_out));
@@ -62,7 +62,7 @@ impl LogLimit {
         if state.tokens == self.burst {
             state.since = Some(now);
         } else if earned > 0 {
-            // What has passed of the next interval counts for it.
+            // The elapsed part of the next interval counts for it.
             let passed = self.interval.checked_mul(earned);
             state.since = Some(passed.and_then(|t| since.checked_add(t)).unwrap_or(now));
         }
@@ -86,7 +86,7 @@ mod tests {
         let at = |seconds: u64| limit.take(start + Duration::from_secs(seconds));
         assert_eq!([at(0), at(0), at(0)], [Some(0); 3]);
         assert_eq!([at(0), at(1), at(9)], [None; 3]);
-        // A line each 0.3 s would be 33 in an interval; one comes through, with their number.
+        // A line each 0.3 s would be 33 in an interval; one is written, with their number.
         assert_eq!(at(10), Some(3));
         assert_eq!([at(10), at(19)], [None; 2]);
         assert_eq!(at(20), Some(2));

@@ -1,23 +1,23 @@
-//! What a front-end records of the commands that it ended: by kind, with bytes, failures and
-//! latencies. One thread writes a record, any thread reads it.
+//! Record of a front-end's completed commands: by kind, with bytes, failures and latencies. One
+//! thread writes a record, any thread reads it.
 
 use crate::{Counter, Histogram};
 use std::sync::OnceLock;
 
-/// Of a queue's reads and writes one in so many is timed. A prime, so that a load with a period of
-/// its own does not show the same command each time.
+/// Sampling interval of a queue's reads and writes for timing. A prime, so that a load with a
+/// period of its own does not show the same command each time.
 pub const TIMED_EVERY: u32 = 61;
 
 /// Kinds of commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoKind {
-    /// Data goes to the host; Compare is one, too.
+    /// Data is transferred to the host; includes Compare.
     Read,
-    /// Data comes from the host.
+    /// Data is transferred from the host.
     Write,
-    /// Makes durable what was written.
+    /// Makes written data durable.
     Flush,
-    /// All others: deallocation, zeroing, verification, and what is unknown.
+    /// Remaining kinds: deallocation, zeroing, verification, and unknown commands.
     Other,
 }
 
@@ -35,13 +35,13 @@ impl IoKind {
         }
     }
 
-    /// One of them in [`TIMED_EVERY`] is timed; of the others each.
+    /// Returns whether only one command in [`TIMED_EVERY`] of this kind is timed, instead of each.
     pub const fn is_sampled(self) -> bool {
         matches!(self, Self::Read | Self::Write)
     }
 }
 
-/// Why a command failed, as far as an operator has to tell causes apart.
+/// Reason of a command's failure, as far as operators must distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The volume could not read or write its medium.
@@ -50,21 +50,21 @@ pub enum Failure {
     NoSpace,
     /// Blocks beyond the end.
     OutOfRange,
-    /// A write to what may only be read.
+    /// A write to read-only data.
     ReadOnly,
-    /// The host's memory was not there, or not where the command said.
+    /// The host's memory was missing, or not at the address in the command.
     Memory,
     /// The host asked for it, or reset.
     Aborted,
-    /// It did not get its turn; the host is to send it again.
+    /// The command did not get its turn; the host should send it again.
     Interrupted,
     /// Compare found other data.
     Miscompare,
-    /// A command that is malformed or not supported.
+    /// A malformed or unsupported command.
     Invalid,
     /// The volume's server could not be reached.
     Path,
-    /// A device below that is gone, and everything else.
+    /// A lost device below, and all remaining errors.
     Internal,
 }
 
@@ -102,7 +102,7 @@ impl Failure {
     }
 }
 
-/// What one thread did for one namespace, or one queue of an export.
+/// Record of one thread for one namespace, or of one queue of an export.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct IoRecord {
@@ -143,7 +143,8 @@ impl IoRecord {
         written
     }
 
-    /// A read or write (number 0 or 1) of so many bytes has ended. Only the owner calls this.
+    /// Records the end of a read or write (number 0 or 1) of this many bytes. Only the owner calls
+    /// this.
     #[inline(always)]
     pub fn ended(&self, kind: usize, bytes: u64) {
         if let (Some(commands), Some(moved)) = (self.operations.get(kind), self.bytes.get(kind)) {
@@ -171,7 +172,7 @@ impl IoRecord {
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// A command failed. Only the owner calls this.
+    /// Records a failed command. Only the owner calls this.
     #[cold]
     pub fn failed(&self, failure: Failure) {
         if let Some(counter) = self.failures.get(failure as usize) {
@@ -179,8 +180,8 @@ impl IoRecord {
         }
     }
 
-    /// A command of this kind took so many [`cycles`](crate::cycles), from fetch to post. Only the
-    /// owner calls this.
+    /// Records the [`cycles`](crate::cycles) of a command of this kind, from fetch to post. Only
+    /// the owner calls this.
     #[cold]
     pub fn timed(&self, kind: IoKind, cycles: u64) {
         if let Some(histogram) = self.latencies.get(kind as usize) {
@@ -188,8 +189,8 @@ impl IoRecord {
         }
     }
 
-    /// When a command was fetched that is timed for being one in [`TIMED_EVERY`], its queue had so
-    /// many in flight. Only the owner calls this.
+    /// Records the number of outstanding commands of a queue when a command was fetched that is
+    /// timed by [`TIMED_EVERY`]. Only the owner calls this.
     #[cold]
     pub fn depth_seen(&self, commands: u64) {
         self.depth.get_or_init(Box::default).record(commands);
@@ -201,7 +202,8 @@ impl IoRecord {
         self.latencies.get(kind as usize)?.get().map(|h| &**h)
     }
 
-    /// How many commands its queues had in flight, as seen when a timed one was fetched.
+    /// Returns the histogram of outstanding commands of its queues, as seen when a timed command
+    /// was fetched.
     pub fn depth(&self) -> Option<&Histogram> {
         self.depth.get().map(|h| &**h)
     }

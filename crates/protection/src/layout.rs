@@ -1,4 +1,4 @@
-//! What a namespace's blocks look like.
+//! Layout of a namespace's blocks: data, metadata and protection information.
 
 use crate::{Guard, Protection, StorageTag};
 
@@ -16,7 +16,7 @@ pub struct Layout {
     pub protection: Option<Protection>,
 }
 
-/// Why no blocks look like that.
+/// Error in a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// The size of blocks.
@@ -107,15 +107,15 @@ impl Layout {
         protection.storage.check(protection.guard)
     }
 
-    /// The metadata is the tuple and nothing else: where a host has PRACT set, it is not
-    /// transferred.
+    /// Returns whether the metadata is only the tuple, which is not transferred if the host sets
+    /// PRACT.
     pub fn is_tuple_only(&self) -> bool {
         let metadata = usize::from(self.metadata);
         self.protection.is_some_and(|p| p.guard.tuple() == metadata)
     }
 
-    /// The metadata of a block that was never written: a tuple of ones, which is not checked, and
-    /// zeroes ("NVM Command Set 1.1", 3.3.3.2.1).
+    /// Fills in the metadata of a block that was never written: a tuple of ones, which is not
+    /// checked, and zeroes ("NVM Command Set 1.1", 3.3.3.2.1).
     pub fn unwritten(&self, metadata: &mut [u8]) {
         metadata.fill(0);
         if let Some(protection) = self.protection

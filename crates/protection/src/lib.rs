@@ -1,6 +1,6 @@
-//! Metadata and protection information of a namespace ("NVM Command Set 1.1", 5.2 and 5.3): the
-//! tuples of the three guard formats, how they are made and checked, and the form in which a file
-//! keeps the metadata beside the volume ([`table`]).
+//! Metadata and protection information of a namespace ("NVM Command Set 1.1", 5.2 and 5.3). The
+//! crate generates and checks the tuples of the three guard formats, and defines the file with the
+//! metadata beside the volume ([`table`]).
 //!
 //! ```
 //! use protection::{Checks, Guard, Layout, Mismatch, Protection, StorageTag, Tags, Type};
@@ -20,7 +20,7 @@
 //! # Ok::<(), protection::LayoutError>(())
 //! ```
 //!
-//! *What may not be here:* I/O, commands, memory of guests.
+//! This crate contains no I/O, commands, or guest memory.
 #![forbid(unsafe_code)]
 
 mod layout;

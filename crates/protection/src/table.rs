@@ -1,42 +1,42 @@
-//! The metadata of a namespace as a file keeps it, beside the volume that has the data.
+//! File format of a namespace's metadata, beside the volume that has the data.
 //!
 //! ```text
-//! byte 0      header (one page)   says what the blocks are like, and whose they are; the word at
+//! byte 0      header (one page)   layout of the blocks, and identity of the namespace; the word at
 //!                                 byte 64, the generation, is the only one that changes
 //! byte 4096   entry 0, entry 1..  one for each block: two places for its metadata
 //! ```
 //!
-//! A place is a word and metadata. The word has a checksum over the block's data, its metadata, its
-//! number, and over the rest of the word: a number that says which place is the newer one, and the
-//! generation. A write goes to the older place, before its data goes to the volume; whichever data
-//! is found there, old or new, the place whose checksum matches has its metadata. Where neither
-//! does, the data is damaged, or was torn.
+//! A place is a word and metadata. The word has a checksum over the block's data, its metadata and
+//! its number, and over the rest of the word: a sequence number that identifies the newer place,
+//! and the generation. A write goes to the older place before its data is written to the volume.
+//! Whichever data is found there, old or new, the place whose checksum matches has its metadata. If
+//! neither matches, the data is damaged, or was torn.
 //!
-//! One bit of the word, of which there is no checksum, says that the write has ended well. Where
-//! the newer place has not got it, either may be the data's ([`is_in_doubt`]): before one is used
-//! for another write, the data is read, and the other place is given up ([`settle`]).
+//! One bit of the word, not covered by the checksum, marks that the write has ended well. If the
+//! newer place lacks it, either place may belong to the data ([`is_in_doubt`]). Before one is
+//! reused for another write, the data is read, and the other place is given up ([`settle`]).
 //!
-//! Places of another generation are of blocks that were never written: so all are forgotten by one
-//! store.
+//! Places of another generation belong to blocks that were never written: so one store discards all
+//! of them.
 //!
-//! Version 1 has storage tags of the guard's fewest bits ([`StorageTag::least`]), and is written
-//! for those still; version 2 says how many there are, which older programs do not know. The mask
-//! is in no file: it changes what is compared, not what a tuple is.
+//! Version 1 has storage tags of the guard's fewest bits ([`StorageTag::least`]), and is still
+//! written for those. Version 2 stores the number of bits, which older programs do not know. The
+//! mask is in no file: it changes the comparison, not the tuple.
 
 use crate::{Guard, Layout, StorageTag, Type};
 use crc32fast::Hasher;
 
 /// Bytes before the first entry.
 pub const HEADER: usize = 4096;
-/// Where the generation is.
+/// Offset of the generation.
 pub const GENERATION: usize = 64;
 /// Bytes of a place before its metadata.
 pub const WORD: usize = 8;
-/// Of a word: the write has ended well.
+/// Bit of a word: the write has ended well.
 const DONE: u64 = 1 << 39;
 /// The newest form of the file that this program writes.
 pub const VERSION: u32 = 2;
-/// The form of files whose storage tags have the fewest bits.
+/// Version of files whose storage tags have the fewest bits.
 const LEAST: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmemet";
@@ -47,37 +47,37 @@ const NUMBERS: u8 = 0x7f;
 /// Bits of a generation.
 const GENERATIONS: u32 = 24;
 
-/// Why a file cannot be used.
+/// Error of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// It ends before its end.
+    /// The file is truncated.
     #[error("it has {found} bytes, and the metadata of these blocks has {needed}")]
     Size {
-        /// Bytes that there are.
+        /// Number of bytes found.
         found: u64,
-        /// Bytes that there have to be.
+        /// Number of bytes required.
         needed: u64,
     },
-    /// It begins otherwise than such files do.
+    /// The magic number does not match.
     #[error("this is no file of metadata")]
     Magic,
     /// A newer program has written it.
     #[error("its format is version {0}, which this program does not know")]
     Version(u32),
-    /// The header is not what was written.
+    /// The checksum of the header does not match.
     #[error("its header is damaged")]
     Checksum,
-    /// It is another namespace's.
+    /// The file belongs to another namespace.
     #[error("it has the metadata of another volume")]
     OtherNamespace,
-    /// Its blocks are others.
+    /// The file has another layout.
     #[error(
         "it is of {blocks} blocks of {block} bytes with {metadata} bytes of metadata (protection \
          {protection}, guard of {guard} bits, storage tag of {storage}{first}), which is not what \
          the namespace is to have"
     )]
     OtherLayout {
-        /// How many.
+        /// Number of blocks.
         blocks: u64,
         /// Bytes of a block.
         block: u32,
@@ -89,12 +89,12 @@ pub enum TableError {
         guard: u8,
         /// Bits of the storage tag.
         storage: u8,
-        /// Where the tuple is.
+        /// Position of the tuple in the metadata.
         first: &'static str,
     },
 }
 
-/// Whose metadata it is.
+/// Identity of the namespace that metadata belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// A number of the volume's.
@@ -103,7 +103,7 @@ pub struct Identity {
     pub blocks: u64,
 }
 
-/// Bytes of an entry.
+/// Returns the size of an entry in bytes.
 pub const fn entry(metadata: u16) -> usize {
     2 * (WORD + metadata as usize)
 }
@@ -119,7 +119,7 @@ pub fn len(blocks: u64, metadata: u16) -> Option<u64> {
     all.checked_next_multiple_of(HEADER as u64)
 }
 
-/// The header of a new file: what follows it is zeroes.
+/// Returns the header of a new file, which is followed by zeroes.
 pub fn encode(layout: &Layout, identity: Identity) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     let shape = Shape::of(layout);
@@ -138,7 +138,7 @@ pub fn encode(layout: &Layout, identity: Identity) -> Vec<u8> {
     bytes
 }
 
-/// What the header says of protection; zeroes for none.
+/// Protection fields of the header; zeroes for no protection.
 #[derive(Default, PartialEq, Eq)]
 struct Shape {
     kind: u8,
@@ -161,12 +161,12 @@ impl Shape {
         }
     }
 
-    /// The bits of storage tags that version 1 has.
+    /// Returns the number of storage tag bits in version 1.
     fn least(guard: u8) -> u8 {
         Guard::of(guard).map_or(0, |guard| StorageTag::least(guard).bits)
     }
 
-    /// The form of its file, and what that says of storage tags.
+    /// Returns the version of the file, and its field for storage tags.
     fn version(&self) -> (u32, u8) {
         match self.storage == Self::least(self.guard) {
             true => (LEAST, 0),
@@ -271,7 +271,7 @@ const fn wrapped(generation: u32) -> u32 {
     generation & ((1 << GENERATIONS) - 1)
 }
 
-/// The one after that generation.
+/// Returns the next generation.
 pub const fn next_generation(generation: u32) -> u32 {
     match wrapped(generation.wrapping_add(1)) {
         0 => 1,
@@ -279,7 +279,7 @@ pub const fn next_generation(generation: u32) -> u32 {
     }
 }
 
-/// Of a block's data, for [`Block`].
+/// Returns the checksum of a block's data, for [`Block`].
 pub fn checksum(data: &[u8]) -> u32 {
     crc32fast::hash(data)
 }
@@ -287,7 +287,7 @@ pub fn checksum(data: &[u8]) -> u32 {
 /// A block with its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its number.
+    /// Number of the block.
     pub lba: u64,
     /// [`checksum`] of its data.
     pub checksum: u32,
@@ -296,7 +296,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// The word of a place with that metadata.
+    /// Returns the word of a place with that metadata.
     fn word(&self, metadata: &[u8], number: u8) -> u64 {
         let head = wrapped(self.generation) << 8 | u32::from(number & NUMBERS);
         let mut hasher = Hasher::new_with_initial(self.checksum);
@@ -307,21 +307,21 @@ impl Block {
     }
 }
 
-/// What an entry has for a block.
+/// Result of looking up a block in its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found<'a> {
-    /// It was never written.
+    /// The block was never written.
     Unwritten,
     /// The metadata of this data.
     Written(&'a [u8]),
-    /// The data is not what was written with any metadata: this is the newest.
+    /// The data matches no metadata; the newest metadata.
     Damaged(&'a [u8]),
 }
 
 /// A place that was written: its word and its metadata.
 type Place<'a> = (u64, &'a [u8]);
 
-/// The place in these bytes, if it was written in this generation.
+/// Returns the place in these bytes, if it was written in this generation.
 fn place(bytes: &[u8], generation: u32) -> Option<Place<'_>> {
     let (word, metadata) = bytes.split_first_chunk::<WORD>()?;
     let word = u64::from_le_bytes(*word);
@@ -332,7 +332,7 @@ const fn number(word: u64) -> u8 {
     (word >> 32) as u8 & NUMBERS
 }
 
-/// Both places, the newer one first.
+/// Returns both places, the newer one first.
 fn places(entry: &[u8], generation: u32) -> [(usize, Option<Place<'_>>); 2] {
     let half = entry.len() / 2;
     let (first, second) = entry.split_at(half);
@@ -348,7 +348,7 @@ fn places(entry: &[u8], generation: u32) -> [(usize, Option<Place<'_>>); 2] {
     }
 }
 
-/// What the entry says of the block.
+/// Looks up the metadata of the block's data.
 pub fn find(entry: &[u8], block: Block) -> Found<'_> {
     let [(_, newer), (_, older)] = places(entry, block.generation);
     let matches = |(word, metadata): Place<'_>| block.word(metadata, number(word)) == word & !DONE;
@@ -360,7 +360,7 @@ pub fn find(entry: &[u8], block: Block) -> Found<'_> {
     }
 }
 
-/// Where metadata of new data goes: the offset of the place in the entry, and its word, which is
+/// Returns the place for the metadata of new data: its offset in the entry, and its word, which is
 /// stored after the metadata behind it.
 pub fn put(entry: &[u8], block: Block, metadata: &[u8]) -> (usize, u64) {
     let [(_, newer), (at, _)] = places(entry, block.generation);
@@ -368,7 +368,8 @@ pub fn put(entry: &[u8], block: Block, metadata: &[u8]) -> (usize, u64) {
     (at, block.word(metadata, next))
 }
 
-/// Either place may be that of the data which is there: the newer one's write has not ended well.
+/// Returns whether the data may belong to either place, because the newer one's write has not ended
+/// well.
 pub fn is_in_doubt(entry: &[u8], generation: u32) -> bool {
     match places(entry, generation) {
         [(_, Some((word, _))), (_, Some(_))] => word & DONE == 0,
@@ -376,8 +377,9 @@ pub fn is_in_doubt(entry: &[u8], generation: u32) -> bool {
     }
 }
 
-/// A block with this data is to be written, and its entry is in doubt: the place (offset in the
-/// entry) whose word is to be replaced, and by which. `None`: none matches, or there is no doubt.
+/// Resolves the doubt about an entry before a new write; `block` has the data read. Returns the
+/// place (offset in the entry) whose word is to be replaced, and the new word. `None`: no place
+/// matches, or there is no doubt.
 pub fn settle(entry: &[u8], block: Block) -> Option<(usize, u64)> {
     let [(at, newer), (_, older)] = places(entry, block.generation);
     let ((word, metadata), (old, before)) = (newer?, older?);
@@ -389,7 +391,7 @@ pub fn settle(entry: &[u8], block: Block) -> Option<(usize, u64)> {
     }
 }
 
-/// The write of the newer place has ended well: its offset, and its word from now on.
+/// Returns the offset and the new word of the newer place, after its write has ended well.
 pub fn done(entry: &[u8], generation: u32) -> Option<(usize, u64)> {
     let [(at, newer), _] = places(entry, generation);
     Some((at, newer?.0 | DONE))

@@ -6,8 +6,8 @@
 //! guard of 64 bits   guard 8   application tag 2   storage and reference tag 6
 //! ```
 //!
-//! All fields are big-endian. The storage tag is the upper bits of the last field, as many as the
-//! namespace's [`StorageTag`] says, and the reference tag is the lower ones ("NVM Command Set 1.1",
+//! All fields are big-endian. The storage tag is the upper bits of the last field, with the size in
+//! the namespace's [`StorageTag`], and the reference tag is the lower ones ("NVM Command Set 1.1",
 //! 5.3.1.4).
 
 use crc::{Crc, Table};
@@ -20,14 +20,14 @@ static NVME: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&crc::CRC_64_NVME)
 pub enum Type {
     /// The reference tag is of the block's number.
     One = 1,
-    /// It begins where the command says.
+    /// The reference tag begins at the value in the command.
     Two = 2,
-    /// It is the application's, and not checked.
+    /// The reference tag is the application's, and is not checked.
     Three = 3,
 }
 
 impl Type {
-    /// By its number, 1 to 3.
+    /// Returns the type of a number, 1 to 3.
     pub fn of(number: u8) -> Option<Self> {
         [Self::One, Self::Two, Self::Three]
             .into_iter()
@@ -35,7 +35,7 @@ impl Type {
     }
 }
 
-/// How long the guard is.
+/// Size and algorithm of the guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
     /// CRC-16/T10-DIF.
@@ -47,14 +47,14 @@ pub enum Guard {
 }
 
 impl Guard {
-    /// By its bits: 16, 32 or 64.
+    /// Returns the guard of 16, 32 or 64 bits.
     pub fn of(bits: u8) -> Option<Self> {
         [Self::Bits16, Self::Bits32, Self::Bits64]
             .into_iter()
             .find(|guard| guard.bits() == bits)
     }
 
-    /// Its bits.
+    /// Returns the number of bits.
     pub const fn bits(self) -> u8 {
         match self {
             Self::Bits16 => 16,
@@ -63,7 +63,7 @@ impl Guard {
         }
     }
 
-    /// Bytes of the whole tuple.
+    /// Returns the size of the whole tuple in bytes.
     pub const fn tuple(self) -> usize {
         match self {
             Self::Bits16 => 8,
@@ -71,8 +71,8 @@ impl Guard {
         }
     }
 
-    /// The fewest and the most bits that the storage tag may have (STS): "NVM Command Set 1.1",
-    /// 4.1.5.3.
+    /// Returns the minimum and maximum number of bits of the storage tag (STS): "NVM Command Set
+    /// 1.1", 4.1.5.3.
     pub const fn storage_bits(self) -> (u8, u8) {
         match self {
             Self::Bits16 => (0, 32),
@@ -90,8 +90,8 @@ impl Guard {
         }
     }
 
-    /// Storage tag and reference tag as a command has them, of its dwords 2, 3 and 14 ("NVM Command
-    /// Set 1.1", 3.3.2: LBTU, LBTL).
+    /// Returns the storage tag and reference tag of a command, from its dwords 2, 3 and 14 ("NVM
+    /// Command Set 1.1", 3.3.2: LBTU, LBTL).
     pub const fn command_tags(self, cdw2: u32, cdw3: u32, cdw14: u32) -> u128 {
         let all = (cdw2 as u128) << 64 | (cdw3 as u128) << 32 | cdw14 as u128;
         all & ((1 << self.tag_bits()) - 1)
@@ -128,17 +128,17 @@ impl Guard {
     }
 }
 
-/// The storage tag of a namespace's tuples, whose value is the hosts' own.
+/// Storage tag of a namespace's tuples, whose value is chosen by hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StorageTag {
-    /// Its bits (STS), within [`Guard::storage_bits`]; with 0 there is none.
+    /// Number of bits (STS), within [`Guard::storage_bits`]; with 0 there is none.
     pub bits: u8,
-    /// Those of it that are compared (LBSTM).
+    /// Bits of the tag that are compared (LBSTM).
     pub mask: u64,
 }
 
 impl StorageTag {
-    /// All of so many bits (64 at most) are compared.
+    /// Returns a storage tag of so many bits (64 at most), all of which are compared.
     pub const fn of(bits: u8) -> Self {
         let mask = match u64::MAX.checked_shr(64_u32.saturating_sub(bits as u32)) {
             Some(mask) => mask,
@@ -147,13 +147,13 @@ impl StorageTag {
         Self { bits, mask }
     }
 
-    /// The smallest that a guard has.
+    /// Returns the smallest storage tag of a guard.
     pub const fn least(guard: Guard) -> Self {
         Self::of(guard.storage_bits().0)
     }
 }
 
-/// What the tags of one block are to be.
+/// Expected tags of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tags {
     /// Application tag (LBAT).
@@ -164,7 +164,7 @@ pub struct Tags {
     pub block: u128,
 }
 
-/// What is checked of a block (PRCHK).
+/// Enabled checks of a block (PRCHK).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
     /// The guard.
@@ -178,7 +178,7 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Everything.
+    /// All checks.
     pub const ALL: Self = Self {
         guard: true,
         application: true,
@@ -187,7 +187,7 @@ impl Checks {
     };
 }
 
-/// What is not as it should be.
+/// Field that fails its check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
     /// The guard.
@@ -218,9 +218,9 @@ pub struct Protection {
 }
 
 impl Protection {
-    /// It has an extended protection information format, which hosts use that have said so (LBA
-    /// Format Extension Enable, "NVM Command Set 1.1", 4.1.3.6.1): any but a guard of 16 bits
-    /// without a storage tag.
+    /// Returns whether the protection information format is an extended one, that is any but a
+    /// guard of 16 bits without a storage tag. Only hosts that have enabled it use it (LBA Format
+    /// Extension Enable, "NVM Command Set 1.1", 4.1.3.6.1).
     pub fn is_extended_format(&self) -> bool {
         self.guard != Guard::Bits16 || self.storage.bits > 0
     }
@@ -231,15 +231,15 @@ impl Protection {
         self.guard.tag_bits().saturating_sub(bits)
     }
 
-    /// The bits of a number that the reference tag has.
+    /// Returns the mask of the reference tag's bits.
     pub fn reference_mask(&self) -> u64 {
         let unused = 64_u32.saturating_sub(self.reference_bits());
         u64::MAX.checked_shr(unused).unwrap_or_default()
     }
 
-    /// The tags of the block at `index` of a command whose tags are `initial`
-    /// ([`Guard::command_tags`]): the reference tag is one more with each block, but of Type 3,
-    /// where all blocks have the same.
+    /// Returns the tags of the block at `index` of a command whose tags are `initial`
+    /// ([`Guard::command_tags`]). The reference tag grows by one with each block, except for Type
+    /// 3, where it is the same for all blocks.
     pub fn tags_of(&self, initial: u128, index: u64) -> u128 {
         let mask = u128::from(self.reference_mask());
         match self.kind {
@@ -255,7 +255,7 @@ impl Protection {
         self.kind != Type::One || initial as u64 & mask == slba & mask
     }
 
-    /// Where the tuple begins in metadata of so many bytes.
+    /// Returns the offset of the tuple in metadata of so many bytes.
     fn start(&self, metadata: usize) -> Option<usize> {
         let last = metadata.checked_sub(self.guard.tuple())?;
         Some(if self.first { 0 } else { last })

@@ -1,4 +1,4 @@
-//! The files of a chain by calls that wait: for those who open, resize and close images.
+//! Blocking access to the files of a chain, for code that opens, resizes and closes images.
 
 use crate::store::{Access, Outcome, Store};
 use dma::SegmentList;
@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use volume::{IoError, IoErrorKind, Op};
 
-/// Most bytes that are copied at a time.
+/// Maximum number of bytes copied at a time.
 const PIECE: usize = 1 << 20;
 
 /// The files of a chain, by layers. Every call waits for the system.

@@ -1,8 +1,8 @@
 //! Opening an image, and the files behind it.
 //!
-//! Which files an image names is decided by its author, who may be a guest's owner: a backing file
-//! is opened only where the user allows it, and its format is what the image says, and never what
-//! its first bytes look like.
+//! The author of an image, perhaps a guest's owner, decides which files it names. A backing file
+//! is opened only where the user allows it. Its format is taken from the image and never guessed
+//! from its first bytes.
 
 use crate::blocking::{Blocking, block_on, fill};
 use crate::check::{Found, Skeleton, check};
@@ -22,14 +22,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use volume::{Direct, FileOptions, FileVolume, PreviousProcess, VolumeError};
 
-/// Most images of a chain.
+/// Maximum number of images in a chain.
 const LONGEST_CHAIN: usize = 64;
-/// Most bytes of a table that is all in memory.
+/// Maximum size, in bytes, of a table that is kept in memory as a whole.
 const LARGEST_TABLE: u64 = 1 << 30;
-/// Smallest cluster whose image is accessed past the page cache: tables and clusters share no page.
+/// Smallest cluster size for access past the page cache: tables and clusters share no page.
 const PAGE: u64 = 4096;
 
-/// How an image is opened.
+/// Options for opening an image.
 #[derive(Debug, Clone)]
 pub struct Qcow2Options {
     /// Never write.
@@ -40,9 +40,10 @@ pub struct Qcow2Options {
     pub backing: Option<PathBuf>,
     /// Bytes of L2 tables that are kept in memory, for each image of the chain.
     pub l2_cache: u64,
-    /// How long a file is waited for that another process has had before.
+    /// Time limit for waiting for a file that another process has used before.
     pub previous: PreviousProcess,
-    /// What is not answered for so long by a file that may hang fails ([`FileOptions::timeout`]).
+    /// Time limit for one operation on a file that may hang; the operation fails after it
+    /// ([`FileOptions::timeout`]).
     pub timeout: Option<Duration>,
 }
 
@@ -78,7 +79,7 @@ struct Opened {
     /// Bytes.
     len: u64,
     is_device: bool,
-    /// Tells it from other files.
+    /// Device and inode number, which identify the file.
     id: (u64, u64),
 }
 
@@ -87,8 +88,8 @@ fn open_file(path: &Path, options: FileOptions) -> Result<Opened, ImageError> {
         VolumeError::NotFound { path } => ImageError::Missing { path },
         error => error.into(),
     })?;
-    // Of one that is only read no bytes but those by which programs tell each other that nobody may
-    // write: QEMU may have the same backing file.
+    // An image opened for reading locks only the bytes by which programs exclude writers: QEMU may
+    // have the same backing file open.
     volume.lock(0, options.read_only.then_some(0))?;
     let failed = |what| {
         let path = path.to_owned();
@@ -163,11 +164,11 @@ pub(crate) fn open(path: &Path, options: &Qcow2Options) -> Result<Chain, ImageEr
     })
 }
 
-/// Has what somebody wrote to the backing files through the page cache, and what is not on the disk
-/// yet, be written now: `qemu-img convert` leaves all of an image so. Where the cache has something
-/// that is not written the kernel executes no read past it in the call that submits it, but gives
-/// it to a thread of its own, which writes first. Nobody waits here. The image itself is left
-/// alone: an error that its flush would tell is not to be told here.
+/// Starts write-back of dirty pages of the backing files that another process wrote through the
+/// page cache; `qemu-img convert` leaves a whole image that way. A direct read of a range with
+/// dirty pages is not executed in the submitting call: the kernel hands it to a worker thread,
+/// which writes the pages first. This function does not wait. The image itself is left out, because
+/// an error that its flush would report must not be consumed here.
 fn write_back(images: &[Image], files: &[File]) {
     let behind = images.iter().zip(files).skip(1);
     let direct = behind.filter(|(image, _)| image.data.is_direct() && !image.data.has_threads());
@@ -190,8 +191,8 @@ fn write_back(images: &[Image], files: &[File]) {
         .spawn(write);
 }
 
-/// Has requests of the disk's blocks fit every file of the chain: files of larger blocks than the
-/// disk can have go through the page cache.
+/// Makes requests of the disk's block size fit every file of the chain: a file with larger blocks
+/// than the disk can have is accessed through the page cache.
 fn one_unit(images: &mut [Image]) -> Result<(), ImageError> {
     let unit = images
         .iter()
@@ -238,7 +239,7 @@ impl Backing<'_> {
         }
     }
 
-    /// Whether it is an image itself, and no raw disk.
+    /// Returns whether the file is a qcow2 image, and not a raw disk.
     fn is_image(&self, format: Option<&str>) -> Result<bool, ImageError> {
         match format {
             Some("qcow2") => Ok(true),
@@ -254,7 +255,7 @@ impl Backing<'_> {
         }
     }
 
-    /// The file that is meant.
+    /// Returns the path of the file.
     fn path(&self) -> Result<PathBuf, ImageError> {
         let name = self.name;
         let protocol = name.split(['/', ':']).next().unwrap_or("");
@@ -305,7 +306,8 @@ impl Backing<'_> {
             return Err(self.refuse("is an image of the chain already: it leads back to itself"));
         }
         let opened = open_file(&path, options)?;
-        // What was opened, not what had the name a moment ago.
+        // Resolve the path of the descriptor that was opened; the name may refer to another file by
+        // now.
         let real = fs::read_link(format!("/proc/self/fd/{}", opened.file.as_raw_fd()));
         match real {
             Ok(real) if real.starts_with(&allowed) && opened.id == id => Ok(opened),
@@ -314,7 +316,7 @@ impl Backing<'_> {
     }
 }
 
-/// A raw disk at the lower end of a chain.
+/// Opens a raw disk at the lower end of a chain.
 fn raw(opened: Opened, layer: usize) -> Result<(Image, File), ImageError> {
     let unit = opened.volume.unit().max(512);
     let parts = Parts {
@@ -397,7 +399,7 @@ fn image(
     Ok((image, opened.file))
 }
 
-/// What is done to an image before it is written the first time.
+/// Prepares an image for its first write.
 fn prepare(
     image: &Image,
     writer: &Writer,

@@ -1,4 +1,5 @@
-//! Comparing an image's refcounts with what its tables lead to, where it was not closed in order.
+//! Comparison of an image's refcounts with the references in its tables, for images that were not
+//! closed cleanly.
 //!
 //! A process that is killed while it writes an image leaves clusters that are counted and not used,
 //! and after a loss of power perhaps some that are used and not counted. References are right in
@@ -10,10 +11,10 @@ use crate::tables::numbers;
 use std::io;
 use std::ops::Range;
 
-/// Most clusters of an image that can be checked: the counts take two bytes each.
+/// Maximum number of clusters of an image that can be checked: each count takes two bytes.
 const MOST_CLUSTERS: u64 = 1 << 28;
 
-/// Why an image cannot be put in order here.
+/// Reason why an image's refcounts cannot be corrected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckError {
     #[error("cluster {0} is used by two parts of the image")]
@@ -28,7 +29,7 @@ pub(crate) enum CheckError {
     Read(io::Error),
 }
 
-/// What was found.
+/// Refcount errors found by a check.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Clusters that were counted and not used.
@@ -37,7 +38,7 @@ pub(crate) struct Found {
     pub(crate) uncounted: u64,
 }
 
-/// How often each cluster is used.
+/// Number of references to each cluster.
 struct Counts {
     counts: Vec<u16>,
 }
@@ -52,7 +53,7 @@ impl Counts {
             self.counts.resize(end, 0);
         }
         for cluster in clusters {
-            // Within what was made above.
+            // The vector was resized to hold this range above.
             let Some(count) = self.counts.get_mut(cluster as usize) else {
                 return Err(CheckError::TooLarge);
             };
@@ -72,7 +73,7 @@ impl Counts {
 /// A cluster with one user that shares it with nobody.
 const OWN: u16 = u16::MAX;
 
-/// What an image consists of beside its L2 tables and clusters.
+/// Metadata of an image apart from its L2 tables and their clusters.
 pub(crate) struct Skeleton<'a> {
     pub(crate) geometry: Geometry,
     pub(crate) l1: &'a [u64],
@@ -80,8 +81,8 @@ pub(crate) struct Skeleton<'a> {
     pub(crate) parts: Vec<Range<u64>>,
 }
 
-/// Counts all references, and makes the refcounts what they say. `read` fills a buffer from a byte
-/// of the image on.
+/// Counts all references, and sets the refcounts to the counted numbers. `read` fills a buffer from
+/// a byte offset of the image.
 pub(crate) fn check(
     skeleton: &Skeleton<'_>,
     refcounts: &mut Refcounts,
@@ -168,8 +169,8 @@ mod tests {
         refcount_order: 4,
     };
 
-    /// Cluster 0: header, 1: refcount table, 2: its block, 3: L1, 4: an L2 table, which leads to
-    /// these clusters.
+    /// Checks an image with these clusters. 0: header, 1: refcount table, 2: its block, 3: L1, 4:
+    /// an L2 table with `entries`.
     fn check_with(entries: &[u64], counted: &[u64]) -> Result<(Found, Refcounts), CheckError> {
         let mut refcounts = Refcounts::new(GEOMETRY, 64, None);
         refcounts.enter(0, 2 << 9, vec![0; 512].into());

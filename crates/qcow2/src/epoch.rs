@@ -1,9 +1,9 @@
-//! When clusters that are not used any more may be used again.
+//! Epochs that delay the reuse of freed clusters.
 //!
 //! A worker looks at an entry and starts its request on the cluster that it finds there; another
 //! worker may remove the entry meanwhile. So a cluster is free only when every request has ended
-//! that began before the entry was removed. Time is counted in epochs: who removes entries begins
-//! a new one, and each queue tells the oldest of which it has requests in flight.
+//! that began before the entry was removed. Time is counted in epochs: removing entries begins a
+//! new epoch, and each queue publishes the oldest epoch of its outstanding requests.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
@@ -16,29 +16,29 @@ pub(crate) struct Epochs {
     queues: Mutex<Vec<Weak<Seen>>>,
 }
 
-/// What one queue tells.
+/// Oldest epoch with outstanding requests, as published by one queue.
 #[derive(Debug)]
 pub(crate) struct Seen(AtomicU64);
 
-/// It has nothing in flight.
+/// Epoch value of a queue without outstanding requests.
 const IDLE: u64 = u64::MAX;
 
 impl Epochs {
-    /// The current epoch. Entries that were removed before it began are not found any more.
+    /// Returns the current epoch. Entries that were removed before it began are not found any more.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         self.now.load(Ordering::Acquire)
     }
 
-    /// A new queue, which has nothing in flight.
+    /// Adds a queue, which has nothing in flight.
     pub(crate) fn join(&self) -> Arc<Seen> {
         let seen = Arc::new(Seen(AtomicU64::new(IDLE)));
         self.queues.lock().unpoisoned().push(Arc::downgrade(&seen));
         seen
     }
 
-    /// Entries were removed; what they led to may be used again when [`Epochs::oldest`] is the
-    /// result, or later.
+    /// Begins a new epoch after entries were removed. Their clusters may be used again when
+    /// [`Epochs::oldest`] is the result, or later.
     pub(crate) fn advance(&self) -> u64 {
         let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
         // A queue that is idle as it is looked at finds the entries removed when it begins:
@@ -47,7 +47,7 @@ impl Epochs {
         now
     }
 
-    /// No request in flight began in an older epoch.
+    /// Returns the oldest epoch in which a request in flight may have begun.
     pub(crate) fn oldest(&self) -> u64 {
         let mut queues = self.queues.lock().unpoisoned();
         let mut oldest = self.now.load(Ordering::SeqCst);
@@ -63,7 +63,8 @@ impl Epochs {
 }
 
 impl Seen {
-    /// The queue is about to start a request, and had none in flight. Before it looks at an entry.
+    /// Publishes that the queue, which had nothing in flight, starts a request. To be called before
+    /// an entry is looked at.
     pub(crate) fn begin(&self, epochs: &Epochs) -> u64 {
         let now = epochs.now();
         self.0.store(now, Ordering::SeqCst);
@@ -71,12 +72,12 @@ impl Seen {
         now
     }
 
-    /// All that the queue has in flight began in that epoch or later.
+    /// Publishes that all outstanding requests of the queue began in that epoch or later.
     pub(crate) fn advance(&self, epoch: u64) {
         self.0.store(epoch, Ordering::Release);
     }
 
-    /// Nothing is in flight.
+    /// Publishes that nothing is in flight.
     pub(crate) fn idle(&self) {
         self.0.store(IDLE, Ordering::Release);
     }

@@ -1,66 +1,66 @@
-//! Why an image cannot be opened, in words.
+//! Errors of opening and resizing an image.
 
 use crate::format::FormatError;
 use std::io;
 use std::path::PathBuf;
 use volume::VolumeError;
 
-/// Why an image cannot be opened, or resized.
+/// Error of opening or resizing an image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The file itself cannot be used.
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    /// There is no such file.
+    /// The file does not exist.
     #[error("{}: no such file; create an image with: qemu-img create -f qcow2 {} 10G", path.display(), path.display())]
     Missing {
         /// The image.
         path: PathBuf,
     },
-    /// What it says of itself.
+    /// The format of the image is invalid or not supported.
     #[error("{}: {why}", path.display())]
     Format {
         /// The image.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason why the format is refused.
         why: FormatError,
     },
-    /// It cannot be read.
+    /// The image cannot be read.
     #[error("{}: {what}: {error}", path.display())]
     Io {
         /// The image.
         path: PathBuf,
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// Error of the system.
         error: io::Error,
     },
-    /// Its tables contradict each other.
+    /// Tables of the image contradict each other.
     #[error("{}: {what}; look at it with qemu-img check, and serve it with read-only=on to save what is there", path.display())]
     Damaged {
         /// The image.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the contradiction.
         what: String,
     },
-    /// Its tables need too much memory.
+    /// Tables of the image need too much memory.
     #[error("{}: its {what} would take {mib} MiB of memory, and 1024 MiB are possible; an image with larger clusters has shorter tables", path.display())]
     Large {
         /// The image.
         path: PathBuf,
-        /// Which tables.
+        /// Kind of the tables.
         what: &'static str,
-        /// How much.
+        /// Size of the tables in MiB.
         mib: u64,
     },
-    /// Its backing file may not be opened.
+    /// The backing file of the image may not be opened.
     #[error("{}: its backing file \"{name}\" {why}", path.display())]
     Backing {
         /// The image.
         path: PathBuf,
         /// The backing file, as the image names it.
         name: String,
-        /// Why not.
+        /// Reason for the refusal.
         why: String,
     },
     /// A size that it cannot be given.
@@ -70,7 +70,7 @@ pub enum ImageError {
         path: PathBuf,
         /// The size.
         bytes: u64,
-        /// Why not.
+        /// Reason for the refusal.
         why: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! An image of a chain: what all its queues share.
+//! State of one image of a chain, shared by all queues.
 
 use crate::epoch::Epochs;
 use crate::format::{COPIED, DIRTY, Entry, Geometry, Header, Mapping, OFFSET_FEATURES};
@@ -24,22 +24,22 @@ const MOST_PUNCHED: u64 = 1024;
 /// One image of a chain, or a raw file at its lower end.
 pub(crate) struct Image {
     pub(crate) path: PathBuf,
-    /// Its place in the chain; 0 is the image that is served.
+    /// Index in the chain; 0 is the image that is served.
     pub(crate) layer: usize,
-    /// For its clusters.
+    /// The file opened for its clusters.
     pub(crate) data: FileVolume,
     /// The opening that holds the lock, where that is another one.
     locked: Option<FileVolume>,
-    /// The same file through the page cache, for its tables; none of a raw file.
+    /// The file opened through the page cache, for the image's tables; `None` for a raw file.
     pub(crate) tables_file: Option<FileVolume>,
     /// Size of the disk in bytes.
     pub(crate) size: AtomicU64,
     /// `None`: it is a raw file.
     pub(crate) tables: Option<Tables>,
     pub(crate) geometry: Geometry,
-    /// What is needed to write it; none of an image that is only read.
+    /// State for writing the image; `None` for an image that is only read.
     pub(crate) writer: Option<Writer>,
-    /// Its compressed clusters that were read lately.
+    /// Cache of recently decompressed clusters.
     pub(crate) inflated: Inflated,
     log: LogLimit,
 }
@@ -82,20 +82,20 @@ impl Image {
         }
     }
 
-    /// What is done before the image is written the first time: refcounts that were wrong are
-    /// written, and there is room for more.
+    /// Prepares the first write of the image: corrected refcounts are written, and the refcount
+    /// table gets room for more clusters.
     pub(crate) async fn prepare(&self, writer: &Writer, store: &impl Store) -> Result<(), IoError> {
         writer.settle_all(store).await?;
         self.make_room(writer, store, self.size()).await
     }
 
-    /// Size of the disk in bytes.
+    /// Returns the size of the disk in bytes.
     #[inline]
     pub(crate) fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Has its clusters go through the page cache.
+    /// Switches access to the clusters to the page cache.
     pub(crate) fn go_through_cache(&mut self) -> Result<(), VolumeError> {
         let buffered = self.data.reopen(Direct::Off)?;
         let opened = std::mem::replace(&mut self.data, buffered);
@@ -103,14 +103,14 @@ impl Image {
         Ok(())
     }
 
-    /// What its file lies in.
+    /// Returns the extent in which the image's file lies.
     pub(crate) fn extent(&self) -> Option<Extent> {
         self.locked.as_ref().unwrap_or(&self.data).extent()
     }
 
-    /// The tables' entry as it may be used: what is against the rules is made an entry that nothing
-    /// goes on with, and what leads to a cluster that is not counted or is a table's is not written
-    /// to.
+    /// Returns the entry in the form in which it may be used. An invalid entry becomes
+    /// [`Entry::INVALID`]. An entry that leads to an uncounted cluster or to a table's cluster is
+    /// made unwritable.
     pub(crate) fn check(&self, entry: Entry) -> Entry {
         let checked = checked(entry, &self.geometry);
         let Some(writer) = &self.writer else {
@@ -130,7 +130,7 @@ impl Image {
         }
     }
 
-    /// The tables say what they may not.
+    /// Logs that a table has an invalid entry.
     pub(crate) fn complain(&self, what: &str) {
         self.log.line(|left_out| {
             let path = self.path.display();
@@ -141,7 +141,7 @@ impl Image {
         });
     }
 
-    /// What there is to look at for a slice's clusters.
+    /// Looks up the slice with this number in the image's L2 tables.
     pub(crate) async fn look(&self, store: &impl Store, slice: u64) -> Result<Look, IoError> {
         match &self.tables {
             Some(tables) => tables.look(store, slice, |entry| self.check(entry)).await,
@@ -150,24 +150,26 @@ impl Image {
     }
 }
 
-/// What is needed to write an image.
+/// State for writing an image.
 ///
-/// The order of what reaches the disk is what keeps an image in order, whenever this process is
-/// killed, and whenever the machine loses its power:
-/// 1. The header says "dirty" durably before anything else is written: refcounts may be wrong then.
-/// 2. A cluster is counted before an entry leads to it, and an entry is removed before its cluster
-///    is not counted any more. So a kill leaves clusters that are counted and not used, at most,
-///    and a dirty image's next opening finds them ([`crate::check`]).
-/// 3. A table is durable before anything leads to it, and so is a cluster that takes the place of
-///    something else than zeroes: that was durable elsewhere. What a guest has written becomes
-///    durable with its flush; until then it finds old or new after a loss of power.
+/// The order of writes to the disk keeps an image consistent, whenever this process is killed and
+/// whenever the machine loses its power:
+/// 1. The header's dirty bit is durable before anything else is written: refcounts may be wrong
+///    then.
+/// 2. A cluster is counted before an entry leads to it, and an entry is removed before its
+///    cluster's count is. So a kill leaves at most clusters that are counted and not used. A dirty
+///    image's next opening finds them ([`crate::check`]).
+/// 3. A table is durable before anything leads to it. A cluster that replaces anything but zeroes
+///    is durable before its entry is written, because the old data was durable elsewhere. Data that
+///    a guest has written becomes durable with its flush; until then it finds old or new data after
+///    a loss of power.
 /// 4. A cluster that was freed is used again when its removal is durable, it reads as zeroes
 ///    durably, and no request can still be on its way to it ([`crate::epoch`]).
 ///
-/// All of that is on the disk, or in the kernel's page cache, before the guest is answered: a guest
-/// that goes on while this process is killed and started again finds what it has written.
+/// All of that is on the disk, or in the kernel's page cache, before the guest is answered: if this
+/// process is killed and started again, the guest finds the data that it has written.
 pub(crate) struct Writer {
-    /// Guest clusters whose mapping somebody changes.
+    /// Locks on guest clusters during changes of their mapping.
     pub(crate) clusters: RangeLocks,
     /// Tables that are being made: everything that has a place in L1 or the refcount table.
     pub(crate) structure: RangeLocks,
@@ -176,16 +178,16 @@ pub(crate) struct Writer {
     /// Clusters of the image's own tables.
     own: Mutex<HashSet<u64>>,
     dirty: Mutex<Dirty>,
-    /// Something failed that leaves refcounts wrong until the image is checked.
+    /// An operation has failed and left refcounts wrong until the image is checked.
     pub(crate) unsound: AtomicBool,
     /// Counts changes of L1 and L2 tables.
     changes: AtomicU64,
-    /// So many of them are durable.
+    /// Number of changes that are durable.
     durable: AtomicU64,
     limbo: Mutex<Limbo>,
     /// Length of the limbo's first list.
     waiting: AtomicU64,
-    /// Somebody sees to the limbo.
+    /// A task is processing the limbo.
     pub(crate) reaping: AtomicBool,
     /// The byte of the refcount table.
     pub(crate) reftable: AtomicU64,
@@ -194,33 +196,33 @@ pub(crate) struct Writer {
 /// Clusters between their removal and their next use.
 #[derive(Debug, Default)]
 struct Limbo {
-    /// With the epoch from which on no request is on its way to them.
+    /// Removed clusters, with the epoch from which on no request is on its way to them.
     removed: Vec<(u64, Ranges)>,
-    /// They read as zeroes, after the next flush durably.
+    /// Clusters that read as zeroes now, and durably after the next flush.
     zeroed: Ranges,
 }
 
 #[derive(Debug, Default)]
 struct Dirty {
     phase: Phase,
-    /// Who changes something now.
+    /// Number of changes in progress.
     users: usize,
     waiters: Vec<Waker>,
 }
 
-/// What the header says.
+/// State of the header's dirty bit.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     #[default]
     Clean,
-    /// Somebody writes it.
+    /// The dirty bit is being written.
     Changing,
     Dirty,
 }
 
 impl Writer {
-    /// Of an image with these refcounts. `own`: clusters of its tables. `unknown`: free clusters
-    /// whose content is not known. `dirty`: its header says so.
+    /// Creates the writer of an image with these refcounts. `own`: clusters of the image's tables.
+    /// `unknown`: free clusters with unknown content. `dirty`: the header's dirty bit is set.
     pub(crate) fn new(
         refcounts: Refcounts,
         own: HashSet<u64>,
@@ -260,17 +262,17 @@ impl Writer {
         self.refcounts.lock().unpoisoned()
     }
 
-    /// The cluster is counted, and none of the image's tables is in it.
+    /// Returns whether the cluster is counted, and none of the image's tables is in it.
     fn owns(&self, cluster: u64) -> bool {
         self.refcounts().get(cluster) > 0 && !self.own.lock().unpoisoned().contains(&cluster)
     }
 
-    /// From now on a table lies there.
+    /// Records that a table lies in these clusters.
     pub(crate) fn enter_own(&self, clusters: Range<u64>) {
         self.own.lock().unpoisoned().extend(clusters);
     }
 
-    /// No table lies there any more.
+    /// Records that no table lies in these clusters any more.
     pub(crate) fn leave_own(&self, clusters: Range<u64>) {
         let mut own = self.own.lock().unpoisoned();
         for cluster in clusters {
@@ -278,17 +280,17 @@ impl Writer {
         }
     }
 
-    /// L1 or L2 tables have been changed on the disk.
+    /// Counts a change of L1 or L2 tables on the disk.
     pub(crate) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// How often they have been.
+    /// Returns the number of changes of L1 and L2 tables.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Everything that leads to data is durable.
+    /// Returns whether all changes of L1 and L2 tables are durable.
     #[inline]
     pub(crate) fn is_durable(&self) -> bool {
         self.durable.load(Ordering::Acquire) == self.changes.load(Ordering::Acquire)
@@ -315,7 +317,7 @@ impl Writer {
         self.dirty.lock().unpoisoned()
     }
 
-    /// Has the header say "dirty", for as long as the result lives at least.
+    /// Sets the header's dirty bit, which stays set at least as long as the result lives.
     pub(crate) async fn begin(&self, store: &impl Store) -> Result<Change<'_>, IoError> {
         let writes = wait(store, |context| {
             let mut dirty = self.dirty();
@@ -348,14 +350,15 @@ impl Writer {
         Ok(Change(self))
     }
 
-    /// Only the features that this crate knows are there; compatible ones stay, which are behind.
+    /// Writes the incompatible features. All set features are known to this crate; the compatible
+    /// features behind them stay.
     async fn write_features(&self, store: &impl Store, incompatible: u64) -> Result<(), IoError> {
         store
             .write(OFFSET_FEATURES, &incompatible.to_be_bytes())
             .await
     }
 
-    /// Has the header say that the image is in order, if nobody changes it and nothing is amiss.
+    /// Clears the header's dirty bit, if no change is in progress and the image is sound.
     pub(crate) async fn end(&self, store: &impl Store) -> Result<(), IoError> {
         {
             let mut dirty = self.dirty();
@@ -377,19 +380,19 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether the header says "dirty", and nobody changes anything.
+    /// Returns whether the dirty bit is set while no change is in progress.
     pub(crate) fn is_at_rest(&self) -> bool {
         let dirty = self.dirty();
         dirty.phase == Phase::Dirty && dirty.users == 0
     }
 
-    /// Clusters that were removed and wait for their end.
+    /// Returns whether removed clusters wait for their next use.
     #[inline]
     pub(crate) fn has_limbo(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Nothing leads to these clusters any more, and they are not counted.
+    /// Enters clusters that no entry leads to and that are not counted any more into the limbo.
     fn removed(&self, clusters: Ranges) {
         if clusters.len() == 0 {
             return;
@@ -400,7 +403,7 @@ impl Writer {
         self.waiting.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Takes some clusters out of the limbo to which no request is on its way any more.
+    /// Takes clusters out of the limbo that no request is on its way to any more.
     fn take_ripe(&self) -> Ranges {
         let oldest = self.epochs.oldest();
         let mut limbo = self.limbo();
@@ -420,8 +423,8 @@ impl Writer {
 }
 
 impl Image {
-    /// Has some clusters that were removed read as zeroes, so that they can be used again; the file
-    /// system gets their space. Whether there was something to do.
+    /// Zeroes removed clusters, so that they can be used again, and returns their space to the file
+    /// system. Returns whether there were any.
     pub(crate) async fn reap(&self, store: &impl Store) -> Result<bool, IoError> {
         let Some(writer) = &self.writer else {
             return Ok(false);
@@ -437,7 +440,7 @@ impl Image {
         };
         for range in ripe.iter() {
             let len = (range.end - range.start) << bits;
-            // What fails here stays out of use until the image is opened the next time.
+            // Clusters that cannot be zeroed stay unused until the image is opened the next time.
             store.change(op, range.start << bits, len).await?;
             writer.limbo().zeroed.insert(range);
         }
@@ -472,7 +475,7 @@ impl Image {
         }
     }
 
-    /// The L2 table's slice, whose table is made where there is none.
+    /// Returns the slice of an L2 table, and creates the table if there is none.
     pub(crate) async fn slice_to_write(
         &self,
         writer: &Writer,
@@ -525,9 +528,9 @@ impl Image {
         Ok(())
     }
 
-    /// Sets entries of a slice that stand beside each other, whose clusters the caller has locked:
-    /// on the disk, and then in memory. What they led to before is not used any more. Goes on to
-    /// its end although nobody wants the result any more.
+    /// Sets adjacent entries of a slice, first on the disk and then in memory. The caller has
+    /// locked their clusters. The clusters that they led to before are freed. The operation runs to
+    /// its end even when its request is cancelled.
     pub(crate) async fn set_entries(
         &self,
         writer: &Writer,
@@ -564,7 +567,7 @@ impl Image {
         self.release(writer, store, unused).await
     }
 
-    /// The clusters that an entry leads to.
+    /// Returns the clusters that an entry leads to.
     fn clusters_of(&self, entry: Entry) -> Range<u64> {
         let bits = self.geometry.cluster_bits;
         match entry.mapping(&self.geometry) {
@@ -601,7 +604,7 @@ impl Image {
 }
 
 impl Writer {
-    /// Has the refcounts of these clusters on the disk.
+    /// Writes the refcounts of these clusters to the disk.
     pub(crate) async fn settle(
         &self,
         store: &impl Store,
@@ -626,7 +629,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Has all refcounts on the disk.
+    /// Writes all refcounts to the disk.
     pub(crate) async fn settle_all(&self, store: &impl Store) -> Result<(), IoError> {
         loop {
             let next = self.refcounts().settle_any();
@@ -637,7 +640,7 @@ impl Writer {
         }
     }
 
-    /// Writes what [`Refcounts::settle`] says. `false`: there is nothing.
+    /// Writes the bytes that [`Refcounts::settle`] returns. `false`: no bytes had to be written.
     async fn write_block(
         &self,
         store: &impl Store,
@@ -665,7 +668,7 @@ impl Writer {
     }
 }
 
-/// A change of the image, while which its header says "dirty".
+/// A change in progress; the header's dirty bit stays set until it is dropped.
 #[must_use = "the header says that the image is in order when this is dropped"]
 pub(crate) struct Change<'a>(&'a Writer);
 
@@ -675,7 +678,7 @@ impl Drop for Change<'_> {
     }
 }
 
-/// Somebody writes what the header says.
+/// Exclusive right to write the header's dirty bit.
 struct Turn<'a> {
     writer: &'a Writer,
     end: Phase,
@@ -706,8 +709,9 @@ impl Drop for Writing<'_> {
     }
 }
 
-/// Entries that are being written. Where that fails nobody knows what the disk has: then nothing
-/// goes on with them in memory either, for it might be lost with the next start.
+/// Entries that are being written. If the write fails, the content of the disk is unknown. The
+/// entries in memory are then made invalid as well, because a request through them might be lost
+/// with the next start.
 struct Setting<'a> {
     writer: &'a Writer,
     slice: &'a Slice,
@@ -722,7 +726,7 @@ impl Drop for Setting<'_> {
             let at = self.first + at;
             match self.done {
                 true => self.slice.set(at, entry),
-                // Those that were to stay as they are have the same bytes in any case.
+                // Entries that do not change have the same bytes on the disk in any case.
                 false if self.slice.get(at) != entry => self.slice.set(at, Entry::INVALID),
                 false => {}
             }
@@ -765,13 +769,13 @@ pub(crate) struct Allocated<'a> {
 }
 
 impl Allocated<'_> {
-    /// Has their refcounts on the disk: before anything leads to them.
+    /// Writes the refcounts of the clusters to the disk, before anything leads to them.
     pub(crate) async fn settle(&self, store: &impl Store) -> Result<(), IoError> {
         self.writer.settle(store, &self.run.clusters).await
     }
 
-    /// Something was to be written that leads to them. Where that failed nobody knows whether it
-    /// does.
+    /// Keeps the clusters allocated, because an entry that leads to them was to be written. After a
+    /// failed write the content of the disk is unknown, and the image counts as unsound.
     pub(crate) fn keep(mut self, written: &Result<(), IoError>) {
         self.kept = true;
         if written.is_err() {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{IoError, IoErrorKind};
 
-/// Most threads.
+/// Maximum number of threads.
 const MOST_THREADS: usize = 4;
 /// A thread without work ends after this time.
 const IDLE_LIMIT: Duration = Duration::from_secs(5);
@@ -69,7 +69,7 @@ impl Pool {
         self.state.lock().unpoisoned()
     }
 
-    /// Leaves work for a thread. It comes back where no thread can be had.
+    /// Hands work to a thread of the pool. The work is returned if no thread can be started.
     fn start(&'static self, work: Work) -> Option<Work> {
         let mut state = self.lock();
         state.due.push_back(work);
@@ -93,7 +93,7 @@ impl Pool {
         None
     }
 
-    /// A thread's life.
+    /// Runs a thread of the pool.
     fn run(&self) {
         sync::leave_cpu();
         let mut state = self.lock();
@@ -156,7 +156,7 @@ pub(crate) async fn inflate_elsewhere(
     result.ok_or(IoErrorKind::MediaRead.into())
 }
 
-/// Clusters that were decompressed lately, by what their entries say.
+/// Cache of recently decompressed clusters, by their L2 entries.
 pub(crate) struct Inflated {
     clusters: Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>,
     most: usize,
@@ -197,7 +197,7 @@ mod tests {
         let data: Vec<u8> = (0..65536u32).map(|n| (n / 100) as u8).collect();
         let mut packed = miniz_deflate(&data);
         assert_eq!(inflate(&packed, data.len()).unwrap(), data);
-        // What follows in the last sector is another's.
+        // Bytes behind the data in the last sector belong to another cluster.
         packed.extend([7; 300]);
         assert_eq!(inflate(&packed, data.len()).unwrap(), data);
         assert_eq!(inflate(&packed, data.len() + 1), None, "too short");
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(inflate(&[], 512), None);
     }
 
-    /// Stored blocks: enough of the format for a test, without a compressor.
+    /// Encodes stored blocks: enough of the format for a test, without a compressor.
     fn miniz_deflate(data: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let mut chunks = data.chunks(1000).peekable();

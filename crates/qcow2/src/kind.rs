@@ -46,7 +46,7 @@ const TIMEOUT: UrlOption = UrlOption::new(
 /// Smallest and largest value of `l2-cache=`.
 const L2_CACHES: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 30;
 
-/// The kind.
+/// Returns the volume kind.
 pub fn kind<X: 'static>() -> VolumeKind<X> {
     VolumeKind::new(QCOW2, open)
 }

@@ -22,29 +22,29 @@ enum Slot {
     Free,
     Busy {
         waker: Option<Waker>,
-        /// Of [`Lanes::files`].
+        /// Index in [`Lanes::files`].
         file: usize,
         op: Op,
         at: u64,
         len: u64,
         task: Option<Rc<TaskState>>,
-        /// Nobody waits for it any more.
+        /// The future that waited for the operation was dropped.
         orphan: bool,
     },
     Done(Outcome),
 }
 
-/// What is known of a task outside of its future.
+/// State of a task that is visible outside its future.
 #[derive(Debug, Default)]
 pub(crate) struct TaskState {
     cancelled: Cell<bool>,
-    /// How many shields it has.
+    /// Number of shields that the task holds.
     shields: Cell<u32>,
 }
 
 impl TaskState {
-    /// What it does is not wanted, and it is not in the middle of a change that has to be
-    /// finished.
+    /// Returns whether the task was cancelled and holds no shield, so that it need not finish a
+    /// change.
     fn is_cancelled(&self) -> bool {
         self.cancelled.get() && self.shields.get() == 0
     }
@@ -57,7 +57,7 @@ impl TaskState {
 /// The chain's files on one worker's ring.
 pub(crate) struct Lanes {
     lane: Lane,
-    /// Those of a layer beside each other: data, tables.
+    /// Openings of the files; data and tables of a layer are adjacent.
     files: RefCell<Vec<OpenQueue>>,
     slots: RefCell<Vec<Slot>>,
     free: RefCell<Vec<usize>>,
@@ -69,7 +69,7 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    /// Without a file.
+    /// Creates lanes without a file.
     pub(crate) fn new(io: &Io) -> Result<Rc<Self>, VolumeError> {
         Ok(Rc::new(Self {
             lane: io.lane()?,
@@ -82,7 +82,7 @@ impl Lanes {
         }))
     }
 
-    /// What the files are opened on.
+    /// Returns the ring on which the files are opened.
     pub(crate) fn io(&self) -> &Io {
         self.lane.io()
     }
@@ -97,7 +97,7 @@ impl Lanes {
         self.busy.get()
     }
 
-    /// Something is to be done that nothing wakes the worker for.
+    /// Returns whether there is work that nothing wakes the worker for.
     pub(crate) fn has_news(&self) -> bool {
         self.lane.has_news() || !self.parked.borrow().is_empty() || {
             let files = self.files.borrow();
@@ -106,7 +106,7 @@ impl Lanes {
         }
     }
 
-    /// Looks for what has come, and starts what there was no room for. Wakes the tasks.
+    /// Collects completions, and submits parked operations. Wakes their tasks.
     pub(crate) fn poll(&self) {
         if self.busy.get() == 0 {
             return;
@@ -182,7 +182,7 @@ impl Lanes {
         }
     }
 
-    /// Ends what a task has under way.
+    /// Cancels the outstanding operations of a task.
     pub(crate) fn cancel(&self, task: &Rc<TaskState>) {
         task.cancelled.set(true);
         if task.is_shielded() {
@@ -207,7 +207,7 @@ impl Lanes {
             }
         }
         drop(files);
-        // Those that were not started end here.
+        // Operations that were never submitted end here.
         let mut aborted = Vec::new();
         self.parked.borrow_mut().retain_mut(|(_, request)| {
             let ends = parked.contains(&request.tag);
@@ -352,12 +352,12 @@ impl Drop for Operation {
     }
 }
 
-/// Who is told of a task's end.
+/// Recipient of a task's completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum For {
     /// A request, by its tag.
     Guest(u64),
-    /// Nobody.
+    /// No recipient.
     Nobody,
 }
 
@@ -392,15 +392,15 @@ impl Wake for TaskWaker {
 
 /// The tasks of one queue.
 pub(crate) struct Tasks {
-    /// Before the lanes: operations that tasks wait for belong to these.
+    /// Tasks; declared first, so that they are dropped before the lanes with their operations.
     places: Vec<Option<Task>>,
     free: Vec<usize>,
     generation: u32,
-    /// Those that something has happened for.
+    /// Tasks that were woken.
     inbox: Arc<Inbox<(u32, u32)>>,
     ready: VecDeque<(u32, u32)>,
     count: usize,
-    /// How many of each parity there are.
+    /// Number of tasks in epochs of each parity.
     of_parity: [usize; 2],
     pub(crate) lanes: Rc<Lanes>,
 }
@@ -425,12 +425,12 @@ impl Tasks {
         self.count
     }
 
-    /// Those that began in a lane's epoch.
+    /// Returns the number of tasks that began in an epoch of this parity.
     pub(crate) fn of_parity(&self, parity: usize) -> usize {
         self.of_parity.get(parity).copied().unwrap_or(0)
     }
 
-    /// Some can go on.
+    /// Returns whether a task can continue.
     #[inline]
     pub(crate) fn has_ready(&self) -> bool {
         !self.ready.is_empty() || self.inbox.has_news()
@@ -511,7 +511,7 @@ impl Tasks {
         }
     }
 
-    /// Lets those go on that can, at most so many steps.
+    /// Runs tasks that can continue, for at most `most` steps.
     pub(crate) fn poll(&mut self, most: usize, done: &mut dyn FnMut(Completion)) {
         self.lanes.poll();
         if self.inbox.has_news() {
@@ -527,8 +527,8 @@ impl Tasks {
         }
     }
 
-    /// A request is not wanted any more: it ends as soon as nothing has its memory. `Some`: it
-    /// ended here, and its task goes on with what has to be finished.
+    /// Cancels a request, which ends as soon as no operation uses its memory. `Some`: the request
+    /// ended here, and its task continues with the part that has to be finished.
     pub(crate) fn cancel(&mut self, tag: u64) -> Option<Completion> {
         let mut tasks = self.places.iter_mut().flatten();
         let task = tasks.find(|task| task.whose == For::Guest(tag))?;
@@ -551,7 +551,7 @@ impl Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        // Futures end before what they use.
+        // Futures are dropped before the lanes and the inbox that they use.
         self.places.clear();
         self.inbox.close();
     }

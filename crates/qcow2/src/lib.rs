@@ -2,11 +2,12 @@
 //!
 //! A [`Qcow2Volume`] is an image in a file or on a block device, with the chain of backing files
 //! behind it: qcow2 of versions 2 (read-only) and 3, with clusters compressed by zlib; raw files at
-//! the chain's lower end. What is not supported is refused in words ([`format`](mod@format)).
-//! Images are made, converted and repaired by `qemu-img`.
+//! the chain's lower end. Unsupported features are refused with an error that names them
+//! ([`format`](mod@format)). Images are made, converted and repaired by `qemu-img`.
 //!
-//! What may be touched here: the files that a user named, and backing files where the user allowed
-//! them. What may not: NVMe, guest memory but through the segments of requests. No `unsafe`.
+//! This crate accesses the files that a user named, and backing files where the user allowed them.
+//! It contains no NVMe code, reaches guest memory only through the segments of requests, and has no
+//! `unsafe`.
 //!
 //! # How data passes through
 //!
@@ -17,9 +18,9 @@
 //!                                             by operations on the same ring (volume::Lane)
 //! ```
 //!
-//! What all queues of an image share is an `Image`: tables (`tables`), whose entries are looked at
-//! without a lock, and what is needed to write it (`image::Writer`), which also says in which order
-//! things reach the disk. Clusters that were freed are used again when nothing can be on its way to
+//! All queues of an image share an `Image`. It has tables (`tables`), whose entries are looked at
+//! without a lock, and the state for writing (`image::Writer`), which also defines the order of
+//! writes to the disk. Clusters that were freed are used again when no request can be on its way to
 //! them any more (`epoch`).
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! One worker's queue into an image.
+//! Queue of one worker into an image.
 //!
-//! A request whose clusters lie beside each other in one file of the chain is passed on to that
-//! file's queue as it is, under its own tag: two looks into memory more than a raw file, and
-//! nothing here sees its end. Everything else is a task.
+//! A request with adjacent clusters in one file of the chain is passed to that file's queue
+//! unchanged, under its own tag. It costs two more memory accesses than a raw file, and this module
+//! does not see its completion. Every other request is a task.
 
 use crate::format::Entry;
 use crate::image::Image;
@@ -25,11 +25,11 @@ use volume::{
 const STEPS: usize = 64;
 /// Bytes of zeroes that are stored within the call.
 const AT_ONCE: u64 = 128 << 10;
-/// Between two looks at clusters that were freed.
+/// Interval between checks of the limbo.
 const LIMBO: Duration = Duration::from_millis(20);
-/// The same in rounds.
+/// Interval between checks of the limbo while tasks are active, in rounds.
 const LIMBO_ROUNDS: u32 = 256;
-/// Most slices that a queue has at hand for a layer.
+/// Maximum number of slices that a queue has at hand for a layer.
 const MOST_AT_HAND: usize = 4096;
 
 /// Slices that a queue has at hand, by their numbers.
@@ -47,17 +47,17 @@ struct Layer {
     has_threads: bool,
 }
 
-/// Where a request can be carried out.
+/// Location of a request's data.
 enum Located {
-    /// By that layer's file, from this byte on.
+    /// A layer's file, from this byte on.
     File(usize, u64),
-    /// There is nothing to be read.
+    /// Zeroes; nothing has to be read.
     Zero,
     /// A task finds out.
     Task,
 }
 
-/// Where all of a range is in a layer.
+/// Location of a whole range in a layer.
 enum Found {
     Data(u64),
     Zero,
@@ -66,7 +66,7 @@ enum Found {
 
 /// See the module's documentation.
 pub(crate) struct ImageQueue {
-    // Tasks, and what they have under way, end before all else.
+    // Field order: tasks and their operations are dropped before everything else.
     tasks: Tasks,
     layers: Vec<Layer>,
     /// The image itself a second time, for every other epoch.
@@ -77,10 +77,10 @@ pub(crate) struct ImageQueue {
     /// The epochs of both openings, and which of them is used.
     epochs: [u64; 2],
     parity: usize,
-    /// Nothing is in flight, and that is known.
+    /// The queue has published that nothing is in flight.
     idle: Cell<bool>,
     rounds: u32,
-    /// Goes when nothing is in flight any more.
+    /// Epoch of this queue, removed when nothing is in flight any more.
     seen: Option<Arc<Seen>>,
 }
 
@@ -135,7 +135,7 @@ impl ImageQueue {
         self.images.first()?.writer.as_ref()
     }
 
-    /// Before an entry is looked at: from now on something is in flight.
+    /// Publishes an outstanding request, before an entry is looked at.
     #[inline]
     fn begin(&mut self) {
         if self.idle.get() {
@@ -154,7 +154,7 @@ impl ImageQueue {
         }
     }
 
-    /// Where a range of the disk is, if that is one place that is known.
+    /// Locates a range of the disk, if it is in one place that is known.
     #[inline]
     fn locate(&mut self, write: bool, offset: u64, len: u64) -> Located {
         let layers = self.layers.iter_mut().zip(self.images.iter()).enumerate();
@@ -169,7 +169,7 @@ impl ImageQueue {
         Located::Zero
     }
 
-    /// The queue of a layer's file.
+    /// Returns the queue of a layer's file.
     #[inline]
     fn file(&mut self, layer: usize) -> Option<&mut OpenQueue> {
         match (&mut self.odd, layer, self.parity) {
@@ -178,13 +178,13 @@ impl ImageQueue {
         }
     }
 
-    /// A read or write of a range that has been checked.
+    /// Starts a read or write of a range that has been checked.
     #[inline]
     fn transfer(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
         self.begin();
         let len = data.len_bytes();
         let located = match op {
-            // What leads to the data has to be durable, too.
+            // Entries and tables that lead to the data have to be durable, too.
             Op::Write { fua: true } if self.writer().is_some_and(|w| !w.is_durable()) => {
                 Located::Task
             }
@@ -208,7 +208,7 @@ impl ImageQueue {
         self.task(tag, op, offset, len, data)
     }
 
-    /// A request that is more than one operation.
+    /// Starts a task for a request that takes more than one operation.
     fn task(
         &mut self,
         tag: u64,
@@ -240,7 +240,7 @@ impl ImageQueue {
             })
     }
 
-    /// Requests that began in the epoch of one opening.
+    /// Returns the number of outstanding requests that began in the epoch of one opening.
     fn in_flight_of(&self, parity: usize) -> usize {
         let file = match (parity, &self.odd) {
             (1, Some(odd)) => odd.state().in_flight,
@@ -253,7 +253,7 @@ impl ImageQueue {
         file + self.tasks.of_parity(parity)
     }
 
-    /// Goes on to the next epoch, as soon as nothing is in flight of the one before.
+    /// Enters the next epoch, as soon as no request of the epoch before is in flight.
     fn advance(&mut self) {
         let (Some(seen), Some(writer)) = (self.seen.clone(), self.writer()) else {
             return;
@@ -273,7 +273,7 @@ impl ImageQueue {
             seen.advance(now);
             return;
         }
-        // What is in flight stays where it is; what comes goes to the other opening.
+        // Outstanding requests stay on their opening of the file; new ones use the other opening.
         self.epochs = if self.parity == 0 {
             [even, now]
         } else {
@@ -283,7 +283,7 @@ impl ImageQueue {
         seen.advance(current);
     }
 
-    /// Has clusters that were freed be of use again.
+    /// Starts a task that makes freed clusters usable again.
     fn reap(&mut self) {
         self.rounds = self.rounds.wrapping_add(1);
         if !self.rounds.is_multiple_of(LIMBO_ROUNDS) && self.tasks.len() > 0 {
@@ -314,7 +314,7 @@ impl ImageQueue {
     }
 }
 
-/// Somebody sees to the clusters that were freed.
+/// Guard of a task that processes freed clusters.
 struct Reaping<'a>(&'a Writer);
 
 impl Drop for Reaping<'_> {
@@ -323,7 +323,7 @@ impl Drop for Reaping<'_> {
     }
 }
 
-/// How many slices of an image a queue has at hand: a power of two.
+/// Returns the number of slices of an image that a queue has at hand: a power of two.
 fn slices(image: &Image) -> usize {
     let Some(tables) = &image.tables else {
         return 0;
@@ -335,7 +335,7 @@ fn slices(image: &Image) -> usize {
 }
 
 impl Layer {
-    /// Where all of a range is, if it is in one place that is known.
+    /// Locates a whole range, if it is in one place that is known.
     #[inline]
     fn find(&mut self, image: &Image, write: bool, offset: u64, len: u64) -> Option<Found> {
         let size = image.size();
@@ -372,7 +372,7 @@ impl Layer {
                 Some(Found::Data(host + within))
             }
             None if write => None,
-            // Of the others only those without anything.
+            // Entries without a host cluster: only unallocated and zero clusters are handled here.
             None => {
                 let last = index + ((within + len - 1) >> bits) as usize;
                 let mut all = index..=last;
@@ -388,7 +388,7 @@ impl Layer {
     }
 }
 
-/// The clusters behind that one are in order, for so many bytes more.
+/// Returns whether the clusters behind that one are adjacent to it, for `len` more bytes.
 #[cold]
 fn goes_on(slice: &Slice, index: usize, host: u64, write: bool, len: u64, bits: u32) -> bool {
     let clusters = len.div_ceil(1 << bits);
@@ -405,8 +405,8 @@ impl AtHand {
         }
     }
 
-    /// Looks for a slice where all queues have theirs. `Some(None)`: there is no table. `None`: it
-    /// has to be read.
+    /// Looks for a slice in the cache of all queues. `Some(None)`: there is no table. `None`: the
+    /// slice has to be read.
     #[cold]
     fn fetch(&mut self, image: &Image, number: u64) -> Option<Option<&Slice>> {
         let tables = image.tables.as_ref()?;

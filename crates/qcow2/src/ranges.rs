@@ -42,17 +42,17 @@ impl Ranges {
         Some(start..taken)
     }
 
-    /// How many numbers there are.
+    /// Returns how many numbers the set has.
     pub(crate) fn len(&self) -> u64 {
         self.count
     }
 
-    /// The ranges, in order.
+    /// Iterates over the ranges, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.ranges.iter().map(|(&start, &end)| start..end)
     }
 
-    /// Adds what another set has.
+    /// Adds the ranges of another set.
     pub(crate) fn extend(&mut self, other: Ranges) {
         for range in other.iter() {
             self.insert(range);

@@ -1,4 +1,4 @@
-//! Reading from a chain, what is not one operation on one file.
+//! Reads from a chain that take more than one operation on one file.
 
 use crate::format::{Entry, Mapping};
 use crate::image::Image;
@@ -12,35 +12,36 @@ use std::pin::Pin;
 use std::sync::Arc;
 use volume::{IoError, IoErrorKind, Op};
 
-/// Most operations of one request that are under way at one time.
+/// Maximum number of concurrent operations of one request.
 const MOST_STARTED: usize = 64;
-/// After so many parts of a request the worker's others go on first.
+/// Number of parts of a request after which the worker's other tasks get a turn.
 const PARTS: u32 = 64;
 
-/// Where a range of a layer is.
+/// Location of a range in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In the layer's file, from this byte on.
+    /// The layer's file, from this byte on.
     Data(u64),
     /// Nowhere.
     Zero,
-    /// In the layer below.
+    /// The layer below.
     Below,
-    /// In one compressed cluster.
+    /// A compressed cluster.
     Compressed { entry: Entry, host: u64, len: u64 },
 }
 
-/// A part of what is to be read.
+/// A part of the range to be read.
 struct Range {
     layer: usize,
     offset: u64,
     len: u64,
-    /// Where it begins in the request's memory.
+    /// Offset in the request's memory.
     to: u64,
 }
 
 impl Image {
-    /// Where a range begins, and how much of it (at most `len` bytes) is there in one piece.
+    /// Finds the location of the beginning of a range, and the length (at most `len` bytes) that is
+    /// there in one piece.
     pub(crate) async fn find(
         &self,
         store: &impl Store,
@@ -72,7 +73,7 @@ impl Image {
         let mut found = (self.geometry.cluster_size() - within).min(len);
         let mut next = first + 1;
         while found < len && next < slice.len() && !matches!(begin, Place::Compressed { .. }) {
-            // One that is wrong is found when it is come to.
+            // An invalid entry is reported when the read reaches it.
             let Ok(place) = self.whereabouts(slice.get(next), 0) else {
                 break;
             };
@@ -89,7 +90,7 @@ impl Image {
         Ok((begin, found))
     }
 
-    /// Where a byte of a cluster is.
+    /// Returns the location of a byte of a cluster.
     fn whereabouts(&self, entry: Entry, within: u64) -> Result<Place, IoError> {
         Ok(match entry.mapping(&self.geometry) {
             Mapping::Unallocated => Place::Below,
@@ -100,7 +101,7 @@ impl Image {
         })
     }
 
-    /// A compressed cluster.
+    /// Decompresses a cluster, unless the cache has it.
     async fn decompress(
         &self,
         store: &impl Store,
@@ -139,7 +140,7 @@ impl<T> IsKind for Result<T, IoError> {
 pub(crate) struct Started(VecDeque<Pin<Box<dyn Future<Output = Outcome>>>>);
 
 impl Started {
-    /// One more.
+    /// Adds an operation.
     pub(crate) fn push(&mut self, operation: impl Future<Output = Outcome> + 'static) {
         self.0.push_back(Box::pin(operation));
     }
@@ -164,7 +165,7 @@ impl Started {
     }
 }
 
-/// Reads from a layer and what is below it into all of `data`.
+/// Reads from a layer and the layers below it into all of `data`.
 pub(crate) async fn read<S: Store>(
     images: &[Image],
     store: &S,
@@ -174,12 +175,13 @@ pub(crate) async fn read<S: Store>(
 ) -> Result<(), IoError> {
     let mut started = Started::default();
     let result = read_parts(images, store, layer, offset, data, &mut started).await;
-    // Nothing of it is under way when this ends.
+    // All started operations have ended before this function returns.
     let rest = started.all().await;
     result.and(rest)
 }
 
-/// All of a range reads as zeroes, from a layer on, and the tables say so: nothing of it is read.
+/// Returns whether the tables, from a layer on, show that a whole range reads as zeroes. No data is
+/// read.
 pub(crate) async fn reads_as_zeroes<S: Store>(
     images: &[Image],
     store: &S,

@@ -11,11 +11,11 @@ use std::task::Waker;
 pub(crate) struct Run {
     /// Their numbers.
     pub(crate) clusters: Range<u64>,
-    /// They read as zeroes, and will after a loss of power.
+    /// The clusters read as zeroes, and will after a loss of power.
     pub(crate) zeroed: bool,
 }
 
-/// Why nothing could be allocated.
+/// Reason why nothing could be allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoRun {
     /// The refcount block of this number has to be made first.
@@ -33,24 +33,24 @@ pub(crate) struct Block {
     dirty: Option<Range<usize>>,
     /// Counts changes.
     version: u64,
-    /// As of this change it is on the disk.
+    /// Version of the block that is on the disk.
     settled: u64,
     writing: bool,
     waiters: Vec<Waker>,
 }
 
-/// What is to be done for a block to be on the disk.
+/// Next step to have a block on the disk.
 pub(crate) enum Settle {
-    /// It is.
+    /// The block is on the disk.
     Done,
-    /// Somebody writes it.
+    /// Another task is writing the block.
     Wait,
-    /// These bytes are to be written; then [`Refcounts::written`].
+    /// These bytes have to be written; then [`Refcounts::written`] is called.
     Write {
         /// The byte of the image.
         at: u64,
         bytes: Vec<u8>,
-        /// Where they lie in the block, and what it is then.
+        /// Range of the bytes in the block, and the version of the block that they belong to.
         range: Range<usize>,
         version: u64,
     },
@@ -68,13 +68,13 @@ pub(crate) struct Refcounts {
     fresh: u64,
     /// No cluster from here on can be had: the image lies on a device.
     end: u64,
-    /// What lies behind the file's end reads as zeroes.
+    /// Clusters behind the file's end read as zeroes.
     fresh_is_zeroed: bool,
 }
 
 impl Refcounts {
-    /// With no block, of an image whose refcount table has room for so many. `end`: clusters of the
-    /// device that it lies on.
+    /// Creates refcounts without blocks, for an image whose refcount table has `room` entries.
+    /// `end`: number of clusters of the device on which the image lies.
     pub(crate) fn new(geometry: Geometry, room: usize, end: Option<u64>) -> Self {
         Self {
             geometry,
@@ -105,41 +105,41 @@ impl Refcounts {
         }
     }
 
-    /// The blocks that there are, by their place in the table.
+    /// Iterates over the existing blocks, with their index in the table.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (usize, &Block)> {
         let blocks = self.blocks.iter().enumerate();
         blocks.filter_map(|(index, block)| Some((index, block.as_ref()?)))
     }
 
-    /// The clusters that the blocks count.
+    /// Returns the clusters that the blocks count.
     pub(crate) fn covered(&self) -> Vec<Range<u64>> {
         let bits = self.geometry.refcount_bits();
         let range = |index: usize| (index as u64) << bits..(index as u64 + 1) << bits;
         self.blocks().map(|(index, _)| range(index)).collect()
     }
 
-    /// The number of the block that counts the next cluster that was never used.
+    /// Returns the index of the block that counts the next cluster that was never used.
     pub(crate) fn next_block(&self) -> usize {
         self.place(self.fresh).0
     }
 
-    /// There is a block that counts it.
+    /// Returns whether a block that counts the cluster is loaded.
     pub(crate) fn counts(&self, cluster: u64) -> bool {
         matches!(self.blocks.get(self.place(cluster).0), Some(Some(_)))
     }
 
-    /// Entries that the table has room for.
+    /// Returns the number of entries that the table has room for.
     pub(crate) fn room(&self) -> usize {
         self.room
     }
 
-    /// The table has been replaced by one with more room.
+    /// Records that the table has been replaced by one with more room.
     pub(crate) fn set_room(&mut self, room: usize) {
         self.room = room;
     }
 
-    /// All that is entered is all; the image's file has so many bytes (none: it is a device).
-    /// Returns the free clusters of unknown content.
+    /// Ends loading: all blocks are entered. `file_bytes` is the size of the image's file (0 on a
+    /// device). Returns the free clusters of unknown content.
     pub(crate) fn begin(&mut self, file_bytes: u64) -> Ranges {
         let mut unknown = Ranges::default();
         let per_block = 1u64 << self.geometry.refcount_bits();
@@ -151,7 +151,7 @@ impl Refcounts {
         self.fresh = used.max(self.geometry.clusters(file_bytes)).min(self.end);
         let mut start = None;
         for cluster in 0..self.fresh {
-            // What has no block yet is left alone.
+            // Clusters without a refcount block are left alone.
             match (self.counts(cluster) && self.get(cluster) == 0, start) {
                 (true, None) => start = Some(cluster),
                 (false, Some(from)) => {
@@ -174,7 +174,7 @@ impl Refcounts {
         (index, cluster & ((1 << bits) - 1))
     }
 
-    /// The bytes of a refcount in its block. Only widths of whole bytes are written.
+    /// Returns the bytes of a refcount in its block. Only widths of whole bytes are written.
     fn bytes_of(&self, number: u64) -> Range<usize> {
         let width = 1usize << self.geometry.refcount_order.saturating_sub(3);
         let start = number as usize * width;
@@ -195,20 +195,20 @@ impl Refcounts {
             .fold(0, |value, &byte| value << 8 | u64::from(byte))
     }
 
-    /// How many references a cluster has.
+    /// Returns the number of references to a cluster.
     pub(crate) fn get(&self, cluster: u64) -> u64 {
         let (index, number) = self.place(cluster);
         let block = self.blocks.get(index).and_then(Option::as_ref);
         block.map_or(0, |block| self.read(block, number))
     }
 
-    /// Most references that can be counted.
+    /// Returns the maximum refcount.
     pub(crate) fn most(&self) -> u64 {
         let bits = 1u32 << self.geometry.refcount_order;
         u64::MAX >> (64 - bits)
     }
 
-    /// Sets a refcount, of a cluster whose block is there.
+    /// Sets the refcount of a cluster; its block must be loaded.
     pub(crate) fn set(&mut self, cluster: u64, count: u64) {
         let (index, number) = self.place(cluster);
         let range = self.bytes_of(number);
@@ -236,7 +236,8 @@ impl Refcounts {
     /// Allocates clusters that lie beside each other, at most so many: each has one reference then.
     pub(crate) fn take(&mut self, most: u64) -> Result<Run, NoRun> {
         if let Some(clusters) = self.free.take(most) {
-            // Those with a block are beside each other, and were used before.
+            // Free clusters are taken first: they have refcount blocks, are adjacent, and were used
+            // before.
             return self.own(clusters, true);
         }
         let left = self.end.saturating_sub(self.fresh);
@@ -273,9 +274,9 @@ impl Refcounts {
         Some(clusters)
     }
 
-    /// What so many new clusters beside each other need, that no cluster was used of before: their
-    /// first one, and behind them a cluster for each of these refcount blocks, which are to be made
-    /// and count them. With none the next cluster's block.
+    /// Reserves `count` adjacent clusters that were never used, followed by one cluster for each
+    /// refcount block that has to be created to count them. Returns the first cluster and the
+    /// indices of these blocks. With a `count` of 0, reserves the block of the next cluster.
     pub(crate) fn reserve(&mut self, count: u64) -> Option<(u64, Vec<usize>)> {
         let start = self.fresh;
         let mut blocks = Vec::new();
@@ -295,12 +296,12 @@ impl Refcounts {
         Some((start, blocks))
     }
 
-    /// These clusters are free, and read as zeroes.
+    /// Adds free clusters, which read as zeroes.
     pub(crate) fn free(&mut self, clusters: Ranges) {
         self.free.extend(clusters);
     }
 
-    /// The blocks that count these clusters, and what they are now.
+    /// Returns the indices and current versions of the blocks that count these clusters.
     pub(crate) fn versions(&self, clusters: &Range<u64>) -> Vec<(usize, u64)> {
         if clusters.is_empty() {
             return Vec::new();
@@ -313,8 +314,8 @@ impl Refcounts {
         (first..=last).filter_map(version).collect()
     }
 
-    /// The next step to have a block on the disk as it was at `version`. `waker` is woken where
-    /// another task writes it.
+    /// Returns the next step to have a block on the disk as it was at `version`. `waker` is woken
+    /// if another task writes it.
     pub(crate) fn settle(&mut self, index: usize, version: u64, waker: &Waker) -> Settle {
         let Some(block) = self.blocks.get_mut(index).and_then(Option::as_mut) else {
             return Settle::Done;
@@ -329,7 +330,8 @@ impl Refcounts {
         block.next_write()
     }
 
-    /// As [`Refcounts::settle`], of the first block that is not on the disk; nothing: all are.
+    /// Returns the next step, as [`Refcounts::settle`] does, for the first block that is not on the
+    /// disk. `None`: all blocks are on the disk.
     pub(crate) fn settle_any(&mut self) -> Option<(usize, Settle)> {
         let blocks = self.blocks.iter_mut().enumerate();
         let mut unsettled = blocks.filter_map(|(index, block)| {
@@ -340,7 +342,7 @@ impl Refcounts {
         Some((index, block.next_write()))
     }
 
-    /// Bytes of a block have been written, or not.
+    /// Records that bytes of a block have been written, or that the write failed.
     pub(crate) fn written(&mut self, index: usize, range: Range<usize>, version: Option<u64>) {
         let Some(block) = self.blocks.get_mut(index).and_then(Option::as_mut) else {
             return;
@@ -374,7 +376,7 @@ impl Block {
         }
     }
 
-    /// All of it, as it is to be on the disk.
+    /// Returns the whole block, as it is to be on the disk.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -462,7 +464,7 @@ mod tests {
         refs.enter(0, 0x400, vec![0; 512].into());
         refs.set(0, 1);
         assert_eq!(refs.begin(0).len(), 0);
-        // What the device holds there is not known.
+        // The content of the device at these clusters is unknown.
         let run = refs.take(20).unwrap();
         assert_eq!((run.clusters, run.zeroed), (1..10, false));
         assert_eq!(refs.take(1), Err(NoRun::Full));
@@ -492,7 +494,7 @@ mod tests {
             refs.settle(index, later[0].1, waker),
             Settle::Wait
         ));
-        // It failed: the next one writes both.
+        // The write failed: the next one writes both.
         refs.written(index, range, None);
         let Settle::Write {
             at,

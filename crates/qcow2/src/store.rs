@@ -1,16 +1,16 @@
-//! The files of a chain, as those see them who work on images: on a worker's ring, or by calls that
-//! wait.
+//! Interface to the files of a chain for code that works on images, on a worker's ring or by
+//! blocking calls.
 
 use dma::{Buffer, SegmentList};
 use std::future::Future;
 use volume::{IoError, Op};
 
-/// Which of the two openings of a file.
+/// Selects one of the two openings of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// For clusters: past the page cache, where that is possible.
+    /// Clusters: past the page cache, where that is possible.
     Data,
-    /// For tables, and for what begins and ends at any byte: through the page cache.
+    /// Tables, and accesses that are not aligned to blocks, through the page cache.
     Tables,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct Access {
     pub(crate) data: SegmentList,
 }
 
-/// What an operation came to, and the memory that it had.
+/// Result of an operation, and the memory that it used.
 pub(crate) type Outcome = (Result<(), IoError>, SegmentList);
 
 /// The files of a chain.
@@ -33,15 +33,15 @@ pub(crate) trait Store: Clone + 'static {
     /// See [`Store::shield`].
     type Shield;
 
-    /// Starts an operation, now; what it came to is waited for.
+    /// Starts an operation immediately; the returned future yields its result.
     fn start(&self, access: Access) -> impl Future<Output = Outcome> + 'static;
 
-    /// What is being done is not wanted any more: a task that waits for something else than
-    /// an operation ends.
+    /// Returns whether the request of this task was cancelled. A task that waits for anything but
+    /// an operation then ends.
     fn is_cancelled(&self) -> bool;
 
-    /// What is begun from now on goes on to its end, while the result lives, although it is not
-    /// wanted any more. It has no memory of a guest's.
+    /// Protects the operations that are started from now on, while the result lives, from the
+    /// cancellation of their request. They use no guest memory.
     fn shield(&self) -> Self::Shield;
 
     /// Reads so many bytes of the tables' file.
@@ -62,7 +62,7 @@ pub(crate) trait Store: Clone + 'static {
         async move {
             let (result, data) = read.await;
             result?;
-            // It is nobody else's.
+            // The operation has ended, and no other owner of the memory is left.
             Ok(data.into_buffer().unwrap_or_else(|| Buffer::new(0)))
         }
     }
@@ -80,7 +80,7 @@ pub(crate) trait Store: Clone + 'static {
         async move { write.await.0 }
     }
 
-    /// An operation of the image's data that has none of its own.
+    /// Starts an operation on the image's clusters that transfers no data.
     fn change(
         &self,
         op: Op,
@@ -98,7 +98,7 @@ pub(crate) trait Store: Clone + 'static {
         async move { change.await.0 }
     }
 
-    /// Makes durable what has been written to the image, data and tables: it is one file.
+    /// Makes all writes to the image durable, data and tables: it is one file.
     fn flush(&self) -> impl Future<Output = Result<(), IoError>> + 'static {
         self.change(Op::Flush, 0, 0)
     }

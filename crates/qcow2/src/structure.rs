@@ -16,7 +16,7 @@ use volume::{IoError, IoErrorKind};
 /// Entries of the largest refcount table (`QCOW_MAX_REFTABLE_SIZE`).
 const LONGEST_REFTABLE: usize = (8 << 20) / 8;
 
-/// Where the entries of new refcount blocks go.
+/// Destination of the entries for new refcount blocks.
 enum Table {
     /// Into the refcount table that there is.
     Current,
@@ -39,8 +39,8 @@ impl Image {
         self.place(writer, store, 0, Table::Current).await.map(drop)
     }
 
-    /// Clusters beside each other that were never used, with a reference each, and with the
-    /// refcount blocks that count them, all of which are durable.
+    /// Allocates adjacent clusters that were never used, with a reference each, and with the
+    /// refcount blocks that count them. All of them are durable.
     async fn place(
         &self,
         writer: &Writer,
@@ -51,7 +51,7 @@ impl Image {
         let _shield = store.shield();
         let placed = self.try_place(writer, store, count, table).await;
         if placed.is_err() {
-            // They are counted, and nothing leads to them.
+            // Clusters may have been counted although nothing leads to them.
             writer.unsound.store(true, Ordering::Release);
         }
         placed
@@ -148,8 +148,8 @@ impl Image {
         Ok(clusters)
     }
 
-    /// Has the refcount table room for a disk of so many bytes that is written all over, and some
-    /// more.
+    /// Gives the refcount table room for a disk of `size` bytes that is fully written, with a
+    /// margin.
     pub(crate) async fn make_room(
         &self,
         writer: &Writer,
@@ -162,7 +162,7 @@ impl Image {
         let l1 = geometry.clusters(tables * 8);
         let sum = data + tables + l1;
         let blocks = (sum >> geometry.refcount_bits()) + 1;
-        // What was freed and is not ready yet, old tables.
+        // Margin for freed clusters that are not reusable yet, and for old tables.
         let clusters = sum + blocks + sum / 4 + 64;
         let needed = (clusters >> geometry.refcount_bits()) + 1;
         let needed = usize::try_from(needed).map_err(|_| IoErrorKind::NoSpace)?;
@@ -190,7 +190,7 @@ impl Image {
         self.release(writer, store, vec![old]).await
     }
 
-    /// Gives the disk another size, not smaller than it is.
+    /// Grows the disk to another size.
     pub(crate) async fn grow(
         &self,
         writer: &Writer,

@@ -1,10 +1,10 @@
-//! An image's L1 table, all of it, and of its L2 tables what was asked for lately.
+//! The L1 table of an image, and a cache of its L2 tables.
 //!
-//! L2 tables are kept in slices of up to 4 KiB, whose entries are atomic: a slice is
-//! looked at without a lock, on any worker. It is written by the task that holds its guest clusters
-//! ([`crate::image::Writer::clusters`]), first on the disk and then in memory, so that what a guest
-//! finds here survives this process. The lock of the list of slices is taken by those who do not
-//! have theirs at hand, and never while a file is waited for.
+//! L2 tables are kept in slices of up to 4 KiB, whose entries are atomic: a slice is looked at
+//! without a lock, on any worker. It is written by the task that holds its guest clusters
+//! ([`crate::image::Writer::clusters`]), first on the disk and then in memory, so that everything a
+//! guest reads through it survives this process. The lock of the list of slices is taken only to
+//! find a slice that the caller does not have at hand, and never while a file is waited for.
 
 use crate::format::{Entry, Geometry, Mapping, table_entry};
 use crate::store::Store;
@@ -28,7 +28,7 @@ pub(crate) struct L1 {
 }
 
 impl L1 {
-    /// As it was read; entries that are against the rules are none.
+    /// Creates the table from the bytes that were read; invalid entries count as unallocated.
     pub(crate) fn new(at: u64, bytes: &[u8]) -> Self {
         Self {
             at,
@@ -36,12 +36,12 @@ impl L1 {
         }
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// An entry, as it is on the disk; none behind the end.
+    /// Returns an entry, as it is on the disk; 0 behind the end.
     #[inline]
     pub(crate) fn get(&self, index: usize) -> u64 {
         let entry = self.entries.get(index);
@@ -54,7 +54,7 @@ impl L1 {
         }
     }
 
-    /// All entries, as they are on the disk.
+    /// Returns all entries, as they are on the disk.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         self.entries
             .iter()
@@ -62,7 +62,7 @@ impl L1 {
     }
 }
 
-/// Big-endian numbers of 64 bits.
+/// Decodes big-endian numbers of 64 bits.
 pub(crate) fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     let (chunks, _) = bytes.as_chunks::<8>();
     chunks.iter().map(|chunk| u64::from_be_bytes(*chunk))
@@ -74,24 +74,24 @@ pub(crate) struct Slice {
     /// The byte where it lies.
     at: u64,
     entries: Box<[AtomicU64]>,
-    /// It was asked for since somebody last looked for one to forget.
+    /// The slice was used since the last eviction pass looked at it.
     used: AtomicBool,
 }
 
 impl Slice {
-    /// An entry; against the rules behind the end.
+    /// Returns an entry; an invalid one behind the end.
     #[inline(always)]
     pub(crate) fn get(&self, index: usize) -> Entry {
         let entry = self.entries.get(index);
         entry.map_or(Entry::INVALID, |entry| Entry(entry.load(Ordering::Acquire)))
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Where an entry lies in the file.
+    /// Returns the offset of an entry in the file.
     pub(crate) fn place(&self, index: usize) -> u64 {
         self.at + index as u64 * 8
     }
@@ -104,7 +104,7 @@ impl Slice {
     }
 }
 
-/// What there is to look at for a guest's cluster.
+/// Result of looking up a guest cluster in the cached tables.
 #[derive(Debug, Clone)]
 pub(crate) enum Look {
     Slice(Arc<Slice>),
@@ -113,7 +113,7 @@ pub(crate) enum Look {
 }
 
 enum Slot {
-    /// Somebody reads it; others wait.
+    /// The slice is being read; the wakers belong to waiting tasks.
     Loading(Vec<Waker>),
     Ready(Arc<Slice>),
 }
@@ -132,7 +132,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Of the image that is that layer of its chain. `bytes`: of L2 tables, in memory.
+    /// Creates the cache of the image at `layer` of its chain. `bytes`: memory for L2 tables.
     pub(crate) fn new(geometry: Geometry, layer: usize, l1: L1, bytes: u64) -> Self {
         let slice_bits = geometry.table_bits().min(SLICE_BITS);
         let most = usize::try_from(bytes >> (slice_bits + 3)).unwrap_or(usize::MAX);
@@ -147,7 +147,7 @@ impl Tables {
         }
     }
 
-    /// Logarithm of the number of clusters that a slice maps.
+    /// Returns the logarithm of the number of clusters that a slice maps.
     #[inline]
     pub(crate) fn slice_bits(&self) -> u32 {
         self.slice_bits
@@ -158,12 +158,12 @@ impl Tables {
         self.most
     }
 
-    /// The L1 table as it is now.
+    /// Returns the current L1 table.
     pub(crate) fn l1(&self) -> Arc<L1> {
         self.l1.lock().unpoisoned().clone()
     }
 
-    /// Which L1 table [`Tables::l1`] is.
+    /// Returns a number that identifies the current [`Tables::l1`].
     #[inline]
     pub(crate) fn l1_count(&self) -> u32 {
         self.l1_count.load(Ordering::Acquire)
@@ -175,14 +175,14 @@ impl Tables {
         self.l1_count.fetch_add(1, Ordering::Release);
     }
 
-    /// The L1 entry of a slice.
+    /// Returns the index of a slice's L1 entry.
     #[inline]
     pub(crate) fn l1_index(&self, slice: u64) -> usize {
         let index = slice >> (self.geometry.table_bits() - self.slice_bits);
         usize::try_from(index).unwrap_or(usize::MAX)
     }
 
-    /// The slice, if it is in memory.
+    /// Returns the slice, if it is in memory.
     pub(crate) fn cached(&self, slice: u64) -> Option<Arc<Slice>> {
         match self.slices.lock().unpoisoned().get(&slice) {
             Some(Slot::Ready(found)) => {
@@ -193,7 +193,8 @@ impl Tables {
         }
     }
 
-    /// The slice, read where it is not in memory. `check` looks at each of its entries.
+    /// Returns the slice, and reads it if it is not in memory. `check` is applied to each of its
+    /// entries.
     pub(crate) async fn look(
         &self,
         store: &impl Store,
@@ -272,7 +273,7 @@ impl Tables {
             if slices.len() <= self.most {
                 return;
             }
-            // Some more than one, so that this is seldom.
+            // A few more slices than necessary are evicted, so that eviction is rare.
             let mut wanted = (slices.len() - self.most) + self.most / 16;
             slices.retain(|_, slot| match slot {
                 Slot::Ready(slice) if wanted > 0 && Arc::strong_count(slice) == 1 => {
@@ -286,7 +287,7 @@ impl Tables {
     }
 }
 
-/// The mapping of an entry, if it is in order: else the entry is replaced.
+/// Returns the entry if its mapping is valid, else its replacement.
 pub(crate) fn checked(entry: Entry, geometry: &Geometry) -> Entry {
     match entry.mapping(geometry) {
         Mapping::Invalid => Entry::INVALID,
@@ -294,7 +295,8 @@ pub(crate) fn checked(entry: Entry, geometry: &Geometry) -> Entry {
     }
 }
 
-/// A slice that is being read: whether it can be or not, those who wait go on.
+/// A slice that is being read. Dropping it wakes the waiting tasks, whether or not the read
+/// succeeded.
 struct Loading<'a> {
     tables: &'a Tables,
     slice: u64,

@@ -64,7 +64,8 @@ impl Make<'_> {
     }
 }
 
-/// What a naive reader finds: every cluster's references and refcount, and the disk's bytes.
+/// Result of reading an image naively: every cluster's references and refcount, and the disk's
+/// bytes.
 pub struct Seen {
     pub leaked: usize,
     pub wrong: Vec<String>,
@@ -79,7 +80,7 @@ fn be(bytes: &[u8], at: usize, len: usize) -> u64 {
         .fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// Reads an image without compressed clusters, over the bytes of what is behind it.
+/// Reads an image without compressed clusters, over the bytes of its backing file.
 pub fn see(image: &[u8], below: &[u8]) -> Seen {
     let bits = be(image, 20, 4) as u32;
     let cluster = 1usize << bits;

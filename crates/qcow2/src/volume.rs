@@ -13,9 +13,10 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use volume::{Extent, Info, Io, IoError, IoErrorKind, Kind, OpenQueue, Volume, VolumeError};
 
-/// For so many looks at its size, a second apart, an image is at rest until its header says so.
+/// Number of size checks, one second apart, for which an image is at rest until its dirty bit is
+/// cleared.
 const REST: u32 = 10;
-/// How long the end of a volume waits for the header to say so.
+/// Time limit, at the end of a volume, for clearing the header's dirty bit.
 const END_LIMIT: Duration = Duration::from_secs(4);
 
 /// A qcow2 image, with the chain behind it.
@@ -24,7 +25,7 @@ pub struct Qcow2Volume {
     images: Arc<Vec<Image>>,
     files: Blocking,
     info: Info,
-    /// The size that was told last.
+    /// The size that was reported last.
     told: AtomicU64,
     /// The tables' changes when its size was last looked at, and for how many looks there were
     /// none.
@@ -73,7 +74,7 @@ impl Qcow2Volume {
         }
     }
 
-    /// Why the disk cannot have that size.
+    /// Returns the reason why the disk cannot have that size.
     fn refuse_size(&self, bytes: u64) -> Option<&'static str> {
         if !bytes.is_multiple_of(self.info.block_size.into()) || bytes >= 1 << 56 {
             return Some("it is no whole number of blocks, or too large");
@@ -209,7 +210,7 @@ impl Volume for Qcow2Volume {
         )
     }
 
-    /// Here nobody waits: the header of an image that is at rest says that it is in order.
+    /// Refreshes the size without waiting, and clears the dirty bit of an image that is at rest.
     fn refresh(&self) -> Result<bool, VolumeError> {
         let size = self.size();
         if let Some((_, Some(writer))) = self.image() {
@@ -233,7 +234,7 @@ impl Volume for Qcow2Volume {
 }
 
 impl Drop for Qcow2Volume {
-    /// The header says that the image is in order, if it can be written soon.
+    /// Clears the header's dirty bit, if it can be written within the time limit.
     fn drop(&mut self) {
         let is_dirty = self
             .image()
@@ -249,7 +250,7 @@ impl Drop for Qcow2Volume {
             {
                 tracing::warn!("an image was not closed in order: {error}");
             }
-            // Its files are closed before others know of it.
+            // The files are closed before another process learns of it.
             drop((images, files));
             let _ = told.send(());
         };
@@ -262,7 +263,7 @@ impl Drop for Qcow2Volume {
 
 #[cfg(test)]
 impl Qcow2Volume {
-    /// Clusters wait for their next use.
+    /// Returns whether clusters wait for their next use.
     pub(crate) fn has_limbo(&self) -> bool {
         self.image()
             .is_some_and(|(_, writer)| writer.is_some_and(Writer::has_limbo))

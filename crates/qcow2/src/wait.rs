@@ -1,5 +1,5 @@
-//! What tasks of several workers wait for, and for whom. Nothing here is held while a file is
-//! waited for but by those who say so.
+//! Waiting of tasks on several workers, and their wakers. No lock of this module is held while a
+//! file is waited for, except where a comment states it.
 
 use crate::store::Store;
 use std::future::poll_fn;
@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use sync::Unpoisoned;
 use volume::{IoError, IoErrorKind};
 
-/// Waits until `ready` says something; it leaves the waker where it is woken. Ends early when
-/// nobody wants the result any more.
+/// Waits until `ready` returns a value; `ready` stores the waker where it will be woken. Ends early
+/// when the request is cancelled.
 pub(crate) async fn wait<T>(
     store: &impl Store,
     mut ready: impl FnMut(&mut Context<'_>) -> Poll<T>,
@@ -24,7 +24,7 @@ pub(crate) async fn wait<T>(
     .await
 }
 
-/// Has the others of its worker go on first.
+/// Yields to the other tasks of the worker once.
 pub(crate) async fn pause() {
     let mut paused = false;
     poll_fn(|context| match std::mem::replace(&mut paused, true) {

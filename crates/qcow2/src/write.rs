@@ -1,5 +1,5 @@
-//! Writing an image, what is not one operation on its file: clusters that are allocated, zeroed or
-//! freed. [`Writer`] says in which order.
+//! Writes to an image that take more than one operation on its file: clusters that are allocated,
+//! zeroed or freed. [`Writer`] defines the order of the operations.
 
 use crate::format::{Entry, Mapping};
 use crate::image::{Allocated, Image, Writer};
@@ -41,15 +41,15 @@ fn join(moves: &mut Vec<Move>, next: Move) {
 /// A part of a request, within one slice.
 #[derive(Clone, Copy)]
 struct Span {
-    /// On the disk.
+    /// Offset on the disk.
     offset: u64,
     len: u64,
-    /// In the request's memory.
+    /// Offset in the request's memory.
     from: u64,
 }
 
 impl<'a, S: Store> Target<'a, S> {
-    /// The image of a chain, if it may be written.
+    /// Creates a writer of a chain's image, if it may be written.
     pub(crate) fn new(images: &'a [Image], store: &'a S) -> Result<Self, IoError> {
         let image = images.first().ok_or(IoErrorKind::Gone)?;
         Ok(Self {
@@ -68,7 +68,7 @@ impl<'a, S: Store> Target<'a, S> {
         self.image.geometry.cluster_bits
     }
 
-    /// Bytes of the disk that a slice maps.
+    /// Returns the number of bytes of the disk that a slice maps.
     fn slice_bytes(&self) -> u64 {
         let bits = self
             .image
@@ -78,17 +78,17 @@ impl<'a, S: Store> Target<'a, S> {
         1 << (bits + self.bits())
     }
 
-    /// The place in its slice of the cluster that a byte lies in.
+    /// Returns the index, in its slice, of the cluster with this byte.
     fn index(&self, offset: u64) -> usize {
         ((offset & (self.slice_bytes() - 1)) >> self.bits()) as usize
     }
 
-    /// Clusters that a range touches.
+    /// Returns the clusters that a range touches.
     fn clusters(&self, offset: u64, len: u64) -> Range<u64> {
         offset >> self.bits()..self.image.geometry.clusters(offset + len)
     }
 
-    /// What is behind the image has bytes of its own there.
+    /// Returns whether the backing chain may hold data at this offset.
     fn is_backed(&self, offset: u64) -> bool {
         let below = self.images.get(1);
         below.is_some_and(|below| offset < below.size())
@@ -147,7 +147,7 @@ impl<'a, S: Store> Target<'a, S> {
             mut barrier,
         } = plan;
         if written.is_ok() {
-            // The clusters are counted while what was there is read, and while they are written.
+            // The clusters are counted while their old data is read, and while they are written.
             let moved = self.carry_out(&parts, data);
             let (moved, counted) = both(moved, settle(&allocated, self.store)).await;
             barrier |= matches!(moved, Ok(true));
@@ -173,7 +173,8 @@ impl<'a, S: Store> Target<'a, S> {
         set
     }
 
-    /// The moves of a span whose clusters may all be written where they are.
+    /// Returns the moves of a span whose clusters may all be written in place; `None` if one of
+    /// them may not.
     fn in_place(&self, slice: &Slice, span: Span) -> Option<Vec<Move>> {
         let mut moves = Vec::new();
         for piece in self.pieces(span) {
@@ -183,7 +184,7 @@ impl<'a, S: Store> Target<'a, S> {
         Some(moves)
     }
 
-    /// A span by clusters.
+    /// Splits a span by clusters.
     fn pieces(&self, span: Span) -> impl Iterator<Item = Piece> + use<S> {
         let (size, first) = (self.cluster_size(), self.index(span.offset));
         let start = span.offset & !(size - 1);
@@ -202,7 +203,7 @@ impl<'a, S: Store> Target<'a, S> {
         })
     }
 
-    /// What is to be written, and where: clusters are allocated for it.
+    /// Plans the writes of a span, and allocates clusters for them.
     async fn plan<'p>(&self, slice: &Slice, span: Span, plan: &mut Plan<'p>) -> Result<(), IoError>
     where
         'a: 'p,
@@ -231,7 +232,7 @@ impl<'a, S: Store> Target<'a, S> {
                     });
                     continue;
                 }
-                // Kept for it, and nobody knows what is there.
+                // The host cluster is reserved for this guest cluster, and its content is unknown.
                 Mapping::Zero { host: Some(host) } => (host, false),
                 Mapping::Invalid | Mapping::Data { .. } => {
                     return Err(IoErrorKind::MediaWrite.into());
@@ -279,7 +280,7 @@ impl<'a, S: Store> Target<'a, S> {
     async fn carry_out(&self, parts: &[Part], data: &SegmentList) -> Result<bool, IoError> {
         let mut started = Started::default();
         let result = self.start_parts(parts, data, &mut started).await;
-        // Nothing is on its way to clusters that are freed.
+        // All writes to the clusters have ended before the clusters are freed.
         let rest = started.all().await;
         result.and_then(|barrier| rest.map(|()| barrier))
     }
@@ -325,7 +326,7 @@ impl<'a, S: Store> Target<'a, S> {
         Ok(barrier)
     }
 
-    /// What a cluster is before the request.
+    /// Reads the content that a cluster has before the request.
     async fn content(&self, piece: &Piece, reads_zeroes: bool) -> Result<SegmentList, IoError> {
         let size = self.cluster_size();
         let content = SegmentList::owned(Buffer::new(size as usize));
@@ -354,7 +355,7 @@ impl<'a, S: Store> Target<'a, S> {
         }
     }
 
-    /// Has a range read as zeroes, or gives its space to the file system.
+    /// Zeroes a range, or returns its space to the file system.
     pub(crate) async fn zero(&self, offset: u64, len: u64, op: Op) -> Result<(), IoError> {
         let slice = self.slice_bytes();
         let mut done = 0;
@@ -376,12 +377,12 @@ impl<'a, S: Store> Target<'a, S> {
         }
     }
 
-    /// Does a span, or, where there is no table, more of what is `left`; returns how much.
+    /// Zeroes a span, or, where there is no table, more of the `left` bytes; returns how many.
     async fn zero_span(&self, span: Span, left: u64, op: Op) -> Result<u64, IoError> {
         let number = span.offset / self.slice_bytes();
         let looked = self.image.look(self.store, number).await?;
         if matches!(looked, Look::NoTable) && !self.is_backed(span.offset) {
-            // All of what the L2 table would map.
+            // The whole range that the L2 table would map.
             let table = self.cluster_size() << self.image.geometry.table_bits();
             return Ok(left.min(table - (span.offset & (table - 1))));
         }
@@ -407,7 +408,7 @@ impl<'a, S: Store> Target<'a, S> {
         Ok(span.len)
     }
 
-    /// A part of a cluster.
+    /// Zeroes a part of a cluster.
     async fn zero_piece(&self, number: u64, piece: &Piece, op: Op) -> Result<(), IoError> {
         let mapping = match self.image.look(self.store, number).await? {
             Look::Slice(slice) => slice.get(piece.index).mapping(&self.image.geometry),
@@ -445,7 +446,7 @@ impl<'a, S: Store> Target<'a, S> {
         }
     }
 
-    /// Whole clusters of a slice.
+    /// Zeroes whole clusters of a slice.
     async fn zero_clusters(&self, number: u64, span: Span, op: Op) -> Result<(), IoError> {
         let clusters = self.clusters(span.offset, span.len);
         let _turn = self.writer.clusters.lock(self.store, clusters).await?;
@@ -468,7 +469,7 @@ impl<'a, S: Store> Target<'a, S> {
         let (mut entries, mut moves) = (Vec::new(), Vec::new());
         for piece in self.pieces(span) {
             let entry = slice.get(piece.index);
-            // What is behind it would be seen again.
+            // An unallocated entry would expose the data of the backing file again.
             let nothing = match self.is_backed(piece.cluster) {
                 true => Entry::zero(),
                 false => Entry(0),
@@ -510,14 +511,14 @@ impl<'a, S: Store> Target<'a, S> {
     }
 }
 
-/// All of these bytes are zero.
+/// Returns whether all of these bytes are zero.
 fn is_zero(bytes: &[u8]) -> bool {
     let mut pages = bytes.chunks(4096);
     // Without a look at each byte's result, so that many are looked at in one step.
     pages.all(|page| page.iter().fold(0, |any, byte| any | byte) == 0)
 }
 
-/// Has the refcounts of all of them on the disk.
+/// Writes the refcounts of all these clusters to the disk.
 async fn settle(allocated: &[Allocated<'_>], store: &impl Store) -> Result<(), IoError> {
     for new in allocated {
         new.settle(store).await?;
@@ -528,19 +529,19 @@ async fn settle(allocated: &[Allocated<'_>], store: &impl Store) -> Result<(), I
 /// A part of a request in one cluster.
 #[derive(Clone, Copy)]
 struct Piece {
-    /// In the slice.
+    /// Index in the slice.
     index: usize,
-    /// Where the cluster begins on the disk.
+    /// Offset of the cluster on the disk.
     cluster: u64,
-    /// Where the part begins in the cluster.
+    /// Offset of the part in the cluster.
     within: u64,
     len: u64,
-    /// Where it begins in the request's memory.
+    /// Offset in the request's memory.
     from: u64,
 }
 
 impl Piece {
-    /// It goes to the cluster that begins at that byte.
+    /// Returns the move of this piece into the cluster that begins at byte `host`.
     fn to(&self, host: u64) -> Move {
         Move {
             at: host + self.within,
@@ -550,24 +551,24 @@ impl Piece {
     }
 }
 
-/// A piece of a request, and the cluster that it goes to.
+/// A piece of a request, and its destination cluster.
 struct Part {
     piece: Piece,
     /// The byte where the cluster begins.
     host: u64,
     /// The cluster reads as zeroes, durably.
     zeroed: bool,
-    /// It is written as a whole, with what was there before.
+    /// The cluster is written as a whole, with its old content around the piece.
     copy: Option<Merge>,
 }
 
-/// What a cluster consists of beside a piece of a request.
+/// Content of a cluster around a piece of a request.
 struct Merge {
-    /// Of zeroes, and nothing has to be read to know that.
+    /// The old content is zeroes, and no read is necessary to find out.
     reads_zeroes: bool,
 }
 
-/// What a write does.
+/// Steps of a write.
 #[derive(Default)]
 struct Plan<'a> {
     allocated: Vec<Allocated<'a>>,
@@ -576,7 +577,7 @@ struct Plan<'a> {
     parts: Vec<Part>,
     /// The clusters are durable before anything leads to them.
     ///
-    /// What the guest finds after a loss of power is old or new. Zeroes, where what was written has
-    /// not reached the disk, are old only where there was nothing.
+    /// After a loss of power the guest finds old or new data. Zeroes, where written data has not
+    /// reached the disk, count as old data only where there was nothing.
     barrier: bool,
 }

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long one attempt waits for the monitors.
+/// Time limit for one attempt to reach the monitors.
 const ATTEMPT: Duration = Duration::from_secs(20);
 /// Pauses between attempts.
 const PAUSES: [Duration; 4] = [
@@ -21,22 +21,22 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(1),
     Duration::from_secs(3),
 ];
-/// Between two looks at a lock that another client has.
+/// Interval between checks of a lock that another client has.
 const LOCK_PAUSE: Duration = Duration::from_millis(500);
-/// Between two log lines of a cluster that stays away.
+/// Interval between log lines about a cluster that stays unreachable.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
 
-/// What a short look at an image has found.
+/// Result of opening an image briefly.
 pub(crate) struct Found {
     pub(crate) size: u64,
     /// A client that has its lock, of a process that is dead.
     pub(crate) dead: Option<String>,
 }
 
-/// Whether the cluster has answered, and the answer will be the same the next time.
+/// Returns whether the cluster has answered with an error that will not change.
 fn is_final(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, NotFound, PermissionDenied};
     matches!(error.kind(), NotFound | PermissionDenied | InvalidInput)
@@ -67,7 +67,7 @@ pub(crate) fn look<T: Send + 'static>(
     if let Err(error) = spawned {
         return Err(shared.failed("no thread", error));
     }
-    // The library keeps its own time; this is for what it forgets.
+    // The library has its own time limit; this one is a safeguard.
     match tell.recv_timeout(limit + Duration::from_secs(2)) {
         Ok(Ok(seen)) => Ok(Some(seen)),
         Ok(Err((what, error))) if is_final(&error) => Err(shared.failed(what, error)),
@@ -79,7 +79,7 @@ pub(crate) fn look<T: Send + 'static>(
     }
 }
 
-/// What is there to be known of an image before it is served.
+/// Reads the properties of an image before it is served.
 pub(crate) fn find(shared: &Arc<Shared>) -> Result<Option<Found>, RbdError> {
     let me = shared.me.clone();
     look(shared, shared.options.wait, move |image| {
@@ -126,7 +126,7 @@ pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<()> {
     builder.spawn(move || run(&weak)).map(drop)
 }
 
-/// Says something now and then.
+/// Rate limit of a repeated log message.
 struct Said(Option<Instant>);
 
 impl Said {
@@ -157,7 +157,7 @@ fn run(weak: &Weak<Shared>) {
                 shared.connected(image);
                 return;
             }
-            // Nobody wants it any more.
+            // The volume is not used any more.
             Ok(None) => return,
             Err((what, error)) => {
                 if said.is_due() {
@@ -232,7 +232,7 @@ fn lock(
         let owner = image.lock_owner().map_err(|error| ("its lock", error))?;
         let Some(owner) = owner else { break };
         let watchers = image.watchers().map_err(|error| ("its watchers", error))?;
-        // Its address, or its number: versions of the library differ.
+        // The owner is named by address or by number, depending on the version of the library.
         let of_owner = |(client, address): &&(i64, String)| {
             *address == owner || owner == format!("client.{client}")
         };
@@ -240,7 +240,7 @@ fn lock(
         let why = match alive {
             _ if shared.is_dead(&owner) => Some("its process was one of this host, and is dead"),
             _ if shared.options.lock == LockMode::Break => Some("lock=break says so"),
-            // The library knows best who is dead, and takes the lock from nobody else.
+            // The library decides which clients are dead, and takes the lock from no other.
             None if image.lock().is_ok() => break,
             _ => None,
         };

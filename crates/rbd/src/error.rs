@@ -1,9 +1,9 @@
-//! Why an image cannot be opened, in words.
+//! Errors of opening an image.
 
 use crate::ffi::LibraryError;
 use std::io;
 
-/// Why an image cannot be opened.
+/// Error of opening an image.
 #[derive(Debug, thiserror::Error)]
 pub enum RbdError {
     /// The libraries are not there.
@@ -14,9 +14,9 @@ pub enum RbdError {
     Settings {
         /// The file.
         conf: String,
-        /// What is wrong with it, or was tried.
+        /// Error in the configuration, or the operation that failed.
         what: &'static str,
-        /// What the library said.
+        /// Error of the library.
         error: io::Error,
     },
     /// The cluster asks for a key.
@@ -26,7 +26,7 @@ pub enum RbdError {
     NoKey {
         /// The client.
         client: String,
-        /// Where was looked.
+        /// Places that were searched.
         places: String,
     },
     /// The cluster has answered, and there is no such image, or it may not be used.
@@ -34,12 +34,12 @@ pub enum RbdError {
     Image {
         /// The image.
         name: String,
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// What the cluster said.
+        /// Error of the cluster.
         error: io::Error,
     },
-    /// The cluster did not answer in time, and nobody says how large the image is.
+    /// The cluster did not answer in time, and no size is configured for the image.
     #[error(
         "{name}: its cluster did not answer in {wait:?} (wait=); size= says how large the disk is, so \
          that it is served and waits for its cluster"
@@ -47,7 +47,7 @@ pub enum RbdError {
     Away {
         /// The image.
         name: String,
-        /// How long was waited.
+        /// Time limit that was exceeded.
         wait: std::time::Duration,
     },
     /// A size that is none of a disk.
@@ -57,7 +57,7 @@ pub enum RbdError {
     Size {
         /// The image.
         name: String,
-        /// Its size.
+        /// Size of the image.
         size: u64,
         /// The block.
         block: u32,

@@ -1,28 +1,28 @@
 //! Images of Ceph clusters as volumes, by librbd.
 //!
 //! An [`RbdVolume`] is an image of a pool, or a snapshot of one. The libraries are loaded when the
-//! first is opened; a program that opens none needs none.
+//! first image is opened; a program that opens none needs none.
 //!
-//! What may be touched here: the cluster that a user named, by librados and librbd, and their
-//! configuration and key. What may not: NVMe, guest memory but through the segments of requests.
-//! `unsafe` is in `ffi` alone.
+//! This crate accesses the cluster that a user named, by librados and librbd, and their
+//! configuration and key. It contains no NVMe code, and reaches guest memory only through the
+//! segments of requests. `unsafe` is in `ffi` alone.
 //!
 //! # How data passes through
 //!
 //! ```text
-//! VolumeQueue::submit(Request) -> rbd_aio_* (the library copies what is written) --> cluster
-//!                                                                                      |
-//! VolumeQueue::poll -> copy what was read -> Completion <- volume::Inbox <- library's thread
+//! VolumeQueue::submit(Request) -> rbd_aio_* (the library copies written data) --> cluster
+//!                                                                                    |
+//! VolumeQueue::poll -> copy of read data -> Completion <- volume::Inbox <- library's thread
 //! ```
 //!
-//! Nothing here waits for the cluster but threads of its own: one that connects (`connect`), and
-//! those that ask for sizes. The library has no memory of a guest's after the call that brought a
-//! request: what is read comes into memory of this process first. So a request can be given up, by
-//! a reset or the end, although the cluster does not answer; whatever changes something and was
-//! given up holds up all that comes later, until the cluster has ended it.
+//! Only threads of this crate wait for the cluster: one that connects (`connect`), and those that
+//! ask for sizes. The library holds no guest memory after the call that starts a request: data is
+//! read into memory of this process first. So a reset or the end of the volume can give up a
+//! request although the cluster does not answer. A given-up request that changes data delays all
+//! later ones, until the cluster has ended it.
 //!
-//! The library's cache is off: what a guest was told to be written is in the cluster, also when
-//! this process is killed and its guest goes on.
+//! The library's cache is off: a write that was reported to the guest is in the cluster, also when
+//! this process is killed and its guest continues.
 #![deny(unsafe_code)]
 
 mod connect;

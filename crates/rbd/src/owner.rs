@@ -1,8 +1,8 @@
-//! Whose the exclusive lock is.
+//! Owner of the exclusive lock.
 //!
-//! A process that was killed leaves its lock, and the cluster takes it for alive for half a minute.
-//! So the process that takes the lock writes down in the image which it is: the next process of the
-//! same machine knows then that it is dead, and need not wait.
+//! A process that was killed leaves its lock, and the cluster considers it alive for half a minute.
+//! So the process that takes the lock records its identity in the image: the next process of the
+//! same machine recognizes that it is dead, and need not wait.
 
 use std::fs;
 use std::path::Path;
@@ -10,19 +10,19 @@ use std::path::Path;
 /// The image's metadatum.
 pub(crate) const METADATUM: &str = "vnvme.owner";
 
-/// A process, so that another one of the same machine can tell whether it is alive.
+/// Identity of a process, by which another one of the same machine can check whether it is alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Process {
     boot: String,
     /// The namespace that its number is of.
     namespace: String,
     number: u32,
-    /// When it began, in ticks since the start of the machine.
+    /// Start time of the process, in ticks since the start of the machine.
     began: String,
 }
 
 impl Process {
-    /// The one of that number, if it is there.
+    /// Returns the process of that ID, if it exists.
     fn of(number: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
         // Behind the name, which may have anything in it: field 22 of proc_pid_stat(5).
@@ -43,7 +43,7 @@ impl Process {
     }
 }
 
-/// This process, as it writes itself down: found out while its files can be read.
+/// Identity of this process, for its record; read while the files of `/proc` are accessible.
 #[derive(Debug, Clone)]
 pub(crate) struct Myself(Option<Process>);
 
@@ -52,7 +52,7 @@ impl Myself {
         Self(Process::of(std::process::id()))
     }
 
-    /// What is written into an image whose lock `client` has.
+    /// Returns the record for an image whose lock `client` holds.
     pub(crate) fn record(&self, client: &str) -> Option<String> {
         let Process {
             boot,
@@ -63,7 +63,7 @@ impl Myself {
         Some(format!("{client} {boot} {namespace} {number} {began}"))
     }
 
-    /// The client of a record, if its process was one of this machine's, and is dead.
+    /// Returns the client of a record, if its process was one of this machine's, and is dead.
     pub(crate) fn dead(&self, record: &str) -> Option<String> {
         let mine = self.0.as_ref()?;
         let words: Vec<&str> = record.split(' ').collect();
@@ -94,7 +94,7 @@ mod tests {
             words[at] = word;
             words.join(" ")
         };
-        // Its number is another process's now.
+        // The process ID belongs to another process now.
         assert_eq!(me.dead(&with(4, "1")).as_deref(), Some("client.7"));
         // A number that nobody has.
         assert_eq!(me.dead(&with(3, "4194305")).as_deref(), Some("client.7"));

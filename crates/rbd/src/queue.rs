@@ -1,4 +1,4 @@
-//! One worker's queue into an image.
+//! Queue of one worker into an image.
 
 use crate::ffi::Work;
 use crate::volume::Shared;
@@ -19,13 +19,13 @@ const MOST_BYTES: u64 = 64 << 20;
 const PIECE: u64 = 1 << 20;
 /// Longest part of another one: some hundred objects.
 const RANGE: u64 = 1 << 30;
-/// Bytes that a round copies, but for the last piece.
+/// Number of bytes that a round copies, apart from the last piece.
 const ROUND: u64 = 1 << 20;
 
-/// What a thread of the library leaves.
+/// Event from a thread of the library.
 #[derive(Debug)]
 pub(crate) enum Done {
-    /// There is an image.
+    /// The image was connected.
     Connected,
     /// A part of a request has ended.
     Part(Part, isize, Option<Buffer>),
@@ -36,22 +36,22 @@ pub(crate) enum Done {
 pub(crate) struct Part {
     place: usize,
     generation: u64,
-    /// Where it begins in the request's memory.
+    /// Offset in the request's memory.
     at: u64,
     len: u64,
-    /// It changes something.
+    /// The part changes data of the image.
     changes: bool,
-    /// It moves data.
+    /// The part transfers data.
     data: bool,
 }
 
-/// A request, and what became of its parts.
+/// A request, and the state of its parts.
 struct Parent {
     request: Request,
     generation: u64,
-    /// Bytes that were given to the library.
+    /// Number of bytes that were given to the library.
     given: u64,
-    /// All of it was.
+    /// The whole request was given to the library.
     is_given: bool,
     parts: usize,
     result: Result<(), IoError>,
@@ -102,7 +102,7 @@ impl RbdQueue {
         }
     }
 
-    /// Gives the library what it can have.
+    /// Starts requests in the library as far as limits allow.
     fn issue(&mut self) {
         while self.can_issue()
             && let Some(&place) = self.waiting.front()
@@ -194,7 +194,7 @@ impl RbdQueue {
         !is_given
     }
 
-    /// A part has ended.
+    /// Handles the end of a part.
     fn finish(&mut self, done: Done) {
         let Done::Part(part, answer, buffer) = done else {
             return;
@@ -255,14 +255,14 @@ impl RbdQueue {
         self.hint_sleep();
     }
 
-    /// A read alone comes back soon, and polling for it spares its wake-up. Several keep the
-    /// library's threads busy, and what changes something waits for the cluster's disks.
+    /// Sets the hint for sleeping. A single read ends soon, and polling for it saves its wake-up.
+    /// Several keep the library's threads busy, and changes wait for the cluster's disks.
     fn hint_sleep(&mut self) {
         let polled = self.count == 1 && self.changes == 0;
         self.sleep_hint.set(if polled { 0 } else { self.count });
     }
 
-    /// Nobody waits for a request any more: it ends now, whatever the library does.
+    /// Gives up a request: it ends now, whatever the library does.
     fn give_up(&mut self, place: usize) {
         let Some(parent) = self.parents.get_mut(place).and_then(Option::take) else {
             return;
@@ -276,7 +276,7 @@ impl RbdQueue {
         self.ended.push(aborted);
     }
 
-    /// The worker ends, and the cluster does not answer.
+    /// Gives up the requests when the worker ends and the cluster does not answer.
     fn end(&mut self, answered: bool) {
         if self.count > 0 && self.ending.is_over(answered) {
             let (text, unfinished) = (&self.shared.text, self.count);
@@ -290,7 +290,7 @@ impl RbdQueue {
         }
     }
 
-    /// Whether the next round has something to do that nothing wakes it for.
+    /// Returns whether the next round has work that nothing wakes it for.
     fn goes_on(&self) -> bool {
         !self.ended.is_empty()
             || !self.finished.is_empty()
@@ -302,7 +302,7 @@ impl RbdQueue {
 impl VolumeQueue for RbdQueue {
     fn submit(&mut self, request: Request) -> Option<Completion> {
         if let Err(error) = request.check_info(&self.info) {
-            // It may have grown.
+            // The image may have grown.
             self.info.size = self.shared.size();
             if error.kind != IoErrorKind::OutOfRange || request.check_info(&self.info).is_err() {
                 return Some(request.complete(Err(error)));
@@ -376,7 +376,8 @@ impl VolumeQueue for RbdQueue {
         }
     }
 
-    /// Its completion comes with the next round, whether the cluster answers or not.
+    /// Cancels a request. Its completion is returned in the next round, whether the cluster answers
+    /// or not.
     fn cancel(&mut self, tag: u64) {
         let is = |parent: &Option<Parent>| parent.as_ref().is_some_and(|p| p.request.tag == tag);
         if let Some(place) = self.parents.iter().position(is) {

@@ -1,7 +1,7 @@
-//! The cluster that is meant, and who its client is: what librados is told before it connects.
+//! Settings of a cluster and its client: the input of librados before it connects.
 //!
-//! All that needs files or names is done here, when a volume is opened: a process in its sandbox
-//! has neither when it connects again.
+//! Files and names are read here, when a volume is opened, because a process in its sandbox can
+//! access neither when it reconnects.
 
 use crate::error::RbdError;
 use crate::ffi::Cluster;
@@ -14,12 +14,12 @@ use std::time::Duration;
 
 /// Ports of monitors that name none (`ms_mon_client`): of both versions of the protocol.
 const MONITORS: [u16; 2] = [3300, 6789];
-/// Where nothing else is known of the other daemons' ports.
+/// Default ports of the daemons other than monitors.
 const DAEMONS: Ports = Ports {
     first: 6800,
     last: 7568,
 };
-/// Most ports that are left open.
+/// Maximum number of ports that are left open.
 const MOST_PORTS: u16 = 2048;
 
 /// TCP ports from one to another.
@@ -48,31 +48,31 @@ impl FromStr for Ports {
     }
 }
 
-/// The cluster that is meant, and who its client is.
+/// Configuration of the cluster and of its client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// The configuration; none: the one that librados finds.
     pub conf: Option<PathBuf>,
     /// NAME of `client.NAME`.
     pub id: String,
-    /// The client's key; none: what the configuration names.
+    /// File with the client's key; `None`: the one in the configuration.
     pub keyring: Option<PathBuf>,
     /// Ports of the cluster's daemons.
     pub ports: Option<Ports>,
 }
 
-/// What librados is told, as text: without files.
+/// Settings of librados as text, without files.
 #[derive(Debug, Clone)]
 pub(crate) struct Told {
     id: String,
     key: Option<String>,
     monitors: Option<String>,
-    /// Files were read while this was made; what they said.
+    /// Settings that were read from files.
     settings: Vec<(String, String)>,
 }
 
-/// Settings of a configuration that concern a client, and that are told again where its file cannot
-/// be read.
+/// Settings of a configuration that concern a client. They are passed again where the configuration
+/// file cannot be read.
 const KEPT: [&str; 22] = [
     "fsid",
     "mon_host",
@@ -162,7 +162,7 @@ impl Settings {
         })
     }
 
-    /// The ports of the cluster, of monitors and all others.
+    /// Returns the ports of the cluster, of monitors and all other daemons.
     pub(crate) fn ports(&self) -> Result<Vec<u16>, RbdError> {
         crate::ffi::load()?;
         let cluster = self.read()?;
@@ -209,7 +209,7 @@ impl Told {
             cluster.set("rados_mon_op_timeout", &seconds)?;
             cluster.set("rados_osd_op_timeout", &seconds)?;
         }
-        // What has been answered is in the cluster: a guest goes on when this process is killed.
+        // An answered write is in the cluster: a guest continues when this process is killed.
         cluster.set("rbd_cache", "false")?;
         for (name, value) in [
             // No worker waits until others' requests have ended; their number is limited here.
@@ -228,20 +228,20 @@ impl Told {
         Ok(cluster)
     }
 
-    /// Whether the library copies what is written within the call that brings it.
+    /// Returns whether the library copies written data within the call that starts the request.
     pub(crate) fn copies(cluster: &Cluster) -> bool {
         cluster.set("rbd_disable_zero_copy_writes", "true").is_ok()
     }
 }
 
-/// The client's key in the first of these files that there is.
+/// Reads the client's key from the first existing file of the list.
 fn key(list: &str, id: &str) -> Option<String> {
     let paths = list.split([',', ';', ' ']).filter(|path| !path.is_empty());
     let mut files = paths.filter_map(|path| fs::read_to_string(Path::new(path)).ok());
     files.find_map(|text| key_in(&text, id))
 }
 
-/// The key of `client.ID` in a keyring.
+/// Returns the key of `client.ID` in a keyring.
 fn key_in(text: &str, id: &str) -> Option<String> {
     let section = format!("[client.{id}]");
     let lines = text.lines().map(str::trim);
@@ -255,7 +255,7 @@ fn key_in(text: &str, id: &str) -> Option<String> {
         })
 }
 
-/// `mon_host` with addresses in place of names; none where it has no names.
+/// Returns `mon_host` with addresses in place of names; `None` where it has no names.
 fn addresses(hosts: &str) -> Option<String> {
     if hosts.contains('[') {
         // Addresses already (`[v2:1.2.3.4:3300,v1:...]`), or of IPv6.

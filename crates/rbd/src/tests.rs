@@ -194,7 +194,7 @@ fn a_worker_that_ends_does_not_wait_for_ever() {
     let list = worker.guest.holding(0, &[1; 4096]);
     worker.start(WRITE, 0, 4096, list);
     worker.io.end();
-    // As a worker that ends does: it asks again and again.
+    // Poll repeatedly, as a worker that ends does.
     let (began, mut ended) = (Instant::now(), None);
     while ended.is_none() {
         assert!(began.elapsed() < BOUND, "it waits");

@@ -60,7 +60,7 @@ const PORTS: UrlOption = UrlOption::new(
      [default: ms_bind_port_min to ms_bind_port_max of the configuration]",
 );
 
-/// The kind; `opened` is told of each volume that is opened.
+/// Returns the volume kind; `opened` is called with the watch of each volume that is opened.
 pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> VolumeKind<X> {
     VolumeKind::new(RBD, move |url: &mut VolumeUrl<'_>, options| {
         let volume = open(url, options)?;
@@ -69,7 +69,8 @@ pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> 
     })
 }
 
-/// What an image is called in a URL: `POOL/IMAGE`, `POOL/NAMESPACE/IMAGE`, either with `@SNAPSHOT`.
+/// Parses the name of an image in a URL: `POOL/IMAGE`, `POOL/NAMESPACE/IMAGE`, either with
+/// `@SNAPSHOT`.
 fn name(text: &str) -> Option<Name> {
     let (image, snapshot) = match text.rsplit_once('@') {
         Some((image, snapshot)) => (image, Some(snapshot.to_owned())),
@@ -107,7 +108,7 @@ impl Query<'_> {
     }
 }
 
-/// What a process has to leave open for an image: for one that gives up the rest.
+/// Files and ports that a process needs for an image, for a sandbox that closes the rest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reach {
     /// The cluster's configuration, if the URL names one.
@@ -118,13 +119,13 @@ pub struct Reach {
     pub ports: Vec<u16>,
 }
 
-/// A volume's URL is one of this kind.
+/// Returns whether a volume's URL is one of this kind.
 pub fn is_image(url: &str) -> bool {
     url.split_once("://")
         .is_some_and(|(scheme, _)| scheme == RBD.name)
 }
 
-/// What a volume's URL needs, if it is of this kind. Loads the library, and reads the
+/// Returns the needs of a volume's URL, if it is of this kind. Loads the library, and reads the
 /// configuration.
 pub fn reach(url: &str) -> Option<Reach> {
     let rest = url.strip_prefix(RBD.name)?.strip_prefix("://")?;
@@ -135,7 +136,7 @@ pub fn reach(url: &str) -> Option<Reach> {
         keyring: query.get("keyring").map(PathBuf::from),
         ports: query.get("ports").and_then(|text| text.parse().ok()),
     };
-    // What is wrong is said when it is opened.
+    // Errors are reported when the image is opened.
     let ports = settings.ports().unwrap_or_default();
     Some(Reach {
         conf: settings.conf,

@@ -19,35 +19,36 @@ use volume::{Extent, Inbox, Info, Io, IoError, IoErrorKind, Kind, OpenQueue, Vol
 
 /// Smallest block, in bytes.
 const BLOCK: u32 = 512;
-/// What the library gives to the cluster at least (`rbd_discard_granularity_bytes`).
+/// Smallest discard that the library passes to the cluster (`rbd_discard_granularity_bytes`).
 const DISCARDED: u32 = 64 << 10;
 /// A cluster that answers no request for so long is silent.
 const SILENT: Duration = Duration::from_secs(2);
-/// How long the end of a volume waits for the cluster.
+/// Time limit, at the end of a volume, for the cluster.
 const END_LIMIT: Duration = Duration::from_secs(4);
 
-/// What is done about the image's exclusive lock.
+/// Handling of the image's exclusive lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LockMode {
-    /// It is taken when nobody has it, or who has it is dead.
+    /// The lock is taken when it is free, or its owner is dead.
     #[default]
     Wait,
-    /// It is taken from any client that has it.
+    /// The lock is taken from any client that has it.
     Break,
-    /// It is left alone.
+    /// The lock is not used.
     Off,
 }
 
-/// How an image is used.
+/// Options for using an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RbdOptions {
     /// Never write.
     pub read_only: bool,
-    /// What is done about its exclusive lock.
+    /// Handling of the exclusive lock.
     pub lock: LockMode,
-    /// How long [`RbdVolume::open`] waits for the cluster.
+    /// Time limit of [`RbdVolume::open`] for the cluster.
     pub wait: Duration,
-    /// The size in bytes of an image whose cluster does not answer then; none: it is not opened.
+    /// Size in bytes of the image if its cluster does not answer in time; `None`: opening fails
+    /// then.
     pub size: Option<u64>,
 }
 
@@ -62,11 +63,11 @@ impl Default for RbdOptions {
     }
 }
 
-/// What a volume has, and its queues and threads know.
+/// State of a volume, shared by its queues and threads.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) name: Name,
-    /// Its URL, without options.
+    /// URL of the image, without options.
     pub(crate) text: String,
     pub(crate) told: Told,
     pub(crate) options: RbdOptions,
@@ -74,11 +75,11 @@ pub(crate) struct Shared {
     /// A client that has the lock, of a process that is dead.
     dead: OnceLock<String>,
     image: OnceLock<Arc<Image>>,
-    /// The library copies what is written within the call.
+    /// The library copies written data within the call.
     copies: AtomicBool,
     /// Bytes; 0: not known yet.
     size: AtomicU64,
-    /// The size that was told last.
+    /// The size that was reported last.
     last_size: AtomicU64,
     /// The header has changed since the size was last asked for.
     changed: AtomicBool,
@@ -101,7 +102,7 @@ impl Shared {
         }
     }
 
-    /// The image, once there is one.
+    /// Returns the image, once it is connected.
     #[inline]
     pub(crate) fn image(&self) -> Option<&Arc<Image>> {
         self.image.get()
@@ -115,7 +116,7 @@ impl Shared {
         self.copies.load(Ordering::Relaxed)
     }
 
-    /// The part of the size that consists of whole blocks, in bytes.
+    /// Returns the part of the size that consists of whole blocks, in bytes.
     #[inline]
     pub(crate) fn size(&self) -> u64 {
         let size = self.size.load(Ordering::Acquire);
@@ -137,7 +138,7 @@ impl Shared {
         self.dead.get().is_some_and(|dead| dead == client)
     }
 
-    /// Looks whether the cluster answers: the library says nothing of it, and waits.
+    /// Checks whether the cluster answers, and logs changes: the library waits silently.
     fn look(&self) {
         let (started, ended) = (
             self.started.load(Ordering::Relaxed),
@@ -156,7 +157,7 @@ impl Shared {
         }
     }
 
-    /// There is an image: those who wait go on.
+    /// Sets the image, and notifies the waiting queues.
     pub(crate) fn connected(&self, image: Arc<Image>) {
         if let Err(image) = self.image.set(image) {
             drop_last(image);
@@ -194,10 +195,10 @@ impl Shared {
 /// Whether requests are answered.
 #[derive(Debug, Default)]
 struct Silence {
-    /// How many had been answered, and when that was seen first.
+    /// Number of ended parts, and the time when it was first seen.
     at: Option<(u64, Instant)>,
     silent: bool,
-    /// How often it began.
+    /// Number of silent periods.
     times: u64,
 }
 
@@ -247,9 +248,9 @@ impl Drop for Shared {
 pub struct RbdVolume(Arc<Shared>);
 
 impl RbdVolume {
-    /// Looks for an image. Where the cluster does not answer in [`RbdOptions::wait`], the volume
-    /// has [`RbdOptions::size`] until it does. Queues connect for good; the library has no threads
-    /// before.
+    /// Opens an image. If the cluster does not answer in [`RbdOptions::wait`], the volume has
+    /// [`RbdOptions::size`] until it does. Queues start the permanent connection; the library has
+    /// no threads before.
     ///
     /// # Errors
     /// [`RbdError`].
@@ -307,7 +308,7 @@ impl RbdVolume {
         Ok(Self(shared))
     }
 
-    /// Tells how the way to the cluster is.
+    /// Returns a handle to watch the connection state.
     pub fn watch(&self) -> ReachWatch {
         ReachWatch::new(self.0.clone())
     }
@@ -359,7 +360,7 @@ impl Volume for RbdVolume {
             }
         }
         if self.0.image().is_some() {
-            // It came between the two looks.
+            // The image was connected between the two checks.
             inbox.put(Done::Connected);
         }
         let queue = RbdQueue::new(self.0.clone(), inbox, io);
@@ -433,7 +434,8 @@ impl Volume for RbdVolume {
 }
 
 impl Drop for RbdVolume {
-    /// The lock is released, if the cluster answers soon: the next one need not wait for it.
+    /// Releases the lock, if the cluster answers in time, so that the next client need not wait for
+    /// it.
     fn drop(&mut self) {
         let Some(image) = self.0.image().cloned() else {
             return;
@@ -441,7 +443,8 @@ impl Drop for RbdVolume {
         let (told, tell) = mpsc::channel();
         let read_only = self.0.options.read_only;
         let closing = move || {
-            // Of a snapshot, or of an image without the feature, the library ends the process.
+            // Without this check the library ends the process, for a snapshot or an image without
+            // the feature.
             if !read_only && image.has_lock().unwrap_or(false) {
                 let _ = image.unlock();
             }

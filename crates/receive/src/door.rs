@@ -1,4 +1,4 @@
-//! The server's side of a door: the receiver process's part of one listening socket.
+//! Server side of a door: the receiver process's connection for one listening socket.
 
 use crate::message::{self, LONG, MAX_READ, Message, TOO_MANY};
 use crate::{ReadError, kind::Wanted};
@@ -9,13 +9,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long an answer may take, in periods. Descriptors are checked within microseconds; what takes
-/// longer hangs.
+/// Time limit of an answer, in periods. Descriptors are checked within microseconds; a longer check
+/// hangs.
 const PERIODS: u32 = 4;
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// How long an answer is still waited for. However long nobody looked, it counts as one period: the
-/// receiver process may have had no processor in that time either.
+/// Remaining time limit of an answer. Any time without a check counts as one period only, because
+/// the receiver process may have had no processor in that time either.
 #[derive(Clone, Copy, Debug)]
 struct AnswerLimit {
     since: Instant,
@@ -30,12 +30,12 @@ impl AnswerLimit {
         }
     }
 
-    /// When to look again.
+    /// Returns the time of the next check.
     fn deadline(&self) -> Instant {
         self.since + PERIOD
     }
 
-    /// A look, at which the answer had not come: whether it is late now.
+    /// Checks a missing answer. Returns whether it is overdue now.
     fn is_over(&mut self, now: Instant) -> bool {
         if now >= self.deadline() {
             self.since = now;
@@ -45,28 +45,28 @@ impl AnswerLimit {
     }
 }
 
-/// What the receiver process has read.
+/// Bytes and descriptors that the receiver process has read.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub bytes: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
-/// What the receiver process is asked for.
+/// Request to the receiver process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asking {
-    /// To take at most so many bytes from the socket.
+    /// Take at most this many bytes from the socket.
     Receive(u32),
-    /// To look at them.
+    /// Peek at this many bytes of the socket.
     Look(u32),
 }
 
-/// An answer that is waited for, or has come.
+/// State of a request and its answer.
 #[derive(Debug)]
 enum Awaited {
-    /// To be asked for so many bytes as soon as there is a receiver process.
+    /// Request to be sent as soon as there is a receiver process.
     Unasked(AnswerLimit, Asking),
-    /// Asked for.
+    /// Request that was sent.
     Asked(AnswerLimit, Asking),
     Come(Result<Taken, ReadError>),
 }
@@ -80,30 +80,30 @@ impl Awaited {
     }
 }
 
-/// The client whose messages are read.
+/// Current client of the door.
 #[derive(Debug)]
 struct Present {
     client: u64,
     socket: Arc<OwnedFd>,
-    /// The receiver process has a duplicate.
+    /// The receiver process has a duplicate of the socket.
     registered: bool,
     awaited: Option<Awaited>,
 }
 
-/// The server's side of a door, of the thread that serves its listening socket.
+/// Server side of a door, used by the thread that serves its listening socket.
 #[derive(Debug)]
 pub(crate) struct Door {
-    /// None while the receiver process is not there.
+    /// `None` while there is no receiver process.
     channel: Option<Arc<OwnedFd>>,
     wanted: Wanted,
     last_client: u64,
     present: Option<Present>,
-    /// Clients whose protocol has no descriptors: the receiver process has duplicates of their
+    /// Clients of a protocol without descriptors; the receiver process has duplicates of their
     /// sockets.
     plain: HashSet<u64>,
-    /// Clients that have gone, whose sockets the receiver process has not closed yet.
+    /// Disconnected clients with sockets that the receiver process has not closed yet.
     leaving: HashSet<u64>,
-    /// Of them those whose end could not be told yet.
+    /// Disconnected clients that could not be reported to the receiver process yet.
     untold: Vec<u64>,
 }
 
@@ -113,8 +113,8 @@ fn at_most(most: usize) -> u32 {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        // Where the clients' sockets are kept, the receiver process does not take the end of this
-        // process for the end of the connections.
+        // If the clients' sockets are kept, the receiver process does not treat the end of this
+        // process as the end of the connections.
         self.send(message::kind::SHUT, 0, 0, None);
     }
 }
@@ -144,13 +144,13 @@ impl Door {
         self.leaving.len()
     }
 
-    /// There is a receiver process again.
+    /// Uses a new receiver process.
     pub(crate) fn open(&mut self, channel: Arc<OwnedFd>) {
         self.channel = Some(channel);
         self.register();
     }
 
-    /// The receiver process has gone, and what it held with it.
+    /// Handles the end of the receiver process, and of everything that it held.
     fn lose(&mut self) {
         self.channel = None;
         self.plain.clear();
@@ -158,12 +158,12 @@ impl Door {
         self.untold.clear();
         if let Some(present) = &mut self.present {
             present.registered = false;
-            // Whether it took anything from the socket is not known.
+            // The process may or may not have taken bytes from the socket.
             match present.awaited {
                 Some(Awaited::Asked(_, Asking::Receive(_))) => {
                     present.awaited = Some(Awaited::Come(Err(ReadError::ReceiverGone)));
                 }
-                // A look takes nothing.
+                // A peek takes nothing.
                 Some(Awaited::Asked(limit, look)) => {
                     present.awaited = Some(Awaited::Unasked(limit, look));
                 }
@@ -172,7 +172,8 @@ impl Door {
         }
     }
 
-    /// Never waits: the receiver process reads messages at once, and few are under way.
+    /// Sends a message without waiting: the receiver process reads messages at once, and few are
+    /// outstanding.
     fn send(&mut self, kind: u32, value: u32, client: u64, fd: Option<BorrowedFd<'_>>) -> bool {
         let Some(channel) = self.channel.clone() else {
             return false;
@@ -206,7 +207,7 @@ impl Door {
         self.last_client
     }
 
-    /// A client begins. There is one at a time.
+    /// Registers a new client. There is one at a time.
     pub(crate) fn enter(&mut self, socket: Arc<OwnedFd>) -> u64 {
         let client = self.next_client();
         self.present = Some(Present {
@@ -250,7 +251,7 @@ impl Door {
     }
 
     /// Has the receiver process close the socket of a client that is not served. Returns the socket
-    /// if it cannot.
+    /// if that is impossible.
     pub(crate) fn dismiss(&mut self, socket: OwnedFd) -> Option<OwnedFd> {
         let client = self.next_client();
         if !self.send(message::kind::OPEN, 0, client, Some(socket.as_fd())) {
@@ -261,8 +262,8 @@ impl Door {
         None
     }
 
-    /// A client begins whose protocol has no descriptors: there may be many. None if the receiver
-    /// process cannot be given a duplicate of its socket.
+    /// Registers a client of a protocol without descriptors; there may be many. `None` if the
+    /// receiver process cannot get a duplicate of its socket.
     pub(crate) fn enter_plain(&mut self, socket: BorrowedFd<'_>) -> Option<u64> {
         let client = self.next_client();
         let sent = self.send(message::kind::OPEN, 0, client, Some(socket));
@@ -272,13 +273,13 @@ impl Door {
         })
     }
 
-    /// Such a client goes; as [`Door::leave`].
+    /// Removes a client of a protocol without descriptors, as [`Door::leave`].
     pub(crate) fn leave_plain(&mut self, client: u64) -> bool {
         self.dispatch();
         self.plain.remove(&client)
     }
 
-    /// The server has closed its end of a registered client's socket.
+    /// Reports that the server has closed its end of a registered client's socket.
     pub(crate) fn end(&mut self, client: u64) {
         let sent = self.send(message::kind::END, 0, client, None);
         if self.is_open() {
@@ -289,16 +290,16 @@ impl Door {
         }
     }
 
-    /// The client goes. `true` if the receiver process has a duplicate of its socket:
-    /// [`Door::end`] is to follow when the server's own is closed.
+    /// Removes the client. Returns `true` if the receiver process has a duplicate of its socket:
+    /// [`Door::end`] must follow after the server's own is closed.
     pub(crate) fn leave(&mut self, client: u64) -> bool {
-        // One that has ended without our having noticed yet holds nothing.
+        // A receiver process that has ended unnoticed holds nothing.
         self.dispatch();
         let present = self.present.take_if(|present| present.client == client);
         present.is_some_and(|present| present.registered)
     }
 
-    /// Asks for `most` bytes of the client's socket.
+    /// Requests `most` bytes of the client's socket.
     pub(crate) fn ask(&mut self, client: u64, most: usize) {
         self.ask_with(
             client,
@@ -307,7 +308,7 @@ impl Door {
         );
     }
 
-    /// Asks for the same, which stays in the socket.
+    /// Requests a peek at `most` bytes, which stay in the socket.
     pub(crate) fn ask_look(&mut self, client: u64, most: usize) {
         self.ask_with(
             client,
@@ -316,25 +317,25 @@ impl Door {
         );
     }
 
-    /// What was looked at has been taken from the socket.
+    /// Reports that the peeked bytes have been taken from the socket.
     pub(crate) fn looked(&mut self, client: u64) {
         self.send(message::kind::LOOKED, 0, client, None);
     }
 
-    /// The receiver process holds what it was asked to look at, as far as is known.
+    /// Returns whether the receiver process holds the peeked descriptors, as far as known.
     pub(crate) fn holds(&mut self, client: u64) -> bool {
         self.dispatch();
         let present = self.present.as_ref().filter(|p| p.client == client);
         present.is_some_and(|present| present.registered)
     }
 
-    /// When to look again for the answer; none if no answer is waited for.
+    /// Returns when to check for the answer again; `None` without an outstanding request.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let awaited = self.present.as_ref()?.awaited.as_ref()?;
         awaited.deadline()
     }
 
-    /// The answer, if it has come.
+    /// Takes the answer, if it has arrived.
     pub(crate) fn answer(&mut self, client: u64) -> Result<Option<Taken>, ReadError> {
         let present = self.present.as_mut().filter(|p| p.client == client);
         let Some(present) = present else {
@@ -357,7 +358,7 @@ impl Door {
         Ok(None)
     }
 
-    /// Takes in what the receiver process says. `false` when it has gone.
+    /// Handles the receiver process's messages. Returns `false` when it has ended.
     pub(crate) fn dispatch(&mut self) -> bool {
         for client in std::mem::take(&mut self.untold) {
             self.end(client);
@@ -387,7 +388,7 @@ impl Door {
                         }),
                         errno => Err(ReadError::System(Errno::from_raw_os_error(errno as i32))),
                     };
-                    // Late ones are for nobody. What comes with them is harmless.
+                    // Late answers are dropped. Descriptors in them are harmless.
                     if let Some(present) = &mut self.present
                         && present.client == client
                         && matches!(present.awaited, Some(Awaited::Asked(..)))

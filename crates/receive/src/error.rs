@@ -1,12 +1,12 @@
-//! What can go wrong.
+//! Errors of the receiver process and of reading clients' sockets.
 
 use rustix::io::Errno;
 
-/// Why a client's socket cannot be read any more.
+/// Reason why a client's socket cannot be read any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// More descriptors than one message may carry, or than a process may have open.
+    /// More descriptors arrived than one message may carry, or than a process may have open.
     #[error("too many file descriptors")]
     TooManyFds,
     /// The receiver process did not answer in time: a descriptor cannot be closed.
@@ -20,13 +20,13 @@ pub enum ReadError {
     System(#[source] Errno),
 }
 
-/// Why the receiver process cannot be started.
+/// Reason why the receiver process cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The process.
+    /// The process cannot be started.
     #[error("cannot start the process that receives file descriptors")]
     Spawn(#[source] std::io::Error),
-    /// The socket to it.
+    /// The socket to the process cannot be created.
     #[error("socket to the process that receives file descriptors")]
     Socket(#[source] Errno),
 }

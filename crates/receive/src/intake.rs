@@ -1,4 +1,4 @@
-//! How the clients of one listening socket are read.
+//! Reading of the clients of one listening socket.
 
 use crate::door::Door;
 use crate::kind::Wanted;
@@ -12,18 +12,19 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Clients of one listening socket that may be leaving at the same time: the receiver process
-/// has not closed their sockets yet. Each may hang there with a thread and its descriptors.
+/// Maximum number of clients of one listening socket that may be leaving at the same time: the
+/// receiver process has not closed their sockets yet. Each may hang there with a thread and its
+/// descriptors.
 const MAX_LEAVING: usize = 8;
 
-/// The same of a protocol without descriptors, which serves many clients at a time: one that sends
-/// some all the same is not to keep the others out.
+/// Maximum number of leaving clients of a protocol without descriptors. It serves many clients at a
+/// time, and a client that sends descriptors all the same must not block the remaining ones.
 const MAX_LEAVING_PLAIN: usize = 64;
 
-/// Until a receiver process that has ended is looked for again.
+/// Pause before the receiver process is looked for again after its end.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How the clients of one listening socket are read: in place, or by the receiver process.
+/// Reader of the clients of one listening socket: in place, or by the receiver process.
 ///
 /// With the receiver process, its owner waits for [`Intake::fd`] to become readable, calls
 /// [`Intake::ready`] then, and reads from the client's socket if that [waits](Socket::is_waiting).
@@ -44,18 +45,18 @@ struct Process {
     ends: bool,
     door: Arc<Mutex<Door>>,
     channel: Option<Arc<OwnedFd>>,
-    /// When to look for the receiver process again.
+    /// Time of the next attempt to reach the receiver process.
     retry: Option<Instant>,
 }
 
 impl Intake {
-    /// For clients that are trusted: see [`Socket::in_place`].
+    /// Creates a reader for trusted clients: see [`Socket::in_place`].
     pub fn in_place(max_fds: usize) -> Intake {
         Intake(Way::InPlace { max_fds })
     }
 
-    /// For clients that are not. Before the first of them is accepted the intake is to be
-    /// [connected](Intake::connect).
+    /// Creates a reader for untrusted clients. [Connect](Intake::connect) it before the first
+    /// client is accepted.
     pub fn new(receiver: &Receiver, wanted: Wanted) -> Intake {
         Intake(Way::Receiver(Process {
             receiver: receiver.clone(),
@@ -70,9 +71,8 @@ impl Intake {
         }))
     }
 
-    /// Clients of this listening socket connect again when the process has ended: the receiver
-    /// process shuts their sockets down then, also where those of others are
-    /// [kept](crate::Receiver::keep).
+    /// Marks clients that reconnect after the end of the process. The receiver process then shuts
+    /// their sockets down, even if sockets of other doors are [kept](crate::Receiver::keep).
     #[must_use]
     pub fn ending_with_process(mut self) -> Self {
         if let Way::Receiver(process) = &mut self.0 {
@@ -81,15 +81,15 @@ impl Intake {
         self
     }
 
-    /// Makes the receiver process hold a duplicate of the listening socket, and the sockets of the
-    /// clients that are there. When this process has ended, it shuts them down; but not a listening
-    /// socket that another process made, which may go on with it. To be called first, and when
-    /// [`Intake::deadline`] has passed. `true` if [`Intake::fd`] is another one: it is to be waited
-    /// for.
+    /// Gives the receiver process a duplicate of the listening socket, and the present clients'
+    /// sockets. When this process has ended, it shuts them down; but not a listening socket that
+    /// another process created and may continue to use. To be called first, and when
+    /// [`Intake::deadline`] has passed. Returns `true` if [`Intake::fd`] has changed, and must be
+    /// watched.
     ///
     /// # Errors
-    /// The receiver process is not there yet, or again; or no descriptor is left. It is tried again
-    /// at the deadline.
+    /// The kernel's error when the receiver process has not started or restarted yet, or no
+    /// descriptor is left. The next attempt is due at the deadline.
     pub fn connect(&mut self, listener: BorrowedFd<'_>) -> Result<bool, Errno> {
         let Way::Receiver(process) = &mut self.0 else {
             return Ok(false);
@@ -109,8 +109,8 @@ impl Intake {
         Ok(true)
     }
 
-    /// Becomes readable when [`Intake::ready`] is to be called; none while there is nothing to wait
-    /// for.
+    /// Returns the descriptor that becomes readable when [`Intake::ready`] must be called; `None`
+    /// while there is nothing to wait for.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
             Way::Receiver(process) => process.channel.as_ref().map(|channel| channel.as_fd()),
@@ -118,8 +118,8 @@ impl Intake {
         }
     }
 
-    /// Takes in what the receiver process says: answers to clients that wait, and which sockets it
-    /// has closed. When it has ended, [`Intake::fd`] is closed, and [`Intake::connect`] is due.
+    /// Handles the receiver process's messages: answers to waiting clients, and closed sockets.
+    /// When the process has ended, [`Intake::fd`] is closed, and [`Intake::connect`] is due.
     pub fn ready(&mut self) {
         if let Way::Receiver(process) = &mut self.0 {
             let mut door = process.door.lock().unpoisoned();
@@ -131,7 +131,7 @@ impl Intake {
         }
     }
 
-    /// When [`Intake::connect`] is due.
+    /// Returns when [`Intake::connect`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.0 {
             Way::Receiver(process) => process.retry,
@@ -139,8 +139,8 @@ impl Intake {
         }
     }
 
-    /// Too many clients of the listening socket have gone whose descriptors cannot be closed: no
-    /// further one is to be accepted before [`Intake::fd`] becomes readable.
+    /// Returns whether too many disconnected clients of the listening socket have descriptors that
+    /// cannot be closed. No further one may be accepted before [`Intake::fd`] becomes readable.
     pub fn is_crowded(&self) -> bool {
         match &self.0 {
             Way::Receiver(process) => {
@@ -150,32 +150,32 @@ impl Intake {
         }
     }
 
-    /// The socket of a client that is to be served. With the receiver process: one at a time.
+    /// Wraps the socket of a client to be served. With the receiver process: one at a time.
     pub fn admit(&mut self, socket: OwnedFd) -> Socket {
         match &self.0 {
             Way::InPlace { max_fds } => Socket::in_place(socket, *max_fds),
             Way::Receiver(process) => {
-                // Else a read would drop a byte that was sent out of band, with its descriptors.
-                // It is a Unix socket, so this does not fail.
+                // Otherwise a read would drop an out-of-band byte with its descriptors. The call
+                // cannot fail on a Unix socket.
                 let _ = sockopt::set_socket_oobinline(&socket, true);
                 Socket::received(socket, &process.door)
             }
         }
     }
 
-    /// The socket of a client whose protocol has no descriptors. There may be many at a time.
+    /// Wraps the socket of a client of a protocol without descriptors. There may be many at a time.
     pub fn admit_plain<S: AsFd + Send + 'static>(&mut self, socket: S) -> PlainSocket<S> {
         match &self.0 {
             Way::InPlace { .. } => PlainSocket::in_place(socket),
             Way::Receiver(process) => {
-                // As in `admit`.
+                // Out-of-band bytes are handled as in `admit`.
                 let _ = sockopt::set_socket_oobinline(&socket, true);
                 PlainSocket::received(socket, &process.door)
             }
         }
     }
 
-    /// Closes the socket of a client that is not to be served.
+    /// Closes the socket of a client that is not served.
     pub fn dismiss(&mut self, socket: OwnedFd) {
         let _ = shutdown(&socket, Shutdown::Both);
         if let Way::Receiver(process) = &self.0

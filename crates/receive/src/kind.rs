@@ -1,13 +1,13 @@
-//! Which descriptors are harmless: found out without asking their file system.
+//! Classification of harmless descriptors without a call to their file system.
 //!
-//! An allow list. What stands on it cannot block the thread that closes it:
+//! An allow list: its kinds cannot block the thread that closes them.
 //!
-//! - **Memory files**: what has seals (fcntl(2), F_GET_SEALS), that is memfds and files on tmpfs
+//! - **Memory files**: files with seals (fcntl(2), F_GET_SEALS), that is memfds and files on tmpfs
 //!   and hugetlbfs. Other file systems may ask a process or a machine, in `fstat`, at `close` and
 //!   in each page fault.
-//! - **eventfds**, by the name that the kernel gives them.
-//! - Where wanted, **connected Unix stream sockets**, after their receiving side is shut down and
-//!   emptied: nothing can be left in them whose end would have to be waited for.
+//! - **eventfds**, by the kernel's name for them.
+//! - Optionally, **connected Unix stream sockets**, after their receiving side is shut down and
+//!   emptied: no descriptor with a blocking close can be left in them.
 
 use rustix::fs::{fcntl_get_seals, readlink};
 use rustix::io::Errno;
@@ -16,34 +16,37 @@ use rustix::net::{
 };
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// What a protocol takes.
+/// Descriptors that a protocol accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Most descriptors in one read, 253 at most (the kernel's SCM_MAX_FD).
+    /// Maximum number of descriptors in one read, 253 at most (the kernel's SCM_MAX_FD).
     pub max_fds: u8,
-    /// Unix stream sockets, beside memory files and eventfds. They are for writing only.
+    /// Unix stream sockets are accepted, besides memory files and eventfds. They are for writing
+    /// only.
     pub streams: bool,
 }
 
-/// Whether the descriptor is harmless and of a kind that is wanted.
+/// Returns whether the descriptor is harmless and of an accepted kind.
 ///
 /// Called by the receiver process: for a Unix stream socket it may block.
 pub fn is_harmless(fd: BorrowedFd<'_>, wanted: Wanted) -> bool {
     is_memory(fd) || is_eventfd(fd) || (wanted.streams && made_harmless(fd))
 }
 
-/// A memfd, or a file on tmpfs or hugetlbfs.
+/// Returns whether the descriptor is a memfd, or a file on tmpfs or hugetlbfs.
 pub fn is_memory(fd: impl AsFd) -> bool {
     fcntl_get_seals(fd).is_ok()
 }
 
-/// An eventfd. Files that have a path have names that begin with a slash.
+/// Returns whether the descriptor is an eventfd. Files with a path have names that begin with a
+/// slash.
 pub fn is_eventfd(fd: impl AsFd) -> bool {
     let link = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     readlink(link, Vec::new()).is_ok_and(|name| name.to_bytes() == b"anon_inode:[eventfd]")
 }
 
-/// A Unix stream socket that was connected. It stays so: it cannot come to listen.
+/// Returns whether the descriptor is a connected Unix stream socket. It stays connected: it cannot
+/// start to listen.
 pub fn is_stream(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
@@ -51,16 +54,17 @@ pub fn is_stream(fd: impl AsFd) -> bool {
         && getpeername(fd).is_ok()
 }
 
-/// Makes a connected Unix stream socket harmless. `false` for what is none.
+/// Makes a connected Unix stream socket harmless. Returns `false` for any other descriptor.
 fn made_harmless(fd: BorrowedFd<'_>) -> bool {
     if !is_stream(fd)
-        // Else a read leaves out what was sent out of band.
+        // Otherwise a read leaves out out-of-band data.
         || sockopt::set_socket_oobinline(fd, true).is_err()
         || shutdown(fd, Shutdown::Read).is_err()
     {
         return false;
     }
-    // The peer cannot send any more. What it has sent may hold descriptors: they are closed here.
+    // The peer can send nothing more. Its earlier messages may hold descriptors: they are closed
+    // here.
     let mut bytes = [0; 4096];
     loop {
         match recv(fd, &mut bytes[..], RecvFlags::DONTWAIT) {
@@ -112,7 +116,7 @@ mod tests {
     #[test]
     fn every_other_kind_is_not() {
         let directory = tempfile::tempdir().unwrap();
-        // On what file system the directory is, the test does not know.
+        // The file system of the directory is unknown to the test.
         let null = open("/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
         let proc = open("/proc/self/status", OFlags::RDONLY, Mode::empty()).unwrap();
         let path = open("/proc/self/exe", OFlags::PATH, Mode::empty()).unwrap();
@@ -145,7 +149,7 @@ mod tests {
         for (what, fd) in &kinds {
             assert!(!is_harmless(fd.as_fd(), WANTED), "{what}");
         }
-        // Its name is the eventfd's, but for the directory before it.
+        // The name is the eventfd's, except for the directory before it.
         let name = directory.path().join("anon_inode:[eventfd]");
         std::fs::write(&name, "").unwrap();
         assert!(!is_eventfd(std::fs::File::open(name).unwrap()));
@@ -169,7 +173,7 @@ mod tests {
         let unread = rustix::io::ioctl_fionread(&stream).unwrap();
         assert_eq!(unread, 0);
         assert_eq!(send(SendFlags::NOSIGNAL), Err(Errno::PIPE));
-        // It can be written still.
+        // The socket can still be written.
         (&stream).write_all(&[7]).unwrap();
         let mut byte = [0];
         std::io::Read::read_exact(&mut peer, &mut byte).unwrap();

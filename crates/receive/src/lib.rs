@@ -1,12 +1,12 @@
-//! Sockets of clients that are not trusted, read so that no descriptor which they send can block
-//! the thread that reads.
+//! Reading of untrusted clients' sockets, so that no descriptor in a message can block the reading
+//! thread.
 //!
-//! Each process that may connect to a Unix socket can send descriptors of any kind, and the last
-//! `close` of one may block for as long as its sender likes: a TCP socket with SO_LINGER and unsent
-//! data, a file on a FUSE file system whose server is silent (even SIGKILL waits for that one). A
-//! descriptor is closed by `close`, by a read that has no room for it, by closing a socket in
-//! which it waits unread, and by the end of a process. So it must never be the server's thread,
-//! nor its process, that does any of this.
+//! Each process that may connect to a Unix socket can send descriptors of any kind. The last
+//! `close` of one may block as long as its sender likes: a TCP socket with SO_LINGER and unsent
+//! data, a file on a FUSE file system with a silent server (even SIGKILL waits for that one). A
+//! descriptor is closed by `close`, by a read without room for it, by closing a socket in which it
+//! waits unread, and by the end of a process. None of these may therefore happen in the server's
+//! thread or process.
 //!
 //! ```text
 //!                      +--------------------------- server ----------------------------+
@@ -21,20 +21,21 @@
 //! ```
 //!
 //! The receiver process holds a duplicate of each listening socket and of each client's socket, so
-//! that the server's is never the last: the server's `close` and its end, even by SIGKILL, are
-//! prompt. The receiver's own end may hang, which hurts nobody: before it, every socket that it has
-//! is shut down. A descriptor is harmless ([`kind`]) if neither its `close` nor what a server does
-//! with it asks anybody else; in place of the others the server gets `/dev/null`, which is of no
-//! kind that it takes.
+//! that the server's is never the last. The server's `close` and its end, even by SIGKILL, are
+//! therefore prompt. The receiver's own end may hang without harm, because all its sockets are shut
+//! down before. A descriptor is harmless ([`kind`]) if neither its `close` nor its use by a server
+//! depends on another process. In place of any other descriptor the server gets `/dev/null`, which
+//! is of no kind that it accepts.
 //!
-//! A protocol that has no descriptors reads its clients itself ([`Intake::admit_plain`]): one that
-//! sends some is not read any more.
+//! A protocol without descriptors reads its clients itself ([`Intake::admit_plain`]): a client that
+//! sends some is no longer read.
 //!
-//! A server that may start no processes once it serves has them started by another one
-//! ([`Spawner`]), which has nothing to do with clients.
+//! A server that may start no processes while it serves uses another process to start them
+//! ([`Spawner`]), which has no contact with clients.
 //!
 //! Programs that trust their clients read in place ([`Intake::in_place`], [`Socket::in_place`]), as
-//! do tests. No unsafe code here, and no protocol: bytes and descriptors only.
+//! do tests. This crate has no unsafe code and implements no protocol: it handles bytes and
+//! descriptors only.
 #![forbid(unsafe_code)]
 
 mod door;

@@ -1,5 +1,5 @@
-//! What server and receiver process tell each other: packets of a socket pair, each a [`Message`],
-//! with bytes and descriptors behind it. Both sides are the same program.
+//! Messages between server and receiver process: packets of a socket pair, each a [`Message`], with
+//! bytes and descriptors behind it. Both sides are the same program.
 
 use crate::kind::Wanted;
 use rustix::io::Errno;
@@ -13,48 +13,49 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Most bytes that the receiver process reads at once: a packet is in one piece in the kernel.
+/// Maximum bytes that the receiver process reads at once: a packet is contiguous in the kernel.
 pub(crate) const MAX_READ: usize = 32 << 10;
-/// Room for a message without bytes, and for the longest.
+/// Size of a message without bytes, and of the longest.
 pub(crate) const SHORT: usize = size_of::<Message>();
 pub(crate) const LONG: usize = SHORT + MAX_READ;
 /// The kernel's SCM_MAX_FD: a sender cannot attach more to one call.
 pub(crate) const MAX_FDS: usize = 253;
 
-/// What a message is.
+/// Kinds of messages.
 pub(crate) mod kind {
-    /// To the receiver process, with two descriptors: a door, and the listening socket of it.
-    /// `value`: what is wanted.
+    /// To the receiver process, with two descriptors: a door, and its listening socket. `value`:
+    /// accepted descriptors.
     pub const DOOR: u32 = 1;
     /// To the receiver process, with a client's socket.
     pub const OPEN: u32 = 2;
-    /// Read from the client's socket, at most `value` bytes. Nobody else reads until the answer.
+    /// Read at most `value` bytes from the client's socket. No other process reads until the
+    /// answer.
     pub const RECEIVE: u32 = 3;
     /// The client's socket is closed in the server.
     pub const END: u32 = 4;
-    /// To the server: what was read, with its descriptors. `value`: an error number, or
+    /// To the server: the bytes read, with their descriptors. `value`: an error number, or
     /// [`TOO_MANY`](super::TOO_MANY).
     pub const ANSWER: u32 = 5;
-    /// To the server: the client's socket is closed, with all that was in it.
+    /// To the server: the client's socket is closed, including its unread data.
     pub const CLOSED: u32 = 6;
-    /// To the spawner, with the control socket of a receiver process that is to be started.
+    /// To the spawner, with the control socket of a receiver process to be started.
     pub const START: u32 = 7;
-    /// From the spawner: `value` is the process's number, or why there is none.
+    /// From the spawner: `value` is the process ID, or the reason of the failure.
     pub const STARTED: u32 = 8;
     pub const FAILED: u32 = 9;
-    /// As [`RECEIVE`], but everything stays in the client's socket, and its descriptors stay open
-    /// in the receiver process, too.
+    /// Reads as [`RECEIVE`], but all data stays in the client's socket, and its descriptors also
+    /// stay open in the receiver process.
     pub const LOOK: u32 = 10;
-    /// What was looked at is taken from the socket: the receiver process closes its descriptors.
+    /// The peeked bytes were taken from the socket: the receiver process closes their descriptors.
     pub const LOOKED: u32 = 11;
-    /// To the receiver process, with a socket that is hung up when nobody else keeps the clients'
-    /// sockets any more.
+    /// To the receiver process, with a socket that is hung up when no other process keeps the
+    /// clients' sockets any more.
     pub const KEPT: u32 = 12;
     /// To the receiver process: the server is about to end, and its clients' connections with it.
     pub const SHUT: u32 = 13;
 }
 
-/// More descriptors came than are wanted.
+/// More descriptors arrived than are accepted.
 pub(crate) const TOO_MANY: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -62,12 +63,12 @@ pub(crate) const TOO_MANY: u32 = u32::MAX;
 pub(crate) struct Message {
     pub kind: u32,
     pub value: u32,
-    /// The client's number, which the server gives.
+    /// Number of the client, assigned by the server.
     pub client: u64,
 }
 
 impl Message {
-    /// One that says nothing more.
+    /// Creates a message without a value.
     pub(crate) fn plain(kind: u32) -> Self {
         Self {
             kind,
@@ -78,7 +79,8 @@ impl Message {
 }
 
 const STREAMS: u32 = 1 << 8;
-/// Of a [`kind::DOOR`]: its clients' connections end with the server, also where others are kept.
+/// Flag of a [`kind::DOOR`]: its clients' connections end with the server, even if those of other
+/// doors are kept.
 pub(crate) const ENDS: u32 = 1 << 9;
 
 impl Wanted {
@@ -94,22 +96,22 @@ impl Wanted {
     }
 }
 
-/// A message that has come.
+/// A received message.
 pub(crate) struct Incoming {
     pub message: Message,
     pub bytes: Vec<u8>,
     pub fds: Vec<OwnedFd>,
-    /// Some descriptors are missing: this process may not have more open.
+    /// Descriptors are missing, because this process may not open more.
     pub incomplete: bool,
 }
 
-/// A socket pair for messages: the server's end, the receiver process's.
+/// Creates a socket pair for messages: the server's end and the receiver process's.
 pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     let flags = SocketFlags::CLOEXEC;
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Sends a message whole, or not at all. It waits for room unless `flags` say otherwise.
+/// Sends a message completely, or not at all. Waits for room unless `flags` forbid it.
 pub(crate) fn send(
     channel: BorrowedFd<'_>,
     message: Message,
@@ -131,11 +133,13 @@ pub(crate) fn send(
     }
 }
 
-/// The next message, of at most `ROOM` bytes; `None` at the end of the channel. Never waits.
+/// Returns the next message, of at most `ROOM` bytes; `None` at the end of the channel. Never
+/// waits.
 pub(crate) fn receive<const ROOM: usize>(
     channel: BorrowedFd<'_>,
 ) -> Result<Option<Incoming>, Errno> {
-    // On the stack: a large buffer from the heap, among small ones that stay, would hold its pages.
+    // The buffer is on the stack: a large heap buffer among small long-lived ones would keep its
+    // pages.
     let mut bytes = [0; ROOM];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

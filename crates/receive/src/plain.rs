@@ -1,4 +1,4 @@
-//! A client's socket of a protocol that has no descriptors.
+//! Client sockets of a protocol without descriptors.
 
 use crate::door::Door;
 use crate::error::ReadError;
@@ -8,13 +8,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// A client's end of a Unix stream socket over which bytes come, and no descriptors. A client that
-/// sends some is read no further: the receiver process closes its socket with all that is in it.
+/// A client's Unix stream socket that carries bytes and no descriptors. A client that sends
+/// descriptors is no longer read: the receiver process closes its socket with all unread data.
 ///
-/// The socket may be of a type that closes it in its own way, an event loop's for example.
+/// The socket may have a type with its own way of closing, for example an event loop's.
 #[derive(Debug)]
 pub struct PlainSocket<S: AsFd + Send + 'static = OwnedFd> {
-    /// None only inside `drop`.
+    /// `None` only inside `drop`.
     socket: Option<S>,
     closing: Closing,
 }
@@ -23,7 +23,7 @@ pub struct PlainSocket<S: AsFd + Send + 'static = OwnedFd> {
 enum Closing {
     /// The client is trusted.
     Here,
-    /// The receiver process closes it, or another thread where that has no duplicate.
+    /// The receiver process closes the socket, or another thread if that process has no duplicate.
     Elsewhere {
         door: Arc<Mutex<Door>>,
         client: Option<u64>,
@@ -47,7 +47,7 @@ impl<S: AsFd + Send + 'static> PlainSocket<S> {
         }
     }
 
-    /// The socket, to be waited for and written to.
+    /// Returns the socket, to be polled and written to.
     pub fn get_ref(&self) -> &S {
         match &self.socket {
             Some(socket) => socket,
@@ -55,10 +55,11 @@ impl<S: AsFd + Send + 'static> PlainSocket<S> {
         }
     }
 
-    /// Reads once into `buf`, which is not to be empty; never [`Read::Waiting`].
+    /// Reads once into `buf`, which must not be empty; never [`Read::Waiting`].
     ///
     /// # Errors
-    /// [`ReadError::TooManyFds`]: the client has sent descriptors. [`ReadError::System`].
+    /// [`ReadError::TooManyFds`] when the client has sent descriptors; [`ReadError::System`] when a
+    /// system call fails.
     pub fn read(&self, buf: &mut [u8]) -> Result<Read, ReadError> {
         match look(self.as_fd(), buf)? {
             Seen::Nothing => Ok(Read::Blocked),
@@ -83,12 +84,13 @@ impl<S: AsFd + Send + 'static> Drop for PlainSocket<S> {
         let Closing::Elsewhere { door, client } = &self.closing else {
             return;
         };
-        // The client sees the end now, whatever else takes its time.
+        // The client sees the end now, even if closing takes time.
         let _ = shutdown(&socket, Shutdown::Both);
         let mut door = door.lock().unpoisoned();
         match client.filter(|client| door.leave_plain(*client)) {
             Some(client) => {
-                // Not the last: the receiver process has one until it is told.
+                // The receiver process has a duplicate until it is notified, so this is not the
+                // last close.
                 drop(socket);
                 door.end(client);
             }

@@ -1,14 +1,14 @@
-//! The receiver process's threads. Each may hang in what a client has sent, and then serves nobody
-//! else; there are as many as tasks that run, and those that have nothing to do end after a second.
+//! Threads of the receiver process. Each may hang in a client's descriptor, and then serves no
+//! further task. There are as many as running tasks; idle threads end after a second.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// A thread without work ends after this time.
+/// Time after which an idle thread ends.
 const IDLE: Duration = Duration::from_secs(1);
-/// The largest things on a thread's stack are control messages, of about a kilobyte.
+/// Stack size. The largest objects on a thread's stack are control messages, of about a kilobyte.
 const STACK: usize = 128 << 10;
 
 type Task = Box<dyn FnOnce() + Send>;
@@ -16,16 +16,16 @@ type Task = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct Tasks {
     waiting: VecDeque<Task>,
-    /// Threads that wait for a task.
+    /// Number of threads that wait for a task.
     idle: usize,
 }
 
-/// Threads, made when they are needed. Clones are the same.
+/// Threads that are created on demand. Clones refer to the same pool.
 #[derive(Clone, Default)]
 pub(crate) struct Pool(Arc<(Mutex<Tasks>, Condvar)>);
 
 impl Pool {
-    /// Has a thread do something, at once.
+    /// Runs a task on a thread at once.
     pub(crate) fn run(&self, task: impl FnOnce() + Send + 'static) {
         let (tasks, news) = &*self.0;
         let enough = {
@@ -39,13 +39,13 @@ impl Pool {
         }
     }
 
-    /// Tasks wait for a thread, because none could be made.
+    /// Returns whether tasks wait because no thread could be created.
     pub(crate) fn is_behind(&self) -> bool {
         let tasks = self.0.0.lock().unpoisoned();
         tasks.waiting.len() > tasks.idle
     }
 
-    /// Makes one more thread. If that is not possible now, the tasks wait until it is.
+    /// Creates a further thread. If that fails now, the tasks wait until it succeeds.
     pub(crate) fn grow(&self) {
         let pool = self.clone();
         let builder = std::thread::Builder::new().name("receive".into());

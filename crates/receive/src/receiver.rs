@@ -1,4 +1,4 @@
-//! The receiver process, as the server's threads see it.
+//! The server's handle of the receiver process.
 
 use crate::error::StartError;
 use crate::kind::Wanted;
@@ -17,10 +17,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::Unpoisoned;
 
-/// Between the end of a receiver process and the start of the next.
+/// Pause between the end of a receiver process and the start of the next.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The receiver process. Clones are the same; it ends when the last of them has gone.
+/// Handle of the receiver process. Clones refer to the same process, which ends when the last of
+/// them is dropped.
 #[derive(Clone)]
 pub struct Receiver(Arc<Shared>);
 
@@ -28,23 +29,23 @@ struct Shared {
     start: Start,
     running: Mutex<Running>,
     control: Mutex<Arc<OwnedFd>>,
-    /// See [`Receiver::keep`].
+    /// Socket passed to [`Receiver::keep`].
     kept: Mutex<Option<Arc<OwnedFd>>>,
     restarting: AtomicBool,
 }
 
-/// How receiver processes are started.
+/// Method of starting receiver processes.
 enum Start {
-    /// By this process.
+    /// Start by this process.
     Here(Box<dyn Fn() -> Command + Send + Sync>),
     By(Spawner),
 }
 
-/// The receiver process of now.
+/// The present receiver process.
 enum Running {
     /// A child of this process.
     Child(Child),
-    /// The spawner's child, by its number.
+    /// A child of the spawner, by its process ID.
     Other(u32),
 }
 
@@ -77,21 +78,21 @@ impl Start {
 }
 
 impl Receiver {
-    /// Starts the process. `command` makes a command that calls [`serve`](crate::serve) with its
-    /// standard input, and ends after that; it is called again if the process ends before.
+    /// Starts the process. `command` returns a command that calls [`serve`](crate::serve) with its
+    /// standard input, and then ends. It is called again if the process ends early.
     ///
     /// # Errors
-    /// [`StartError`].
+    /// [`StartError`] when the process or its socket cannot be created.
     pub fn start(
         command: impl Fn() -> Command + Send + Sync + 'static,
     ) -> Result<Receiver, StartError> {
         Self::new(Start::Here(Box::new(command)))
     }
 
-    /// Has the process started, and started again, by another one.
+    /// Has the process started, and restarted, by another one.
     ///
     /// # Errors
-    /// [`StartError`].
+    /// [`StartError`] when the process or its socket cannot be created.
     pub fn start_by(spawner: Spawner) -> Result<Receiver, StartError> {
         Self::new(Start::By(spawner))
     }
@@ -107,14 +108,14 @@ impl Receiver {
         })))
     }
 
-    /// Its number, for those who look at it from outside.
+    /// Returns the process ID, for observers.
     pub fn id(&self) -> u32 {
         self.0.running.lock().unpoisoned().id()
     }
 
-    /// The clients' sockets are kept by another process, for the server that follows this one: when
-    /// this one ends, they are not shut down, as long as `kept` is not hung up. The other end of it
-    /// is the other process's alone.
+    /// Declares that another process keeps the clients' sockets for the next server. When this
+    /// process ends, they are not shut down unless `kept` is hung up. Only that other process has
+    /// the other end of `kept`.
     pub fn keep(&self, kept: OwnedFd) {
         let kept = Arc::new(kept);
         *self.0.kept.lock().unpoisoned() = Some(kept.clone());
@@ -122,7 +123,7 @@ impl Receiver {
         self.0.say_kept(&control, &kept);
     }
 
-    /// This process ends because it is to, and the clients' connections with it.
+    /// Announces an intended end of this process, which ends the clients' connections.
     pub fn shut(&self) {
         if self.0.kept.lock().unpoisoned().take().is_some() {
             let control = self.0.control.lock().unpoisoned().clone();
@@ -131,7 +132,7 @@ impl Receiver {
         }
     }
 
-    /// A new door, to which the receiver process has the other end. Never waits.
+    /// Opens a new door, with its other end in the receiver process. Never waits.
     pub(crate) fn open_door(
         &self,
         listener: BorrowedFd<'_>,
@@ -145,8 +146,8 @@ impl Receiver {
             value: wanted.to_value() | if ends { message::ENDS } else { 0 },
             client: 0,
         };
-        // In the end that process shuts the listening socket down. Another's stays: the service
-        // manager has it, too.
+        // The receiver process shuts the listening socket down at the end. A socket of another
+        // process stays: the service manager has it, too.
         let own = socket_peercred(listener).is_ok_and(|maker| maker.pid == getpid());
         let listener = if own { listener } else { theirs.as_fd() };
         let fds = [theirs.as_fd(), listener];
@@ -157,12 +158,12 @@ impl Receiver {
         sent.map(|()| ours)
     }
 
-    /// The process has ended: starts it again, on a thread of its own, once however many ask.
+    /// Restarts an ended process, on a thread of its own; concurrent calls restart it once.
     pub(crate) fn restart(&self) {
         if self.0.restarting.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Not to be kept alive by a thread that tries again and again.
+        // The thread, which retries, must not keep the receiver alive.
         let shared = Arc::downgrade(&self.0);
         let started = std::thread::Builder::new()
             .name("receiver".into())
@@ -187,7 +188,7 @@ impl Receiver {
 }
 
 impl Shared {
-    /// `false` if that is to be tried again; what is wrong is said once.
+    /// Returns `false` if the start must be retried; an error is logged once.
     fn start_again(&self, said: &mut bool) -> bool {
         let mut running = self.running.lock().unpoisoned();
         let first = !std::mem::replace(said, true);
@@ -225,14 +226,14 @@ impl Shared {
         }
     }
 
-    /// First of all: there is room for it.
+    /// Sent first, while there is room in the channel.
     fn say_kept(&self, control: &OwnedFd, kept: &OwnedFd) {
         let message = Message::plain(message::kind::KEPT);
         let fds = [kept.as_fd()];
         let _ = message::send(control.as_fd(), message, &[], &fds, SendFlags::DONTWAIT);
     }
 
-    /// It is about to end.
+    /// Returns whether the process is about to end.
     fn is_hung_up(&self) -> bool {
         let control = self.control.lock().unpoisoned().clone();
         let mut fds = [PollFd::new(&control, PollFlags::empty())];

@@ -1,5 +1,5 @@
-//! The receiver process: one thread that reads messages and never closes what clients have sent,
-//! and a pool of threads that do.
+//! The receiver process: one thread that reads messages and never closes clients' descriptors, and
+//! a pool of threads that do.
 
 use crate::kind::Wanted;
 use crate::message::{self, Incoming, Message, SHORT};
@@ -15,12 +15,12 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Until a thread that could not be made is tried again, in nanoseconds.
+/// Time until the creation of a thread is retried, in nanoseconds.
 const RETRY: i64 = 100_000_000;
-/// The control socket's number in the epoll set. Doors count from 1.
+/// Number of the control socket in the epoll set. Doors count from 1.
 const CONTROL: u64 = 0;
 
-/// Why the receiver process cannot go on.
+/// Reason why the receiver process cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// A system call failed.
@@ -28,11 +28,11 @@ pub enum ServeError {
     System {
         /// The system call.
         call: &'static str,
-        /// Its error.
+        /// Error of the system call.
         #[source]
         errno: Errno,
     },
-    /// It could not be confined, as its caller wants it.
+    /// The process could not be confined as its caller requires.
     #[error("the process cannot be confined")]
     Confine(#[source] Box<dyn Error + Send + Sync>),
 }
@@ -47,9 +47,9 @@ struct Door {
     listener: OwnedFd,
     wanted: Wanted,
     clients: HashMap<u64, Arc<Session>>,
-    /// Nobody keeps its clients' sockets for the server that comes next.
+    /// No process keeps the clients' sockets of this door for the next server.
     ends: bool,
-    /// It is closed because the server does not listen there any more.
+    /// The door is closed because the server no longer listens there.
     shut: bool,
 }
 
@@ -59,18 +59,18 @@ struct Server {
     last_door: u64,
     pool: Pool,
     stand_in: Arc<OwnedFd>,
-    /// Hung up when nobody else keeps the clients' sockets.
+    /// Socket that is hung up when no other process keeps the clients' sockets.
     kept: Option<OwnedFd>,
 }
 
-/// Receives for the server at the other end of `control` until that closes its end. To be called
-/// by a process of its own, which is to end right after: everything that it holds is shut down
-/// then, unless another process keeps it ([`Receiver::keep`](crate::Receiver::keep)), and threads
-/// of it may hang. `confine` is called when nothing more is opened, before
-/// anything comes from a client: it may take the right to do so from the process.
+/// Receives for the server at the other end of `control` until that closes its end. It must be
+/// called by a process of its own, which ends right after. Its sockets are shut down then, unless
+/// another process keeps them ([`Receiver::keep`](crate::Receiver::keep)), and its threads may
+/// hang. `confine` is called when no further file is opened, before any data of a client is read:
+/// it may revoke the process's right to open files.
 ///
 /// # Errors
-/// [`ServeError`].
+/// [`ServeError::System`] when a system call fails; [`ServeError::Confine`] when `confine` does.
 pub fn serve(
     control: BorrowedFd<'_>,
     confine: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
@@ -90,7 +90,7 @@ pub fn serve(
         .map_err(system("epoll_ctl"))?;
     let ended = server.run(control);
     server.shut_down(server.is_kept());
-    // Dropping it could hang in a client's socket.
+    // Dropping the server could hang in a client's socket.
     std::mem::forget(server);
     ended
 }
@@ -126,7 +126,7 @@ impl Server {
         }
     }
 
-    /// `false` when the server has gone.
+    /// Accepts doors. Returns `false` when the server has ended.
     fn open_doors(&mut self, control: BorrowedFd<'_>) -> bool {
         loop {
             match message::receive::<SHORT>(control) {
@@ -137,7 +137,7 @@ impl Server {
                 },
                 Ok(None) => return false,
                 Err(Errno::AGAIN) => return true,
-                // What was dropped is a door, whose other end sees that.
+                // A dropped message is a door; its other end sees the hang-up.
                 Err(_) => {}
             }
         }
@@ -162,7 +162,7 @@ impl Server {
             Ok(()) => {
                 self.doors.insert(number, door);
             }
-            // Its listening socket may have clients by now.
+            // The listening socket may have clients by now.
             Err(_) => self.pool.run(move || drop(door)),
         }
     }
@@ -173,7 +173,7 @@ impl Server {
                 Ok(Some(incoming)) => door.handle(incoming, &self.pool, &self.stand_in),
                 Err(Errno::AGAIN) => return,
                 Ok(None) | Err(_) => {
-                    // That front-end of the server has gone.
+                    // The server's front-end has ended.
                     let _ = epoll::delete(&self.epoll, &door.channel);
                     let kept = self.is_kept();
                     if let Some(door) = self.doors.remove(&number) {
@@ -192,7 +192,7 @@ impl Server {
         }
     }
 
-    /// Another process keeps the clients' sockets, for the server that comes next.
+    /// Returns whether another process keeps the clients' sockets for the next server.
     fn is_kept(&self) -> bool {
         self.kept.as_ref().is_some_and(|kept| {
             let mut fds = [PollFd::new(kept, PollFlags::empty())];
@@ -201,8 +201,8 @@ impl Server {
         })
     }
 
-    /// Nobody can connect any more, and every client sees the end of its connection. Where sockets
-    /// are `kept`, only those clients do whose sockets are not.
+    /// Ends listening, and shuts all clients' sockets down. If sockets are `kept`, only the clients
+    /// of other doors are shut down.
     fn shut_down(&self, kept: bool) {
         self.doors.values().for_each(|door| door.shut_down(kept));
     }
@@ -217,12 +217,12 @@ impl Door {
                 Some(socket) => {
                     let door = self.channel.clone();
                     let session = Session::new(client, socket, door, self.wanted, stand_in.clone());
-                    // Numbers do not come twice.
+                    // Client numbers are unique.
                     if let Some(former) = self.clients.insert(client, Arc::new(session)) {
                         pool.run(move || drop(former));
                     }
                 }
-                // No descriptor is left: the server is to know that its own is the last.
+                // No descriptor is left: the server must know that its own is the last.
                 None => self.say(message::kind::CLOSED, client),
             },
             message::kind::RECEIVE => match self.clients.get(&client) {
@@ -255,7 +255,7 @@ impl Door {
         }
     }
 
-    /// From this thread, which never waits.
+    /// Sends a message from this thread, which never waits.
     fn say(&self, kind: u32, client: u64) {
         let message = Message {
             kind,

@@ -1,4 +1,4 @@
-//! A client in the receiver process.
+//! The receiver process's state of a client.
 
 use crate::kind::{Wanted, is_harmless};
 use crate::message::{self, MAX_FDS, MAX_READ, Message, TOO_MANY};
@@ -12,29 +12,29 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// A client's socket, and where answers go. It is dropped on a thread that may hang.
+/// A client's socket, and the channel for answers. It is dropped on a thread that may hang.
 pub(crate) struct Session {
     client: u64,
-    /// None only inside `drop`.
+    /// `None` only inside `drop`.
     socket: Option<OwnedFd>,
     door: Arc<OwnedFd>,
     wanted: Wanted,
-    /// Stands in for a descriptor that is not harmless.
+    /// Replacement for a descriptor that is not harmless.
     stand_in: Arc<OwnedFd>,
-    /// Descriptors of what was looked at, and is still in the socket: the server that takes it from
-    /// there is not to be the last to close them.
+    /// Descriptors of peeked messages that are still in the socket, held so that the server that
+    /// takes them is not the last to close them.
     looked: Mutex<Arc<Vec<OwnedFd>>>,
-    /// Held by the thread that reads, until everything is closed that came: however many messages
-    /// it sends, a client has one thread that hangs and one that waits.
+    /// Held by the reading thread until all received descriptors are closed. A client therefore has
+    /// at most one thread that hangs and one that waits, for any number of messages.
     reading: Mutex<()>,
 }
 
-/// What a read brought.
+/// Result of a read.
 #[derive(Default)]
 struct Taken {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
-    /// More descriptors than are wanted: nothing is passed on.
+    /// More descriptors than are accepted: none is passed on.
     too_many: bool,
 }
 
@@ -61,20 +61,21 @@ impl Session {
         self.socket.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Reads once, and answers. Closing what the server does not get comes last.
+    /// Reads once, and answers. Descriptors that the server does not get are closed last.
     pub(crate) fn receive(&self, most: u32) {
         let _reading = self.reading.lock().unpoisoned();
         let (value, taken) = self.read(most, RecvFlags::empty());
         self.answer(value, &taken.bytes, &taken.fds);
     }
 
-    /// Looks at what there is, and answers; the descriptors stay open until
+    /// Peeks at available data, and answers; the descriptors stay open until
     /// [`Session::take_looked`].
     pub(crate) fn look(&self, most: u32) {
         let _reading = self.reading.lock().unpoisoned();
         let (value, taken) = self.read(most, RecvFlags::PEEK);
         let fds = Arc::new(taken.fds);
-        // Those of an earlier look, whose answer came too late for the server, are closed last.
+        // Descriptors of an earlier peek, with an answer that was too late for the server, are
+        // closed last.
         let _before = {
             let mut looked = self.looked.lock().unpoisoned();
             std::mem::replace(&mut *looked, fds.clone())
@@ -82,7 +83,7 @@ impl Session {
         self.answer(value, &taken.bytes, &fds);
     }
 
-    /// What is to be closed after a look, on a thread that may hang.
+    /// Takes the descriptors to be closed after a peek, on a thread that may hang.
     pub(crate) fn take_looked(&self) -> Arc<Vec<OwnedFd>> {
         std::mem::take(&mut *self.looked.lock().unpoisoned())
     }
@@ -101,12 +102,12 @@ impl Session {
             _ => Vec::new(),
         };
         if let Err(errno) = self.say(message::kind::ANSWER, value, bytes, &passed) {
-            // What it would have said is lost, and so is the client's place in its stream.
+            // The answer is lost, and with it the client's position in its stream.
             let _ = self.say(message::kind::ANSWER, code(errno), &[], &[]);
         }
     }
 
-    /// The descriptor, or what stands in for it.
+    /// Returns the descriptor, or its replacement.
     fn harmless<'a>(&'a self, fd: &'a OwnedFd) -> BorrowedFd<'a> {
         match is_harmless(fd.as_fd(), self.wanted) {
             true => fd.as_fd(),
@@ -146,7 +147,7 @@ impl Session {
         })
     }
 
-    /// Waits until the server has room: only this client's thread does.
+    /// Sends an answer, and waits until the server has room: only this client's thread does.
     fn say(
         &self,
         kind: u32,
@@ -165,7 +166,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // With it goes what waits unread in it: this is where a thread may hang.
+        // Closing the socket also closes its unread descriptors: this is where a thread may hang.
         self.socket = None;
         let _ = self.say(message::kind::CLOSED, 0, &[], &[]);
     }

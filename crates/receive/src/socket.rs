@@ -1,4 +1,4 @@
-//! A client's socket.
+//! Client sockets.
 
 use crate::door::Door;
 use crate::error::ReadError;
@@ -16,27 +16,27 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use sync::Unpoisoned;
 
-/// What a read brought.
+/// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// So many bytes.
+    /// Bytes were read.
     Bytes {
         /// Their number, at least 1.
         len: usize,
-        /// Another read may bring more at once: this one was ended by the buffer or by
+        /// A further read may return more at once: this one was ended by the buffer or by
         /// descriptors, not by an empty socket.
         more: bool,
     },
-    /// Nothing for now.
+    /// Nothing is available now.
     Blocked,
-    /// The receiver process reads. Until it has answered the socket itself is not to be waited
-    /// for: see [`Socket::is_waiting`].
+    /// The receiver process reads. Until it has answered the socket itself must not be polled: see
+    /// [`Socket::is_waiting`].
     Waiting,
     /// The peer has closed its end.
     Eof,
 }
 
-/// A client's end of a Unix stream socket, non-blocking or not: no read waits.
+/// A client's Unix stream socket. No read blocks, even if the socket is blocking.
 #[derive(Debug)]
 pub struct Socket(Way);
 
@@ -48,12 +48,12 @@ enum Way {
 
 #[derive(Debug)]
 struct Received {
-    /// None only inside `drop`.
+    /// `None` only inside `drop`.
     socket: Option<Arc<OwnedFd>>,
     door: Arc<Mutex<Door>>,
     client: u64,
     waiting: bool,
-    /// The receiver process has looked, and holds descriptors that are in the socket, too.
+    /// The receiver process has peeked, and holds descriptors that are still in the socket.
     looked: bool,
 }
 
@@ -84,20 +84,20 @@ fn read_with(
     }
 }
 
-/// What waits in a socket.
+/// Content of a socket.
 pub(crate) enum Seen {
     Nothing,
     /// The peer has closed its end.
     Eof,
-    /// So many bytes, which came without descriptors.
+    /// This many bytes without descriptors.
     Bytes(usize),
-    /// So many bytes, and descriptors with some of them.
+    /// This many bytes, some of them with descriptors.
     WithFds(usize),
 }
 
-/// Looks into a socket without taking anything from it. The kernel ends a read behind the first
-/// packet that carries descriptors, and says that they were cut off where there is no room for
-/// them. They stay in the socket: a peek only lends them, so that nothing is closed.
+/// Peeks into a socket without taking anything from it. The kernel ends a read behind the first
+/// packet with descriptors, and reports that they were cut off if there is no room for them. They
+/// stay in the socket: a peek only lends them, so none is closed.
 pub(crate) fn look(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Seen, ReadError> {
     let mut none = RecvAncillaryBuffer::new(&mut []);
     let seen = read_with(socket, buf, &mut none, RecvFlags::PEEK)?;
@@ -109,7 +109,7 @@ pub(crate) fn look(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Seen, ReadE
     })
 }
 
-/// Takes exactly the bytes that have just been seen to come without descriptors.
+/// Takes exactly the bytes that were just seen without descriptors.
 pub(crate) fn take(socket: BorrowedFd<'_>, buf: &mut [u8], len: usize) -> Result<Read, ReadError> {
     let full = len == buf.len();
     let seen = buf.get_mut(..len).unwrap_or_default();
@@ -128,8 +128,9 @@ pub(crate) fn take(socket: BorrowedFd<'_>, buf: &mut [u8], len: usize) -> Result
 }
 
 impl Socket {
-    /// Of a client that is trusted not to send descriptors that block: they come to this process,
-    /// at most `max_fds` (up to 253) with one read, and this process closes them.
+    /// Wraps the socket of a client that is trusted not to send blocking descriptors. They are
+    /// received by this process, at most `max_fds` (up to 253) with one read, and this process
+    /// closes them.
     pub fn in_place(socket: OwnedFd, max_fds: usize) -> Socket {
         Socket(Way::InPlace { socket, max_fds })
     }
@@ -146,11 +147,11 @@ impl Socket {
         }))
     }
 
-    /// Reads once into `buf`, which is not to be empty, and adds the descriptors that came to
-    /// `fds`. After [`Read::Waiting`] the buffer of the next call is to be no shorter.
+    /// Reads once into `buf`, which must not be empty, and appends the received descriptors to
+    /// `fds`. After [`Read::Waiting`] the next call's buffer must not be shorter.
     ///
     /// # Errors
-    /// [`ReadError`]: the stream cannot be read any more.
+    /// [`ReadError`] when the stream cannot be read any more.
     pub fn read(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
         match &mut self.0 {
             Way::InPlace { socket, max_fds } => {
@@ -160,11 +161,11 @@ impl Socket {
         }
     }
 
-    /// Looks at what there is, as [`Socket::read`] reads, but leaves it in the socket:
-    /// [`Socket::consume`] is to take it from there, all of it, before the next look.
+    /// Peeks as [`Socket::read`] reads, but leaves the data in the socket: [`Socket::consume`] must
+    /// take all of it from there before the next look.
     ///
     /// # Errors
-    /// [`ReadError`]: the stream cannot be read any more.
+    /// [`ReadError`] when the stream cannot be read any more.
     pub fn look(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
         match &mut self.0 {
             Way::InPlace { socket, max_fds } => {
@@ -174,13 +175,13 @@ impl Socket {
         }
     }
 
-    /// Moves the next bytes from the socket into a pipe, at most `len`: the kernel takes from the
-    /// one what it puts into the other, whatever becomes of this process meanwhile. Returns how
-    /// many.
+    /// Moves the next bytes from the socket into a pipe, at most `len`. The kernel takes from the
+    /// socket exactly the bytes that it puts into the pipe, even if this process dies meanwhile.
+    /// Returns their number.
     ///
     /// # Errors
-    /// [`ReadError`]: EAGAIN where the pipe is full; the receiver process is gone, without which
-    /// this process would be the one that closes what it has looked at.
+    /// [`ReadError`]: EAGAIN when the pipe is full. Also when the receiver process has ended,
+    /// because this process would otherwise close the peeked descriptors itself.
     pub fn consume(&mut self, pipe: BorrowedFd<'_>, len: usize) -> Result<usize, ReadError> {
         if let Way::Receiver(received) = &self.0
             && received.looked
@@ -197,7 +198,7 @@ impl Socket {
         }
     }
 
-    /// All that was looked at has been consumed.
+    /// Reports that all peeked data has been consumed.
     pub fn consumed(&mut self) {
         if let Way::Receiver(received) = &mut self.0
             && std::mem::take(&mut received.looked)
@@ -206,13 +207,13 @@ impl Socket {
         }
     }
 
-    /// The receiver process reads. What tells of its answer is [`Intake::ready`](crate::Intake);
-    /// the next [`Socket::read`] has it.
+    /// Returns whether the receiver process reads. [`Intake::ready`](crate::Intake) handles its
+    /// answer; the next [`Socket::read`] returns it.
     pub fn is_waiting(&self) -> bool {
         matches!(&self.0, Way::Receiver(Received { waiting: true, .. }))
     }
 
-    /// When the answer that is waited for is late: [`Socket::read`] is to be called then.
+    /// Returns the deadline of the outstanding answer, at which [`Socket::read`] must be called.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.0 {
             Way::Receiver(Received {
@@ -328,11 +329,12 @@ impl Drop for Received {
         let Some(socket) = self.socket.take() else {
             return;
         };
-        // The client sees the end now, whatever else takes its time.
+        // The client sees the end now, even if closing takes time.
         let _ = shutdown(&socket, Shutdown::Both);
         let mut door = self.door.lock().unpoisoned();
         if door.leave(self.client) {
-            // Not the last: the receiver process has one until it is told.
+            // The receiver process has a duplicate until it is notified, so this is not the last
+            // close.
             drop(socket);
             door.end(self.client);
         } else {

@@ -1,9 +1,9 @@
 //! A process that starts receiver processes, for a server that may not start any itself: one in a
-//! sandbox, which is entered after this process was started.
+//! sandbox, which it enters after this process was started.
 //!
-//! It gets nothing from clients: the server sends a control socket for each receiver process, and
-//! gets the process's number. It has a thread for each of its children, to wait for their ends. A
-//! server that somebody has taken over gets no more processes from it than [`MOST`].
+//! The spawner receives nothing from clients. The server sends a control socket for each receiver
+//! process, and gets the process ID. A thread waits for the end of each child. A compromised server
+//! gets no more processes from the spawner than [`MOST`].
 
 use crate::error::StartError;
 use crate::message::{self, Message, SHORT, kind};
@@ -16,17 +16,18 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Receiver processes that there may be at a time. One serves; others end, and may hang in that.
+/// Maximum number of receiver processes at a time. One serves; the remaining ones are ending, and
+/// may hang.
 const MOST: usize = 16;
 
-/// The server's side.
+/// The server's handle of the spawner.
 #[derive(Debug)]
 pub struct Spawner {
     requests: OwnedFd,
 }
 
-/// A process with a socket as its standard input. It has no other descriptor of this process's:
-/// neither output, which somebody may wait for, nor sockets and locks.
+/// Starts a process with a socket as its standard input. It has no further descriptor of this
+/// process: neither output, which a reader may wait for, nor sockets and locks.
 pub(crate) fn spawn(mut command: Command, input: OwnedFd) -> std::io::Result<Child> {
     command.stdin(Stdio::from(input));
     command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -35,18 +36,18 @@ pub(crate) fn spawn(mut command: Command, input: OwnedFd) -> std::io::Result<Chi
 }
 
 impl Spawner {
-    /// Starts the process: `command` is to call [`start_receivers`] with its standard input, and to
-    /// end after that. It ends when this value is dropped.
+    /// Starts the process: `command` must call [`start_receivers`] with its standard input, and
+    /// then end. It ends when this value is dropped.
     ///
     /// # Errors
-    /// [`StartError`].
+    /// [`StartError`] when the process or its socket cannot be created.
     pub fn start(command: Command) -> Result<Spawner, StartError> {
         let (requests, theirs) = message::pair().map_err(StartError::Socket)?;
         spawn(command, theirs).map_err(StartError::Spawn)?;
         Ok(Spawner { requests })
     }
 
-    /// Has a receiver process started, whose control socket is `control`; answers its number.
+    /// Has a receiver process started with this control socket; returns its process ID.
     pub(crate) fn ask(&self, control: BorrowedFd<'_>) -> Result<u32, StartError> {
         let failed = |errno: Errno| StartError::Spawn(errno.into());
         let request = Message {
@@ -74,7 +75,8 @@ impl Spawner {
     }
 }
 
-/// Waits for the next message; its first descriptor comes with it. `None`: the other end is closed.
+/// Waits for the next message; returns it with its first descriptor. `None` when the other end is
+/// closed.
 fn next(channel: BorrowedFd<'_>) -> Result<Option<(Message, Option<OwnedFd>)>, Errno> {
     loop {
         match message::receive::<SHORT>(channel) {
@@ -95,10 +97,10 @@ fn next(channel: BorrowedFd<'_>) -> Result<Option<(Message, Option<OwnedFd>)>, E
 }
 
 /// Starts receiver processes for the server at the other end of `requests`, until that closes its
-/// end. `command` makes a command that calls [`serve`](crate::serve) with its standard input.
+/// end. `command` returns a command that calls [`serve`](crate::serve) with its standard input.
 ///
 /// # Errors
-/// [`ServeError`].
+/// [`ServeError`] when a system call fails.
 pub fn start_receivers(
     requests: BorrowedFd<'_>,
     command: impl Fn() -> Command,
@@ -109,7 +111,7 @@ pub fn start_receivers(
         let started = match control {
             Some(_) if living.load(Ordering::Relaxed) >= MOST => Err(Errno::AGAIN.into()),
             Some(control) => spawn(command(), control),
-            // This process may not have another descriptor.
+            // This process may not open a further descriptor.
             None => Err(Errno::MFILE.into()),
         };
         let (kind, value) = match &started {
@@ -122,7 +124,7 @@ pub fn start_receivers(
         if let Ok(mut child) = started {
             living.fetch_add(1, Ordering::Relaxed);
             let living = living.clone();
-            // A thread that cannot be had leaves a zombie, until this process ends.
+            // If no thread can be created, a zombie remains until this process ends.
             let waiting = std::thread::Builder::new().name("wait".into());
             let _ = waiting.spawn(move || {
                 let _ = child.wait();

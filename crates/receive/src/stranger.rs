@@ -1,24 +1,24 @@
-//! Clients that are at the wrong socket: told by the first bytes that they send, so that the log,
-//! and where their protocol allows they themselves, say what is wrong.
+//! Clients at the wrong socket, recognised by their first bytes. The log, and where their protocol
+//! allows also the client, can then report the mistake.
 
 use std::fmt;
 
-/// What a client speaks that sends something else than the socket is for.
+/// Protocol of a client that differs from the socket's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stranger {
     /// vfio-user, as `vfio-user-pci` of QEMU does.
     VfioUser,
     /// vhost-user, as `vhost-user-blk-pci` of QEMU does.
     VhostUser,
-    /// Text, HTTP most likely: it takes the socket for a control socket.
+    /// Text, most likely HTTP: the client takes the socket for a control socket.
     Text,
 }
 
-/// Bytes that are enough to tell.
+/// Number of bytes needed for the decision.
 const ENOUGH: usize = 12;
 
 impl Stranger {
-    /// Whose first bytes these are; `None` if nobody's, or too few to tell.
+    /// Returns the protocol of these first bytes; `None` if they match none, or are too few.
     ///
     /// The first message in vfio-user is `VFIO_USER_VERSION`: its number, the command 1, its size,
     /// and no flags ("vfio-user Protocol Specification", Header). In vhost-user it is a request of
@@ -46,7 +46,7 @@ impl Stranger {
         (command == 1 && (20..=65536).contains(&second) && third == 0).then_some(Self::VfioUser)
     }
 
-    /// What can be answered in its own protocol before the socket is closed: that it is wrong here.
+    /// Returns an error reply in the client's own protocol, to be sent before the socket is closed.
     pub fn answer(self, first: &[u8]) -> Vec<u8> {
         match (self, first) {
             // A reply (type 1) with an error (bit 5): EPROTONOSUPPORT.

@@ -11,9 +11,9 @@ pub enum Address {
     Unix(PathBuf),
     /// A host and port.
     Tcp {
-        /// As it was given, without brackets.
+        /// Host name or address as configured, without brackets.
         host: String,
-        /// Its port.
+        /// TCP port.
         port: u16,
     },
 }
@@ -27,28 +27,28 @@ impl From<HostPort> for Address {
 /// A host and a port, by name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HostPort {
-    /// As it was given, without brackets.
+    /// Host name or address as configured, without brackets.
     pub host: String,
-    /// Its port.
+    /// TCP port.
     pub port: u16,
 }
 
-/// What is wrong with a host and port.
+/// Error in the text of a host and port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostPortError {
-    /// There is no host.
+    /// The host is empty.
     NoHost,
     /// An IPv6 address without its second bracket.
     Bracket,
-    /// This is no port.
+    /// The port is invalid.
     Port(String),
 }
 
 impl HostPort {
-    /// HOST, HOST:PORT or \[ADDRESS\]:PORT; `port` where none is given.
+    /// Parses HOST, HOST:PORT or \[ADDRESS\]:PORT; `port` is the default.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// [`HostPortError`], if the host, the brackets or the port are invalid.
     pub fn parse(text: &str, port: u16) -> Result<Self, HostPortError> {
         let (host, given) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -77,7 +77,8 @@ impl HostPort {
         Ok(Self { host, port })
     }
 
-    /// The addresses of the host's name. Asks the system's resolver, which may take some time.
+    /// Resolves the addresses of the host's name. Asks the system's resolver, which may take some
+    /// time.
     ///
     /// # Errors
     /// The resolver's.
@@ -96,10 +97,11 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// A part of a URL, in which bytes can be written as `%` and two hexadecimal digits.
+/// Decodes a part of a URL, in which bytes can be written as `%` and two hexadecimal digits.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message, if a `%` is not followed by two hexadecimal digits, encodes a zero byte, or the
+/// result is not UTF-8.
 pub fn decode(text: &str) -> Result<String, String> {
     let wrong = || format!("\"{text}\": a % is followed by two hexadecimal digits, and never 00");
     let mut bytes = Vec::new();
@@ -125,8 +127,8 @@ pub fn decode(text: &str) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_| format!("\"{text}\" is no text (UTF-8)"))
 }
 
-/// Text as a part of a URL that [`decode`] reads: what has a meaning there, or does something to a
-/// terminal, is written as `%` and two hexadecimal digits.
+/// Encodes text as a part of a URL that [`decode`] reads. Reserved characters, and those that
+/// affect a terminal, are written as `%` and two hexadecimal digits.
 pub fn encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@!$'()*+,;=".contains(&byte);
     let mut encoded = String::with_capacity(text.len());

@@ -9,10 +9,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Bytes of stack of a thread.
 const STACK: usize = 256 << 10;
 
-/// Between two log lines about a server that stays away.
+/// Interval between log lines about a server that stays unreachable.
 pub const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The pause before an attempt, after so many failures in a row.
+/// Returns the pause before an attempt, after so many failures in a row.
 pub fn pause(failures: u32) -> Duration {
     match failures {
         0 => Duration::ZERO,
@@ -23,12 +23,12 @@ pub fn pause(failures: u32) -> Duration {
     }
 }
 
-/// Starts a thread that talks to a server, on any CPU that the process may use: not only on the one
-/// that the worker is bound to which starts it. It is never joined, so each of its steps has a time
+/// Starts a thread that connects to a server. It may run on any CPU of the process, not only on the
+/// one that the starting worker is bound to. It is never joined, so each of its steps has a time
 /// limit.
 ///
 /// # Errors
-/// No thread can be had.
+/// The system's, if no thread can be started.
 pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let builder = std::thread::Builder::new();
     let builder = builder.name(name.into()).stack_size(STACK);

@@ -1,8 +1,8 @@
-//! What volumes on servers have in common, whichever protocol they speak: addresses, connecting
-//! within a time limit, threads that connect again, requests that go out in parts, and who is told
-//! how the way to a server is.
+//! Common parts of volumes on servers, for any protocol: addresses, connecting within a time limit,
+//! threads that reconnect, requests that are sent in parts, and reporting of the connection state.
 //!
-//! What may be touched here: sockets, threads. What may not: any protocol, guest memory.
+//! This crate handles sockets and threads. It contains no protocol and does not access guest
+//! memory.
 #![forbid(unsafe_code)]
 
 mod address;

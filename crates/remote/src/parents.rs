@@ -2,23 +2,23 @@
 
 use volume::{IoError, Op, Request};
 
-/// What is still to be sent of a request.
+/// Part of a request that remains to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Todo {
-    /// Its range, from this byte on.
+    /// The request's range, from this byte on.
     From(u64),
     /// A flush, when all else is answered: the server knows no durable writes.
     Flush,
-    /// Nothing.
+    /// No part.
     Nothing,
 }
 
 /// A request that is not complete.
 #[derive(Debug)]
 pub struct Parent {
-    /// As it came; its data is with its command while there is one of all of it.
+    /// The request as submitted; its data is with its command while one command covers all of it.
     pub request: Request,
-    /// What is still to be sent.
+    /// Part that remains to be sent.
     pub todo: Todo,
     /// A flush follows its range.
     pub then_flush: bool,
@@ -26,12 +26,12 @@ pub struct Parent {
     pub parts: u32,
     /// The first error of its commands.
     pub result: Result<(), IoError>,
-    /// Nobody wants it any more; it waits only for memory that the kernel still uses.
+    /// The request was cancelled; it waits only for memory that the kernel still uses.
     pub cancelled: bool,
 }
 
 impl Parent {
-    /// One of which nothing has been sent.
+    /// Creates the state of a request that has not been sent.
     pub fn new(request: Request, then_flush: bool) -> Self {
         Self {
             request,
@@ -43,18 +43,18 @@ impl Parent {
         }
     }
 
-    /// Nothing is to be sent, and nothing to be waited for.
+    /// Returns whether nothing remains to be sent or waited for.
     pub fn is_over(&self) -> bool {
         self.todo == Todo::Nothing && self.parts == 0
     }
 
-    /// The next command's length, from byte `done` on, where one takes `most` bytes.
+    /// Returns the next command's length, from byte `done` on, with `most` bytes as the maximum.
     pub fn piece(&self, done: u64, most: u32) -> u32 {
         let left = self.request.len.saturating_sub(done);
         u32::try_from(left).map_or(most, |left| left.min(most))
     }
 
-    /// After a command of `len` bytes from byte `done` on.
+    /// Records that a command of `len` bytes from byte `done` on was issued.
     pub fn issued(&mut self, done: u64, len: u32) {
         let done = done.saturating_add(len.into());
         let over = self.request.op == Op::Flush || done >= self.request.len;
@@ -65,7 +65,7 @@ impl Parent {
         };
     }
 
-    /// A command has ended.
+    /// Records the end of a command.
     pub fn answered(&mut self, result: Result<(), IoError>) {
         self.parts = self.parts.saturating_sub(1);
         if let Err(error) = result {
@@ -73,12 +73,13 @@ impl Parent {
         }
     }
 
-    /// It fails, when its last command has ended; none is sent any more.
+    /// Fails the request. It ends when its last outstanding command has ended; no more commands are
+    /// sent.
     pub fn fail(&mut self, error: IoError) {
         if self.result.is_ok() {
             self.result = Err(error);
         }
-        // What follows changes nothing of that.
+        // The flush after the data is not sent, either.
         (self.todo, self.then_flush) = (Todo::Nothing, false);
     }
 }
@@ -91,12 +92,12 @@ pub struct Parents {
 }
 
 impl Parents {
-    /// How many there are.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// There is none.
+    /// Returns whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -117,19 +118,19 @@ impl Parents {
         }
     }
 
-    /// The request of a place.
+    /// Returns the request of a place.
     pub fn get(&mut self, place: usize) -> Option<&mut Parent> {
         self.places.get_mut(place)?.as_mut()
     }
 
-    /// Takes a request out.
+    /// Removes a request.
     pub fn remove(&mut self, place: usize) -> Option<Parent> {
         let parent = self.places.get_mut(place)?.take()?;
         self.free.push(place);
         Some(parent)
     }
 
-    /// The place of a request.
+    /// Returns the place of a request.
     pub fn find(&self, tag: u64) -> Option<usize> {
         let is_it = |parent: &Option<Parent>| {
             parent
@@ -139,7 +140,7 @@ impl Parents {
         self.places.iter().position(is_it)
     }
 
-    /// The tags of all.
+    /// Returns the tags of all requests.
     pub fn tags(&self) -> Vec<u64> {
         let parents = self.places.iter().flatten();
         parents.map(|parent| parent.request.tag).collect()

@@ -1,35 +1,35 @@
-//! How the way to a server is, for those who show it.
+//! Connection state of a remote volume, for status displays.
 
 use std::sync::{Arc, Weak};
 
-/// How the way to a server is.
+/// Connection state of a remote volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reach {
     /// The server, as a URL without options.
     pub server: String,
-    /// All connections are there. If not, requests may be waiting.
+    /// All connections are established. If not, requests may be waiting.
     pub connected: bool,
     /// Connections that have ended so far.
     pub lost: u64,
 }
 
-/// Something on a server.
+/// A volume on a server.
 pub trait Reachable: Send + Sync {
-    /// How the way there is; `None` when it is used no more.
+    /// Returns the connection state; `None` when the volume is not used any more.
     fn reach(&self) -> Option<Reach>;
 }
 
-/// Tells how the way to a volume's server is, for as long as the volume is there.
+/// Weak handle that reports the connection state of a remote volume while the volume exists.
 #[derive(Clone)]
 pub struct ReachWatch(Weak<dyn Reachable>);
 
 impl ReachWatch {
-    /// Of this volume.
+    /// Creates the watch of this volume.
     pub fn new(volume: Arc<dyn Reachable>) -> Self {
         Self(Arc::downgrade(&volume))
     }
 
-    /// `None`: the volume is closed.
+    /// Returns the connection state; `None` if the volume is closed.
     pub fn look(&self) -> Option<Reach> {
         self.0.upgrade()?.reach()
     }

@@ -22,7 +22,7 @@ pub fn connect_tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Ow
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
         };
-        // One that swallows everything leaves the others their share of the time.
+        // An address that drops all packets leaves the other addresses their share of the time.
         let now = Instant::now();
         let share = deadline.saturating_duration_since(now) / left.next().unwrap_or(1);
         let until = now.checked_add(share).unwrap_or(deadline);
@@ -65,7 +65,7 @@ fn open(
                     Err(error) => return Err(error.into()),
                 }
             }
-            // A Unix socket's queue of connections is full, and nothing tells when it is not.
+            // The backlog of a Unix socket is full, and no event signals when there is room.
             Err(Errno::AGAIN) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -105,22 +105,22 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// On a socket as [`connect_tcp`] and [`connect_unix`] make it.
+    /// Creates a conversation on a socket from [`connect_tcp`] or [`connect_unix`].
     pub fn new(fd: OwnedFd, deadline: Instant) -> Self {
         Self { fd, deadline }
     }
 
-    /// It goes on until then.
+    /// Sets the time limit to `deadline`.
     pub fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
     }
 
-    /// The socket.
+    /// Returns the socket.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
-    /// It is over: the socket, in blocking mode, so that a ring waits for it.
+    /// Returns the socket of a completed connection, in blocking mode, so that a ring waits for it.
     ///
     /// # Errors
     /// The system's.

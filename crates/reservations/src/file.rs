@@ -22,27 +22,27 @@ const SLOT: usize = 16 << 10;
 const SIZE: usize = 2 * SLOT;
 const _: () = assert!(LONGEST <= SLOT);
 
-/// Between two looks at the lock.
+/// Interval between checks of the lock.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Why a state cannot be had from its file, or put there.
+/// Error of reading or writing the file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The system says so.
+    /// An operation on the file has failed.
     #[error("{}: {error}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// Error of the system.
         error: io::Error,
     },
     /// A folder, a device, a FIFO.
     #[error("{}: this is no file", .0.display())]
     NoFile(PathBuf),
-    /// Another process has locked it.
+    /// The file is locked by another process.
     #[error("{}: another process keeps reservations there, and has locked it", .0.display())]
     Locked(PathBuf),
-    /// It has another size than such files have.
+    /// The size is not that of a file of reservations.
     #[error(
         "{}: this is no file of reservations: it has {found} bytes, and they have {SIZE}",
         path.display()
@@ -50,10 +50,10 @@ pub enum FileError {
     Size {
         /// The file.
         path: PathBuf,
-        /// Bytes that it has.
+        /// Size of the file in bytes.
         found: u64,
     },
-    /// Neither place holds a state.
+    /// The two slots hold no valid state.
     #[error(
         "{}: no state of reservations can be read: {first}; {second}. To remove the file is to \
          release all reservations",
@@ -62,9 +62,9 @@ pub enum FileError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Of the first place.
+        /// Error of the first slot.
         first: ImageError,
-        /// Of the second one.
+        /// Error of the second slot.
         second: ImageError,
     },
     /// A newer program has written it.
@@ -76,7 +76,7 @@ pub enum FileError {
     TooNew {
         /// The file.
         path: PathBuf,
-        /// Of the format.
+        /// Version of the format.
         version: u32,
     },
     /// The state of another namespace.
@@ -87,9 +87,9 @@ pub enum FileError {
     OtherNamespace {
         /// The file.
         path: PathBuf,
-        /// Its namespace.
+        /// NGUID in the file.
         found: [u8; 16],
-        /// This one.
+        /// NGUID of this namespace.
         wanted: [u8; 16],
     },
 }
@@ -103,7 +103,7 @@ fn hex(bytes: &[u8; 16]) -> String {
 pub struct ReservationFile {
     file: File,
     path: PathBuf,
-    /// Of the newest state.
+    /// Sequence number of the newest state.
     sequence: u64,
     /// The place that is written next: not that of the newest state.
     next: usize,
@@ -113,8 +113,8 @@ pub struct ReservationFile {
 
 impl ReservationFile {
     /// Opens the file of a namespace (`namespace` is its NGUID), or makes one without registrants.
-    /// `boot` names the host's boot ([`ReservationFile::boot`]): what was kept before another one
-    /// has lost its power. A previous process is waited for, at most for `limit`.
+    /// `boot` identifies the host's boot ([`ReservationFile::boot`]): a state of an earlier boot
+    /// counts as kept across a loss of power. Waits at most `limit` for a previous process.
     ///
     /// # Errors
     /// [`FileError`].
@@ -167,10 +167,10 @@ impl ReservationFile {
         Ok((file, state, executed))
     }
 
-    /// The host's present boot.
+    /// Returns the ID of the host's present boot.
     ///
     /// # Errors
-    /// There is no `/proc`.
+    /// The system's, if `/proc` cannot be read.
     pub fn boot() -> io::Result<[u8; 16]> {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let mut boot = [0; 16];
@@ -185,17 +185,16 @@ impl ReservationFile {
         Ok(boot)
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Keeps a state, and what was executed last (oldest first). When this returns, it outlasts the
-    /// process and a loss of power.
+    /// Saves a state, and the operations executed last (oldest first). When this returns, they
+    /// survive the end of the process and a loss of power.
     ///
     /// # Errors
-    /// It is not known which one the next process finds: this one, or the one before it. What is
-    /// kept after that counts.
+    /// The next process may find this state or the previous one. Later saves count.
     pub fn save(&mut self, state: &Reservations, executed: &[Executed]) -> Result<(), FileError> {
         let begin = executed.len().saturating_sub(MAX_EXECUTED);
         let image = Image {
@@ -225,7 +224,7 @@ fn io_error(path: &Path, error: io::Error) -> FileError {
     }
 }
 
-/// The file, if it is there.
+/// Opens the file, if it exists.
 fn open_there(path: &Path) -> Result<Option<File>, FileError> {
     let opened = File::options()
         .read(true)
@@ -254,7 +253,7 @@ fn lock(file: &File, path: &Path, until: Instant) -> Result<(), FileError> {
     }
 }
 
-/// The path still leads to the file.
+/// Returns whether the path still leads to the file.
 fn is_at(file: &File, path: &Path) -> Result<bool, FileError> {
     let mine = file.metadata().map_err(|error| io_error(path, error))?;
     match std::fs::metadata(path) {
@@ -279,7 +278,7 @@ fn read(file: &File, path: &Path, bytes: &mut [u8]) -> Result<(), FileError> {
     read.map_err(|error| io_error(path, error))
 }
 
-/// The newer state of those that can be read, and the place that the next one is written to.
+/// Returns the newer state of the readable ones, and the slot that the next one is written to.
 fn newest(
     path: &Path,
     first: Result<Image, ImageError>,
@@ -287,7 +286,7 @@ fn newest(
 ) -> Result<(Image, usize), FileError> {
     let path = || PathBuf::from(path);
     match (first, second) {
-        // The other place is older than what a newer program has written.
+        // The other slot is older than the state that a newer program has written.
         (Err(ImageError::TooNew(version)), _) | (_, Err(ImageError::TooNew(version))) => {
             let path = path();
             Err(FileError::TooNew { path, version })
@@ -328,10 +327,10 @@ fn make(
     if !file.metadata().map_err(failed)?.is_file() {
         return Err(FileError::NoFile(new));
     }
-    // The lock goes with the file to its new name: who gets it later finds it there.
+    // The lock moves with the file to its new name: a later owner of the lock finds the file there.
     lock(&file, &new, until)?;
     if !is_at(&file, &new)? {
-        // It was renamed meanwhile.
+        // The file was renamed meanwhile.
         return Ok(file);
     }
     let image = Image {
@@ -355,7 +354,7 @@ fn make(
             std::fs::remove_file(&new).map_err(failed)?;
             return Ok(file);
         }
-        // A file system that cannot say so.
+        // The file system does not support RENAME_NOREPLACE.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
             std::fs::rename(&new, path).map_err(failed)?;
         }

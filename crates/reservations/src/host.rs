@@ -7,12 +7,12 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId {
     extended: bool,
-    /// Of a short one the first eight count, and the others are 0.
+    /// Identifier; a short one has its eight bytes first, and zeroes behind them.
     bytes: [u8; 16],
 }
 
 impl HostId {
-    /// A Host Identifier of 64 bits.
+    /// Makes a Host Identifier of 64 bits.
     pub const fn short(id: u64) -> Self {
         let [a, b, c, d, e, f, g, h] = id.to_le_bytes();
         HostId {
@@ -21,7 +21,7 @@ impl HostId {
         }
     }
 
-    /// A Host Identifier of 128 bits, as it lies in memory.
+    /// Makes a Host Identifier of 128 bits, in memory order.
     pub const fn extended(bytes: [u8; 16]) -> Self {
         HostId {
             extended: true,
@@ -29,22 +29,22 @@ impl HostId {
         }
     }
 
-    /// It has 128 bits.
+    /// Returns whether the identifier has 128 bits.
     pub const fn is_extended(&self) -> bool {
         self.extended
     }
 
-    /// All bits are 0: the host has told none.
+    /// Returns whether all bits are 0: the host has set no identifier.
     pub const fn is_zero(&self) -> bool {
         u128::from_le_bytes(self.bytes) == 0
     }
 
-    /// As it lies in memory; a short one with eight zeroes behind it.
+    /// Returns the bytes in memory order; a short identifier is followed by eight zeroes.
     pub const fn bytes(&self) -> &[u8; 16] {
         &self.bytes
     }
 
-    /// The low 64 bits, which of a short one are all of it.
+    /// Returns the low 64 bits, which are the whole of a short identifier.
     pub const fn low(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.bytes;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])

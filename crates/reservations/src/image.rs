@@ -1,4 +1,4 @@
-//! The state as bytes.
+//! Encoding of the state.
 //!
 //! ```text
 //!   0  magic "VNVMERSV"        40  generation            72  namespace (NGUID), 16 bytes
@@ -9,8 +9,9 @@
 //!                              50  operations that were executed
 //! ```
 //!
-//! Integers are little endian. What is reserved is 0, and anything else is refused, as is whatever
-//! no [`Reservations`] can be: an image is read from a file that others may have written.
+//! Integers are little endian. Reserved fields are 0, and anything else is refused. Values that no
+//! [`Reservations`] can have are refused as well, because the file may have been written by
+//! anybody.
 
 use crate::host::HostId;
 use crate::state::{MAX_REGISTRANTS, Registrant, Reservation, Reservations};
@@ -33,7 +34,7 @@ pub const MAX_EXECUTED: usize = 32;
 /// Bytes of the longest image.
 pub(crate) const LONGEST: usize = length(MAX_REGISTRANTS, MAX_EXECUTED);
 
-/// Bytes of an image.
+/// Returns the size of an image in bytes.
 const fn length(registrants: usize, executed: usize) -> usize {
     size_of::<Header>()
         + registrants * size_of::<Entry>()
@@ -88,7 +89,7 @@ const _: () = assert!(size_of::<Operation>() == 24);
 pub struct Executed {
     /// Names the command among all that there ever are.
     pub token: [u8; 16],
-    /// What it was answered.
+    /// Status that the operation was answered with.
     pub status: Status,
 }
 
@@ -99,24 +100,24 @@ pub struct Image {
     pub sequence: u64,
     /// The host's boot in which it was made: after another one the power has been off.
     pub boot: [u8; 16],
-    /// Whose state it is: the namespace's NGUID.
+    /// NGUID of the namespace.
     pub namespace: [u8; 16],
     /// The state; it can persist.
     pub state: Reservations,
-    /// What was executed last, oldest first; [`MAX_EXECUTED`] at most.
+    /// Operations executed last, oldest first; [`MAX_EXECUTED`] at most.
     pub executed: Vec<Executed>,
 }
 
-/// Why bytes are no image.
+/// Error of decoding an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// There is nothing.
+    /// There are no bytes.
     #[error("nothing was written there")]
     Empty,
-    /// Something else.
+    /// The bytes are no image.
     #[error("this is no state of reservations")]
     Foreign,
-    /// It was written in part, or damaged.
+    /// The image was written in part, or damaged.
     #[error("it is damaged: its checksum is wrong")]
     Damaged,
     /// A program that is newer has written it.
@@ -129,7 +130,7 @@ pub enum ImageError {
     Contradiction(&'static str),
 }
 
-/// What is wrong with it is said once.
+/// Returns [`ImageError::Contradiction`] unless the condition holds.
 macro_rules! ensure {
     ($condition:expr, $what:literal) => {
         if !$condition {
@@ -139,7 +140,7 @@ macro_rules! ensure {
 }
 
 impl Image {
-    /// As bytes.
+    /// Encodes the image.
     pub fn encode(&self) -> Vec<u8> {
         let state = &self.state;
         let held = state.reservation;
@@ -188,10 +189,10 @@ impl Image {
         bytes
     }
 
-    /// From bytes, behind which others may follow.
+    /// Decodes an image, which may be followed by further bytes.
     ///
     /// # Errors
-    /// [`ImageError`], whatever they are.
+    /// [`ImageError`], for any invalid bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, ImageError> {
         let (header, _) = Header::ref_from_prefix(bytes).map_err(|_| ImageError::Foreign)?;
         if header.magic != MAGIC {
@@ -201,7 +202,7 @@ impl Image {
                 false => ImageError::Foreign,
             });
         }
-        // Of every version: magic, version, length, and the checksum at the end.
+        // Common to every version: magic, version, length, and the checksum at the end.
         let length = header.length.get() as usize;
         let body = length.checked_sub(size_of::<U32>());
         let (body, crc) = body
@@ -219,7 +220,7 @@ impl Image {
         Self::checked(header, entries)
     }
 
-    /// With what is behind the header.
+    /// Decodes the part behind the header, and checks its values.
     fn checked(header: &Header, rest: &[u8]) -> Result<Self, ImageError> {
         let count = usize::from(header.registrants.get());
         let operations = usize::from(header.executed.get());

@@ -1,11 +1,11 @@
-//! Reservations of NVMe namespaces ("NVMe Base 2.1", 8.1.22): which host may read and write what
-//! several share, and what of that outlasts a loss of power.
+//! Reservations of NVMe namespaces ("NVMe Base 2.1", 8.1.22): access of hosts to a shared
+//! namespace, and the part of the state that survives a loss of power.
 //!
 //! [`Reservations`] is the state of one namespace: its registrants by Host Identifier, the
 //! reservation that is held, the generation. An [`Operation`] is a reservation command whose fields
-//! were checked; [`Reservations::execute`] carries it out as a whole or not at all, and says in a
-//! [`Change`] whom to notify and whose commands to abort. What a host may do now is
-//! [`Reservations::access`]; nothing else asks about types and holders.
+//! were checked. [`Reservations::execute`] carries it out as a whole or not at all. The resulting
+//! [`Change`] lists the hosts to notify and the hosts whose commands are to be aborted. Access
+//! checks use [`Reservations::access`] only; no other code depends on types and holders.
 //!
 //! ```
 //! use reservations::{Access, HostId, Operation, Reservations, ReservationType};
@@ -26,12 +26,12 @@
 //! # Ok::<(), reservations::Refusal>(())
 //! ```
 //!
-//! [`Image`] is the state as bytes, and [`ReservationFile`] a small file of them beside the volume:
-//! so the state is there after a restart of the process, and with PTPL after a loss of power. Its
-//! content is checked as if an enemy had written it.
+//! [`Image`] is the encoded state, and [`ReservationFile`] a small file of images beside the
+//! volume. So the state survives a restart of the process, and with PTPL a loss of power. The
+//! file's content is checked as untrusted input.
 //!
-//! *What may not be here:* queues, commands in flight, which worker does what, sockets. Only `file`
-//! does I/O, and blocks: no worker calls it.
+//! This crate contains no queues, commands in flight, assignment to workers, or sockets. Only
+//! `file` does I/O, and blocks: no worker calls it.
 #![forbid(unsafe_code)]
 
 mod file;

@@ -6,27 +6,27 @@ use nvme::cmd::reservation::{
     ReleaseData, Rrega, Rrela,
 };
 
-/// What a command asks for. `key` is the host's own, current one; `ptpl` what the Persist Through
-/// Power Loss state is to be, if it is to change.
+/// A reservation operation. `key` is the host's own, current key. `ptpl` is the new Persist Through
+/// Power Loss state, if it is to change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// The host becomes a registrant.
     Register {
-        /// Its key.
+        /// Key to register.
         key: u64,
         /// The new PTPL state.
         ptpl: Option<bool>,
     },
     /// The host is no registrant any more.
     Unregister {
-        /// None: whatever it is, and even if it is none (IEKEY).
+        /// Current key; `None` to ignore it, even if the host has none (IEKEY).
         key: Option<u64>,
         /// The new PTPL state.
         ptpl: Option<bool>,
     },
     /// The host gets another key.
     Replace {
-        /// None: whatever it is, and even if it is no registrant (IEKEY).
+        /// Current key; `None` to ignore it, even if the host is no registrant (IEKEY).
         key: Option<u64>,
         /// The key from now on.
         new: u64,
@@ -37,17 +37,17 @@ pub enum Operation {
     Acquire {
         /// The host's key.
         key: u64,
-        /// Of the reservation.
+        /// Type of the reservation.
         rtype: ReservationType,
     },
-    /// The host unregisters others, and takes the reservation over where one of them holds it.
+    /// The host unregisters registrants, and takes the reservation over if one of them holds it.
     Preempt {
         /// The host's key.
         key: u64,
-        /// Registrants with this key go; with 0 all others where all registrants hold the
-        /// reservation.
+        /// Key of the registrants to remove. With 0, where all registrants hold the reservation,
+        /// all but the host are removed.
         victim: u64,
-        /// Of the reservation that is taken over.
+        /// Type of the new reservation.
         rtype: ReservationType,
         /// Commands of preempted hosts are aborted, too.
         abort: bool,
@@ -56,7 +56,7 @@ pub enum Operation {
     Release {
         /// The host's key.
         key: u64,
-        /// Of the reservation that is held.
+        /// Type of the reservation that is held.
         rtype: ReservationType,
     },
     /// Reservation and all registrants go.
@@ -72,7 +72,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Reservation Register.
+    /// Parses Reservation Register.
     ///
     /// # Errors
     /// [`Refusal::InvalidField`]: a reserved action or change of PTPL.
@@ -93,7 +93,7 @@ impl Operation {
         }
     }
 
-    /// Reservation Acquire.
+    /// Parses Reservation Acquire.
     ///
     /// # Errors
     /// [`Refusal::InvalidField`]: a reserved action or type, or IEKEY is set.
@@ -117,7 +117,7 @@ impl Operation {
         }
     }
 
-    /// Reservation Release.
+    /// Parses Reservation Release.
     ///
     /// # Errors
     /// [`Refusal::InvalidField`]: a reserved action, a reserved type where it counts, or IEKEY is
@@ -137,7 +137,7 @@ impl Operation {
         }
     }
 
-    /// It aborts commands of the hosts that it preempts.
+    /// Returns whether the operation aborts commands of the hosts that it preempts.
     pub const fn aborts(&self) -> bool {
         matches!(self, Self::Preempt { abort: true, .. })
     }

@@ -1,4 +1,4 @@
-//! What Reservation Report returns ("NVMe Base 2.1", 7.8).
+//! Data of Reservation Report ("NVMe Base 2.1", 7.8).
 
 use crate::host::HostId;
 use crate::state::Reservations;
@@ -8,9 +8,9 @@ use nvme::cmd::reservation::{
 use zerocopy::IntoBytes;
 
 impl Reservations {
-    /// The Reservation Status data structure, in its extended form or the other one, which has
-    /// only the low 64 bits of each Host Identifier. `controller` gives the ID of a controller that
-    /// is associated with a host, where there is one.
+    /// Returns the Reservation Status data structure, in its extended form or the short one, which
+    /// has only the low 64 bits of each Host Identifier. `controller` gives the ID of a controller
+    /// that is associated with a host, where there is one.
     pub fn report(&self, extended: bool, controller: impl Fn(&HostId) -> Option<u16>) -> Vec<u8> {
         let rtype = self.reservation.map(|held| held.rtype.rtype());
         let header = ReservationStatus {

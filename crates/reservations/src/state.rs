@@ -1,4 +1,4 @@
-//! The state of one namespace, and what operations do to it ("NVMe Base 2.1", 8.1.22).
+//! State of one namespace, and the operations on it ("NVMe Base 2.1", 8.1.22).
 
 use crate::host::HostId;
 use crate::operation::Operation;
@@ -13,23 +13,23 @@ pub const MAX_REGISTRANTS: usize = 256;
 pub struct Registrant {
     /// The host.
     pub host: HostId,
-    /// Its reservation key.
+    /// Reservation key.
     pub key: u64,
 }
 
 /// A reservation that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// Its type.
+    /// Type of the reservation.
     pub rtype: ReservationType,
-    /// Who holds it: a registrant; none where all registrants do.
+    /// Registrant that holds the reservation; `None` where all registrants do.
     pub holder: Option<HostId>,
 }
 
 /// Registrants and reservation of a namespace.
 ///
-/// What always holds: hosts are different, and [`MAX_REGISTRANTS`] at most; a reservation has a
-/// holder exactly if not all registrants hold it, and the holder is a registrant; there is none
+/// Invariants: hosts are different, and [`MAX_REGISTRANTS`] at most. A reservation has a holder
+/// exactly if not all registrants hold it, and the holder is a registrant. There is no reservation
 /// without registrants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservations {
@@ -37,31 +37,32 @@ pub struct Reservations {
     pub(crate) ptpl: bool,
     pub(crate) can_persist: bool,
     pub(crate) reservation: Option<Reservation>,
-    /// In the order in which they registered.
+    /// Registrants, ordered by their registration.
     pub(crate) registrants: Vec<Registrant>,
 }
 
-/// A host is to be told something, on each of its controllers.
+/// A notification for a host, on each of its controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Notice {
     /// Whom.
     pub host: HostId,
-    /// What.
+    /// Kind of the notification.
     pub notification: Notification,
 }
 
-/// What follows from an operation that was carried out.
+/// Consequences of an operation that was carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Who is to be told, of registrants in the order in which they registered.
+    /// Notifications, ordered by the registration of their hosts.
     pub notices: Vec<Notice>,
-    /// Other hosts that were unregistered by a preemption: with Preempt and Abort, their commands
-    /// on the namespace are to end, and the operation is over only then.
+    /// Hosts that were unregistered by a preemption. With Preempt and Abort, the operation is over
+    /// only when their commands on the namespace have ended.
     pub preempted: Vec<HostId>,
 }
 
 impl Reservations {
-    /// No registrants. `can_persist`: they can be kept through a loss of power (RESCAP.PTPLS).
+    /// Creates a state without registrants. `can_persist`: it can be kept through a loss of power
+    /// (RESCAP.PTPLS).
     pub fn new(can_persist: bool) -> Self {
         Reservations {
             can_persist,
@@ -69,32 +70,32 @@ impl Reservations {
         }
     }
 
-    /// Whether the PTPL state may be set.
+    /// Returns whether the PTPL state may be set.
     pub fn can_persist(&self) -> bool {
         self.can_persist
     }
 
-    /// Persist Through Power Loss.
+    /// Returns the Persist Through Power Loss state.
     pub fn ptpl(&self) -> bool {
         self.ptpl
     }
 
-    /// How often registrants have changed, wrapping.
+    /// Returns the number of changes of registrants, wrapping.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// The reservation that is held.
+    /// Returns the reservation that is held.
     pub fn reservation(&self) -> Option<&Reservation> {
         self.reservation.as_ref()
     }
 
-    /// In the order in which they registered.
+    /// Returns the registrants, ordered by their registration.
     pub fn registrants(&self) -> &[Registrant] {
         &self.registrants
     }
 
-    /// What a host may do.
+    /// Returns the access that a host has.
     pub fn access(&self, host: &HostId) -> Access {
         let Some(Reservation { rtype, holder }) = &self.reservation else {
             return Access::FULL;
@@ -109,12 +110,12 @@ impl Reservations {
         }
     }
 
-    /// Whether the host has registered.
+    /// Returns whether the host has registered.
     pub fn is_registrant(&self, host: &HostId) -> bool {
         self.key_of(host).is_some()
     }
 
-    /// Whether the host holds the reservation, alone or with all others.
+    /// Returns whether the host holds the reservation, alone or with all registrants.
     pub fn is_holder(&self, host: &HostId) -> bool {
         match &self.reservation {
             Some(held) if held.rtype.held_by_all() => self.is_registrant(host),
@@ -129,7 +130,7 @@ impl Reservations {
         Some(found.key)
     }
 
-    /// The power was lost: what does not persist is gone.
+    /// Drops the state that does not persist through a loss of power.
     pub fn power_lost(&mut self) {
         if !self.ptpl {
             self.registrants.clear();
@@ -138,7 +139,7 @@ impl Reservations {
         }
     }
 
-    /// Carries out what the host asks for.
+    /// Executes an operation of a host.
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then.
@@ -199,7 +200,7 @@ impl Reservations {
         }
     }
 
-    /// The host is a registrant, and this is its key.
+    /// Checks that the host is a registrant with this key.
     fn check_key(&self, host: &HostId, key: u64) -> Result<(), Refusal> {
         match self.key_of(host) {
             Some(found) if found == key => Ok(()),
@@ -207,7 +208,7 @@ impl Reservations {
         }
     }
 
-    /// A Reservation Register command has succeeded.
+    /// Updates the state after a successful Reservation Register command.
     fn registered(&mut self, ptpl: Option<bool>) {
         self.ptpl = ptpl.unwrap_or(self.ptpl);
         self.count();
@@ -254,7 +255,7 @@ impl Reservations {
         let held = self.reservation;
         self.remove(|registrant| registrant.host == *host);
         let mut change = Change::default();
-        // Of one that all held nobody is left.
+        // The last holder of an all-registrants reservation leaves nobody to notify.
         if let (Some(held), None) = (held, self.reservation)
             && held.rtype.admits_registrants()
         {
@@ -263,7 +264,7 @@ impl Reservations {
         Ok(change)
     }
 
-    /// Removes registrants, and the reservation with its last holder. Those who went.
+    /// Removes registrants, and the reservation with its last holder. Returns the removed hosts.
     fn remove(&mut self, which: impl Fn(&Registrant) -> bool) -> Vec<HostId> {
         let gone = self.registrants.iter().filter(|&one| which(one));
         let gone: Vec<HostId> = gone.map(|registrant| registrant.host).collect();

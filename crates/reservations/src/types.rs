@@ -24,7 +24,7 @@ pub enum ReservationType {
 }
 
 impl ReservationType {
-    /// All six.
+    /// All six types.
     pub const ALL: [Self; 6] = [
         Self::WriteExclusive,
         Self::ExclusiveAccess,
@@ -34,17 +34,17 @@ impl ReservationType {
         Self::ExclusiveAccessAllRegistrants,
     ];
 
-    /// The type under its number; none for a reserved one.
+    /// Returns the type of a number; `None` for a reserved one.
     pub fn of(rtype: Rtype) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.rtype() == rtype)
     }
 
-    /// Its number.
+    /// Returns the number of the type.
     pub const fn rtype(self) -> Rtype {
         Rtype(self as u8)
     }
 
-    /// Those who may not write may not read either.
+    /// Returns whether hosts without write access may not read either.
     pub const fn excludes_reads(self) -> bool {
         matches!(
             self,
@@ -54,12 +54,12 @@ impl ReservationType {
         )
     }
 
-    /// All registrants have the holder's rights.
+    /// Returns whether all registrants have the holder's rights.
     pub const fn admits_registrants(self) -> bool {
         !matches!(self, Self::WriteExclusive | Self::ExclusiveAccess)
     }
 
-    /// All registrants hold it.
+    /// Returns whether all registrants hold the reservation.
     pub const fn held_by_all(self) -> bool {
         matches!(
             self,
@@ -79,7 +79,7 @@ pub enum CommandGroup {
     Write,
 }
 
-/// What a host may do on a namespace.
+/// Access of a host to a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
     /// Commands of the read group.
@@ -89,13 +89,13 @@ pub struct Access {
 }
 
 impl Access {
-    /// Nothing is in the way.
+    /// Unrestricted access.
     pub const FULL: Self = Access {
         read: true,
         write: true,
     };
 
-    /// Whether commands of a group are allowed.
+    /// Returns whether commands of a group are allowed.
     pub const fn allows(self, group: CommandGroup) -> bool {
         match group {
             CommandGroup::Read => self.read,
@@ -104,19 +104,19 @@ impl Access {
     }
 }
 
-/// What a controller's host is notified of ("NVMe Base 2.1", 8.1.22.2).
+/// Notification of a controller's host ("NVMe Base 2.1", 8.1.22.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Notification {
-    /// Another host has unregistered it.
+    /// The host was unregistered by another one.
     RegistrationPreempted,
     /// The reservation was released, or has another type now.
     ReservationReleased,
-    /// Another host has cleared the reservation, and all registrants with it.
+    /// The reservation and all registrants were cleared by another host.
     ReservationPreempted,
 }
 
 impl Notification {
-    /// Its number in the Reservation Notification log page.
+    /// Returns the type in the Reservation Notification log page.
     pub const fn log_page_type(self) -> ReservationNotificationType {
         match self {
             Self::RegistrationPreempted => ReservationNotificationType::REGISTRATION_PREEMPTED,
@@ -125,7 +125,7 @@ impl Notification {
         }
     }
 
-    /// Whether a Reservation Notification Mask leaves it out.
+    /// Returns whether a Reservation Notification Mask masks the notification.
     pub const fn is_masked(self, mask: ReservationNotificationMask) -> bool {
         match self {
             Self::RegistrationPreempted => mask.regpre(),
@@ -135,7 +135,7 @@ impl Notification {
     }
 }
 
-/// Why a reservation command is refused. Nothing has changed then.
+/// Reason for the refusal of a reservation command. Nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The host is no registrant, its key is another one, or another host holds the reservation.
@@ -150,7 +150,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The status of the command.
+    /// Returns the status of the command.
     pub const fn status(self) -> Status {
         match self {
             Self::Conflict => Status::RESERVATION_CONFLICT.with_dnr(true),

@@ -7,7 +7,7 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities,
 };
 
-/// Those that are needed, whether they are held or not.
+/// Returns the needed capabilities, whether or not they are held.
 pub(crate) fn of(needs: &Needs) -> CapabilitySet {
     let mut kept = CapabilitySet::empty();
     kept.set(CapabilitySet::IPC_LOCK, needs.lock_memory);
@@ -15,13 +15,13 @@ pub(crate) fn of(needs: &Needs) -> CapabilitySet {
     kept
 }
 
-/// Drops all but `wanted`, from every set; answers those that are left. Only what is held can be
-/// kept.
+/// Drops all capabilities but `wanted`, from every set; returns the remaining ones. Only held
+/// capabilities can be kept.
 pub(crate) fn drop_all_but(wanted: CapabilitySet) -> io::Result<CapabilitySet> {
     let held = capabilities(None)?;
     let kept = held.permitted & wanted;
-    // It takes CAP_SETPCAP, and so comes first. Without that nothing is lost: a thread without new
-    // privileges gets none from the bounding set.
+    // Needs CAP_SETPCAP, and so is first. Without that capability the step is unnecessary: a thread
+    // without new privileges gets none from the bounding set.
     if held.effective.contains(CapabilitySet::SETPCAP) {
         for number in 0..u64::BITS {
             let one = CapabilitySet::from_bits_retain(1 << number);
@@ -30,14 +30,14 @@ pub(crate) fn drop_all_but(wanted: CapabilitySet) -> io::Result<CapabilitySet> {
             }
             match remove_capability_from_bounding_set(one) {
                 Ok(()) => {}
-                // Beyond the last one that the kernel knows.
+                // The number is beyond the kernel's last capability.
                 Err(Errno::INVAL) => break,
                 Err(error) => return Err(error),
             }
         }
     }
     match clear_ambient_capability_set() {
-        // Before Linux 4.3 there is none.
+        // Linux before 4.3 has no ambient set.
         Ok(()) | Err(Errno::INVAL) => {}
         Err(error) => return Err(error),
     }

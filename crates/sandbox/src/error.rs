@@ -1,22 +1,22 @@
-//! Why a part could not be had.
+//! Errors of entering the sandbox.
 
 use std::io;
 
-/// A part of the sandbox that the kernel has, and did not enforce.
+/// Part of the sandbox that the kernel supports, and did not enforce.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A system call failed.
     #[error("sandbox: {what}")]
     System {
-        /// Which part.
+        /// Failed part.
         what: &'static str,
-        /// Its error.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// Landlock.
+    /// Landlock could not be enforced.
     #[error("sandbox: files (Landlock)")]
     Files(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// seccomp.
+    /// seccomp could not be enforced.
     #[error("sandbox: system calls (seccomp)")]
     Calls(#[source] seccompiler::Error),
 }

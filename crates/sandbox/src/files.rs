@@ -1,4 +1,4 @@
-//! Files by their paths, the network and other processes: Landlock.
+//! Landlock rules: files by their paths, the network and other processes.
 
 use crate::{Connect, Error, Landlock, Needs};
 use landlock::{
@@ -8,36 +8,36 @@ use landlock::{
 };
 use std::path::Path;
 
-/// The newest rights that this crate was tried with or read the kernel's source for; an older
-/// kernel enforces those that it has.
+/// Newest Landlock ABI that was tested or checked against the kernel's source. An older kernel
+/// enforces the rights that it supports.
 const NEWEST: ABI = ABI::V10;
 
-/// What may be done to files and devices that may be opened.
+/// Rights on files and devices that may be opened.
 const OPEN_FILE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | WriteFile | Truncate | IoctlDev
 });
-/// What may be done in directories below which files may be opened: also to connect to a socket,
-/// for a server finds out so whether another one listens there.
+/// Rights in directories below which files may be opened. They include connecting to a socket, by
+/// which a server finds out whether another process listens there.
 const OPEN_BELOW: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadDir | MakeReg | MakeSock | RemoveFile | ResolveUnix
 });
 
-/// What may be done in directories in which files come and go.
+/// Rights in directories with changing files.
 const FILES_IN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | WriteFile | Truncate | ReadDir | MakeReg | RemoveFile
 });
 
-/// For whom a domain is made.
+/// Scope of a Landlock domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// For the process: no signal leaves it.
+    /// The process: it may send no signal outside.
     Process,
-    /// For one thread, which may send signals to the other threads: kernels before 6.15 take those
-    /// of another domain for strangers.
+    /// A single thread, which may send signals to the process's remaining threads: kernels before
+    /// 6.15 treat those of another domain as foreign.
     Thread,
 }
 
-/// Takes away everything but what is needed.
+/// Removes all rights except the needed ones.
 pub(crate) fn restrict(needs: &Needs, reach: Reach) -> Result<Landlock, Error> {
     let status = ruleset(needs, reach).map_err(Error::Files)?;
     Ok(match (status.landlock, status.ruleset) {

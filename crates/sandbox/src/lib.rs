@@ -1,9 +1,9 @@
-//! What a process that serves hostile clients gives up once everything is open.
+//! Sandbox of a process that serves hostile clients, entered once all files are open.
 //!
-//! Who takes the process over by an error of memory safety is to find nothing in it but what
-//! it serves: its open files, devices and sockets. So the process gives up, for good:
+//! An attacker who compromises the process by a memory error should find only its open files,
+//! devices and sockets. The process therefore permanently drops:
 //!
-//! | what | by | since |
+//! | dropped | by | since |
 //! |---|---|---|
 //! | more rights by executing something | `no_new_privs` | Linux 3.5 |
 //! | capabilities, but those that [`Needs`] name | capset(2), bounding and ambient set | |
@@ -12,15 +12,15 @@
 //! | TCP; signals and abstract sockets of other processes; UDP, sockets by their paths | Landlock | 6.7; 6.12; later |
 //! | system calls that are not on the list (module `calls`) | seccomp | 3.5 |
 //!
-//! There are two steps. [`Sandbox::enter`] is called by the main thread when everything is open,
-//! before it starts the threads that serve: what it gives up belongs to a thread, and a new thread
-//! has what its maker has. So have the kernel's own threads that work for it (io_uring's), and the
-//! rings that it makes. A thread that has to be there before calls [`leave_nothing`] as its first
-//! act. [`Sandbox::seal`] is called when the threads have made what they need, before the first
+//! There are two steps. [`Sandbox::enter`] is called by the main thread when all files are open,
+//! before it starts the serving threads. Its restrictions apply to a thread, and a new thread
+//! inherits those of its creator. The same holds for kernel threads that work for it (io_uring's),
+//! and the rings that it creates. A thread that must exist earlier calls [`leave_nothing`] first.
+//! [`Sandbox::seal`] is called when the threads have created their resources, before the first
 //! client is served: it installs the list of system calls in all threads at once.
 //!
-//! Where the kernel lacks a part, that part is left out, and [`Report`] says so. Nothing here
-//! serves or logs anything.
+//! If the kernel lacks a part, that part is left out, and [`Report`] lists it. This crate serves
+//! and logs nothing.
 //!
 //! # Example
 //!
@@ -59,28 +59,29 @@ use std::sync::OnceLock;
 #[derive(Debug)]
 pub struct Sandbox {
     needs: Needs,
-    /// Landlock holds what is opened.
+    /// Landlock restricts opening.
     holds: OnceLock<bool>,
 }
 
 impl Sandbox {
-    /// One that leaves what is needed.
+    /// Creates a sandbox that keeps the needed rights.
     pub fn new(needs: Needs) -> Self {
         let holds = OnceLock::new();
         Self { needs, holds }
     }
 
-    /// Gives up everything but what is needed, except system calls: for the calling thread, and for
-    /// all that it starts from now on.
+    /// Drops all rights except the needed ones and system calls, for the calling thread and its
+    /// later children.
     ///
     /// # Errors
-    /// [`Error`]: the kernel has a part, but refuses to enforce it. Some is given up by then.
+    /// [`Error`] when the kernel supports a part, but refuses to enforce it. A part of the rights
+    /// is dropped by then.
     pub fn enter(&self) -> Result<Report, Error> {
         limits::lower().map_err(Error::system("limits (setrlimit)"))?;
         no_new_privileges()?;
         let capabilities = drop_all_but(capabilities::of(&self.needs))?;
         let outside = threads::outside();
-        // Last: the files of the kernel that say what is held are out of reach afterwards.
+        // Landlock is last: the kernel files that list held rights are inaccessible afterwards.
         let landlock = files::restrict(&self.needs, files::Reach::Process)?;
         let _ = self.holds.set(matches!(landlock, Landlock::Abi(_)));
         Ok(Report {
@@ -91,10 +92,10 @@ impl Sandbox {
         })
     }
 
-    /// Gives up system calls, in all threads of the process, and in those to come.
+    /// Restricts system calls, in all present and future threads of the process.
     ///
     /// # Errors
-    /// [`Error::Calls`].
+    /// [`Error::Calls`] when a filter cannot be installed.
     pub fn seal(&self) -> Result<(), Error> {
         if !calls::is_known() {
             return Ok(());
@@ -104,33 +105,34 @@ impl Sandbox {
     }
 }
 
-/// Leaves the calling thread nothing but what is open: for threads that are started before
+/// Leaves the calling thread only open files: for threads that are started before
 /// [`Sandbox::enter`], and need no more. Parts that the kernel lacks are left out.
 ///
 /// # Errors
-/// As [`Sandbox::enter`].
+/// The errors of [`Sandbox::enter`].
 pub fn leave_nothing() -> Result<(), Error> {
     no_new_privileges()?;
     drop_all_but(CapabilitySet::empty())?;
     files::restrict(&Needs::default(), files::Reach::Thread).map(drop)
 }
 
-/// Leaves the calling thread, and what it starts, no right but to files and programs: those of its
-/// user, and for root also those of others (`CAP_DAC_OVERRIDE`). For a process that starts others.
+/// Leaves the calling thread and its children only rights to files and programs: those of its user,
+/// and for root also those of other users (`CAP_DAC_OVERRIDE`). For a process that starts
+/// processes.
 ///
 /// # Errors
-/// As [`Sandbox::enter`].
+/// The errors of [`Sandbox::enter`].
 pub fn leave_files() -> Result<(), Error> {
     no_new_privileges()?;
     drop_all_but(CapabilitySet::DAC_OVERRIDE).map(drop)
 }
 
-/// Leaves the calling thread, and what it starts, all that its user may do, but not what would
-/// change the kernel, the user, the view of the system or another process: for a process that
-/// starts one which needs its user's rights until it has opened everything.
+/// Leaves the calling thread and its children their user's rights, except changes to the kernel,
+/// the user, the view of the system or another process. For a process that starts one which needs
+/// its user's rights until it has opened all files.
 ///
 /// # Errors
-/// As [`Sandbox::enter`].
+/// The errors of [`Sandbox::enter`].
 pub fn leave_user() -> Result<(), Error> {
     no_new_privileges()?;
     match calls::is_known() {

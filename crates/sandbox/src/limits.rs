@@ -3,11 +3,11 @@
 use rustix::io;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Those that are never to grow again. How many processes a user may have is not among them: the
-/// limit is of the user, not of the process, and counts the kernel's threads for io_uring.
+/// Limits that may never be raised again. The number of processes is excluded: that limit belongs
+/// to the user, not to the process, and counts the kernel's threads for io_uring.
 const KEPT: [Resource; 2] = [Resource::Nofile, Resource::Memlock];
 
-/// No core dumps, which would hold guests' memory; limits stay as they are.
+/// Disables core dumps, which would contain guests' memory, and freezes the limits.
 pub(crate) fn lower() -> io::Result<()> {
     let none = Rlimit {
         current: Some(0),

@@ -1,54 +1,54 @@
-//! What a process has to keep.
+//! Rights that a process keeps.
 
 use std::path::PathBuf;
 
-/// Somebody that the process may connect to.
+/// Address that the process may connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Connect {
-    /// A TCP port, of any host: the kernel's rules know no hosts.
+    /// A TCP port of any host: the kernel's rules have no hosts.
     Tcp(u16),
-    /// Sockets in a directory: one that is made anew while the process runs is another file.
+    /// Sockets in a directory, since a socket that is recreated meanwhile is another file.
     UnixIn(PathBuf),
 }
 
-/// What the process needs after its start. The default: nothing but what is open. Directories that
-/// are not there are left out: whatever comes to their places later is out of reach.
+/// Rights needed after the start. The default keeps only open files. Missing directories are left
+/// out: files that appear in their places later are out of reach.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Directories in which files are removed at the end: those of sockets.
+    /// Directories of sockets' files, which are removed at the end.
     pub remove_in: Vec<PathBuf>,
-    /// Directories below which files may still be opened to read them, until
-    /// [`Sandbox::seal`](crate::Sandbox::seal): by threads that look at themselves when they begin.
-    /// Those that are not there are left out.
+    /// Directories below which files may still be opened for reading, until
+    /// [`Sandbox::seal`](crate::Sandbox::seal), by threads that inspect themselves when they begin.
+    /// Missing directories are left out.
     pub read_in: Vec<PathBuf>,
-    /// Directories below which files may be opened, and sockets and files be made and removed, for
-    /// good; files and devices that may be opened. For a process that serves more while it runs.
-    /// With any of them, of `files_in` or of `read_below`, the calls that open files are allowed;
-    /// those that make listening Unix sockets only with some of these.
+    /// Directories below which files may permanently be opened, and sockets and files created and
+    /// removed; also files and devices that may be opened. For a process that serves more while it
+    /// runs. With an entry here, in `files_in` or in `read_below`, the calls that open files are
+    /// allowed. The calls that create listening Unix sockets are allowed only with an entry here.
     pub open_below: Vec<PathBuf>,
-    /// Directories in which files are made, renamed and removed, and opened to be read and written,
-    /// for good. For pools of volumes that come and go.
+    /// Directories in which files may permanently be created, renamed, removed, and opened for
+    /// reading and writing. For pools with changing volumes.
     pub files_in: Vec<PathBuf>,
-    /// As `open_below`, only to be read.
+    /// Directories as in `open_below`, for reading only.
     pub read_below: Vec<PathBuf>,
-    /// Memory files that are open are opened once more, by `/proc/self/fd`: Landlock lets them, and
-    /// nothing else. Where it is not there, this is left out.
+    /// Open memory files are reopened by `/proc/self/fd`. Landlock allows only them. Left out if
+    /// that directory is missing.
     pub reopen: bool,
-    /// Disks that an earlier process has left are gone on with while the process runs: it listens
-    /// with their sockets, and asks how much is in their pipes.
+    /// Disks of an earlier process are recovered while the process runs: it listens with their
+    /// sockets, and asks for the fill level of their pipes.
     pub takes_over: bool,
-    /// To whom stream sockets are connected while the process runs.
+    /// Addresses that stream sockets are connected to while the process runs.
     pub connect: Vec<Connect>,
-    /// A client library with threads and an event loop of its own serves volumes (Ceph's): what it
-    /// still calls in its older forms.
+    /// A client library with threads and an event loop of its own serves volumes (Ceph's): allows
+    /// the older calls that it uses.
     pub library: bool,
-    /// Memory is locked beyond the limit of locked memory, where the process may: `CAP_IPC_LOCK` is
+    /// Memory is locked beyond the limit of locked memory, if the process may: `CAP_IPC_LOCK` is
     /// kept. For fixed buffers of io_uring, and for memory that a device reads and writes.
     pub lock_memory: bool,
-    /// Devices are driven through VFIO: their ioctls.
+    /// Devices are driven through VFIO: its ioctls are allowed.
     pub vfio: bool,
-    /// Block devices are served through ublk: the kernel asks for `CAP_SYS_ADMIN` with each command
-    /// of control (Linux 6.12, `ublk_ctrl_uring_cmd`), and each queue makes a ring of its own once
-    /// all else is up.
+    /// Block devices are served through ublk. The kernel requires `CAP_SYS_ADMIN` for each control
+    /// command (Linux 6.12, `ublk_ctrl_uring_cmd`), and each queue creates a ring of its own after
+    /// start-up.
     pub ublk: bool,
 }

@@ -1,16 +1,16 @@
-//! What holds.
+//! Report of the restrictions in force.
 
 use rustix::thread::CapabilitySet;
 use std::fmt;
 
-/// What the kernel's Landlock enforces.
+/// Landlock restrictions that the kernel enforces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landlock {
-    /// The rights of this ABI: 1 knows files, 4 TCP, 6 signals and abstract sockets.
+    /// Rights of this ABI: files from 1, TCP from 4, signals and abstract sockets from 6.
     Abi(u32),
-    /// Nothing: it is built in, and not among the modules that were enabled (`lsm=`).
+    /// None: Landlock is built in, but not among the enabled modules (`lsm=`).
     NotEnabled,
-    /// Nothing: the kernel was built without it, or is older than 5.13.
+    /// None: the kernel was built without Landlock, or is older than 5.13.
     NotImplemented,
 }
 
@@ -24,14 +24,14 @@ impl fmt::Display for Landlock {
     }
 }
 
-/// What a process has given up, and what it has left.
+/// Dropped and remaining rights of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Files by their paths, the network, other processes.
+    /// Restrictions of files by paths, the network, other processes.
     pub landlock: Landlock,
-    /// Those that are left.
+    /// Remaining capabilities.
     pub capabilities: CapabilitySet,
-    /// Names of threads that were started before, and have not left what they need not
+    /// Names of threads that were started before, and have not dropped their rights
     /// ([`leave_nothing`](crate::leave_nothing)): a mistake of the program.
     pub outside: Vec<String>,
     /// There is a list of system calls for this architecture, and the kernel has seccomp.
@@ -39,7 +39,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// What is missing of the whole, in words; `None` when it is whole.
+    /// Describes the missing parts; `None` when the sandbox is complete.
     pub fn missing(&self) -> Option<String> {
         let mut missing = Vec::new();
         match self.landlock {
@@ -61,7 +61,7 @@ impl Report {
         (!missing.is_empty()).then(|| missing.join(", "))
     }
 
-    /// The capabilities that are left, by the kernel's names.
+    /// Returns the remaining capabilities by the kernel's names.
     pub fn capabilities(&self) -> Vec<String> {
         let names = self.capabilities.iter_names();
         names.map(|(name, _)| format!("CAP_{name}")).collect()

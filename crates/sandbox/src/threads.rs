@@ -1,14 +1,13 @@
-//! Threads that were started before the sandbox was entered, and have given up nothing.
+//! Threads that were started before the sandbox was entered, and have dropped no rights.
 
 use std::fs;
 use std::time::Duration;
 
-/// How often, and after which time, it is looked again: a thread that was joined may be seen for a
-/// moment.
+/// Number of looks, and the pause between them: a joined thread may be visible for a moment.
 const LOOKS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Their names, the calling thread's not among them. None where /proc does not say.
+/// Returns the names of such threads, except the calling one. Empty if /proc is unavailable.
 pub(crate) fn outside() -> Vec<String> {
     let mut found = Vec::new();
     for look in 0..LOOKS {
@@ -23,7 +22,8 @@ pub(crate) fn outside() -> Vec<String> {
     found
 }
 
-/// The calling thread has given up new privileges, as have all that gave up the rest.
+/// Looks once. The calling thread has given up new privileges, as has every thread that dropped its
+/// rights.
 fn look_once() -> Vec<String> {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
         return Vec::new();
@@ -54,7 +54,7 @@ mod tests {
         let name = super::name_outside;
         assert_eq!(name("Name:\tlate\nNoNewPrivs:\t0\n"), Some("late".into()));
         assert_eq!(name("Name:\tsignals\nNoNewPrivs:\t1\n"), None);
-        // Before Linux 4.10 it is not told.
+        // Linux before 4.10 does not report it.
         assert_eq!(name("Name:\told\n"), None);
     }
 }

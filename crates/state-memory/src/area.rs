@@ -1,4 +1,4 @@
-//! A section of bytes whose meaning is its owner's.
+//! Sections of bytes that their owners interpret.
 
 use crate::layout::Kind;
 use crate::{StateError, StateMemory};
@@ -7,10 +7,10 @@ use rustix::net::RecvFlags;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 
-/// Bytes for the identity or the session. Zeroes at first.
+/// Bytes for the identity or the session. Initially zero.
 ///
-/// [`Area::word`] is for what must count by one store: store what it speaks of first
-/// ([`Area::store`]), then the word, with `Ordering::Release`.
+/// [`Area::word`] is for values that become valid by one store: store the data that it refers to
+/// first ([`Area::store`]), then the word, with `Ordering::Release`.
 #[derive(Clone, Debug)]
 pub struct Area {
     state: StateMemory,
@@ -32,7 +32,7 @@ impl Area {
         self.len() == 0
     }
 
-    /// Where a range is in the file, if it lies in the section.
+    /// Returns the offset of a range in the file, if it lies in the section.
     fn place(&self, offset: usize, len: usize) -> Option<usize> {
         let section = self.state.section(self.kind);
         let end = offset.checked_add(len)?;
@@ -67,7 +67,7 @@ impl Area {
         self.state.memory().atomic_u64(at)
     }
 
-    /// Has the first `end` bytes allocated, so that no store there can fail.
+    /// Allocates the first `end` bytes, so that no store there can fail.
     ///
     /// # Errors
     /// [`StateError::OutOfRange`], [`StateError::Memory`].
@@ -75,11 +75,12 @@ impl Area {
         self.state.prepare(self.kind, end)
     }
 
-    /// recv(2) into it: the kernel has moved the bytes here, or left them in the socket, whatever
-    /// becomes of this process meanwhile. Returns how many came.
+    /// Receives into the section by recv(2): the kernel has moved the bytes here, or left them in
+    /// the socket, even if this process dies meanwhile. Returns the number of bytes.
     ///
     /// # Errors
-    /// `EFAULT`: the range is outside; `ENOMEM`: its pages cannot be had; what recv(2) says.
+    /// `EFAULT` when the range exceeds the section; `ENOMEM` when its pages cannot be allocated;
+    /// otherwise the error of recv(2).
     pub fn receive(
         &self,
         socket: BorrowedFd<'_>,

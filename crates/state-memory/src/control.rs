@@ -13,7 +13,7 @@ const HEAD: usize = 16;
 #[derive(Debug)]
 pub struct Control {
     state: StateMemory,
-    /// Bytes of each buffer whose pages have been allocated.
+    /// Allocated bytes of each buffer.
     allocated: [usize; 2],
 }
 
@@ -44,12 +44,12 @@ impl Control {
         word.ok_or(StateError::OutOfRange)
     }
 
-    /// Where the buffer of a sequence is in its section, in bytes.
+    /// Returns the offset in its section of a sequence's buffer, in bytes.
     fn buffer(sequence: u64) -> usize {
         ROW + (sequence & 1) as usize * CONTROL_BUFFER
     }
 
-    /// Has a buffer's first bytes allocated.
+    /// Allocates a buffer's first bytes.
     fn prepare(&mut self, sequence: u64, bytes: usize) -> Result<(), StateError> {
         let [even, odd] = &mut self.allocated;
         let allocated = if sequence & 1 == 0 { even } else { odd };
@@ -97,7 +97,7 @@ impl Control {
         Ok(())
     }
 
-    /// Nothing is committed any more: what was does not hold, and what does cannot be committed.
+    /// Withdraws the committed state, because it is outdated and the new one cannot be committed.
     pub fn withdraw(&mut self) {
         if let Ok(published) = self.published() {
             published.store(0, Ordering::Release);

@@ -1,4 +1,4 @@
-//! The descriptors that a keeper holds for the disk: which number is what.
+//! Table of the descriptors that a keeper holds for the disk, by number.
 
 use crate::layout::Kind;
 use crate::table::Table;
@@ -9,10 +9,10 @@ use std::sync::atomic::Ordering;
 
 const VALID: u64 = 1;
 
-/// What a kept descriptor is. A newer version may know others.
+/// Kind of a kept descriptor. A newer version may define more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DescriptorKind(
-    /// As it is stored.
+    /// Value as stored.
     pub u8,
 );
 
@@ -29,7 +29,7 @@ impl DescriptorKind {
     pub const PIPE_WRITE: Self = Self(5);
     /// The end of the replies' pipe that is read.
     pub const PIPE_READ: Self = Self(6);
-    /// What connects with the receiver process.
+    /// Connection to the receiver process.
     pub const RECEIVER: Self = Self(7);
     /// A listening socket.
     pub const LISTENER: Self = Self(8);
@@ -37,20 +37,20 @@ impl DescriptorKind {
     pub const LOCK: Self = Self(9);
     /// A vhost-user front-end's kick eventfd.
     pub const KICK: Self = Self(10);
-    /// Its inflight region.
+    /// A vhost-user front-end's inflight region.
     pub const INFLIGHT: Self = Self(11);
-    /// A connection below a volume, which is drained before anything is sent again.
+    /// A connection below a volume, which is drained before it is used again.
     pub const CONNECTION: Self = Self(12);
     /// The memory of a volume in memory.
     pub const VOLUME: Self = Self(13);
 }
 
-/// One kept descriptor.
+/// A kept descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Its number: of this disk, and never used again.
+    /// Number of the descriptor in this disk, never reused.
     pub number: NonZeroU32,
-    /// What it is.
+    /// Kind of the descriptor.
     pub kind: DescriptorKind,
     /// More about it, by its kind; the owner's business.
     pub detail: u64,
@@ -82,7 +82,8 @@ impl DescriptorTable {
         self.table.iter().filter_map(|(_, entry)| decode(entry))
     }
 
-    /// A number for a descriptor that is about to be kept; it is noted before the keeper has it.
+    /// Assigns a number to a descriptor that is about to be kept; it is noted before the keeper has
+    /// it.
     ///
     /// # Errors
     /// [`StateError::Full`], [`StateError::Memory`].
@@ -112,7 +113,7 @@ impl DescriptorTable {
         }
     }
 
-    /// A descriptor is not kept any more.
+    /// Removes a descriptor that is no longer kept.
     pub fn remove(&mut self, number: NonZeroU32) {
         if let Some(place) = self.places.remove(&number) {
             self.table.remove(place);

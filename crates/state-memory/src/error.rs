@@ -1,17 +1,17 @@
-//! What can go wrong with a state memory.
+//! Errors of a state memory.
 
 use dma::{MapError, MemoryError};
 
-/// A state memory cannot be made, read or written.
+/// Reason why a state memory cannot be created, read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// Its file cannot be made or mapped, or there is no memory left for its pages.
+    /// The file cannot be created or mapped, or no memory is left for its pages.
     #[error("the state has no memory")]
     Memory(#[from] MapError),
     /// The file is no state memory.
     #[error("the file is no state memory")]
     Foreign,
-    /// A newer version wrote it, which says that this one cannot read it.
+    /// A newer version wrote the state, and marked it as unreadable for this version.
     #[error(
         "the state memory has version {version}, to be read by version {reader} or later: this one \
          reads {VERSION} at most",
@@ -23,7 +23,7 @@ pub enum StateError {
         /// The oldest version that can read it.
         reader: u32,
     },
-    /// A version wrote it that is not read any more.
+    /// The state was written by a version that is no longer supported.
     #[error(
         "the state memory has version {version}: this one reads {OLDEST_READ} at least",
         OLDEST_READ = crate::OLDEST_READ
@@ -32,7 +32,7 @@ pub enum StateError {
         /// Version of the layout.
         version: u32,
     },
-    /// It contradicts itself.
+    /// The state is inconsistent.
     #[error("the state memory is damaged: {0}")]
     Damaged(&'static str),
     /// There is no room left.

@@ -1,4 +1,4 @@
-//! Where in the file what is: the header, and the sections that it lists.
+//! Layout of the file: the header, and the sections that it lists.
 
 use crate::StateError;
 use dma::{Memory, ROW};
@@ -7,7 +7,7 @@ use dma::{Memory, ROW};
 pub const VERSION: u32 = 1;
 /// The oldest version of the layout that this crate reads.
 pub const OLDEST_READ: u32 = 1;
-/// The oldest version of this crate that reads what it writes: newer sections are passed over.
+/// Oldest version of this crate that can read this layout: newer sections are skipped.
 const READER: u32 = 1;
 
 /// "vnvmest" and a zero byte.
@@ -28,7 +28,7 @@ pub(crate) const CONTROL_BUFFER: usize = 128 << 10;
 /// Bytes of the identity.
 const IDENTITY: usize = PAGE;
 
-/// What a state memory has room for.
+/// Capacity of a state memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Queues with a hot row each, the admin queue included.
@@ -45,7 +45,7 @@ pub struct Layout {
     pub session: usize,
 }
 
-/// A section, as the array of them and the file know it.
+/// Section, by its index in the array and in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Identity = 0,
@@ -57,24 +57,24 @@ pub(crate) enum Kind {
     Records = 6,
 }
 
-/// How many kinds there are.
+/// Number of kinds.
 pub(crate) const KINDS: usize = 7;
 
-/// Where a section is.
+/// Position of a section.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Section {
     /// In bytes from the start of the file.
     pub offset: usize,
     /// In bytes.
     pub len: usize,
-    /// Of records: bytes of each share.
+    /// Size of each share in bytes, for records.
     pub stride: usize,
 }
 
-/// Where each section is, by [`Kind`].
+/// Positions of the sections, by [`Kind`].
 pub(crate) type Sections = [Section; KINDS];
 
-/// Bytes of one share's records: a row that says whether it is used, and a row for each.
+/// Returns the size of one share's records: a row with its use, and a row for each record.
 fn share_bytes(commands: u16) -> usize {
     ((usize::from(commands) + 1) * ROW).next_multiple_of(PAGE)
 }
@@ -85,7 +85,7 @@ fn table_bytes(entries: u32) -> Option<usize> {
 }
 
 impl Layout {
-    /// Where the sections are, and how large the file is.
+    /// Returns the positions of the sections, and the size of the file.
     pub(crate) fn sections(&self) -> Result<(Sections, usize), StateError> {
         let share = share_bytes(self.commands);
         let lens = [
@@ -163,7 +163,7 @@ pub(crate) fn read_header(memory: &Memory) -> Result<Sections, StateError> {
     for listed in 0..count as usize {
         let at = LIST + listed * 4;
         let kind = get(memory, at)? as usize;
-        // A newer version's.
+        // The section belongs to a newer version.
         let Some(section) = sections.get_mut(kind) else {
             continue;
         };

@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A disk's state memory. Clones are the same memory.
+/// A disk's state memory. Clones refer to the same memory.
 #[derive(Clone, Debug)]
 pub struct StateMemory(Arc<Inner>);
 
@@ -15,15 +15,16 @@ pub struct StateMemory(Arc<Inner>);
 struct Inner {
     pages: SharedPages,
     sections: Sections,
-    /// Bytes of each section whose pages have been allocated, from its start.
+    /// Allocated bytes of each section, from its start.
     allocated: [AtomicUsize; KINDS],
 }
 
 impl StateMemory {
-    /// A new one, in which nothing is committed.
+    /// Creates a state memory in which nothing is committed.
     ///
     /// # Errors
-    /// [`StateError::OutOfRange`]: no file could be so large; [`StateError::Memory`].
+    /// [`StateError::OutOfRange`] when the file would be too large; [`StateError::Memory`] when it
+    /// cannot be created.
     pub fn create(layout: Layout) -> Result<StateMemory, StateError> {
         let (sections, len) = layout.sections()?;
         let pages = SharedPages::named("vnvme-state", len)?;
@@ -32,7 +33,7 @@ impl StateMemory {
         Ok(Self::of(pages, sections))
     }
 
-    /// That of an earlier process.
+    /// Opens the state memory of an earlier process.
     ///
     /// # Errors
     /// [`StateError::Foreign`], [`StateError::TooNew`], [`StateError::TooOld`],
@@ -56,7 +57,7 @@ impl StateMemory {
         self.0.pages.fd()
     }
 
-    /// Whose disk it is: bytes for the glue.
+    /// Returns the identity of the disk: bytes for the front-end's glue.
     pub fn identity(&self) -> Area {
         Area::new(self.clone(), Kind::Identity)
     }
@@ -87,7 +88,7 @@ impl StateMemory {
         DescriptorTable::open(self.clone())
     }
 
-    /// A row for each queue: what an engine notes once a batch.
+    /// Returns a row for each queue, which an engine updates once a batch.
     ///
     /// # Errors
     /// [`StateError::Memory`].
@@ -119,7 +120,7 @@ impl StateMemory {
         used.then(|| self.rows(Kind::Records, start + ROW, count).ok())?
     }
 
-    /// How many shares have records.
+    /// Returns the number of shares with records.
     pub fn shares(&self) -> u16 {
         let Section { len, stride, .. } = self.section(Kind::Records);
         let shares = len.checked_div(stride).unwrap_or(0);
@@ -132,7 +133,7 @@ impl StateMemory {
         u16::try_from(count).unwrap_or(u16::MAX)
     }
 
-    /// Where a share's part begins in its section, and how many records it has.
+    /// Returns the offset of a share in its section, and its number of records.
     fn share(&self, share: u16) -> Option<(usize, usize)> {
         let Section { stride, .. } = self.section(Kind::Records);
         if share >= self.shares() {
@@ -162,7 +163,7 @@ impl StateMemory {
         rows.ok_or(StateError::OutOfRange)
     }
 
-    /// Has the pages of the section's first bytes allocated: before they are written.
+    /// Allocates the pages of the section's first bytes before they are written.
     #[expect(clippy::indexing_slicing, reason = "there is one of each kind")]
     pub(crate) fn prepare(&self, kind: Kind, end: usize) -> Result<(), StateError> {
         let mark = &self.0.allocated[kind as usize];
@@ -180,7 +181,7 @@ impl StateMemory {
         Ok(())
     }
 
-    /// The same of a range, whatever was allocated before.
+    /// Allocates the pages of a range, regardless of earlier allocations.
     pub(crate) fn prepare_range(
         &self,
         kind: Kind,

@@ -1,4 +1,4 @@
-//! A table of entries of one line each, whose first word says whether they are there.
+//! Tables with entries of one line each; an entry's first word marks it as used.
 
 use crate::layout::Kind;
 use crate::{StateError, StateMemory};
@@ -14,7 +14,7 @@ pub(crate) struct Table {
     rows: Rows,
     /// Places that were ever used.
     used: usize,
-    /// Of those, the ones that are free.
+    /// Free entries among the used range.
     free: Vec<u32>,
 }
 
@@ -43,7 +43,7 @@ impl Table {
         Ok(table)
     }
 
-    /// A word of the row about the table.
+    /// Returns a word of the row that describes the table.
     fn head(&self, word: usize) -> Option<&AtomicU64> {
         self.rows.get(0)?.get(word)
     }
@@ -71,7 +71,7 @@ impl Table {
         (0..self.used as u32).filter_map(|place| Some((place, self.get(place)?)))
     }
 
-    /// Adds an entry, whose first word is not zero: its place. `what` names the entries.
+    /// Adds an entry with a nonzero first word; returns its index. `what` names the entries.
     pub fn add(&mut self, entry: [u64; 4], what: &'static str) -> Result<u32, StateError> {
         let place = match self.free.pop() {
             Some(place) => place,
@@ -89,7 +89,7 @@ impl Table {
         Ok(place)
     }
 
-    /// A place that was never used.
+    /// Returns an index that was never used.
     fn grow(&mut self, what: &'static str) -> Result<u32, StateError> {
         let place = self.used;
         if place + 1 >= self.rows.count() {

@@ -17,7 +17,7 @@ pub struct KeptMemory {
     /// The number under which its file is kept; `None`: it is not, and the next process
     /// cannot serve the disk.
     pub number: Option<NonZeroU32>,
-    /// Where in the file the window begins, in bytes.
+    /// Offset of the window in the file, in bytes.
     pub offset: u64,
 }
 
@@ -32,7 +32,7 @@ pub struct KeptWindow {
     pub read: bool,
     /// The device may write.
     pub write: bool,
-    /// What is behind it; `None` for memory that is not shared.
+    /// Memory of the window; `None` for memory that is not shared.
     pub memory: Option<KeptMemory>,
 }
 
@@ -67,7 +67,7 @@ pub struct WindowTable {
     table: Table,
     /// The place of each window, by its first address.
     places: BTreeMap<u64, u32>,
-    /// How many windows are on each memory.
+    /// Number of windows on each memory.
     users: BTreeMap<NonZeroU32, usize>,
 }
 
@@ -106,7 +106,7 @@ impl WindowTable {
         }
     }
 
-    /// A window is on the memory of this number.
+    /// Returns whether a window is on the memory of this number.
     pub fn needs(&self, number: NonZeroU32) -> bool {
         self.users.contains_key(&number)
     }

@@ -2,8 +2,8 @@
 
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
-/// Has the calling thread run on every CPU that the process's first thread may use: it would
-/// otherwise share the CPU that the worker was bound to which started it. Nothing depends on it.
+/// Lets the calling thread run on every CPU that the process's first thread may use. It would
+/// otherwise share the CPU of the worker that started it. Failure is harmless.
 pub fn leave_cpu() {
     if let Ok(cpus) = sched_getaffinity(Some(rustix::process::getpid())) {
         let _ = sched_setaffinity(None, &cpus);

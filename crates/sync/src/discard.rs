@@ -1,12 +1,12 @@
-//! Drops that may block, on threads where that harms nobody.
+//! Drops that may block, on threads where that is harmless.
 //!
-//! `close` of a descriptor that came from outside may block for as long as its sender likes, and
-//! `munmap` of gigabytes takes its time. A thread that others wait for leaves both to this module.
+//! `close` of a descriptor from another process may block as long as its sender likes, and `munmap`
+//! of gigabytes takes time. A thread with other duties leaves both to this module.
 //!
 //! One thread drops the values, in order, and another stands ready. When a drop takes longer than
-//! [`Pool::stuck_after`], the other one goes on with the values behind it, and starts the next to
-//! stand ready; so up to [`Pool::most`] drops may be stuck. Behind these the values wait. Threads
-//! without work end after [`Pool::idle`]: a process that discards nothing has none.
+//! [`Pool::stuck_after`], the ready thread continues with the next values, and starts another ready
+//! one. Up to [`Pool::most`] drops may thus be stuck; further values then wait. Threads without
+//! work end after [`Pool::idle`]: a process that discards nothing has none.
 
 use crate::{Unpoisoned, leave_cpu};
 use std::collections::VecDeque;
@@ -20,11 +20,11 @@ static PROCESS: Pool = Pool::new(16, Duration::from_millis(100), Duration::from_
 /// Bytes of stack that a thread has: drops are shallow.
 const STACK: usize = 256 << 10;
 
-/// Drops a value on a thread that may block. The caller never waits for it, nor does the end of the
-/// process. In which order values are dropped is not said.
+/// Drops a value on a thread that may block. Neither the caller nor the end of the process waits
+/// for it. The order of drops is unspecified.
 ///
-/// Values wait in memory while 16 drops are stuck, or while no thread can be started: who can make
-/// a client's values many bounds their number. A panic of the drop ends there.
+/// Values wait in memory while 16 drops are stuck, or while no thread can be started. The code that
+/// creates values for a client must bound their number. A panic of the drop ends there.
 ///
 /// ```
 /// use std::sync::mpsc::channel;
@@ -45,11 +45,11 @@ struct Pool {
     state: Mutex<State>,
     /// There are values, or a drop has ended.
     news: Condvar,
-    /// How many threads there are at most.
+    /// Maximum number of threads.
     most: usize,
-    /// How long a drop takes until others go on without it.
+    /// Duration of a drop after which the next thread continues without it.
     stuck_after: Duration,
-    /// How long a thread waits for work before it ends.
+    /// Time after which an idle thread ends.
     idle: Duration,
 }
 
@@ -57,7 +57,7 @@ struct State {
     values: VecDeque<Value>,
     /// Threads that run or are being started.
     threads: usize,
-    /// Of these, the ones that drop nothing now.
+    /// Number of threads that drop nothing now.
     ready: usize,
     /// The number of the newest drop, and when it began; none when it has ended.
     newest: Option<(u64, Instant)>,
@@ -126,11 +126,11 @@ impl Pool {
         }
     }
 
-    /// A thread's life.
+    /// Runs a thread of the pool.
     fn run(&'static self) {
         leave_cpu();
         while let Some((value, number)) = self.next() {
-            // What a panic says may panic in its own drop: it stays where it is.
+            // The panic's payload may panic in its own drop, so it is leaked.
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
                 std::mem::forget(payload);
             }
@@ -164,7 +164,7 @@ impl Pool {
             if !state.values.is_empty() {
                 since = Instant::now();
             }
-            // One stays ready while a drop is on its way.
+            // A ready thread remains while a drop is in progress.
             let is_last = state.ready == 1 && state.threads > 1;
             if since.elapsed() >= self.idle && !is_last {
                 state.threads -= 1;
@@ -194,7 +194,7 @@ mod tests {
         Box::leak(Box::new(Pool::new(most, millis(stuck_after), millis(idle))))
     }
 
-    /// Its drop says so, then waits until it may end.
+    /// A value with a drop that reports its start, then waits until it may end.
     struct Stuck(Sender<()>, Receiver<()>);
 
     impl Drop for Stuck {
@@ -213,7 +213,7 @@ mod tests {
         end
     }
 
-    /// Where a value is seen to be dropped.
+    /// Discards a value, and returns a channel that reports its drop.
     fn witness(pool: &'static Pool) -> Receiver<()> {
         let (sender, receiver) = channel();
         pool.discard(Box::new(sender));
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn values_wait_for_a_thread_that_can_be_started() {
         let pool = pool(1, 60_000, 20);
-        // As when the system has no thread.
+        // A missing thread is simulated.
         pool.lock().threads = 1;
         let first = witness(pool);
         assert_eq!(pool.lock().values.len(), 1);

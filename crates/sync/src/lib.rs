@@ -1,12 +1,12 @@
-//! Locks that a panic does not take out of use, and drops that may block.
+//! Locks that stay usable after a panic, and drops that may block.
 //!
 //! A thread that panics while it holds a lock of the standard library poisons it, and every later
-//! `lock` is an error. What this workspace keeps under locks (registries, lists of descriptors,
-//! states) is changed by single steps that leave it whole, and one client's fault must not end the
-//! service of the others: so the error is not passed on, at one place ([`Unpoisoned`]).
+//! `lock` is an error. In this workspace the data under locks (registries, lists of descriptors,
+//! states) is changed by single steps that keep it consistent. One client's fault must not end the
+//! service of the remaining ones, so [`Unpoisoned`] ignores the error in one place.
 //!
-//! What may block when it is dropped, descriptors of a client's above all, is dropped by threads
-//! that nobody waits for: [`discard()`].
+//! Values that may block when they are dropped, above all descriptors of a client, are dropped by
+//! threads that nothing waits for: [`discard()`].
 #![forbid(unsafe_code)]
 
 mod affinity;
@@ -17,7 +17,7 @@ use std::sync::{LockResult, PoisonError};
 pub use affinity::leave_cpu;
 pub use discard::discard;
 
-/// What a lock gives, also after a thread has panicked under it.
+/// Access to a lock's value, also after a thread has panicked under it.
 pub trait Unpoisoned {
     /// A guard, a reference, or a value.
     type Value;

@@ -1,4 +1,4 @@
-//! Control commands.
+//! Control commands of the ublk driver.
 
 use crate::UblkError;
 use crate::sys::ControlRing;
@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 const CONTROL: &str = "/dev/ublk-control";
-/// Any free number, and: for no queue.
+/// Values for any free device number, and for no queue.
 const ANY: u32 = u32::MAX;
 const NO_QUEUE: u16 = u16::MAX;
-/// How long the kernel may need to notice that a killed process is gone.
+/// Maximum time until the kernel notices the end of a killed process.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(10);
-/// How long a device's node may take to appear.
+/// Maximum time until a device's node appears.
 const NODE_LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The way to the ublk driver.
+/// Connection to the ublk driver.
 pub(crate) struct Control {
     ring: ControlRing,
-    /// What the kernel's driver can do.
+    /// Features of the kernel's driver.
     pub(crate) features: u64,
 }
 
@@ -73,7 +73,7 @@ impl Control {
         self.ring.execute(op, command, &mut || true)
     }
 
-    /// What is known of a device, if there is one of that number.
+    /// Returns the information on a device, if there is one of that number.
     pub(crate) fn info(&mut self, id: u32) -> Result<Option<DevInfo>, UblkError> {
         let mut info = DevInfo::default();
         match self.buffer(uapi::GET_DEV_INFO, command(id, 0), info.as_mut_bytes()) {
@@ -83,7 +83,8 @@ impl Control {
         }
     }
 
-    /// Makes a device; answers what it is, with its number and the flags that the kernel took.
+    /// Creates a device; returns its information, with its number and the flags that the kernel
+    /// accepted.
     pub(crate) fn add(&mut self, id: Option<u32>, mut info: DevInfo) -> Result<DevInfo, UblkError> {
         let id = id.unwrap_or(ANY);
         info.dev_id = id;
@@ -118,8 +119,8 @@ impl Control {
         Ok(params)
     }
 
-    /// Shows the block device, when all queues fetch. `sensible` is asked now and
-    /// then whether they still do.
+    /// Makes the block device visible, when all queues fetch. `sensible` is polled: `false` when
+    /// they no longer do.
     pub(crate) fn start(
         &mut self,
         id: u32,
@@ -140,13 +141,13 @@ impl Control {
         }
     }
 
-    /// Begins to take over a device whose server died.
+    /// Begins to take over a device after its server's death.
     pub(crate) fn begin_recovery(&mut self, id: u32) -> Result<(), UblkError> {
         let deadline = Instant::now() + RECOVERY_LIMIT;
         loop {
             match self.plain(uapi::START_USER_RECOVERY, command(id, 0)) {
                 Ok(_) => return Ok(()),
-                // The kernel has not finished with the old one.
+                // The kernel has not finished with the previous server.
                 Err(error) if no(&error, libc::EBUSY) && Instant::now() < deadline => {
                     std::thread::sleep(PAUSE);
                 }
@@ -155,7 +156,7 @@ impl Control {
         }
     }
 
-    /// Takes the block device away; requests in flight are ended first, by its queues.
+    /// Removes the block device; its queues end outstanding requests first.
     pub(crate) fn stop(&mut self, id: u32) -> Result<(), UblkError> {
         match self.plain(uapi::STOP_DEV, command(id, 0)) {
             Ok(_) => Ok(()),
@@ -164,7 +165,7 @@ impl Control {
         }
     }
 
-    /// Forgets a device; waits until nobody has it open.
+    /// Deletes a device; waits until all users have closed it.
     pub(crate) fn delete(&mut self, id: u32) -> Result<(), UblkError> {
         match self.plain(uapi::DEL_DEV, command(id, 0)) {
             Ok(_) => Ok(()),
@@ -173,7 +174,8 @@ impl Control {
         }
     }
 
-    /// The same, but waits only as long as `sensible` says. `false`: somebody still has it open.
+    /// Deletes a device, but waits only while `sensible` returns `true`. Returns `false` if the
+    /// device is still open.
     pub(crate) fn delete_before(
         &mut self,
         id: u32,
@@ -187,7 +189,7 @@ impl Control {
         }
     }
 
-    /// Tells of another size, in bytes. `false`: the kernel cannot.
+    /// Announces a new size in bytes. Returns `false` if the kernel does not support it.
     pub(crate) fn resize(&mut self, id: u32, size: u64) -> Result<bool, UblkError> {
         if self.features & uapi::F_UPDATE_SIZE == 0 {
             return Ok(false);
@@ -205,8 +207,8 @@ pub(crate) fn open_device(id: u32) -> Result<OwnedFd, UblkError> {
     loop {
         match open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
             Ok(device) => return Ok(device),
-            // udev makes it, and sets its owner, a moment later. A killed process
-            // has it for a moment longer.
+            // udev creates the node, and sets its owner, a moment later. A killed process keeps it
+            // open for a moment.
             Err(Errno::NOENT | Errno::ACCESS | Errno::BUSY) if Instant::now() < deadline => {
                 std::thread::sleep(PAUSE);
             }

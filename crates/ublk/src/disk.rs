@@ -1,4 +1,4 @@
-//! A disk's life: made or taken over, served, resized, stopped.
+//! Life cycle of a disk: created or taken over, served, resized, stopped.
 
 use crate::control::{Control, open_device};
 use crate::queue::{Parts, Queue, Served};
@@ -18,30 +18,30 @@ use std::time::{Duration, Instant};
 use volume::{Limits, PinnedWindows, Volume};
 use worker::Context;
 
-/// Largest request, in bytes: each tag has a buffer of that size.
+/// Maximum request in bytes: each tag has a buffer of that size.
 pub const MAX_IO: u64 = 512 << 10;
-/// Queues that a disk can have here.
+/// Supported numbers of queues of a disk.
 const QUEUES: std::ops::RangeInclusive<u16> = 1..=64;
-/// How long the end of a server may go unnoticed by the kernel.
+/// Maximum time until the kernel notices the end of a server.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait for others who have the device open, when it is removed.
+/// Time to wait for other users of the device to close it, when it is removed.
 const OTHERS: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How a disk is made.
+/// Options of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskOptions {
-    /// Its number, N of `/dev/ublkbN`; the kernel chooses one where none is given.
+    /// Number of the device, N of `/dev/ublkbN`; chosen by the kernel if `None`.
     pub id: Option<u32>,
-    /// Queues, 1 to 64.
+    /// Number of queues, 1 to 64.
     pub queues: u16,
-    /// Requests of each queue, 1 to 4096.
+    /// Number of requests of each queue, 1 to 4096.
     pub depth: u16,
-    /// Logical block size in bytes; the volume's, 512 at least, where none is given.
+    /// Logical block size in bytes; by default the volume's, at least 512.
     pub block_size: Option<u32>,
-    /// When this process is killed, the disk waits for the next one that is started with
-    /// the same number; it does again what this one had not finished. Without it, the
-    /// disk goes with the process.
+    /// When this process is killed, the disk waits for the next one that is started with the same
+    /// number, which repeats the unfinished requests. Without this option, the disk disappears with
+    /// the process.
     pub recover: bool,
 }
 
@@ -72,28 +72,29 @@ impl DiskOptions {
     }
 }
 
-/// A disk that is served. [`Disk::stop`] takes it away, and so does dropping it,
-/// without telling of errors.
+/// A disk that is served. [`Disk::stop`] removes it, and so does dropping it, without reporting
+/// errors.
 pub struct Disk {
     id: u32,
     control: Control,
     volume: Arc<dyn Volume>,
-    /// As the kernel knows it, in bytes.
+    /// Size in bytes known to the kernel.
     size: u64,
     stats: Arc<DiskStats>,
     served: Arc<Served>,
     queues: usize,
-    /// Ends when all queues have gone: each has a sender.
+    /// Channel that ends when all queues have been dropped: each has a sender.
     gone: Receiver<Infallible>,
-    /// Keeps the queues' memory known to devices below, until the queues have gone.
+    /// Registrations of the queues' memory with devices below, kept until the queues have been
+    /// dropped.
     registrations: Vec<Box<dyn Any + Send>>,
     halted: bool,
     stopped: bool,
 }
 
-/// A disk that is not served yet. Dropping it takes it away.
+/// A disk that is not served yet. Dropping it removes it.
 pub struct NewDisk {
-    /// First: the disk's end waits for it.
+    /// Sender that is dropped first, because the disk's end waits for it.
     going: Sender<Infallible>,
     disk: Disk,
     device: Arc<OwnedFd>,
@@ -102,11 +103,11 @@ pub struct NewDisk {
 }
 
 impl NewDisk {
-    /// Makes a disk of the volume, or takes over the one of that number whose server was killed;
-    /// it is served from [`NewDisk::start`] on.
+    /// Creates a disk of the volume, or takes over the one of that number after its server was
+    /// killed. It is served from [`NewDisk::start`] on.
     ///
     /// # Errors
-    /// [`UblkError`].
+    /// [`UblkError`] when the options are invalid, or the kernel refuses the device.
     pub fn new(volume: Arc<dyn Volume>, options: DiskOptions) -> Result<Self, UblkError> {
         options.check()?;
         let told = volume.info();
@@ -172,19 +173,19 @@ impl NewDisk {
                 recovered,
             }),
             Err(error) => {
-                // The disk's end waits for all of them.
+                // The disk's end waits for all senders.
                 drop(going);
                 Err(error)
             }
         }
     }
 
-    /// Has it served. `register` makes a queue's memory known to devices below the volume; what it
-    /// returns is kept as long as the memory is used. `serve` passes each queue to the worker that
-    /// is to serve it, on another thread: [`QueueSetup::open`] is to be called there.
+    /// Starts serving the disk. `register` registers a queue's memory with devices below the
+    /// volume; its result is kept while the memory is used. `serve` passes each queue to its worker
+    /// on another thread, which must call [`QueueSetup::open`].
     ///
     /// # Errors
-    /// [`UblkError`].
+    /// [`UblkError`] when a queue or the block device cannot be started.
     pub fn start(
         self,
         register: &mut dyn FnMut(&Memory) -> Box<dyn Any + Send>,
@@ -215,7 +216,7 @@ impl NewDisk {
     }
 }
 
-/// A queue on its way to the worker that is to serve it.
+/// A queue that is being passed to its worker.
 pub struct QueueSetup {
     number: u16,
     info: DevInfo,
@@ -228,33 +229,33 @@ pub struct QueueSetup {
     gone: Sender<Infallible>,
 }
 
-/// A queue could not be made; its disk has been told why.
+/// Error of a queue that could not be created; its disk has received the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("a queue of a ublk disk could not be made")]
 pub struct Told;
 
 impl QueueSetup {
-    /// Which of the disk's queues it is, from 0.
+    /// Returns the index of the queue in its disk, from 0.
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// The counters of its disk.
+    /// Returns the counters of the disk.
     pub fn stats(&self) -> Arc<DiskStats> {
         self.stats.clone()
     }
 
-    /// Makes the queue, on the thread that is to serve it, and asks the kernel for requests.
+    /// Creates the queue, on the thread that will serve it, and fetches requests from the kernel.
     ///
     /// # Errors
-    /// [`Told`].
+    /// [`Told`] when the queue cannot be created; the disk gets the reason.
     pub fn open(self, context: &Context<'_>) -> Result<Queue, Told> {
         let ready = self.ready.clone();
         let (made, told) = match self.make(context) {
             Ok(queue) => (Ok(queue), Ok(())),
             Err(error) => (Err(Told), Err(error)),
         };
-        // The disk waits for it, unless another queue has failed.
+        // The disk waits for the result, unless another queue has failed.
         let _ = ready.send(told);
         made
     }
@@ -289,7 +290,7 @@ impl QueueSetup {
 }
 
 impl Disk {
-    /// Passes the queues on, and waits until all of them fetch.
+    /// Passes the queues to their workers, and waits until all of them fetch.
     fn serve(
         &mut self,
         info: &DevInfo,
@@ -317,34 +318,34 @@ impl Disk {
         }
         drop((ready, gone));
         let told: Vec<()> = readies.into_iter().collect::<Result<_, _>>()?;
-        // One whose worker has ended says nothing.
+        // A queue of an ended worker sends no result.
         match told.len() == self.queues {
             true => Ok(()),
             false => Err(UblkError::QueueEnded { id: self.id }),
         }
     }
 
-    /// The device's number: N of `/dev/ublkbN`.
+    /// Returns the device's number: N of `/dev/ublkbN`.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// Its counters.
+    /// Returns the disk's counters.
     pub fn stats(&self) -> Arc<DiskStats> {
         self.stats.clone()
     }
 
-    /// All queues are served. They end by themselves when the kernel takes the
-    /// device away, or by an error.
+    /// Returns whether all queues are served. They end when the kernel removes the device, or on an
+    /// error.
     pub fn is_alive(&self) -> bool {
         self.served.gone.load(Ordering::Acquire) == 0
     }
 
-    /// Tells the kernel the volume's size, where it has another one since [`Volume::refresh`] was
-    /// called last, which is left to the caller. `true` when the kernel was told.
+    /// Announces the volume's size to the kernel, if it has changed since the last call of
+    /// [`Volume::refresh`], which the caller makes. Returns `true` when the kernel was notified.
     ///
     /// # Errors
-    /// [`UblkError`].
+    /// [`UblkError`] when the kernel refuses the size.
     pub fn resize(&mut self) -> Result<bool, UblkError> {
         let size = self.volume.info().size;
         if size == self.size || size < 512 {
@@ -361,30 +362,30 @@ impl Disk {
         Ok(told)
     }
 
-    /// Ends the disk's service: what the block layer still has is written, and made durable by the
-    /// workers that have its queues. [`Disk::stop`] removes it afterwards.
+    /// Ends serving the disk: pending data of the block layer is written, and made durable by the
+    /// workers of its queues. [`Disk::stop`] removes it afterwards.
     ///
     /// # Errors
-    /// [`UblkError`].
+    /// [`UblkError`] when the kernel cannot stop the device.
     pub fn halt(&mut self) -> Result<(), UblkError> {
         if std::mem::replace(&mut self.halted, true) {
             return Ok(());
         }
-        // What the block layer still has is to be written soon.
+        // Without limits the block layer's pending data is written soon.
         if let Some(limits) = self.volume.limits() {
             limits.set(Limits::default());
         }
         let stopped = self.control.stop(self.id);
-        // All senders drop theirs when the kernel has ended the tags.
+        // All senders are dropped when the kernel has ended the tags.
         let _ = self.gone.recv();
         self.registrations.clear();
         stopped
     }
 
-    /// Takes the disk away: [`Disk::halt`], and removes it.
+    /// Removes the disk after [`Disk::halt`].
     ///
     /// # Errors
-    /// [`UblkError`].
+    /// [`UblkError`] when the device cannot be stopped or deleted.
     pub fn stop(mut self) -> Result<(), UblkError> {
         self.end()
     }
@@ -396,7 +397,7 @@ impl Disk {
         let halted = self.halt();
         let failed = self.served.clean.load(Ordering::Relaxed) != self.queues;
         halted?;
-        // Others who have it open still may keep it for long: it goes when they go.
+        // Other users may keep it open for long: the device is deleted after their last close.
         let deadline = Instant::now() + OTHERS;
         if !self
             .control
@@ -436,7 +437,7 @@ fn wanted(options: &DiskOptions, features: u64) -> DevInfo {
     }
 }
 
-/// What an earlier server left under this number: cleared away, or to be recovered.
+/// Clears away an earlier server's device of this number, or returns it for recovery.
 fn left_over(control: &mut Control, id: u32, recover: bool) -> Result<Option<DevInfo>, UblkError> {
     let deadline = Instant::now() + DEATH_TIMEOUT;
     while let Some(info) = control.info(id)? {
@@ -447,7 +448,7 @@ fn left_over(control: &mut Control, id: u32, recover: bool) -> Result<Option<Dev
                 if Path::new(&format!("/proc/{pid}")).exists() || Instant::now() > deadline {
                     return Err(UblkError::InUse { id, pid });
                 }
-                // Killed a moment ago; the kernel is about to notice.
+                // The process was killed a moment ago; the kernel is about to notice.
                 std::thread::sleep(PAUSE);
             }
             _ => {
@@ -459,10 +460,10 @@ fn left_over(control: &mut Control, id: u32, recover: bool) -> Result<Option<Dev
     Ok(None)
 }
 
-/// Takes away a disk that a killed process left, waiting for recovery or not.
+/// Removes a disk that a killed process left, waiting for recovery or not.
 ///
 /// # Errors
-/// [`UblkError`]: it is served, among others.
+/// [`UblkError`], for example when the disk is being served.
 pub fn remove(id: u32) -> Result<(), UblkError> {
     let mut control = Control::open()?;
     left_over(&mut control, id, false).map(drop)

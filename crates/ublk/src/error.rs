@@ -1,12 +1,12 @@
-//! Why a disk cannot be made or kept.
+//! Errors of creating and serving a disk.
 
 use std::io;
 use volume::VolumeError;
 
-/// Why a disk cannot be made or kept, in words that tell the user what to do about it.
+/// Reason why a disk cannot be created or served, with the remedy in its message.
 ///
-/// What stands in the words is no [`source`](std::error::Error::source): it would be said twice
-/// where the chain is printed.
+/// An error that is part of the message is no [`source`](std::error::Error::source), because a
+/// printed chain would repeat it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UblkError {
@@ -15,16 +15,16 @@ pub enum UblkError {
         "the kernel offers no ublk devices (no /dev/ublk-control): load its module with: modprobe ublk_drv"
     )]
     NoDriver,
-    /// The process may not make block devices.
+    /// The process may not create block devices.
     #[error("no permission to open {path}: making block devices needs root (CAP_SYS_ADMIN)")]
     Permission {
-        /// What was to be opened.
+        /// Path that could not be opened.
         path: String,
     },
     /// The kernel's ublk is too old.
     #[error("the kernel's ublk is too old: {what} is missing (Linux 6.5 or newer has it)")]
     TooOld {
-        /// What is missing.
+        /// Missing feature.
         what: &'static str,
     },
     /// Another process serves a device of that number.
@@ -32,43 +32,43 @@ pub enum UblkError {
     InUse {
         /// The device's number.
         id: u32,
-        /// The process.
+        /// Process ID of the server.
         pid: i32,
     },
-    /// A device that a killed process left has another size.
+    /// A device that a killed process left differs from the requested one.
     #[error(
         "ublk device {id} waits for recovery, but has another shape: {what}; remove it with: vnvme ublk --remove {id}"
     )]
     Shape {
         /// The device's number.
         id: u32,
-        /// What differs.
+        /// Difference.
         what: String,
     },
-    /// A number of queues, a depth or a block size that cannot be.
+    /// Invalid number of queues, depth or block size.
     #[error("{what}")]
     Options {
-        /// What is wrong.
+        /// Reason.
         what: String,
     },
     /// The volume could not be opened for a queue.
     #[error("ublk device: {0}")]
     Volume(VolumeError),
-    /// Memory for the queues could not be had.
+    /// No memory is left for the queues.
     #[error("no memory for the device's queues: {0}")]
     Memory(dma::MapError),
-    /// A queue ended while the device was made.
+    /// A queue ended while the device was created.
     #[error("ublk device {id}: a queue ended too early; the log says why")]
     QueueEnded {
         /// The device's number.
         id: u32,
     },
-    /// Anything else that the system refused.
+    /// Any other refusal of the system.
     #[error("ublk device: {what}: {error}")]
     System {
         /// The step that failed.
         what: &'static str,
-        /// What the system said.
+        /// Error of the system.
         error: io::Error,
     },
 }

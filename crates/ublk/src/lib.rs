@@ -1,17 +1,17 @@
 //! A volume as a block device of the host, `/dev/ublkbN`, by the kernel's ublk driver.
 //!
-//! This room hands requests of the kernel's block layer to a [`Volume`](volume::Volume). The door
-//! is [`NewDisk`], which makes the device. Started, it is a [`Disk`], which passes its queues to
-//! workers (each [`Queue`] is a front-end), and removes the device again; [`remove`] takes away
-//! what a killed process left. What may be touched here: `/dev/ublk-control`, `/dev/ublkcN`,
-//! io_uring. What may not: NVMe, guests. `unsafe` stays in `sys`.
+//! This crate passes requests of the kernel's block layer to a [`Volume`](volume::Volume).
+//! [`NewDisk`] creates the device. Once started, it is a [`Disk`], which passes its queues to
+//! workers (each [`Queue`] is a front-end), and removes the device again. [`remove`] cleans up
+//! after a killed process. Scope: `/dev/ublk-control`, `/dev/ublkcN`, io_uring. NVMe and guests are
+//! out of scope. `unsafe` stays in `sys`.
 //!
-//! The library for this (libublk) was weighed and left: it brings eighty crates, generates bindings
-//! with libclang, and has an executor of its own where this needs a front-end of the worker's loop.
-//! The interface is small: some control commands, and two commands for requests
-//! (`linux/ublk_cmd.h`, `Documentation/block/ublk.rst`).
+//! The library libublk was rejected: it brings eighty crates, generates bindings with libclang, and
+//! has an executor of its own, whereas a front-end of the worker's loop is needed. The interface is
+//! small: some control commands, and two commands for requests (`linux/ublk_cmd.h`,
+//! `Documentation/block/ublk.rst`).
 //!
-//! # How data passes through
+//! # Flow of data
 //!
 //! ```text
 //! block layer -> ublk_drv -> completion of a fetch command (a request's tag) -> queue: descriptor -> volume::Request
@@ -20,10 +20,10 @@
 //!                   `<------------ commit-and-fetch command (result) <---------------- completion of the volume
 //! ```
 //!
-//! Each queue's buffers are one memory of their own, aligned for direct I/O, and known to devices
-//! below, so that there is one copy, the kernel's, and none more. (The driver can leave that copy
-//! to the process, by reads of `/dev/ublkcN`: one more operation for each request. Its zero copy
-//! gives buffers that only io_uring operations can name, not a volume.)
+//! Each queue's buffers are one memory, aligned for direct I/O and registered with devices below,
+//! so that the kernel's copy is the only one. (The driver can leave that copy to the process, by
+//! reads of `/dev/ublkcN`: one more operation for each request. Its zero copy provides buffers that
+//! only io_uring operations can name, not a volume.)
 #![deny(unsafe_code)]
 
 mod control;

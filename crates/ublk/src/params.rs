@@ -1,15 +1,15 @@
-//! What the block layer is told about a disk.
+//! Disk parameters for the block layer.
 
 use crate::uapi::*;
 use crate::{MAX_IO, UblkError};
 use volume::Info;
 
-/// Longest discard and longest range of zeroes, in sectors of 512 bytes: 1 GiB.
+/// Maximum discard and maximum range of zeroes, in sectors of 512 bytes: 1 GiB.
 const MAX_RANGE: u32 = 1 << 21;
-/// Sizes that blocks can have, in bytes.
+/// Supported block sizes in bytes.
 const BLOCKS: std::ops::RangeInclusive<u32> = 512..=4096;
 
-/// The block size that a disk on such a volume has, when this one is wanted.
+/// Returns the block size of a disk on such a volume, with an optional requested one.
 pub(crate) fn block_size(info: &Info, wanted: Option<u32>) -> Result<u32, UblkError> {
     let block_size = wanted.unwrap_or_else(|| info.block_size.max(512));
     let wrong = |why: String| UblkError::Options {
@@ -30,7 +30,7 @@ pub(crate) fn block_size(info: &Info, wanted: Option<u32>) -> Result<u32, UblkEr
     Ok(block_size)
 }
 
-/// The parameters of a disk with these blocks.
+/// Returns the parameters of a disk with these blocks.
 pub(crate) fn params(info: &Info, block_size: u32) -> Params {
     let shift = |bytes: u32| bytes.max(block_size).ilog2() as u8;
     let mut attrs = 0;
@@ -40,7 +40,7 @@ pub(crate) fn params(info: &Info, block_size: u32) -> Params {
     if info.volatile_cache {
         attrs |= ATTR_VOLATILE_CACHE | ATTR_FUA;
     }
-    // Zeroing works on every volume that can be written; discarding where it gives something back.
+    // Every writable volume supports zeroing; discards are offered if they release space.
     let (mut discard, mut zeroes) = (0, 0);
     if !info.read_only {
         zeroes = MAX_RANGE;

@@ -1,5 +1,5 @@
-//! A queue as a front-end of a worker: requests of the kernel become requests of the volume,
-//! completions go back.
+//! A queue as a front-end of a worker: requests of the kernel become requests of the volume, and
+//! completions are returned.
 
 use crate::error::UblkError;
 use crate::stats::{DiskStats, QueueStats};
@@ -20,21 +20,21 @@ use volume::{
 };
 use worker::{Descriptors, Frontend, Interest};
 
-/// The lower 48 bits of a tag that no request of the kernel's has.
+/// Lower 48 bits of a tag that no request of the kernel uses.
 const FLUSH_TAG: u64 = (1 << 48) - 1;
-/// The only descriptor: the ring, readable when the kernel has put something into it.
+/// epoll token of the only descriptor: the ring, readable when the kernel has added an entry.
 const TOKEN_RING: u32 = 0;
 
-/// The queues of a disk that have not ended, for the disk to see.
+/// Number of a disk's queues that have ended, shared with the disk.
 #[derive(Debug, Default)]
 pub(crate) struct Served {
-    /// Those that are gone.
+    /// Queues that have ended.
     pub gone: AtomicUsize,
-    /// Of these, those that ended as they should.
+    /// Queues that have ended properly.
     pub clean: AtomicUsize,
 }
 
-/// Says that a queue is gone, however it goes.
+/// Guard that counts the end of a queue in every case.
 struct Life(Arc<Served>, #[allow(dead_code)] Sender<Infallible>);
 
 impl Drop for Life {
@@ -43,21 +43,21 @@ impl Drop for Life {
     }
 }
 
-/// Where a queue stands.
+/// Progress of a queue from serving to ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
-    /// Some tags have requests, or may get some.
+    /// Tags have requests, or may get some.
     Serving,
-    /// The kernel has ended all tags; what was written is made durable.
+    /// The kernel has ended all tags; written data is being made durable.
     Flushing,
     Ended,
 }
 
-/// What a queue is made of.
+/// Resources of a queue.
 pub(crate) struct Parts {
     pub ring: QueueRing,
     pub volume: OpenQueue,
-    /// The tags' buffers, to be pinned for the volume's requests where that was asked for.
+    /// Buffers of the tags, to be pinned for the volume's requests if requested.
     pub pinned: PinnedWindows,
     pub number: u16,
     pub depth: u16,
@@ -69,10 +69,10 @@ pub(crate) struct Parts {
     pub descriptors: Descriptors,
 }
 
-/// One queue of a disk, on the worker that made it: the kernel takes a queue's commands from one
+/// A queue of a disk, on the worker that created it: the kernel accepts a queue's commands from one
 /// thread only.
 pub struct Queue {
-    /// It waits for its requests when it goes: before the memory that they use.
+    /// Volume queue that waits for its requests on drop, before the memory that they use.
     volume: OpenQueue,
     pinned: PinnedWindows,
     ring: QueueRing,
@@ -81,32 +81,32 @@ pub struct Queue {
     io: Rc<Io>,
     stats: Arc<DiskStats>,
     tags: Vec<Tag>,
-    /// Tags that have requests, or may get some.
+    /// Number of tags that have requests, or may get some.
     live: usize,
-    /// Requests that are with the volume.
+    /// Number of requests outstanding at the volume.
     in_flight: usize,
     end: End,
-    /// Requests that come before one that is timed.
+    /// Number of requests before the next timed one.
     until_timed: u32,
     descriptors: Descriptors,
     life: Life,
 }
 
-/// What a tag's request is, while the volume works on it.
+/// Request of a tag while the volume works on it.
 #[derive(Default)]
 struct Tag {
     op: u8,
-    /// It was passed on, and no result has been.
+    /// The request was passed on, and has no result yet.
     busy: bool,
-    /// When it came ([`cycles`]), if it is to be timed, else 0.
+    /// Arrival time ([`cycles`]) of a timed request, otherwise 0.
     came_at: u64,
     len: u32,
-    /// Recycled.
+    /// Reused list.
     data: SegmentList,
 }
 
 impl Queue {
-    /// Asks the kernel for the first requests.
+    /// Fetches the first requests from the kernel.
     pub(crate) fn new(parts: Parts) -> io::Result<Self> {
         let mut tags = Vec::new();
         tags.resize_with(parts.depth.into(), Tag::default);
@@ -141,8 +141,8 @@ impl Queue {
         self.stats.queues.get(usize::from(self.number))
     }
 
-    /// The ring does not do what it has to: the queue ends, and its disk with it, when what was
-    /// written is durable.
+    /// Handles a failure of the ring: the queue ends, and its disk with it, when written data is
+    /// durable.
     fn fail(&mut self, error: &io::Error) {
         if self.live > 0 {
             let (disk, queue) = (self.stats.id, self.number);
@@ -151,12 +151,12 @@ impl Queue {
         }
     }
 
-    /// The ring of the volumes, which others use, too, takes no request more.
+    /// Returns whether the ring of the volumes, which is shared, accepts no further request.
     fn is_full(&self) -> bool {
         self.io.in_flight() >= self.io.capacity()
     }
 
-    /// Takes what the kernel has put into the ring.
+    /// Handles the kernel's entries in the ring.
     fn arrivals(&mut self, budget: &mut Budget) -> io::Result<bool> {
         let mut worked = false;
         while !self.is_full()
@@ -201,7 +201,7 @@ impl Queue {
         }
     }
 
-    /// A fetch command has ended: there is a request, or there will never be one again.
+    /// Handles the end of a fetch command: there is a request, or there will be no further one.
     fn arrived(&mut self, tag: u16, result: i32, budget: &mut Budget) -> io::Result<()> {
         budget.spend(1);
         if result != uapi::RES_OK {
@@ -228,7 +228,7 @@ impl Queue {
         }
     }
 
-    /// A request has come: it is counted, and timed where it is its turn.
+    /// Counts a new request, and times it if it is due.
     fn count_arrival(&mut self, tag: u16, op: u8) {
         let stats = self.stats.queues.get(usize::from(self.number));
         let (Some(slot), Some(stats)) = (self.tags.get_mut(usize::from(tag)), stats) else {
@@ -249,7 +249,7 @@ impl Queue {
         }
     }
 
-    /// Starts a request; the result, if it has completed at once.
+    /// Starts a request; returns the result, if it has completed at once.
     fn start(&mut self, tag: u16, descriptor: IoDesc) -> Option<Result<(), IoError>> {
         let Some((operation, offset, len)) = operation(descriptor) else {
             return Some(Err(IoErrorKind::Unsupported.into()));
@@ -286,12 +286,12 @@ impl Queue {
         }
     }
 
-    /// A request that failed is offered to the volume again, whose policy may have it repeated.
-    /// `None`: it has been taken, and another completion comes.
+    /// Offers a failed request to the volume again, which may repeat it by its policy. `None`: the
+    /// volume has taken it, and another completion follows.
     fn offer_again(&mut self, tag: u16, error: IoError, completion: Completion) -> Option<IoError> {
         let operation = self.ring.descriptor(tag).and_then(operation);
         let failed = match operation {
-            // Advice.
+            // Deallocation is advice.
             None | Some((Op::Deallocate, ..)) => completion,
             Some((op, offset, len)) => {
                 let request = Request {
@@ -316,7 +316,7 @@ impl Queue {
         let (Some(slot), Some(stats)) = (slot, stats) else {
             return Ok(());
         };
-        // Recycled, but not holding what it held.
+        // The list is reused, without its content.
         slot.data.clear();
         let result = match result {
             Ok(()) => {
@@ -347,7 +347,8 @@ impl Queue {
     }
 }
 
-/// What a request is about: operation, offset and length in bytes. `None`: unknown, or nowhere.
+/// Returns operation, offset and length in bytes of a request. `None` if it is unknown or out of
+/// range.
 fn operation(descriptor: IoDesc) -> Option<(Op, u64, u64)> {
     let has = |flag| descriptor.op_flags & flag != 0;
     let fua = has(uapi::IO_F_FUA);
@@ -366,7 +367,7 @@ fn operation(descriptor: IoDesc) -> Option<(Op, u64, u64)> {
     Some((op, offset, u64::from(descriptor.nr_sectors) * 512))
 }
 
-/// For the counters.
+/// Classifies a request for the counters.
 fn kind_of(op: u8) -> IoKind {
     match op {
         uapi::OP_READ => IoKind::Read,
@@ -424,8 +425,7 @@ impl Frontend for Queue {
         self.volume.poll(&mut |completion| out.push(completion));
     }
 
-    /// Also where nothing is to be sent: the kernel may have requests that it delivers only in a
-    /// call.
+    /// Submits even without entries: the kernel may have requests that it delivers only in a call.
     #[inline]
     fn finish_round(&mut self) -> bool {
         if let Err(error) = self.ring.submit() {
@@ -444,13 +444,13 @@ impl Frontend for Queue {
         self.volume.state().wake == Wake::Poll
     }
 
-    /// Its requests come as memory, as long as it is served.
+    /// Requests arrive by memory while the queue is served.
     #[inline]
     fn keeps_window(&self) -> bool {
         self.end != End::Ended
     }
 
-    /// The ring is always armed: its descriptor is readable while there is something in it.
+    /// The ring is always armed: its descriptor is readable while it has entries.
     fn arm(&mut self) -> bool {
         if let Some(stats) = self.stats() {
             stats.sleeps.add(1);
@@ -470,7 +470,7 @@ impl Frontend for Queue {
         pace.step(&mut self.pinned);
     }
 
-    /// Nothing to do: the disk has the kernel end all tags, and then everything is made durable.
+    /// No action: the disk makes the kernel end all tags, and then all data is made durable.
     fn flush(&mut self) {}
 
     fn is_drained(&self) -> bool {
@@ -487,8 +487,8 @@ impl Frontend for Queue {
     }
 }
 
-/// What the block layer is told: it knows a handful of reasons
-/// (`blk_errors` in `block/blk-core.c`).
+/// Converts an error for the block layer, which knows a handful of them (`blk_errors` in
+/// `block/blk-core.c`).
 fn errno(error: IoError) -> i32 {
     match error.kind {
         IoErrorKind::NoSpace => libc::ENOSPC,

@@ -1,13 +1,13 @@
-//! Counters of a disk: written by the threads of its queues, read by anyone.
+//! Counters of a disk: written by the threads of its queues, read by any thread.
 
 use probes::{Counter, IoRecord};
 
-/// Counters of one queue since the disk was made.
+/// Counters of a queue since the disk was created.
 #[derive(Debug, Default)]
 pub struct QueueStats {
     /// Requests that the kernel has passed on.
     pub requests: Counter,
-    /// What came of them, by kind; what zeroes or deallocates is among the others.
+    /// Results of requests by kind; zeroing and deallocation count as other.
     pub io: IoRecord,
     /// Times that the thread slept.
     pub sleeps: Counter,
@@ -18,6 +18,6 @@ pub struct QueueStats {
 pub struct DiskStats {
     /// The device's number: N of `/dev/ublkbN`.
     pub id: u32,
-    /// One for each queue.
+    /// Counters of each queue.
     pub queues: Vec<QueueStats>,
 }

@@ -1,5 +1,5 @@
-//! What talks to the kernel: the rings for control commands and for requests, and the
-//! mapped request descriptors.
+//! Kernel interface: the rings for control commands and for requests, and the mapped request
+//! descriptors.
 #![allow(unsafe_code)]
 
 use crate::uapi;
@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// How long a control command may take before it is asked whether it still makes sense.
+/// Time between two checks whether a pending control command is still sensible.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// The ring for control commands: one at a time, and each is waited for.
+/// Ring for control commands: one at a time, each waited for.
 pub(crate) struct ControlRing {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     device: OwnedFd,
@@ -26,7 +26,7 @@ pub(crate) struct ControlRing {
 }
 
 impl ControlRing {
-    /// A ring for commands to `device`, which is `/dev/ublk-control`.
+    /// Creates a ring for commands to `device`, which is `/dev/ublk-control`.
     pub(crate) fn new(device: OwnedFd) -> io::Result<Self> {
         Ok(Self {
             ring: IoUring::builder().build(4)?,
@@ -35,7 +35,7 @@ impl ControlRing {
         })
     }
 
-    /// Executes a command with a buffer; answers its result.
+    /// Executes a command with a buffer; returns its result.
     pub(crate) fn with_buffer(
         &mut self,
         op: u32,
@@ -45,11 +45,11 @@ impl ControlRing {
         command.addr = buffer.as_mut_ptr() as u64;
         command.len = u16::try_from(buffer.len())
             .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-        // Waits to the end: the kernel may use the buffer until then.
+        // The wait is unlimited: the kernel may use the buffer until the command ends.
         self.execute(op, command, &mut || true)
     }
 
-    /// Executes a command without a buffer. It is given up when `sensible` says no: the
+    /// Executes a command without a buffer. It is abandoned when `sensible` returns `false`; the
     /// kernel may still execute it.
     pub(crate) fn execute(
         &mut self,
@@ -66,8 +66,8 @@ impl ControlRing {
             .cmd(bytes)
             .build()
             .user_data(self.sequence);
-        // SAFETY: the entry points to nothing but the buffer of `with_buffer`, which
-        // waits for the command's end.
+        // SAFETY: the entry points only to the buffer of `with_buffer`, which waits for the
+        // command's end.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
         let pause = Timespec::from(WAIT);
@@ -78,7 +78,7 @@ impl ControlRing {
                 Err(error) if is_temporary(&error) => {}
                 Err(error) => return Err(error),
             }
-            // Those of commands that were given up come late.
+            // Completions of abandoned commands may arrive late.
             let mut over = self
                 .ring
                 .completion()
@@ -105,8 +105,8 @@ fn is_temporary(error: &io::Error) -> bool {
     )
 }
 
-/// The kernel's descriptors of a queue's requests: it writes one before the
-/// completion that tells of it.
+/// Kernel descriptors of a queue's requests. The kernel writes a descriptor before the completion
+/// that announces it.
 struct Descriptors {
     at: NonNull<IoDesc>,
     bytes: usize,
@@ -131,43 +131,43 @@ impl Descriptors {
         }
         // SAFETY: the mapping has `depth` descriptors.
         let at = unsafe { self.at.add(usize::from(tag)) };
-        // SAFETY: in the mapping, aligned, any content is a descriptor; the kernel
-        // does not write to it now.
+        // SAFETY: in the mapping, aligned, any content is a valid descriptor; the kernel does not
+        // write to it now.
         Some(unsafe { at.read_volatile() })
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and nobody has a reference into it.
+        // SAFETY: mapped by `map`, without references into it.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// What came out of a queue's ring: a fetch command of this tag has ended with this result.
+/// End of a fetch command: its tag and result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Arrival {
     pub tag: u16,
     pub result: i32,
 }
 
-/// A queue's ring: fetches requests and commits their results. All of it belongs to one thread: the
-/// kernel takes a queue's commands from the one that began only.
+/// Ring of a queue: fetches requests and commits their results. It belongs to one thread, because
+/// the kernel accepts a queue's commands only from the thread that began.
 pub(crate) struct QueueRing {
     ring: IoUring,
     device: Arc<OwnedFd>,
     queue: u16,
     descriptors: Descriptors,
-    /// Where each tag's data is, all in one.
+    /// Data buffers of all tags, in one memory.
     memory: Memory,
     buffers: SegmentList,
     buffer_bytes: u64,
-    /// Commands that the kernel has: it may write to the memory until they have completed.
+    /// Number of commands at the kernel: it may write to the memory until they have completed.
     held: usize,
 }
 
 impl QueueRing {
-    /// The ring of queue `queue` of the device whose `/dev/ublkcN` is `device`; `memory` has
+    /// Creates the ring of queue `queue`. `device` is its open `/dev/ublkcN`; `memory` has
     /// `buffer_bytes` for each tag.
     pub(crate) fn new(
         device: Arc<OwnedFd>,
@@ -201,23 +201,23 @@ impl QueueRing {
         })
     }
 
-    /// What the request of a tag is, after its arrival.
+    /// Returns the descriptor of a tag's request, after its arrival.
     pub(crate) fn descriptor(&self, tag: u16) -> Option<IoDesc> {
         self.descriptors.get(tag)
     }
 
-    /// Makes `list` the first `len` bytes of a tag's buffer; `false` when it is not so long.
+    /// Makes `list` the first `len` bytes of a tag's buffer; `false` when the buffer is shorter.
     pub(crate) fn data(&self, tag: u16, len: u64, list: &mut SegmentList) -> bool {
         let start = u64::from(tag) * self.buffer_bytes;
         len <= self.buffer_bytes && self.buffers.slice(start, len, list) == len
     }
 
-    /// Asks for the first request of a tag.
+    /// Fetches the first request of a tag.
     pub(crate) fn fetch(&mut self, tag: u16) -> io::Result<()> {
         self.command(uapi::FETCH_REQ, tag, -1)
     }
 
-    /// Ends the request of a tag, and asks for the next one.
+    /// Ends the request of a tag, and fetches the next one.
     pub(crate) fn commit(&mut self, tag: u16, result: i32) -> io::Result<()> {
         self.command(uapi::COMMIT_AND_FETCH_REQ, tag, result)
     }
@@ -255,7 +255,7 @@ impl QueueRing {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Sends what was begun.
+    /// Submits the queued entries.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         let waiting = !self.ring.submission().is_empty();
         let due = self.ring.submission().taskrun();
@@ -265,18 +265,18 @@ impl QueueRing {
         temporary(self.ring.submit().map(drop))
     }
 
-    /// A descriptor that is readable while something has arrived.
+    /// Returns a descriptor that is readable while there are arrivals.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring keeps its descriptor open as long as it lives.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 
-    /// Something has arrived.
+    /// Returns whether there are arrivals.
     pub(crate) fn has_arrivals(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }
 
-    /// The next thing that has arrived.
+    /// Returns the next arrival.
     pub(crate) fn next(&mut self) -> Option<Arrival> {
         loop {
             let entry = self.ring.completion().next()?;
@@ -299,7 +299,7 @@ fn temporary(result: io::Result<()>) -> io::Result<()> {
 impl Drop for QueueRing {
     fn drop(&mut self) {
         if self.held > 0 {
-            // The kernel may still write there: nobody else may have that memory, ever.
+            // The kernel may still write there: that memory is never used again.
             std::mem::forget(self.memory.clone());
         }
     }

@@ -1,9 +1,9 @@
-//! The kernel's words (`linux/ublk_cmd.h`), as far as they are used. Native byte order.
+//! Used part of the kernel's interface (`linux/ublk_cmd.h`). Native byte order.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A control command's number, as `_IOWR('u', nr, struct ublksrv_ctrl_cmd)` makes it:
-/// direction, size, type, number.
+/// Encodes a control command's number as `_IOWR('u', nr, struct ublksrv_ctrl_cmd)`: direction,
+/// size, type, number.
 const fn command(direction: u32, nr: u32, size: usize) -> u32 {
     direction << 30 | (size as u32) << 16 | (b'u' as u32) << 8 | nr
 }
@@ -28,24 +28,25 @@ pub(crate) const UPDATE_SIZE: u32 = command(READ_WRITE, 0x15, CONTROL);
 pub(crate) const FETCH_REQ: u32 = command(READ_WRITE, 0x20, IO);
 pub(crate) const COMMIT_AND_FETCH_REQ: u32 = command(READ_WRITE, 0x21, IO);
 
-/// A fetch command's result: there is a request. Everything else: there will be none any more.
+/// Result of a fetch command with a request. Any other result means that no further request will
+/// follow.
 pub(crate) const RES_OK: i32 = 0;
 
-/// The device waits for another server when this one dies.
+/// The device waits for another server after this one's death.
 pub(crate) const F_USER_RECOVERY: u64 = 1 << 3;
-/// ... which does again what this one had not finished.
+/// The next server repeats the unfinished requests.
 pub(crate) const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
-/// Commands are numbered as above.
+/// Commands are encoded as above.
 pub(crate) const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
-/// The size can change ([`UPDATE_SIZE`]).
+/// The size may change ([`UPDATE_SIZE`]).
 pub(crate) const F_UPDATE_SIZE: u64 = 1 << 10;
 
-/// States of a device: one that is served, one whose server died and that
-/// waits for another; 0: neither.
+/// States of a device: served, or waiting for another server after the death of its own; 0 for
+/// neither.
 pub(crate) const STATE_LIVE: u16 = 1;
 pub(crate) const STATE_QUIESCED: u16 = 2;
 
-/// Most requests of a queue; each queue's descriptors have room for so many.
+/// Maximum number of requests of a queue; each queue's descriptors have room for that many.
 pub(crate) const MAX_DEPTH: u16 = 4096;
 
 pub(crate) const OP_READ: u8 = 0;
@@ -67,9 +68,9 @@ pub(crate) const PARAM_DISCARD: u32 = 1 << 1;
 #[repr(C)]
 pub(crate) struct CtrlCmd {
     pub dev_id: u32,
-    /// -1: for no queue.
+    /// Index of the queue; -1 for none.
     pub queue_id: u16,
-    /// Of the buffer.
+    /// Length of the buffer.
     pub len: u16,
     pub addr: u64,
     pub data: u64,
@@ -106,7 +107,7 @@ pub(crate) struct DevInfo {
 pub(crate) struct IoDesc {
     /// Operation in bits 0 to 7, flags above.
     pub op_flags: u32,
-    /// Of 512 bytes.
+    /// Number of sectors of 512 bytes.
     pub nr_sectors: u32,
     pub start_sector: u64,
     pub addr: u64,
@@ -147,7 +148,7 @@ pub(crate) struct Params {
     pub max_write_zeroes_sectors: u32,
     pub max_discard_segments: u16,
     pub reserved0: u16,
-    /// Where the kernel's structure goes on: nothing that is set.
+    /// Start of the kernel's further fields, which are unset.
     pub rest: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Who may connect to a socket: owner, group and mode of its file (unix(7), "Pathname socket
+//! Access control of a socket: owner, group and mode of its file (unix(7), "Pathname socket
 //! ownership and permissions").
 
 use rustix::fs::{
@@ -8,22 +8,22 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-/// The bits of a mode that say who may do what.
+/// Permission bits of a mode.
 const BITS: RawMode = 0o777;
 
 /// Owner, group and mode of a socket's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// User; the process's own if not given.
+    /// User; the process's own if `None`.
     pub owner: Option<Uid>,
-    /// Group; the process's own if not given.
+    /// Group; the process's own if `None`.
     pub group: Option<Gid>,
-    /// Who has the right to write may connect.
+    /// Permissions; a user with the right to write may connect.
     pub mode: Mode,
 }
 
 impl Access {
-    /// Nobody but the process's own user.
+    /// Access for the process's own user only.
     pub const OWNER_ONLY: Self = Self {
         owner: None,
         group: None,
@@ -37,9 +37,9 @@ impl Default for Access {
     }
 }
 
-/// Gives the socket's file at `path` its owner, group and mode. Nobody can connect meanwhile: the
-/// socket does not listen yet. `file` is its device and inode; what else has come to stand there is
-/// left alone.
+/// Gives the socket's file at `path` its owner, group and mode. No client can connect meanwhile,
+/// since the socket does not listen yet. `file` is the device and inode of the socket; a different
+/// file at `path` is left alone.
 pub(crate) fn give(path: &Path, file: (u64, u64), access: &Access) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = open(path, flags, Mode::empty())?;
@@ -49,7 +49,7 @@ pub(crate) fn give(path: &Path, file: (u64, u64), access: &Access) -> Result<(),
     if !is_ours {
         return Err(Errno::STALE);
     }
-    // First: a change of the owner may take bits of the mode away.
+    // The owner is first: changing it may clear bits of the mode.
     let owner = access.owner.filter(|uid| uid.as_raw() != stat.st_uid);
     let group = access.group.filter(|gid| gid.as_raw() != stat.st_gid);
     if owner.is_some() || group.is_some() {
@@ -58,7 +58,7 @@ pub(crate) fn give(path: &Path, file: (u64, u64), access: &Access) -> Result<(),
     set_mode(&fd, &fstat(&fd)?, access.mode)
 }
 
-/// The umask has taken bits away that were asked for.
+/// Restores the bits of the mode that the umask has cleared.
 fn set_mode(fd: &OwnedFd, stat: &Stat, mode: Mode) -> Result<(), Errno> {
     if stat.st_mode & BITS == mode.as_raw_mode() & BITS {
         return Ok(());

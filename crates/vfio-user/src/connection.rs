@@ -1,4 +1,4 @@
-//! One client of the server.
+//! Server side of one client's connection.
 
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,24 +17,24 @@ use crate::version::Capabilities;
 use crate::wire::{self, Command, Header};
 use rustix::io::Errno;
 
-/// What a server allows its clients.
+/// Limits that a server sets for its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest region access in bytes. Clients that cannot be told (no JSON in their version
-    /// message, or no room for it in the reply) go by the specification's default,
+    /// Largest region access in bytes. Clients that cannot be informed (no JSON in their version
+    /// message, or no room for it in the reply) assume the specification's default,
     /// [`wire::DEFAULT_MAX_DATA_XFER_SIZE`].
     pub max_data_xfer_size: u32,
     /// `max_dma_maps` as stated to clients; counting them is the device's job.
     /// QEMU accepts at most 65535.
     pub max_dma_maps: u32,
     /// Work in one [`Connection::on_ready`]: a message costs 1, and 1 more for each 16 KiB of it or
-    /// its reply, or for each 16 of several writes in one. Few: what messages cost in time is known
-    /// when they have been handled, and the owner looks at the time then.
+    /// its reply, or for each 16 writes in one message. The number is small, since the time that
+    /// messages cost is known only afterwards, when the owner reads the clock.
     pub work_per_call: u32,
 }
 
 impl Limits {
-    /// What [`Connection::new`] allows.
+    /// Limits of [`Connection::new`].
     pub const DEFAULT: Self = Self {
         max_data_xfer_size: wire::DEFAULT_MAX_DATA_XFER_SIZE,
         max_dma_maps: 65535,
@@ -48,56 +48,56 @@ impl Default for Limits {
     }
 }
 
-/// Bytes that cost as much work as one message.
+/// Bytes that count as the work of one message.
 const BYTES_PER_WORK: usize = 16 << 10;
-/// The same of several writes in one message, each of which is a message's work of its own.
+/// Bytes of a multi-write message that count as the work of one message.
 const BYTES_PER_WORK_OF_WRITES: usize = 16 * size_of::<wire::MultiWrite>();
 
-/// Where a connection stands after a call.
+/// State of a connection after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum ConnectionStatus {
-    /// Nothing more to do before the socket is ready again, see [`Connection::interest`].
+    /// The socket must become ready before more can be done, see [`Connection::interest`].
     Open,
-    /// The call's budget is used up: call [`Connection::on_ready`] again, after the
-    /// other clients had their turn.
+    /// The call's budget is used up: call [`Connection::on_ready`] again after the turns of the
+    /// other clients.
     MoreWork,
-    /// The device has an operation under way: wait for [`Connection::complete`].
+    /// The device has an operation outstanding: wait for [`Connection::complete`].
     Pending,
-    /// The connection has ended; the device was told. Drop it.
+    /// The connection has ended and the device was notified. Drop the connection.
     Closed,
 }
 
-/// What readiness of the socket the connection waits for (level-triggered).
+/// Readiness of the socket that the connection waits for (level-triggered).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// Readable.
     Readable,
     /// Writable: a reply does not fit into the socket, and nothing is read until it does.
     Writable,
-    /// Nothing: an operation is pending, the receiver process reads, or the connection is closed.
-    /// Take the socket out of the epoll set: epoll reports a hang-up even if nothing is asked for.
+    /// None: an operation is pending, the receiver process reads, or the connection is closed. Take
+    /// the socket out of the epoll set, since epoll reports a hang-up even without interest.
     None,
 }
 
-/// What happened on a connection so far.
+/// Message counters of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Complete messages received.
     pub messages: u64,
-    /// Of them those that wanted no reply.
+    /// Complete messages received that requested no reply.
     pub posted: u64,
-    /// Messages refused with an error, told to the client or not.
+    /// Messages refused with an error, whether or not the client gets a reply.
     pub refused: u64,
     /// Descriptors received.
     pub fds: u64,
 }
 
-/// One client of the server: a socket, what is half received and half sent, and
-/// the state of the protocol.
+/// Connection with one client: a socket, partial messages in both directions, and the state of the
+/// protocol.
 ///
-/// Nothing here blocks. The owner waits until the socket is ready as [`interest`](Self::interest)
-/// says, then calls [`on_ready`](Self::on_ready).
+/// No method blocks. The owner waits for the readiness in [`interest`](Self::interest), then calls
+/// [`on_ready`](Self::on_ready).
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
@@ -105,49 +105,49 @@ pub struct Connection {
     outbox: Outbox,
     session: Session,
     deferred: Option<Deferred>,
-    /// What it leaves to the next process, if it outlives this one.
+    /// State for the next process, if the connection outlives this one.
     journal: Option<Journal>,
-    /// The first message is one that a process before has begun to handle.
+    /// A previous process has begun to handle the first message.
     again: bool,
     limits: Limits,
     counters: Counters,
     closed: bool,
 }
 
-/// An operation that the device will finish.
+/// An operation that the device will complete later.
 #[derive(Debug)]
 struct Deferred {
     request: Header,
     payload: Vec<u8>,
 }
 
-/// The bytes of a message, and whether a device may need fewer descriptors after it.
+/// Returns the length of a message, and whether a device may need fewer descriptors after it.
 fn effect(header: &Header) -> (usize, bool) {
     let frees = [Command::DMA_UNMAP, Command::DEVICE_SET_IRQS].contains(&header.command);
     (header.message_size as usize, frees)
 }
 
-/// What follows from one message.
+/// Next step after a message.
 enum Next {
-    /// The next message.
+    /// Handle the next message.
     Message,
     /// Stop with this status.
     Stop(ConnectionStatus),
 }
 
 impl Connection {
-    /// A connection over a Unix stream socket, with the default limits.
+    /// Creates a connection over a Unix stream socket, with the default limits.
     pub fn new(socket: OwnedFd) -> Self {
         Self::with_limits(socket, Limits::default())
     }
 
-    /// A connection over a Unix stream socket. Descriptors are received in place: the client is
-    /// trusted to send none whose `close` blocks.
+    /// Creates a connection over a Unix stream socket. Descriptors are received in place: the
+    /// client is trusted to send none that blocks on `close`.
     pub fn with_limits(socket: OwnedFd, limits: Limits) -> Self {
         Self::over(Socket::in_place(socket, wire::MAX_MSG_FDS), limits)
     }
 
-    /// A connection over a Unix stream socket that says itself how descriptors are received:
+    /// Creates a connection over a Unix stream socket with its own method of receiving descriptors:
     /// at most [`wire::MAX_MSG_FDS`] with one read.
     pub fn over(socket: Socket, limits: Limits) -> Self {
         let ours = Capabilities {
@@ -171,9 +171,9 @@ impl Connection {
         }
     }
 
-    /// A connection with a new client that outlives this process: what there is of it is in the
-    /// journal. `kept` is the number under which its socket is kept; where it has none yet, it is
-    /// kept first.
+    /// Creates a connection with a new client that outlives this process; the journal holds its
+    /// state. `kept` is the number under which the keeper holds the client's socket; a socket
+    /// without one is handed to the keeper first.
     pub fn kept(
         socket: Socket,
         limits: Limits,
@@ -190,12 +190,12 @@ impl Connection {
         connection
     }
 
-    /// A connection that a process before had with a client, where it has left it. `device` is as
-    /// that process has left it, too. `fd` is asked for descriptors by the numbers under which they
-    /// are kept. [`on_ready`](Self::on_ready) is to be called next.
+    /// Resumes a previous process's connection where that process left it. `device` must be in the
+    /// state that the process left, too. `fd` returns descriptors by the numbers under which they
+    /// are kept. Call [`on_ready`](Self::on_ready) next.
     ///
     /// # Errors
-    /// [`JournalError`]: nobody can go on with this client.
+    /// [`JournalError`] when no process can continue with this client.
     pub fn resume(
         socket: Socket,
         limits: Limits,
@@ -215,7 +215,7 @@ impl Connection {
             connection.session.resume(told, theirs);
         }
         if journal.is_replying() {
-            // The message at the front has been handled, and is on its way out.
+            // The message at the front has been handled, and its reply is being sent.
             let limit = connection.session.max_message();
             let message = connection.inbox.next(limit).ok().flatten();
             let message = message.ok_or(JournalError::Damaged("the message in hand"))?;
@@ -225,12 +225,12 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Process, user and group of the peer, as they were when it connected.
+    /// Returns process, user and group of the peer at the time of its connect.
     pub fn peer(&self) -> Result<UCred, Errno> {
         rustix::net::sockopt::socket_peercred(&self.socket)
     }
 
-    /// What the client stated about itself; the specification's defaults before negotiation.
+    /// Returns the client's stated capabilities; the specification's defaults before negotiation.
     pub fn client_capabilities(&self) -> &Capabilities {
         self.session.client()
     }
@@ -240,12 +240,12 @@ impl Connection {
         self.session.is_negotiated()
     }
 
-    /// What happened so far.
+    /// Returns the message counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// What to wait for.
+    /// Returns the readiness to wait for.
     pub fn interest(&self) -> Interest {
         if self.closed {
             Interest::None
@@ -258,33 +258,34 @@ impl Connection {
         }
     }
 
-    /// The receiver process reads: [`on_ready`](Self::on_ready) is to be called when it says
-    /// something, or at the [deadline](Self::deadline).
+    /// Returns whether the receiver process is reading. Call [`on_ready`](Self::on_ready) when it
+    /// answers, or at the [deadline](Self::deadline).
     pub fn is_receiving(&self) -> bool {
         self.socket.is_waiting()
     }
 
-    /// The keeper has something to do first: [`on_ready`](Self::on_ready) is to be called when it
-    /// has answered.
+    /// Returns whether the keeper has a request to complete. Call [`on_ready`](Self::on_ready) when
+    /// it has answered.
     pub fn is_keeping(&self) -> bool {
         self.journal.as_ref().is_some_and(Journal::is_waiting)
     }
 
-    /// A reply is on its way out of the pipe.
+    /// Returns whether a reply is being sent from the pipe.
     fn is_replying(&self) -> bool {
         self.journal.as_ref().is_some_and(Journal::is_replying)
     }
 
-    /// When the receiver process is late.
+    /// Returns the deadline of the receiver process.
     pub fn deadline(&self) -> Option<Instant> {
         self.socket.deadline()
     }
 
-    /// Reads what is there, handles complete messages and writes replies,
-    /// as far as the budget goes.
+    /// Reads available bytes, handles complete messages and writes replies, as far as the budget
+    /// allows. Never blocks; may be called at any time.
     ///
-    /// An error means that the connection was closed and the device told. Never blocks;
-    /// may be called at any time.
+    /// # Errors
+    /// [`ConnectionError`] when the connection was closed because of it; the device has been
+    /// notified.
     pub fn on_ready(
         &mut self,
         device: &mut dyn Device,
@@ -302,10 +303,10 @@ impl Connection {
         result
     }
 
-    /// Finishes the pending operation: sends its reply and goes on with the messages behind it.
+    /// Completes the pending operation: sends its reply and continues with the messages behind it.
     ///
-    /// Without a pending operation (for example because the client left
-    /// meanwhile) the result is dropped.
+    /// Without a pending operation (for example because the client has disconnected) the result is
+    /// dropped.
     pub fn complete(
         &mut self,
         device: &mut dyn Device,
@@ -331,7 +332,8 @@ impl Connection {
         self.deferred = None;
         self.inbox.clear();
         self.outbox.clear();
-        // The client is to see the end now, not when the owner drops this. It may be gone already.
+        // The client is to see the end now, not when the owner drops this. It may have disconnected
+        // already.
         let _ = shutdown(&self.socket, Shutdown::Both);
         crash::point!("vfio-user.connection.shut");
         if let Some(journal) = &mut self.journal {
@@ -340,13 +342,12 @@ impl Connection {
         device.disconnected();
     }
 
-    /// What is left of the journal when the connection has ended, for the next client.
+    /// Returns the journal after the connection has ended, for the next client.
     pub fn into_journal(self) -> Option<Journal> {
         self.journal
     }
 
-    /// Sends what there is to be sent of a reply. When all of it is out, the next message's turn
-    /// has come.
+    /// Sends the remaining bytes of a reply. After the last byte the next message can be handled.
     fn flush(&mut self, device: &dyn Device) -> Result<Sent, ConnectionError> {
         let socket = self.socket.as_fd();
         let Some(journal) = &mut self.journal else {
@@ -403,21 +404,21 @@ impl Connection {
         }
     }
 
-    /// Refuses a client that speaks another protocol, in its own words if there are any.
+    /// Refuses a client that speaks another protocol, in that protocol if it is known.
     fn check_first_bytes(&self) -> Result<(), ConnectionError> {
         let first = self.inbox.first_bytes();
         match Stranger::of(first) {
             None | Some(Stranger::VfioUser) => Ok(()),
             Some(stranger) => {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                // It may not wait for an answer.
+                // The client may not wait for an answer.
                 let _ = send(&self.socket, &stranger.answer(first), flags);
                 Err(ConnectionError::Stranger(stranger))
             }
         }
     }
 
-    /// Handles one message; returns what follows and what it cost.
+    /// Handles one message; returns the next step and the cost.
     fn handle(
         &mut self,
         message: Message,

@@ -1,15 +1,14 @@
-//! The seam between protocol and device: what a [`Connection`](crate::Connection) calls.
+//! Interface between protocol and device: the calls of a [`Connection`](crate::Connection).
 
 use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-/// What `VFIO_USER_DEVICE_GET_INFO` tells.
+/// Device properties in the reply to `VFIO_USER_DEVICE_GET_INFO`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// The device can be reset. Without it a client never sends a reset, and
-    /// one that comes is refused.
+    /// The device can be reset. Without it clients send no reset, and a reset is refused.
     pub reset: bool,
     /// The device is a PCI device.
     pub pci: bool,
@@ -19,7 +18,7 @@ pub struct DeviceInfo {
     pub num_irqs: u32,
 }
 
-/// One region of the device.
+/// A region of the device.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionInfo<'a> {
     /// Size in bytes.
@@ -28,11 +27,11 @@ pub struct RegionInfo<'a> {
     pub read: bool,
     /// The client may write it.
     pub write: bool,
-    /// How the client may map it, if it may.
+    /// Mapping of the region by the client, if allowed.
     pub mmap: Option<RegionMmap<'a>>,
 }
 
-/// How a region is mapped by the client.
+/// File and areas by which clients map a region.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionMmap<'a> {
     /// The file to map. Clients accept one descriptor for each region.
@@ -52,18 +51,18 @@ pub struct MmapArea {
     pub size: u64,
 }
 
-/// One interrupt type of the device.
+/// An interrupt type of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IrqInfo {
     /// Number of interrupts of this type.
     pub count: u32,
-    /// They are signalled by eventfd.
+    /// The interrupts are signalled by eventfd.
     pub eventfd: bool,
-    /// They can be masked and unmasked.
+    /// The interrupts can be masked and unmasked.
     pub maskable: bool,
-    /// They mask themselves when triggered.
+    /// The interrupts mask themselves when triggered.
     pub automasked: bool,
-    /// They are set up as a whole.
+    /// The interrupts are set up as a whole.
     pub noresize: bool,
 }
 
@@ -75,23 +74,23 @@ pub struct SetIrqs {
     pub index: u32,
     /// First interrupt.
     pub start: u32,
-    /// Number of interrupts. Zero (with [`IrqAction::Trigger`] and [`IrqData::None`])
-    /// tears all of the type down.
+    /// Number of interrupts. Zero (with [`IrqAction::Trigger`] and [`IrqData::None`]) tears down
+    /// all interrupts of the type.
     pub count: u32,
-    /// What is to be done, or what the eventfds are to tell.
+    /// Action to perform, or to be triggered by the eventfds.
     pub action: IrqAction,
-    /// For which interrupts, or with which eventfds.
+    /// Interrupts of the range that the action applies to, or their eventfds.
     pub data: IrqData,
 }
 
 impl SetIrqs {
-    /// Whether this takes down every interrupt of the type.
+    /// Returns whether the request tears down every interrupt of the type.
     pub fn is_tear_down(&self) -> bool {
         self.count == 0
     }
 }
 
-/// What [`SetIrqs`] does.
+/// Action of [`SetIrqs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IrqAction {
     /// Mask.
@@ -102,16 +101,16 @@ pub enum IrqAction {
     Trigger,
 }
 
-/// What [`SetIrqs`] applies to.
+/// Interrupts or eventfds of [`SetIrqs`].
 #[derive(Debug)]
 pub enum IrqData {
     /// All interrupts of the range.
     None,
-    /// Those that are true; `count` entries.
+    /// Interrupts of the range that are `true`; `count` entries.
     Bool(Vec<bool>),
     /// The eventfd of each interrupt, `None` de-assigns; `count` entries, either all given or none.
     ///
-    /// The descriptors may be of any kind: whether they are eventfds is for the device to check.
+    /// The descriptors may be of any kind: the device must check that they are eventfds.
     Eventfd(Vec<Option<OwnedFd>>),
 }
 
@@ -131,7 +130,7 @@ pub struct DmaMapping {
     pub write: bool,
 }
 
-/// What `VFIO_USER_DMA_UNMAP` takes away.
+/// Mappings that `VFIO_USER_DMA_UNMAP` removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaUnmapping {
     /// The mappings inside a range: none, one or several.
@@ -145,37 +144,37 @@ pub enum DmaUnmapping {
     All,
 }
 
-/// What [`Device::dma_unmap`] did.
+/// Result of [`Device::dma_unmap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unmapped {
-    /// Sum of the lengths of the mappings that were taken away, in bytes; 0 if there was none.
+    /// Sum of the lengths of the removed mappings, in bytes; 0 if there was none.
     pub size: u64,
-    /// Whether nothing can touch that memory any more.
+    /// Whether the memory is no longer accessed.
     pub outcome: Outcome,
 }
 
-/// Whether an operation is finished.
+/// Whether an operation is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Outcome {
-    /// It is: the reply goes out now.
+    /// Complete: the reply is sent now.
     Done,
-    /// It is not: [`Connection::complete`](crate::Connection::complete) will tell; until then no
-    /// other message is handled.
+    /// Incomplete: [`Connection::complete`](crate::Connection::complete) will report the end. No
+    /// other message is handled until then.
     Pending,
 }
 
 /// The device behind a connection.
 ///
-/// Errors are answered with the error number; they never close the connection. For
-/// messages that want no reply they are dropped. No call may block: the caller serves
-/// other clients on the same thread.
+/// Errors are answered with the error number and never close the connection. They are dropped for
+/// messages that request no reply. No call may block, since the caller serves other clients on the
+/// same thread.
 pub trait Device {
-    /// Number of regions and interrupt types.
+    /// Returns the number of regions and interrupt types.
     fn info(&self) -> DeviceInfo;
 
-    /// A region; `None` if there is none of that index. Called for every
-    /// access, so it must be cheap.
+    /// Returns a region; `None` if the index does not exist. Called for every access, so it must be
+    /// cheap.
     fn region(&self, index: u32) -> Option<RegionInfo<'_>>;
 
     /// Reads from a region. The range is inside it and `data` is not empty.
@@ -183,15 +182,15 @@ pub trait Device {
 
     /// Writes to a region. The range is inside it and `data` is not empty.
     ///
-    /// Several writes of one message may follow each other although one is not finished: then
-    /// [`Connection::complete`](crate::Connection::complete) tells that all of them are.
+    /// Several writes of one message may follow each other while one is incomplete.
+    /// [`Connection::complete`](crate::Connection::complete) then reports the end of all of them.
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno>;
 
-    /// An interrupt type; `None` if there is none of that index.
+    /// Returns an interrupt type; `None` if the index does not exist.
     fn irq(&self, index: u32) -> Option<IrqInfo>;
 
-    /// Assigns, masks, unmasks or triggers interrupts. The answer must wait until nothing can
-    /// signal an eventfd any more that was taken away.
+    /// Assigns, masks, unmasks or triggers interrupts. The answer must wait until no removed
+    /// eventfd can be signalled any more.
     fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno>;
 
     /// Makes client memory accessible. `fd` is missing for memory that cannot be
@@ -200,41 +199,41 @@ pub trait Device {
     /// A range that overlaps a mapped one is refused with `EEXIST`.
     fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno>;
 
-    /// As [`Device::dma_map`], of a mapping that a process before may have made already: then this
-    /// has done the same.
+    /// Repeats [`Device::dma_map`] for a mapping that a previous process may have made; an
+    /// identical existing mapping counts as success.
     fn dma_map_again(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
         self.dma_map(map, fd)
     }
 
-    /// The sum that [`Device::dma_unmap`] will tell; nothing is changed. Only asked where a process
-    /// that follows has to know.
+    /// Returns the sum that [`Device::dma_unmap`] will return, and changes nothing. Called only
+    /// when a later process may need it.
     fn dma_mapped(&self, _unmap: DmaUnmapping) -> Result<u64, Errno> {
         Ok(0)
     }
 
-    /// The descriptors of the next call are kept under these numbers, where they are.
+    /// Announces the numbers under which the descriptors of the next call are kept, if they are.
     fn descriptors_kept(&mut self, _numbers: &[Option<NonZeroU32>]) {}
 
-    /// The file that the [`RegionInfo`] of this region has clients map, if it has one.
+    /// Returns the file of this region's [`RegionMmap`], if there is one.
     fn sent_file(&self, _region: u32) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Whether the device still needs the descriptor that is kept under this number.
+    /// Returns whether the device still needs the descriptor that is kept under this number.
     fn needs_kept(&self, _number: NonZeroU32) -> bool {
         false
     }
 
-    /// Takes client memory away. The answer must wait until nothing can touch that memory any more.
+    /// Removes client memory. The answer must wait until the memory is no longer accessed.
     ///
-    /// A range in which nothing is mapped is no error; one that covers a mapping in part is refused
-    /// with `EINVAL`, and takes nothing away.
+    /// A range without mappings is no error. A range that covers a mapping in part is refused with
+    /// `EINVAL`, and removes nothing.
     fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno>;
 
     /// Resets the device, as a PCI function-level reset does.
     fn reset(&mut self) -> Result<Outcome, Errno>;
 
-    /// The connection has ended, by whichever side; called once. A pending operation is
-    /// no longer to be completed.
+    /// Ends the connection, closed by either side; called once. A pending operation must no longer
+    /// be completed.
     fn disconnected(&mut self);
 }

@@ -1,12 +1,12 @@
-//! Why the server closes a connection.
+//! Errors that make the server close a connection.
 
 use receive::{ReadError, Stranger};
 use rustix::io::Errno;
 
 use crate::wire::Command;
 
-/// Why a connection was closed by this side. Mistakes that leave the stream
-/// readable are answered instead.
+/// Reason why the server closed a connection. Mistakes that leave the stream readable are answered
+/// instead.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionError {
@@ -19,7 +19,7 @@ pub enum ConnectionError {
         /// The size in the header.
         size: u32,
     },
-    /// The size in a header is above what the negotiated limits allow.
+    /// The size in a header exceeds the negotiated limits.
     #[error("message of {size} bytes is longer than {limit}")]
     LongMessage {
         /// The size in the header.
@@ -27,14 +27,13 @@ pub enum ConnectionError {
         /// The limit.
         limit: usize,
     },
-    /// The header's type is not that of a command: a reply, although nothing was
-    /// asked, or an unknown type.
+    /// The header's type is not a command: an unsolicited reply, or an unknown type.
     #[error("message with flags {flags:#x} is not a command")]
     NotACommand {
         /// The header's flags.
         flags: u32,
     },
-    /// A command came before `VFIO_USER_VERSION`.
+    /// A command arrived before `VFIO_USER_VERSION`.
     #[error("command {} before the version was negotiated", .command.0)]
     NotNegotiated {
         /// The command.
@@ -49,7 +48,7 @@ pub enum ConnectionError {
     /// Reading from the socket failed.
     #[error("cannot receive")]
     Receive(#[source] Errno),
-    /// Descriptors that came could not be received by the receiver process.
+    /// The receiver process could not receive the client's descriptors.
     #[error(transparent)]
     Receiver(ReadError),
     /// Writing to the socket failed.

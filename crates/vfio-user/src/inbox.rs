@@ -1,11 +1,11 @@
-//! Bytes and descriptors that came in, cut into messages.
+//! Received bytes and descriptors, divided into messages.
 //!
-//! One recvmsg takes whatever is there, often several messages. The kernel ends such a read after
-//! the first packet that carries descriptors, so they were sent with the read's *last* packet, but
-//! where that packet begins is not told. It is found by the rule that every known client keeps: a
-//! sendmsg with descriptors carries one message, or its beginning. Hence descriptors belong to the
-//! last message of their read that can carry some, and failing that (a client's mistake, to be
-//! answered as one) to the last.
+//! One recvmsg takes all available bytes, often several messages. The kernel ends such a read after
+//! the first packet with descriptors. They were therefore sent with the read's *last* packet, but
+//! the beginning of that packet is unknown. All known clients keep the following rule: a sendmsg
+//! with descriptors carries one message, or its beginning. Hence descriptors belong to the last
+//! message of their read that can carry some. If there is none (a client's mistake, to be answered
+//! as one), they belong to the last message.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
@@ -19,38 +19,39 @@ use crate::error::ConnectionError;
 use crate::journal::{Arriving, Journal};
 use crate::wire::{HEADER_SIZE, Header, MAX_MSG_FDS, flags};
 
-/// The buffer's normal size. A longer message makes it grow for as long as that message is there.
+/// Normal size of the buffer. A longer message enlarges it while that message is there.
 const BASE_SIZE: usize = 16 << 10;
 
-/// Descriptors held for messages that are not yet delivered: those of a message that waits until
-/// it is known whose the next ones are, those next ones, which came with a piece of a header, and
-/// those of the read that brings its rest.
+/// Maximum number of descriptors held for undelivered messages. They are those of a message that
+/// waits for the next header, the next ones, received with a piece of that header, and those of the
+/// read that brings its rest.
 const MAX_HELD_FDS: usize = 3 * MAX_MSG_FDS;
 
-/// A complete message: its header, where its payload is, its descriptors.
+/// A complete message: header, position of the payload, descriptors.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub header: Header,
     pub payload: Range<usize>,
     pub fds: Vec<OwnedFd>,
-    /// The numbers under which they are kept, if they are; and with how many reads they came.
+    /// Keeper's numbers of the descriptors, if they are kept; and the number of reads that brought
+    /// them.
     pub numbers: Vec<Option<NonZeroU32>>,
     pub groups: usize,
 }
 
-/// Descriptors and the read that they came with.
+/// Descriptors, and the read that brought them.
 #[derive(Debug)]
 pub(crate) struct FdGroup {
     /// Stream offsets of the read's bytes.
     read: Range<u64>,
-    /// Stream offset of the message that they belong to, once known.
+    /// Stream offset of the message that the descriptors belong to, once known.
     owner: Option<u64>,
     fds: Vec<OwnedFd>,
     numbers: Vec<Option<NonZeroU32>>,
 }
 
 impl FdGroup {
-    /// One that has come to a process before.
+    /// Creates a group that a previous process has received.
     pub fn resumed(
         read: Range<u64>,
         owner: Option<u64>,
@@ -66,7 +67,7 @@ impl FdGroup {
     }
 }
 
-/// A message's descriptors, their numbers, and with how many reads they came.
+/// Descriptors of a message, their numbers, and the number of reads that brought them.
 type Fds = (Vec<OwnedFd>, Vec<Option<NonZeroU32>>, usize);
 
 #[derive(Debug)]
@@ -77,7 +78,7 @@ pub(crate) struct Inbox {
     end: usize,
     /// Stream offset of `buf[start]`.
     position: u64,
-    /// Where the stream begins: a new client's follows that of the one before it.
+    /// Stream offset at which this client's stream begins: it follows the previous client's.
     origin: u64,
     groups: VecDeque<FdGroup>,
 }
@@ -94,7 +95,8 @@ impl Inbox {
         }
     }
 
-    /// What a process before has left: bytes from this place in the stream on, and descriptors.
+    /// Restores the state that a previous process left: bytes from this stream offset on, and
+    /// descriptors.
     pub fn resumed(mut bytes: Vec<u8>, position: u64, groups: Vec<FdGroup>) -> Self {
         let end = bytes.len();
         bytes.resize(end.max(BASE_SIZE), 0);
@@ -103,19 +105,19 @@ impl Inbox {
             start: 0,
             end,
             position,
-            // A stranger was recognised by its first bytes before.
+            // The first bytes were checked for a foreign protocol by the previous process.
             origin: u64::MAX,
             groups: groups.into(),
         }
     }
 
-    /// The stream begins here: nothing of it has come.
+    /// Begins a new stream at this offset.
     pub fn begin(&mut self, position: u64) {
         self.position = position;
         self.origin = position;
     }
 
-    /// Whether no part of a message is held.
+    /// Returns whether no part of a message is held.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
@@ -128,18 +130,18 @@ impl Inbox {
         self.groups.clear();
     }
 
-    /// The payload of a message that [`next`](Self::next) returned, valid until the next
+    /// Returns the payload of a message from [`next`](Self::next), valid until the next
     /// [`receive`](Self::receive).
     pub fn payload(&self, payload: Range<usize>) -> &[u8] {
         self.buf.get(payload).unwrap_or_default()
     }
 
-    /// Reads once. Only to be called when [`next`](Self::next) has nothing more.
+    /// Reads once. Only called when [`next`](Self::next) has no message left.
     pub fn receive(&mut self, socket: &mut Socket) -> Result<Read, ConnectionError> {
         self.make_room();
         let mut fds = Vec::new();
         let room = self.buf.get_mut(self.end..).unwrap_or_default();
-        // What came with an error is closed.
+        // Descriptors received with an error are closed.
         let read = socket.read(room, &mut fds)?;
         if let Read::Bytes { len, .. } = read {
             let numbers = vec![None; fds.len()];
@@ -148,8 +150,8 @@ impl Inbox {
         Ok(read)
     }
 
-    /// As [`receive`](Self::receive), by way of a journal. [`Read::Waiting`] also stands for the
-    /// keeper's answer.
+    /// Reads once as [`receive`](Self::receive) does, by way of a journal. [`Read::Waiting`] also
+    /// stands for the keeper's answer.
     pub fn receive_kept(
         &mut self,
         socket: &mut Socket,
@@ -188,7 +190,7 @@ impl Inbox {
         Ok(read)
     }
 
-    /// So many bytes have come behind those that are there, and descriptors with them.
+    /// Adds `len` received bytes behind the existing ones, and their descriptors.
     fn received(
         &mut self,
         len: usize,
@@ -212,7 +214,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// The first bytes of a client of which no message was taken yet.
+    /// Returns the first bytes of a client before its first message is taken.
     pub fn first_bytes(&self) -> &[u8] {
         match self.position == self.origin {
             true => self.buf.get(self.start..self.end).unwrap_or_default(),
@@ -220,7 +222,7 @@ impl Inbox {
         }
     }
 
-    /// Takes the next complete message out, if there is one of at most `limit` bytes.
+    /// Takes the next complete message, if there is one of at most `limit` bytes.
     pub fn next(&mut self, limit: usize) -> Result<Option<Message>, ConnectionError> {
         let Some(header) = self.header_at(self.start) else {
             return Ok(None);
@@ -260,14 +262,13 @@ impl Inbox {
         }))
     }
 
-    /// The descriptors of the message of `size` bytes at the front; `None`
-    /// if that is not yet decided.
+    /// Takes the descriptors of the message of `size` bytes at the front; `None` if their owner is
+    /// not yet known.
     fn take_fds(&mut self, size: u64) -> Option<Fds> {
         let end = self.position.saturating_add(size);
         let mut ours = 0;
         while let Some(group) = self.groups.get(ours).filter(|group| group.read.start < end) {
-            // The owner does not change any more once it is known, so each
-            // read is walked through once.
+            // A known owner does not change any more, so each read is scanned once.
             let owner = match group.owner {
                 Some(owner) => owner,
                 None => self.owner(&group.read)?,
@@ -288,9 +289,9 @@ impl Inbox {
         Some((fds, numbers, ours))
     }
 
-    /// The message, by its first byte's stream offset, whose the descriptors of a read are
-    /// that overlaps the message at the front; `None` if a message begins in that read
-    /// whose command is not yet here.
+    /// Returns the stream offset of the message that owns the descriptors of a read. The read
+    /// overlaps the message at the front. Returns `None` if a message begins in that read and its
+    /// command is not yet received.
     fn owner(&self, read: &Range<u64>) -> Option<u64> {
         let mut at = self.start;
         let mut position = self.position;
@@ -319,8 +320,9 @@ impl Inbox {
             .map(|(header, _)| header)
     }
 
-    /// Makes room behind `end`: moves what is left to the front, and lets the buffer grow (at most
-    /// to twice what has arrived, so that a size in a header alone costs nothing) or shrink.
+    /// Makes room behind `end`: moves the remaining bytes to the front, and lets the buffer grow or
+    /// shrink. It grows at most to twice the received bytes, so that a size in a header alone costs
+    /// nothing.
     fn make_room(&mut self) {
         let held = self.end - self.start;
         if held == 0 {

@@ -1,15 +1,14 @@
 //! The vfio-user protocol: wire types, server, client.
 //!
-//! This room turns the bytes and file descriptors of a Unix stream socket into calls of a
-//! [`Device`], and the other way round in [`client`]. It knows PCI regions, interrupt indexes
-//! and DMA ranges only as numbers; what is behind them (NVMe registers, guest memory) is not its
-//! business, and neither is the event loop: the program owns one epoll instance for all sockets
-//! and calls [`Connection::on_ready`] when a socket is ready. The peer is not trusted: every
-//! length is checked before anything is allocated for it, every descriptor is closed unless a
-//! device took it, and work per call is bounded. No unsafe code, no threads and no blocking
-//! calls on the server's side.
+//! This crate turns the bytes and file descriptors of a Unix stream socket into calls of a
+//! [`Device`], and the other way round in [`client`]. PCI regions, interrupt indexes and DMA ranges
+//! are plain numbers here. The device implements their meaning (NVMe registers, guest memory). The
+//! program owns the event loop: one epoll instance for all sockets, and a call of
+//! [`Connection::on_ready`] when a socket is ready. The peer is not trusted: every length is
+//! checked before allocation, every descriptor is closed unless a device took it, and work per call
+//! is bounded. The server side has no unsafe code, no threads and no blocking calls.
 //!
-//! How data passes through the server:
+//! Flow of data through the server:
 //!
 //! ```text
 //! socket --recvmsg--> inbox (bytes, descriptors) --one message--> session (checks, calls Device) --reply--> outbox --sendmsg--> socket
@@ -86,7 +85,7 @@
 //!         break Connection::new(socket);
 //!     }
 //! };
-//! // A program waits for the socket in between, as `Connection::interest` says.
+//! // A program waits for the socket in between, see `Connection::interest`.
 //! while connection.on_ready(&mut device)? != ConnectionStatus::Closed {}
 //! assert_eq!(client.join().expect("no panic")?, [1, 2, 3, 4]);
 //! # Ok(()) }
@@ -121,5 +120,5 @@ pub use journal::{
 };
 pub use listener::{ListenError, Listener};
 pub use refuse::refuse;
-/// Error numbers as devices return them and replies carry them.
+/// Error numbers that devices return and replies carry.
 pub use rustix::io::Errno;

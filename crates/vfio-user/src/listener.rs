@@ -20,13 +20,13 @@ use crate::path_lock::PathLock;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
-/// How often, and how far apart, a socket is probed whose backlog is full.
+/// Number of probes of a socket with a full backlog, and the pause between them.
 const PROBE_TRIES: u32 = 20;
 const PROBE_PAUSE: Duration = Duration::from_millis(10);
-/// How long a server that is listening is waited for: it may be ending.
+/// Time to wait for a listening server that may be ending.
 const ENDING: Duration = Duration::from_secs(1);
 
-/// Why a socket could not be made.
+/// Reason why a socket could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Another server is listening there.
@@ -35,13 +35,14 @@ pub enum ListenError {
     /// The path does not fit into a socket's address (unix(7)).
     #[error("{}: too long: the path of a socket has at most 107 bytes", .0.display())]
     TooLong(PathBuf),
-    /// What is there is not a socket, and is left alone.
+    /// The existing file is not a socket, and is left alone.
     #[error("{}: exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
-    /// Another process of this user holds the lock file under which the socket is made.
+    /// Another process of this user holds the lock file under which the socket is created.
     #[error("{}: another process holds this lock", .0.display())]
     Locked(PathBuf),
-    /// The lock file under which the socket is made is another user's, who could hold it for ever.
+    /// The lock file under which the socket is created belongs to another user, which could hold it
+    /// for ever.
     #[error(
         "{}: this lock file belongs to the user {owner}; remove it, or listen in a directory that \
          only the server may write to",
@@ -50,10 +51,10 @@ pub enum ListenError {
     ForeignLock {
         /// The lock file.
         path: PathBuf,
-        /// The number of the user that owns it.
+        /// User ID of the owner.
         owner: u32,
     },
-    /// What stands in the lock file's place is no file, and is left alone.
+    /// The existing object at the lock file's path is no regular file, and is left alone.
     #[error("{}: stands where a lock file is to be made, and is none", .0.display())]
     NotALock(PathBuf),
     /// The socket's file cannot be given to that owner or group.
@@ -68,40 +69,40 @@ pub enum ListenError {
     System {
         /// The path.
         path: PathBuf,
-        /// What was tried.
+        /// Action that failed.
         action: &'static str,
-        /// Its error.
+        /// Error of the system call.
         #[source]
         errno: Errno,
     },
 }
 
-/// A listening Unix socket, which only its owner may connect to, and whose
-/// file is removed in the end.
+/// A listening Unix socket. By default only its owner may connect. Its file is removed when it is
+/// dropped.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of our socket file: another's is not removed.
+    /// Device and inode of the socket file; a different file is not removed.
     file: Option<(u64, u64)>,
 }
 
 impl Listener {
     /// Listens at `path`, with mode 0600.
     ///
-    /// A socket file that nobody listens on is replaced. Servers that start at the same time do not
-    /// remove each other's sockets: each holds a lock file meanwhile (`.lock` after the socket's
-    /// name), which only its owner can open.
+    /// A stale socket file is replaced. Servers that start at the same time do not remove each
+    /// other's sockets: each holds a lock file meanwhile (`.lock` after the socket's name), which
+    /// only its owner can open.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self, ListenError> {
         Self::bind_for(path, &Access::OWNER_ONLY)
     }
 
-    /// The same for those who may connect. The socket's file has owner, group and mode before
-    /// anybody can.
+    /// Listens at `path` with this access control. The socket's file has owner, group and mode
+    /// before any client can connect.
     ///
     /// # Errors
-    /// [`ListenError`]; [`ListenError::Access`] where the process has no right to give the file
-    /// away.
+    /// [`ListenError::Access`] when the process has no right to change owner or group. Otherwise
+    /// the [`ListenError`] of the step that failed.
     pub fn bind_for(path: impl AsRef<Path>, access: &Access) -> Result<Self, ListenError> {
         let path = path.as_ref();
         let failed = |action| {
@@ -117,8 +118,8 @@ impl Listener {
         remove_stale(path, &address, Duration::ZERO)?;
 
         let socket = new_socket().map_err(failed("create a socket"))?;
-        // Linux gives the file the mode of the socket's own inode, less the umask: it is never
-        // accessible to others, and no process-wide umask needs to be touched.
+        // Linux gives the file the mode of the socket's own inode, less the umask: the file is
+        // never accessible to other users, and the process-wide umask is not changed.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("set the socket's mode"))?;
         bind(&socket, &address).map_err(|errno| match errno {
             Errno::ADDRINUSE => ListenError::InUse(path.to_owned()),
@@ -140,11 +141,11 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Takes a socket that listens already and whose file, at `path`, is another's: it is not
-    /// removed in the end. Who opened the socket has said who may connect.
+    /// Uses an inherited listening socket with a file at `path` that belongs to another process and
+    /// is not removed. The process that opened the socket has set its access control.
     ///
     /// # Errors
-    /// [`ListenError::System`]: it cannot be made one that never blocks.
+    /// [`ListenError::System`] when the socket cannot be made non-blocking.
     pub fn inherited(socket: OwnedFd, path: impl AsRef<Path>) -> Result<Self, ListenError> {
         let path = path.as_ref().to_owned();
         match ioctl_fionbio(&socket, true) {
@@ -161,12 +162,12 @@ impl Listener {
         }
     }
 
-    /// Takes a socket that a process before listened on at `path`, and that was kept since: its
-    /// file is removed in the end. `inode` is what [`Listener::own_file`] said. From now on it is
-    /// this process that clients take for the server.
+    /// Uses a socket that a previous process listened on at `path` and that was kept since; its
+    /// file is removed at the end. `inode` is the value of [`Listener::own_file`]. Clients see this
+    /// process as the server from now on.
     ///
     /// # Errors
-    /// [`ListenError::System`]: it is no listening socket, or its file is not there any more.
+    /// [`ListenError::System`] when the socket does not listen, or its file no longer exists.
     pub fn kept(socket: OwnedFd, path: impl AsRef<Path>, inode: u64) -> Result<Self, ListenError> {
         let path = path.as_ref();
         let failed = |action| {
@@ -181,7 +182,8 @@ impl Listener {
             return Err(failed("find the kept socket's file")(Errno::STALE));
         }
         ioctl_fionbio(&socket, true).map_err(failed("use the kept socket"))?;
-        // Who listens is who has called this last (unix(7), SO_PEERCRED).
+        // The peer credentials are those of the last process that called listen (unix(7),
+        // SO_PEERCRED).
         listen(&socket, BACKLOG).map_err(failed("listen"))?;
         Ok(Self {
             socket,
@@ -190,12 +192,11 @@ impl Listener {
         })
     }
 
-    /// Sees to it that [`Listener::bind`] can listen at `path`: removes a socket file that nobody
-    /// listens on. Another process that listens there may be ending: it is waited for, a second at
-    /// most.
+    /// Makes the path free for [`Listener::bind`]: removes a stale socket file. Another process
+    /// that listens there may be ending, and is waited for, a second at most.
     ///
     /// # Errors
-    /// As there, [`ListenError::InUse`] among them.
+    /// The errors of [`Listener::bind`], including [`ListenError::InUse`].
     pub fn make_room(path: impl AsRef<Path>) -> Result<(), ListenError> {
         let path = path.as_ref();
         let address = address(path)?;
@@ -203,17 +204,17 @@ impl Listener {
         remove_stale(path, &address, ENDING)
     }
 
-    /// The inode of its file, if that is this process's, which removes it in the end.
+    /// Returns the inode of the socket's file, if this process owns and removes it.
     pub fn own_file(&self) -> Option<u64> {
         self.file.map(|(_, inode)| inode)
     }
 
-    /// Where it listens.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes the next waiting connection, if there is one. Never blocks.
+    /// Accepts the next waiting connection, if there is one. Never blocks.
     pub fn accept(&self) -> io::Result<Option<OwnedFd>> {
         loop {
             match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -243,7 +244,7 @@ impl Drop for Listener {
     }
 }
 
-/// A path's address.
+/// Returns the socket address of a path.
 fn address(path: &Path) -> Result<SocketAddrUnix, ListenError> {
     SocketAddrUnix::new(path).map_err(|errno| match errno {
         Errno::NAMETOOLONG => ListenError::TooLong(path.to_owned()),
@@ -264,7 +265,7 @@ fn new_socket() -> Result<OwnedFd, Errno> {
     )
 }
 
-/// Removes a socket file that nobody listens on. A process that does may end for so long.
+/// Removes a stale socket file. A process that listens on it has `limit` to end.
 fn remove_stale(path: &Path, address: &SocketAddrUnix, limit: Duration) -> Result<(), ListenError> {
     let failed = |action| {
         move |errno| ListenError::System {
@@ -302,9 +303,9 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix, limit: Duration) -> Resul
     }
 }
 
-/// The process that listens there is known (since listen(2), unix(7) SO_PEERCRED), and has ended,
-/// or does so soon: one whose keeper was killed is killed a moment later. Another one may have its
-/// socket for longer: the receiver process of a server that was killed.
+/// Returns whether the listening process has ended, or ends within the limit. That process is known
+/// (since listen(2), unix(7) SO_PEERCRED). A process that loses its keeper is killed a moment
+/// later. The receiver process of a killed server may hold the socket for longer.
 fn ends(probe: OwnedFd, limit: Duration) -> bool {
     let Ok(peer) = socket_peercred(&probe) else {
         return false;
@@ -313,7 +314,7 @@ fn ends(probe: OwnedFd, limit: Duration) -> bool {
         Ok(pidfd) => pidfd,
         Err(errno) => return errno == Errno::SRCH,
     };
-    // A server that lives has room for others meanwhile.
+    // A live server needs its backlog for other clients meanwhile.
     drop(probe);
     let own = peer.pid == getpid();
     let limit = if own { Duration::ZERO } else { limit };
@@ -321,7 +322,7 @@ fn ends(probe: OwnedFd, limit: Duration) -> bool {
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).unwrap_or_default();
-        // One that nobody has waited for yet is readable, too.
+        // A zombie makes the pidfd readable, too.
         let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
         match poll(&mut fds, Some(&left)) {
             Err(Errno::INTR) => {}

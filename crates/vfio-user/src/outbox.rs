@@ -1,4 +1,4 @@
-//! One reply on its way out.
+//! Outgoing reply of a connection.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -13,14 +13,14 @@ use crate::wire::{HEADER_SIZE, Header, flags};
 /// Buffers above this size are freed when their message is sent.
 const KEEP: usize = 64 << 10;
 
-/// How sending went.
+/// Result of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// Everything is out.
+    /// Everything is sent.
     All,
-    /// The socket takes no more for now.
+    /// The socket accepts no more for now.
     Blocked,
-    /// The peer is gone.
+    /// The peer has disconnected.
     PeerGone,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Whether nothing is waiting.
+    /// Returns whether nothing is waiting to be sent.
     pub fn is_empty(&self) -> bool {
         self.sent >= self.buf.len()
     }
@@ -77,17 +77,17 @@ impl Outbox {
         }
     }
 
-    /// There is a reply of which nothing has been sent.
+    /// Returns whether there is a reply of which no byte has been sent.
     pub fn is_unsent(&self) -> bool {
         self.sent == 0 && !self.buf.is_empty()
     }
 
-    /// The whole reply, and its descriptor.
+    /// Returns the whole reply, and its descriptor.
     pub fn whole(&self) -> (&[u8], Option<BorrowedFd<'_>>) {
         (&self.buf, self.fd.as_ref().map(AsFd::as_fd))
     }
 
-    /// Sends as much as the socket takes.
+    /// Sends as much as the socket accepts.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<Sent, Errno> {
         while let Some(rest) = self.buf.get(self.sent..).filter(|rest| !rest.is_empty()) {
             match send_with_fd(socket, rest, self.fd.as_ref().map(AsFd::as_fd)) {
@@ -104,7 +104,7 @@ impl Outbox {
         Ok(Sent::All)
     }
 
-    /// Forgets what is waiting.
+    /// Discards the waiting reply.
     pub fn clear(&mut self) {
         self.buf.clear();
         if self.buf.capacity() > KEEP {
@@ -115,7 +115,7 @@ impl Outbox {
     }
 }
 
-/// Sends bytes, and a descriptor with the first of them. How many bytes the socket took.
+/// Sends bytes, with a descriptor attached to the first byte. Returns the number of bytes sent.
 pub(crate) fn send_with_fd(
     socket: BorrowedFd<'_>,
     bytes: &[u8],

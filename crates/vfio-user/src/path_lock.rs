@@ -1,9 +1,9 @@
-//! The lock under which a socket is made at a path: of servers that start at the same time, one
-//! finds out whether the socket that is there is stale, while the others wait.
+//! Lock under which a socket is created at a path. Of servers that start at the same time, one
+//! checks whether the existing socket is stale, while the rest wait.
 //!
-//! It is a file beside the socket that only its owner can open. A lock on anything that others can
-//! open, the directory for example, would be theirs to take and to keep. The file is removed with
-//! the lock; one that a killed server left behind is used again.
+//! The lock is a file beside the socket that only its owner can open. A lock on anything that other
+//! users can open, the directory for example, could be taken and held by them. The file is removed
+//! with the lock; one left by a killed server is reused.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -19,33 +19,36 @@ use rustix::process::geteuid;
 
 use crate::listener::ListenError;
 
-/// How often, and how far apart, the lock is tried: others hold it for less than a millisecond.
+/// Number of attempts to take the lock, and the pause between them: a holder needs less than a
+/// millisecond.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The lock of a socket's path, until it is dropped.
+/// Lock of a socket's path, held until it is dropped.
 #[derive(Debug)]
 pub(crate) struct PathLock {
     path: PathBuf,
     _file: OwnedFd,
 }
 
-/// Why the lock could not be taken this time.
+/// Reason why an attempt to take the lock failed.
 enum Busy {
     /// Another process of this user holds it.
     Held,
-    /// The file was removed, and perhaps made anew, before it was locked.
+    /// The file was removed, and perhaps created anew, before it was locked.
     Replaced,
-    /// Another user's server is making a socket there, or that user has left the file.
+    /// The lock file belongs to another user, with or without a running server.
     Foreign(u32),
 }
 
 impl PathLock {
-    /// Takes the lock of the socket at `socket`; waits for others for a second.
+    /// Takes the lock of the socket at `socket`; waits at most a second for another holder.
     ///
     /// # Errors
-    /// [`ListenError::Locked`], [`ListenError::ForeignLock`] and [`ListenError::NotALock`];
-    /// [`ListenError::System`].
+    /// * [`ListenError::Locked`] when another process of this user holds the lock.
+    /// * [`ListenError::ForeignLock`] when the file belongs to another user.
+    /// * [`ListenError::NotALock`] when the path is no regular file.
+    /// * [`ListenError::System`] when a system call fails.
     pub(crate) fn take(socket: &Path) -> Result<PathLock, ListenError> {
         let mut name = OsString::from(socket);
         name.push(".lock");
@@ -69,7 +72,7 @@ impl PathLock {
 
 impl Drop for PathLock {
     fn drop(&mut self) {
-        // Who waits for the lock finds that the file has gone, and makes it anew.
+        // A process that waits for the lock finds the file removed, and creates it anew.
         let _ = unlink(&self.path);
     }
 }
@@ -102,17 +105,17 @@ fn try_lock(path: &Path) -> Result<Result<OwnedFd, Busy>, ListenError> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(ListenError::NotALock(path.to_owned()));
     }
-    // Its owner could hold it for ever.
+    // A foreign owner could hold the lock for ever.
     if !is_ours(&stat) {
         return Ok(Err(Busy::Foreign(stat.st_uid)));
     }
-    // Another name of a file that is ours and something else: everybody who may write to the
-    // directory can make one.
+    // A hard link to another file of this user: any user with write access to the directory can
+    // create one.
     if stat.st_nlink > 1 {
         return Err(ListenError::NotALock(path.to_owned()));
     }
-    // So could all who may open it. The umask has taken bits away, if anything: a wider mode is not
-    // from here.
+    // Any user that may open the file could hold the lock. The umask only clears bits, so a wider
+    // mode was not set here.
     if Mode::from_raw_mode(stat.st_mode) != Mode::RUSR | Mode::WUSR {
         fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(failed("set the lock file's mode"))?;
     }
@@ -121,7 +124,7 @@ fn try_lock(path: &Path) -> Result<Result<OwnedFd, Busy>, ListenError> {
         Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(Err(Busy::Held)),
         Err(errno) => return Err(failed("lock the lock file")(errno)),
     }
-    // The one who held it may have removed it: a lock on a file without a name keeps nobody out.
+    // The former holder may have removed the file: a lock on a file without a name excludes nobody.
     match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(now) if (now.st_dev, now.st_ino) == (stat.st_dev, stat.st_ino) => Ok(Ok(file)),
         Ok(_) | Err(Errno::NOENT) => Ok(Err(Busy::Replaced)),

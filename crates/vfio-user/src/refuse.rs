@@ -1,4 +1,4 @@
-//! Tells a client that is not taken why, as far as it has asked already.
+//! Error reply to a client that is not accepted, if it has already sent its first request.
 
 use crate::wire::{Command, HEADER_SIZE, Header, flags};
 use rustix::io::Errno;
@@ -6,9 +6,9 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::os::fd::AsFd;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Answers the `VFIO_USER_VERSION` that waits in the socket of a client with an error. One that has
-/// not sent it yet finds the socket closed, which says less. Nothing is taken out of the socket,
-/// descriptors among it least of all; never blocks.
+/// Answers the `VFIO_USER_VERSION` that waits in a client's socket with an error. A client that has
+/// not sent it yet only finds the socket closed. Nothing is read from the socket, in particular no
+/// descriptors. Never blocks.
 pub fn refuse(socket: impl AsFd, errno: Errno) {
     let socket = socket.as_fd();
     let mut first = [0; HEADER_SIZE];
@@ -27,6 +27,6 @@ pub fn refuse(socket: impl AsFd, errno: Errno) {
         ..header
     };
     let quiet = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    // It is refused in any case.
+    // The client is refused whether or not the reply is sent.
     let _ = send(socket, reply.as_bytes(), quiet);
 }

@@ -4,17 +4,16 @@ use serde_json::{Map, Value};
 
 use crate::wire::{DEFAULT_MAX_DATA_XFER_SIZE, DEFAULT_MAX_MSG_FDS};
 
-/// Page size of DMA mappings that every peer supports, in bytes.
+/// Page size of DMA mappings, in bytes, that every peer supports.
 const DEFAULT_PGSIZES: u64 = 4096;
-/// `max_dma_maps` of a peer that did not state one.
+/// `max_dma_maps` of a peer that does not state it.
 const DEFAULT_MAX_DMA_MAPS: u64 = 65535;
 
-/// What one side states about itself. A capability that was not stated has
-/// the specification's default.
+/// Capabilities that one side has stated. An unstated capability has the specification's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Descriptors that it can receive in one message.
+    /// Maximum number of descriptors received in one message.
     pub max_msg_fds: u64,
     /// Largest `count` of a region access, in bytes.
     pub max_data_xfer_size: u64,
@@ -38,20 +37,20 @@ impl Default for Capabilities {
     }
 }
 
-/// The version text is not JSON, or a capability has the wrong type.
+/// Error in the capabilities of a version message.
 #[derive(Debug, thiserror::Error)]
 pub enum CapabilitiesError {
-    /// Not JSON.
+    /// The text is not JSON.
     #[error("version text is not JSON")]
     Json(#[from] serde_json::Error),
-    /// Wrong type.
+    /// The named capability has the wrong type.
     #[error("{0} in the version text has the wrong type")]
     Type(&'static str),
 }
 
 impl Capabilities {
-    /// Reads the text of a `VFIO_USER_VERSION` message: everything after the version
-    /// numbers, with or without the NUL.
+    /// Parses the text of a `VFIO_USER_VERSION` message: everything after the version numbers, with
+    /// or without the NUL.
     ///
     /// Unknown capabilities are ignored.
     pub fn parse(text: &[u8]) -> Result<Self, CapabilitiesError> {
@@ -86,7 +85,7 @@ impl Capabilities {
         Ok(stated)
     }
 
-    /// As numbers, to be kept.
+    /// Returns the capabilities as numbers, for the journal.
     pub(crate) fn to_words(self) -> [u64; 5] {
         [
             self.max_msg_fds,
@@ -114,14 +113,14 @@ impl Capabilities {
         }
     }
 
-    /// The text that states these capabilities in at most `limit` bytes, the final NUL included,
-    /// and what a reader of it will assume.
+    /// Returns the text that states these capabilities in at most `limit` bytes, including the
+    /// final NUL, and the capabilities that its reader will assume.
     ///
     /// QEMU reads the server's reply into the buffer of its own request, so the reply must not be
-    /// the longer one. Capabilities are left out until it fits, those first whose loss costs least:
-    /// a limit that equals the default says nothing new; `write_multiple` only saves messages; a
-    /// small `max_data_xfer_size` makes clients split accesses that they would never send to
-    /// registers; without `max_msg_fds` interrupts are assigned one by one.
+    /// longer. Capabilities are left out until it fits, beginning with the least important. A limit
+    /// that equals the default adds no information. `write_multiple` only saves messages. A small
+    /// `max_data_xfer_size` makes clients split accesses that they would never send to registers.
+    /// Without `max_msg_fds` interrupts are assigned one by one.
     pub fn text_within(&self, limit: usize) -> (Vec<u8>, Self) {
         let mut count = 5;
         loop {
@@ -142,7 +141,7 @@ impl Capabilities {
         }
     }
 
-    /// The `count` most important capabilities.
+    /// Returns the `count` most important capabilities.
     fn most_important(&self, count: usize) -> (Map<String, Value>, Self) {
         let mut map = Map::new();
         let mut told = Self::default();

@@ -1,7 +1,7 @@
-//! What is on the wire: header, commands, payloads, flags.
+//! Wire format: header, commands, payloads, flags.
 //!
 //! Names and offsets are the specification's. Every type is plain data, so that an unknown value is
-//! a value and not undefined behaviour; what a value means is decided where it is used.
+//! valid and not undefined behaviour. The code that uses a value interprets it.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -13,20 +13,20 @@ pub const VERSION_MINOR: u16 = 0;
 /// Size of [`Header`] in bytes.
 pub const HEADER_SIZE: usize = size_of::<Header>();
 
-/// The most descriptors that one message carries in either direction.
+/// Maximum number of descriptors in one message in either direction.
 ///
 /// QEMU refuses a server that announces more than 16, and sends at most that many.
 pub const MAX_MSG_FDS: usize = 16;
 
-/// `max_data_xfer_size` of a peer that did not state one, in bytes.
+/// `max_data_xfer_size` of a peer that does not state it, in bytes.
 pub const DEFAULT_MAX_DATA_XFER_SIZE: u32 = 1 << 20;
 
-/// `max_msg_fds` of a peer that did not state one.
+/// `max_msg_fds` of a peer that does not state it.
 pub const DEFAULT_MAX_MSG_FDS: u64 = 1;
 
-/// The longest data of one entry of `VFIO_USER_REGION_WRITE_MULTI`, in bytes.
+/// Maximum data of one entry of `VFIO_USER_REGION_WRITE_MULTI`, in bytes.
 pub const MULTI_DATA: usize = 8;
-/// Most entries of one such message. QEMU sends 200 at most.
+/// Maximum number of entries of a `VFIO_USER_REGION_WRITE_MULTI`. QEMU sends 200 at most.
 pub const MULTI_ENTRIES: u64 = 256;
 
 /// A command number. Unknown numbers are kept as they are.
@@ -39,7 +39,7 @@ impl Command {
     pub const VERSION: Self = Self(1);
     /// `VFIO_USER_DMA_MAP`: a range of client memory becomes accessible.
     pub const DMA_MAP: Self = Self(2);
-    /// `VFIO_USER_DMA_UNMAP`: a range of client memory goes away.
+    /// `VFIO_USER_DMA_UNMAP`: a range of client memory is removed.
     pub const DMA_UNMAP: Self = Self(3);
     /// `VFIO_USER_DEVICE_GET_INFO`: number of regions and interrupt types.
     pub const DEVICE_GET_INFO: Self = Self(4);
@@ -61,14 +61,14 @@ impl Command {
     pub const DMA_WRITE: Self = Self(12);
     /// `VFIO_USER_DEVICE_RESET`.
     pub const DEVICE_RESET: Self = Self(13);
-    /// `VFIO_USER_DIRTY_PAGES`: of older revisions of the specification.
+    /// `VFIO_USER_DIRTY_PAGES`: only in older revisions of the specification.
     pub const DIRTY_PAGES: Self = Self(14);
     /// `VFIO_USER_REGION_WRITE_MULTI`: several small writes in one message.
     pub const REGION_WRITE_MULTI: Self = Self(15);
     /// `VFIO_USER_DEVICE_FEATURE`: migration features.
     pub const DEVICE_FEATURE: Self = Self(16);
 
-    /// Whether a client may attach descriptors to this command.
+    /// Returns whether a client may attach descriptors to this command.
     ///
     /// DMA_UNMAP needs none, but one polling host sends the descriptor of the mapping with it.
     pub const fn may_carry_fds(self) -> bool {
@@ -91,7 +91,7 @@ pub struct Header {
     pub message_size: u32,
     /// Type in bits 0-3, [`flags::NO_REPLY`], [`flags::ERROR`].
     pub flags: u32,
-    /// In a reply with [`flags::ERROR`]: a positive errno, or zero.
+    /// Positive errno, or zero, in a reply with [`flags::ERROR`].
     pub error: u32,
 }
 
@@ -103,9 +103,9 @@ pub mod flags {
     pub const COMMAND: u32 = 0;
     /// Type: a reply.
     pub const REPLY: u32 = 1;
-    /// In a command: no reply is wanted.
+    /// Command: no reply is requested.
     pub const NO_REPLY: u32 = 1 << 4;
-    /// In a reply: the command failed, there is no payload.
+    /// Reply: the command failed, and there is no payload.
     pub const ERROR: u32 = 1 << 5;
 }
 
@@ -139,13 +139,13 @@ pub struct DmaMap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct DmaUnmap {
-    /// Largest payload that the reply may have.
+    /// Maximum payload of the reply.
     pub argsz: u32,
     /// [`dma::UNMAP_DIRTY_BITMAP`], [`dma::UNMAP_ALL`].
     pub flags: u32,
     /// First DMA address (IOVA).
     pub address: u64,
-    /// Length in bytes; in the reply, of the mappings that were taken away.
+    /// Length in bytes; in the reply, of the removed mappings.
     pub size: u64,
 }
 
@@ -193,13 +193,13 @@ pub mod device {
 pub struct RegionInfo {
     /// Size of the payload: allowed in the request, needed in the reply.
     pub argsz: u32,
-    /// Of [`region`].
+    /// Flags of [`region`].
     pub flags: u32,
     /// Region index.
     pub index: u32,
-    /// Where capabilities start, from the start of this structure; 0 means none.
+    /// Offset of the capabilities from the start of this structure; 0 means none.
     pub cap_offset: u32,
-    /// Size of the region in bytes; 0 means that there is none.
+    /// Size of the region in bytes; 0 for a region that does not exist.
     pub size: u64,
     /// Offset to give to mmap for the region's first byte.
     pub offset: u64,
@@ -242,7 +242,7 @@ pub struct SparseMmap {
     pub reserved: u32,
 }
 
-/// One mappable area of a region (`struct vfio_region_sparse_mmap_area`).
+/// A mappable area of a region (`struct vfio_region_sparse_mmap_area`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct SparseArea {
@@ -260,7 +260,7 @@ pub struct SparseArea {
 pub struct IrqInfo {
     /// Size of the payload: allowed in the request, needed in the reply.
     pub argsz: u32,
-    /// Of [`irq`].
+    /// Flags of [`irq`].
     pub flags: u32,
     /// Interrupt type.
     pub index: u32,
@@ -301,9 +301,9 @@ pub struct IrqSet {
 pub mod irq_set {
     /// No data.
     pub const DATA_NONE: u32 = 1 << 0;
-    /// One byte for each interrupt: act if it is not zero.
+    /// Data: a byte for each interrupt; a nonzero byte selects it.
     pub const DATA_BOOL: u32 = 1 << 1;
-    /// One descriptor for each interrupt, or none at all: de-assign.
+    /// Data: a descriptor for each interrupt, or none at all to de-assign.
     pub const DATA_EVENTFD: u32 = 1 << 2;
     /// Mask.
     pub const ACTION_MASK: u32 = 1 << 3;
@@ -330,7 +330,7 @@ pub struct RegionAccess {
     pub count: u32,
 }
 
-/// One entry of `VFIO_USER_REGION_WRITE_MULTI`, which begins with the number of entries as a u64.
+/// An entry of `VFIO_USER_REGION_WRITE_MULTI`, which begins with the number of entries as a u64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct MultiWrite {
@@ -340,7 +340,7 @@ pub struct MultiWrite {
     pub region: u32,
     /// Number of bytes, 1 to 8.
     pub count: u32,
-    /// The bytes; those after `count` mean nothing.
+    /// The bytes; those after `count` are ignored.
     pub data: [u8; MULTI_DATA],
 }
 

@@ -1,4 +1,4 @@
-//! An export as a front-end of a worker: its client, its queues and its volume.
+//! Worker front-end of an export: its client, its queues and its volume.
 
 use crate::disk::{Disk, DiskOptions, is_flush};
 use crate::error::{ClientError, Error};
@@ -17,61 +17,62 @@ use tracing::Span;
 use volume::{Budget, Completion, PinPace, Volume};
 use worker::{Acceptor, ConnectRate, Context, Descriptors, Frontend, Interest};
 
-/// Until the front-end, whose channel was full, is told of a new size again.
+/// Pause before a front-end with a full channel is notified of a new size again.
 const TELL_AGAIN: Duration = Duration::from_millis(100);
 
 const TOKEN_LISTENER: u32 = 0;
 const TOKEN_CLIENT: u32 = 1;
 const TOKEN_SIZE: u32 = 2;
-/// The receiver process says something.
+/// epoll token of the receiver process.
 const TOKEN_INTAKE: u32 = 3;
 const TOKEN_KICK: u32 = 16;
 
-/// Memory files, eventfds, and the channel for the back-end's requests.
+/// Descriptors that clients send: memory files, eventfds, and the channel for the back-end's
+/// requests.
 const WANTED: Wanted = Wanted {
     max_fds: MAX_FDS as u8,
     streams: true,
 };
 
-/// The token of a queue's kicks. There are 256 queues at most.
+/// Returns the epoll token of a queue's kicks. There are 256 queues at most.
 pub(crate) fn kick_token(queue: u8) -> u32 {
     TOKEN_KICK + u32::from(queue)
 }
 
-/// What is exported.
+/// Configuration of an export.
 pub struct Export {
     /// The volume.
     pub volume: Arc<dyn Volume>,
-    /// How the guest sees it.
+    /// Properties that the guest sees.
     pub disk: DiskOptions,
-    /// Requests that may be with the volume at a time, 1 at least.
+    /// Maximum number of outstanding requests at the volume, at least 1.
     pub max_in_flight: usize,
-    /// What the memory of each front-end may take.
+    /// Limits of the memory of each front-end.
     pub memory: MemoryLimits,
-    /// A listening Unix socket, non-blocking. Its file belongs to the caller.
+    /// A listening Unix socket, non-blocking. The caller owns its file.
     pub listener: OwnedFd,
-    /// How many front-ends may connect in a second.
+    /// Maximum number of front-ends that may connect in a second.
     pub connects: ConnectRate,
-    /// How front-ends' descriptors are received ([`intake`]). Without it they are received in
-    /// place: front-ends are trusted to send none whose `close` blocks.
+    /// Method of receiving front-ends' descriptors ([`intake`]). `None` receives them in place:
+    /// front-ends are then trusted to send none that blocks on `close`.
     pub intake: Option<Intake>,
-    /// Makes what can reach a guest's memory by itself for every connection.
+    /// Creates, for every connection, the hook for volumes that access guest memory by themselves.
     pub attach: Option<Box<dyn Fn() -> Attach>>,
     /// An eventfd that becomes readable when the volume has been resized. The worker's thread never
-    /// asks the volume itself, which may take a device's time.
+    /// queries the volume itself, which may take a device's time.
     pub resized: Option<Arc<OwnedFd>>,
-    /// What its log lines stand in: the worker's thread serves others, too.
+    /// Span of the export's log lines, since the worker's thread serves several front-ends.
     pub span: Span,
 }
 
-/// Where it stands between serving and being closed.
+/// Progress from serving to closed.
 enum End {
     Serving,
-    /// Nothing more is fetched; requests are with the volume.
+    /// Fetching has stopped; requests are outstanding at the volume.
     Draining,
-    /// So is the flush of everything.
+    /// The final flush is outstanding at the volume.
     Flushing,
-    /// The flush has completed, with this result.
+    /// The final flush has completed, with this result.
     Flushed(Result<(), Error>),
 }
 
@@ -80,20 +81,21 @@ pub struct Backend {
     disk: Disk,
     memory: MemoryLimits,
     acceptor: Acceptor<OwnedFd>,
-    /// How front-ends' sockets are read. Behind the listening socket, which is to be closed first:
-    /// the last to close it also closes what waits to be accepted.
+    /// Reader of front-ends' sockets. It follows the listening socket, which must be closed first:
+    /// the last owner to close it also closes connections that wait to be accepted.
     intake: Intake,
     attach: Option<Box<dyn Fn() -> Attach>>,
     descriptors: Descriptors,
     session: Option<Session>,
-    /// The front-end has gone, but requests of it are with the volume: the next one waits for them.
+    /// The front-end has disconnected with requests outstanding at the volume; the next one waits
+    /// for them.
     leaving: Option<Session>,
     client_interest: Interest,
     more: bool,
     stats: Arc<Stats>,
-    /// Readable when the volume has been resized.
+    /// Eventfd that is readable when the volume has been resized.
     resized: Option<Arc<OwnedFd>>,
-    /// When to try again to tell the front-end of the volume's size.
+    /// Time of the next attempt to notify the front-end of the volume's size.
     tell_again: Option<Instant>,
     end: End,
 }
@@ -102,8 +104,8 @@ fn system(call: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::System { call, errno }
 }
 
-/// Has a process receive the descriptors of an export's front-ends. It may be connected to the
-/// listening socket ([`Intake::connect`]) before the export is made.
+/// Has a process receive the descriptors of an export's front-ends. The intake may be connected to
+/// the listening socket ([`Intake::connect`]) before the export is created.
 pub fn intake(receiver: &Receiver) -> Intake {
     Intake::new(receiver, WANTED).ending_with_process()
 }
@@ -112,8 +114,8 @@ impl Backend {
     /// Opens the volume for the worker's thread.
     ///
     /// # Errors
-    /// [`Error::Option`] for options that do not fit each other or the volume, [`Error::Volume`],
-    /// [`Error::System`].
+    /// [`Error::Option`] for options that conflict with each other or the volume. [`Error::Volume`]
+    /// when the volume cannot be opened, [`Error::System`] when a system call fails.
     pub fn new(export: Export, context: &Context<'_>) -> Result<Backend, Error> {
         let (io, owner) = (context.io.clone(), context.owner);
         let in_place = || Intake::in_place(MAX_FDS);
@@ -164,24 +166,25 @@ impl Backend {
         Ok(backend)
     }
 
-    /// What of it may be closed on another thread, in this order: the listening socket, and how its
-    /// front-ends' sockets were read.
+    /// Returns the parts that may be closed on another thread, in this order: the listening socket,
+    /// and the reader of front-ends' sockets.
     pub fn into_sockets(self) -> (OwnedFd, Intake) {
         (self.acceptor.into_listener(), self.intake)
     }
 
-    /// Its counters.
+    /// Returns the export's counters.
     pub fn stats(&self) -> Arc<Stats> {
         self.stats.clone()
     }
 
-    /// The session that requests in flight belong to: there is none while one is leaving.
+    /// Returns the session that owns the outstanding requests. There is no current session while an
+    /// old one is leaving.
     fn owner_of_requests(&mut self) -> (Option<&mut Session>, &mut Disk) {
         let session = self.session.as_mut().or(self.leaving.as_mut());
         (session, &mut self.disk)
     }
 
-    /// Goes on with the end, when all requests have completed.
+    /// Starts the final flush when all requests have completed.
     fn flush_everything(&mut self) -> bool {
         let busy = self.disk.in_flight() > 0 || !self.disk.has_room();
         if !matches!(self.end, End::Draining) || busy {
@@ -201,7 +204,7 @@ impl Backend {
         match session.finish_pending(&mut self.disk) {
             Ok(false) => false,
             Ok(true) => {
-                // It may have sent more meanwhile.
+                // The client may have sent more meanwhile.
                 self.more = true;
                 true
             }
@@ -212,7 +215,7 @@ impl Backend {
         }
     }
 
-    /// Tells the front-end which size the volume has now.
+    /// Notifies the front-end of the volume's present size.
     fn tell_size(&mut self) {
         let capacity = self.disk.capacity();
         let told = |session: &mut Session| session.announce_size(capacity);
@@ -232,9 +235,9 @@ impl Backend {
         }
     }
 
-    /// Keeps the epoll set in step with what the connection waits for. While an answer waits for
-    /// requests in flight nothing is read, but a hang-up would come again and again: it is told
-    /// once.
+    /// Keeps the epoll set in step with the needs of the connection. The socket is not read while
+    /// an answer waits for outstanding requests. A hang-up would then be reported again and again,
+    /// so it is watched for one event only.
     fn rewatch(&mut self) {
         let Some(session) = &self.session else {
             return;
@@ -277,7 +280,7 @@ impl Backend {
         }
     }
 
-    /// Waits for the next front-end again, if one may come.
+    /// Accepts front-ends again, if one may connect.
     fn listen(&mut self) {
         let receiving = self.session.as_ref().is_some_and(Session::is_receiving);
         let closed = self.leaving.is_some() || self.intake.is_crowded() || receiving;
@@ -295,7 +298,7 @@ impl Backend {
         }
     }
 
-    /// The receiver process says something.
+    /// Handles an event of the receiver process.
     fn intake_ready(&mut self) {
         self.intake.ready();
         if self.session.as_ref().is_some_and(Session::is_receiving) {
@@ -304,7 +307,7 @@ impl Backend {
         self.listen();
     }
 
-    /// The receiver process is there again, or an answer of it is late.
+    /// Reconnects the receiver process, and checks its deadline.
     fn check_intake(&mut self, now: Instant) {
         if self.intake.deadline().is_some_and(|at| now >= at)
             && let Ok(true) = self.intake.connect(self.acceptor.listener().as_fd())
@@ -325,11 +328,11 @@ impl Backend {
     }
 
     fn accept(&mut self) {
-        // The old client may be gone without our having noticed yet: what it left is handled first.
+        // The old client may have disconnected unnoticed: its remaining data is handled first.
         self.serve();
         let receiving = self.session.as_ref().is_some_and(Session::is_receiving);
         if self.intake.is_crowded() || receiving {
-            // The receiver process has to answer first.
+            // The receiver process must answer first.
             self.acceptor.close();
             return;
         }
@@ -496,7 +499,7 @@ impl Frontend for Backend {
         }
     }
 
-    /// Not while an answer is owed: those that wait come first.
+    /// Pinning waits while an answer is pending, because the front-end waits for it.
     fn is_pinning(&self) -> bool {
         !self.more && self.session.as_ref().is_some_and(Session::is_pinning)
     }

@@ -1,23 +1,23 @@
-//! From a head index to the buffers of a request: descriptor chains, walked once, with
-//! an end (virtio 1.2, 2.7.5).
+//! Descriptor chains: bounded walk from a head index to the buffers of a request (virtio 1.2,
+//! 2.7.5).
 
 use crate::ring::{Descriptor, Ring, flag};
 use dma::{DmaError, DmaMap};
 
-/// Most descriptors of one chain, wherever they are.
+/// Maximum number of descriptors of a chain, direct or indirect.
 pub(crate) const MAX_CHAIN: usize = 1026;
 const DESCRIPTOR_BYTES: usize = 16;
 
-/// A buffer of the guest: what a chain consists of.
+/// A guest buffer of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Buffer {
     pub(crate) addr: u64,
     pub(crate) len: u32,
-    /// The device may write it, and not read it.
+    /// The device may write the buffer, and not read it.
     pub(crate) writable: bool,
 }
 
-/// Why a chain is none.
+/// Reason why a chain is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ChainError {
     #[error("descriptor {0} is outside the table")]
@@ -40,7 +40,7 @@ impl From<DmaError> for ChainError {
     }
 }
 
-/// Walks chains; keeps its space from one to the next.
+/// Walker of chains; its buffers are reused.
 #[derive(Debug, Default)]
 pub(crate) struct Walker {
     buffers: Vec<Buffer>,
@@ -48,8 +48,8 @@ pub(crate) struct Walker {
 }
 
 impl Walker {
-    /// The buffers of the chain that begins at `head`, in order, readable ones
-    /// first; empty ones left out.
+    /// Returns the buffers of the chain that begins at `head`, in order, readable ones first; empty
+    /// ones are left out.
     pub(crate) fn walk(
         &mut self,
         head: u16,
@@ -79,7 +79,7 @@ impl Walker {
         Err(ChainError::Loop)
     }
 
-    /// The chain in an indirect table, which is copied once, before anything in it is looked at.
+    /// Walks the chain in an indirect table, which is copied once, before any entry is examined.
     fn walk_table(&mut self, descriptor: &Descriptor, map: &DmaMap) -> Result<(), ChainError> {
         let bytes = descriptor.len as usize;
         let entries = bytes / DESCRIPTOR_BYTES;

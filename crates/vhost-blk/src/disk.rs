@@ -1,4 +1,4 @@
-//! The volume and how it is shown: what all queues of an export share.
+//! Volume and guest-visible properties, shared by all queues of an export.
 
 use crate::error::Error;
 use crate::request::Limits;
@@ -9,34 +9,35 @@ use std::time::Instant;
 use volume::{Completion, Info, Io, IoError, Op, OpenQueue, Request, Volume, Wake};
 use zerocopy::IntoBytes;
 
-/// Most request queues: what an index of one byte can name, less the ones that no front-end has.
+/// Maximum number of request queues: the range of a one-byte index.
 pub(crate) const MAX_QUEUES: u16 = 256;
-/// The lower 48 bits of a tag that no request has: [`run::tag`](crate::run::tag) uses 32.
+/// Lower 48 bits of the flush tag, which no request uses: [`run::tag`](crate::run::tag) has 32
+/// bits.
 const FLUSH_TAG: u64 = (1 << 48) - 1;
 
-/// The tag is that of [`Disk::flush`].
+/// Returns whether the tag is that of [`Disk::flush`].
 pub(crate) fn is_flush(tag: u64) -> bool {
     tag & FLUSH_TAG == FLUSH_TAG
 }
 
-/// Largest ring.
+/// Maximum ring size.
 pub(crate) const MAX_QUEUE_SIZE: u16 = 1024;
 
-/// How an export is shown to the guest.
+/// Properties of an export that the guest sees.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// What GET_ID answers: `/sys/block/vda/serial` in a Linux guest. Up to 20 bytes.
+    /// Answer to GET_ID: `/sys/block/vda/serial` in a Linux guest. Up to 20 bytes.
     pub serial: String,
-    /// Most request queues that a front-end may use, 1 to 256.
+    /// Maximum number of request queues that a front-end may use, 1 to 256.
     pub queues: u16,
-    /// Entries of a queue, a power of two from 4 to 1024. The front-end chooses; this is what
-    /// requests' size is made for (`seg_max` is two less, as a header and a status come with the
-    /// data). Larger rings work, too.
+    /// Expected entries of a queue, a power of two from 4 to 1024. The front-end chooses the size;
+    /// this value determines the size of requests (`seg_max` is two less, for the header and the
+    /// status). Larger rings work, too.
     pub queue_size: u16,
-    /// Logical block size in bytes, a power of two from 512 to 65536; the volume's, 512
-    /// at least, when not given.
+    /// Logical block size in bytes, a power of two from 512 to 65536. By default the volume's, at
+    /// least 512.
     pub block_size: Option<u32>,
-    /// The write cache is on at first. Off: every write is durable when it completes.
+    /// Initial state of the write cache. When off, every write is durable on completion.
     pub write_cache: bool,
 }
 
@@ -52,19 +53,19 @@ impl Default for DiskOptions {
     }
 }
 
-/// A volume, opened for this thread, in the shape that the guest sees.
+/// A volume, opened for this thread, with its guest-visible properties.
 pub(crate) struct Disk {
     pub(crate) volume: Arc<dyn Volume>,
     queue: OpenQueue,
     pub(crate) io: Rc<Io>,
-    /// The upper 16 bits of the tags of its requests.
+    /// Upper 16 bits of the tags of the disk's requests.
     owner: u16,
     max_in_flight: usize,
     pub(crate) shape: Shape,
     pub(crate) id: [u8; ID_BYTES],
-    /// Requests that are with the volume.
+    /// Number of requests outstanding at the volume.
     in_flight: usize,
-    /// The write cache of the present connection; the option says how each begins.
+    /// State of the write cache in the present connection; each begins with the option's state.
     pub(crate) write_cache: bool,
     write_cache_at_first: bool,
     pub(crate) limits: Limits,
@@ -151,13 +152,13 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Back to how every connection begins.
+    /// Returns to the initial state of a connection.
     pub(crate) fn reset(&mut self) {
         self.write_cache = self.write_cache_at_first;
         self.negotiated(0);
     }
 
-    /// The features that the driver has taken.
+    /// Applies the features that the driver has accepted.
     pub(crate) fn negotiated(&mut self, features: u64) {
         self.limits.discard = features & feature::DISCARD != 0;
         self.limits.write_zeroes = features & feature::WRITE_ZEROES != 0;
@@ -180,19 +181,19 @@ impl Disk {
         self.info().size / SECTOR
     }
 
-    /// The configuration space as it is now.
+    /// Returns the present configuration space.
     pub(crate) fn config(&self) -> Vec<u8> {
         let config = self.shape.config(&self.info(), self.write_cache);
         config.as_bytes().to_vec()
     }
 
-    /// The volume takes one more request.
+    /// Returns whether the volume accepts one more request.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.in_flight < self.max_in_flight && self.io.in_flight() < self.io.capacity()
     }
 
-    /// Starts a request; its completion, if it is already done.
+    /// Starts a request; returns its completion, if it is already done.
     #[inline]
     pub(crate) fn submit(&mut self, mut request: Request) -> Option<Completion> {
         request.tag |= u64::from(self.owner) << 48;
@@ -203,8 +204,8 @@ impl Disk {
         done
     }
 
-    /// A request has failed: offers it to the volume again, whose policy may have it repeated; then
-    /// another completion comes.
+    /// Reports a failed request to the volume, which may repeat it by its policy; then another
+    /// completion follows.
     pub(crate) fn failed(&mut self, mut request: Request, error: IoError) -> Option<Completion> {
         request.tag |= u64::from(self.owner) << 48;
         let failed = self.queue.failed(request, error);
@@ -212,22 +213,22 @@ impl Disk {
         failed
     }
 
-    /// Requests that are with the volume.
+    /// Returns the number of requests outstanding at the volume.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// A completion can be found only by polling.
+    /// Returns whether completions can be found only by polling.
     pub(crate) fn must_poll(&self) -> bool {
         self.queue.state().wake == Wake::Poll
     }
 
-    /// Nothing wakes this thread up at this time, but the volume is to be polled then.
+    /// Returns the time at which the volume must be polled although nothing wakes this thread.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.queue.state().wake.deadline(Instant::now)
     }
 
-    /// A request has completed.
+    /// Counts a completed request.
     #[inline]
     pub(crate) fn completed(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -239,7 +240,7 @@ impl Disk {
         self.queue.poll(&mut |completion| done.push(completion));
     }
 
-    /// A flush of everything, under a tag that no request has.
+    /// Flushes the volume, under a tag that no request uses.
     pub(crate) fn flush(&mut self) -> Option<Completion> {
         self.submit(Request {
             tag: FLUSH_TAG,

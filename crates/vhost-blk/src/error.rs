@@ -1,16 +1,16 @@
-//! Errors: of setting up and running an export ([`Error`], for people), and why a client was
-//! disconnected ([`ClientError`], for the log).
+//! Errors of setting up and running an export ([`Error`]), and reasons for disconnecting a client
+//! ([`ClientError`], for the log).
 
 use receive::{ReadError, Stranger};
 use rustix::io::Errno;
 
-/// Why an export cannot be served.
+/// Reason why an export cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The volume could not be opened for this thread.
     #[error(transparent)]
     Volume(#[from] volume::VolumeError),
-    /// An option that a block device cannot have.
+    /// An option that is invalid for a block device.
     #[error("{0}")]
     Option(String),
     /// A system call failed.
@@ -18,19 +18,19 @@ pub enum Error {
     System {
         /// The system call.
         call: &'static str,
-        /// Its error.
+        /// Error of the system call.
         #[source]
         errno: Errno,
     },
     /// This thread cannot send interrupts.
     #[error(transparent)]
     Interrupts(#[from] eventfd::PrepareError),
-    /// What was written could not be made durable at the end.
+    /// Written data could not be made durable at the end.
     #[error("the volume did not become durable: {0}")]
     Flush(String),
 }
 
-/// Why a client was disconnected.
+/// Reason why a client was disconnected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
     #[error("{0}")]
@@ -51,7 +51,7 @@ pub(crate) enum ClientError {
     Refused { request: u32, why: Refusal },
 }
 
-/// Why a request of a client was refused.
+/// Reason why a request of a client was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("not known")]
@@ -72,7 +72,7 @@ pub(crate) enum Refusal {
     Running(u16),
     #[error("the address {0:#x} is in no memory region")]
     Address(u64),
-    /// Its memory is most likely private to the front-end, and so cannot be reached from here.
+    /// The memory is most likely private to the front-end, and so cannot be accessed from here.
     #[error("its memory is not among what the front-end shares")]
     NotShared,
     #[error("memory: {0}")]

@@ -17,7 +17,7 @@ impl From<KindError> for Refusal {
     }
 }
 
-/// Where interrupts (or errors) go.
+/// Destination of interrupts (or errors).
 #[derive(Debug)]
 pub(crate) struct Signal(ClientEventfd);
 
@@ -32,8 +32,8 @@ impl Signal {
     }
 }
 
-/// Where kicks come from: in a worker's epoll set for as long as this lives. It is never read (each
-/// kick is an edge of its own): the front-end could make a read block.
+/// Source of kicks, in a worker's epoll set during its lifetime. The descriptor is never read (each
+/// kick is an edge of its own), because the front-end could make a read block.
 #[derive(Debug)]
 pub(crate) struct Kick {
     fd: ClientEventfd,
@@ -58,7 +58,7 @@ impl Kick {
 
 impl Drop for Kick {
     fn drop(&mut self) {
-        // Closing alone would leave it in the set: the front-end holds the same file.
+        // Closing alone would leave the descriptor in the set: the front-end holds the same file.
         let _ = self.descriptors.remove(&self.fd);
     }
 }

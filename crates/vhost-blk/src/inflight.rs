@@ -1,9 +1,9 @@
-//! Inflight I/O tracking ("Vhost-user Protocol", Inflight I/O tracking, split virtqueue): which
-//! requests have been fetched and not been answered, in memory that the front-end keeps when this
-//! process dies. The next process begins them again.
+//! Inflight I/O tracking ("Vhost-user Protocol", Inflight I/O tracking, split virtqueue). It
+//! records requests that have been fetched and not answered, in memory that the front-end keeps
+//! when this process dies. The next process begins them again.
 //!
-//! The memory is ours alone by the protocol, but the front-end can write it:
-//! indices from it are checked.
+//! By the protocol the memory is the back-end's alone, but the front-end can write it: indices from
+//! it are checked.
 
 use dma::{MapError, Memory};
 use std::os::fd::BorrowedFd;
@@ -13,8 +13,8 @@ const HEADER: usize = 16;
 const ENTRY: usize = 16;
 const ALIGN: usize = 64;
 const VERSION: u64 = 1;
-/// Behind the queues' parts, for ourselves: "vnvmeWCE" and the write cache's state, which the
-/// front-end shows to the guest but does not tell to a back-end that takes over.
+/// Private trailer behind the queues' parts: "vnvmeWCE" and the write cache's state, which the
+/// front-end shows to the guest but does not pass to the next back-end.
 const TRAILER: usize = ALIGN;
 const TRAILER_MARK: u64 = 0x766e_766d_6557_4300;
 
@@ -32,7 +32,7 @@ fn part_size(queue_size: u16) -> usize {
 }
 
 impl Inflight {
-    /// A new region, in memory of its own.
+    /// Creates a new region, in memory of its own.
     pub(crate) fn new(queues: u16, queue_size: u16) -> Result<Inflight, MapError> {
         let len = usize::from(queues) * part_size(queue_size) + TRAILER;
         Ok(Inflight {
@@ -43,9 +43,9 @@ impl Inflight {
         })
     }
 
-    /// The region that a front-end has kept, in a file that `map` maps, given where its last byte
-    /// is at least. `size` bytes from `offset` on, for so many
-    /// queues of so many entries.
+    /// Imports the region that a front-end has kept. `map` maps its file; its argument is the
+    /// minimum end of the file. The region has `size` bytes from `offset` on, for `queues` queues
+    /// of `queue_size` entries.
     pub(crate) fn import(
         map: impl FnOnce(u64) -> Result<Memory, MapError>,
         offset: u64,
@@ -63,14 +63,14 @@ impl Inflight {
         }
         Ok(Inflight {
             memory: map(end)?,
-            // It lies within a mapping.
+            // The region lies within a mapping.
             offset: offset as usize,
             queues,
             queue_size,
         })
     }
 
-    /// Bytes of the region.
+    /// Returns the size of the region in bytes.
     pub(crate) fn size(&self) -> u64 {
         (usize::from(self.queues) * part_size(self.queue_size) + TRAILER) as u64
     }
@@ -79,7 +79,7 @@ impl Inflight {
         self.memory.fd()
     }
 
-    /// The part of one queue, if there is one for a queue of `size` entries.
+    /// Returns the part of one queue, if there is one for a queue of `size` entries.
     pub(crate) fn tracker(&self, queue: u16, size: u16) -> Option<Tracker> {
         (queue < self.queues && size <= self.queue_size).then(|| Tracker {
             memory: self.memory.clone(),
@@ -96,13 +96,13 @@ impl Inflight {
         self.memory.atomic_u64(self.offset.checked_add(at)?)
     }
 
-    /// Whether the write cache was on when this was last used by us.
+    /// Returns the state of the write cache that an earlier back-end of this program noted.
     pub(crate) fn write_cache(&self) -> Option<bool> {
         let value = self.trailer()?.load(Ordering::Relaxed);
         (value & !0xff == TRAILER_MARK).then_some(value & 0xff != 0)
     }
 
-    /// Notes the write cache's state for who takes over.
+    /// Notes the write cache's state for the next back-end.
     pub(crate) fn set_write_cache(&self, on: bool) {
         if let Some(trailer) = self.trailer() {
             trailer.store(TRAILER_MARK | u64::from(on), Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl Inflight {
     }
 }
 
-/// One queue's part (`struct QueueRegionSplit`): a header of `features`, `version`, `desc_num`,
+/// A queue's part (`struct QueueRegionSplit`): a header of `features`, `version`, `desc_num`,
 /// `last_batch_head`, `used_idx`, then for each descriptor `inflight`, padding, `next`, `counter`.
 #[derive(Debug)]
 pub(crate) struct Tracker {
@@ -120,7 +120,7 @@ pub(crate) struct Tracker {
     size: u16,
     counter: u64,
     last_batch: u16,
-    /// Heads that are to be taken out when the used index is published.
+    /// Heads that are retired when the used index is published.
     batch: Vec<u16>,
 }
 
@@ -142,7 +142,7 @@ impl Tracker {
             .map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
     }
 
-    /// A killed process loses no store, so the order of the stores is all that is needed.
+    /// A killed process loses no store, so the order of the stores is sufficient.
     fn store(&self, offset: usize, value: u64) {
         if let Some(word) = self.word(offset) {
             word.store(value.to_le(), Ordering::Release);
@@ -171,14 +171,14 @@ impl Tracker {
         HEADER + usize::from(index) * ENTRY
     }
 
-    /// A request is not in flight any more. Its `next` stays: as long as the header has the used
+    /// Marks a request as no longer in flight. Its `next` stays: while the header has the used
     /// index from before its batch, the whole batch is found by it.
     fn retire(&self, at: usize) {
         self.store(at, self.load(at) & !0xff);
     }
 
-    /// Begins to track a queue whose used index stands at `used_idx`. Answers the heads of the
-    /// requests that an earlier back-end fetched and did not answer, oldest first.
+    /// Begins to track a queue with used index `used_idx`. Returns the heads of requests that an
+    /// earlier back-end fetched and did not answer, oldest first.
     pub(crate) fn recover(&mut self, used_idx: u16) -> Vec<u16> {
         let head = self.head();
         if head.version != VERSION || head.entries != self.size {
@@ -190,8 +190,7 @@ impl Tracker {
             return Vec::new();
         }
         self.last_batch = head.last_batch;
-        // The used index was published, but the batch that it published
-        // may not have been taken out.
+        // The used index was published, but its batch may not have been retired.
         let mut index = head.last_batch;
         for _ in 0..used_idx.wrapping_sub(head.used_idx).min(self.size) {
             if index >= self.size {
@@ -213,7 +212,7 @@ impl Tracker {
         found.into_iter().map(|(_, index)| index).collect()
     }
 
-    /// A request has been fetched.
+    /// Records a fetched request.
     #[inline]
     pub(crate) fn begin(&mut self, head: u16) {
         let at = Self::entry(head);
@@ -224,7 +223,8 @@ impl Tracker {
         crash::point!("vhost-blk.inflight.begun");
     }
 
-    /// A request's used entry has been written, and will be published with the next used index.
+    /// Records that a request's used entry has been written, and will be published with the next
+    /// used index.
     #[inline]
     pub(crate) fn answer(&mut self, head: u16, used_idx: u16) {
         self.store(Self::entry(head), 1 | u64::from(self.last_batch) << 48);
@@ -235,7 +235,7 @@ impl Tracker {
         self.batch.push(head);
     }
 
-    /// The used index has been published.
+    /// Records that the used index has been published.
     #[inline]
     pub(crate) fn published(&mut self, used_idx: u16) {
         while let Some(head) = self.batch.pop() {
@@ -269,7 +269,7 @@ mod tests {
         t.published(41);
         let (mut t, found) = tracker(&region, 41);
         assert_eq!(found, [5, 7, 1]);
-        // Later ones come after those that were found.
+        // Later requests follow the recovered ones.
         t.begin(0);
         assert_eq!(tracker(&region, 41).1, [5, 7, 1, 0]);
     }
@@ -282,8 +282,8 @@ mod tests {
             for head in [3, 4, 5, 6] {
                 t.begin(head);
             }
-            // A first batch, in whole; then a second of two, of which only the used index
-            // came out, or not even that.
+            // A complete first batch; then a second one of two requests, with at most the used
+            // index published.
             t.answer(4, 0xffff);
             t.published(0);
             t.answer(3, 0);

@@ -15,16 +15,15 @@
 //!   +-- used ring, interrupt <-- run <------------------- completion <------+
 //! ```
 //!
-//! What may be touched here: the socket, eventfds, and guest memory through `dma`. What may
-//! not: files and devices (that is `volume`'s), NVMe, and `unsafe`. Guest and front-end are
-//! hostile: everything that comes from them is copied once and checked; a queue that its guest
-//! has broken stands still, a front-end that breaks the protocol is disconnected. Nothing that
-//! they do ends the process.
+//! Scope: the socket, eventfds, and guest memory through `dma`. Files and devices (which belong to
+//! `volume`), NVMe, and `unsafe` are out of scope. Guest and front-end are hostile: all their data
+//! is copied once and checked. A queue that its guest has broken stops, and a front-end that breaks
+//! the protocol is disconnected. They cannot end the process.
 //!
-//! The protocol is spoken by this crate itself, without threads and locks: `vhost`'s own server
-//! blocks in the middle of a message and answers at once, while here a worker polls rings, waits
-//! for completions, and answers GET_VRING_BASE or a new memory table only when no request in flight
-//! can touch what is being taken away. `vhost`'s front-end is what the tests speak to it with.
+//! This crate implements the protocol itself, without threads and locks, since `vhost`'s own server
+//! blocks in the middle of a message and answers at once. Here a worker polls rings and waits for
+//! completions. GET_VRING_BASE and a new memory table are answered only when no outstanding request
+//! can access the removed memory. The tests use `vhost`'s front-end.
 //!
 //! # Example
 //!

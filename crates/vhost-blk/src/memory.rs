@@ -1,5 +1,5 @@
-//! A guest's memory as its front-end describes it: regions, each a piece of a file, known by a
-//! guest-physical address (in descriptors) and by an address of the front-end's (for the rings).
+//! Guest memory as described by the front-end. Each region is a piece of a file, with a
+//! guest-physical address (in descriptors) and an address of the front-end (for the rings).
 
 use crate::error::Refusal;
 use crate::pins::Pins;
@@ -10,8 +10,8 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 use volume::{PinPace, Pinner};
 
-/// Told of every memory file of a client, by volumes that can reach it without copies (a device);
-/// what it answers is dropped when the memory is no longer in use.
+/// Hook called with every memory file of a client, for volumes that access it without copies (a
+/// device). Its result is dropped when the memory is no longer in use.
 pub type Attach = Box<dyn Fn(&Memory) -> Option<Box<dyn Any>>>;
 
 /// A guest's memory.
@@ -21,13 +21,13 @@ pub(crate) struct GuestMemory {
     regions: Vec<(Region, Memory)>,
     attach: Option<Attach>,
     attached: Vec<(Memory, Option<Box<dyn Any>>)>,
-    /// No longer mapped, but perhaps in use by requests in flight.
+    /// Results for files that are no longer mapped, but perhaps in use by outstanding requests.
     leaving: Vec<Option<Box<dyn Any>>>,
     pins: Pins,
 }
 
 impl GuestMemory {
-    /// None yet, of a front-end that may take so much.
+    /// Creates an empty memory of a front-end with these limits.
     pub(crate) fn new(
         limits: MemoryLimits,
         attach: Option<Attach>,
@@ -44,13 +44,13 @@ impl GuestMemory {
         }
     }
 
-    /// Some of it is to be pinned for the ring: [`GuestMemory::pin`], when no front-end waits for
-    /// an answer.
+    /// Returns whether memory waits to be pinned for the ring: [`GuestMemory::pin`], when no
+    /// front-end waits for an answer.
     pub(crate) fn is_pinning(&self) -> bool {
         self.pins.is_pinning()
     }
 
-    /// Pins a part of it.
+    /// Pins a part of the waiting memory.
     pub(crate) fn pin(&mut self, pace: &mut PinPace) {
         self.pins.pin(pace);
     }
@@ -63,7 +63,7 @@ impl GuestMemory {
         self.regions.len()
     }
 
-    /// A file of the front-end's that is not the guest's memory.
+    /// Imports a file of the front-end that is not guest memory.
     pub(crate) fn import_file(&mut self, fd: OwnedFd, end: u64) -> Result<Memory, MapError> {
         self.files.import(fd, end, true)
     }
@@ -71,7 +71,7 @@ impl GuestMemory {
     fn import(&mut self, region: &Region, fd: OwnedFd) -> Result<Memory, Refusal> {
         let end = region.mmap_offset.checked_add(region.size);
         let end = end.ok_or(MapError::Overflow)?;
-        // Rings are looked for by this range.
+        // Rings are looked up by this range.
         if region.user_address.checked_add(region.size).is_none() {
             return Err(MapError::Overflow.into());
         }
@@ -96,12 +96,12 @@ impl GuestMemory {
 
     /// Replaces all of the memory. After an error there is none.
     pub(crate) fn replace(&mut self, table: Vec<(Region, OwnedFd)>) -> Result<(), Refusal> {
-        // What stays is found in the cache as long as the old regions hold it.
+        // Retained files are found in the cache while the old regions hold them.
         let imported: Result<Vec<(Region, Memory)>, Refusal> = table
             .into_iter()
             .map(|(region, fd)| Ok((region, self.import(&region, fd)?)))
             .collect();
-        // What is pinned may be part of the new memory, too.
+        // Pinned pieces may be part of the new memory, too.
         self.unmap_all();
         let mapped = imported.and_then(|table| {
             let mut table = table.into_iter();
@@ -122,7 +122,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Removes a region, known by its addresses and its size.
+    /// Removes a region, identified by its addresses and its size.
     pub(crate) fn remove(&mut self, region: &Region) -> Result<(), Refusal> {
         let same = |known: &Region| {
             known.guest_address == region.guest_address
@@ -138,7 +138,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Removes all.
+    /// Removes all regions.
     pub(crate) fn clear(&mut self) {
         self.unmap_all();
         self.pins.update(&[]);
@@ -161,7 +161,7 @@ impl GuestMemory {
         });
     }
 
-    /// No request in flight can still touch memory that was removed.
+    /// Returns whether no outstanding request can still access removed memory.
     pub(crate) fn quiesced(&mut self) -> bool {
         let quiesced = self.map.quiesced();
         if quiesced {
@@ -170,9 +170,9 @@ impl GuestMemory {
         quiesced
     }
 
-    /// The address lies in a memory file in which nothing was ever stored. A driver that has a
-    /// queue has stored something: its memory is private to the front-end, which has passed the
-    /// file's descriptor all the same (QEMU before 9).
+    /// Returns whether the address lies in a memory file to which nothing was ever stored. A driver
+    /// with a queue has stored something. Its memory must then be private to the front-end, which
+    /// has passed the file's descriptor all the same (QEMU before 9).
     pub(crate) fn is_untouched(&self, user: u64) -> bool {
         let holds = |region: &Region| {
             let offset = user.checked_sub(region.user_address);
@@ -182,8 +182,8 @@ impl GuestMemory {
         found.is_some_and(|(_, memory)| fstat(memory.fd()).is_ok_and(|stat| stat.st_blocks == 0))
     }
 
-    /// The guest-physical address of `len` bytes at an address of the
-    /// front-end's; they lie in one region.
+    /// Returns the guest-physical address of `len` bytes at an address of the front-end; they must
+    /// lie in one region.
     pub(crate) fn guest_address(&self, user: u64, len: usize) -> Result<u64, Refusal> {
         let found = self.regions.iter().find_map(|(region, _)| {
             let offset = user.checked_sub(region.user_address)?;

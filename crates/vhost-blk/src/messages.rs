@@ -1,4 +1,4 @@
-//! The front-end's requests, one by one ("Vhost-user Protocol", Front-end message types).
+//! Handlers of the front-end's requests ("Vhost-user Protocol", Front-end message types).
 
 use crate::backend::kick_token;
 use crate::disk::{Disk, MAX_QUEUE_SIZE};
@@ -14,22 +14,23 @@ use crate::wire::*;
 use std::os::fd::OwnedFd;
 use zerocopy::IntoBytes;
 
-/// What a request comes to.
+/// Answer to a request.
 enum Answer {
-    /// Nothing, or a word that it has been done.
+    /// No payload; an acknowledgement, if the front-end wants one.
     Done,
-    /// This.
+    /// A payload, perhaps with a descriptor.
     Payload(Vec<u8>, Option<OwnedFd>),
-    /// Later.
+    /// A later answer.
     Later(Pending),
 }
 
-/// A configuration space is read up to here (VHOST_USER_MAX_CONFIG_SIZE).
+/// Maximum end of a read of configuration space (VHOST_USER_MAX_CONFIG_SIZE).
 const MAX_CONFIG: u32 = 256;
 
 type Handled = Result<Answer, Refusal>;
 
-/// The request answers with a payload; when it cannot, nothing else may come in its place.
+/// Returns whether the request answers with a payload; a failure can then not be reported by
+/// anything else.
 fn answers(request: u32) -> bool {
     matches!(
         request,
@@ -44,7 +45,7 @@ fn answers(request: u32) -> bool {
 }
 
 impl Session {
-    /// Handles a request: answers it, or notes that it has to wait.
+    /// Handles a request: answers it, or records the pending answer.
     pub(crate) fn handle(&mut self, message: Message, disk: &mut Disk) -> Result<(), ClientError> {
         let header = message.header;
         tracing::trace!(
@@ -79,7 +80,8 @@ impl Session {
             payload,
             fds,
         } = message;
-        // Only these bring descriptors, however many; the others are closed here.
+        // Only these requests may have descriptors, in any number; those of any other request are
+        // closed here.
         match header.request {
             request::SET_MEM_TABLE => return self.set_mem_table(header, &payload, fds),
             request::ADD_MEM_REG => return self.add_mem_reg(&payload, fds),
@@ -141,14 +143,14 @@ impl Session {
         Ok(())
     }
 
-    /// The queue of that number, made when it is first named.
+    /// Returns the queue of that number, created on first use.
     fn queue(&mut self, index: u64, disk: &Disk) -> Result<&mut Queue, Refusal> {
         let queues = u64::from(disk.shape.queues);
         if index >= queues {
             return Err(Refusal::Ring(index));
         }
         while self.queues.len() as u64 <= index {
-            // Below 256.
+            // Queue numbers are below 256.
             let next = self.queues.len() as u16;
             let mut queue = Queue::new(next, self.stats.clone());
             queue.set_features(self.features);
@@ -208,7 +210,7 @@ impl Session {
         }
         let config = disk.config();
         let mut answer = header.as_bytes().to_vec();
-        // What lies beyond our configuration space is zero.
+        // The rest beyond the configuration space is zero.
         let bytes = config.into_iter().chain(std::iter::repeat(0));
         answer.extend(
             bytes
@@ -225,7 +227,7 @@ impl Session {
         if bytes.len() != header.size as usize {
             return Err(Refusal::Size);
         }
-        // The only field that is not the device's alone.
+        // The only field that a driver may write.
         if let (WRITEBACK_OFFSET, &[writeback]) = (header.offset, bytes) {
             if self.features & feature::CONFIG_WCE == 0 {
                 return Err(Refusal::NotNegotiated);
@@ -298,7 +300,7 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// Stops the queue; the answer comes when its requests have completed.
+    /// Stops the queue; the answer is sent when its requests have completed.
     fn get_vring_base(&mut self, header: Header, payload: &[u8], disk: &Disk) -> Handled {
         let state: VringState = exactly(payload).ok_or(Refusal::Size)?;
         self.queue(state.index.into(), disk)?.stop();
@@ -306,7 +308,7 @@ impl Session {
         Ok(Answer::Later(Pending::Base(header, state.index as u16)))
     }
 
-    /// Index of the ring, and the descriptor unless there is to be none.
+    /// Returns the index of the ring, and the descriptor unless there is to be none.
     fn vring_fd(
         &self,
         payload: &[u8],
@@ -329,7 +331,7 @@ impl Session {
         };
         let queue = self.queue(index, disk)?;
         queue.set_kick(kick);
-        // Before the ring is read, which may store zeroes there.
+        // The check precedes reading the ring, which may store zeroes there.
         let available = queue.available();
         if available.is_some_and(|address| self.memory.is_untouched(address)) {
             self.say_not_shared();
@@ -369,7 +371,7 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// The description, and how long the front-end's is: with or without padding.
+    /// Parses the description, which front-ends send with or without padding.
     fn inflight_description(&self, payload: &[u8]) -> Result<InflightDescription, Refusal> {
         self.needs(protocol::INFLIGHT_SHMFD)?;
         let mut padded = [0; size_of::<InflightDescription>()];

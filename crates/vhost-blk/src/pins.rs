@@ -1,19 +1,19 @@
-//! What the kernel pins of a guest's memory for the ring's requests (fixed buffers).
+//! Kernel pins of guest memory for the ring's requests (fixed buffers).
 //!
-//! A message only says what is to be pinned: the worker pins it in short steps, between messages
-//! and rounds, so that nothing waits for it. Until a piece is pinned, requests into it go the usual
-//! way. The pieces are cut by offsets in the memory's file: a table of regions that is only cut
-//! otherwise (firmware does that often) keeps most of them.
+//! A message only marks memory to be pinned. The worker pins it in short steps, between messages
+//! and rounds, so that nothing waits for it. Requests to a piece that is not pinned yet take the
+//! usual path. Pieces are aligned to offsets in the memory's file. A table of regions with
+//! different borders (firmware often changes them) therefore keeps most of them.
 
 use crate::wire::Region;
 use dma::Memory;
 use volume::{PinPace, PinnedWindows, Pinner};
 
-/// Bytes of a piece where the guest is not large: some milliseconds to pin.
+/// Size of a piece in bytes, unless the guest is large: some milliseconds to pin.
 const PIECE: u64 = 64 << 20;
-/// Bytes of a piece at most, which is the kernel's limit for a fixed buffer.
+/// Maximum size of a piece in bytes, the kernel's limit for a fixed buffer.
 const LONGEST: u64 = 1 << 30;
-/// Pieces at most: the places of the ring's table.
+/// Maximum number of pieces: the slots of the ring's table.
 const PIECES: usize = 256;
 
 /// A part of a memory.
@@ -30,11 +30,11 @@ impl Piece {
     }
 }
 
-/// Pieces of a guest's memory that are pinned, and those that will be. None without a [`Pinner`].
+/// Pinned pieces of a guest's memory, and those still to be pinned. Empty without a [`Pinner`].
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     pins: bool,
-    /// Each with the address that stands for it in `windows`.
+    /// Pieces, each with the address that represents it in `windows`.
     pieces: Vec<(Piece, u64)>,
     windows: PinnedWindows,
     next: u64,
@@ -43,7 +43,7 @@ pub(crate) struct Pins {
 fn pieces(regions: &[(Region, Memory)]) -> Vec<Piece> {
     let sizes = regions.iter().map(|(region, _)| region.size);
     let total = sizes.fold(0u64, u64::saturating_add);
-    // So that the edges of regions have places, too.
+    // Half of the slots are left for the edges of regions.
     let len = (total / (PIECES as u64 / 2)).next_power_of_two();
     let len = len.clamp(PIECE, LONGEST);
     let mut pieces: Vec<Piece> = Vec::new();
@@ -75,7 +75,7 @@ impl Pins {
         }
     }
 
-    /// The guest's memory is this now: what is no part of it is unpinned at once, what is new waits
+    /// Follows a change of the guest's memory: removed pieces are unpinned at once, new ones wait
     /// for [`Pins::pin`].
     pub(crate) fn update(&mut self, regions: &[(Region, Memory)]) {
         if !self.pins {
@@ -100,12 +100,12 @@ impl Pins {
         }
     }
 
-    /// Something is to be pinned.
+    /// Returns whether a piece waits to be pinned.
     pub(crate) fn is_pinning(&self) -> bool {
         self.windows.is_pinning()
     }
 
-    /// Pins a part of it.
+    /// Pins a part of the waiting pieces.
     pub(crate) fn pin(&mut self, pace: &mut PinPace) {
         pace.step(&mut self.windows);
     }
@@ -126,7 +126,7 @@ mod tests {
         }
     }
 
-    /// A ring that pins, with what keeps it.
+    /// Creates a ring that pins, with its volume and queue.
     fn ring() -> (Io, OpenQueue, Arc<dyn Volume>) {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
@@ -160,7 +160,7 @@ mod tests {
             println!("skipped: the kernel pins nothing here (ulimit -l)");
             return;
         }
-        // The same memory in another table stays pinned; what has left it does not.
+        // Memory that is also in the new table stays pinned; removed memory does not.
         pins.update(&[(region(4 << 20, 0), memory.clone())]);
         assert!(!pins.is_pinning() && io.pinned() == 1);
         pins.update(&[(region(2 << 20, 2 << 20), memory)]);

@@ -1,5 +1,5 @@
-//! Properties of the request parser: whatever a guest writes, a chain ends, and what comes out
-//! of it lies in its memory.
+//! Properties of the request parser: for any content of guest memory a chain ends, and the
+//! resulting memory lies in the guest's.
 
 use crate::chain::{Buffer, ChainError, MAX_CHAIN, Walker};
 use crate::request::{Action, Limits, NoStatus, Parsed, Work, parse};
@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use volume::Op;
 
 const SIZE: u16 = 8;
-/// The table, then the rings; indirect tables and data behind them.
+/// Layout: the table, then the rings; indirect tables and data behind them.
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x100;
 const USED: u64 = 0x200;
@@ -52,7 +52,7 @@ impl Guest {
     }
 }
 
-/// What a chain is, told without haste: follows descriptors, remembers each it has seen.
+/// A simple model of a chain: follows descriptors and remembers each one.
 fn model(
     head: u16,
     outer: &[Descriptor],
@@ -130,7 +130,7 @@ fn limits() -> Limits {
     }
 }
 
-/// Everything that may come out of the parser for whatever went in.
+/// Checks the parser's output for any input.
 fn check_parsed(
     parsed: Result<Parsed, NoStatus>,
     buffers: &[Buffer],
@@ -168,7 +168,7 @@ fn check_parsed(
     Ok(())
 }
 
-/// Cuts pieces of memory in two at the given places; zero-length ones may come out.
+/// Cuts buffers in two at the given offsets; empty ones may result.
 fn cut(buffers: &[Buffer], at: &[u32]) -> Vec<Buffer> {
     let mut out = Vec::new();
     for (i, buffer) in buffers.iter().enumerate() {
@@ -202,18 +202,18 @@ proptest! {
         let mut walker = Walker::default();
         let walked = walker.walk(head, &guest.ring, SIZE, true, &guest.map);
         match (model(head, &outer, &inner), walked) {
-            // What lies behind the inner table is not in the model, nor what an indirect
-            // descriptor finds in data.
+            // The model excludes memory behind the inner table, and an indirect descriptor's view
+            // of data.
             (Err("test" | "memory"), _) => {}
             (Ok(expected), walked) => prop_assert_eq!(walked.map(<[Buffer]>::to_vec), Ok(expected)),
             (Err(why), Ok(walked)) => prop_assert!(false, "{why}: {walked:?}"),
-            // A chain that has used up its table and goes on outside of it is a loop as well.
+            // A chain that has used up its table and continues outside of it is a loop, too.
             (Err("index" | "loop"), Err(error)) => {
                 prop_assert!(!matches!(error, ChainError::Indirect | ChainError::TableSize(_)), "{error}");
             }
             (Err(_), Err(_)) => {}
         }
-        // And whatever it is, the parser copes.
+        // The parser accepts any of these chains.
         let mut walker = Walker::default();
         if let Ok(buffers) = walker.walk(head, &guest.ring, SIZE, true, &guest.map) {
             let (mut data, mut ranges) = (SegmentList::new(), VecDeque::new());
@@ -222,7 +222,7 @@ proptest! {
         }
     }
 
-    /// However a driver cuts a request into buffers, it is the same request.
+    /// The layout of a request's buffers does not change the request.
     #[test]
     fn layout_does_not_matter(
         kind in prop_oneof![Just(0u32), Just(1), Just(4), Just(8), Just(11), Just(13), any::<u32>()],
@@ -250,9 +250,9 @@ proptest! {
         check_parsed(second, &pieces, &data2, &ranges2, &guest.memory)?;
         prop_assert_eq!(first, second);
         prop_assert_eq!(ranges, ranges2);
-        // Adjacent pieces are one again.
+        // Adjacent pieces are merged again.
         prop_assert_eq!(data.segments(), data2.segments());
-        // And it is the right request.
+        // The parsed request is the expected one.
         let offset = sector.checked_mul(512);
         let expected = match kind {
             0 if wanted % 512 == 0 => offset.map(|offset| Work { op: Op::Read, offset, len: u64::from(wanted) }),
@@ -271,7 +271,7 @@ proptest! {
     }
 }
 
-/// The same memory may be named many times: what counts is the sum.
+/// A chain may name the same memory many times: the limit applies to the sum.
 #[test]
 fn data_is_bounded() {
     let guest = guest();

@@ -1,5 +1,5 @@
-//! A queue as the front-end sets it up, and when it runs: it has an
-//! address, a kick, and is enabled.
+//! Set-up of a queue by the front-end. A queue runs when it has an address and a kick, and is
+//! enabled.
 
 use crate::disk::{Disk, MAX_QUEUE_SIZE};
 use crate::error::Refusal;
@@ -13,40 +13,40 @@ use crate::virtio::feature;
 use std::sync::Arc;
 use volume::{Budget, Completion};
 
-/// Largest ring that is taken, for front-ends that were told nothing of `queue_size`.
+/// Maximum accepted ring size, for front-ends that do not know `queue_size`.
 const MAX_SIZE: u32 = MAX_QUEUE_SIZE as u32;
 
-/// Where a kick comes from, if at all.
+/// Source of kicks of a started queue.
 #[derive(Debug, Default)]
 enum Start {
     /// The queue is stopped.
     #[default]
     Stopped,
-    /// It is started, and the guest rings here.
+    /// The queue is started, and the guest rings here.
     Kick(#[allow(dead_code)] Kick),
-    /// It is started, and the guest never rings: it has to be polled.
+    /// The queue is started, and the guest never rings: it must be polled.
     Poll,
 }
 
-/// One request queue.
+/// A request queue.
 pub(crate) struct Queue {
     index: u16,
     size: u16,
-    /// In the front-end's address space.
+    /// Ring address in the front-end's address space.
     address: Option<RingAddress>,
     base: u16,
     start: Start,
     call: Option<Signal>,
     err: Option<Signal>,
-    /// What SET_VRING_ENABLE said last.
+    /// State set by the last SET_VRING_ENABLE.
     enabled: Option<bool>,
-    /// What holds until it says something.
+    /// State before the first SET_VRING_ENABLE.
     enabled_at_first: bool,
     pub(crate) run: Option<Run>,
     stats: Arc<Stats>,
 }
 
-/// What a queue needs to know of its connection when it begins to run.
+/// Parameters of the connection for a queue that begins to run.
 pub(crate) struct Negotiated<'a> {
     pub(crate) features: u64,
     pub(crate) inflight: Option<&'a Inflight>,
@@ -74,7 +74,7 @@ impl Queue {
         self.stats.queues.get(usize::from(self.index))
     }
 
-    /// Its layout may change only while it stands.
+    /// Checks that the queue is stopped, since its layout may change only then.
     fn stopped(&self) -> Result<(), Refusal> {
         match self.run {
             Some(_) => Err(Refusal::Running(self.index)),
@@ -99,12 +99,12 @@ impl Queue {
     }
 
     pub(crate) fn set_address(&mut self, address: RingAddress) -> Result<(), Refusal> {
-        // QEMU says it again when memory moves: a queue that runs is found anew.
+        // QEMU repeats the address when memory moves: a running queue is resolved again.
         self.address = Some(address);
         Ok(())
     }
 
-    /// Where the driver's part of the ring lies, by an address of the front-end's.
+    /// Returns the front-end's address of the driver area of the ring.
     pub(crate) fn available(&self) -> Option<u64> {
         self.address.map(|address| address.available)
     }
@@ -115,8 +115,8 @@ impl Queue {
 
     pub(crate) fn set_call(&mut self, call: Option<Signal>) {
         self.call = call;
-        // Front-ends may name it only when the queue runs. What was answered meanwhile, or by a
-        // back-end before this one, is not to wait for the next interrupt.
+        // Front-ends may set it only after the queue runs. Requests answered meanwhile, or by a
+        // previous back-end, must not wait for the next interrupt.
         if self.run.is_some()
             && let Some(call) = &self.call
         {
@@ -146,23 +146,23 @@ impl Queue {
         self.enabled.unwrap_or(self.enabled_at_first)
     }
 
-    /// The guest has made requests that were not fetched.
+    /// Returns whether the guest has made requests that were not fetched.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         self.is_enabled() && self.run.as_ref().is_some_and(Run::has_news)
     }
 
-    /// Nobody rings for it.
+    /// Returns whether the queue must be polled because the guest does not ring.
     pub(crate) fn must_poll(&self) -> bool {
         matches!(self.start, Start::Poll) && self.is_fetching()
     }
 
-    /// It fetches requests.
+    /// Returns whether the queue fetches requests.
     pub(crate) fn is_fetching(&self) -> bool {
         self.is_enabled() && self.run.as_ref().is_some_and(|run| !run.is_broken())
     }
 
-    /// Where the ring lies, and the ring.
+    /// Resolves the memory of the ring.
     fn resolve(&self, features: u64, memory: &GuestMemory) -> Result<Ring, Refusal> {
         let address = self.address.ok_or(Refusal::Value("ring without address"))?;
         let event_idx = features & feature::EVENT_IDX != 0;
@@ -175,7 +175,7 @@ impl Queue {
         Ok(Ring::resolve(memory.map(), at, self.size, event_idx)?)
     }
 
-    /// Begins to run, if it is started and does not.
+    /// Begins to run, if the queue is started and not running.
     pub(crate) fn begin(&mut self, with: &Negotiated<'_>) -> Result<(), Refusal> {
         if self.run.is_some() || matches!(self.start, Start::Stopped) {
             return Ok(());
@@ -197,7 +197,7 @@ impl Queue {
         };
         self.run = Some(Run::new(options, ring, &self.stats));
         crash::point!("vhost-blk.queue.recovered");
-        // What the guest asked for while nobody was here may have ended without a word.
+        // Requests of the guest may have ended without an interrupt while no back-end ran.
         if let Some(call) = &self.call {
             call.send();
         }
@@ -205,7 +205,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The memory has changed: finds the ring again, or stands still.
+    /// Follows a change of memory: resolves the ring again, or suspends the queue.
     pub(crate) fn memory_changed(&mut self, features: u64, memory: &GuestMemory) {
         let generation = memory.map().generation();
         let stale = |run: &Run| run.generation() != Some(generation);
@@ -221,7 +221,7 @@ impl Queue {
         }
     }
 
-    /// Some mapping of the process has lost its memory: if it was this ring's, it stops.
+    /// Stops the queue if its ring was in a mapping that has lost its memory.
     pub(crate) fn check_memory(&mut self) {
         if let Some(run) = self.run.as_mut().filter(|run| run.is_poisoned()) {
             run.breaks(&"its memory file was cut short");
@@ -235,7 +235,7 @@ impl Queue {
         }
     }
 
-    /// Fetches and starts requests. `true` when there were some.
+    /// Fetches and starts requests. Returns `true` when there were some.
     #[inline]
     pub(crate) fn fetch(
         &mut self,
@@ -262,7 +262,7 @@ impl Queue {
         worked
     }
 
-    /// Takes a completion in.
+    /// Handles a completion.
     pub(crate) fn complete(
         &mut self,
         slot: u16,
@@ -278,7 +278,7 @@ impl Queue {
         }
     }
 
-    /// Shows the guest what has been answered.
+    /// Publishes the answered requests to the guest.
     #[inline]
     pub(crate) fn publish(&mut self) {
         if let (Some(run), Some(stats)) = (
@@ -289,7 +289,7 @@ impl Queue {
         }
     }
 
-    /// Asks the guest to ring. `true` when there is something already.
+    /// Asks the guest to ring. Returns `true` when requests have already arrived.
     pub(crate) fn arm(&mut self) -> bool {
         if !self.is_enabled() {
             return false;
@@ -303,20 +303,19 @@ impl Queue {
         }
     }
 
-    /// Nothing more is fetched; what is in flight goes on.
+    /// Stops fetching; outstanding requests continue.
     pub(crate) fn stop(&mut self) {
         if let Some(run) = &mut self.run {
             run.stop();
         }
     }
 
-    /// Requests of it are with the volume.
+    /// Returns whether requests of the queue are outstanding at the volume.
     pub(crate) fn is_busy(&self) -> bool {
         self.run.as_ref().is_some_and(|run| run.in_flight() > 0)
     }
 
-    /// It has been stopped and is not busy: drops its ring, and answers the index of
-    /// the next available entry.
+    /// Drops the ring of a stopped, idle queue. Returns the index of the next available entry.
     pub(crate) fn end(&mut self) -> u16 {
         self.publish();
         if let Some(run) = self.run.take() {
@@ -326,7 +325,7 @@ impl Queue {
         self.base
     }
 
-    /// Back to how it was made, but for its signals.
+    /// Returns to the initial state, except for the signals.
     pub(crate) fn reset(&mut self) {
         self.end();
         self.size = 0;
@@ -335,7 +334,8 @@ impl Queue {
         self.enabled = None;
     }
 
-    /// The front-end has gone: guest memory is not touched any more, except by what is in flight.
+    /// Abandons the queue of a disconnected front-end: guest memory is accessed only by outstanding
+    /// requests.
     pub(crate) fn abandon(&mut self) {
         self.start = Start::Stopped;
         self.call = None;

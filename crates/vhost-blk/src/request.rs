@@ -1,6 +1,6 @@
-//! From the buffers of a chain to a block request (virtio 1.2, 5.2.6). The header is copied once
-//! and only the copy is looked at; drivers may cut the header, the data and the status byte into
-//! buffers as they like (2.7.4).
+//! Parser of block requests from the buffers of a chain (virtio 1.2, 5.2.6). The header is copied
+//! once and only the copy is examined. Drivers may cut the header, the data and the status byte
+//! into buffers as they like (2.7.4).
 
 use crate::chain::Buffer;
 use crate::virtio::{BlkStatus, FLAG_UNMAP, ID_BYTES, MAX_RANGES, SECTOR, kind};
@@ -11,14 +11,14 @@ use volume::Op;
 const HEADER_BYTES: usize = 16;
 const RANGE_BYTES: usize = 16;
 
-/// What requests are checked against.
+/// Limits that requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Logical block size in bytes.
     pub(crate) block_size: u32,
-    /// Longest data in bytes.
+    /// Maximum data in bytes.
     pub(crate) max_transfer: u64,
-    /// Writes are durable when they complete.
+    /// Writes are durable on completion.
     pub(crate) fua: bool,
     /// Discard was offered.
     pub(crate) discard: bool,
@@ -26,7 +26,7 @@ pub(crate) struct Limits {
     pub(crate) write_zeroes: bool,
 }
 
-/// One operation on a range of bytes of the volume.
+/// An operation on a range of bytes of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Work {
     pub(crate) op: Op,
@@ -34,16 +34,16 @@ pub(crate) struct Work {
     pub(crate) len: u64,
 }
 
-/// What a request asks for.
+/// Action of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// This, with the data that was gathered, if the operation has any.
+    /// An operation, with the gathered data if it has any.
     Work(Work),
-    /// The identifier, to where the data was gathered.
+    /// The identifier, to be written to the gathered memory.
     Id,
-    /// The ranges that were gathered, one after the other; there is at least one.
+    /// The gathered ranges, one after the other; at least one.
     Ranges,
-    /// Nothing: it ends like this.
+    /// No action: the request ends with this status.
     End(BlkStatus),
 }
 
@@ -57,12 +57,12 @@ pub(crate) struct Parsed {
     pub(crate) writable: u64,
 }
 
-/// A chain without room for a status byte: nothing can be answered.
+/// Error for a chain without room for a status byte: it cannot be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoStatus;
 
-/// Takes a chain apart. `data` gets the memory of reads, writes and GET_ID; `ranges` what is to be
-/// discarded or zeroed. Both were emptied by the caller.
+/// Parses a chain. `data` receives the memory of reads, writes and GET_ID; `ranges` the ranges to
+/// be discarded or zeroed. The caller has emptied both.
 pub(crate) fn parse(
     buffers: &[Buffer],
     map: &DmaMap,
@@ -87,8 +87,7 @@ pub(crate) fn parse(
         buffers,
         map,
         limits,
-        // Neither sum overflows: a chain is bounded. The header is not
-        // data, nor is the status byte.
+        // Neither sum overflows, because a chain is bounded. Header and status byte are not data.
         out_len: total(false),
         in_len: total(true).saturating_sub(1),
     };
@@ -108,9 +107,9 @@ struct Chain<'a> {
     buffers: &'a [Buffer],
     map: &'a DmaMap,
     limits: &'a Limits,
-    /// Bytes that the driver gives, the header among them.
+    /// Bytes that the driver provides, including the header.
     out_len: u64,
-    /// Bytes that the driver wants, without the status.
+    /// Bytes that the driver requests, without the status.
     in_len: u64,
 }
 
@@ -152,7 +151,8 @@ impl Chain<'_> {
         }
     }
 
-    /// The segments of a discard or write-zeroes request, each checked before any of them is begun.
+    /// Parses the segments of a discard or write-zeroes request, and checks all of them before the
+    /// first is begun.
     fn ranges(
         &self,
         kind: u32,
@@ -182,7 +182,7 @@ impl Chain<'_> {
         Ok(Action::Ranges)
     }
 
-    /// The operation, if it covers whole blocks. Whether they exist is the volume's question.
+    /// Returns the operation, if it covers whole blocks. The volume checks that they exist.
     fn work(&self, op: Op, sector: u64, len: u64) -> Result<Work, BlkStatus> {
         let offset = sector.checked_mul(SECTOR).ok_or(BlkStatus::IoErr)?;
         let mask = u64::from(self.limits.block_size).max(SECTOR) - 1;
@@ -195,7 +195,7 @@ impl Chain<'_> {
         Ok(Work { op, offset, len })
     }
 
-    /// Copies what the driver gives, from a byte of it on.
+    /// Copies from the driver's output, starting at byte `skip`.
     fn copy_out(&self, skip: u64, out: &mut [u8]) -> Result<(), BlkStatus> {
         if self.out_len < skip.saturating_add(out.len() as u64) {
             return Err(BlkStatus::IoErr);
@@ -208,7 +208,7 @@ impl Chain<'_> {
         })
     }
 
-    /// Gathers the host memory of what the driver gives or wants.
+    /// Gathers the host memory of the driver's output or input.
     fn gather(
         &self,
         writable: bool,
@@ -226,7 +226,7 @@ impl Chain<'_> {
         })
     }
 
-    /// Calls `each` with every piece of one direction, from a byte of it on.
+    /// Calls `each` with every piece of one direction, starting at byte `skip`.
     fn pieces(
         &self,
         writable: bool,
@@ -254,13 +254,13 @@ impl Chain<'_> {
     }
 }
 
-/// Type and sector of `struct virtio_blk_req`; what lies between is reserved.
+/// Returns type and sector of `struct virtio_blk_req`; the field between them is reserved.
 fn split_header(header: [u8; HEADER_BYTES]) -> (u32, u64) {
     let value = u128::from_le_bytes(header);
     (value as u32, (value >> 64) as u64)
 }
 
-/// Sector, number of sectors and flags of `struct virtio_blk_discard_write_zeroes`.
+/// Returns sector, number of sectors and flags of `struct virtio_blk_discard_write_zeroes`.
 fn split_range(range: &[u8]) -> (u64, u32, u32) {
     let mut bytes = [0; RANGE_BYTES];
     bytes.copy_from_slice(range);

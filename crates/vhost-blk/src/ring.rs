@@ -21,7 +21,7 @@ pub(crate) mod flag {
     pub(crate) const INDIRECT: u16 = 4;
 }
 
-/// One descriptor, as the guest wrote it: nothing in it has been checked.
+/// A descriptor as the guest wrote it, unchecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     pub(crate) addr: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// From the two halves of the 16 bytes.
+    /// Creates a descriptor from the two halves of its 16 bytes.
     #[inline]
     pub(crate) fn from_words(low: u64, high: u64) -> Descriptor {
         Descriptor {
@@ -43,7 +43,7 @@ impl Descriptor {
     }
 }
 
-/// Where the guest has put a queue, in its physical address space.
+/// Guest-physical addresses of a queue's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingAddress {
     pub(crate) descriptors: u64,
@@ -51,8 +51,8 @@ pub(crate) struct RingAddress {
     pub(crate) used: u64,
 }
 
-/// Bytes of the three parts, for a queue of `size` entries. With EVENT_IDX both
-/// rings have one more field.
+/// Returns the sizes in bytes of the three parts, for a queue of `size` entries. With EVENT_IDX
+/// both rings have one more field.
 pub(crate) fn part_sizes(size: u16, event_idx: bool) -> (usize, usize, usize) {
     let entries = usize::from(size);
     let event = if event_idx { 2 } else { 0 };
@@ -63,7 +63,7 @@ pub(crate) fn part_sizes(size: u16, event_idx: bool) -> (usize, usize, usize) {
     )
 }
 
-/// A queue's memory, resolved. Indices of the rings count without end, modulo 65,536.
+/// Resolved memory of a queue. Ring indices increase modulo 65,536.
 #[derive(Debug)]
 pub(crate) struct Ring {
     descriptors: Area,
@@ -74,7 +74,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Resolves a queue's three parts, each in whole.
+    /// Resolves a queue's three parts, each as a whole.
     pub(crate) fn resolve(
         map: &DmaMap,
         at: RingAddress,
@@ -90,12 +90,12 @@ impl Ring {
         })
     }
 
-    /// The map's generation when it was resolved.
+    /// Returns the map's generation at the time of resolution.
     pub(crate) fn generation(&self) -> u64 {
         self.descriptors.generation()
     }
 
-    /// Some of its memory has been lost.
+    /// Returns whether some of the ring's memory has been lost.
     pub(crate) fn is_poisoned(&self) -> bool {
         self.descriptors.is_poisoned() || self.available.is_poisoned() || self.used.is_poisoned()
     }
@@ -105,7 +105,7 @@ impl Ring {
         usize::from(index & (self.size - 1))
     }
 
-    /// A descriptor, read once; `None` outside the table.
+    /// Returns a descriptor, read once; `None` outside the table.
     #[inline]
     pub(crate) fn descriptor(&self, index: u16) -> Option<Descriptor> {
         if index >= self.size {
@@ -116,25 +116,25 @@ impl Ring {
         Some(Descriptor::from_words(low, high))
     }
 
-    /// Where the driver will put the next available entry; the entries before it are visible.
+    /// Returns the driver's index of the next available entry; the entries before it are visible.
     #[inline]
     pub(crate) fn available_idx(&self) -> u16 {
         self.available.load16_acquire(IDX)
     }
 
-    /// The head of the chain that entry `index` of the available ring names.
+    /// Returns the head of the chain in entry `index` of the available ring.
     #[inline]
     pub(crate) fn available_head(&self, index: u16) -> u16 {
         self.available.load16(RING_HEADER + self.slot(index) * 2)
     }
 
-    /// The driver wants no interrupts (without EVENT_IDX).
+    /// Returns whether the driver suppresses interrupts (without EVENT_IDX).
     #[inline]
     pub(crate) fn no_interrupt(&self) -> bool {
         self.available.load16(FLAGS) & NO_INTERRUPT != 0
     }
 
-    /// The used index whose passing is to interrupt (with EVENT_IDX).
+    /// Returns the used index at which an interrupt is requested (with EVENT_IDX).
     #[inline]
     pub(crate) fn used_event(&self) -> u16 {
         self.available
@@ -149,7 +149,7 @@ impl Ring {
         self.used.store32(at + 4, len);
     }
 
-    /// The used index, as it was last published.
+    /// Returns the last published used index.
     #[inline]
     pub(crate) fn used_idx(&self) -> u16 {
         self.used.load16(IDX)
@@ -175,8 +175,8 @@ impl Ring {
     }
 }
 
-/// Whether one side that moves an index from `old` to `new` has to signal the other, which asked to
-/// be told about `event` (2.7.10: `vring_need_event`).
+/// Returns whether a side that moves an index from `old` to `new` must signal its peer, which asked
+/// for an event at `event` (2.7.10: `vring_need_event`).
 #[inline]
 pub(crate) fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

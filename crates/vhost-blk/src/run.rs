@@ -1,4 +1,4 @@
-//! A queue at work: requests are fetched, started, answered; the guest is told, once for a batch.
+//! Operation of a queue: requests are fetched, started and answered, with one interrupt per batch.
 
 use crate::chain::Walker;
 use crate::disk::Disk;
@@ -15,26 +15,26 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use volume::{Budget, Completion, IoErrorKind, Op, Request};
 
-/// Requests that one queue starts in a round.
+/// Maximum number of requests that one queue starts in a round.
 const REQUESTS_PER_ROUND: usize = 64;
 
-/// A place for one request in flight.
+/// Slot for an outstanding request.
 #[derive(Debug)]
 struct RequestSlot {
     busy: bool,
     head: u16,
     status_at: u64,
-    /// Bytes that the guest finds written when it went well, the status not counted.
+    /// Bytes written for the guest on success, without the status.
     written: u32,
     op: Option<Op>,
     offset: u64,
     kind: IoKind,
-    /// When it was fetched ([`probes::cycles`]), if it is to be timed, else 0.
+    /// Fetch time ([`probes::cycles`]) of a timed request, otherwise 0.
     fetched_at: u64,
     bytes: u64,
-    /// What is still to be done, one after the other.
+    /// Remaining operations, one after the other.
     ranges: VecDeque<Work>,
-    /// The list of a request that is not with the volume; kept for its capacity.
+    /// Segment list, in the slot while the request is not at the volume; kept for its capacity.
     data: SegmentList,
 }
 
@@ -56,7 +56,7 @@ impl Default for RequestSlot {
     }
 }
 
-/// How a queue is run.
+/// Options of a running queue.
 pub(crate) struct RunOptions {
     pub(crate) index: u16,
     pub(crate) size: u16,
@@ -64,31 +64,31 @@ pub(crate) struct RunOptions {
     pub(crate) indirect: bool,
     /// The first entry of the available ring to be fetched.
     pub(crate) next: u16,
-    /// Inflight tracking, where the front-end wants it.
+    /// Inflight tracker, if the front-end uses tracking.
     pub(crate) tracker: Option<Tracker>,
 }
 
-/// A queue at work.
+/// A running queue.
 pub(crate) struct Run {
     index: u16,
     size: u16,
     event_idx: bool,
     indirect: bool,
-    /// None while its memory is gone: it stands still.
+    /// `None` while its memory is missing; the queue is then suspended.
     ring: Option<Ring>,
     next: u16,
     used: u16,
     published: u16,
     armed: bool,
-    /// The guest has broken the ring: nothing more is fetched.
+    /// The guest has broken the ring: fetching has stopped.
     broken: bool,
-    /// Nothing more is to be fetched: the front-end stops the queue.
+    /// The front-end stops the queue: fetching has stopped.
     stopping: bool,
-    /// Something waits in the ring, but there is no room for it.
+    /// The ring has requests, but there is no room for them.
     full: bool,
     slots: Vec<RequestSlot>,
     free: Vec<u16>,
-    /// Requests of an earlier back-end, to be begun again before anything else.
+    /// Requests of an earlier back-end, to be begun again first.
     again: VecDeque<u16>,
     /// Requests that ended while there was no ring.
     held: Vec<(u16, u32)>,
@@ -100,8 +100,8 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Begins to work on a ring. With tracking, what an earlier back-end left is taken up:
-    /// then `next` is found out.
+    /// Begins to work on a ring. With tracking, the requests of an earlier back-end are resumed,
+    /// and `next` is derived from them.
     pub(crate) fn new(options: RunOptions, ring: Ring, stats: &Arc<Stats>) -> Run {
         let used = ring.used_idx();
         let mut run = Run {
@@ -130,7 +130,7 @@ impl Run {
             .resize_with(usize::from(run.size), RequestSlot::default);
         if let Some(tracker) = &mut run.tracker {
             run.again = tracker.recover(used).into();
-            // No more than the ring has, as each was found once.
+            // The number cannot exceed the ring size, as each request was found once.
             run.next = used.wrapping_add(run.again.len() as u16);
             if !run.again.is_empty() {
                 let (queue, requests) = (run.index, run.again.len());
@@ -143,12 +143,12 @@ impl Run {
         run
     }
 
-    /// The next entry of the available ring to be fetched.
+    /// Returns the next entry of the available ring to be fetched.
     pub(crate) fn next(&self) -> u16 {
         self.next
     }
 
-    /// Requests that are with the volume.
+    /// Returns the number of requests outstanding at the volume.
     pub(crate) fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -161,8 +161,7 @@ impl Run {
         self.stopping = true;
     }
 
-    /// What happens to the guest's memory from now on is no affair of ours:
-    /// it is not written any more.
+    /// Abandons the guest's memory, which is no longer written.
     pub(crate) fn abandon(&mut self) {
         self.stopping = true;
         self.ring = None;
@@ -170,7 +169,7 @@ impl Run {
         self.again.clear();
     }
 
-    /// The memory has changed: here is the ring, or it is gone.
+    /// Follows a change of memory, with the new ring, or none.
     pub(crate) fn set_ring(&mut self, ring: Option<Ring>) {
         self.ring = ring;
         if self.ring.is_some() {
@@ -188,7 +187,7 @@ impl Run {
         self.ring.as_ref().is_some_and(Ring::is_poisoned)
     }
 
-    /// Stops for good, because of what the guest or its memory did.
+    /// Stops permanently because of an error of the guest or its memory.
     pub(crate) fn breaks(&mut self, why: &dyn std::fmt::Display) {
         if !self.broken {
             self.broken = true;
@@ -199,7 +198,8 @@ impl Run {
         }
     }
 
-    /// The guest has made requests that were not fetched, and there is room for them.
+    /// Returns whether the guest has made requests that were not fetched, and there is room for
+    /// them.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         let idle = self.stopping || self.broken || self.full;
@@ -207,8 +207,8 @@ impl Run {
         ring.is_some_and(|ring| ring.available_idx() != self.next)
     }
 
-    /// Fetches what is available and starts it, up to a number of requests and as far as the budget
-    /// goes, so that a flood here leaves other queues their turns. `true` when there was something.
+    /// Fetches and starts available requests, limited by a number and the budget, so that a flood
+    /// leaves other queues their turns. Returns `true` when there were some.
     pub(crate) fn fetch(
         &mut self,
         disk: &mut Disk,
@@ -256,7 +256,7 @@ impl Run {
         worked
     }
 
-    /// The next request's head.
+    /// Returns the next request's head.
     fn take_head(&mut self) -> Option<u16> {
         if let Some(head) = self.again.pop_front() {
             return Some(head);
@@ -275,7 +275,7 @@ impl Run {
         Some(head)
     }
 
-    /// Takes a request apart and starts it. Returns what its data counts in a round's budget.
+    /// Parses a request and starts it. Returns the budget units of its data.
     fn begin(&mut self, head: u16, disk: &mut Disk, map: &DmaMap, stats: &QueueStats) -> u32 {
         let (Some(index), Some(ring)) = (self.free.pop(), &self.ring) else {
             return 0;
@@ -317,7 +317,7 @@ impl Run {
             writable,
         }) = parsed
         else {
-            // There is nowhere to say so.
+            // Without a status byte the failure cannot be reported.
             stats.io.failed(Failure::Invalid);
             self.free_slot(index);
             self.post(head, 0);
@@ -331,7 +331,7 @@ impl Run {
         match action {
             Action::Work(work) => {
                 if work.op == Op::Read {
-                    // Bounded by `max_transfer`.
+                    // The length is bounded by `max_transfer`.
                     slot.written = writable as u32;
                 }
                 slot.ranges.push_back(work);
@@ -353,7 +353,7 @@ impl Run {
         units
     }
 
-    /// Starts what a request still needs, until the volume has it or it is done.
+    /// Starts the remaining operations of a request, until the volume has one or all are done.
     fn go_on(&mut self, index: u16, disk: &mut Disk, map: &DmaMap, stats: &QueueStats) {
         loop {
             let Some(slot) = self.slots.get_mut(usize::from(index)) else {
@@ -383,7 +383,7 @@ impl Run {
         }
     }
 
-    /// A request's operation has ended; starts the next one, or answers.
+    /// Handles the end of a request's operation: starts the next one, or answers.
     pub(crate) fn complete(
         &mut self,
         index: u16,
@@ -397,7 +397,8 @@ impl Run {
         }
     }
 
-    /// Takes a completion in; answers a request that failed. `true` when the request goes on.
+    /// Handles a completion; answers a request that failed. Returns `true` when the request
+    /// continues.
     fn ended(
         &mut self,
         index: u16,
@@ -410,7 +411,8 @@ impl Run {
         let Some(slot) = slot.filter(|slot| slot.busy) else {
             return false;
         };
-        // What is deallocated is advice; nobody waits for what is left of a client that has gone.
+        // Deallocation is advice, and requests of a disconnected client have no recipient: no
+        // retry.
         if let (Err(error), Some(op)) = (completion.result, slot.op)
             && op != Op::Deallocate
             && self.ring.is_some()
@@ -472,11 +474,11 @@ impl Run {
         stats.io.operations(slot.kind).add(1);
         let (kind, fetched_at) = (slot.kind, slot.fetched_at);
         let (head, status_at, written) = (slot.head, slot.status_at, slot.written);
-        // The request has completed: its pin on the memory goes.
+        // The request has completed: its pin on the memory is released.
         slot.data.clear();
         self.free_slot(index);
-        // Its memory may have been taken away meanwhile, or all memory, as the front-end has
-        // gone: nobody waits for it.
+        // The memory may have been removed meanwhile; then the front-end does not wait for the
+        // status.
         let _ = map.write(status_at, &[status as u8]);
         crash::point!("vhost-blk.status.written");
         self.post(head, written.saturating_add(1));
@@ -492,7 +494,7 @@ impl Run {
         }
     }
 
-    /// Writes a used entry; [`Run::publish`] shows it to the guest.
+    /// Writes a used entry; [`Run::publish`] publishes it.
     fn post(&mut self, head: u16, len: u32) {
         let Some(ring) = &self.ring else {
             if !self.stopping {
@@ -508,7 +510,7 @@ impl Run {
         self.used = self.used.wrapping_add(1);
     }
 
-    /// Shows the guest what has been answered, and interrupts it if it wants that.
+    /// Publishes the answered requests, and interrupts the guest if it wants that.
     pub(crate) fn publish(&mut self, call: Option<&Signal>, stats: &QueueStats) {
         let Some(ring) = &self.ring else {
             return;
@@ -525,8 +527,8 @@ impl Run {
         let Some(call) = call else {
             return;
         };
-        // The used index must be out before it is looked whether the driver wants to
-        // know (virtio 1.2, 2.7.7.2).
+        // The used index must be visible before the driver's interrupt request is read (virtio 1.2,
+        // 2.7.7.2).
         fence(Ordering::SeqCst);
         let wanted = if self.event_idx {
             need_event(ring.used_event(), self.used, old)
@@ -540,8 +542,8 @@ impl Run {
         }
     }
 
-    /// Polling: the guest need not ring. With EVENT_IDX the event that was armed last stays behind
-    /// the guest's index, which comes by only once in 65,536 requests.
+    /// Stops asking the guest to ring while polling. With EVENT_IDX the last armed event stays
+    /// behind the guest's index, which passes it only once in 65,536 requests.
     #[inline]
     fn quiet(&mut self) {
         if std::mem::take(&mut self.armed)
@@ -552,10 +554,10 @@ impl Run {
         }
     }
 
-    /// Asks the guest to ring for its next request. `true` when it has made one meanwhile.
+    /// Asks the guest to ring for its next request. Returns `true` when one has arrived meanwhile.
     pub(crate) fn arm(&mut self, stats: &QueueStats) -> bool {
         if self.stopping || self.broken || self.full {
-            // What waits has to go on waiting for something else.
+            // Waiting requests depend on another event.
             return false;
         }
         let Some(ring) = &self.ring else {
@@ -568,13 +570,13 @@ impl Run {
         }
         self.armed = true;
         stats.arms.add(1);
-        // Either the guest sees that it has to ring, or its request is seen here (2.7.10).
+        // Either the guest sees that it must ring, or its request is seen here (2.7.10).
         fence(Ordering::SeqCst);
         ring.available_idx() != self.next
     }
 }
 
-/// For the counters.
+/// Classifies an action for the counters.
 fn kind_of(action: &Action) -> IoKind {
     match action {
         Action::Work(Work { op: Op::Read, .. }) => IoKind::Read,
@@ -587,12 +589,12 @@ fn kind_of(action: &Action) -> IoKind {
     }
 }
 
-/// The name of a request with the volume: its queue and its slot.
+/// Returns the tag of a request at the volume: its queue and its slot.
 pub(crate) const fn tag(queue: u16, slot: u16) -> u64 {
     (queue as u64) << 16 | slot as u64
 }
 
-/// Queue and slot of a tag.
+/// Returns queue and slot of a tag.
 pub(crate) const fn untag(tag: u64) -> (u16, u16) {
     ((tag >> 16) as u16, tag as u16)
 }

@@ -1,4 +1,4 @@
-//! One export on the calling thread, with a worker of its own: for programs that serve nothing
+//! A single export on the calling thread, with its own worker, for programs that serve nothing
 //! else.
 
 use crate::backend::{Backend, Export};
@@ -29,8 +29,8 @@ impl Server {
     /// guest's memory is pinned for its requests.
     ///
     /// # Errors
-    /// [`Error::Option`] for options that do not fit each other or the volume, [`Error::Volume`],
-    /// [`Error::System`].
+    /// [`Error::Option`] for options that conflict with each other or the volume. [`Error::Volume`]
+    /// when the volume cannot be opened, [`Error::System`] when a system call fails.
     pub fn new(export: Export, io: Io, options: Options) -> Result<Server, Error> {
         let handle = Handle::new().map_err(failed)?;
         let mut worker = Worker::new(Rc::new(io), &handle, options).map_err(failed)?;
@@ -46,24 +46,25 @@ impl Server {
         }
     }
 
-    /// Its counters.
+    /// Returns the export's counters.
     pub fn stats(&self) -> Arc<Stats> {
         self.stats.clone()
     }
 
-    /// Serves until asked to end, then answers what is in flight and makes everything durable.
+    /// Serves until asked to end, then answers outstanding requests and makes all data durable.
     ///
     /// # Errors
-    /// [`Error::System`] when the loop cannot go on, [`Error::Flush`].
+    /// [`Error::System`] when the loop cannot continue; [`Error::Flush`] when data did not become
+    /// durable.
     pub fn run(&mut self) -> Result<(), Error> {
         self.worker.run().map_err(failed)
     }
 
-    /// Looks once at everything and does what there is to do, without sleeping: for those that have
-    /// a loop of their own. `true` when it is time to end, which [`Server::run`] then does.
+    /// Polls all sources once and handles them, without sleeping, for threads with a loop of their
+    /// own. Returns `true` when it is time to end, which [`Server::run`] then does.
     ///
     /// # Errors
-    /// [`Error::System`] when the loop cannot go on.
+    /// [`Error::System`] when the loop cannot continue.
     pub fn poll(&mut self) -> Result<bool, Error> {
         self.worker.poll_once().map_err(failed)
     }

@@ -1,4 +1,4 @@
-//! One front-end's connection: what it has negotiated, its memory, its queues.
+//! Connection of a front-end: negotiated features, memory, queues.
 
 use crate::disk::Disk;
 use crate::error::{ClientError, Refusal};
@@ -20,53 +20,54 @@ use zerocopy::IntoBytes;
 
 /// Messages that are handled before the queues get their turn.
 ///
-/// Few: what they cost is known when they have been handled, and the worker looks at the time then.
+/// The number is small, since the cost of messages is known only afterwards, when the worker reads
+/// the clock.
 const MESSAGES_PER_TURN: u32 = 4;
 
-/// A request whose answer has to wait.
+/// A request with a deferred answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pending {
     /// GET_VRING_BASE: until the queue's requests have completed.
     Base(Header, u16),
-    /// Memory was taken away: until no request in flight can touch it.
+    /// Removed memory: until no outstanding request can access it.
     Unmap(Header),
     /// RESET_DEVICE: until all requests have completed.
     Reset(Header),
 }
 
-/// Whether a connection goes on.
+/// State of a connection after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SessionStatus {
-    /// It waits for something from outside.
+    /// The connection waits for an external event.
     Open,
-    /// It has more to read.
+    /// The connection has more to read.
     More,
-    /// The front-end has gone.
+    /// The front-end has disconnected.
     Closed,
 }
 
-/// One front-end's connection.
+/// Connection of a front-end.
 pub(crate) struct Session {
     pub(crate) stream: Stream,
     pub(crate) descriptors: Descriptors,
     pub(crate) memory: GuestMemory,
     pub(crate) queues: Vec<Queue>,
     pub(crate) stats: Arc<Stats>,
-    /// Virtio features that the driver has taken.
+    /// Virtio features that the driver has accepted.
     pub(crate) features: u64,
-    /// Protocol features that the front-end has taken.
+    /// Protocol features that the front-end has accepted.
     pub(crate) protocol: u64,
     pub(crate) inflight: Option<Inflight>,
-    /// Requests to the front-end go here.
+    /// Channel for requests to the front-end.
     pub(crate) backend_channel: Option<OwnedFd>,
     pub(crate) pending: Option<Pending>,
-    /// The queue that is looked at first in the next round.
+    /// Queue that the next round polls first.
     turn: usize,
-    /// Faults in memory that were seen.
+    /// Number of memory faults at the last check.
     faults: u64,
     /// The capacity that the front-end knows, in sectors.
     pub(crate) capacity: u64,
-    /// It was said that a queue of it runs.
+    /// The log line about a running queue has been written.
     is_said: bool,
 }
 
@@ -100,27 +101,28 @@ impl Session {
         self.stream.as_fd()
     }
 
-    /// The socket takes no more for now: it is to be waited for.
+    /// Returns whether the socket accepts no more for now, and must become writable.
     pub(crate) fn wants_to_write(&self) -> bool {
         self.stream.is_blocked()
     }
 
-    /// The receiver process reads from the socket, which is not to be waited for.
+    /// Returns whether the receiver process reads the socket, which must not be waited for.
     pub(crate) fn is_receiving(&self) -> bool {
         self.stream.is_receiving()
     }
 
-    /// When the receiver process is late: the session is to be served then.
+    /// Returns the receiver process's deadline, at which the session must be served.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.stream.deadline()
     }
 
-    /// Memory is to be pinned, and no answer is owed: those that wait come first.
+    /// Returns whether memory waits to be pinned and no answer is pending; front-ends that wait for
+    /// one are served first.
     pub(crate) fn is_pinning(&self) -> bool {
         self.memory.is_pinning() && self.pending.is_none() && !self.wants_to_write()
     }
 
-    /// Reads and handles what has come.
+    /// Reads and handles received messages.
     pub(crate) fn on_ready(&mut self, disk: &mut Disk) -> Result<SessionStatus, ClientError> {
         for _ in 0..MESSAGES_PER_TURN {
             if !self.stream.flush()? || self.pending.is_some() {
@@ -135,7 +137,7 @@ impl Session {
         Ok(SessionStatus::More)
     }
 
-    /// Answers what has waited long enough. `true` when something was.
+    /// Sends a deferred answer that is due. Returns `true` when there was one.
     pub(crate) fn finish_pending(&mut self, disk: &mut Disk) -> Result<bool, ClientError> {
         let Some(pending) = self.pending else {
             return Ok(false);
@@ -177,14 +179,15 @@ impl Session {
         Ok(true)
     }
 
-    /// One round over all queues, as far as the budget goes: fetch and start.
+    /// Runs one round over all queues within the budget: fetch and start.
     pub(crate) fn fetch(&mut self, disk: &mut Disk, budget: &mut Budget) -> bool {
         let faults = dma::sigbus::faults();
         if faults != self.faults {
             self.faults = faults;
             self.queues.iter_mut().for_each(Queue::check_memory);
         }
-        // Each begins once: where the volume has no room for all, none goes without.
+        // The first queue changes each round, so that no queue starves when the volume has no room
+        // for all.
         self.turn = (self.turn + 1).checked_rem(self.queues.len()).unwrap_or(0);
         let turn = self.turn;
         let (later, first) = self.queues.split_at_mut(turn);
@@ -199,7 +202,7 @@ impl Session {
         worked
     }
 
-    /// Takes a completion in.
+    /// Handles a completion.
     pub(crate) fn complete(&mut self, completion: Completion, disk: &mut Disk) {
         let (queue, slot) = untag(completion.tag);
         if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
@@ -207,12 +210,12 @@ impl Session {
         }
     }
 
-    /// Shows the guest what was answered in this round.
+    /// Publishes the requests answered in this round to the guest.
     pub(crate) fn publish(&mut self) {
         self.queues.iter_mut().for_each(Queue::publish);
     }
 
-    /// Asks the guest to ring. `true` when it has made requests meanwhile.
+    /// Asks the guest to ring. Returns `true` when requests have arrived meanwhile.
     pub(crate) fn arm(&mut self) -> bool {
         let mut raced = false;
         for queue in &mut self.queues {
@@ -221,7 +224,7 @@ impl Session {
         raced
     }
 
-    /// The guest has made requests that were not fetched.
+    /// Returns whether the guest has made requests that were not fetched.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         self.queues.iter().any(Queue::has_news)
@@ -231,7 +234,7 @@ impl Session {
         self.queues.iter().any(Queue::must_poll)
     }
 
-    /// The guest may come with a request at any time.
+    /// Returns whether the guest may submit requests at any time.
     pub(crate) fn is_fetching(&self) -> bool {
         self.queues.iter().any(Queue::is_fetching)
     }
@@ -240,20 +243,20 @@ impl Session {
         self.queues.iter().any(Queue::is_busy)
     }
 
-    /// A kick came.
+    /// Counts a kick.
     pub(crate) fn kicked(&self, index: usize) {
         if let Some(stats) = self.queues.get(index).and_then(Queue::stats) {
             stats.kicks.add(1);
         }
     }
 
-    /// Nothing more is fetched.
+    /// Stops fetching.
     pub(crate) fn stop(&mut self) {
         self.queues.iter_mut().for_each(Queue::stop);
     }
 
-    /// The front-end has gone. What is in flight is waited for by the caller;
-    /// nothing is told to anybody.
+    /// Abandons a disconnected front-end without any further message. The caller waits for
+    /// outstanding requests.
     pub(crate) fn abandon(&mut self) {
         self.queues.iter_mut().for_each(Queue::abandon);
         self.pending = None;
@@ -262,14 +265,14 @@ impl Session {
         self.memory.clear();
     }
 
-    /// Tells the front-end that the volume's size is another. `false` when
-    /// that has to be tried again.
+    /// Notifies the front-end of a new size of the volume. Returns `false` when that must be tried
+    /// again.
     pub(crate) fn announce_size(&mut self, capacity: u64) -> bool {
         if capacity == self.capacity {
             return true;
         }
         let Some(channel) = &self.backend_channel else {
-            // It cannot be told; it may ask.
+            // The front-end has no channel for notifications; it may query the size.
             self.capacity = capacity;
             return true;
         };
@@ -293,7 +296,7 @@ impl Session {
                 true
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
-            // In pieces, or not at all: this channel is of no use any more.
+            // A partial or failed send makes the channel unusable.
             other => {
                 let say = |left_out| {
                     tracing::warn!(
@@ -309,7 +312,7 @@ impl Session {
         }
     }
 
-    /// Lets a queue begin, if it can.
+    /// Starts a queue, if possible.
     pub(crate) fn begin(&mut self, index: u16) -> Result<(), Refusal> {
         let with = Negotiated {
             features: self.features,
@@ -327,15 +330,16 @@ impl Session {
         Ok(())
     }
 
-    /// The memory has changed.
+    /// Notifies the queues of a change of memory.
     pub(crate) fn memory_changed(&mut self) {
         for queue in &mut self.queues {
             queue.memory_changed(self.features, &self.memory);
         }
     }
 
-    /// Answers a request that has no payload of its own to answer, where the front-end wants that.
-    /// Where it does not, a refusal ends the connection: it would go on as if all were well.
+    /// Acknowledges a request without a payload of its own, if the front-end wants that. Otherwise
+    /// a refusal ends the connection, because the front-end would continue as if the request had
+    /// succeeded.
     pub(crate) fn acknowledge(
         &mut self,
         header: &Header,

@@ -1,4 +1,4 @@
-//! Counters, written by the thread that serves and read from anywhere without stopping it.
+//! Counters, written by the serving thread and read from any thread without stopping it.
 
 use probes::{IoRecord, LogLimit};
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use worker::AcceptStats;
 
 pub use probes::Counter;
 
-/// Counters of one request queue.
+/// Counters of a request queue.
 #[derive(Debug, Default)]
 pub struct QueueStats {
     /// Requests fetched.
     pub requests: Counter,
-    /// What came of them, by kind. Failures are those that did not end with VIRTIO_BLK_S_OK.
+    /// Results of requests by kind. Failures are those that did not end with VIRTIO_BLK_S_OK.
     pub io: IoRecord,
     /// Times that the guest rang: an exit each.
     pub kicks: Counter,
@@ -24,31 +24,32 @@ pub struct QueueStats {
     pub notifications: Counter,
 }
 
-/// What an export did since it was made.
+/// Counters of an export since its creation.
 #[derive(Debug)]
 pub struct Stats {
-    /// By queue; those that were never used are there, too.
+    /// Counters by queue, including queues that were never used.
     pub queues: Vec<QueueStats>,
     /// Clients that connected.
     pub connections: Counter,
-    /// Its socket.
+    /// Counters of the listening socket.
     pub accepts: Arc<AcceptStats>,
     /// Requests of an earlier connection that were taken up again.
     pub resubmitted: Counter,
     connected: AtomicBool,
-    /// Of its log lines.
+    /// Span of the export's log lines.
     pub(crate) span: Span,
-    /// For every log line that a client or a guest can cause.
+    /// Limit for log lines that a client or a guest can cause.
     pub(crate) log: LogLimit,
-    /// For those about clients that cannot come in.
+    /// Limit for log lines about refused clients.
     pub(crate) accept_log: LogLimit,
-    /// For the line about guest memory that is not shared: other lines do not keep it from being
-    /// seen.
+    /// Limit for the log line about guest memory that is not shared, separate so that other lines
+    /// do not suppress it.
     pub(crate) not_shared: LogLimit,
 }
 
 impl Stats {
-    /// A line that a guest causes while its queues are served, where no span has been entered.
+    /// Writes a log line caused by a guest while its queues are served, where no span has been
+    /// entered.
     pub(crate) fn line(&self, write: impl FnOnce(Option<u64>)) {
         self.span.in_scope(|| self.log.line(write));
     }
@@ -69,7 +70,7 @@ impl Stats {
         }
     }
 
-    /// A client is there now.
+    /// Returns whether a client is connected.
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Relaxed)
     }

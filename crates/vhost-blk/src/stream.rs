@@ -1,9 +1,8 @@
-//! The socket, message by message.
+//! Messages on the client's socket.
 //!
-//! A sender puts a message's descriptors into the sendmsg call of its first byte. The kernel
-//! hands descriptors out with the first byte that they were sent with and never lets one
-//! read go past them; so reading exactly a header, then exactly its payload, gives each
-//! message its own descriptors.
+//! A sender attaches a message's descriptors to the sendmsg call of its first byte. The kernel
+//! delivers descriptors with that byte and never lets one read pass it. Reading exactly a header,
+//! then exactly its payload, therefore gives each message its own descriptors.
 
 use crate::error::ClientError;
 use crate::wire::{HEADER_SIZE, Header, MAX_FDS, MAX_PAYLOAD, flags};
@@ -24,29 +23,29 @@ pub(crate) struct Message {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// What [`Stream::receive`] found.
+/// Result of [`Stream::receive`].
 #[derive(Debug)]
 pub(crate) enum Received {
     Message(Message),
-    /// Nothing more for now, or the receiver process reads.
+    /// No complete message for now, or the receiver process reads.
     Blocked,
     /// The peer has closed its end.
     Eof,
 }
 
-/// A client's connection. Never blocks.
+/// Connection of a client. No method blocks.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: Socket,
-    /// What has arrived of the message under way.
+    /// Received part of the current message.
     buf: Vec<u8>,
     have: usize,
     fds: Vec<OwnedFd>,
-    /// What the socket did not take yet.
+    /// Bytes that the socket did not accept yet.
     out: Vec<u8>,
     sent: usize,
     out_fd: Option<OwnedFd>,
-    /// The client's first bytes were looked at.
+    /// The client's first bytes were checked.
     is_known: bool,
 }
 
@@ -64,7 +63,7 @@ impl Stream {
         }
     }
 
-    /// Takes the next message, if it is there.
+    /// Takes the next message, if it has arrived.
     pub(crate) fn receive(&mut self) -> Result<Received, ClientError> {
         loop {
             if self.have >= HEADER_SIZE && self.have == self.buf.len() {
@@ -85,7 +84,7 @@ impl Stream {
         }
     }
 
-    /// Refuses a client that speaks another protocol, in its own words if there are any.
+    /// Refuses a client that speaks another protocol, in that protocol if it is known.
     fn check_protocol(&mut self) -> Result<(), ClientError> {
         if std::mem::replace(&mut self.is_known, true) {
             return Ok(());
@@ -94,14 +93,14 @@ impl Stream {
             None | Some(Stranger::VhostUser) => Ok(()),
             Some(stranger) => {
                 let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                // It may not wait for an answer.
+                // The client may not wait for an answer.
                 let _ = send(&self.socket, &stranger.answer(&self.buf), flags);
                 Err(ClientError::Stranger(stranger))
             }
         }
     }
 
-    /// The header, checked.
+    /// Returns the checked header.
     fn header(&self) -> Result<Header, ClientError> {
         let Ok((header, _)) = Header::read_from_prefix(&self.buf) else {
             return Err(ClientError::LongMessage { size: 0 });
@@ -133,7 +132,7 @@ impl Stream {
         })
     }
 
-    /// Reads what is missing of the header or the payload; `None` when nothing is there.
+    /// Reads the missing bytes of the header or the payload; `None` when nothing is available.
     fn read(&mut self) -> Result<Option<usize>, ClientError> {
         let room = self.buf.get_mut(self.have..).unwrap_or_default();
         let bytes = match self.socket.read(room, &mut self.fds)? {
@@ -147,12 +146,12 @@ impl Stream {
         Ok(Some(bytes))
     }
 
-    /// The receiver process reads: the socket itself is not to be waited for.
+    /// Returns whether the receiver process reads: the socket itself must not be waited for.
     pub(crate) fn is_receiving(&self) -> bool {
         self.socket.is_waiting()
     }
 
-    /// When the receiver process is late.
+    /// Returns the deadline of the receiver process.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.socket.deadline()
     }
@@ -167,7 +166,7 @@ impl Stream {
         let header = Header {
             request,
             flags: flags::VERSION | flags::REPLY,
-            // No payload of ours is longer than what is taken.
+            // All payloads of this side are short.
             size: payload.len() as u32,
         };
         self.out.extend_from_slice(header.as_bytes());
@@ -178,8 +177,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends what waits; `false` when the socket takes no more for now. Nothing is to be received
-    /// until it is out, so no more than one reply ever waits.
+    /// Sends waiting bytes; `false` when the socket accepts no more for now. Nothing may be
+    /// received until all are sent, so at most one reply ever waits.
     pub(crate) fn flush(&mut self) -> Result<bool, ClientError> {
         while let Some(rest) = self.out.get(self.sent..).filter(|rest| !rest.is_empty()) {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -205,7 +204,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// A reply waits for the socket to take it.
+    /// Returns whether a reply waits for the socket.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.out.is_empty()
     }

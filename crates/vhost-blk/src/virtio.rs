@@ -1,9 +1,9 @@
-//! What the guest's driver sees: virtio feature bits, the block device's configuration space,
-//! request types (virtio 1.2, sections 2.7, 5.2, 6).
+//! Guest-visible interface: virtio feature bits, the block device's configuration space, request
+//! types (virtio 1.2, sections 2.7, 5.2, 6).
 
 use zerocopy::{Immutable, IntoBytes};
 
-/// The unit of request offsets and of the capacity, whatever the block size (5.2.4).
+/// Unit of request offsets and of the capacity for any block size (5.2.4).
 pub(crate) const SECTOR: u64 = 512;
 
 /// Feature bits.
@@ -40,7 +40,7 @@ pub mod kind {
 /// VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP.
 pub(crate) const FLAG_UNMAP: u32 = 1;
 
-/// Length of the identifier that GET_ID answers.
+/// Length of the identifier in the answer to GET_ID.
 pub(crate) const ID_BYTES: usize = 20;
 
 /// A request's status byte.
@@ -55,13 +55,13 @@ pub enum BlkStatus {
     Unsupported = 2,
 }
 
-/// Largest segment of a request, in bytes (`size_max`).
+/// Maximum segment of a request, in bytes (`size_max`).
 pub(crate) const MAX_SEGMENT: u32 = 1 << 20;
-/// Segments of a discard or write-zeroes request.
+/// Maximum number of segments of a discard or write-zeroes request.
 pub(crate) const MAX_RANGES: u32 = 16;
-/// Sectors of a discard or write-zeroes segment: 2 GiB.
+/// Maximum sectors of a discard or write-zeroes segment: 2 GiB.
 const MAX_RANGE_SECTORS: u32 = 4 << 20;
-/// Sectors of a write-zeroes segment where zeroes have to be written one by one: 16 MiB.
+/// Maximum sectors of a write-zeroes segment if zeroes must be written explicitly: 16 MiB.
 const MAX_SLOW_ZERO_SECTORS: u32 = 32 << 10;
 
 /// Offset of `writeback` in the configuration space, the one field that a driver may write.
@@ -97,18 +97,18 @@ const _: () = {
     assert!(std::mem::offset_of!(Config, writeback) == WRITEBACK_OFFSET as usize);
 };
 
-/// What of an export's options the guest sees.
+/// Guest-visible options of an export.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) queues: u16,
-    /// Segments of a request.
+    /// Maximum number of segments of a request.
     pub(crate) seg_max: u32,
     /// Logical block size in bytes.
     pub(crate) block_size: u32,
 }
 
 impl Shape {
-    /// The features that are offered for a volume.
+    /// Returns the features that are offered for a volume.
     pub(crate) fn features(&self, info: &volume::Info) -> u64 {
         use feature::*;
         let mut features = SIZE_MAX
@@ -133,7 +133,7 @@ impl Shape {
         features
     }
 
-    /// The configuration space for a volume as it is now.
+    /// Returns the present configuration space for a volume.
     pub(crate) fn config(&self, info: &volume::Info, writeback: bool) -> Config {
         let physical = info.optimal_io.max(self.block_size);
         let blocks = physical / self.block_size.max(1);
@@ -143,7 +143,7 @@ impl Shape {
         } else {
             MAX_SLOW_ZERO_SECTORS
         };
-        // Ranges are multiples of the block size: no sector more than fits.
+        // Ranges are multiples of the block size, so the maximum is rounded down to one.
         let whole = |max: u32| max - max % sectors(self.block_size).max(1);
         Config {
             capacity: (info.size / SECTOR).to_le_bytes(),
@@ -165,7 +165,7 @@ impl Shape {
         }
     }
 
-    /// Longest data of a request that a driver may build, in bytes.
+    /// Returns the maximum data of a request in bytes.
     pub(crate) fn max_transfer(&self) -> u64 {
         u64::from(self.seg_max) * u64::from(MAX_SEGMENT)
     }

@@ -1,15 +1,15 @@
-//! The words of the vhost-user protocol ("Vhost-user Protocol", QEMU interoperability
-//! specification): a header, a payload of fixed layout, descriptors beside it. Fields are in the
-//! host's byte order. For both ends: the server here, and front-ends that load it.
+//! Messages of the vhost-user protocol ("Vhost-user Protocol", QEMU interoperability
+//! specification): a header, a payload of fixed layout, and descriptors. Fields are in the host's
+//! byte order. Used by both ends: the server here, and front-ends that generate load.
 #![allow(missing_docs)] // Names and meanings are the specification's.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Largest payload that is taken. The largest that anyone sends is a memory table.
+/// Maximum accepted payload. The longest payload in use is a memory table.
 pub const MAX_PAYLOAD: usize = 4096;
-/// Most descriptors that one message carries.
+/// Maximum number of descriptors of one message.
 pub const MAX_FDS: usize = 32;
-/// Most regions in one SET_MEM_TABLE: one descriptor each.
+/// Maximum number of regions in one SET_MEM_TABLE: one descriptor each.
 pub const MAX_TABLE: usize = MAX_FDS;
 /// Memory slots offered with CONFIGURE_MEM_SLOTS.
 pub const MAX_SLOTS: usize = 128;
@@ -65,10 +65,10 @@ pub mod request {
     pub const REM_MEM_REG: u32 = 38;
 }
 
-/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, the one request that goes to the front-end.
+/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, the only request to the front-end.
 pub const BACKEND_CONFIG_CHANGE: u32 = 2;
 
-/// In the payload of SET_VRING_KICK, CALL and ERR: the ring's index, and "no descriptor".
+/// Payload of SET_VRING_KICK, CALL and ERR: the ring's index, and "no descriptor".
 pub const VRING_INDEX_MASK: u64 = 0xff;
 pub const VRING_NOFD: u64 = 0x100;
 
@@ -114,7 +114,7 @@ pub struct Region {
     pub mmap_offset: u64,
 }
 
-/// Before the regions of SET_MEM_TABLE.
+/// Header before the regions of SET_MEM_TABLE.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TableHeader {
@@ -130,7 +130,7 @@ pub struct SingleRegion {
     pub region: Region,
 }
 
-/// Before the bytes of GET_CONFIG and SET_CONFIG.
+/// Header before the bytes of GET_CONFIG and SET_CONFIG.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ConfigHeader {
@@ -139,7 +139,7 @@ pub struct ConfigHeader {
     pub flags: u32,
 }
 
-/// "Inflight description". QEMU sends four bytes of padding after it, others do not.
+/// "Inflight description". QEMU sends four bytes of padding after it; other front-ends do not.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct InflightDescription {
@@ -153,12 +153,12 @@ pub struct InflightDescription {
 /// Size of the description without its padding.
 pub const INFLIGHT_SIZE: usize = 20;
 
-/// Takes a payload of exactly this layout.
+/// Parses a payload of exactly this layout.
 pub fn exactly<T: FromBytes>(payload: &[u8]) -> Option<T> {
     T::read_from_bytes(payload).ok()
 }
 
-/// Takes a payload that begins with this layout, and what follows it.
+/// Parses a payload that begins with this layout; returns it and the rest.
 pub fn prefix<T: FromBytes>(payload: &[u8]) -> Option<(T, &[u8])> {
     T::read_from_prefix(payload).ok()
 }

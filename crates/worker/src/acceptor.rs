@@ -1,10 +1,11 @@
-//! A listening socket, and how often clients may come in by it.
+//! A listening socket with a limit on new connections per second.
 //!
-//! A client that connects again and again costs its worker's other guests time: a socket to make, a
-//! controller to reset. So a socket accepts a bounded number of connections in a second; more wait
-//! in the kernel, whose queue is bounded, too. While none may come in the socket is not in the
-//! epoll set: it would be ready all the time. The same holds while the system has no descriptor, or
-//! no memory, for another connection, and while a front-end wants none.
+//! A client that reconnects in a loop costs the worker's other guests time: a socket to create, a
+//! controller to reset. An [`Acceptor`] therefore accepts a bounded number of connections per
+//! second; further ones wait in the kernel's backlog, which is bounded, too. A socket that may not
+//! accept is taken out of the epoll set, where it would be ready all the time. The same holds while
+//! the system has no descriptor or memory for another connection, and while a front-end wants no
+//! client.
 
 use crate::descriptors::{Descriptors, Interest};
 use rustix::io::Errno;
@@ -15,17 +16,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// First pause after an accept that failed; it doubles with each further one.
+/// First pause after a failed accept; it doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The pause doubles so often at most.
+/// Maximum number of times that the pause doubles.
 const DOUBLINGS: u32 = 4;
 
-/// How many clients may connect to a socket in a second, all of them at once if they like.
+/// Maximum number of clients that may connect to a socket in a second, also all at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectRate(pub u32);
 
 impl ConnectRate {
-    /// As many as like: where the clients are this process's own.
+    /// No limit, for sockets whose clients belong to this process.
     pub const UNLIMITED: Self = Self(u32::MAX);
 }
 
@@ -35,28 +36,28 @@ impl Default for ConnectRate {
     }
 }
 
-/// Why no client comes in just now.
+/// Reason why a socket accepts no client at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AcceptError {
-    /// The socket's clients come too often.
+    /// Clients connect faster than the socket's rate allows.
     #[error("more than {0} clients have connected within a second: the next ones wait")]
     TooMany(u32),
-    /// The kernel's error: it has no descriptor or memory left, for example.
+    /// Error of the kernel, for example because no descriptor or memory is left.
     #[error(transparent)]
     System(#[from] Errno),
 }
 
-/// A token bucket: it has room for what may come in a second.
+/// A token bucket that holds the connections of one second.
 #[derive(Debug)]
 pub struct ConnectPace {
-    /// Between two clients, where more want to come than may.
+    /// Time between two clients at the maximum rate.
     interval: Duration,
-    /// When the bucket is, or was, full again.
+    /// Time at which the bucket is, or was, full again.
     full: Option<Instant>,
 }
 
 impl ConnectPace {
-    /// A full bucket.
+    /// Creates a full bucket.
     pub fn new(rate: ConnectRate) -> Self {
         Self {
             interval: SECOND / rate.0.max(1),
@@ -64,7 +65,7 @@ impl ConnectPace {
         }
     }
 
-    /// When the next client may come in: `now`, or later.
+    /// Returns when the next client may connect: `now`, or later.
     pub fn next(&self, now: Instant) -> Instant {
         let due = self
             .full
@@ -72,14 +73,14 @@ impl ConnectPace {
         due.map_or(now, |due| due.max(now))
     }
 
-    /// A client has come in.
+    /// Takes a token for a client that has connected.
     pub fn take(&mut self, now: Instant) {
         let full = self.full.map_or(now, |full| full.max(now));
         self.full = Some(full + self.interval);
     }
 }
 
-/// What happened at a socket, to be read from any thread.
+/// Connection counters of a socket, readable from any thread.
 #[derive(Debug, Default)]
 pub struct AcceptStats {
     accepted: AtomicU64,
@@ -88,17 +89,17 @@ pub struct AcceptStats {
 }
 
 impl AcceptStats {
-    /// Connections accepted, those that were refused afterwards among them.
+    /// Connections accepted, including those that were refused afterwards.
     pub fn accepted(&self) -> u64 {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Times that clients had to wait because too many came in a second.
+    /// Times that clients had to wait because of the rate limit.
     pub fn delayed(&self) -> u64 {
         self.delayed.load(Ordering::Relaxed)
     }
 
-    /// Times that a connection could not be accepted: no descriptor was left, for example.
+    /// Failed accepts, for example because no descriptor was left.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
@@ -112,9 +113,9 @@ impl AcceptStats {
 enum State {
     /// The socket is in the epoll set.
     Watched,
-    /// It comes into the set at this time.
+    /// The socket returns to the epoll set at this time.
     Paused(Instant),
-    /// It stays out of the set until [`Acceptor::open`].
+    /// The socket stays out of the epoll set until [`Acceptor::open`].
     Closed,
 }
 
@@ -127,17 +128,17 @@ pub struct Acceptor<L> {
     rate: ConnectRate,
     pace: ConnectPace,
     state: State,
-    /// Accepts that failed since the last one that did not.
+    /// Consecutive failed accepts.
     failures: u32,
     stats: Arc<AcceptStats>,
 }
 
 impl<L: AsFd> Acceptor<L> {
-    /// Waits for clients: [`Frontend::ready`](crate::Frontend::ready) is called with this token
-    /// when there is one.
+    /// Adds the socket to the epoll set. [`Frontend::ready`](crate::Frontend::ready) is called with
+    /// this token when a client connects.
     ///
     /// # Errors
-    /// The socket cannot be put into the epoll set.
+    /// The kernel's error when the socket cannot be added to the epoll set.
     pub fn new(
         listener: L,
         descriptors: Descriptors,
@@ -162,12 +163,12 @@ impl<L: AsFd> Acceptor<L> {
         &self.listener
     }
 
-    /// The listening socket, which leaves the epoll set when its last descriptor is closed.
+    /// Returns the listening socket, which leaves the epoll set when its last descriptor is closed.
     pub fn into_listener(self) -> L {
         self.listener
     }
 
-    /// Its counters.
+    /// Returns the socket's counters.
     pub fn stats(&self) -> Arc<AcceptStats> {
         self.stats.clone()
     }
@@ -175,7 +176,8 @@ impl<L: AsFd> Acceptor<L> {
     /// Accepts a client, non-blocking and close-on-exec; `None` when there is none.
     ///
     /// # Errors
-    /// [`AcceptError`]: none can come in now. The socket is looked at again when a pause is over.
+    /// [`AcceptError`] when no client can be accepted now. The socket is polled again after a
+    /// pause.
     pub fn accept(&mut self, now: Instant) -> Result<Option<OwnedFd>, AcceptError> {
         if self.state != State::Watched {
             return Ok(None);
@@ -194,7 +196,7 @@ impl<L: AsFd> Acceptor<L> {
                 AcceptStats::count(&self.stats.accepted);
                 Ok(Some(client))
             }
-            // It went before it came in; the set tells of the next one.
+            // The client disconnected before it was accepted; epoll reports the next one.
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(errno) => {
                 AcceptStats::count(&self.stats.failed);
@@ -206,7 +208,7 @@ impl<L: AsFd> Acceptor<L> {
         }
     }
 
-    /// When [`Acceptor::resume`] has something to do: for the front-end's deadline.
+    /// Returns when [`Acceptor::resume`] is due, for the front-end's deadline.
     pub fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::Paused(until) => Some(until),
@@ -214,10 +216,11 @@ impl<L: AsFd> Acceptor<L> {
         }
     }
 
-    /// Ends a pause that is over.
+    /// Returns the socket to the epoll set if its pause is over.
     ///
     /// # Errors
-    /// The socket cannot be put into the epoll set; it is tried again later.
+    /// The kernel's error when the socket cannot be added to the epoll set; the next call tries
+    /// again.
     #[inline]
     pub fn resume(&mut self, now: Instant) -> Result<(), Errno> {
         match self.state {
@@ -226,15 +229,15 @@ impl<L: AsFd> Acceptor<L> {
         }
     }
 
-    /// Lets no client in until [`Acceptor::open`].
+    /// Accepts no client until [`Acceptor::open`].
     pub fn close(&mut self) {
         self.leave(State::Closed);
     }
 
-    /// Lets clients in again, if it was closed.
+    /// Accepts clients again after [`Acceptor::close`].
     ///
     /// # Errors
-    /// As those of [`Acceptor::resume`].
+    /// The errors of [`Acceptor::resume`].
     pub fn open(&mut self, now: Instant) -> Result<(), Errno> {
         match self.state {
             State::Closed => self.watch(now),
@@ -278,7 +281,7 @@ mod tests {
         assert_eq!(pace.next(at(100)), at(250));
         pace.take(at(250));
         assert_eq!(pace.next(at(250)), at(500));
-        // After a long time there is no more than a second's worth.
+        // After a long pause the bucket holds one second's worth of clients.
         for _ in 0..4 {
             assert_eq!(pace.next(at(9000)), at(9000));
             pace.take(at(9000));

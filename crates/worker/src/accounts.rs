@@ -1,65 +1,64 @@
-//! Whose time it is, while several front-ends want the thread: deficit round robin by the
-//! processor's counter.
+//! Deficit round robin over the front-ends that want the thread, in ticks of the processor's
+//! counter.
 //!
-//! Each round gives each front-end a [`QUANTUM`]. What a turn takes is known only when it is over:
-//! a front-end is charged with all that was done for it (commands, completions, messages, its part
-//! of the system calls that submit), and what it has overdrawn is missing in the rounds that
-//! follow: it is left out until each of the others has had as much, so that one whose pieces of
-//! work are long gets no more of the thread than one whose pieces are short. Nothing is saved up:
-//! who was idle has no credit.
+//! Each round gives each front-end a [`QUANTUM`]. The cost of a turn is known only when the turn is
+//! over. A front-end is charged with all its work: commands, completions, messages, its part of the
+//! system calls that submit. An overdrawn front-end is left out of the following rounds until each
+//! of its neighbours has had as much. A front-end with long pieces of work therefore gets no more
+//! of the thread than one with short pieces. Credit is not saved up while a front-end is idle.
 //!
-//! When nobody has work but those who are left out, the first of them goes on at once. Not so when
-//! another one had work a moment ago ([`ANTICIPATION`]): its guest, with one command at a time, may
-//! be just about to send the next one. Then the thread waits, and this time counts as the other's.
-//! So a front-end that is alone is never slowed.
+//! When only overdrawn front-ends have work, the first of them continues at once. The exception is
+//! a neighbour that had work within [`ANTICIPATION`]: its guest, with one command at a time, may be
+//! about to send the next one. The thread then waits, and the waiting time is charged to the
+//! neighbour. A front-end that is alone is never slowed down.
 //!
-//! As long as only one front-end has work the counter is not read at all: [`Accounts::is_shared`].
+//! The counter is not read at all while only one front-end has work: see [`Accounts::is_shared`].
 //!
 //! Reading the counter takes 20 to 40 cycles on x86-64 (more in a virtual machine whose hypervisor
-//! traps it, which none does by default) and as long on AArch64. There the virtual counter may
-//! count at 24 to 62 MHz only: a quantum is some hundred ticks then, which is still good enough.
+//! traps it, which none does by default) and as long on AArch64. The virtual counter of AArch64 may
+//! run at 24 to 62 MHz only; a quantum then is some hundred ticks, which is still precise enough.
 
 use std::time::Duration;
 
-/// What a front-end may use of a round. It is what a guest waits for each other one that is busy.
-/// Much shorter, and a turn's own cost would show: two readings of the counter, and a system call
-/// where files are concerned.
+/// Time that a front-end may use in a round, and that a guest waits for each other busy guest. A
+/// much shorter quantum would be dominated by a turn's own cost: two readings of the counter, and a
+/// system call for volumes that are files.
 pub(crate) const QUANTUM: Duration = Duration::from_micros(25);
-/// More debt than this is forgiven at once: no piece of work takes so long. What does is a machine,
-/// or a thread, that stood still.
+/// Maximum debt; more is forgiven at once. No piece of work takes this long: only a machine or
+/// thread that was suspended does.
 const MOST_DEBT: Duration = Duration::from_millis(100);
-/// How long a guest with one command at a time may think before its next one, at the cost of those
-/// who have overdrawn: they wait so long, and no longer than they have overdrawn. Most guests that
-/// poll take less, and those that sleep until an interrupt comes take about as long.
+/// Time that a guest with one command at a time may take before its next command, at the cost of
+/// overdrawn front-ends. They wait this long, and no longer than they have overdrawn. Most guests
+/// that poll take less; guests that sleep until an interrupt take about as long.
 const ANTICIPATION: Duration = Duration::from_micros(50);
-/// How long only one front-end has work before the counter is not read any more.
+/// Time with work from one front-end only after which the counter is no longer read.
 const HOLD: Duration = Duration::from_millis(10);
 
 /// Units of a budget between two looks at the counter, while several front-ends have work.
 pub(crate) const SHARED_UNITS: u32 = 32;
-/// The same of a front-end that has the thread for itself: bounds the round, so that the next one
-/// is seen soon.
+/// Units of a budget between two looks at the counter, for a front-end that has the thread for
+/// itself. The limit bounds the round, so that a second busy front-end is noticed soon.
 pub(crate) const ALONE_UNITS: u32 = 512;
-/// What takes longer than this part of a quantum is more than a look that finds nothing.
+/// A look that takes longer than this fraction of a quantum has found work.
 const LOOKS_PER_QUANTUM: u64 = 8;
-/// What was started on the ring is sent on its owners' account from so many units on. Less than
-/// that waits for that of others, to go with it in one system call, whose time they share.
+/// Started units from which the ring is submitted on their owners' account. Fewer units wait for
+/// those of other front-ends, to share one system call and its cost.
 const FLUSH_UNITS: u32 = 16;
 
-/// A turn that takes less than this part of a quantum, and leaves nothing undone, is a light one.
+/// A turn that takes less than this fraction of a quantum, and completes its work, is a light one.
 const LIGHT_PER_QUANTUM: u64 = 8;
-/// So many front-ends with light turns are looked at between the pieces of others.
+/// Maximum number of light front-ends that are served between the pieces of heavier ones.
 const MOST_LIGHT: usize = 4;
 
-/// A front-end with light turns may have so many times its fair part of the thread between the
-/// pieces of others: one with a command at a time would wait for all others' parts else, as many
-/// times its command's own time as there are others.
+/// Number of fair shares of the thread that a light front-end may use between the pieces of heavier
+/// ones. With one command at a time it would otherwise wait for the share of each of them, a
+/// multiple of its command's own time.
 const LIGHT_SHARES: u64 = 2;
 
-/// No front-end.
+/// Index that stands for no front-end.
 const NOBODY: usize = usize::MAX;
 
-/// A counter of time, and its rate.
+/// A time counter and its rate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counter {
     pub read: fn() -> u64,
@@ -67,8 +66,8 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// The processor's. Compares it with the clock when it is first asked for, which takes ten
-    /// milliseconds.
+    /// Returns the processor's counter. The first call calibrates it against the clock, which takes
+    /// ten milliseconds.
     pub fn of_processor() -> Self {
         Self {
             read: probes::cycles,
@@ -81,22 +80,22 @@ impl Counter {
     }
 }
 
-/// What one front-end has used and owes, in the counter's ticks.
+/// Time used and owed by one front-end, in ticks of the counter.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
-    /// Used, less the quanta that it was given since.
+    /// Ticks used, less the quanta granted since.
     spent: u64,
-    /// This round leaves it out: it began with nothing left of its quantum.
+    /// This round leaves the front-end out, because its quantum was used up when the round began.
     left_out: bool,
-    /// It had work in this round.
+    /// The front-end had work in this round.
     active: bool,
-    /// The end of the last round in which it had work.
+    /// End of the last round in which the front-end had work.
     active_at: u64,
-    /// What its last turn with work took; as much as can be where that left something undone.
+    /// Ticks of the last turn with work; the maximum if that turn left work undone.
     turn: u64,
-    /// It was served between the pieces of others in this round.
+    /// The front-end was served between the pieces of heavier ones in this round.
     interrupted: bool,
-    /// It was told of a descriptor, and has had no turn since.
+    /// The front-end was notified of a ready descriptor, and has had no turn since.
     told: bool,
 }
 
@@ -108,24 +107,24 @@ pub(crate) struct Accounts {
     most: u64,
     anticipation: u64,
     hold: u64,
-    /// By owner.
+    /// Accounts, indexed by owner.
     accounts: Vec<Account>,
-    /// The front-end that had work last.
+    /// Index of the front-end that had work last.
     last: usize,
     shared: bool,
-    /// Everything before this moment is in the accounts, or was nobody's.
+    /// Counter value up to which all time has been charged or skipped.
     mark: u64,
-    /// The last end of a round.
+    /// Counter value at the last end of a round.
     settled: u64,
-    /// When another one than before had work, or one was left out.
+    /// Counter value when a different front-end last had work, or one was left out.
     changed: u64,
-    /// Front-ends that the last round left out.
+    /// Number of front-ends that the last round left out.
     left_out: u32,
-    /// Front-ends that had work lately, and whose turns are light, see [`Accounts::light_at`].
+    /// Indices of front-ends with recent work and light turns, see [`Accounts::light_at`].
     light: Vec<usize>,
-    /// How many front-ends had work in the last round, or were left out of it.
+    /// Number of front-ends that had work in the last round, or were left out of it.
     active: u64,
-    /// Started and not sent: by whom, and how much.
+    /// Units started and not yet submitted, by front-end.
     unsent: Vec<(usize, u32)>,
     unsent_units: u32,
 }
@@ -152,7 +151,7 @@ impl Accounts {
         }
     }
 
-    /// A front-end begins, in a place that another one may have had.
+    /// Opens the account of a new front-end, at an index that a former one may have had.
     pub fn open(&mut self, at: usize) {
         if self.accounts.len() <= at {
             self.accounts.resize(at + 1, Account::default());
@@ -162,13 +161,14 @@ impl Accounts {
         }
     }
 
-    /// Several front-ends have work, or had lately: all calls below are made.
+    /// Returns whether several front-ends have, or recently had, work. Only then are the calls
+    /// below made.
     #[inline(always)]
     pub fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// While the thread is not shared: this front-end had work.
+    /// Records work of this front-end while the thread is not shared.
     #[inline(always)]
     pub fn worked_alone(&mut self, at: usize) {
         if self.last != at {
@@ -193,8 +193,8 @@ impl Accounts {
         self.last = at;
     }
 
-    /// The front-end may handle more messages, of which it began the first one at that moment of
-    /// the counter.
+    /// Returns whether the front-end may handle more messages; `begun` is the counter value at its
+    /// first one.
     pub fn may_read(&self, at: usize, begun: u64) -> bool {
         match self.shared {
             true => self.may_work(at),
@@ -202,7 +202,7 @@ impl Accounts {
         }
     }
 
-    /// It has handled messages, or what else its descriptors tell.
+    /// Charges the front-end for the messages and descriptor events that it has handled.
     pub fn read(&mut self, at: usize) {
         if self.shared {
             self.charge(at);
@@ -212,49 +212,49 @@ impl Accounts {
         }
     }
 
-    /// The counter now.
+    /// Returns the current counter value.
     pub fn now(&self) -> u64 {
         (self.counter.read)()
     }
 
-    /// The front-end, which may work, has been told of a descriptor: it has a turn for that, though
-    /// it may have used its quantum up meanwhile. Else it would be told again and again, if that
-    /// takes long enough, and never come to what it was told of.
+    /// Records that a front-end that may work was notified of a descriptor. It then has one turn
+    /// even if its quantum is used up meanwhile. Without that turn a slow notification would be
+    /// repeated again and again, and its work never done.
     pub fn tell(&mut self, at: usize) {
         if let Some(account) = self.accounts.get_mut(at) {
             account.told = true;
         }
     }
 
-    /// It was told of something since it was last asked for that.
+    /// Takes the notification that [`Accounts::tell`] recorded, and returns whether there was one.
     pub fn was_told(&mut self, at: usize) -> bool {
         let account = self.accounts.get_mut(at);
         account.is_some_and(|account| std::mem::take(&mut account.told))
     }
 
-    /// The time since the last call of this kind was nobody's.
+    /// Charges the time since the last charge to no front-end.
     pub fn skip(&mut self) {
         self.mark = self.now();
     }
 
-    /// The front-end may work: it has something left of its quantum.
+    /// Returns whether the front-end may work: it has part of its quantum left.
     pub fn may_work(&self, at: usize) -> bool {
         let account = self.accounts.get(at);
         account.is_none_or(|account| !account.left_out && account.spent < self.quantum)
     }
 
-    /// This round leaves the front-end out.
+    /// Returns whether this round leaves the front-end out.
     pub fn is_left_out(&self, at: usize) -> bool {
         self.accounts.get(at).is_some_and(|a| a.left_out)
     }
 
-    /// What the front-end has used, less the quanta that it was given since.
+    /// Returns the ticks used by the front-end, less the quanta granted since.
     pub fn spent(&self, at: usize) -> u64 {
         self.accounts.get(at).map_or(0, |account| account.spent)
     }
 
-    /// A turn with work has ended, which the front-end began when it had spent so much. It may have
-    /// left something undone.
+    /// Ends a turn with work, at whose start the front-end had spent `spent_before`. `undone`: the
+    /// turn has left work.
     pub fn end_turn(&mut self, at: usize, spent_before: u64, undone: bool) {
         if let Some(account) = self.accounts.get_mut(at) {
             account.turn = match undone {
@@ -264,15 +264,16 @@ impl Accounts {
         }
     }
 
-    /// One of the front-ends that need little, as one with a command at a time: they are looked at
-    /// between two pieces of others' work, so that none waits for the quanta of all others.
+    /// Returns the front-end at this place of the light list, for example one with one command at a
+    /// time. Light front-ends are served between two pieces of heavier ones, so that none waits for
+    /// everyone's quantum.
     #[inline]
     pub fn light_at(&self, place: usize) -> Option<usize> {
         self.light.get(place).copied()
     }
 
-    /// The front-end has used no more of this round than [`LIGHT_SHARES`] fair parts, so far. It
-    /// does not get more of the time by that it asks more often.
+    /// Returns whether the front-end has used at most [`LIGHT_SHARES`] fair shares of this round so
+    /// far. Asking more often does not give it more time.
     #[inline]
     pub fn may_interrupt(&self, at: usize) -> bool {
         let elapsed = self.mark.saturating_sub(self.settled);
@@ -282,25 +283,26 @@ impl Accounts {
         })
     }
 
-    /// The front-end was served between the pieces of others.
+    /// Records that the front-end was served between the pieces of heavier ones.
     pub fn interrupted(&mut self, at: usize) {
         if let Some(account) = self.accounts.get_mut(at) {
             account.interrupted = true;
         }
     }
 
-    /// The time since the last call of this kind was this front-end's. `true` when it was more than
-    /// a look that finds nothing takes.
+    /// Charges the time since the last charge to this front-end. Returns `true` when it exceeds the
+    /// cost of a look that finds nothing.
     pub fn charge(&mut self, at: usize) -> bool {
         let ticks = self.elapsed();
         self.add(at, ticks);
         ticks > self.quantum / LOOKS_PER_QUANTUM
     }
 
-    /// The time since everything was in the accounts, which it is with this call.
+    /// Returns the ticks since the last charge, and moves the mark to now.
     fn elapsed(&mut self) -> u64 {
         let now = self.now();
-        // Where the processors' counters differ a little, a thread that moved may be before it.
+        // Processors' counters may differ slightly: after a migration the value may be before the
+        // mark.
         now.saturating_sub(std::mem::replace(&mut self.mark, now))
     }
 
@@ -310,7 +312,7 @@ impl Accounts {
         }
     }
 
-    /// The front-end had work.
+    /// Records that the front-end had work.
     pub fn worked(&mut self, at: usize) {
         if let Some(account) = self.accounts.get_mut(at) {
             account.active = true;
@@ -321,20 +323,20 @@ impl Accounts {
         }
     }
 
-    /// It had work in this round.
+    /// Returns whether the front-end had work in this round.
     pub fn is_active(&self, at: usize) -> bool {
         self.accounts.get(at).is_some_and(|account| account.active)
     }
 
-    /// The front-end has started so much. `true` when it is to be sent.
+    /// Adds units that the front-end has started. Returns `true` when they are to be submitted.
     pub fn started(&mut self, at: usize, units: u32) -> bool {
         self.unsent.push((at, units));
         self.unsent_units = self.unsent_units.saturating_add(units);
         self.unsent_units >= FLUSH_UNITS
     }
 
-    /// What was started has been sent, which took the time since the last call: each of those who
-    /// have started something has its part of it.
+    /// Divides the time of a submission among the front-ends that started units, in proportion to
+    /// their units.
     pub fn sent(&mut self) {
         let ticks = self.elapsed();
         let units = u64::from(std::mem::take(&mut self.unsent_units)).max(1);
@@ -343,13 +345,13 @@ impl Accounts {
         }
     }
 
-    /// Some front-end has to wait until it may work again.
+    /// Returns whether some front-end waits until it may work again.
     #[inline]
     pub fn anyone_left_out(&self) -> bool {
         self.shared && self.left_out > 0
     }
 
-    /// A round has ended: each of those that it looked at gets its quantum.
+    /// Ends a round: each front-end that it looked at gets its quantum.
     pub fn settle(&mut self, all: impl Iterator<Item = usize> + Clone) {
         let now = self.now();
         let elapsed = now.saturating_sub(std::mem::replace(&mut self.settled, now));
@@ -365,7 +367,7 @@ impl Accounts {
             }
         }
         self.active = active + u64::from(self.left_out);
-        // What each of the others had, at most a quantum.
+        // Share that each of the served front-ends had, at most a quantum.
         let paid = match active {
             0 if self.expects(now, all.clone()) => elapsed,
             0 => self.least_debt(all.clone()),
@@ -374,8 +376,8 @@ impl Accounts {
         if active > 0 && self.left_out > 0 {
             self.changed = now;
         }
-        // A round that took longer than the quanta, for others have overdrawn theirs: who kept to
-        // its part of the time owes nothing.
+        // The round took longer than the quanta, because some front-ends have overdrawn. A
+        // front-end that kept to its share owes nothing.
         let part = elapsed
             .checked_div(self.active)
             .unwrap_or(0)
@@ -401,7 +403,7 @@ impl Accounts {
         self.shared = now.saturating_sub(self.changed) <= self.hold;
     }
 
-    /// Remembers the front-end among those with the lightest turns, if it belongs there.
+    /// Adds the front-end to those with the lightest turns, if it belongs there.
     fn consider(&mut self, at: usize, now: u64) {
         let turn = |at: usize| self.accounts.get(at).map_or(u64::MAX, |a| a.turn);
         let lately = |a: &Account| now.saturating_sub(a.active_at) <= self.hold;
@@ -416,14 +418,15 @@ impl Accounts {
         }
     }
 
-    /// A front-end that may work has had work lately: its guest may be about to send more.
+    /// Returns whether a front-end that may work had work lately: its guest may be about to send
+    /// more.
     fn expects(&self, now: u64, all: impl Iterator<Item = usize>) -> bool {
         let lately = |a: &Account| now.saturating_sub(a.active_at) <= self.anticipation;
         let mut accounts = all.filter_map(|at| self.accounts.get(at));
         accounts.any(|a| !a.left_out && lately(a))
     }
 
-    /// What lets the first one of those who are left out work again.
+    /// Returns the ticks that let the least overdrawn front-end work again.
     fn least_debt(&self, all: impl Iterator<Item = usize>) -> u64 {
         let accounts = all.filter_map(|at| self.accounts.get(at));
         let left_out = accounts.filter(|a| a.left_out);

@@ -1,8 +1,8 @@
-//! Front-ends that have nothing to do, beside others that keep the thread awake: looked at in turn,
-//! and in the end not at all.
+//! Armed front-ends: long idle, on a thread that busy ones keep awake, and no longer polled.
 //!
-//! In the end they are armed as before the thread's own sleep, and what would wake the thread for
-//! one wakes it: a descriptor, the wake flag, its deadline.
+//! Idle front-ends are polled in turn. Long idle ones are armed in the same way as before the
+//! thread's own sleep, and are woken by the same events: a descriptor, the wake flag, their
+//! deadline.
 
 use crate::Frontend;
 use crate::accounts::{ALONE_UNITS, SHARED_UNITS};
@@ -11,32 +11,33 @@ use crate::worker_loop::{Worker, complete};
 use std::time::{Duration, Instant};
 use volume::Budget;
 
-/// What is due sooner is waited for awake.
+/// Deadlines closer than this are waited for without arming.
 const SOON: Duration = Duration::from_millis(1);
-/// Calls of [`Frontend::housekeeping`] of those that are awake for one of each that is armed.
+/// Housekeeping calls to awake front-ends for each such call to an armed one.
 const HOUSEKEEPING_TURN: usize = 16;
 
-/// What the worker knows of front-ends that are armed.
+/// The worker's bookkeeping of its armed front-ends.
 #[derive(Debug, Default)]
 pub(crate) struct Armed {
-    /// Armed, but a host without a barrier may have rung unseen: it is looked at once more.
+    /// An armed front-end that is looked at once more, because a host without a barrier may have
+    /// rung unseen.
     unconfirmed: Option<u16>,
-    /// The earliest deadline of those that are armed, or an earlier time.
+    /// Lower bound of the deadlines of armed front-ends.
     pub(crate) deadline: Option<Instant>,
-    /// Other threads have sent something: everyone's housekeeping is due.
+    /// Other threads have posted messages: housekeeping of all front-ends is due.
     messages: bool,
 }
 
 impl Armed {
-    /// One of them has this deadline.
+    /// Includes the deadline of an armed front-end.
     fn is_due_at(&mut self, deadline: Option<Instant>) {
         self.deadline = self.deadline.into_iter().chain(deadline).min();
     }
 }
 
 impl<F: Frontend + 'static> Worker<F> {
-    /// The hot front-end at this place of the run queue has had no work for long. Whether it is
-    /// idle from now on.
+    /// Demotes the hot front-end at this place of the run queue after a long time without work.
+    /// Returns whether it is idle now.
     #[cold]
     pub(crate) fn demote(&mut self, place: usize) -> bool {
         let Some(at) = self.run_queue.hot_at(place) else {
@@ -52,14 +53,14 @@ impl<F: Frontend + 'static> Worker<F> {
         true
     }
 
-    /// Looks at the idle front-end whose turn it is.
+    /// Polls the idle front-end that is next in turn.
     #[inline(never)]
     pub(crate) fn visit_idle(&mut self) -> bool {
         let at = self.run_queue.next_idle();
         at.is_some_and(|at| self.visit(at))
     }
 
-    /// Looks at a front-end that is not hot, which it is when there was something to do.
+    /// Polls a front-end that is not hot, and makes it hot if it has work.
     fn visit(&mut self, at: usize) -> bool {
         let Some(Some(front)) = self.fronts.get_mut(at) else {
             return false;
@@ -68,7 +69,8 @@ impl<F: Frontend + 'static> Worker<F> {
         let shared = self.accounts.is_shared();
         let mut budget = Budget::new(if shared { SHARED_UNITS } else { ALONE_UNITS });
         let mut worked = front.poll(self.turns.now, &mut budget) || front.in_flight() > 0;
-        // Volumes have news though nothing is in flight: a server that can be reached again.
+        // Volumes can have events while nothing is in flight, for example a server that is
+        // reachable again.
         front.poll_volumes(&mut self.completions);
         worked |= !self.completions.is_empty();
         for completion in self.completions.drain(..) {
@@ -91,13 +93,13 @@ impl<F: Frontend + 'static> Worker<F> {
         false
     }
 
-    /// The wake flag was up. What it was for is found by a round over all front-ends.
+    /// Handles a raised wake flag: a round over all armed front-ends finds its reason.
     pub(crate) fn poll_armed(&mut self) -> bool {
         self.armed.messages = true;
         self.visit_armed()
     }
 
-    /// Looks at every one that is armed.
+    /// Polls each armed front-end.
     #[cold]
     pub(crate) fn visit_armed(&mut self) -> bool {
         let (mut worked, mut place) = (false, self.run_queue.first_armed());
@@ -108,14 +110,14 @@ impl<F: Frontend + 'static> Worker<F> {
         worked
     }
 
-    /// The one that is armed and not confirmed is to be armed again, or looked at.
+    /// Wakes the front-end that is armed and not confirmed: it is armed again, or polled.
     pub(crate) fn wake_unconfirmed(&mut self) {
         if let Some(owner) = self.armed.unconfirmed.take() {
             self.run_queue.wake(owner);
         }
     }
 
-    /// Now and then, while the thread polls: an idle front-end is armed, if it may be.
+    /// Arms an idle front-end if possible; called periodically while the thread polls.
     pub(crate) fn arm_idle(&mut self) {
         if let Some(owner) = self.armed.unconfirmed.take()
             && self.run_queue.is_armed(owner)
@@ -151,7 +153,8 @@ impl<F: Frontend + 'static> Worker<F> {
         }
     }
 
-    /// What is not urgent, and what is due, of those that are armed.
+    /// Does the housekeeping that is due of armed front-ends, and wakes those whose deadline has
+    /// passed.
     pub(crate) fn armed_housekeeping(&mut self) {
         let armed = self.run_queue.armed_count();
         if armed == 0 {
@@ -178,7 +181,7 @@ impl<F: Frontend + 'static> Worker<F> {
         }
     }
 
-    /// Wakes front-ends whose time has come.
+    /// Wakes armed front-ends after their deadline.
     #[cold]
     fn wake_due(&mut self, now: Instant) {
         let (mut next, mut place) = (None, self.run_queue.first_armed());

@@ -1,29 +1,29 @@
-//! Whether others want the processor that a loop polls on.
+//! Detection of other threads that want the processor on which a loop polls.
 //!
-//! A loop that polls while others want its processor keeps it from them, and one of them may be the
-//! guest that it polls for; and when something comes it has used its time up and waits for its
-//! turn. Such a loop does better with short naps.
+//! A polling loop keeps such threads from the processor, and one of them may run the guest that the
+//! loop polls for. When work arrives, the loop has used up its time slice and waits for its turn.
+//! Short naps serve such a loop better.
 //!
-//! It shows by gaps between two looks at the clock. A virtual machine's host makes gaps, too, which
-//! naps do nothing about: in those the thread's own time goes on, as the system counts it.
+//! Contention shows as gaps between two looks at the clock. A virtual machine's host causes gaps,
+//! too, about which naps do nothing. In those gaps the thread's CPU time continues to grow.
 
 use std::time::{Duration, Instant};
 
-/// Between two looks at the clock of a loop that finds nothing: more than this is a gap.
+/// Shortest time between two looks at the clock of an idle loop that counts as a gap.
 pub(crate) const GAP: Duration = Duration::from_micros(100);
-/// How long others are taken to want the processor after they had it.
+/// Time for which the processor is considered contended after a gap.
 const LASTS: Duration = Duration::from_millis(20);
 
-/// What a loop knows of others.
+/// A loop's record of contention for its processor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowd {
-    /// The end of the last gap, and the thread's own time then.
+    /// End of the last gap, and the thread's CPU time then.
     mark: Option<(Instant, Duration)>,
     until: Instant,
 }
 
 impl Crowd {
-    /// Nobody has been seen.
+    /// Creates a record without contention.
     pub fn new(now: Instant) -> Self {
         Self {
             mark: None,
@@ -31,8 +31,8 @@ impl Crowd {
         }
     }
 
-    /// A gap of length `gap` ends; the thread has had so much time of the processor. Two gaps tell,
-    /// without sleep between them, whether others had it.
+    /// Records the end of a gap of length `gap`; `own` is the thread's CPU time. Two gaps without
+    /// sleep between them show whether other threads had the processor.
     pub fn gap(&mut self, gap: Duration, now: Instant, own: Duration) {
         if let Some((then, own_then)) = self.mark {
             let passed = now.saturating_duration_since(then);
@@ -44,12 +44,12 @@ impl Crowd {
         self.mark = Some((now, own));
     }
 
-    /// The thread has slept.
+    /// Discards the last gap, because the thread has slept.
     pub fn slept(&mut self) {
         self.mark = None;
     }
 
-    /// Others want the processor.
+    /// Returns whether other threads want the processor.
     #[inline]
     pub fn is_there(&self, now: Instant) -> bool {
         now < self.until
@@ -81,7 +81,7 @@ mod tests {
         let start = Instant::now();
         let mut crowd = Crowd::new(start);
         for at in 1..10 {
-            // The system has counted all of it.
+            // The system has counted all of the time as CPU time.
             crowd.gap(ms(4), start + ms(at * 10), ms(at * 10));
             assert!(!crowd.is_there(start + ms(at * 10)));
         }

@@ -1,20 +1,20 @@
-//! The epoll set of a worker, as its front-ends see it.
+//! A front-end's view of its worker's epoll set.
 
 use rustix::event::epoll;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-/// What a descriptor is waited for.
+/// Condition for which a descriptor is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// It can be read.
+    /// The descriptor is readable.
     Readable,
-    /// It has become readable: told once for each time (edge-triggered), without being read.
+    /// The descriptor has become readable: one event each time (edge-triggered), without a read.
     Edge,
-    /// It can be written.
+    /// The descriptor is writable.
     Writable,
-    /// The peer has hung up; told once.
+    /// The peer has hung up; one event only.
     HangUp,
 }
 
@@ -24,30 +24,30 @@ impl Interest {
             Interest::Readable => epoll::EventFlags::IN,
             Interest::Edge => epoll::EventFlags::IN | epoll::EventFlags::ET,
             Interest::Writable => epoll::EventFlags::OUT,
-            // A hang-up is always told; once, as it would be told again and again.
+            // epoll always reports a hang-up; once, since it would be reported again and again.
             Interest::HangUp => epoll::EventFlags::ONESHOT,
         }
     }
 
-    /// What is not heeded at once is not told again.
+    /// Returns whether an event that is not handled at once is lost.
     fn is_told_once(self) -> bool {
         matches!(self, Interest::Edge | Interest::HangUp)
     }
 }
 
-/// Events of the worker itself have this number in place of a front-end's.
+/// Front-end number that marks events of the worker itself.
 pub(crate) const OWN: u32 = u32::MAX;
 
-/// Who an event is for: a front-end's number and its own token.
+/// Recipient of an event: a front-end's number and its own token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token {
     pub front: u32,
     pub token: u32,
-    /// The event does not come again.
+    /// The event is reported only once.
     pub once: bool,
 }
 
-/// In place of a token's highest bit: the event does not come again.
+/// Flag in a token's highest bit: the event is reported only once.
 const ONCE: u32 = 1 << 31;
 
 impl Token {
@@ -79,11 +79,11 @@ impl Descriptors {
         Descriptors { epoll, front }
     }
 
-    /// Waits for a descriptor under a token, of which 31 bits are kept. Closing its last duplicate
-    /// removes it from the set.
+    /// Adds a descriptor under a token, of which 31 bits are kept. Closing the last duplicate
+    /// removes the descriptor from the set.
     ///
     /// # Errors
-    /// The kernel's: it is of a kind that cannot be waited for, or in the set already.
+    /// The kernel's error: the descriptor cannot be polled, or is in the set already.
     pub fn add(&self, fd: impl AsFd, token: u32, interest: Interest) -> Result<(), Errno> {
         epoll::add(
             &self.epoll,
@@ -93,10 +93,10 @@ impl Descriptors {
         )
     }
 
-    /// Waits for something else of a descriptor in the set.
+    /// Changes the interest and token of a descriptor in the set.
     ///
     /// # Errors
-    /// The kernel's: it is not in the set.
+    /// The kernel's error: the descriptor is not in the set.
     pub fn modify(&self, fd: impl AsFd, token: u32, interest: Interest) -> Result<(), Errno> {
         epoll::modify(
             &self.epoll,
@@ -109,7 +109,7 @@ impl Descriptors {
     /// Removes a descriptor from the set.
     ///
     /// # Errors
-    /// The kernel's: it is not in the set.
+    /// The kernel's error: the descriptor is not in the set.
     pub fn remove(&self, fd: impl AsFd) -> Result<(), Errno> {
         epoll::delete(&self.epoll, fd)
     }

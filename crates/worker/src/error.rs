@@ -1,30 +1,31 @@
-//! Why a worker ends other than by being asked to.
+//! Errors that end a worker.
 
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// Why a worker could not be made, or ended; `E` is its front-ends' error.
+/// Reason why a worker could not be created, or ended early; `E` is its front-ends' error.
 #[derive(Debug, thiserror::Error)]
 pub enum Error<E: std::error::Error + 'static> {
-    /// The kernel refused what the loop cannot do without.
+    /// The kernel refused a system call that the loop depends on.
     #[error("{call}")]
     System {
         /// The system call.
         call: &'static str,
-        /// Its error.
+        /// Error of the system call.
         #[source]
         errno: Errno,
     },
-    /// The volumes did not make everything durable in time at the end.
+    /// The volumes did not make all data durable within the limit at the end.
     #[error("the volumes did not become durable within {0:?}")]
     NotDurable(Duration),
-    /// Volumes that may hang (FUSE, network file systems) did not answer in time at the end: these.
-    /// What was written to them and not flushed may not be durable; all else is.
+    /// Names of volumes that may hang (FUSE, network file systems) and did not answer within the
+    /// limit at the end. Data written to them and not flushed may not be durable; all other data
+    /// is.
     #[error(
         "given up, as nothing of it was answered: {0}; what was not flushed may not be durable"
     )]
     GivenUp(String),
-    /// A front-end could not end as it should.
+    /// A front-end could not be closed properly.
     #[error(transparent)]
     Frontend(E),
 }

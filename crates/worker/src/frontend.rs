@@ -1,4 +1,4 @@
-//! What a worker serves.
+//! Interface between a worker and the command sources that it serves.
 
 use std::time::Instant;
 use volume::{Budget, Completion, PinPace};
@@ -8,21 +8,21 @@ use volume::{Budget, Completion, PinPace};
 /// a controller inside this process.
 ///
 /// All calls come from the worker's thread. None of them may block. One call of [`Frontend::poll`]
-/// does what its budget is for, [`Frontend::ready`] and [`Frontend::read_on`] handle a few
-/// messages: after each the worker looks at the time, so that a flood at one front-end does not
+/// does the work of its budget; [`Frontend::ready`] and [`Frontend::read_on`] handle a few
+/// messages. The worker reads the time after each call, so that a flood at one front-end does not
 /// starve another.
 ///
-/// A program that serves several kinds makes an enum of them and implements the trait by a `match`:
-/// then no call on the way of a command is virtual.
+/// A program with several kinds of front-end makes an enum of them and implements the trait by a
+/// `match`. No call on a command's path is virtual then.
 pub trait Frontend {
-    /// Why it could not end as it should.
+    /// Error of [`Frontend::close`].
     type Error: std::error::Error + 'static;
 
-    /// Fetches new commands and starts them, as far as the budget goes; completes what needs no
-    /// volume. `true` when there was anything to do. `now` is a few rounds old at most.
+    /// Fetches new commands and starts them, as far as the budget allows; completes commands that
+    /// need no volume. Returns `true` when there was work. `now` is a few rounds old at most.
     fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool;
 
-    /// A request has completed. The upper 16 bits of its tag are this front-end's
+    /// Handles a completed request. The upper 16 bits of its tag are this front-end's
     /// [`Context::owner`](crate::Context::owner).
     fn complete(&mut self, completion: Completion);
 
@@ -31,109 +31,114 @@ pub trait Frontend {
         let _ = out;
     }
 
-    /// Ends a round, when all completions are in: shows the guest what was answered, answers
-    /// messages that had to wait. `true` when there was anything to do.
+    /// Ends a round after all completions are in: publishes completions to the guest and answers
+    /// deferred messages. Returns `true` when there was work.
     fn finish_round(&mut self) -> bool {
         false
     }
 
-    /// A short look between two rounds, at what is most urgent: `true` when [`Frontend::poll`]
-    /// would find something. It may miss things: a round comes soon.
+    /// Checks the most urgent sources between two rounds. Returns `true` when [`Frontend::poll`]
+    /// would find something. It may miss events, because a round follows soon.
     #[inline]
     fn has_news(&self) -> bool {
         false
     }
 
-    /// Requests that are with volumes, through the ring or otherwise.
+    /// Returns the number of requests outstanding at volumes, through the ring or otherwise.
     fn in_flight(&self) -> usize;
 
-    /// Commands or completions come without anything that could wake the thread: it must not sleep.
+    /// Returns whether the thread must not sleep, because commands or completions arrive without a
+    /// wake-up.
     fn must_poll(&self) -> bool {
         false
     }
 
-    /// Polling on for a while after the last work may spare a wake-up: its guest submits by memory,
-    /// or has commands in flight.
+    /// Returns whether polling for a while after the last work may spare a wake-up. That holds when
+    /// the guest submits by memory, or has commands in flight.
     fn keeps_window(&self) -> bool {
         self.in_flight() > 0
     }
 
-    /// It stopped in the middle of what its socket has: [`Frontend::read_on`] goes on with it.
+    /// Returns whether unread data is left on the socket; [`Frontend::read_on`] continues with it.
     fn has_more(&self) -> bool {
         false
     }
 
-    /// Its guest announces commands by messages on a socket: the sockets are looked at often.
+    /// Returns whether the guest announces commands by socket messages, so that sockets are polled
+    /// often.
     fn is_trapped(&self) -> bool {
         false
     }
 
     /// Asks to be woken for the next command (EventIdx, `avail_event`): store, full fence, look
-    /// again. `true` when something arrived meanwhile.
+    /// again. Returns `true` when something arrived meanwhile.
     fn arm(&mut self) -> bool;
 
-    /// After [`Frontend::arm`], its host may lack the full barrier between publishing a command and
-    /// looking whether to ring: the worker looks again for a few microseconds.
+    /// Returns whether the host may lack the full barrier between publishing a command and reading
+    /// EventIdx. After [`Frontend::arm`] the worker then looks again for a few microseconds.
     fn needs_recheck(&self) -> bool {
         false
     }
 
-    /// The last looks before sleep, see [`Frontend::needs_recheck`]. `true` when something arrived.
+    /// Looks once more before sleep, see [`Frontend::needs_recheck`]. Returns `true` when something
+    /// arrived.
     fn recheck(&mut self) -> bool {
         false
     }
 
-    /// When to look at it again though nothing wakes the thread.
+    /// Returns when the front-end is to be polled even without a wake-up.
     fn deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// The worker's wake flag was up: looks into the channels that other threads write to. `true`
-    /// when there was anything.
+    /// Reads the channels that other threads write to, after the worker's wake flag was raised.
+    /// Returns `true` when there was a message.
     fn drain_messages(&mut self) -> bool {
         false
     }
 
-    /// Called now and then while the thread is awake (100 us or more between two calls), and after
-    /// each sleep: for what is not urgent.
+    /// Does work that is not urgent. Called periodically while the thread is awake (100 us or more
+    /// between two calls), and after each sleep.
     fn housekeeping(&mut self, now: Instant) {
         let _ = now;
     }
 
-    /// Guest memory waits to be pinned (fixed buffers): [`Frontend::pin`] is to be called.
+    /// Returns whether guest memory waits to be pinned (fixed buffers), so that [`Frontend::pin`]
+    /// is to be called.
     fn is_pinning(&self) -> bool {
         false
     }
 
-    /// Pins a piece of it. The worker's front-ends share one `pace`, which keeps the pieces short.
+    /// Pins a piece of guest memory. The worker's front-ends share one `pace`, which keeps the
+    /// pieces short.
     fn pin(&mut self, pace: &mut PinPace) {
         let _ = pace;
     }
 
-    /// A descriptor that it put into the epoll set is ready, under this token.
+    /// Handles a ready descriptor that the front-end put into the epoll set under this token.
     fn ready(&mut self, token: u32) {
         let _ = token;
     }
 
-    /// Goes on with what its socket has, see [`Frontend::has_more`].
+    /// Continues to read the socket, see [`Frontend::has_more`].
     fn read_on(&mut self) {}
 
-    /// The worker ends: fetches nothing more, completes what is in flight, and makes everything
-    /// durable. Rounds go on until [`Frontend::is_drained`].
+    /// Begins the worker's end: fetches nothing more, completes outstanding requests, and makes all
+    /// data durable. Rounds continue until [`Frontend::is_drained`].
     fn flush(&mut self);
 
-    /// Nothing is in flight, and no flush.
+    /// Returns whether no request and no flush is outstanding.
     fn is_drained(&self) -> bool;
 
-    /// Closes what its client has, after everything is durable.
+    /// Closes the client's connection after all data is durable.
     ///
     /// # Errors
-    /// What kept it from being durable, for example.
+    /// For example the error that kept data from becoming durable.
     fn close(&mut self) -> Result<(), Self::Error> {
         Ok(())
     }
 
-    /// It has nothing to do any more, and will not have: the worker removes it.
+    /// Returns whether the front-end has ended by itself; the worker then removes it.
     fn has_ended(&self) -> bool {
         false
     }

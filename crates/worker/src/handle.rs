@@ -1,4 +1,4 @@
-//! What other threads know of a worker.
+//! A worker's handle for other threads: wake-up, jobs, load figures, names.
 
 use crate::{Error, Frontend, Pulse, Stalls, WakeFlag, Worker};
 use probes::Counter;
@@ -10,24 +10,24 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// Something to be done on a worker's thread, between two rounds.
+/// Function to be run on a worker's thread, between two rounds.
 type Job<F> = Box<dyn FnOnce(&mut Worker<F>) + Send>;
 
-/// How busy a worker is, and how it spends the rest. It alone writes this.
+/// Busy, polling and sleeping time of a worker. Only the worker writes it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Load {
     busy_ns: AtomicU64,
     polling_ns: AtomicU64,
-    /// While it is awake, nanoseconds for which it has slept so far; while it is asleep, with
-    /// [`ASLEEP`], its age when it would have begun to sleep if all of its sleep were this one. One
-    /// number, so that a reader never sees half of a change.
+    /// While the worker is awake, nanoseconds for which it has slept so far. While it is asleep,
+    /// with [`ASLEEP`], its age at the start of an assumed single sleep that holds all of its
+    /// sleeping time. One number, so that a reader never sees half of an update.
     asleep: AtomicU64,
     wake_ups: Counter,
     began: OnceLock<Instant>,
 }
 
-/// The worker is asleep.
+/// Flag in `asleep`: the worker is asleep.
 const ASLEEP: u64 = 1 << 63;
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -35,17 +35,17 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 impl Load {
-    /// Time in which it had work, since it began.
+    /// Returns the time with work since the worker began.
     pub fn busy(&self) -> Duration {
         Duration::from_nanos(self.busy_ns.load(Ordering::Relaxed))
     }
 
-    /// Time in which it polled without finding anything, since it began.
+    /// Returns the time spent polling without finding work since the worker began.
     pub fn polling(&self) -> Duration {
         Duration::from_nanos(self.polling_ns.load(Ordering::Relaxed))
     }
 
-    /// Time for which it was asleep, since it began; a sleep that lasts counts, too.
+    /// Returns the time asleep since the worker began, including a sleep that still lasts.
     pub fn asleep(&self) -> Duration {
         self.asleep_at(Instant::now())
     }
@@ -59,7 +59,7 @@ impl Load {
         Duration::from_nanos(total)
     }
 
-    /// Sleeps that have ended.
+    /// Returns the number of completed sleeps.
     pub fn wake_ups(&self) -> u64 {
         self.wake_ups.get()
     }
@@ -97,7 +97,7 @@ impl Load {
     }
 }
 
-/// A flag can stand in for the standard library's waker.
+/// A flag can serve as the standard library's waker.
 impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.raise();
@@ -108,20 +108,20 @@ impl Wake for WakeFlag {
     }
 }
 
-/// A worker, as other threads see it: how to wake it up, what to give it to do, how busy it is.
-/// Made before the worker; clones are the same.
+/// Handle of a worker for other threads: it wakes the worker, posts jobs to it, and reads its load.
+/// It is created before the worker; clones refer to the same worker.
 pub struct Handle<F: Frontend>(Arc<Shared<F>>);
 
 struct Shared<F: Frontend> {
     flag: Arc<WakeFlag>,
-    /// Readable when the flag was raised while the worker slept.
+    /// Event descriptor, readable when the flag was raised while the worker slept.
     wake: Arc<OwnedFd>,
-    /// None when the worker is gone: nobody would run them.
+    /// `None` after the worker has ended, when no thread would run the jobs.
     jobs: Mutex<Option<VecDeque<Job<F>>>>,
     load: Load,
     pulse: Arc<Pulse>,
     stalls: Arc<Stalls>,
-    /// Of its front-ends, by owner.
+    /// Names of the front-ends, by owner.
     names: Mutex<Vec<(u16, String)>>,
 }
 
@@ -140,7 +140,7 @@ impl<F: Frontend> std::fmt::Debug for Handle<F> {
 }
 
 impl<F: Frontend + 'static> Handle<F> {
-    /// The handle of a worker that is to be made.
+    /// Creates the handle of a worker that does not exist yet.
     ///
     /// # Errors
     /// [`Error::System`] when there is no descriptor left.
@@ -149,7 +149,8 @@ impl<F: Frontend + 'static> Handle<F> {
         let wake = Arc::new(eventfd(0, flags).map_err(Error::system("eventfd"))?);
         let signal = wake.clone();
         let flag = Arc::new(WakeFlag::new(move || {
-            // It is this process's own, and non-blocking. Full means signalled already.
+            // The eventfd belongs to this process and is non-blocking. A full counter is signalled
+            // already.
             let _ = rustix::io::write(&*signal, &1u64.to_ne_bytes());
         }));
         Ok(Handle(Arc::new(Shared {
@@ -163,10 +164,9 @@ impl<F: Frontend + 'static> Handle<F> {
         })))
     }
 
-    /// Has the worker do something on its thread, soon; for example [`Worker::add`] a front-end.
-    /// Jobs run in the order in which they were posted. When the worker is gone the job is dropped:
-    /// a channel's end in it tells.
-    /// `false` then.
+    /// Posts a job to the worker's thread, for example one that adds a front-end ([`Worker::add`]).
+    /// Jobs run in the order in which they were posted. Returns `false` and drops the job when the
+    /// worker has ended; a channel end in the job reports that.
     pub fn post(&self, job: impl FnOnce(&mut Worker<F>) + Send + 'static) -> bool {
         let posted = match &mut *self.jobs() {
             Some(jobs) => {
@@ -179,46 +179,46 @@ impl<F: Frontend + 'static> Handle<F> {
         posted
     }
 
-    /// Wakes the worker up to look for messages.
+    /// Returns a waker that makes the worker look for messages.
     pub fn waker(&self) -> Waker {
         Waker::from(self.0.flag.clone())
     }
 
-    /// How busy it is.
+    /// Returns the worker's load.
     pub fn load(&self) -> &Load {
         &self.0.load
     }
 
-    /// Where it is.
+    /// Returns the worker's current activity.
     pub fn pulse(&self) -> &Arc<Pulse> {
         &self.0.pulse
     }
 
-    /// How often it stood still, as a [`Watchdog`](crate::Watchdog) has found.
+    /// Returns the worker's stalls, as a [`Watchdog`](crate::Watchdog) has found them.
     pub fn stalls(&self) -> &Arc<Stalls> {
         &self.0.stalls
     }
 
-    /// The front-end of this number is called so from now on, where it is spoken of.
+    /// Sets the name of the front-end with this owner number, for logs and errors.
     pub fn set_name(&self, owner: u16, name: impl Into<String>) {
         let mut names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
         names.retain(|(known, _)| *known != owner);
         names.push((owner, name.into()));
     }
 
-    /// The front-end that was called so has gone.
+    /// Removes the name of a front-end that has ended.
     pub(crate) fn forget_name(&self, owner: u16) {
         let mut names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
         names.retain(|(known, _)| *known != owner);
     }
 
-    /// What its front-ends are called.
+    /// Returns the names of all front-ends.
     pub fn names(&self) -> Vec<String> {
         let names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
         names.iter().map(|(_, name)| name.clone()).collect()
     }
 
-    /// What a front-end is called.
+    /// Returns the name of a front-end.
     pub fn name(&self, owner: u16) -> Option<String> {
         let names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
         let found = names.iter().find(|(known, _)| *known == owner);
@@ -233,9 +233,9 @@ impl<F: Frontend + 'static> Handle<F> {
         self.0.wake.as_fd()
     }
 
-    /// The descriptor has woken the worker: it is emptied.
+    /// Empties the eventfd after it has woken the worker.
     pub(crate) fn woken(&self) {
-        // Nothing there: something else ended the sleep.
+        // An empty eventfd means that something else ended the sleep.
         let _ = rustix::io::read(&*self.0.wake, &mut [0; 8]);
     }
 
@@ -245,15 +245,15 @@ impl<F: Frontend + 'static> Handle<F> {
 }
 
 impl<F: Frontend> Handle<F> {
-    /// The worker is gone, or will never be made: jobs that it has not run are dropped, and so are
-    /// those that come.
+    /// Closes the job list, because the worker has ended or will never be created. Pending and
+    /// future jobs are dropped.
     pub fn close(&self) {
         let left = self.jobs().take();
-        // They may post, so the lock is free by now.
+        // Dropped jobs may post, so the lock is released by now.
         drop(left);
     }
 
-    /// The list is whole whichever thread panicked while it held the lock.
+    /// The list is consistent even if a thread panicked while it held the lock.
     fn jobs(&self) -> MutexGuard<'_, Option<VecDeque<Job<F>>>> {
         self.0.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,13 +1,13 @@
 //! The one loop of the process: it polls, arms and sleeps, and hosts any front-end.
 //!
-//! *What this room is for.* A [`Worker`] is one thread's loop. It owns an [`Io`](volume::Io) (the
-//! thread's io_uring), an epoll set, and front-ends: whatever has commands to execute on volumes.
-//! It polls them while there is work, goes on for an adaptive window after the last work
-//! ([`Window`]), then arms everything that can wake the thread, looks once more, and sleeps. Other
-//! threads reach it through its [`Handle`]: they post jobs, wake it up and read how busy it is.
+//! *Purpose.* A [`Worker`] is one thread's loop. It owns an [`Io`](volume::Io) (the thread's
+//! io_uring), an epoll set, and front-ends: sources of commands for volumes. The loop polls them
+//! while there is work, and continues for an adaptive window after the last work ([`Window`]). It
+//! then arms everything that can wake the thread, looks once more, and sleeps. Other threads use
+//! the worker's [`Handle`] to post jobs, wake the worker up and read its load.
 //!
-//! *What may be touched here.* The ring through `volume::Io`, the epoll set, the clock. *What may
-//! not.* Queues, protocols and guest memory: a [`Frontend`] has those. There is no unsafe code.
+//! *Scope.* This crate uses the ring through `volume::Io`, the epoll set and the clock. Queues,
+//! protocols and guest memory belong to the [`Frontend`]. There is no unsafe code.
 //!
 //! # One round
 //!

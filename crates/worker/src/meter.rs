@@ -1,29 +1,29 @@
-//! How busy a worker is.
+//! Measurement of a worker's load.
 
 use std::time::{Duration, Instant};
 
-/// Measures how busy a worker is, by the clock that it reads now and then: time in which it polled
-/// without finding anything is not busy, and that is known from rounds in a row that did nothing.
+/// Measures a worker's busy time from occasional readings of the clock. Time spent polling without
+/// finding anything is not busy; consecutive rounds without work give its cost per round.
 #[derive(Debug)]
 pub(crate) struct Meter {
     last: Instant,
-    /// Rounds without work since then.
+    /// Rounds without work since the last reading.
     idle: u32,
     rounds: u32,
-    /// Nanoseconds of such a round.
+    /// Average nanoseconds of a round without work.
     cost: f64,
     busy: Duration,
     polling: Duration,
 }
 
-/// What the time was spent with since the clock was read before, and how much it is now.
+/// Use of the time since the previous reading of the clock, with totals up to now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Spent {
-    /// There was no round.
+    /// No round took place.
     Nothing,
-    /// Rounds that found nothing, in all of them so long so far.
+    /// Only rounds without work; the total of such time.
     Polling(Duration),
-    /// Work, and some such rounds.
+    /// Work, and perhaps some rounds without; the totals of both.
     Working { busy: Duration, polling: Duration },
 }
 
@@ -39,21 +39,21 @@ impl Meter {
         }
     }
 
-    /// A round has ended.
+    /// Counts a round.
     #[inline]
     pub fn round(&mut self, worked: bool) {
         self.rounds += 1;
         self.idle += u32::from(!worked);
     }
 
-    /// The clock was read, after these rounds.
+    /// Reads the time after the counted rounds.
     pub fn tick(&mut self, now: Instant) -> Spent {
         let mut spent = Spent::Nothing;
         let passed = now.saturating_duration_since(self.last);
         let nanos = passed.as_nanos() as f64;
         if self.rounds > 0 && self.idle == self.rounds {
             let sample = nanos / f64::from(self.idle);
-            // What interrupts such rounds makes them longer, never shorter.
+            // Interruptions make rounds without work longer, never shorter.
             self.cost = if sample < self.cost {
                 sample
             } else {
@@ -80,7 +80,7 @@ impl Meter {
         spent
     }
 
-    /// It slept until now.
+    /// Leaves out the time asleep, which ends now.
     pub fn skip(&mut self, now: Instant) {
         self.last = now;
         self.idle = 0;

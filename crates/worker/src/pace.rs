@@ -1,12 +1,12 @@
-//! When a loop worked and slept, and whether it goes on polling.
+//! A loop's record of work and sleep, and the decision whether it continues to poll.
 
 use crate::{IdleWindow, Window};
 use std::time::{Duration, Instant};
 
-/// What a nap counts of the window: about what it costs the processor.
+/// Part of the window that a nap uses up: about the processor time that it costs.
 const NAP_COUNTS: Duration = Duration::from_micros(10);
 
-/// A loop's account of its work and its sleep, which the [`Window`] follows.
+/// A loop's record of its work and its sleep, which adapts the [`Window`].
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     window: Window,
@@ -15,7 +15,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Of a loop that begins to poll at `now`.
+    /// Creates the record of a loop that begins to poll at `now`.
     pub fn new(asked: IdleWindow, now: Instant) -> Self {
         Self {
             window: Window::new(asked),
@@ -24,7 +24,8 @@ impl Pace {
         }
     }
 
-    /// A round found work. The first one after a sleep tells the window how long the pause was.
+    /// Records a round with work. The first one after a sleep reports the length of the pause to
+    /// the window.
     #[inline]
     pub fn worked(&mut self, now: Instant) {
         if std::mem::take(&mut self.slept) {
@@ -34,25 +35,24 @@ impl Pace {
         self.last_work = now;
     }
 
-    /// The thread had no processor for so long, until now: nothing was polled, and it is no part of
-    /// the window.
+    /// Leaves a gap out of the window: the thread had no processor, so nothing was polled.
     pub fn gap(&mut self, gap: Duration, now: Instant) {
         self.last_work = (self.last_work + gap).min(now);
     }
 
-    /// The loop napped from `before` to `now`.
+    /// Records a nap from `before` to `now`.
     pub fn napped(&mut self, before: Instant, now: Instant) {
         let uncounted = now.saturating_duration_since(before);
         let uncounted = uncounted.saturating_sub(NAP_COUNTS);
         self.last_work = (self.last_work + uncounted).min(now);
     }
 
-    /// The loop was asleep in the kernel.
+    /// Records a sleep in the kernel.
     pub fn slept(&mut self) {
         self.slept = true;
     }
 
-    /// The loop goes on polling: the window since the last work has not passed.
+    /// Returns whether the loop continues to poll: the window since the last work has not passed.
     #[inline]
     pub fn polls(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.last_work) < self.window.get()
@@ -78,7 +78,7 @@ mod tests {
         // Only the first work after a sleep measures a pause.
         pace.worked(start + us(5000));
         assert!(pace.polls(start + us(5399)), "{pace:?}");
-        // Several long ones make it smaller.
+        // Several long pauses shrink the window.
         for pause in 1..10 {
             pace.slept();
             pace.worked(start + us(pause * 900_000));
@@ -93,7 +93,7 @@ mod tests {
         pace.gap(us(3000), start + us(3040));
         assert!(pace.polls(start + us(3049)), "{pace:?}");
         assert!(!pace.polls(start + us(3050)), "{pace:?}");
-        // Never ahead of the clock.
+        // The time of the last work never exceeds the clock.
         pace.worked(start + us(4000));
         pace.gap(us(200), start + us(4100));
         assert!(!pace.polls(start + us(4150)), "{pace:?}");

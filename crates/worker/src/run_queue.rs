@@ -1,63 +1,62 @@
-//! Which front-ends a round looks at: an order, and nothing of the front-ends themselves.
+//! Order in which rounds poll the front-ends, without access to the front-ends themselves.
 //!
-//! Most of many disks do nothing most of the time, and a look at each of them in each round would
-//! take longer than the work of those that are busy. So *hot* ones, which had work lately, are
-//! looked at in every round, *idle* ones in turn, all of them within [`IDLE_TURN`] rounds. Where
-//! more than [`MOST_IDLE`] are idle, those that have been so for [`ARM_AFTER`] are *armed*, as
-//! before the thread's own sleep, and not looked at until what they were armed for wakes them. They
-//! cost a round nothing.
+//! Most of many disks are idle most of the time, and polling each of them in each round would cost
+//! more than the work of the busy ones. *Hot* front-ends, which had work lately, are polled in
+//! every round. *Idle* ones are polled in turn, all of them within [`IDLE_TURN`] rounds. When more
+//! than [`MOST_IDLE`] are idle, those idle for [`ARM_AFTER`] are *armed* as before the thread's own
+//! sleep. Armed front-ends are not polled until an event wakes them, and cost a round nothing.
 //!
 //! ```text
 //! front-ends:  [ hot | hot | idle | idle | idle | armed | armed | armed ]
 //!                            ^ hot  ^ next        ^ awake
 //! ```
 //!
-//! A front-end changes its part by changing places with the one at the border.
+//! A front-end changes its state by a swap with the entry at the border.
 
 use std::time::{Duration, Instant};
 
-/// Rounds in a row without work after which a hot front-end is an idle one.
+/// Consecutive rounds without work after which a hot front-end becomes idle.
 const IDLE_AFTER: u16 = 1024;
-/// Rounds without work in which every idle front-end is looked at once, while others are hot; a
-/// round with work counts as several.
+/// Rounds without work in which every idle front-end is polled once, while others are hot. A round
+/// with work counts as several.
 const IDLE_TURN: usize = 32;
 /// Units of work (see [`volume::Budget`]) that count as another round.
 const UNITS_PER_ROUND: u32 = 8;
-/// So many idle ones are always looked at: a look in sixteen rounds without work. A look takes some
-/// hundred nanoseconds, which a busy front-end with a command at a time waits for.
+/// Number of idle front-ends that are always polled: one look in sixteen rounds without work. A
+/// look takes some hundred nanoseconds, which delays a busy front-end with one command at a time.
 const MOST_IDLE: usize = 2;
-/// How long one is idle before it may be armed. What comes for an armed one is found by a look at
-/// the sockets, within 100 us, and its guest pays for the register write.
+/// Time that a front-end is idle before it may be armed. Commands for an armed front-end are found
+/// by a look at the sockets, within 100 us, and its guest pays for the register write.
 const ARM_AFTER: Duration = Duration::from_millis(10);
 
-/// A front-end in its place.
+/// Entry of a front-end in the queue.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     owner: u16,
-    /// Rounds in a row that found nothing, while it is hot.
+    /// Consecutive rounds without work, while the front-end is hot.
     quiet: u16,
-    /// When it became idle.
+    /// Time at which the front-end became idle.
     since: Option<Instant>,
 }
 
-/// A worker's front-ends, by what rounds have to do with them.
+/// A worker's front-ends, ordered by state: hot, idle, armed.
 #[derive(Debug, Default)]
 pub(crate) struct RunQueue {
     entries: Vec<Entry>,
-    /// How many are hot.
+    /// Number of hot front-ends.
     hot: usize,
-    /// How many are hot or idle.
+    /// Number of hot and idle front-ends.
     awake: usize,
-    /// The idle one that is looked at next.
+    /// Index of the idle front-end that is polled next.
     next: usize,
-    /// Looks at idle ones that are due, in parts of a look: [`IDLE_TURN`] are one.
+    /// Looks at idle front-ends that are due, in fractions of a look: [`IDLE_TURN`] make one.
     due: usize,
-    /// The armed one whose housekeeping is next.
+    /// Index of the armed front-end that is next in housekeeping.
     next_armed: usize,
 }
 
 impl RunQueue {
-    /// A front-end begins: it is hot.
+    /// Inserts a new front-end as hot.
     pub fn insert(&mut self, owner: u16) {
         self.remove(owner);
         self.entries.push(Entry {
@@ -68,12 +67,12 @@ impl RunQueue {
         self.promote(self.entries.len() - 1);
     }
 
-    /// A front-end has gone.
+    /// Removes a front-end.
     pub fn remove(&mut self, owner: u16) {
         let Some(mut at) = self.position(owner) else {
             return;
         };
-        // To the end, by way of each border.
+        // Moves the entry to the end, across each border.
         if at < self.hot {
             self.hot -= 1;
             self.entries.swap(at, self.hot);
@@ -91,7 +90,7 @@ impl RunQueue {
         self.entries.iter().position(|entry| entry.owner == owner)
     }
 
-    /// Something has come for a front-end, most likely: the next round looks at it.
+    /// Makes a front-end hot, since an event for it has arrived: the next round polls it.
     #[inline]
     pub fn wake(&mut self, owner: u16) {
         let mut hot = self.entries.iter_mut().take(self.hot);
@@ -102,7 +101,7 @@ impl RunQueue {
         }
     }
 
-    /// All of them are hot.
+    /// Makes all front-ends hot.
     pub fn wake_all(&mut self) {
         for entry in &mut self.entries {
             entry.quiet = 0;
@@ -111,7 +110,7 @@ impl RunQueue {
         self.awake = self.hot;
     }
 
-    /// The front-end at this place, which is not hot, is hot from now on.
+    /// Makes the front-end at this place hot, which it is not yet.
     fn promote(&mut self, mut at: usize) {
         if at >= self.awake {
             self.entries.swap(at, self.awake);
@@ -125,51 +124,52 @@ impl RunQueue {
         self.hot += 1;
     }
 
-    /// How many are hot.
+    /// Returns the number of hot front-ends.
     #[inline]
     pub fn hot_count(&self) -> usize {
         self.hot
     }
 
-    /// The hot ones.
+    /// Returns the owner numbers of the hot front-ends.
     #[inline]
     pub fn hot(&self) -> impl Iterator<Item = usize> + Clone {
         let hot = self.entries.get(..self.hot).unwrap_or_default();
         hot.iter().map(|entry| entry.owner.into())
     }
 
-    /// Those that are hot or idle.
+    /// Returns the owner numbers of the hot and idle front-ends.
     #[inline]
     pub fn awake(&self) -> impl Iterator<Item = usize> + Clone {
         let awake = self.entries.get(..self.awake).unwrap_or_default();
         awake.iter().map(|entry| entry.owner.into())
     }
 
-    /// Whether it is armed.
+    /// Returns whether the front-end is armed.
     pub fn is_armed(&self, owner: u16) -> bool {
         let mut armed = self.entries.iter().skip(self.awake);
         armed.any(|entry| entry.owner == owner)
     }
 
-    /// The first place of those that are armed.
+    /// Returns the first place of the armed front-ends.
     pub fn first_armed(&self) -> usize {
         self.awake
     }
 
-    /// The armed one at a place. When it wakes, one from an earlier place takes its place.
+    /// Returns the armed front-end at a place. When it wakes, one from an earlier place takes its
+    /// place.
     pub fn armed_at(&self, at: usize) -> Option<usize> {
         let entry = self.entries.get(at).filter(|_| at >= self.awake);
         entry.map(|entry| entry.owner.into())
     }
 
-    /// The hot one at a place, from 0 on.
+    /// Returns the hot front-end at a place, counted from 0.
     #[inline(always)]
     pub fn hot_at(&self, at: usize) -> Option<usize> {
         let hot = self.entries.get(..self.hot)?;
         hot.get(at).map(|entry| entry.owner.into())
     }
 
-    /// The hot one at this place had work.
+    /// Records that the hot front-end at this place had work.
     #[inline(always)]
     pub fn worked(&mut self, at: usize) {
         if let Some(entry) = self.entries.get_mut(at) {
@@ -177,7 +177,8 @@ impl RunQueue {
         }
     }
 
-    /// The hot one at this place had none. Whether it has been so for long.
+    /// Records that the hot front-end at this place had no work. Returns whether it has had none
+    /// for long.
     #[inline(always)]
     pub fn was_quiet(&mut self, at: usize) -> bool {
         self.entries.get_mut(at).is_some_and(|entry| {
@@ -186,7 +187,7 @@ impl RunQueue {
         })
     }
 
-    /// The hot one at this place is idle from now on. Another one may be at its place.
+    /// Makes the hot front-end at this place idle. Another one may then be at this place.
     pub fn demote(&mut self, at: usize, now: Instant) {
         if at >= self.hot {
             return;
@@ -198,7 +199,7 @@ impl RunQueue {
         }
     }
 
-    /// How many idle ones this round looks at, in which hot ones did so many units of work.
+    /// Returns how many idle front-ends this round polls, when the hot ones did `units` of work.
     #[inline(always)]
     pub fn idle_share(&mut self, units: u32) -> usize {
         let idle = self.awake - self.hot;
@@ -220,7 +221,7 @@ impl RunQueue {
         share.min(idle)
     }
 
-    /// The idle one whose turn it is.
+    /// Returns the idle front-end that is next in turn.
     pub fn next_idle(&mut self) -> Option<usize> {
         if self.next < self.hot || self.next >= self.awake {
             self.next = self.hot;
@@ -231,7 +232,7 @@ impl RunQueue {
         awake.get(at).map(|entry| entry.owner.into())
     }
 
-    /// One that may be armed: there are many idle ones, and it has been idle for long.
+    /// Returns a front-end that may be armed: many are idle, and this one has been idle for long.
     pub fn arms_next(&self, now: Instant) -> Option<usize> {
         if self.awake - self.hot <= MOST_IDLE {
             return None;
@@ -246,7 +247,7 @@ impl RunQueue {
         idle.find(long).map(|entry| entry.owner.into())
     }
 
-    /// An idle one is not looked at from now on.
+    /// Arms an idle front-end, so that it is no longer polled.
     pub fn arm(&mut self, owner: usize) {
         let place = self
             .entries
@@ -258,7 +259,8 @@ impl RunQueue {
         }
     }
 
-    /// An idle one that cannot be armed now is asked again later.
+    /// Restarts the idle time of a front-end that cannot be armed now, so that arming is tried
+    /// again later.
     pub fn stay(&mut self, owner: usize, now: Instant) {
         let mut idle = self.entries.iter_mut().skip(self.hot);
         if let Some(entry) = idle.find(|entry| usize::from(entry.owner) == owner) {
@@ -266,7 +268,7 @@ impl RunQueue {
         }
     }
 
-    /// The armed one whose housekeeping is next.
+    /// Returns the armed front-end that is next in housekeeping.
     pub fn next_armed(&mut self) -> Option<usize> {
         if self.next_armed < self.awake || self.next_armed >= self.entries.len() {
             self.next_armed = self.awake;
@@ -276,7 +278,7 @@ impl RunQueue {
         self.entries.get(at).map(|entry| entry.owner.into())
     }
 
-    /// How many are armed.
+    /// Returns the number of armed front-ends.
     pub fn armed_count(&self) -> usize {
         self.entries.len() - self.awake
     }

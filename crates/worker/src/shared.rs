@@ -1,4 +1,4 @@
-//! A round while several front-ends have work: each has its turn, as long as its account allows.
+//! Round while several front-ends have work: each has a turn, as long as its account allows.
 
 use crate::Frontend;
 use crate::accounts::SHARED_UNITS;
@@ -7,8 +7,8 @@ use crate::worker_loop::{Worker, complete};
 use volume::{Budget, Completion};
 
 impl<F: Frontend + 'static> Worker<F> {
-    /// One round over all front-ends and the ring, as [`Worker::round`], on the front-ends'
-    /// accounts.
+    /// Runs one round over all front-ends and the ring, as [`Worker::round`] does, and charges the
+    /// front-ends' accounts.
     #[inline(never)]
     pub(crate) fn shared_round(&mut self) -> bool {
         self.accounts.skip();
@@ -18,7 +18,7 @@ impl<F: Frontend + 'static> Worker<F> {
         let mut place = 0;
         while let Some(at) = self.run_queue.hot_at(place) {
             place += 1;
-            // Who is left out may have work.
+            // A front-end that is left out may have work.
             if self.take_turn(at) || !self.accounts.may_work(at) {
                 worked = true;
                 self.run_queue.worked(place - 1);
@@ -26,7 +26,7 @@ impl<F: Frontend + 'static> Worker<F> {
                 place -= usize::from(self.demote(place - 1));
             }
         }
-        // It takes as long as all of them together.
+        // The idle front-ends get as many looks as all hot ones together.
         let units = if worked { u32::MAX } else { 0 };
         for _ in 0..self.run_queue.idle_share(units) {
             worked |= self.visit_idle();
@@ -49,11 +49,11 @@ impl<F: Frontend + 'static> Worker<F> {
         self.pulse.enter(Activity::Round);
         self.accounts.settle(self.run_queue.hot());
         worked |= ended && self.remove_ended();
-        // Somebody has work, and waits for others: no moment to give the processor away.
+        // A front-end with work waits for its turn: the processor must not be yielded.
         worked | self.accounts.anyone_left_out()
     }
 
-    /// Tells front-ends of what has completed through the ring, each on its own account.
+    /// Delivers the ring's completions to their front-ends, and charges each front-end.
     fn take_completions(&mut self) -> bool {
         let (fronts, accounts) = (&mut self.fronts, &mut self.accounts);
         let mut current = None;
@@ -77,7 +77,7 @@ impl<F: Frontend + 'static> Worker<F> {
         completed > 0
     }
 
-    /// A front-end's turn: until it has nothing to do, or has used its quantum up.
+    /// Gives a front-end its turn: until it has no work, or its quantum is used up.
     fn take_turn(&mut self, at: usize) -> bool {
         let (mut worked, mut undone) = (false, true);
         let before = self.accounts.spent(at);
@@ -110,7 +110,7 @@ impl<F: Frontend + 'static> Worker<F> {
         worked
     }
 
-    /// Looks at front-ends that need little, between two pieces of another one's work.
+    /// Polls front-ends with light turns between two pieces of another one's work.
     fn serve_light(&mut self, working: usize) {
         let mut place = 0;
         while let Some(at) = self.accounts.light_at(place) {
@@ -139,15 +139,15 @@ impl<F: Frontend + 'static> Worker<F> {
         }
     }
 
-    /// Sends what was started, on the account of those who have started it.
+    /// Submits the started requests, and charges the front-ends that started them.
     fn send(&mut self) {
         self.pulse.enter(Activity::Submitting);
         self.io.flush();
         self.accounts.sent();
     }
 
-    /// Tells front-ends of what has completed otherwise than through the ring. Those who are left
-    /// out wait: some volumes do their work here.
+    /// Delivers completions that do not come through the ring. Front-ends that are left out wait,
+    /// since some volumes do their work here.
     fn poll_volumes(&mut self) -> bool {
         let mut worked = false;
         for at in self.run_queue.hot() {
@@ -158,7 +158,7 @@ impl<F: Frontend + 'static> Worker<F> {
                 continue;
             };
             let waits = front.in_flight() > 0;
-            // Some volumes do their work here.
+            // A volume may do its work in this call.
             self.pulse.enter(Activity::Polling(at as u16));
             front.poll_volumes(&mut self.completions);
             let found = !self.completions.is_empty();

@@ -1,4 +1,4 @@
-//! The way to sleep: everything that can wake the thread is armed, and looked at once more.
+//! Preparation of sleep: all wake-up sources are armed, and polled once more.
 
 use crate::Frontend;
 use crate::worker_loop::{TOKEN_OTHERS, TOKEN_RING, Worker};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const RECHECK_PAUSE: Duration = Duration::from_micros(5);
 
 impl<F: Frontend + 'static> Worker<F> {
-    /// When to wake up though nothing happens.
+    /// Returns when to wake up even without an event.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let pinning = self.awake().any(F::is_pinning);
         let pinning = pinning.then(|| self.pace_of_pins.next());
@@ -18,13 +18,13 @@ impl<F: Frontend + 'static> Worker<F> {
         awake.chain(pinning).chain(self.armed.deadline).min()
     }
 
-    /// Arms everything that can wake this thread. `false` when something arrived meanwhile.
+    /// Arms all wake-up sources of this thread. Returns `false` when something arrived meanwhile.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
-        // First, so that whatever is left after the looks below wakes this thread.
+        // The flag is first, so that a message after the looks below wakes this thread.
         let mut raced = self.handle.flag().prepare_sleep();
         let mut recheck = false;
         self.wake_unconfirmed();
-        // The others are armed.
+        // Front-ends that are not awake are armed already.
         for at in self.run_queue.awake() {
             if let Some(Some(front)) = self.fronts.get_mut(at) {
                 raced |= front.arm();
@@ -44,7 +44,8 @@ impl<F: Frontend + 'static> Worker<F> {
         }
         if !self.io.arm() {
             raced = true;
-            // Whose volume it is for is not known, and rounds find the news of the others.
+            // The owner of the completion is not known here; rounds find the events of the awake
+            // front-ends.
             self.visit_armed();
         }
         raced |= self.io.in_flight() > 0 && !self.ring_watched;
@@ -68,8 +69,8 @@ impl<F: Frontend + 'static> Worker<F> {
         }
     }
 
-    /// Looks at what was armed for as long as a host's store may take to be seen. `true` when
-    /// something arrived.
+    /// Polls the armed sources for as long as a host's store may take to become visible. Returns
+    /// `true` when something arrived.
     fn recheck(&mut self) -> bool {
         let armed = Instant::now();
         loop {

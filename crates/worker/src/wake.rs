@@ -1,17 +1,17 @@
-//! Waking a thread for a message, without a system call while it polls.
+//! Wake-up of a thread for a message, without a system call while the thread polls.
 
 use crate::sync::{AtomicBool, Ordering, fence};
 
-/// One thread's wake flag. Others leave something for the thread (a message in a channel, a
-/// doorbell value in a cell) and raise the flag; the thread looks at this one flag while it polls,
+/// Wake flag of one thread. A sender leaves something for the thread (a message in a channel, a
+/// doorbell value in a cell) and raises the flag. The thread reads this one flag while it polls,
 /// and `signal` ends its sleep.
 ///
-/// Why no wake-up is lost: a sender raises the flag, then looks whether the thread sleeps; the
-/// thread says that it sleeps, then looks at the flag, and at everything that the flag is raised
-/// for. A full fence stands between the two steps on either side, so at least one of them sees the
-/// other. What several senders left is all seen by the thread that takes the last one's flag: each
-/// raises it by a read-modify-write, which continues the release sequence of the ones before; a
-/// plain store would break that.
+/// No wake-up is lost. A sender raises the flag, then reads whether the thread sleeps. The thread
+/// marks itself asleep, then reads the flag and everything that the flag is raised for. A full
+/// fence stands between the two steps on either side, so at least one side sees the other. The
+/// thread that takes the last sender's flag sees the messages of all senders before it. Each raise
+/// is a read-modify-write, which continues the release sequence of the earlier ones; a plain store
+/// would break it.
 pub struct WakeFlag {
     raised: AtomicBool,
     asleep: AtomicBool,
@@ -19,7 +19,7 @@ pub struct WakeFlag {
 }
 
 impl WakeFlag {
-    /// `signal` ends the thread's sleep, now or when it next begins.
+    /// Creates a lowered flag. `signal` ends the thread's sleep, now or when it next begins.
     pub fn new(signal: impl Fn() + Send + Sync + 'static) -> Self {
         WakeFlag {
             raised: AtomicBool::new(false),
@@ -28,7 +28,7 @@ impl WakeFlag {
         }
     }
 
-    /// Something was left for the thread, before this call.
+    /// Raises the flag, after something was left for the thread.
     pub fn raise(&self) {
         self.raised.swap(true, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -37,23 +37,24 @@ impl WakeFlag {
         }
     }
 
-    /// Whether it was raised since the last call; what was left before is visible then. One load if
-    /// it was not. Only the flag's thread calls this.
+    /// Lowers the flag, and returns whether it was raised since the last call. Messages left before
+    /// the raise are visible then. The call is one load if the flag was down. Only the flag's
+    /// thread calls this.
     #[inline]
     pub fn take(&self) -> bool {
         self.raised.load(Ordering::Relaxed) && self.raised.swap(false, Ordering::Acquire)
     }
 
-    /// The thread is about to sleep: its last look at whatever the flag is raised for comes after
-    /// this call. `true` when the flag is up already: do not sleep. Each call wants one of
-    /// [`WakeFlag::awake`].
+    /// Marks the thread as asleep. The thread polls the sources of the flag once more after this
+    /// call. Returns `true` when the flag is already raised and the thread must not sleep. Each
+    /// call is paired with one of [`WakeFlag::awake`].
     pub fn prepare_sleep(&self) -> bool {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.raised.load(Ordering::Relaxed)
     }
 
-    /// The thread is awake again.
+    /// Marks the thread as awake.
     pub fn awake(&self) {
         self.asleep.store(false, Ordering::Relaxed);
     }

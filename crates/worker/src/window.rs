@@ -1,33 +1,33 @@
-//! How long a loop goes on polling after its last work, before it sleeps.
+//! Time for which a loop continues to poll after its last work, before it sleeps.
 //!
-//! A sleep that ends soon was a mistake: it cost the host a register write and the loop a wake-up,
-//! and a little more polling would have spared both. A sleep that lasts was right, and the polling
-//! before it was wasted. So the window grows to cover the pauses that are seen, as long as they are
-//! short, and shrinks when they are not. One long pause between short ones says nothing of the
-//! load: on a machine whose processors are wanted by others, the host or this thread was kept
-//! waiting. So several in a row are needed.
+//! A short sleep is a mistake: it costs the host a register write and the loop a wake-up, which a
+//! little more polling would have spared. A long sleep is right, and the polling before it was
+//! wasted. The window therefore grows to cover observed pauses as long as they are short, and
+//! shrinks when they are long. One long pause between short ones is no sign of the load: on a
+//! contended machine the host or this thread may have waited for a processor. Only several long
+//! pauses in a row shrink the window.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The shortest window of [`IdleWindow::Adaptive`]: as long as a wake-up takes, about.
+/// Minimum window of [`IdleWindow::Adaptive`]: about the duration of a wake-up.
 const MIN: Duration = Duration::from_micros(20);
-/// The longest: pauses beyond it are slept through.
+/// Maximum window; longer pauses are slept through.
 const MAX: Duration = Duration::from_millis(1);
-/// So many pauses in a row that are longer make the window smaller.
+/// Number of consecutive longer pauses that shrink the window.
 const LONG_IN_A_ROW: u32 = 4;
 
-/// What the user asks for.
+/// Configured window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdleWindow {
-    /// From 20 microseconds to a millisecond, as the load has it.
+    /// From 20 microseconds to a millisecond, adapted to the load.
     #[default]
     Adaptive,
-    /// Always this long; zero: sleep at once.
+    /// A constant time; zero makes the loop sleep at once.
     Fixed(Duration),
 }
 
-/// Text that is no [`IdleWindow`].
+/// Error for text that is no [`IdleWindow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("\"auto\" or a number of microseconds is wanted")]
 pub struct WindowError;
@@ -44,17 +44,17 @@ impl FromStr for IdleWindow {
     }
 }
 
-/// The window as it stands.
+/// Current window of a loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     asked: IdleWindow,
     now: Duration,
-    /// Pauses that were too long to be polled through, since the last one that was not.
+    /// Consecutive pauses that were too long to be polled through.
     long: u32,
 }
 
 impl Window {
-    /// At first the shortest that may be chosen.
+    /// Creates a window; an adaptive one begins with the minimum.
     pub fn new(asked: IdleWindow) -> Self {
         let now = match asked {
             IdleWindow::Adaptive => MIN,
@@ -67,12 +67,12 @@ impl Window {
         }
     }
 
-    /// Polling goes on for this long after the last work.
+    /// Returns the time for which polling continues after the last work.
     pub fn get(&self) -> Duration {
         self.now
     }
 
-    /// Work came after a sleep, `pause` after the work before it.
+    /// Adapts the window to a sleep that ended with work, `pause` after the work before it.
     pub fn woken(&mut self, pause: Duration) {
         if self.asked != IdleWindow::Adaptive {
             return;

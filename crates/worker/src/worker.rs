@@ -1,4 +1,4 @@
-//! The loop.
+//! The worker's loop.
 
 use crate::accounts::{ALONE_UNITS, Accounts, Counter};
 use crate::armed::Armed;
@@ -20,35 +20,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::{Budget, Completion, Io, PinPace};
 
-/// Time between two looks at the sockets while polling: a system call each.
+/// Time between two looks at the sockets while polling; each look is a system call.
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
-/// Rounds between them where commands may be announced by message, of front-ends that had work
-/// lately.
+/// Rounds between two looks at the sockets, for recently busy front-ends that may get commands by
+/// message.
 const ROUNDS_PER_LOOK: u32 = 8;
-/// The same of front-ends that had none.
+/// Rounds between two looks at the sockets, for idle front-ends that may get commands by message.
 const ROUNDS_PER_IDLE_LOOK: u32 = 128;
 /// Rounds between two looks at the clock while polling. A round without work takes some tens of
-/// nanoseconds, and what is between two as long again.
+/// nanoseconds, and the pause between two rounds as long again.
 const ROUNDS_PER_CLOCK: u32 = 8;
 /// Spin polls between two rounds without work; fewer where there are several front-ends.
 const SPIN_POLLS: u32 = 6;
-/// Rounds without work between two offers to let another thread run, where the worker has no CPU of
-/// its own.
+/// Rounds without work between two offers to let another thread run, for a worker without its own
+/// CPU.
 const ROUNDS_PER_YIELD: u32 = 8;
-/// How long a worker pauses that shares its processor with others who want it, between some rounds
-/// without work.
+/// Pause between some rounds without work, for a worker whose processor is wanted by other threads.
 const NAP: Duration = Duration::from_micros(50);
-/// How long nothing may complete while volumes make everything durable, when the worker is asked to
-/// end.
+/// Maximum time without a completion while volumes make all data durable, when the worker is asked
+/// to end.
 const FLUSH_LIMIT: Duration = Duration::from_secs(60);
-/// Between two rounds while that is waited for.
+/// Pause between two rounds while data becomes durable.
 const FLUSH_PAUSE: Duration = Duration::from_micros(50);
-/// Descriptors handled after one wait.
+/// Maximum number of descriptors handled after one wait.
 const EVENTS: usize = 64;
 
 pub(crate) const TOKEN_STOP: u32 = 0;
 pub(crate) const TOKEN_RING: u32 = 1;
-/// Completions that do not come through the ring.
+/// epoll token for completions that do not come through the ring.
 pub(crate) const TOKEN_OTHERS: u32 = 2;
 pub(crate) const TOKEN_WAKE: u32 = 3;
 
@@ -57,54 +56,56 @@ pub(crate) const TOKEN_WAKE: u32 = 3;
 pub struct Options {
     /// How long polling goes on after the last work.
     pub idle_window: IdleWindow,
-    /// The worker has no CPU of its own: while it polls without finding anything, it lets other
-    /// threads run now and then. The next work may be waiting for just such a thread: a VMM's that
+    /// The worker has no CPU of its own. While it polls without finding work, it periodically lets
+    /// other threads run. The next work may depend on such a thread, for example a VMM's that
     /// delivers an interrupt.
     pub shares_cpu: bool,
-    /// Becomes readable when the worker is to end. [`Worker::stop`] is the other way.
+    /// Descriptor that becomes readable when the worker is to end. [`Worker::stop`] is the other
+    /// way.
     pub stop: Option<OwnedFd>,
 }
 
-/// What a front-end is made with.
+/// Resources that a front-end is created with.
 pub struct Context<'a> {
-    /// Its number on this worker: the upper 16 bits of its volume requests' tags.
+    /// The front-end's number on this worker: the upper 16 bits of its volume requests' tags.
     pub owner: u16,
-    /// The worker's ring, on which its volumes are to be opened.
+    /// The worker's ring, on which the front-end opens its volumes.
     pub io: &'a Rc<Io>,
-    /// Its part of the epoll set.
+    /// The front-end's part of the epoll set.
     pub descriptors: Descriptors,
 }
 
-/// A front-end has been removed and closed, with this result.
+/// Callback that receives a removed front-end and the result of closing it.
 type Removed<F> = Box<dyn FnOnce(F, Result<(), <F as Frontend>::Error>)>;
 
-/// What the worker knows of a front-end's place in the list.
+/// A slot of the worker's list of front-ends.
 pub(crate) struct Place<F: Frontend> {
-    /// Events for the front-end carry this number: another one for each that had the place.
+    /// Number that events for the slot's present front-end carry; each new front-end gets another
+    /// one.
     number: u32,
-    /// It is being removed, and this is told when it is gone.
+    /// Callback for the end of a removal that has begun.
     pub(crate) leaving: Option<Removed<F>>,
 }
 
-/// Where the loop stands between two turns.
+/// The loop's position between two turns.
 pub(crate) struct Turns {
     pub(crate) now: Instant,
     last_look: Instant,
     rounds: u32,
 }
 
-/// A thread's loop and all that it serves. Made and used by that thread.
+/// A thread's loop and its front-ends. Created and used by that thread.
 pub struct Worker<F: Frontend> {
-    /// By owner.
+    /// Front-ends, indexed by owner.
     pub(crate) fronts: Vec<Option<F>>,
-    /// As long as `fronts`.
+    /// Slots of the front-ends; as long as `fronts`.
     pub(crate) places: Vec<Place<F>>,
-    /// Which of them a round looks at.
+    /// Selection of the front-ends that a round polls.
     pub(crate) run_queue: RunQueue,
-    /// Of those that it does not look at.
+    /// Bookkeeping of the armed front-ends, which rounds do not poll.
     pub(crate) armed: Armed,
     generation: u16,
-    /// Front-ends that are being removed.
+    /// Number of front-ends that are being removed.
     leaving: usize,
     pub(crate) io: Rc<Io>,
     pub(crate) epoll: Rc<OwnedFd>,
@@ -117,17 +118,17 @@ pub struct Worker<F: Frontend> {
     pace: Pace,
     crowd: Crowd,
     shares_cpu: bool,
-    /// Of guest memory that is being pinned.
+    /// Pace of pinning guest memory.
     pub(crate) pace_of_pins: PinPace,
     pub(crate) completions: Vec<Completion>,
     pub(crate) turns: Turns,
-    /// Whose time it is, while several front-ends want it.
+    /// Time accounts, used while several front-ends have work.
     pub(crate) accounts: Accounts,
-    /// Where it is, for who watches it. The last to be dropped.
+    /// Activity of the worker for the watchdog. Dropped last.
     pub(crate) pulse: OwnPulse,
 }
 
-/// A worker's pulse, which says at the end that nothing is left of the worker.
+/// A worker's pulse, which reports at the end that nothing of the worker is left.
 pub(crate) struct OwnPulse(Arc<Pulse>);
 
 impl std::ops::Deref for OwnPulse {
@@ -152,7 +153,7 @@ impl<F: Frontend> Drop for Worker<F> {
     }
 }
 
-/// A request has completed: its front-end is told.
+/// Delivers a completed request to its front-end.
 #[inline]
 pub(crate) fn complete<F: Frontend>(fronts: &mut [Option<F>], completion: Completion) {
     let owner = (completion.tag >> 48) as usize;
@@ -162,15 +163,16 @@ pub(crate) fn complete<F: Frontend>(fronts: &mut [Option<F>], completion: Comple
 }
 
 impl<F: Frontend + 'static> Worker<F> {
-    /// A worker that serves nothing yet. `io` is this thread's; `handle` was made for this worker.
+    /// Creates a worker without front-ends. `io` is this thread's; `handle` was made for this
+    /// worker.
     ///
     /// # Errors
-    /// [`Error::System`].
+    /// [`Error::System`] when the kernel refuses the epoll set or a descriptor in it.
     pub fn new(io: Rc<Io>, handle: &Handle<F>, options: Options) -> Result<Self, Error<F::Error>> {
         Self::with_counter(io, handle, options, Counter::of_processor())
     }
 
-    /// The same, by another counter than the processor's.
+    /// Creates a worker with a counter other than the processor's.
     pub(crate) fn with_counter(
         io: Rc<Io>,
         handle: &Handle<F>,
@@ -216,18 +218,19 @@ impl<F: Frontend + 'static> Worker<F> {
         Ok(worker)
     }
 
-    /// Waits for a descriptor of the worker's own.
+    /// Adds a descriptor of the worker itself to the epoll set.
     pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: u32) -> Result<(), Error<F::Error>> {
         let own = Descriptors::new(self.epoll.clone(), OWN);
         let added = own.add(fd, token, crate::Interest::Readable);
         added.map_err(Error::system("epoll_ctl"))
     }
 
-    /// Makes a front-end and serves it from now on. Its owner number, which stays the same.
+    /// Creates a front-end and serves it from now on. Returns its owner number, which stays the
+    /// same.
     ///
     /// # Errors
-    /// What `make` says. With 65,535 front-ends there is no number left, and `make` is not called:
-    /// `Ok(None)`.
+    /// The error of `make`. With 65,535 front-ends no number is left, and the result is `Ok(None)`
+    /// without a call of `make`.
     pub fn add<E>(
         &mut self,
         make: impl FnOnce(&Context<'_>) -> Result<F, E>,
@@ -264,10 +267,10 @@ impl<F: Frontend + 'static> Worker<F> {
         Ok(Some(owner))
     }
 
-    /// Removes a front-end: it fetches nothing more, completes what is in flight, makes everything
-    /// durable, and is closed. Rounds go on meanwhile; `removed` gets what is left of it then, on
-    /// this thread: what takes long to be dropped can go to another one. `false` when there is none
-    /// of this number, or it is being removed already.
+    /// Removes a front-end: it fetches nothing more, completes outstanding requests, makes all data
+    /// durable, and is closed. Rounds continue meanwhile. `removed` then receives the front-end on
+    /// this thread, and can hand an expensive drop to another one. Returns `false` when there is no
+    /// front-end of this number, or its removal has begun.
     pub fn remove(
         &mut self,
         owner: u16,
@@ -288,65 +291,66 @@ impl<F: Frontend + 'static> Worker<F> {
         true
     }
 
-    /// Front-ends that are served, by owner.
+    /// Returns the front-ends that are served, with their owner numbers.
     pub fn fronts(&mut self) -> impl Iterator<Item = (u16, &mut F)> {
-        // Whatever is done to them, rounds are to find it.
+        // The caller may change any of them, so rounds must poll all.
         self.run_queue.wake_all();
         let owners = 0..=u16::MAX;
         let fronts = owners.zip(&mut self.fronts);
         fronts.filter_map(|(owner, front)| Some((owner, front.as_mut()?)))
     }
 
-    /// One front-end, to look at.
+    /// Returns one front-end for reading.
     #[inline]
     pub fn front(&self, owner: u16) -> Option<&F> {
         self.fronts.get(usize::from(owner))?.as_ref()
     }
 
-    /// One front-end.
+    /// Returns one front-end for changes.
     #[inline]
     pub fn front_mut(&mut self, owner: u16) -> Option<&mut F> {
         self.run_queue.wake(owner);
         self.fronts.get_mut(usize::from(owner))?.as_mut()
     }
 
-    /// Its handle, for other threads.
+    /// Returns the worker's handle for other threads.
     pub fn handle(&self) -> &Handle<F> {
         &self.handle
     }
 
-    /// The ring that all its volumes are opened on.
+    /// Returns the ring on which all volumes of the worker are opened.
     pub fn io(&self) -> &Rc<Io> {
         &self.io
     }
 
-    /// The worker ends after this turn, as if the descriptor of [`Options::stop`] were readable.
+    /// Ends the worker after this turn, as a readable descriptor of [`Options::stop`] does.
     pub fn stop(&mut self) {
         self.stopping = true;
     }
 
-    /// Serves until asked to end, then makes everything durable and closes all front-ends.
+    /// Serves until asked to end, then makes all data durable and closes all front-ends.
     ///
     /// # Errors
-    /// [`Error::System`] when the loop cannot go on; [`Error::NotDurable`]; the first error of a
-    /// front-end that was closed.
+    /// * [`Error::System`] when the loop cannot continue.
+    /// * [`Error::NotDurable`] when volumes exceed the time limit.
+    /// * The first error of a front-end that was closed.
     pub fn run(&mut self) -> Result<(), Error<F::Error>> {
         self.serve()?;
         self.finish()
     }
 
-    /// Serves until asked to end, and leaves everything as it is then.
+    /// Serves until asked to end, and leaves everything in its present state.
     ///
     /// # Errors
-    /// [`Error::System`] when the loop cannot go on.
+    /// [`Error::System`] when the loop cannot continue.
     pub fn serve(&mut self) -> Result<(), Error<F::Error>> {
         self.pulse.enter(Activity::Round);
         while !self.turn()? {}
         Ok(())
     }
 
-    /// One turn of the loop: a round, and what is due after it; sleep, when there is nothing to
-    /// poll for. `true` when the worker is to end.
+    /// Runs one turn of the loop: a round, then overdue tasks, then sleep when there is nothing to
+    /// poll for. Returns `true` when the worker is to end.
     #[inline]
     fn turn(&mut self) -> Result<bool, Error<F::Error>> {
         let due = self.tick();
@@ -377,16 +381,16 @@ impl<F: Frontend + 'static> Worker<F> {
         }
         self.handle.flag().awake();
         self.turns.now = Instant::now();
-        // However often it is kept from sleep, sockets are looked at when it is time.
+        // A loop that is often kept from sleep still looks at the sockets in time.
         self.poll_on(true, due)
     }
 
-    /// One turn without sleep, for a thread that has a loop of its own: a look at the sockets, a
-    /// round; when it found nothing, everything is armed, so that the thread may sleep. `true` when
-    /// the worker is to end, which [`Worker::run`] then does.
+    /// Runs one turn without sleep, for a thread with a loop of its own: a look at the sockets, and
+    /// a round. When the round found nothing, everything is armed, so that the thread may sleep.
+    /// Returns `true` when the worker is to end, which [`Worker::run`] then does.
     ///
     /// # Errors
-    /// [`Error::System`].
+    /// [`Error::System`] when waiting for descriptors fails.
     pub fn poll_once(&mut self) -> Result<bool, Error<F::Error>> {
         self.turns.now = Instant::now();
         if self.look(Some(Duration::ZERO))? || self.stopping {
@@ -399,15 +403,16 @@ impl<F: Frontend + 'static> Worker<F> {
         Ok(self.stopping)
     }
 
-    /// The part of a turn that serves commands, for a thread that polls on its own account (a
-    /// benchmark's, a test's): no look at sockets, no sleep. `true` when there was anything to do.
+    /// Runs the part of a turn that serves commands, for a thread that polls on its own account (a
+    /// benchmark, a test). Sockets are not read, and the thread does not sleep. Returns `true` when
+    /// there was work.
     #[inline]
     pub fn step(&mut self) -> bool {
         self.tick();
         self.round_and_measure()
     }
 
-    /// Reads the clock, in one turn of several. `true` when it is time to look at the sockets.
+    /// Reads the clock in one turn of several. Returns `true` when a look at the sockets is due.
     #[inline]
     fn tick(&mut self) -> bool {
         self.turns.rounds = self.turns.rounds.wrapping_add(1);
@@ -450,7 +455,7 @@ impl<F: Frontend + 'static> Worker<F> {
         worked
     }
 
-    /// The end of a turn that is followed by another one at once.
+    /// Ends a turn that is followed by another one at once.
     #[inline]
     fn poll_on(&mut self, worked: bool, due: bool) -> Result<bool, Error<F::Error>> {
         let look = due || self.has_more() || self.expects_messages();
@@ -479,7 +484,7 @@ impl<F: Frontend + 'static> Worker<F> {
         Ok(false)
     }
 
-    /// Nothing was polled for a while, or a round took so long.
+    /// Handles a time without polling, or a long round.
     #[cold]
     #[inline(never)]
     fn gap(&mut self, passed: Duration, now: Instant) {
@@ -493,8 +498,8 @@ impl<F: Frontend + 'static> Worker<F> {
         }
     }
 
-    /// Polls on with a pause, while others want the processor: nothing is armed, so hosts need not
-    /// ring. What comes by descriptors ends it.
+    /// Pauses while other threads want the processor. Nothing is armed, so hosts need not ring; a
+    /// ready descriptor ends the pause.
     #[cold]
     fn nap(&mut self) -> Result<bool, Error<F::Error>> {
         let before = Instant::now();
@@ -508,7 +513,7 @@ impl<F: Frontend + 'static> Worker<F> {
         Ok(ended)
     }
 
-    /// Commands may be announced by message, and it is time to look for that.
+    /// Returns whether commands may be announced by message and a look for them is due.
     #[inline]
     fn expects_messages(&self) -> bool {
         let rounds = self.turns.rounds;
@@ -519,19 +524,19 @@ impl<F: Frontend + 'static> Worker<F> {
             || (rounds.is_multiple_of(ROUNDS_PER_IDLE_LOOK) && self.awake().any(F::is_trapped))
     }
 
-    /// A moment between two rounds without work, with an eye on what comes most often and is most
-    /// urgent: doorbells of queues that were busy lately, and completions of the ring. A round
-    /// takes several times as long as one such look.
+    /// Spins between two rounds without work, and polls the most frequent and urgent sources:
+    /// doorbells of recently busy queues, and completions of the ring. A round takes several times
+    /// as long as one such look.
     #[inline]
     fn spin_poll(&self) {
         let fronts = || self.of(self.run_queue.hot());
         let in_flight = fronts().map(F::in_flight).sum::<usize>();
         let looks = if in_flight > self.io.in_flight() {
-            // Some are not in the ring: only rounds find what a device below has completed, polled
-            // or not, and what waits for its time.
+            // The ring holds only part of the requests. Rounds alone find completions of a device
+            // below, polled or not, and requests that wait for a time.
             1
         } else {
-            // So that many front-ends do not keep each other from their rounds.
+            // The limit keeps many front-ends from delaying each other's rounds.
             SPIN_POLLS.div_ceil(self.run_queue.hot_count().max(1) as u32)
         };
         for _ in 0..looks {
@@ -557,23 +562,24 @@ impl<F: Frontend + 'static> Worker<F> {
         self.armed_housekeeping();
     }
 
-    /// Front-ends, by owner.
+    /// Returns the front-ends with these owner numbers.
     #[inline]
     pub(crate) fn of(&self, owners: impl Iterator<Item = usize>) -> impl Iterator<Item = &F> {
         owners.filter_map(|at| self.fronts.get(at)?.as_ref())
     }
 
-    /// Those that rounds look at.
+    /// Returns the front-ends that rounds poll.
     #[inline]
     pub(crate) fn awake(&self) -> impl Iterator<Item = &F> {
         self.of(self.run_queue.awake())
     }
 
-    /// The wake flag was up: other threads have left something.
+    /// Handles a raised wake flag: runs jobs and reads messages of other threads.
     pub(crate) fn drain_messages(&mut self) -> bool {
         self.pulse.enter(Activity::Messages);
         let mut worked = false;
-        // One at a time: a job that runs rounds of its own leaves the next ones their order.
+        // Jobs are taken singly: a job that runs rounds of its own leaves the next ones their
+        // order.
         while let Some(job) = self.handle.next_job() {
             worked = true;
             job(self);
@@ -587,18 +593,18 @@ impl<F: Frontend + 'static> Worker<F> {
         worked | self.poll_armed()
     }
 
-    /// One round over all front-ends and the ring.
+    /// Runs one round over all front-ends and the ring.
     #[inline]
     fn round(&mut self) -> bool {
         if self.accounts.is_shared() {
             let worked = self.shared_round();
             if worked {
-                // It took some time.
+                // A shared round takes some time.
                 self.look_soon();
             }
             return worked | (self.leaving > 0 && self.finish_removals());
         }
-        // What has completed first: its host waits for it.
+        // Completions are first, because the guest waits for them.
         let fronts = &mut self.fronts;
         let completed = self.io.poll(&mut |completion| complete(fronts, completion));
         let mut worked = completed > 0;
@@ -652,12 +658,12 @@ impl<F: Frontend + 'static> Worker<F> {
         worked | (self.leaving > 0 && self.finish_removals())
     }
 
-    /// The next turn reads the clock, and so looks at the sockets if that is due.
+    /// Makes the next turn read the clock, and look at the sockets if that is due.
     fn look_soon(&mut self) {
         self.turns.rounds |= ROUNDS_PER_CLOCK - 1;
     }
 
-    /// Closes front-ends that are being removed and have nothing in flight any more.
+    /// Closes front-ends that are being removed and have no outstanding requests left.
     fn finish_removals(&mut self) -> bool {
         let mut worked = false;
         for (at, (front, place)) in self.fronts.iter_mut().zip(&mut self.places).enumerate() {
@@ -689,14 +695,14 @@ impl<F: Frontend + 'static> Worker<F> {
         worked
     }
 
-    /// The thread may not sleep: something comes without a wake-up.
+    /// Returns whether the thread must not sleep, because a source has no wake-up.
     #[inline]
     fn must_poll(&self) -> bool {
         let mut fronts = self.awake();
         self.leaving > 0 || fronts.any(|front| front.must_poll() || front.has_more())
     }
 
-    /// Polling on after the last work may spare a wake-up.
+    /// Returns whether polling after the last work may spare a wake-up.
     #[inline]
     fn keeps_window(&self) -> bool {
         if self.shares_cpu && self.io.sleep_hints() > 0 && self.only_hinted() {
@@ -705,8 +711,8 @@ impl<F: Frontend + 'static> Worker<F> {
         self.io.in_flight() > 0 || self.awake().any(F::keeps_window)
     }
 
-    /// All that is in flight is with threads that want this processor, and no front-end that was
-    /// busy lately waits for anything else.
+    /// Returns whether all outstanding requests depend on threads that want this processor, and no
+    /// recently busy front-end waits for anything else.
     fn only_hinted(&self) -> bool {
         let mut in_flight = 0;
         let all_wait = self.of(self.run_queue.hot()).all(|front| {
@@ -716,8 +722,8 @@ impl<F: Frontend + 'static> Worker<F> {
         all_wait && in_flight <= self.io.sleep_hints()
     }
 
-    /// Waits for descriptors, at most for `timeout`, and handles those that are ready. `true` when
-    /// the worker is to end.
+    /// Waits for descriptors, at most for `timeout`, and handles the ready ones. Returns `true`
+    /// when the worker is to end.
     fn look(&mut self, timeout: Option<Duration>) -> Result<bool, Error<F::Error>> {
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         let timeout = timeout.map(|t| Timespec {
@@ -725,7 +731,7 @@ impl<F: Frontend + 'static> Worker<F> {
             tv_nsec: i64::from(t.subsec_nanos()) as _,
         });
         let waited = epoll::wait(&self.epoll, &mut events[..], timeout.as_ref());
-        // Before it does anything: the time asleep is not its own.
+        // The beat is first, since the time asleep is no time of the worker.
         self.pulse.beat();
         let ready = match waited {
             Ok((ready, _)) => ready,
@@ -744,14 +750,14 @@ impl<F: Frontend + 'static> Worker<F> {
             match token {
                 TOKEN_STOP => return Ok(true),
                 TOKEN_WAKE => self.handle.woken(),
-                // The next round finds what has completed.
+                // The next round finds the completions.
                 _ => {}
             }
         }
         Ok(false)
     }
 
-    /// A front-end that may read on has something to read.
+    /// Returns whether a front-end that may work has unread messages.
     #[inline]
     fn has_more(&self) -> bool {
         self.run_queue.awake().any(|at| {
@@ -761,7 +767,7 @@ impl<F: Frontend + 'static> Worker<F> {
         })
     }
 
-    /// Goes on with what sockets have, a quantum of time of each at most.
+    /// Continues to read sockets, for at most a quantum each.
     fn read_on(&mut self) {
         for at in self.run_queue.awake() {
             let Some(Some(front)) = self.fronts.get_mut(at) else {
@@ -780,26 +786,26 @@ impl<F: Frontend + 'static> Worker<F> {
     }
 
     fn ready(&mut self, number: u32, token: u32, once: bool) {
-        // In the lower half: the place. An event for a front-end that had it before is dropped.
+        // The lower half is the slot. An event for a former front-end of the slot is dropped.
         let at = usize::from(number as u16);
         let may_work = !self.accounts.is_shared() || self.accounts.may_work(at);
         if self.places.get(at).is_some_and(|p| p.number == number)
             && let Some(Some(front)) = self.fronts.get_mut(at)
-            // Else it is told again at the next look.
+            // Otherwise the next look reports the event again.
             && (once || may_work)
         {
             self.pulse.enter(Activity::Socket(number as u16));
             self.run_queue.wake(number as u16);
             front.ready(token);
             self.accounts.read(at);
-            // Who has overdrawn waits with what comes once, too.
+            // An overdrawn front-end waits with events that are reported once, too.
             if may_work {
                 self.accounts.tell(at);
             }
         }
     }
 
-    /// The worker is to end: clients are disconnected when everything is durable.
+    /// Ends the worker: clients are disconnected when all data is durable.
     fn finish(&mut self) -> Result<(), Error<F::Error>> {
         tracing::info!("ending: making everything durable");
         self.run_queue.wake_all();
@@ -813,7 +819,8 @@ impl<F: Frontend + 'static> Worker<F> {
         while !self.fronts.iter().flatten().all(F::is_drained) {
             self.pulse.beat();
             self.turns.now = Instant::now();
-            // Sockets are not read any more. What takes long is waited for as long as it goes on.
+            // Sockets are no longer read. Slow completions are waited for as long as they keep
+            // arriving.
             if self.round() {
                 limit = self.turns.now + FLUSH_LIMIT;
             }

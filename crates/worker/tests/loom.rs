@@ -8,15 +8,15 @@ use loom::sync::atomic::AtomicU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// What is missing.
+/// Fault that a mutant of the wake flag has.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     None,
-    /// The fence between setting the flag and the look whether the worker sleeps.
+    /// No fence between setting the flag and reading whether the worker sleeps.
     SendersFence,
-    /// The fence between saying that it sleeps and the last look.
+    /// No fence between marking the worker asleep and the last look.
     WorkersFence,
-    /// The flag is set by a plain store.
+    /// A plain store sets the flag.
     PlainStore,
 }
 
@@ -75,8 +75,8 @@ mod wake;
 use sync::Ordering;
 use wake::WakeFlag;
 
-/// Some threads leave something each and raise the flag; one takes it all, and sleeps when there is
-/// nothing.
+/// Senders leave a message each and raise the flag; one thread takes all messages, and sleeps when
+/// there is none.
 fn model(senders: usize, fault: Fault) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -104,7 +104,7 @@ fn model(senders: usize, fault: Fault) {
                 }
                 continue;
             }
-            // Nothing wakes it without need: where a wake-up is lost, the model does not end.
+            // No needless wake-up occurs: when a wake-up is lost, the model does not end.
             if !flag.prepare_sleep() {
                 woken.wait();
             }

@@ -1,15 +1,15 @@
-//! What a namespace's zones are like.
+//! Geometry of a namespace's zones: sizes, limits and Zone Random Write Areas.
 
 /// Zones of a namespace at most: a table of them has 8 MiB.
 pub const MAX_ZONES: u32 = 1 << 20;
 
-/// How many zones there are, how large, and how many of them may be in use at a time. It does not
-/// change while the namespace is there.
+/// Number and size of zones, and the limits of their use. It does not change while the namespace
+/// exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// How many, up to [`MAX_ZONES`].
+    /// Number of zones, up to [`MAX_ZONES`].
     pub zones: u32,
-    /// From one zone's first block to the next one's; a power of two, up to 2^40.
+    /// Blocks from one zone's first block to the next one's; a power of two, up to 2^40.
     pub size: u64,
     /// Blocks of a zone that can be written, up to `size`.
     pub capacity: u64,
@@ -21,8 +21,8 @@ pub struct Geometry {
     pub zrwa: Option<Zrwa>,
 }
 
-/// What the Zone Random Write Area of a zone is like: so many blocks from the write pointer on can
-/// be written in any order, and again.
+/// Parameters of a Zone Random Write Area: so many blocks from the write pointer on can be written
+/// in any order, and rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zrwa {
     /// Blocks of it, a multiple of `granularity` (ZRWASZ).
@@ -33,19 +33,19 @@ pub struct Zrwa {
     pub resources: Option<u32>,
 }
 
-/// Why zones cannot be like that.
+/// Error in a geometry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
-    /// None, or too many.
+    /// The number of zones is 0 or too large.
     #[error("{0} zones: 1 to {MAX_ZONES} are allowed")]
     Zones(u32),
     /// Hosts know powers of two only.
     #[error("zones of {0} blocks: a power of two up to 2^40 is allowed")]
     Size(u64),
-    /// It is 0, or more than the size.
+    /// The capacity is 0, or exceeds the size.
     #[error("{capacity} blocks of a zone can be written: 1 to its size, {size}, are allowed")]
     Capacity {
-        /// That capacity.
+        /// The invalid capacity.
         capacity: u64,
         /// The zone's size.
         size: u64,
@@ -61,9 +61,9 @@ pub enum GeometryError {
          the zone's capacity, {capacity} blocks, is too, and no more than that capacity is allowed"
     )]
     Zrwa {
-        /// Its size.
+        /// Size of the area in blocks.
         size: u16,
-        /// Its flush granularity.
+        /// Flush granularity in blocks.
         granularity: u16,
         /// The zones' capacity.
         capacity: u64,
@@ -74,6 +74,8 @@ pub enum GeometryError {
 }
 
 impl Geometry {
+    /// Checks the sizes and limits.
+    ///
     /// # Errors
     /// [`GeometryError`].
     pub fn check(&self) -> Result<(), GeometryError> {
@@ -98,7 +100,7 @@ impl Geometry {
 
     fn check_zrwa(&self, zrwa: Zrwa) -> Result<(), GeometryError> {
         let (size, granularity) = (u64::from(zrwa.size), u64::from(zrwa.granularity));
-        // Else the last blocks of a zone could never be flushed.
+        // Otherwise the last blocks of a zone could never be flushed.
         let whole = granularity > 0
             && size.is_multiple_of(granularity)
             && self.capacity.is_multiple_of(granularity);
@@ -116,26 +118,26 @@ impl Geometry {
         }
     }
 
-    /// Zones that may have a Zone Random Write Area at a time, if any may.
+    /// Returns the number of zones that may have a Zone Random Write Area at a time, if any may.
     pub fn zrwa_resources(&self) -> Option<u32> {
         let zrwa = self.zrwa?;
         let limit = zrwa.resources.or(self.max_active);
         Some(limit.map_or(self.zones, |limit| limit.min(self.zones)))
     }
 
-    /// Blocks of the namespace.
+    /// Returns the number of blocks of the namespace.
     pub fn blocks(&self) -> u64 {
         // 2^60 at most.
         u64::from(self.zones) * self.size
     }
 
-    /// The zone that a block lies in, if it lies in one.
+    /// Returns the zone of a block, if the block exists.
     pub fn zone_of(&self, lba: u64) -> Option<u32> {
         let zone = lba >> self.size.trailing_zeros();
         u32::try_from(zone).ok().filter(|zone| *zone < self.zones)
     }
 
-    /// The first block of a zone.
+    /// Returns the first block of a zone.
     pub fn start_of(&self, zone: u32) -> u64 {
         u64::from(zone) * self.size
     }

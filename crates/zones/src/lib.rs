@@ -1,11 +1,11 @@
-//! Zones of a namespace ("NVMe Zoned Namespace Command Set 1.1"): what may be written where, and
-//! what becomes of the zone by that.
+//! Zones of a namespace ("NVMe Zoned Namespace Command Set 1.1"): rules for writes, and the state
+//! changes of zones that follow from them.
 //!
-//! [`Zones`] is the state of one namespace: of each zone its state and its write pointer, and how
-//! many zones are open and active. A write is checked ([`Zones::check_write`],
-//! [`Zones::check_append`]) before anything is done about it, and then counts ([`Zones::write`]);
-//! the actions of Zone Management Send are [`Zones::act`], and [`Zones::begin_reset`] with
-//! [`Zones::end_reset`], between which the caller takes the zone's data away.
+//! [`Zones`] is the state of one namespace: the state and write pointer of each zone, and the
+//! number of open and active zones. A write is checked ([`Zones::check_write`],
+//! [`Zones::check_append`]) before it is executed, and then counted ([`Zones::write`]). The actions
+//! of Zone Management Send are [`Zones::act`], and [`Zones::begin_reset`] with
+//! [`Zones::end_reset`], between which the caller discards the zone's data.
 //!
 //! ```
 //! use zones::{Action, Geometry, Refusal, State, Zones};
@@ -25,14 +25,14 @@
 //! ```
 //!
 //! A zone that was opened for it ([`Zones::open_with_zrwa`]) has a Zone Random Write Area
-//! ([`Zrwa`]): a write that ends in it leaves the write pointer where it is, one that ends behind
-//! it takes the pointer along, and so does [`Zones::flush`].
+//! ([`Zrwa`]). A write that ends in the area leaves the write pointer where it is. A write that
+//! ends behind it moves the write pointer along, and so does [`Zones::flush`].
 //!
-//! Numbers are of logical blocks, and begin at the namespace's first one. A table ([`table`]) is
-//! the state as words, one for each zone, each of which counts by itself: the caller keeps it, and
-//! stores those that have changed ([`Zones::take_changed`]).
+//! Block numbers are of logical blocks, and begin at the namespace's first one. A table ([`table`])
+//! is the encoded state, with one word for each zone, each valid by itself. The caller keeps it,
+//! and stores the words that have changed ([`Zones::take_changed`]).
 //!
-//! *What may not be here:* I/O, queues, commands in flight, locks.
+//! This crate contains no I/O, queues, commands in flight, or locks.
 #![forbid(unsafe_code)]
 
 mod geometry;

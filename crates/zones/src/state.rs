@@ -3,19 +3,19 @@
 use crate::{Action, Filter, Geometry, GeometryError, Refusal, State, Zrwa};
 use std::collections::VecDeque;
 
-/// One zone.
+/// State of one zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zone {
-    /// Its state.
+    /// Zone state.
     pub state: State,
     /// Blocks before its write pointer, from its first one on. Of a full zone, those that were
     /// written before it was finished.
     /// The blocks behind it may be written, too, where the zone has a Zone Random Write Area; of a
     /// full zone that had one all count.
     pub written: u64,
-    /// It has a Zone Random Write Area; it is active then.
+    /// The zone has a Zone Random Write Area, and is therefore active.
     pub zrwa: bool,
-    /// Its data is being taken away.
+    /// The zone is being reset: its data is being discarded.
     pub resetting: bool,
 }
 
@@ -28,18 +28,18 @@ impl Zone {
     };
 }
 
-/// What a report says of a zone.
+/// Zone descriptor for a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reported {
-    /// Its state.
+    /// Zone state.
     pub state: State,
-    /// Its first block.
+    /// First block of the zone.
     pub start: u64,
     /// Blocks of it that can be written.
     pub capacity: u64,
     /// The block that is written next; all bits are ones where a write pointer means nothing.
     pub write_pointer: u64,
-    /// It has a Zone Random Write Area.
+    /// The zone has a Zone Random Write Area.
     pub zrwa: bool,
 }
 
@@ -50,19 +50,19 @@ pub struct Zones {
     zones: Vec<Zone>,
     open: u32,
     active: u32,
-    /// Those that have a Zone Random Write Area.
+    /// Number of zones that have a Zone Random Write Area.
     zrwas: u32,
-    /// Those that are implicitly open; the first one to be closed for another one comes first.
+    /// Implicitly open zones; the first one is the next to be closed for another zone.
     implicit: VecDeque<u32>,
-    /// Those that have changed since [`Zones::take_changed`].
+    /// Zones that have changed since [`Zones::take_changed`].
     changed: Vec<u32>,
 }
 
 impl Zones {
-    /// Empty ones.
+    /// Creates empty zones.
     ///
     /// # Errors
-    /// Zones cannot be like that.
+    /// [`GeometryError`], if a size or limit is invalid.
     pub fn new(geometry: Geometry) -> Result<Self, GeometryError> {
         geometry.check()?;
         let zones = vec![Zone::EMPTY; geometry.zones as usize];
@@ -77,7 +77,7 @@ impl Zones {
         })
     }
 
-    /// Those that were kept; as many as the geometry has.
+    /// Restores zones from their saved states; `zones` has as many as the geometry.
     pub(crate) fn of(geometry: Geometry, zones: Vec<Zone>) -> Self {
         let count = |is: fn(State) -> bool| zones.iter().filter(|z| is(z.state)).count() as u32;
         let implicit = (0..).zip(&zones);
@@ -93,41 +93,41 @@ impl Zones {
         }
     }
 
-    /// What they are like.
+    /// Returns the geometry.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// A zone, by its number.
+    /// Returns a zone, by its number.
     pub fn get(&self, zone: u32) -> Option<Zone> {
         self.zones.get(zone as usize).copied()
     }
 
-    /// How many are open.
+    /// Returns the number of open zones.
     pub fn open(&self) -> u32 {
         self.open
     }
 
-    /// How many are open or closed.
+    /// Returns the number of open or closed zones.
     pub fn active(&self) -> u32 {
         self.active
     }
 
-    /// How many have a Zone Random Write Area.
+    /// Returns the number of zones with a Zone Random Write Area.
     pub fn zrwas(&self) -> u32 {
         self.zrwas
     }
 
-    /// The zones that have changed since the last call, each of them once.
+    /// Returns the zones that have changed since the last call, each of them once.
     pub fn take_changed(&mut self) -> impl Iterator<Item = u32> + '_ {
         self.changed.sort_unstable();
         self.changed.dedup();
         self.changed.drain(..)
     }
 
-    /// Nobody remembers what was open: open zones are closed ones, or empty where nothing was
-    /// written to them. So it is after a loss of power, for one, and when another process begins
-    /// anew. A Zone Random Write Area stays: what it holds is with the volume.
+    /// Closes all open zones, as after a loss of power or a restart, which loses the open states.
+    /// Zones that were not written become empty. A Zone Random Write Area remains, because its
+    /// content is on the volume.
     pub fn power_lost(&mut self) {
         for number in 0..self.geometry.zones {
             let Some(zone) = self.get(number) else {
@@ -146,8 +146,7 @@ impl Zones {
         }
     }
 
-    /// The zone has lost what makes it writable, or even readable: for devices that wear out, and
-    /// for tests.
+    /// Makes the zone read-only or offline: for devices that wear out, and for tests.
     pub fn set_worn(&mut self, number: u32, offline: bool) {
         if let Some(zone) = self.get(number) {
             let state = match offline {
@@ -160,7 +159,8 @@ impl Zones {
 
     // ---- reads and writes
 
-    /// Whether these blocks can be read: they may lie in several zones, and behind write pointers.
+    /// Checks that these blocks can be read: they may lie in several zones, and behind write
+    /// pointers.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`], [`Refusal::Offline`].
@@ -178,7 +178,7 @@ impl Zones {
         }
     }
 
-    /// Whether a write of these blocks is one that the zone takes now.
+    /// Checks that the zone accepts a write of these blocks now.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -194,9 +194,9 @@ impl Zones {
         self.check_room(zone, blocks)
     }
 
-    /// Whether a zone with a Zone Random Write Area takes a write there: from the write pointer on,
-    /// and as far as a flush can make room for it ("NVMe Zoned Namespace Command Set 1.1", Zone
-    /// Random Write Area: twice its size).
+    /// Checks that a zone with a Zone Random Write Area accepts a write there: from the write
+    /// pointer on, and as far as a flush can make room for it ("NVMe Zoned Namespace Command Set
+    /// 1.1", Zone Random Write Area: twice its size).
     fn check_random(
         &self,
         zone: Zone,
@@ -214,12 +214,13 @@ impl Zones {
         self.check_limits(zone.state)
     }
 
-    /// What the Zone Random Write Area of the zone is like, if it has one.
+    /// Returns the parameters of the zone's Zone Random Write Area, if it has one.
     fn zrwa_of(&self, zone: &Zone) -> Option<Zrwa> {
         self.geometry.zrwa.filter(|_| zone.zrwa)
     }
 
-    /// Where an append of so many blocks to the zone that begins at `start` goes to now.
+    /// Returns the block at which an append of so many blocks to the zone that begins at `start` is
+    /// written.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -233,8 +234,8 @@ impl Zones {
         Ok(self.geometry.start_of(number) + zone.written)
     }
 
-    /// Takes a write that was checked: the write pointer is behind it from now on; or where the
-    /// Zone Random Write Area reaches its end.
+    /// Records a write that was checked. It moves the write pointer to its end; in a Zone Random
+    /// Write Area, only as far as the area has to move.
     ///
     /// # Errors
     /// As [`Zones::check_write`]; nothing has changed then.
@@ -260,7 +261,7 @@ impl Zones {
         Ok(())
     }
 
-    /// The zone is written as far as that, and open or full by it.
+    /// Advances the write pointer, and makes the zone open or full.
     fn advance(&mut self, number: u32, zone: Zone, written: u64) {
         if written == self.geometry.capacity {
             return self.change(number, State::Full, written);
@@ -291,7 +292,7 @@ impl Zones {
         })
     }
 
-    /// The zone that a block lies in, if it takes writes.
+    /// Returns the zone of a block, if it accepts writes.
     fn writable(&self, lba: u64) -> Result<(u32, Zone), Refusal> {
         let number = self.geometry.zone_of(lba).ok_or(Refusal::OutOfRange)?;
         let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
@@ -304,7 +305,7 @@ impl Zones {
         }
     }
 
-    /// So many blocks more fit into the zone, and it may be open.
+    /// Checks that so many more blocks fit into the zone, and that it may be open.
     fn check_room(&self, zone: Zone, blocks: u64) -> Result<(), Refusal> {
         let end = zone.written.checked_add(blocks.max(1));
         if end.is_none_or(|end| end > self.geometry.capacity) {
@@ -313,13 +314,13 @@ impl Zones {
         self.check_limits(zone.state)
     }
 
-    /// A zone in this state may be open.
+    /// Checks that a zone in this state may be open.
     fn check_limits(&self, state: State) -> Result<(), Refusal> {
         let is_below = |count: u32, limit: Option<u32>| limit.is_none_or(|limit| count < limit);
         if !state.is_active() && !is_below(self.active, self.geometry.max_active) {
             return Err(Refusal::TooManyActive);
         }
-        // One that is implicitly open gives its place.
+        // An implicitly open zone gives way.
         let room = is_below(self.open, self.geometry.max_open) || !self.implicit.is_empty();
         if !state.is_open() && !room {
             return Err(Refusal::TooManyOpen);
@@ -342,7 +343,7 @@ impl Zones {
 
     // ---- actions
 
-    /// The zone that begins with this block.
+    /// Returns the zone that begins with this block.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`], [`Refusal::NotAtStart`].
@@ -354,7 +355,7 @@ impl Zones {
         }
     }
 
-    /// Does something to one zone.
+    /// Applies an action to a zone.
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then.
@@ -386,7 +387,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Whether a zone can be opened with a Zone Random Write Area now.
+    /// Checks that a zone can be opened with a Zone Random Write Area now.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -422,8 +423,8 @@ impl Zones {
         Ok(())
     }
 
-    /// Whether a zone's Zone Random Write Area can be flushed up to this block: its last one, or
-    /// one before it that makes a multiple of the granularity.
+    /// Checks that a zone's Zone Random Write Area can be flushed up to this block: its last one,
+    /// or one before it that makes a multiple of the granularity.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -459,9 +460,8 @@ impl Zones {
         Ok(())
     }
 
-    /// Does something to all zones whose state it is for (Select All): close those that are open,
-    /// finish those that are active, open those that are closed, take those offline that can only
-    /// be read.
+    /// Applies an action to all zones in the states that it is for (Select All). It closes the open
+    /// zones, finishes the active ones, opens the closed ones, or takes the read-only ones offline.
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then.
@@ -477,7 +477,7 @@ impl Zones {
             return Err(Refusal::Resetting);
         }
         if action == Action::Open {
-            // Those that are implicitly open give their places, one after the other.
+            // Implicitly open zones give way, one after the other.
             let closed = self.zones.iter().filter(|zone| selected(zone)).count() as u64;
             let explicit = u64::from(self.open) - self.implicit.len() as u64;
             let limit = self.geometry.max_open.map_or(u64::MAX, u64::from);
@@ -493,9 +493,9 @@ impl Zones {
         Ok(())
     }
 
-    /// A zone is to be reset. Until [`Zones::end_reset`] or [`Zones::cancel_reset`] nothing else
-    /// can be done to it. Returns its blocks that may hold data: first one and number, which may be
-    /// 0.
+    /// Begins the reset of a zone. Until [`Zones::end_reset`] or [`Zones::cancel_reset`] nothing
+    /// else can be done to it. Returns its blocks that may hold data: first one and number, which
+    /// may be 0.
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then.
@@ -516,7 +516,7 @@ impl Zones {
         Ok((start, written.min(capacity)))
     }
 
-    /// The zones that a reset of all is about: those that are active or full.
+    /// Returns the zones that a reset of all affects: those that are active or full.
     ///
     /// # Errors
     /// [`Refusal::Resetting`]: one of them is being reset.
@@ -529,20 +529,20 @@ impl Zones {
         Ok(zones.map(|(number, _)| number).collect())
     }
 
-    /// The zone's data is gone: it is empty.
+    /// Makes the zone empty after its data was discarded.
     pub fn end_reset(&mut self, number: u32) {
         self.cancel_reset(number);
         self.change(number, State::Empty, 0);
     }
 
-    /// The zone is not reset after all.
+    /// Cancels the reset of a zone.
     pub fn cancel_reset(&mut self, number: u32) {
         if let Some(zone) = self.zones.get_mut(number as usize) {
             zone.resetting = false;
         }
     }
 
-    /// A zone is in this state from now on.
+    /// Changes the state of a zone.
     fn change(&mut self, number: u32, state: State, written: u64) {
         let Some(zone) = self.zones.get_mut(number as usize) else {
             return;
@@ -568,7 +568,7 @@ impl Zones {
 
     // ---- reports
 
-    /// The zones from the one on that `lba` lies in, as far as the filter takes them.
+    /// Returns the zones that the filter selects, from the one with block `lba` on.
     pub fn report(&self, lba: u64, filter: Filter) -> impl Iterator<Item = Reported> + '_ {
         let first = self.geometry.zone_of(lba).unwrap_or(self.geometry.zones);
         let zones = (first..).zip(self.zones.iter().skip(first as usize));

@@ -1,14 +1,14 @@
-//! The state of zones as data: a header, and a word for each zone.
+//! Encoded state of zones: a header, and a word for each zone.
 //!
 //! ```text
-//! byte 0   header (64 bytes)   says what the zones are like, and whose they are; never changes
+//! byte 0   header (64 bytes)   geometry of the zones, and identity of the namespace; never changes
 //! byte 64  word 0, word 1, ..  one for each zone, little-endian
 //! ```
 //!
-//! A word says all of its zone, so that it is stored at once, and no other one. It
-//! has the zone's number in its check, so that it is no other zone's either. What was read may have
-//! been written by an enemy: every field is checked, and what is allocated is bounded by the
-//! geometry that the namespace is to have.
+//! A word has the whole state of its zone, so that a change is stored by one write of one word. Its
+//! checksum includes the zone's number, so that it is valid for no other zone. The bytes read are
+//! untrusted: every field is checked, and allocations are bounded by the namespace's expected
+//! geometry.
 
 use crate::{Geometry, State, Zone, Zones};
 
@@ -20,42 +20,42 @@ pub const WORD: usize = 8;
 pub const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmezns";
-/// Of a word: bits of the blocks that were written.
+/// Number of bits in a word for the written blocks.
 const WRITTEN_BITS: u32 = 48;
-/// Of a word: the zone has a Zone Random Write Area. Programs that know of none take such a word
-/// for a damaged one.
+/// Bit of a word: the zone has a Zone Random Write Area. Programs that do not know the bit take
+/// such a word for a damaged one.
 const ZRWA: u64 = 1 << 52;
 
-/// Why a table cannot be read.
+/// Error of decoding a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// It ends before its end.
+    /// The table is truncated.
     #[error("it has {found} bytes, and a table of these zones has {needed}")]
     Short {
-        /// Bytes that there are.
+        /// Number of bytes found.
         found: usize,
-        /// Bytes that there have to be.
+        /// Number of bytes required.
         needed: usize,
     },
-    /// It begins otherwise than such tables do.
+    /// The magic number does not match.
     #[error("this is no table of zones")]
     Magic,
     /// A newer program has written it.
     #[error("its format is version {0}, which this program does not know")]
     Version(u32),
-    /// The header is not what was written.
+    /// The checksum of the header does not match.
     #[error("its header is damaged")]
     Checksum,
-    /// It is another namespace's.
+    /// The table belongs to another namespace.
     #[error("it has the zones of another namespace")]
     OtherNamespace,
-    /// Its zones are others.
+    /// The table has another geometry.
     #[error(
         "it has {zones} zones of {size} blocks (capacity {capacity}) of {block} bytes, which is \
          not what the namespace is to have"
     )]
     OtherGeometry {
-        /// How many.
+        /// Number of zones.
         zones: u32,
         /// Size of each in blocks.
         size: u64,
@@ -76,12 +76,12 @@ pub enum TableError {
     Zrwa(u32),
 }
 
-/// Bytes of a table of so many zones.
+/// Returns the size of a table of so many zones, in bytes.
 pub const fn len(zones: u32) -> usize {
     HEADER + zones as usize * WORD
 }
 
-/// Whose zones they are.
+/// Identity of the namespace that a table belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The namespace's NGUID.
@@ -90,7 +90,7 @@ pub struct Identity {
     pub block: u32,
 }
 
-/// The header.
+/// Encodes the header.
 pub fn header(geometry: &Geometry, identity: Identity) -> [u8; HEADER] {
     let mut bytes = [0; HEADER];
     let fields: [&[u8]; 7] = [
@@ -111,14 +111,14 @@ pub fn header(geometry: &Geometry, identity: Identity) -> [u8; HEADER] {
     bytes
 }
 
-/// The word of a zone, by its number.
+/// Encodes the word of a zone, by its number.
 pub fn word(number: u32, zone: Zone) -> u64 {
     let zrwa = if zone.zrwa { ZRWA } else { 0 };
     let content = u64::from(zone.state.number()) << WRITTEN_BITS | zone.written | zrwa;
     content | check(number, content) << 56
 }
 
-/// Eight bits over a word's content and its zone's number.
+/// Returns a checksum of eight bits over a word's content and its zone's number.
 fn check(number: u32, content: u64) -> u64 {
     let mut bytes = [0; 12];
     let (first, second) = bytes.split_at_mut(8);
@@ -127,7 +127,7 @@ fn check(number: u32, content: u64) -> u64 {
     u64::from(crc32fast::hash(&bytes) >> 24)
 }
 
-/// The zone that a word says.
+/// Decodes the word of a zone.
 fn zone(number: u32, word: u64, geometry: &Geometry) -> Result<Zone, TableError> {
     let damaged = TableError::Zone(number);
     let content = word & ((1 << 56) - 1);
@@ -155,7 +155,7 @@ fn zone(number: u32, word: u64, geometry: &Geometry) -> Result<Zone, TableError>
     })
 }
 
-/// The whole table.
+/// Encodes the whole table.
 pub fn encode(zones: &Zones, identity: Identity) -> Vec<u8> {
     let geometry = zones.geometry();
     let mut bytes = header(geometry, identity).to_vec();
@@ -166,8 +166,8 @@ pub fn encode(zones: &Zones, identity: Identity) -> Vec<u8> {
     bytes
 }
 
-/// Reads a table: of a namespace like that, with zones like that. What lies behind its end does not
-/// matter.
+/// Decodes a table of the namespace with this identity and geometry. Bytes behind its end are
+/// ignored.
 ///
 /// # Errors
 /// [`TableError`].

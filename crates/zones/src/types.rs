@@ -7,24 +7,24 @@ use nvme::Status;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum State {
-    /// Nothing was written to it since it was reset.
+    /// The zone was not written since its reset.
     Empty = 0x1,
     /// A write has opened it.
     ImplicitlyOpen = 0x2,
     /// The host has opened it.
     ExplicitlyOpen = 0x3,
-    /// It is written in part, and not open.
+    /// The zone is written in part, and not open.
     Closed = 0x4,
-    /// It takes no writes, but those that have gone can be read.
+    /// The zone takes no writes, but its data can be read.
     ReadOnly = 0xd,
-    /// Nothing can be written any more, until it is reset.
+    /// The zone cannot be written until it is reset.
     Full = 0xe,
-    /// It cannot even be read.
+    /// The zone cannot be read or written.
     Offline = 0xf,
 }
 
 impl State {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 7] = [
         Self::Empty,
         Self::ImplicitlyOpen,
@@ -35,33 +35,33 @@ impl State {
         Self::Offline,
     ];
 
-    /// The state under its number; none for a reserved one.
+    /// Returns the state of a number; `None` for a reserved one.
     pub fn of(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.number() == number)
     }
 
-    /// Its number.
+    /// Returns the number of the state.
     pub const fn number(self) -> u8 {
         self as u8
     }
 
-    /// It counts as open.
+    /// Returns whether the zone counts as open.
     pub const fn is_open(self) -> bool {
         matches!(self, Self::ImplicitlyOpen | Self::ExplicitlyOpen)
     }
 
-    /// It counts as active.
+    /// Returns whether the zone counts as active.
     pub const fn is_active(self) -> bool {
         self.is_open() || matches!(self, Self::Closed)
     }
 
-    /// The write pointer means something.
+    /// Returns whether the write pointer is valid.
     pub const fn has_write_pointer(self) -> bool {
         self.is_active() || matches!(self, Self::Empty)
     }
 }
 
-/// What Zone Management Send does to a zone, but for its reset.
+/// Actions of Zone Management Send, except reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Close Zone.
@@ -74,18 +74,18 @@ pub enum Action {
     Offline,
 }
 
-/// Which zones a report is about.
+/// Selection of zones for a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// All.
+    /// All zones.
     All,
-    /// Those in this state.
+    /// Zones in this state.
     In(State),
 }
 
 impl Filter {
-    /// By its number ("NVMe Zoned Namespace Command Set 1.1", 3.4.2, Zone Receive Action Specific
-    /// Field); none for a reserved one.
+    /// Returns the filter of a number ("NVMe Zoned Namespace Command Set 1.1", 3.4.2, Zone Receive
+    /// Action Specific Field); `None` for a reserved one.
     pub const fn of(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::All,
@@ -108,16 +108,16 @@ impl Filter {
     }
 }
 
-/// Why a command is refused.
+/// Reason for the refusal of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
-    /// It is about blocks that are not there.
+    /// The blocks are outside of the namespace.
     #[error("blocks that are not there")]
     OutOfRange,
     /// A zone is not named by its first block.
     #[error("a zone is named by its first block")]
     NotAtStart,
-    /// It goes beyond the zone's capacity.
+    /// The command exceeds the zone's capacity.
     #[error("it goes beyond the end of its zone")]
     Boundary,
     /// The zone is full.
@@ -126,30 +126,30 @@ pub enum Refusal {
     /// The zone takes no writes.
     #[error("the zone can only be read")]
     ReadOnly,
-    /// The zone is gone.
+    /// The zone is offline.
     #[error("the zone is offline")]
     Offline,
-    /// It does not begin at the write pointer, or leaves the Zone Random Write Area and what is
-    /// flushed for it.
+    /// The write does not begin at the write pointer, or exceeds the Zone Random Write Area and the
+    /// blocks that an implicit flush can commit.
     #[error("it does not begin at the zone's write pointer, or not within reach of it")]
     InvalidWrite,
-    /// So many zones are active that this one cannot be.
+    /// The limit of active zones is reached.
     #[error("too many zones are active")]
     TooManyActive,
-    /// So many zones are open that this one cannot be.
+    /// The limit of open zones is reached.
     #[error("too many zones are open")]
     TooManyOpen,
     /// A zone in this state cannot do that.
     #[error("the zone's state does not allow that")]
     InvalidTransition,
-    /// What is about a Zone Random Write Area, of a zone that has none or cannot get one, or about
+    /// A command on a Zone Random Write Area, for a zone that has none or cannot get one, or for
     /// blocks outside of it; or an append to a zone that has one.
     #[error("the zone's random write area does not allow that")]
     InvalidOperation,
-    /// So many zones have a Zone Random Write Area that this one cannot get one.
+    /// The limit of Zone Random Write Areas is reached.
     #[error("too many zones have a random write area")]
     ZrwaResources,
-    /// It would move the write pointer by other than the flush granularity.
+    /// A flush would move the write pointer by other than the flush granularity.
     #[error("what is flushed is no multiple of the granularity")]
     Granularity,
     /// The zone is being reset: the command may come again.
@@ -158,7 +158,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// What the command ends with.
+    /// Returns the status that the command ends with.
     pub const fn status(self) -> Status {
         let status = match self {
             Self::OutOfRange => Status::LBA_OUT_OF_RANGE,

@@ -1,10 +1,10 @@
-//! AP cards made in software: queues with the timing of real ones, and a
-//! [`Coprocessor`] that computes.
+//! AP cards made in software: queues with the timing of real ones, and a [`Coprocessor`] that
+//! computes.
 //!
 //! Resets, changes of the interrupt bit and the work on a request take time ([`Latency`]), as on a
-//! machine: the answer to an instruction says that something was begun, and a later TAPQ that it is
-//! done. Nothing moves by itself: [`Cards::advance`] carries everything out that was due by now,
-//! and every instruction calls it first.
+//! machine. The answer to an instruction reports that the operation was begun, and a later TAPQ
+//! that it is done. Nothing happens by itself: [`Cards::advance`] executes everything that is due
+//! by now, and every instruction calls it first.
 
 mod queue;
 
@@ -18,7 +18,7 @@ use crate::status::{QueueStatus, Response};
 
 use queue::{Event, Queue};
 
-/// What computes behind a card's queues.
+/// Computation behind a card's queues.
 pub trait Coprocessor {
     /// Adapter type and facility bits; the domains and the depth are filled in by [`Cards`].
     fn hardware(&self) -> Hardware;
@@ -28,18 +28,18 @@ pub trait Coprocessor {
     fn process(&mut self, request: &[u8]) -> Vec<u8>;
 }
 
-/// Where notifications go.
+/// Receiver of notifications.
 pub trait Notify {
     /// Makes the notification byte non-zero and the subclass pending.
     fn notify(&mut self, apqn: Apqn, target: Target);
 }
 
-/// How long things take, in nanoseconds.
+/// Durations of operations, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Latency {
     /// A reset.
     pub reset: u64,
-    /// From AQIC to the interrupt bit.
+    /// Time from AQIC to the change of the interrupt bit.
     pub interrupts: u64,
     /// A request.
     pub request: u64,
@@ -107,13 +107,13 @@ impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
         }
     }
 
-    /// Pulls a card out; what was in its queues is lost.
+    /// Unplugs a card; messages in its queues are lost.
     pub fn unplug(&mut self, adapter: u8) {
         self.cards.remove(&adapter);
         self.queues.retain(|apqn, _| apqn.adapter() != adapter);
     }
 
-    /// Takes a card out of the configuration, or back into it. Its queues are reset at once.
+    /// Deconfigures a card, or configures it again. Its queues are reset at once.
     pub fn configure(&mut self, adapter: u8, on: bool) {
         let state = if on {
             State::Configured
@@ -181,7 +181,7 @@ impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
             State::Deconfigured => QueueStatus::of(Response::DECONFIGURED),
             State::Checkstopped => QueueStatus::of(Response::CHECKSTOPPED),
         };
-        // What takes no time is done already.
+        // Operations without latency are completed at once.
         self.advance();
         status
     }
@@ -218,7 +218,7 @@ impl<C: Clock, N: Notify, P: Coprocessor> Queues for Cards<C, N, P> {
     }
 
     fn zapq(&mut self, apqn: Apqn) -> QueueStatus {
-        // Nothing of these cards outlives a reset, so zeroizing is no more than that.
+        // A reset of these cards clears everything, so zeroizing is the same as a reset.
         self.reset(apqn)
     }
 

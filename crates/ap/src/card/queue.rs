@@ -1,5 +1,5 @@
-//! One queue of a card: its messages, its reset and its interrupt bit, each with
-//! the time when it is done.
+//! A queue of a card: its messages, its reset and its interrupt bit, each with the time when it is
+//! done.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use crate::outside::{Part, Reply, Target};
 use crate::status::{QueueStatus, Response};
 
-/// The interrupt bit, and what it is on its way to.
+/// State of the interrupt bit, including its transitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interrupts {
     Off,
@@ -23,7 +23,7 @@ struct Message {
     ready: u64,
 }
 
-/// What comes out of a queue as time goes on.
+/// Event of a queue that is due.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Notify(Target),
@@ -33,7 +33,7 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct Queue {
     depth: usize,
-    /// Parts of a request whose last part is still to come.
+    /// Parts of a request whose last part is missing.
     parts: Option<(u64, Vec<u8>)>,
     requests: VecDeque<Message>,
     replies: VecDeque<Message>,
@@ -81,7 +81,7 @@ impl Queue {
         }
     }
 
-    /// When the next thing happens.
+    /// Returns the time of the next event.
     pub(super) fn due(&self) -> Option<u64> {
         let bit = match self.interrupts {
             Interrupts::Enabling { until, .. } | Interrupts::Disabling { until, .. } => Some(until),
@@ -91,8 +91,9 @@ impl Queue {
         [bit, self.reset, request].into_iter().flatten().min()
     }
 
-    /// Does the next thing that is due by `now`; `None` when nothing is. A request that is ready at
-    /// the instant when the interrupt bit clears comes first: the worst that a real queue may do.
+    /// Executes the next operation that is due by `now`; `None` when nothing is. A request that
+    /// becomes ready at the instant when the interrupt bit clears is handled first: the worst case
+    /// of a real queue.
     pub(super) fn step(&mut self, now: u64) -> Option<Event> {
         let due = self.due().filter(|due| *due <= now)?;
         if self.requests.front().is_some_and(|m| m.ready == due) {
@@ -130,7 +131,7 @@ impl Queue {
         let status = self.status();
         self.reset = Some(until);
         self.parts = None;
-        // Nothing else changes the bit any more; an interrupt that was being enabled never comes.
+        // The bit does not change any more; an interrupt that was being enabled never occurs.
         if let Interrupts::Disabling { target, .. } = self.interrupts {
             self.interrupts = Interrupts::On(target);
         }
@@ -184,7 +185,7 @@ impl Queue {
         }
         request.extend_from_slice(part.data);
         if part.last {
-            // One engine: a request is not ready before those that came earlier.
+            // There is one engine: a request is not ready before earlier ones.
             let ready = self.requests.back().map_or(ready, |m| m.ready.max(ready));
             let (id, data) = (part.id, compute(&request));
             self.requests.push_back(Message { id, data, ready });

@@ -4,7 +4,7 @@ use super::html::escape;
 use load::progress::quantity;
 use std::fmt::Write as _;
 
-/// Colours that can be told apart, also by those who see few, and in grey (after Okabe and Ito).
+/// Colours that can be distinguished with colour blindness, and in grey (after Okabe and Ito).
 const COLOURS: [&str; 7] = [
     "#1667b7", "#d55e00", "#009e73", "#8a4fbf", "#b8860b", "#56b4e9", "#5b6675",
 ];
@@ -14,13 +14,13 @@ const TOP: f64 = 62.0;
 const PLOT: f64 = 220.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 16.0;
-/// Of [`Shape::Rows`]: where they begin, and how high each is.
+/// Top and height of the rows of [`Shape::Rows`].
 const ROWS_TOP: f64 = 30.0;
 const ROW: f64 = 34.0;
 /// A character's width, about.
 const CHARACTER: f64 = 7.0;
 
-/// How values are drawn.
+/// Form of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Lines,
@@ -29,15 +29,15 @@ pub enum Shape {
     Rows,
 }
 
-/// One series.
+/// A series of a chart.
 #[derive(Clone, Debug)]
 pub struct Series {
     pub name: String,
-    /// From a document: drawn quietly.
+    /// The series is quoted from a document, and is drawn in a subdued style.
     pub quoted: bool,
     /// A value for each label of the chart.
     pub values: Vec<Option<f64>>,
-    /// Which colour; series that belong together share one.
+    /// Index of the colour; related series share one.
     pub colour: usize,
 }
 
@@ -47,7 +47,7 @@ pub struct Chart {
     /// Name of its file, without the ending.
     pub name: String,
     pub title: String,
-    /// What is along the horizontal axis.
+    /// Title of the horizontal axis.
     pub axis: String,
     pub labels: Vec<String>,
     pub series: Vec<Series>,
@@ -204,7 +204,7 @@ impl Chart {
         out
     }
 
-    /// Where each legend entry stands: line and horizontal place.
+    /// Returns the line and horizontal position of each legend entry.
     fn legend_places(&self) -> Vec<(usize, f64)> {
         let (mut line, mut x) = (0, 0.0);
         let mut places = Vec::new();

@@ -30,7 +30,7 @@ pub const QEMU_IOPS: [Series; 2] = [
     },
 ];
 
-/// The same: MMIO for each I/O, by perf-kvm.
+/// Measurements of the same QEMU series: MMIO for each I/O, by perf-kvm.
 pub const QEMU_MMIO: [Series; 2] = [
     Series {
         name: "QEMU series: off",
@@ -76,7 +76,7 @@ pub const DRIVER: [(&str, u32, f64); 6] = [
     ("randrw", 4, 0.22),
 ];
 
-/// nvme-mdev (seeds/004): what it measured at depth 1.
+/// nvme-mdev (seeds/004): its measurements at depth 1.
 pub struct Mdev {
     pub case: &'static str,
     pub iops: f64,

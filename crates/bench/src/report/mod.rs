@@ -1,4 +1,4 @@
-//! What a person looks at: tables on the terminal, and a page with tables and plots, from
+//! The report for people: tables on the terminal, and a page with tables and plots, from
 //! `results.json`.
 
 mod chart;
@@ -13,8 +13,8 @@ use anyhow::{Context, Result};
 use output::outln;
 use std::path::{Path, PathBuf};
 
-/// Takes other programs' figures in, prints the tables (of one suite, if it is named), and writes
-/// `report.html` and an SVG file for each plot.
+/// Writes the report. Reads further programs' figures, prints the tables (of one suite, if it is
+/// named), and writes `report.html` and an SVG file for each plot.
 pub fn write(output: &Path, add: &[PathBuf], only: Option<&str>) -> Result<()> {
     let path = output.join(results::FILE);
     let mut results = Results::read(&path)?;

@@ -1,4 +1,4 @@
-//! What is shown of each suite: a few words, tables, plots.
+//! Sections of the report, one for each suite: a few words, tables, plots.
 
 mod guest;
 mod native;
@@ -11,7 +11,7 @@ use super::table::Table;
 use crate::results::{Case, Results, Row, quotient};
 use std::collections::BTreeSet;
 
-/// One suite.
+/// The section of one suite.
 pub struct Section {
     pub id: &'static str,
     pub title: String,
@@ -46,7 +46,7 @@ pub fn all(results: &Results) -> Vec<Section> {
     all
 }
 
-/// What columns are numbers of, where they are numbers.
+/// Returns the quantity that numeric columns stand for; an empty text for columns with other names.
 fn across(suite: &str, columns: &[String]) -> &'static str {
     let number = |text: &str| text.trim().parse::<u32>().is_ok();
     let numbers = |text: &String| text.split('\u{d7}').all(number);
@@ -66,12 +66,12 @@ type Point = (u32, u32);
 pub struct View<'a> {
     results: &'a Results,
     suite: &'static str,
-    /// The round trip of the distance that is looked at, of a suite that tells distances apart.
+    /// Round trip of the selected distance, for a suite that distinguishes distances.
     distance: Option<f64>,
 }
 
 impl<'a> View<'a> {
-    /// At the distance that the CPUs had most of the time.
+    /// Creates a view at the distance that the CPUs had most of the time.
     pub fn new(results: &'a Results, suite: &'static str) -> Self {
         let distances = results.about.distances(suite);
         let most = distances.max_by(|one, other| one.share.total_cmp(&other.share));
@@ -82,8 +82,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A look at each distance, the nearest first, with its words; one without words, where the
-    /// suite tells none apart.
+    /// Returns a view of each distance, the nearest first, with its description; one without a
+    /// description for a suite that distinguishes none.
     fn by_distance(self) -> Vec<(Self, String)> {
         let distances = self.results.about.distances(self.suite);
         let at = distances.map(|d| {
@@ -117,7 +117,7 @@ impl<'a> View<'a> {
             queues,
         };
         let at = |distance| self.results.row(case, metric, distance);
-        // Some figures of a suite are of no distance.
+        // A suite may also have figures without a distance.
         at(self.distance).or_else(|| at(None))
     }
 

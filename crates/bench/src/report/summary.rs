@@ -1,10 +1,10 @@
-//! What the figures come to, in a few sentences: the top of the page.
+//! Summary of the figures in a few sentences, for the top of the page.
 
 use super::sections::View;
 use crate::results::{Results, quotient};
 use load::progress::{nanos, quantity};
 
-/// Sentences about what was measured, and about what was not.
+/// Returns sentences about the measured and the missing figures.
 pub fn sentences(results: &Results) -> Vec<String> {
     let each = [limit, doorbell, file, scale, cost];
     let mut all: Vec<String> = each.iter().filter_map(|of| of(results)).collect();
@@ -17,7 +17,7 @@ pub fn sentences(results: &Results) -> Vec<String> {
     all
 }
 
-/// How often each case was measured, as the page says it.
+/// Returns the sentence on the number of runs of each case.
 pub fn runs(results: &Results) -> &'static str {
     let of_row = |row: &crate::results::Row| match row.slices {
         Some(slices) => slices.count,
@@ -160,7 +160,7 @@ mod tests {
             }
         }
         let mut results = Results::default();
-        // Of all suites at once.
+        // Figures of all suites at once.
         results.replace("limit", collector.figures(), Vec::new());
         results
     }

@@ -6,7 +6,7 @@ use super::html::escape;
 #[derive(Clone, Debug, Default)]
 pub struct Row {
     pub name: String,
-    /// From a document, not measured here.
+    /// The row is quoted from a document, not measured here.
     pub quoted: bool,
     pub cells: Vec<String>,
 }
@@ -16,10 +16,10 @@ pub struct Row {
 pub struct Table {
     pub title: String,
     pub columns: Vec<String>,
-    /// What the columns' names are numbers of: "depth"; empty if they say it themselves.
+    /// Quantity of the columns' names, such as "depth"; empty if the names include it.
     pub across: &'static str,
     pub rows: Vec<Row>,
-    /// What the reader has to know.
+    /// Note for the reader.
     pub note: String,
 }
 
@@ -51,7 +51,7 @@ impl Table {
         });
     }
 
-    /// For the terminal.
+    /// Formats the table for the terminal.
     pub fn text(&self) -> String {
         let width = |text: &str| text.chars().count();
         let first = self.rows.iter().map(|r| width(&r.name)).max().unwrap_or(0);
@@ -88,7 +88,7 @@ impl Table {
         text
     }
 
-    /// For the page.
+    /// Formats the table for the page.
     pub fn html(&self) -> String {
         let mut html = format!(
             "<table><caption>{}</caption>\n<thead><tr><th>{}</th>",

@@ -1,5 +1,5 @@
-//! How fast one core copies blocks out of a volume in memory, with nobody asking by way of a queue:
-//! what a command that moves data costs at least.
+//! Speed at which one core copies blocks out of a volume in memory, without any queue: the lower
+//! bound for a command that moves data.
 
 use crate::results::median;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -64,7 +64,7 @@ impl Copying {
         })
     }
 
-    /// Hands `with` the number of blocks, and what reads or writes one.
+    /// Passes the number of blocks, and a function that reads or writes one, to `with`.
     fn run(&self, with: impl FnOnce(u64, &mut dyn FnMut(Op, u64)) -> f64) -> Result<f64> {
         let io = Io::new(IoOptions::default());
         let mut queue = self.volume.open(&io)?;

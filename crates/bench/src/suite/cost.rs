@@ -1,25 +1,25 @@
 //! Suite `cost`: instructions for each I/O, counted by callgrind. The number hardly depends on the
-//! machine, so what a change costs shows: a file holds a ceiling for each case, and a case above
-//! its ceiling is an error. The ceilings are those of one build: the release build of `vnvme` by
-//! itself, with the compiler that the file names.
+//! machine, so the cost of a change is visible. A file holds a ceiling for each case, and a case
+//! above its ceiling is an error. The ceilings are those of one build: the release build of `vnvme`
+//! by itself, with the compiler that the file names.
 //!
-//! Each case runs twice, with few and with many I/Os; the difference leaves out what it takes to
-//! begin and to end. Driver, worker and controller are on one thread, so that the count is the same
-//! each time; the load takes no latencies, because for how many I/Os it would look at the clock
-//! depends on the clock. What is counted:
+//! Each case runs twice, with few and with many I/Os; the difference leaves out the start and the
+//! end. Driver, worker and controller are on one thread, so that the count is the same each time.
+//! The load takes no latencies, because the number of I/Os for which it would read the clock
+//! depends on the clock. The cases count:
 //!
 //! - `null read` and the like: the loop that production runs, `worker::Worker`, with its clock, its
-//!   meter and the controller that it serves; from the doorbell to the completion. What is left out
-//!   of a turn is the look at the sockets, which is due by the time (a system call in 100 us), and
-//!   sleep.
-//! - `null read, controller` and the like: of that the controller with its volume alone. On an
-//!   immediate volume that is all of a command's way.
+//!   meter and the controller that it serves; from the doorbell to the completion. Two parts of a
+//!   turn are left out: the check of the sockets, which is due by the time (a system call in 100
+//!   us), and sleep.
+//! - `null read, controller` and the like: the part of the controller with its volume. On an
+//!   immediate volume that is the whole path of a command.
 //! - `whole null read`: driver, worker, controller and load.
-//! - How often a worker looks for what a disk has not done yet is no constant, so a file has two
+//! - A worker polls for outstanding requests of a disk a varying number of times, so a file has two
 //!   cases of the controller: `file read, start` from the entry in hand to that of the ring, `file
-//!   read, end` from the end of the request to the completion. How many commands a batch has still
-//!   depends on when the disk completes them, and a system call that is slow makes the next ones
-//!   dearer: of several runs the least counts.
+//!   read, end` from the end of the request to the completion. The number of commands in a batch
+//!   still depends on when the disk completes them, and a slow system call makes the next ones
+//!   dearer: the minimum of several runs counts.
 
 use super::scratch::Scratch;
 use super::{Outcome, Plan};
@@ -33,16 +33,16 @@ const SUITE: &str = "cost";
 /// I/Os of the two runs.
 const FEW: u64 = 4_000;
 const MANY: u64 = 12_000;
-/// I/Os of the longer run when everything counts: what it takes to begin differs by 300,000
+/// I/Os of the longer run when everything counts. The cost of starting differs by 300,000
 /// instructions from run to run (where the system puts mappings, how maps are seeded), which must
 /// be little beside the difference.
 const MANY_WHOLE: u64 = 84_000;
-/// Runs of a case whose count depends on more than the program: the least counts.
+/// Number of runs of a case with a count that depends on more than the program: the least counts.
 const RUNS: u32 = 4;
 const DEPTH: u16 = 32;
 
-/// The function whose instructions count, with what it calls; `None`: all do. Each is one that the
-/// compiler keeps as a function of its own: what is called from one place only may be gone.
+/// Function whose instructions count, including its callees; `None`: all instructions. It must be
+/// one that the compiler keeps as a function of its own: a function with one caller may be inlined.
 type Counted = Option<&'static str>;
 
 const WHOLE: Counted = None;
@@ -50,9 +50,10 @@ const WHOLE: Counted = None;
 const LOOP: Counted = Some("in_process::Host::step");
 /// A controller's part of a round: the same code for every front-end that has a controller.
 const CONTROLLER: Counted = Some("controller::controller::Controller::poll_within");
-/// That in which a controller starts a batch of commands on a volume that does not answer at once.
+/// Function in which a controller starts a batch of commands on a volume that does not answer at
+/// once.
 const START: Counted = Some("controller::engine::run::Batch::start");
-/// That in which it ends one of them.
+/// Function in which a controller ends one command.
 const END: Counted =
     Some("controller::engine::complete::<impl controller::engine::Engine>::complete");
 
@@ -171,7 +172,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// What is wrong with a case's figure.
+/// Returns the error in a case's figure, if there is one.
 fn complaint(case: &str, value: f64, ceilings: &BTreeMap<String, f64>) -> Option<String> {
     match ceilings.get(case) {
         None => Some(format!(

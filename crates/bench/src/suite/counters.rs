@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a server of the former protocol may take to answer.
+/// Time limit for an answer by the former protocol.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Asks the server behind the control socket at `path`.
@@ -22,7 +22,7 @@ pub fn ask(path: &Path) -> Result<Stats> {
     }
 }
 
-/// The same of a program that is compared with, and older than HTTP there: a line, and its answer.
+/// Asks a server older than the HTTP interface for its counters: a line, and its answer.
 fn ask_former(path: &Path) -> Result<Stats> {
     #[derive(Deserialize)]
     #[serde(rename_all = "lowercase")]

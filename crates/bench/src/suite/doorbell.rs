@@ -1,9 +1,9 @@
-//! Suite `doorbell`: what shadow doorbells gain, and how many MMIO doorbells are left.
+//! Suite `doorbell`: the gain from shadow doorbells, and the number of remaining MMIO doorbells.
 //!
-//! Doorbells are trapped (a message each), as a VMM has them; this side polls for completions, and
-//! rings for each I/O that it submits, as fio does. `batched`: it rings once for all that it can
-//! submit. `sleeping`: the worker goes to sleep at once, so each arming and wake-up shows.
-//! `interrupt`: this side sleeps too, until an interrupt comes.
+//! Doorbells are trapped (a message each), as a VMM has them. The client polls for completions, and
+//! rings for each I/O that it submits, as fio does. `batched`: it rings once for all I/Os that it
+//! can submit. `sleeping`: the worker sleeps at once, so each arming and wake-up is counted.
+//! `interrupt`: the client sleeps too, until an interrupt arrives.
 
 use super::pool::Pool;
 use super::server::{Program, Serve, Server};
@@ -66,7 +66,7 @@ const WAYS: [Way; 5] = [
     },
 ];
 
-/// What a way is called where some are chosen.
+/// Name, for `--only`, of the way without words.
 const PLAIN: &str = "polling";
 
 impl Way {
@@ -133,7 +133,7 @@ fn pair(
                     )
                 },
             )?);
-            // One thread for all queues: this side has one core.
+            // A single thread for all queues: the client has one core.
             let pool = Pool::queues(&server.url(0), &job, queues, queues)?;
             let job = pool.job(&job);
             Ok((server.clone(), slices::load(server, pool, job)))

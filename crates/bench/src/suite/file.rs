@@ -42,7 +42,7 @@ const SLICES: u32 = 60;
 /// memory now and then takes up to 8% of a slice. For direct writes the kernel has a thread of its
 /// own that ends them, on the same CPU: all ways wait for that, 8 to 10% of the time.
 const DISTURBED: f64 = 0.02;
-/// How often, at most; a case takes at most twice its time for that.
+/// Maximum number of repetitions; they take at most twice the time of a case.
 const RETRIES: u32 = 3;
 
 /// Whether another process had the CPU for much of a slice; `usual` is the smallest share so far.
@@ -55,16 +55,17 @@ fn is_disturbed(way: &Way, medium: &Medium, share: f64, usual: f64) -> bool {
 
 /// A way to the file.
 enum Way {
-    /// io_uring straight on it, with registered buffers or without, by a thread on the CPU that the
-    /// worker has otherwise: the disk's interrupts, and what the kernel does after them, meet the
-    /// same thread on both ways.
+    /// io_uring directly on the file, with or without registered buffers. The thread runs on the
+    /// CPU that the worker has otherwise, so that the disk's interrupts and the kernel's work after
+    /// them are handled on the same CPU in both ways.
     Bare(UringTarget, Vec<usize>),
-    /// The same, waiting in the kernel for what is not over yet, as fio's engine does.
+    /// io_uring as in `Bare`, but waiting in the kernel for outstanding requests, as fio's engine
+    /// does.
     Waiting(UringTarget, Vec<usize>),
-    /// The same, while the client's CPU polls for nothing, as it polls on the way through a
-    /// controller: where CPUs share what they stand on, that alone has its price.
+    /// io_uring as in `Bare`, while the client's CPU polls for nothing, as it polls on the way
+    /// through a controller. Where the CPUs share hardware, that alone has its price.
     Beside(UringTarget, Vec<usize>, Vec<usize>),
-    /// Through a controller. The target goes before its server does.
+    /// Through a controller. The target is dropped before its server.
     Served(DeviceTarget, Box<Server>, Vec<usize>),
 }
 
@@ -113,8 +114,8 @@ impl Way {
     }
 }
 
-/// How long the host of this machine, if it is a virtual one, took those CPUs away so far. It is
-/// told in hundredths of a second: what is less is seen now and then.
+/// Returns the time for which the host of a virtual machine took these CPUs away so far. The unit
+/// is hundredths of a second: shorter times are seen now and then.
 pub fn stolen(cpus: &[usize]) -> Duration {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let per_second = rustix::param::clock_ticks_per_second().max(1);
@@ -132,7 +133,7 @@ fn stolen_ticks(stat: &str, cpus: &[usize]) -> u64 {
     stat.lines().filter_map(of_line).sum()
 }
 
-/// Does something while a thread on those CPUs polls for nothing.
+/// Calls `f` while a thread on those CPUs polls for nothing.
 fn beside_a_poller<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -218,7 +219,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                         let c = &mut outcome.collector;
                         c.add(case, "iops", "1/s", measured.iops());
                         c.add(case, "p50_ns", "ns", both.percentile(50.0) as f64);
-                        // Of the slices that count.
+                        // Waiting time of the slices that count.
                         c.add(case, "waited", "1", total.waited / f64::from(SLICES));
                         c.add(case, "slices_again", "1", total.again.into());
                         c.add(case, "p99_ns", "ns", both.percentile(99.0) as f64);
@@ -234,8 +235,8 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Nanoseconds of a cache line's way between the two CPUs and back: what a controller adds at least
-/// to each I/O.
+/// Returns the nanoseconds of a cache line's round trip between the two CPUs: the lower bound of
+/// the time that a controller adds to each I/O.
 fn round_trip(cores: &Cores, plan: &Plan) -> Result<f64> {
     let source = plan.memory.source();
     match (cores.client.first(), cores.server.first()) {
@@ -254,7 +255,7 @@ fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str
     for word in plan.chosen(&WAYS) {
         let pin_memory = word == "pinned";
         if matches!(word, "pinned" | "plain") && medium.word == TMPFS {
-            // Nothing goes through a ring there, and no page is looked up.
+            // On tmpfs nothing passes through a ring, and no page is looked up.
             continue;
         }
         let bare = || -> Result<UringTarget> {
@@ -284,7 +285,7 @@ fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str
     Ok(ways)
 }
 
-/// What came out of a way's slices.
+/// Sum of a way's slices.
 #[derive(Clone, Default)]
 struct Total {
     measured: Measured,
@@ -296,7 +297,7 @@ struct Total {
     usual: Option<f64>,
 }
 
-/// All ways in turn, [`SLICES`] times, every second time in the other order.
+/// Measures all ways in turn, [`SLICES`] times, every second time in reverse order.
 fn turns(
     ways: &[(&'static str, Way)],
     medium: &Medium,
@@ -336,7 +337,7 @@ fn turns(
     Ok(totals)
 }
 
-/// A file full of data, not of holes, where the word says.
+/// Creates a file full of data, without holes, on the medium of that word.
 fn medium(word: &'static str, dir: &Path) -> Result<Medium> {
     let wants_tmpfs = word == TMPFS;
     let statfs = rustix::fs::statfs(dir).with_context(|| format!("{}", dir.display()))?;
@@ -363,8 +364,7 @@ fn medium(word: &'static str, dir: &Path) -> Result<Medium> {
         file.write_all(&chunk)?;
     }
     file.sync_all()?;
-    // Direct writes must drop what the page cache holds of the file, and that is nothing to
-    // measure.
+    // Direct writes must drop the file's pages from the page cache, which is not to be measured.
     if !wants_tmpfs {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
     }

@@ -27,7 +27,7 @@ const FULL: u64 = 512 << 20;
 const EMPTY: &str = "32G";
 const SLICES: u32 = 10;
 
-/// An image, and what is done with it.
+/// A kind of image, and its load.
 struct Kind {
     word: &'static str,
     what: &'static str,
@@ -119,8 +119,8 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// The two servers, each with its image, and beside them a raw file of vnvme's: what a disk costs
-/// that is no image.
+/// The two servers, each with its image, and vnvme's server of a raw file: the cost of a disk that
+/// is no image.
 struct Sides {
     // Before the files that they have open.
     vnvme: Server,
@@ -163,7 +163,7 @@ impl Sides {
             program: plan.qsd.as_deref().unwrap_or(Path::new(QSD)),
             blockdevs: &[file, image.to_owned()],
             socket: &root.join("qsd.sock"),
-            // Its threads are where a worker would be.
+            // Threads run on the CPU that a worker would have.
             cpus,
         })?;
         Ok(Self {
@@ -319,8 +319,8 @@ fn make(kind: &Kind, dir: &Path) -> Result<PathBuf> {
             "disk"
         }
     };
-    // Nothing of its making is under way when it is measured, nor in the page cache of what is
-    // behind it: the kernel would write that before it reads past it.
+    // No write-back of the image or its backing file may be under way: the kernel would write dirty
+    // pages before it reads past them.
     for entry in std::fs::read_dir(dir)? {
         File::open(entry?.path())?.sync_all()?;
     }

@@ -1,5 +1,5 @@
-//! Suite `limit`: what a controller adds to the two hand-overs of a cache line that it cannot do
-//! without.
+//! Suite `limit`: the time that a controller adds to the two unavoidable hand-overs of a cache
+//! line.
 
 use super::copying::Copying;
 use super::pingpong;
@@ -22,8 +22,8 @@ const SIZE: u64 = 256 << 20;
 const FILL: u64 = 128 << 10;
 const DEPTHS: [u16; 3] = [1, 32, 128];
 
-/// What a command may cost on the null volume, in nanoseconds, at a round trip of `rtt`: the
-/// project's own goal.
+/// Returns the project's goal for a command on the null volume, in nanoseconds, at a round trip of
+/// `rtt`.
 pub fn goal(depth: u32, rtt: f64) -> Option<f64> {
     match depth {
         1 => Some(1.25 * rtt + 200.0),
@@ -97,7 +97,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// A server of one controller, and what loads it.
+/// Starts a server of one controller, with its load.
 fn served<'a>(
     plan: &Plan,
     program: &Program,

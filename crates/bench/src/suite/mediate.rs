@@ -2,13 +2,13 @@
 //!
 //! The device is simulated, by a controller on a null volume whose requests take as long as the
 //! document's Optane took, or no time. Alone, it has a CPU and a process to itself, as any
-//! controller of ours. Behind mediation it lives in the very thread that mediates: with a CPU of
-//! its own it would take the loading thread's away, where there are two. So what it works for a
-//! command, which a real device would do by itself, is counted against mediation.
+//! controller of ours. Behind mediation it runs in the thread that mediates: with a CPU of its own
+//! it would take the loading thread's away, where there are two. So the device's own work for a
+//! command, which real hardware would do, is counted against mediation.
 //!
-//! All ways exist at once, the processes that are not loaded stopped, and are loaded in turn for a
-//! fraction of a second each. Shares of bare and added times are of one turn; the figures are their
-//! medians.
+//! All ways exist at once, with the processes stopped that are not loaded. They are loaded in turn
+//! for a fraction of a second each. Shares of bare and added times are of one turn; the figures are
+//! their medians.
 
 use super::counters::{ControllerCounters, Cycles};
 use super::server::{Program, Serve, Server};
@@ -70,7 +70,7 @@ fn cycles(counters: &[ControllerCounters]) -> [(&'static str, Option<f64>); 3] {
     ]
 }
 
-/// One of the ways, ready to be loaded. While others are loaded its process stands still.
+/// A way, ready to be loaded. While another one is loaded its process is stopped.
 struct Way {
     target: DeviceTarget,
     served: Server,
@@ -131,8 +131,8 @@ impl Way {
     }
 }
 
-/// The ways to one device, in turn, and what came out of it: each with the one before it within a
-/// fraction of a second, so that what else the machine does is the same for all.
+/// Measures the ways to one device in turn, within a fraction of a second of each other, so that
+/// the machine's other load is the same for all.
 fn compare(
     plan: &Plan,
     device: (&str, &str),
@@ -206,7 +206,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             }
         }
     }
-    // Nobody may read it: the results are written to their file all the same.
+    // A closed output is ignored: the results are written to their file all the same.
     let _ = print(&outcome);
     Ok(outcome)
 }

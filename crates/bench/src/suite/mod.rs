@@ -96,12 +96,12 @@ impl Name {
         }
     }
 
-    /// Its word, unless it stands for all.
+    /// Returns the suite's word, unless it stands for all.
     pub fn only(self) -> Option<&'static str> {
         (self != Name::All).then(|| self.word())
     }
 
-    /// How long it measures a case when nothing else is said: some have many.
+    /// Returns the default time for a case: shorter for suites with many cases.
     fn runtime(self) -> Duration {
         match self {
             Name::Scale => Duration::from_millis(300),
@@ -110,12 +110,12 @@ impl Name {
     }
 }
 
-/// How suites measure.
+/// Parameters of the measurements.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The program that is measured.
     pub vnvme: Program,
-    /// Another one that takes turns with it, slice by slice.
+    /// Program that takes turns with it, slice by slice.
     pub beside: Option<Program>,
     /// The qemu-storage-daemon that is compared with, where it is not the system's.
     pub qsd: Option<PathBuf>,
@@ -123,22 +123,21 @@ pub struct Plan {
     pub rbd: Vec<String>,
     /// Words that choose cases, see [`Plan::chosen`].
     pub only: Vec<String>,
-    /// Of one run of one case.
+    /// Time of one run of one case.
     pub runtime: Duration,
     pub ramp: Duration,
     /// Runs of each case.
     pub runs: u32,
-    /// Where results go, and files to load.
+    /// Folder for results, and for files to load.
     pub output: PathBuf,
-    /// Of the suite cost; without them it only counts.
+    /// File with ceilings of the suite cost; without it the suite only counts.
     pub ceilings: Option<PathBuf>,
-    /// Where the memory of queues and data is.
+    /// Memory of queues and data.
     pub memory: Place,
 }
 
 impl Plan {
-    /// Of the words that one part of a case's name may be, those that were asked for; all, when
-    /// none of them was.
+    /// Returns the words selected by `--only` among these; all of them, if none is selected.
     fn chosen<'a>(&self, words: &[&'a str]) -> Vec<&'a str> {
         let asked = |word: &&&str| self.only.iter().any(|only| only == **word);
         let chosen: Vec<&str> = words.iter().filter(asked).copied().collect();
@@ -162,7 +161,7 @@ impl Plan {
     }
 }
 
-/// Which CPUs the two ends of a measurement run on.
+/// CPUs of the two ends of a measurement.
 #[derive(Clone, Debug)]
 struct Cores {
     /// The loading thread's.
@@ -172,7 +171,7 @@ struct Cores {
 }
 
 impl Cores {
-    /// The first CPU that this process may use is the client's, the others are the server's.
+    /// Returns the CPUs of this process: the first one for the client, the rest for the server.
     fn here() -> Result<Cores> {
         let set = sched_getaffinity(None).context("affinity")?;
         let mut all = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
@@ -183,12 +182,12 @@ impl Cores {
         })
     }
 
-    /// All of them.
+    /// Returns all CPUs.
     fn all(self) -> Vec<usize> {
         [self.client, self.server].concat()
     }
 
-    /// The cores when there are two at least: what polls on both sides makes no sense on one.
+    /// Returns the cores if there are at least two: polling on both sides makes no sense on one.
     fn pair() -> Result<Cores> {
         let cores = Cores::here()?;
         if cores.server.is_empty() {
@@ -203,13 +202,13 @@ pub fn place(choice: Choice) -> Result<Place> {
     Ok(Place::new(choice, &Cores::here()?))
 }
 
-/// What a suite made.
+/// Results of a suite.
 #[derive(Default)]
 struct Outcome {
     collector: Collector,
-    /// What was left out, and why.
+    /// Cases that were left out, with the reason.
     left_out: Vec<(String, String)>,
-    /// Something is not as it has to be; the figures are kept nevertheless.
+    /// Violated expectation; the figures are saved nevertheless.
     complaint: Option<String>,
 }
 
@@ -305,7 +304,7 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
     }
 }
 
-/// This process's command line, with the program's name only.
+/// Returns this process's command line, with the program's name only.
 fn command() -> String {
     let mut words = vec!["vnvme-bench".to_owned()];
     words.extend(std::env::args().skip(1));

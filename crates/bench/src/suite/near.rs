@@ -1,10 +1,10 @@
-//! Memory whose cache lines go from one CPU to the other on the shorter way.
+//! Memory whose cache lines have a short way between two CPUs.
 //!
 //! On large machines each part of memory has a home, a socket or a part of one, and a line that two
-//! cores hand to each other takes its way past its home. Where the system knows of homes (NUMA
-//! nodes) memory is bound to one as threads are bound to CPUs. A virtual machine mostly does not
-//! know, and its memory is from here and there: so it is measured. The figures then depend on the
-//! CPUs and not on the pages that chance had for the queues.
+//! cores hand to each other passes its home. Where the system knows the homes (NUMA nodes), memory
+//! is bound to one as threads are bound to CPUs. A virtual machine mostly does not know them, and
+//! its memory is mixed: so the distance is measured. The figures then depend on the CPUs and not on
+//! the pages that the queues got by chance.
 
 use super::{Cores, pingpong};
 use anyhow::{Context, Result};
@@ -18,8 +18,8 @@ use sync::Unpoisoned;
 const PIECE: usize = 4 << 20;
 /// Pages of a piece that are looked at: those at its start, which a device's queues are in.
 const PAGES: usize = 64;
-/// Pieces to choose from: so many in any case, so that it is known what near is, and so many at
-/// most.
+/// Minimum and maximum number of pieces to choose from; the minimum is necessary to know the
+/// shortest distance.
 const LEAST: usize = 6;
 const MOST: usize = 16;
 /// A page is near when its lines take at most this much longer than those of the nearest one.
@@ -44,7 +44,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// As it was chosen.
+    /// Creates the memory source by the user's choice.
     pub(super) fn new(choice: Choice, cores: &Cores) -> Self {
         let (Choice::Near, Some(&client), Some(&server)) =
             (choice, cores.client.first(), cores.server.first())
@@ -73,7 +73,7 @@ impl Place {
         Self { source, seen }
     }
 
-    /// Where it comes from.
+    /// Returns the source of the memory.
     pub fn source(&self) -> MemorySource {
         self.source.clone()
     }
@@ -97,17 +97,17 @@ fn piece(len: usize) -> Result<Memory> {
     Ok(memory)
 }
 
-/// How many pages are not near.
+/// Returns the number of pages that are not near.
 fn far(pages: &[f64], nearest: f64) -> usize {
     pages.iter().filter(|&&page| page > nearest * NEAR).count()
 }
 
-/// The best of several pieces. `look` says how far each page of one is.
+/// Returns the best of several pieces. `look` measures the distance of each page of a piece.
 fn choose<T>(
     mut make: impl FnMut() -> Result<T>,
     mut look: impl FnMut(&T) -> Result<Vec<f64>>,
 ) -> Result<T> {
-    // All of them are kept until one is chosen: what is freed would come again.
+    // All pieces are kept until one is chosen: freed memory would be returned again.
     let mut pieces: Vec<(T, Vec<f64>)> = Vec::new();
     let mut nearest = f64::INFINITY;
     while pieces.len() < MOST {
@@ -130,7 +130,8 @@ fn choose<T>(
 mod tests {
     use super::*;
 
-    /// Chooses among pieces whose pages are so far; which one it was, and how many were made.
+    /// Chooses among pieces with pages of these distances. Returns the index of the piece, and the
+    /// number of pieces made.
     fn chosen(pieces: &[[f64; 2]]) -> (usize, usize) {
         let mut made = 0;
         let make = || {

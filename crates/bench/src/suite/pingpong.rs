@@ -1,10 +1,11 @@
-//! How fast two cores hand a cache line to each other and back: what a command costs at least.
+//! Speed at which two cores hand a cache line to each other and back: the lower bound for a
+//! command.
 //!
-//! Two ways. `line`: one word there, one word back, each on a line of its own (and the one beside
-//! it, for processors fetch pairs). `entry`: a 64-byte entry there, which is read whole, and a
-//! 16-byte completion back, as a queue pair has them.
+//! There are two ways. `line`: one word in each direction, each on a line of its own (and the one
+//! beside it, because processors fetch pairs). `entry`: a 64-byte entry, which is read whole, and a
+//! 16-byte completion back, as in a queue pair.
 //!
-//! How fast that is depends on the memory, too, see [`super::near`].
+//! The speed depends on the memory, too, see [`super::near`].
 
 use crate::results::median;
 use anyhow::{Context, Result, anyhow};
@@ -33,7 +34,7 @@ impl<'a, const N: usize> Line<'a, N> {
         Ok(Line(words.context("the memory is too short")?))
     }
 
-    /// Stores N words; the last one says that the others are there.
+    /// Stores N words; the last one announces the rest.
     #[inline]
     fn store(&self, round: u64) {
         let (last, rest) = match self.0.split_last() {
@@ -84,7 +85,7 @@ impl<'a, const THERE: usize, const BACK: usize> Table<'a, THERE, BACK> {
         })
     }
 
-    /// So many rounds from this one on; none when the other side has left.
+    /// Plays `rounds` rounds from `first` on; `None` when the other side has left.
     #[inline]
     fn play(&self, first: u64, rounds: u64, stop: &AtomicBool) -> Option<Duration> {
         let before = Instant::now();
@@ -97,7 +98,7 @@ impl<'a, const THERE: usize, const BACK: usize> Table<'a, THERE, BACK> {
         Some(before.elapsed())
     }
 
-    /// Answers rounds from this one on; whether all of them came.
+    /// Answers rounds from `first` on; returns whether all of them arrived.
     #[inline]
     fn echo(&self, first: u64, rounds: u64, stop: &AtomicBool) -> bool {
         (first..first.saturating_add(rounds)).all(|round| {
@@ -143,7 +144,7 @@ pub struct RoundTrip {
     pub entry: f64,
 }
 
-/// How long a measurement beside a case takes.
+/// Duration of a measurement beside a case.
 pub const SPAN: Duration = Duration::from_millis(60);
 
 /// Measures for about `span` between two CPUs, on memory from the same source as that of the queues
@@ -172,7 +173,7 @@ pub struct Ping {
 }
 
 impl Ping {
-    /// Of stretches of [`ROUNDS`] rounds each: nanoseconds of a round.
+    /// Summarizes stretches of [`ROUNDS`] rounds each, given in nanoseconds per round.
     fn of(stretches: &[f64]) -> Self {
         let gap = GAP.as_nanos() as f64 / ROUNDS as f64;
         let gaps = stretches.iter().filter(|nanos| **nanos > gap);
@@ -182,7 +183,7 @@ impl Ping {
         }
     }
 
-    /// Between two.
+    /// Returns the mean of two.
     pub fn mean(self, other: Self) -> Self {
         Ping {
             round_trip: (self.round_trip + other.round_trip) / 2.0,

@@ -7,7 +7,7 @@ use load::job::Job;
 use load::lane::{Geometry, Lane, Outcome, Target};
 use std::time::Duration;
 
-/// Several targets of a type whose queues one thread loads.
+/// Targets of one type, loaded through their queues by one thread.
 pub struct Pool<T = DeviceTarget> {
     targets: Vec<T>,
     /// Targets that are loaded, the first ones.
@@ -19,7 +19,7 @@ pub struct Pool<T = DeviceTarget> {
 }
 
 impl Pool {
-    /// One controller with `open` queues, `loaded` of which are loaded.
+    /// Opens a controller with `open` queues, `loaded` of which are loaded.
     pub fn queues(url: &str, job: &Job, open: u16, loaded: u16) -> Result<Pool> {
         let job = Job {
             queues: open,
@@ -33,8 +33,8 @@ impl Pool {
         })
     }
 
-    /// Controllers with a queue each, of which so many are loaded. The others only have their admin
-    /// queue.
+    /// Opens controllers with a queue each, of which `busy` are loaded. The remaining ones only
+    /// have their admin queue.
     pub fn controllers(urls: &[String], job: &Job, busy: usize) -> Result<Pool> {
         let targets = urls.iter().map(|url| DeviceTarget::open(url, job));
         Ok(Pool {
@@ -82,7 +82,7 @@ impl<T: Target> Target for Pool<T> {
         let queues = self.loaded_queues();
         let each = (depth / queues.max(1)).max(1);
         let (mut lanes, mut idle) = (Vec::new(), Vec::new());
-        // The others are there, and have no queue but their first.
+        // The remaining targets exist, and have only their admin queue.
         for target in self.targets.iter().take(self.busy) {
             for index in 0..self.open {
                 let lane = target.lane(index, each, bytes)?;
@@ -103,7 +103,7 @@ impl<T: Target> Target for Pool<T> {
 
 /// Several lanes on one thread: slot `s` is slot `s % each` of lane `s / each`.
 pub struct PoolLane<L> {
-    /// Each with whether something was submitted since the last kick.
+    /// Lanes, each with a flag: an I/O was submitted since the last kick.
     lanes: Vec<(L, bool)>,
     /// Open and not used.
     _idle: Vec<L>,

@@ -21,13 +21,13 @@ const DISKS: usize = 8;
 const DEPTH: u16 = 4;
 /// A disk that stores nothing: all that is measured is vnvme.
 const VOLUME: &str = "null://1T";
-/// Slices of one file, for the weights: what both want is the file's device.
+/// Size of the slices of one file, for the weights: both slices compete for the file's device.
 const SLICE: u64 = 256 << 20;
 const SLICE_DEPTH: u16 = 64;
-/// Before shares are taken, the device's depth has to be found.
+/// Ramp time, in which the device's depth is found before shares are measured.
 const RAMP: Duration = Duration::from_millis(1500);
 
-/// Who serves the disks.
+/// Distribution of the disks over processes.
 #[derive(Clone, Copy)]
 enum Way {
     Together,
@@ -117,12 +117,12 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             weights(plan, &mut outcome, way, &file)?;
         }
     }
-    // Nobody may read it: the results are written to their file all the same.
+    // A closed output is ignored: the results are written to their file all the same.
     let _ = print(&outcome);
     Ok(outcome)
 }
 
-/// What it takes to serve idle disks, and what they do together.
+/// Measures the cost of serving idle disks, and their throughput together.
 fn cost(plan: &Plan, outcome: &mut Outcome, way: Way) -> Result<()> {
     let volumes = vec![VOLUME.to_owned(); DISKS];
     let servers = Servers::start(plan, way, &volumes)?;
@@ -148,7 +148,7 @@ fn cost(plan: &Plan, outcome: &mut Outcome, way: Way) -> Result<()> {
     Ok(())
 }
 
-/// Two slices of a file, the second of which is to get three times as much as the first.
+/// Measures two slices of a file; the second one is due three times as much as the first.
 fn weights(plan: &Plan, outcome: &mut Outcome, way: Way, file: &Path) -> Result<()> {
     let slice = |number: u64, weight: u32| {
         let (file, offset) = (file.display(), number * SLICE);

@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 /// The program, where no other is named.
 pub const QSD: &str = "qemu-storage-daemon";
-/// How long it may take to start or to end.
+/// Time limit for starting and for ending.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// What is started.
+/// Parameters of a qemu-storage-daemon.
 pub struct Start<'a> {
     pub program: &'a Path,
     /// Values of `--blockdev`; the last has the node name `q`, and is exported.
     pub blockdevs: &'a [String],
     pub socket: &'a Path,
-    /// Where its threads run; anywhere, where none is named.
+    /// CPUs of the threads; empty: any.
     pub cpus: &'a [usize],
 }
 

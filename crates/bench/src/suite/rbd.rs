@@ -133,7 +133,7 @@ fn blockdev(url: &str) -> Result<String> {
         match option {
             ("conf", path) => text.push_str(&format!(",conf={path}")),
             ("id", name) => text.push_str(&format!(",user={name}")),
-            // What QEMU has not.
+            // Options that QEMU does not have.
             _ => {}
         }
     }

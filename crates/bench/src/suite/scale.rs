@@ -20,15 +20,15 @@ const DEPTHS: [u16; 2] = [4, 32];
 /// Controllers of which one is busy, and how many I/Os that has in flight.
 const CROWD: [u16; 2] = [1, 200];
 const CROWD_DEPTHS: [u16; 2] = [1, 32];
-/// After this time under load, controllers that do nothing are not looked at.
+/// Time under load after which idle controllers are not polled.
 const ARMING: Duration = Duration::from_millis(300);
 /// Controllers that are busy beside one with a command at a time, and how many I/Os each has in
 /// flight.
 const BUSY: [u16; 2] = [0, 16];
 const BUSY_DEPTH: u16 = 32;
-/// What may be chosen of it.
+/// Parts of the suite, for `--only`.
 const PARTS: [&str; 3] = ["load", "crowd", "tail"];
-/// After this time under load, queues are where they will stay.
+/// Time under load after which queues stay on their workers.
 const SPREADING: Duration = Duration::from_secs(2);
 const VOLUME: &str = "null://1T";
 
@@ -81,7 +81,8 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                         slices::take(SUITE, &group, &mut pings, plan, run, c)?;
                         continue;
                     }
-                    // What takes turns would not stay busy, and its queues not where they went.
+                    // Contenders that take turns would not stay busy, and their queues would not
+                    // stay on the workers that they were spread to.
                     for make in &group {
                         let contender = make(&setup)?;
                         (contender.load)(SPREADING, Duration::from_millis(1))?;
@@ -137,7 +138,7 @@ impl Beside {
     }
 }
 
-/// What several contenders have in common.
+/// Common settings of several contenders.
 struct Setup<'a> {
     plan: &'a Plan,
     cpus: &'a [usize],
@@ -150,7 +151,7 @@ struct Setup<'a> {
 type Make = Box<dyn Fn(&Setup<'_>) -> Result<Contender<'static>>>;
 
 impl Setup<'_> {
-    /// One to sixteen controllers, with a queue each.
+    /// Returns contenders of one to sixteen controllers, with a queue each.
     fn controllers(&self) -> Vec<Make> {
         let make = |count: u16| -> Make {
             Box::new(move |setup| {
@@ -165,7 +166,7 @@ impl Setup<'_> {
         CONTROLLERS.into_iter().map(make).collect()
     }
 
-    /// One to 64 queues of a controller: all loaded, and one of them.
+    /// Returns contenders of one to 64 queues of a controller: all loaded, and one of them.
     fn queues(&self) -> Vec<Make> {
         let make = |(count, loaded): (u16, u16)| -> Make {
             Box::new(move |setup| {
@@ -182,7 +183,7 @@ impl Setup<'_> {
         counts.chain(one_busy).map(make).collect()
     }
 
-    /// So many controllers with a queue each, of which one is busy.
+    /// Returns a contender of `count` controllers with a queue each, of which one is busy.
     fn crowd(&self, count: u16) -> Result<Contender<'static>> {
         let open = move |server: &Server, job: &Job| {
             let urls: Vec<String> = (0..count.into()).map(|i| server.url(i)).collect();
@@ -191,7 +192,7 @@ impl Setup<'_> {
         self.contender(format!("crowd of {count}"), count, 1, open)
     }
 
-    /// One controller with a command at a time, and so many that are busy.
+    /// Returns a contender of one controller with a command at a time, beside `busy` busy ones.
     fn tail(&self, busy: u16) -> Result<Contender<'static>> {
         let case = format!("one beside {busy} busy");
         self.loaded_by(case, busy + 1, 1, |server| {

@@ -1,5 +1,5 @@
-//! Folders of a suite that go away with it: when they are dropped, when the process is told to end,
-//! and, where it was killed, when the next suite looks for them.
+//! Folders of a suite that are removed with it: when they are dropped, when the process gets a
+//! termination signal, and, after a kill, when the next suite looks for them.
 
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
@@ -34,7 +34,7 @@ impl Scratch {
         Self::new_in(&std::env::temp_dir())
     }
 
-    /// Makes one in `parent`, and removes there what dead processes have left.
+    /// Makes a folder in `parent`, and removes those of dead processes there.
     pub fn new_in(parent: &Path) -> Result<Scratch> {
         remove_dead(parent);
         loop {
@@ -53,7 +53,7 @@ impl Scratch {
         }
     }
 
-    /// Where it is.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -67,8 +67,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes a folder. A server that is about to end may make a socket in it meanwhile: it is tried
-/// again, for two seconds. What cannot be removed stays for the next suite.
+/// Removes a folder. A server that is about to end may make a socket in it meanwhile, so removal is
+/// retried for two seconds. A folder that cannot be removed stays for the next suite.
 fn remove(folder: &Path) {
     for _ in 0..200 {
         match std::fs::remove_dir_all(folder) {
@@ -86,12 +86,12 @@ fn lock(folder: &Path, create: OFlags) -> Option<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | create;
     let fd = open(&path, flags, Mode::RUSR | Mode::WUSR).ok()?;
     flock(&fd, FlockOperation::NonBlockingLockExclusive).ok()?;
-    // It may have been removed in between.
+    // The folder may have been removed in between.
     let (locked, named) = (rustix::fs::fstat(&fd).ok()?, std::fs::metadata(&path).ok()?);
     (locked.st_ino == named.ino()).then_some(fd)
 }
 
-/// Removes the folders in `parent` whose processes are dead.
+/// Removes the folders of dead processes in `parent`.
 fn remove_dead(parent: &Path) {
     let uid = rustix::process::geteuid().as_raw();
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
@@ -103,7 +103,7 @@ fn remove_dead(parent: &Path) {
         if !ours {
             continue;
         }
-        // What cannot be removed stays for the next one.
+        // A folder that cannot be removed stays for the next suite.
         let folder = entry.path();
         let _ = match lock(&folder, OFlags::empty()) {
             Some(_lock) => std::fs::remove_dir_all(&folder),
@@ -113,7 +113,7 @@ fn remove_dead(parent: &Path) {
     }
 }
 
-/// From now on SIGTERM, SIGINT and SIGHUP end the process only after its folders are gone.
+/// Makes SIGTERM, SIGINT and SIGHUP remove the folders before they end the process.
 pub fn clean_up_on_signals() -> Result<()> {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         let (mut reader, writer) = UnixStream::pair().context("socket pair for signals")?;
@@ -147,7 +147,7 @@ mod tests {
         std::fs::create_dir(&begun).unwrap();
         let other = parent.path().join("precious");
         std::fs::create_dir(&other).unwrap();
-        // A link is not followed to what it names.
+        // A symbolic link is not followed.
         let link = parent.path().join("vnvme-bench-link");
         std::os::unix::fs::symlink(&other, &link).unwrap();
         let next = Scratch::new_in(parent.path()).unwrap();

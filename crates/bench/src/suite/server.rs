@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long it may take to start or to end.
+/// Time limit for starting and for ending.
 const START_STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 const END_WITH_PARENT: &str = "--end-with-parent";
@@ -34,7 +34,7 @@ pub struct Program {
     pub args: Vec<String>,
 }
 
-/// What to serve.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Serve {
     /// A volume for each controller.
@@ -49,14 +49,14 @@ pub struct Serve {
     pub cpus: Vec<usize>,
     /// Microseconds; the program's own choice when not given.
     pub idle_window: Option<u64>,
-    /// Of every namespace, to a device below: `direct` or `generic`.
+    /// Path of every namespace to a device below: `direct` or `generic`.
     pub path: Option<&'static str>,
     /// The kernel pins the client's memory.
     pub pin_memory: bool,
 }
 
 impl Serve {
-    /// One controller on one worker on a CPU.
+    /// Returns a configuration with one controller on one worker on a CPU.
     pub fn one(volume: &str, mapped: bool, cpus: &[usize]) -> Self {
         Self {
             volumes: vec![volume.to_owned()],
@@ -77,17 +77,17 @@ pub struct Server {
     child: Child,
     dir: Scratch,
     controllers: usize,
-    /// Where its subsystems are.
+    /// Ports of the subsystems.
     ports: Vec<u16>,
     started_in: Duration,
 }
 
-/// What a server takes from its machine.
+/// Resources that a server takes from its machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Footprint {
-    /// Bytes of memory, its part of what it shares with others (`Pss`, proc_pid_smaps(5)).
+    /// Bytes of memory, with its part of shared memory (`Pss`, proc_pid_smaps(5)).
     pub memory: u64,
-    /// It and those that it started.
+    /// Number of processes: the server and its children.
     pub processes: u64,
     pub threads: u64,
 }
@@ -121,8 +121,8 @@ impl Server {
         for (i, volume) in serve.volumes.iter().enumerate() {
             let socket = socket(&dir, i);
             let mode = if serve.mapped { "mapped" } else { "trapped" };
-            // Debug formatting of a string is a TOML basic string, for what paths and URLs are made
-            // of.
+            // Debug formatting of a string is a TOML basic string, for the characters of paths and
+            // URLs.
             writeln!(
                 config,
                 "[[controller]]\nsocket = {socket:?}\ndoorbells = \"{mode}\"\n[[controller.namespace]]\nvolume = {volume:?}"
@@ -207,12 +207,12 @@ impl Server {
         }
     }
 
-    /// From its start to its first answer about what it serves.
+    /// Returns the time from the start to the first answer about the server's disks.
     pub fn started_in(&self) -> Duration {
         self.started_in
     }
 
-    /// What it takes now.
+    /// Returns the resources in use now.
     pub fn footprint(&self) -> Result<Footprint> {
         let mut footprint = Footprint::default();
         footprint.add(&self.child.id().to_string())?;
@@ -235,7 +235,7 @@ impl Server {
         (Ipv4Addr::LOCALHOST, port).into()
     }
 
-    /// Its name.
+    /// Returns the name of a subsystem.
     pub fn nqn(&self, index: usize) -> String {
         nqn(index)
     }
@@ -269,7 +269,7 @@ impl Server {
         Ok(mmio as f64 / commands.max(1) as f64)
     }
 
-    /// How long its threads waited for a CPU so far.
+    /// Returns the time that the server's threads have waited for a CPU so far.
     pub fn waited(&self) -> Duration {
         let serving = testkit::serving(self.child.id());
         let tasks = std::fs::read_dir(format!("/proc/{serving}/task"));

@@ -1,8 +1,8 @@
 //! Suite `share`: slices of one device beside each other: shares under unequal load, weights,
 //! limits.
 //!
-//! The device is simulated, with a latency and few units: it is slow enough that CPUs are not what
-//! is short, even where two have to do for two clients and two workers. Clients wait by interrupts,
+//! The device is simulated, with a latency and few units: it is slow enough that CPUs are not the
+//! bottleneck, even if two clients and two workers share two of them. Clients wait by interrupts,
 //! workers sleep, and the device takes no CPU.
 
 use super::server::{Serve, Server};
@@ -21,13 +21,13 @@ const SUITE: &str = "share";
 const NARROW: &str = "null://1T?latency=250us&units=2&name=d";
 /// A device that has room for all.
 const WIDE: &str = "null://1T?latency=250us&units=64&name=d";
-/// Before figures are taken, the device's depth has to be found.
+/// Ramp time, in which the device's depth is found before figures are taken.
 const RAMP: Duration = Duration::from_millis(1500);
 /// A limit, and how long it is looked at.
 const LIMIT: u32 = 2000;
 const LIMIT_TIME: Duration = Duration::from_secs(10);
 
-/// Who has a slice.
+/// Client of a slice.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Client {
     /// A guest with an NVMe driver.
@@ -38,7 +38,7 @@ enum Client {
 
 use Client::{Nvme, Virtio};
 
-/// Who shares a device.
+/// A device, and the two clients that share it.
 struct Share {
     name: &'static str,
     clients: [Client; 2],
@@ -197,7 +197,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         }
         limits(plan, &mut outcome)?;
     }
-    // Nobody may read it: the results are written to their file all the same.
+    // A closed output is ignored: the results are written to their file all the same.
     let _ = print(&outcome);
     Ok(outcome)
 }

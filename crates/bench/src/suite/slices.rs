@@ -1,9 +1,10 @@
 //! Short slices of load, each with a ping-pong of a cache line before and after it.
 //!
-//! What is compared takes turns: a round has a slice of each. A slice counts when the round trips
-//! before and after it agree, for that distance; the two CPUs were moved during the others, which
-//! are measured again. All lines that a controller and its host hand to each other are in the
-//! host's memory, as those of the ping-pong are, which come from the same source.
+//! The contenders take turns: a round has a slice of each. A slice counts when the round trips
+//! before and after it agree, and it counts for that distance. The two CPUs were moved during the
+//! remaining slices, which are measured again. All lines that a controller and its host hand to
+//! each other are in the host's memory, and so are those of the ping-pong, which has the same
+//! source of memory.
 
 use super::pingpong::{self, Ping};
 use super::server::Server;
@@ -18,21 +19,21 @@ use load::stats::Measured;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Length of a slice: much shorter than what the host takes to move a CPU.
+/// Length of a slice: much shorter than the time the host takes to move a CPU.
 const SLICE: Duration = Duration::from_millis(25);
-/// Of load before it is measured.
+/// Duration of load before it is measured.
 const RAMP: Duration = Duration::from_millis(5);
-/// Of a ping-pong.
+/// Duration of a ping-pong.
 const PING: Duration = Duration::from_millis(3);
 /// A worker polls for up to a millisecond after its last work; the ping-pong is to have the CPU.
 const POLLING: Duration = Duration::from_micros(1500);
-/// How often a slice is measured again, at most.
+/// Maximum number of repetitions of a slice.
 const RETRIES: u32 = 2;
 
 /// Loads something: so long before measuring, and so long measured.
 pub type Load<'a> = Box<dyn Fn(Duration, Duration) -> Result<Measured> + 'a>;
 
-/// A target and its server. The target goes first.
+/// A target and its server. The target is dropped first.
 struct Loaded<T> {
     target: T,
     server: Rc<Server>,
@@ -79,11 +80,11 @@ pub fn load<'a, T: Target + 'a>(server: Rc<Server>, target: T, job: Job) -> Load
     Box::new(move |ramp, runtime| loaded.run(ramp, runtime))
 }
 
-/// The same of a server that polls as long as it has a client (of mapped doorbells nobody tells
-/// it): it stands still while others on its CPU are measured.
+/// Loads a target of a server that polls as long as it has a client, because nothing signals mapped
+/// doorbells. The server is stopped while another one on its CPU is measured.
 ///
 /// # Errors
-/// It cannot be stopped.
+/// If the server cannot be stopped.
 pub fn load_in_turn<'a, T: Target + 'a>(
     server: Rc<Server>,
     target: T,
@@ -99,24 +100,24 @@ pub fn load_in_turn<'a, T: Target + 'a>(
     Ok(Box::new(move |ramp, runtime| loaded.run(ramp, runtime)))
 }
 
-/// One thing that is measured.
+/// A server and its load, to be measured.
 pub struct Contender<'a> {
-    /// Its name in the results.
+    /// Name in the results.
     pub case: String,
     pub depth: u16,
     pub queues: u16,
-    /// One queue that polls a target which answers within microseconds: what is longer than a gap
-    /// is one.
+    /// The contender is one queue that polls a target which answers within microseconds: a longer
+    /// time without an answer is a gap.
     pub shows_gaps: bool,
     /// Nanoseconds that an I/O may take at a round trip of so many, outside gaps.
     pub goal: Option<fn(u32, f64) -> Option<f64>>,
     pub load: Load<'a>,
-    /// The same on the program that is compared with, if there is one.
+    /// Equal load on the program to compare with, if there is one.
     pub beside: Option<Load<'a>>,
 }
 
 impl Contender<'_> {
-    /// What its figures are of.
+    /// Returns the identification of the contender's figures.
     pub fn case<'a>(&'a self, suite: &'a str) -> Case<'a> {
         Case {
             suite,
@@ -159,7 +160,7 @@ impl Pings {
                 None => self.now()?,
             };
             let measured = match load(RAMP, SLICE) {
-                // Others had the CPUs for all of the slice.
+                // Another guest of the host had the CPUs for all of the slice.
                 Err(error) if error.is::<load::NothingEnded>() => continue,
                 measured => measured?,
             };
@@ -173,7 +174,7 @@ impl Pings {
     }
 }
 
-/// How many rounds a plan has in each of its runs.
+/// Returns the number of rounds in each run of a plan.
 pub fn rounds(plan: &Plan) -> u32 {
     let rounds = plan.runtime.as_nanos() / SLICE.as_nanos();
     u32::try_from(rounds).unwrap_or(u32::MAX).max(1)
@@ -191,7 +192,7 @@ pub fn take(
     let rounds = rounds(plan);
     for round in 0..rounds {
         let id = run * rounds + round;
-        // Another one begins each round: what is first after something is not always the same.
+        // The order rotates with each round, so that none is always measured first.
         let first = round as usize % contenders.len().max(1);
         let (rest, start) = contenders.split_at(first);
         for contender in start.iter().chain(rest) {
@@ -201,9 +202,9 @@ pub fn take(
     Ok(())
 }
 
-/// Measures one contender, and what is beside it, as a part of a round: the ping-pong's distance,
-/// with I/Os in a second and their median time in nanoseconds, where the CPUs stayed where they
-/// were.
+/// Measures one contender, and the program beside it, as a part of a round. Returns the ping-pong's
+/// distance, with I/Os in a second and their median time in nanoseconds, if the CPUs stayed where
+/// they were.
 pub fn one(
     suite: &str,
     contender: &Contender<'_>,
@@ -237,7 +238,7 @@ pub fn one(
             let of = theirs.nanos_outside_gaps() / ours.nanos_outside_gaps().max(1e-9);
             collector.add_at(case, "running_of_beside", "ratio", of, taken);
         }
-        // What the host takes from a CPU now and then is not in the medians.
+        // Medians leave out the time that the host takes from a CPU now and then.
         let [ours, theirs] = [ours, theirs].map(|m| m.both().percentile(50.0) as f64);
         let of = theirs / ours.max(1.0);
         collector.add_at(case, "p50_of_beside", "ratio", of, taken);

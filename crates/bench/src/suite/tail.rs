@@ -1,6 +1,6 @@
-//! One client with a command at a time beside busy ones, all of them loaded by one thread: how long
-//! its commands take. The thread looks at that client between any two of the others, so that what
-//! is measured is what the worker makes it wait.
+//! Latency of a client with one command at a time, beside busy clients, all loaded by one thread.
+//! The thread polls that client between any two of the busy ones, so that the measured delay is
+//! caused by the worker.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use load::device::{DeviceLane, DeviceTarget};
@@ -9,10 +9,10 @@ use load::lane::{Lane, Target};
 use load::stats::Measured;
 use std::time::{Duration, Instant};
 
-/// How long I/Os may take to end after the load has ended.
+/// Time limit for outstanding I/Os after the load has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Controllers: the first one is asked for a command at a time, the others are busy.
+/// Controllers: the first one has a command at a time, the remaining ones are busy.
 pub struct Tail {
     light: DeviceTarget,
     heavy: Vec<DeviceTarget>,
@@ -22,7 +22,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// `job` is the one client's; each of the others has `depth` I/Os in flight.
+    /// Opens the controllers. `job` is for the first one; each busy one has `depth` I/Os in flight.
     pub fn open(urls: &[String], job: &Job, depth: u16) -> Result<Self> {
         let mut targets = urls.iter().map(|url| DeviceTarget::open(url, job));
         Ok(Self {
@@ -64,7 +64,7 @@ impl Tail {
 /// A client with a command at a time.
 struct One {
     lane: DeviceLane,
-    /// When its command was submitted.
+    /// Submission time of the command.
     since: Option<Instant>,
 }
 
@@ -89,7 +89,7 @@ impl One {
     }
 }
 
-/// One with as many commands in flight as there is room for.
+/// A controller with as many commands in flight as there is room for.
 struct Busy {
     lane: DeviceLane,
     free: Vec<u16>,

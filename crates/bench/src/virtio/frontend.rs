@@ -19,10 +19,10 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const FEATURES: u64 = feature::EVENT_IDX | feature::PROTOCOL_FEATURES | feature::VERSION_1;
 
-/// How long an answer may take.
+/// Time limit for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The one queue, at the addresses of what was shared; descriptors are at its start.
+/// The single queue, at the addresses of the shared memory; descriptors are at its start.
 pub struct Vring<'a> {
     pub size: u16,
     pub available: u64,
@@ -91,7 +91,7 @@ impl Frontend {
 
     /// Starts the queue.
     pub fn start(&mut self, vring: &Vring<'_>) -> Result<()> {
-        // Its index is 0.
+        // The queue index is 0.
         let state = |num| VringState { index: 0, num };
         let size = state(vring.size.into());
         self.send(request::SET_VRING_NUM, size.as_bytes(), &[])?;
@@ -110,8 +110,7 @@ impl Frontend {
         self.send(request::SET_VRING_CALL, index.as_bytes(), &[call])?;
         self.send(request::SET_VRING_KICK, index.as_bytes(), &[kick])?;
         self.send(request::SET_VRING_ENABLE, state(1).as_bytes(), &[])?;
-        // An export that was told of something it does not take hangs up: then this is not
-        // answered.
+        // An export that rejects one of these messages hangs up: then this request is not answered.
         self.number(request::GET_FEATURES).map(drop)
     }
 

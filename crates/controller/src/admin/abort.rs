@@ -5,22 +5,22 @@ use crate::controller::Controller;
 use nvme::cmd::admin::{AbortCdw10, AbortResult};
 use nvme::{Command, Status};
 
-/// Abort commands that may wait at one time: ACL of Identify Controller, zero-based there.
+/// Maximum number of waiting Abort commands: ACL of Identify Controller, zero-based there.
 pub(super) const LIMIT: usize = 8;
 
 struct Waiting {
-    /// The Abort command.
+    /// CID of the Abort command.
     cid: u16,
-    /// The command that it is about.
+    /// Queue and CID of the command to abort.
     target: (u16, u16),
 }
 
-/// Abort commands that wait for their command's end.
+/// Abort commands that wait for the end of their target.
 #[derive(Default)]
 pub(crate) struct Aborts(Vec<Waiting>);
 
 impl Aborts {
-    /// The Abort commands: their CID, then queue and CID of the command that each is about.
+    /// Returns the Abort commands to be saved: their CID, then queue and CID of the target.
     pub fn save(&self) -> Vec<(u16, u16, u16)> {
         let waiting = self.0.iter();
         waiting.map(|w| (w.cid, w.target.0, w.target.1)).collect()
@@ -38,7 +38,7 @@ impl Controller {
             return Err(Status::ABORT_COMMAND_LIMIT_EXCEEDED);
         }
         if target.sqid() == 0 {
-            // Only Asynchronous Event Requests stay long enough to be found.
+            // Only Asynchronous Event Requests stay long enough to be aborted.
             let aborted = self.admin.events.take(target.cid());
             if aborted {
                 self.finish_admin(target.cid(), Status::ABORT_REQUESTED, 0);
@@ -52,8 +52,8 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// The Abort command waits for the end of the command that it is about. `false` when there is
-    /// no such queue.
+    /// Begins an Abort command, which waits for the end of its target. Returns `false` when there
+    /// is no such queue.
     fn begin_abort(&mut self, cid: u16, target: (u16, u16)) -> bool {
         let found = self.abort(target.0, target.1);
         if found {
@@ -62,8 +62,8 @@ impl Controller {
         found
     }
 
-    /// Abort commands of a process that has ended: what they are about is looked for once more. A
-    /// command that has completed meanwhile was not aborted.
+    /// Restores the Abort commands of a process that has ended: their targets are looked up once
+    /// more. A target that has completed meanwhile was not aborted.
     pub(crate) fn restore_aborts(&mut self, saved: &[(u16, u16, u16)]) {
         for &(cid, sqid, target) in saved.iter().take(LIMIT) {
             if !self.begin_abort(cid, (sqid, target)) {
@@ -72,12 +72,12 @@ impl Controller {
         }
     }
 
-    /// A command that Abort commands wait for is over.
+    /// Completes the Abort commands that waited for a command that has ended.
     pub(crate) fn abort_done(&mut self, sqid: u16, cid: u16, aborted: bool) {
         self.answer_aborts((sqid, cid), not_aborted(!aborted));
     }
 
-    /// There was no such command in the queue.
+    /// Completes Abort commands when their target was not in the queue.
     pub(crate) fn abort_missed(&mut self, sqid: u16, cid: u16) {
         self.answer_aborts((sqid, cid), not_aborted(true));
     }

@@ -1,14 +1,15 @@
-//! Ends of what other threads do for a controller, which wake its worker.
+//! Results of work that other threads do for a controller; each result wakes the controller's
+//! worker.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::task::Waker;
 use sync::Unpoisoned;
 
-/// Ends by the numbers of what was asked for.
+/// Results, by the number of the request.
 pub(super) struct Answers<T> {
     answers: Mutex<VecDeque<(u64, T)>>,
-    /// Wakes the controller's worker, once that is known.
+    /// Wakes the controller's worker, once set.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -22,7 +23,7 @@ impl<T> Default for Answers<T> {
 }
 
 impl<T> Answers<T> {
-    /// The worker is woken by this from now on.
+    /// Sets the waker of the controller's worker.
     pub fn set_waker(&self, waker: Waker) {
         *self.waker.lock().unpoisoned() = Some(waker);
     }
@@ -38,7 +39,7 @@ impl<T> Answers<T> {
         }
     }
 
-    /// The end of what has this number; those before are forgotten.
+    /// Takes the result of the request of this number; earlier results are dropped.
     pub fn take(&self, number: u64) -> Option<T> {
         let mut answers = self.answers.lock().unpoisoned();
         while let Some((answered, result)) = answers.pop_front() {

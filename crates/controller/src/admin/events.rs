@@ -7,10 +7,10 @@ use nvme::aen::{AsyncEvent, EventType};
 use nvme::{Command, Status};
 use std::collections::VecDeque;
 
-/// Requests that may be parked at one time: AERL of Identify Controller, zero-based there.
+/// Maximum number of parked requests: AERL of Identify Controller, zero-based there.
 pub(super) const LIMIT: usize = 4;
-/// Events that wait for a request, at most; further ones of a kind that waits already are the same
-/// event.
+/// Maximum number of events that wait for a request; an event of a waiting kind is merged with
+/// it.
 const PENDING: usize = 16;
 
 /// Parked requests and waiting events.
@@ -18,7 +18,7 @@ const PENDING: usize = 16;
 pub(crate) struct AsyncEvents {
     parked: VecDeque<u16>,
     pending: VecDeque<AsyncEvent>,
-    /// Event types that were reported and whose log page was not read since: bit per type.
+    /// Bit mask of event types that were reported, without a read of their log page since.
     masked: u8,
 }
 
@@ -27,14 +27,15 @@ fn bit(ty: EventType) -> u8 {
 }
 
 impl AsyncEvents {
-    /// Parked requests, events that wait as dword 0 of a completion, masked types.
+    /// Returns the parked requests, the pending events as dword 0 of a completion, and the masked
+    /// types.
     pub fn save(&self) -> (Vec<u16>, Vec<u32>, u8) {
         let pending = self.pending.iter().map(|event| event.into_bits());
         let parked = self.parked.iter().copied();
         (parked.collect(), pending.collect(), self.masked)
     }
 
-    /// As [`AsyncEvents::save`] said; no more than there may be.
+    /// Restores the state saved by [`AsyncEvents::save`], within the limits.
     pub fn restore(parked: &[u16], pending: &[u32], masked: u8) -> Self {
         let pending = pending.iter().take(PENDING);
         AsyncEvents {
@@ -44,12 +45,12 @@ impl AsyncEvents {
         }
     }
 
-    /// How many requests are parked.
+    /// Returns the number of parked requests.
     pub fn parked(&self) -> usize {
         self.parked.len()
     }
 
-    /// Takes a parked request out. `false` when there is none with this ID.
+    /// Removes a parked request. Returns `false` when there is none with this ID.
     pub fn take(&mut self, cid: u16) -> bool {
         let found = self.parked.iter().position(|&c| c == cid);
         found.is_some_and(|at| self.parked.remove(at).is_some())
@@ -86,7 +87,7 @@ impl Controller {
         self.deliver_events();
     }
 
-    /// The log page that belongs to an event type was read without Retain Asynchronous Event.
+    /// Unmasks an event type after a read of its log page without Retain Asynchronous Event.
     pub(super) fn clear_events(&mut self, ty: EventType) {
         self.admin.events.masked &= !bit(ty);
         self.deliver_events();

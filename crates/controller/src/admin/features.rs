@@ -1,19 +1,19 @@
 //! Get Features and Set Features ("NVMe Base 2.1", 5.1.11 and 5.1.25).
 //!
-//! What the host sets lasts until the next controller-level reset: no feature is saveable, and
-//! "saved" reads as "default". Those of Flexible Data Placement are kept otherwise, and saved from
-//! the start ([`placement`](super::placement)).
+//! Values last until the next controller-level reset: no feature is saveable, and "saved" reads
+//! as "default". The features of Flexible Data Placement are an exception: they are saved always
+//! ([`placement`](super::placement)).
 //!
-//! NSIDs ("NVMe Base 2.1", 4.4). A feature of the controller is set by NSID 0 or FFFFFFFFh, a valid
-//! NSID is Feature Not Namespace Specific; it is read whatever the NSID is. A feature of namespaces
-//! (Error Recovery) is set for one, or for all by FFFFFFFFh, and read of one only: NSID 0 and
-//! FFFFFFFFh are then Invalid Namespace or Format, as any NSID that cannot be one is, and an
-//! inactive NSID is Invalid Field ("NVMe Base 2.1", Figure 92). There is no value that could be
-//! answered for NSID 0, for each namespace has its own. QEMU's controller and drives (for one, an
-//! Optane P5800X) answer so, too. SPDK's target does not look at the NSID, as it has one value for
-//! all, and Linux's does not have this feature: hosts must bear either answer, and Linux's driver
-//! does not ask. What a feature can do (Select 011b) is the same for every namespace, and told
-//! whatever the NSID is.
+//! NSIDs ("NVMe Base 2.1", 4.4). A feature of the controller is set by NSID 0 or FFFFFFFFh; a
+//! valid NSID is refused as Feature Not Namespace Specific. Any NSID can read it. A feature of
+//! namespaces (Error Recovery) is set for one, or for all by FFFFFFFFh, and read of one only. For
+//! reads, NSID 0 and FFFFFFFFh are Invalid Namespace or Format, as is any invalid NSID; an
+//! inactive NSID is Invalid Field ("NVMe Base 2.1", Figure 92). No value could be returned for
+//! NSID 0, because each namespace has its own. QEMU's controller and drives (for one, an Optane
+//! P5800X) answer in the same way. SPDK's target ignores the NSID, as it has one value for all,
+//! and Linux's target lacks this feature: hosts must bear either answer, and Linux's driver does
+//! not ask. The capabilities of a feature (Select 011b) are the same for every namespace, and are
+//! returned for any NSID.
 
 use super::{AdminResult, INVALID_FIELD, Outcome, lba_status};
 use crate::config::ControllerConfig;
@@ -36,8 +36,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const DEFAULT_OVER: u16 = 343;
 /// Arbitration burst after power-on: 32 commands, as a power of two.
 const DEFAULT_ARBITRATION: u32 = 5;
-/// Where the timestamp comes from ("NVMe Base 2.1", 5.1.25.1.7): 000b zero at a controller-level
-/// reset, 001b Set Features.
+/// Timestamp origin ("NVMe Base 2.1", 5.1.25.1.7): 000b zero at a controller-level reset, 001b
+/// Set Features.
 const ORIGIN_SET: u8 = 1;
 
 /// Values of the features.
@@ -64,7 +64,7 @@ pub(crate) struct Features {
 /// Counts milliseconds: from zero after a controller-level reset, from the host's value once there
 /// is one.
 struct Timestamp {
-    /// Milliseconds when it was set.
+    /// Timestamp in milliseconds when it was set.
     value: u64,
     set_at: Since,
     origin: u8,
@@ -84,7 +84,7 @@ impl Timestamp {
         self.encode(self.value.wrapping_add(elapsed))
     }
 
-    /// What it was at that moment of the wall clock; 0 where it did not count yet.
+    /// Returns the timestamp at that moment of the wall clock; 0 before the timestamp was set.
     fn at(&self, wall: u64) -> [u8; 8] {
         let since = self.value.saturating_add(wall);
         self.encode(since.saturating_sub(self.set_at.wall()))
@@ -99,12 +99,13 @@ impl Timestamp {
 }
 
 impl Features {
-    /// The Timestamp feature, as Get Features returns it.
+    /// Returns the Timestamp feature as Get Features reports it.
     pub(super) fn timestamp_bytes(&self) -> [u8; 8] {
         self.timestamp.to_bytes()
     }
 
-    /// A moment of the wall clock, in milliseconds, by the Timestamp feature as it counts now.
+    /// Converts a time of the wall clock, in milliseconds, to the Timestamp feature as it counts
+    /// now.
     pub(super) fn timestamp_at(&self, wall: u64) -> [u8; 8] {
         self.timestamp.at(wall)
     }
@@ -130,7 +131,7 @@ impl Features {
         }
     }
 
-    /// All of them, as data, with the keep alive timer's in milliseconds.
+    /// Returns the values to be saved, with the keep alive timer in milliseconds.
     pub fn save(&self, keep_alive: u32) -> FeatureValues {
         let Features {
             arbitration,
@@ -150,7 +151,7 @@ impl Features {
             host_identifier,
             host_behavior,
             lsiri,
-            // Of controllers that do not outlive their process.
+            // Only controllers that do not outlive their process have these.
             notification_masks: _,
         } = self;
         FeatureValues {
@@ -179,7 +180,7 @@ impl Features {
         }
     }
 
-    /// As [`Features::save`] said.
+    /// Restores the values saved by [`Features::save`].
     pub fn restore(saved: &FeatureValues) -> Self {
         let (low, high) = saved.coalescing_disabled;
         let (over, under) = saved.thresholds;
@@ -213,7 +214,7 @@ impl Features {
         }
     }
 
-    /// Which reservation notifications of a namespace create no log page.
+    /// Returns the mask of reservation notifications of a namespace that create no log page.
     pub fn notification_mask(&self, nsid: u32) -> ReservationNotificationMask {
         let mask = self.notification_masks.get(&nsid);
         ReservationNotificationMask::from_bits(mask.copied().unwrap_or(0))
@@ -224,12 +225,13 @@ impl Features {
         self.host_behavior.cdfe.get()
     }
 
-    /// The host uses extended formats of protection information (LBA Format Extension Enable).
+    /// Returns whether the host uses extended formats of protection information (LBA Format
+    /// Extension Enable).
     pub fn lbafee(&self) -> bool {
         self.host_behavior.lbafee == 1
     }
 
-    /// Interrupt coalescing, as the engines need it.
+    /// Returns the interrupt coalescing settings for the engines.
     pub fn coalescing(&self) -> Coalescing {
         Coalescing {
             threshold: (self.coalescing & 0xff) + 1,
@@ -239,7 +241,8 @@ impl Features {
     }
 }
 
-/// What a feature can be, or `None` when a controller like that does not have it.
+/// Returns the capabilities of a feature; `None` when a controller with these properties lacks
+/// it.
 fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
     let Offer {
         shared,
@@ -256,7 +259,7 @@ fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
                 .with_namespace_specific(true)
                 .with_saveable(true),
         ),
-        // Who it is was configured.
+        // The host identifier was configured.
         Fid::HOST_IDENTIFIER if shared => Some(capabilities.with_changeable(false)),
         Fid::RESERVATION_NOTIFICATION_MASK | Fid::RESERVATION_PERSISTENCE if shared => {
             Some(capabilities.with_namespace_specific(true))
@@ -281,11 +284,12 @@ fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
     }
 }
 
-/// What a host says of itself, without what is reserved; `None`: it wants what there is not.
+/// Returns the accepted Host Behavior Support without reserved fields; `None` when the host
+/// enables an unsupported behavior.
 ///
-/// What it only understands (Command Retry Delay, telemetry's area 4, dispersed namespaces) it may
-/// say. Extended formats of protection information (`elbas`: the controller has them) and other
-/// formats of Copy's descriptors are turned on.
+/// Support of the host alone (Command Retry Delay, telemetry's area 4, dispersed namespaces) is
+/// accepted. Extended formats of protection information (`elbas`: the controller has them) and
+/// other descriptor formats of Copy are enabled.
 fn accepted(wanted: &HostBehavior, elbas: bool) -> Option<HostBehavior> {
     let HostBehavior {
         acre,
@@ -306,14 +310,14 @@ fn accepted(wanted: &HostBehavior, elbas: bool) -> Option<HostBehavior> {
     })
 }
 
-/// The features that are supported, for the log page of their effects.
+/// Returns the supported features, for the log page of their effects.
 pub(super) fn supported(offer: Offer) -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
     (0..=0xff)
         .map(Fid)
         .filter_map(move |fid| Some((fid, capabilities(fid, offer)?)))
 }
 
-/// Whether a feature is supported.
+/// Returns whether a feature is supported.
 pub(super) fn is_supported(fid: Fid, offer: Offer) -> bool {
     capabilities(fid, offer).is_some()
 }
@@ -345,8 +349,8 @@ impl Controller {
         }
     }
 
-    /// A namespace has a volatile write cache, or one that is attached later may have one: hosts
-    /// ask once.
+    /// Returns whether a namespace has a volatile write cache, or one that is attached later may
+    /// have one: hosts ask once.
     pub(super) fn has_write_cache(&self) -> bool {
         let room = self.config.max_namespaces as usize > self.engine.active().count();
         room || self.engine.active().any(|ns| ns.volatile_cache)
@@ -356,14 +360,14 @@ impl Controller {
         if !broadcast || nsid != NSID_BROADCAST {
             self.engine.namespace_index(nsid)?;
         }
-        // What is a namespace's is reached as that is (ANA).
+        // A feature of a namespace is reached as the namespace is (ANA).
         match self.engine.unreached(nsid) {
             Some(status) => Err(status),
             None => Ok(()),
         }
     }
 
-    /// A feature's value out of `features`, in dword 0 or in the host's buffer.
+    /// Returns a feature's value out of `features`, in dword 0 or in the host's buffer.
     fn value(
         &self,
         fid: Fid,
@@ -377,7 +381,7 @@ impl Controller {
             Fid::TEMPERATURE_THRESHOLD => {
                 let (sensor, which) = (cdw11 >> 16 & 0xf, cdw11 >> 20 & 3);
                 let threshold = features.thresholds.get(which as usize);
-                // Only the composite temperature is there.
+                // The composite temperature is the only sensor.
                 match threshold {
                     Some(threshold) if sensor == 0 => u32::from(*threshold),
                     _ => return Err(INVALID_FIELD),
@@ -474,9 +478,9 @@ impl Controller {
                     return Err(INVALID_FIELD);
                 }
                 let on = cdw11 & 1 != 0;
-                // From now on the host does not flush: what it wrote so far must not be lost
-                // either. New writes are durable by themselves already, those in flight end before
-                // the flush begins.
+                // The host does not flush from now on, so its earlier writes must not be lost.
+                // New writes are durable by themselves already; those in flight end before the
+                // flush begins.
                 if std::mem::replace(&mut self.admin.features.write_cache, on) && !on {
                     self.apply_features();
                     self.admin.cache_flushes.push(command.cid.get());
@@ -535,7 +539,7 @@ impl Controller {
                 let len = if extended { 16 } else { 8 };
                 self.read_host(command, id.get_mut(..len).unwrap_or_default())?;
                 if let Some(host) = self.host() {
-                    // One that it could choose would let a guest pass for another one.
+                    // With an identifier of its choice, a guest could pass for another one.
                     let same = id == *host.bytes() && extended == host.is_extended();
                     return match same {
                         true => Ok(Outcome::Done(0)),
@@ -577,14 +581,14 @@ impl Controller {
         Ok(Outcome::Done(result))
     }
 
-    /// The namespace of this ID, or all that are there.
+    /// Returns the namespace of this ID, or all active ones.
     fn namespaces_under(&self, nsid: u32) -> Vec<u32> {
         let all = self.engine.active().map(|ns| ns.config.nsid);
         all.filter(|&n| nsid == NSID_BROADCAST || n == nsid)
             .collect()
     }
 
-    /// The flush of a write cache that was turned off is over.
+    /// Completes Set Features commands after the flush of a write cache that was turned off.
     pub(crate) fn cache_flushed(&mut self, failed: Option<Status>) {
         for cid in std::mem::take(&mut self.admin.cache_flushes) {
             if let Some(status) = failed {
@@ -602,7 +606,7 @@ impl Controller {
             .thresholds
             .get_mut(which as usize)
             .ok_or(INVALID_FIELD)?;
-        // 0 is the composite temperature, 1111b all sensors; there is no other one.
+        // 0 is the composite temperature, 1111b all sensors; there are no further ones.
         if !matches!(sensor, 0 | 0xf) {
             return Err(INVALID_FIELD);
         }

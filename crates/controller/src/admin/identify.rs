@@ -28,20 +28,20 @@ use nvme::{Command, Completion, Status};
 use protection::{Guard, Type};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// WUSL: what may be marked at once, in pages of 4096 bytes, as a power of two; of blocks of 512
-/// bytes.
+/// WUSL: maximum size of a Write Uncorrectable command, in pages of 4096 bytes, as a power of
+/// two; for blocks of 512 bytes.
 const MARKED_AT_ONCE: u8 = (crate::marks::MOST_BLOCKS / 8).ilog2() as u8;
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true);
 
 /// Largest NSID that a list can start behind ("NVMe Base 2.1", 5.1.13.2.2).
 const LAST_NSID: u32 = 0xffff_fffd;
 
-/// The namespace under an NSID, as far as Identify tells them apart.
+/// Kind of namespace under an NSID, as far as Identify distinguishes them.
 enum Found<'a> {
     Active(&'a Namespace),
-    /// A namespace of the pool that the controller does not have.
+    /// A namespace of the pool that is not attached to the controller.
     Allocated(PooledNamespace),
-    /// In range, but nothing is there.
+    /// An NSID in range without a namespace.
     Inactive,
 }
 
@@ -76,7 +76,7 @@ impl Controller {
             Cns::IOCS_CONTROLLER => {
                 self.check_csi(cdw11.csi())?;
                 match cdw11.csi() {
-                    // As much is appended as is written otherwise.
+                    // Both structures have the same size.
                     Csi::ZONED => page(&ZonedController::new_zeroed()),
                     _ => page(&self.nvm_controller()),
                 }
@@ -121,7 +121,7 @@ impl Controller {
         Ok(found.map_or(Found::Inactive, Found::Active))
     }
 
-    /// The same of namespaces that are attached to no controller, too.
+    /// Finds a namespace, including those attached to no controller.
     fn find_allocated(&self, nsid: u32) -> Result<Found<'_>, Status> {
         match self.find(nsid)? {
             Found::Inactive => {
@@ -133,17 +133,17 @@ impl Controller {
         }
     }
 
-    /// The host has selected a command set that has the namespace (CC.CSS).
+    /// Returns whether the host has selected a command set that has the namespace (CC.CSS).
     fn is_visible(&self, ns: &Namespace) -> bool {
         !ns.is_zoned() || self.cc.css() == CcCss::ALL_SUPPORTED
     }
 
-    /// A zoned namespace is there, so that its command set is.
+    /// Returns whether there is a zoned namespace, and therefore the Zoned Namespace command set.
     pub(super) fn has_zones(&self) -> bool {
         self.engine.active().any(Namespace::is_zoned)
     }
 
-    /// The controller has this command set.
+    /// Checks that the controller has this command set.
     fn check_csi(&self, csi: Csi) -> Result<(), Status> {
         match csi {
             Csi::NVM => Ok(()),
@@ -171,7 +171,8 @@ impl Controller {
         page.cntlid = config.cntlid.into();
         page.ver = Vs::V2_1.into_bits().into();
         page.oaes = Oaes::new().with_nsan(true).with_lsian(self.reports_lbas());
-        // Said whichever namespaces there are now: hosts ask once, and some may be attached later.
+        // Independent of the present namespaces: hosts ask once, and namespaces may be attached
+        // later.
         page.ctratt = Ctratt::new()
             .with_hids(true)
             .with_elbas(config.may_have_metadata());
@@ -197,7 +198,7 @@ impl Controller {
         page.cqes = QueueEntrySize::exactly(Completion::SIZE_LOG2);
         page.maxcmd = (config.queue_entries as u16).into();
         page.nn = config.max_namespaces.into();
-        // Features have Select (and nothing can be saved); Timestamp is one.
+        // ONCS reports Select for features (none of which is saveable), and Timestamp.
         let offer = self.engine.offer();
         let oncs = engine::commands::oncs(offer);
         page.oncs = oncs
@@ -236,8 +237,8 @@ impl Controller {
     pub(super) fn subnqn(&self) -> String {
         let config = &self.config;
         config.subnqn.clone().unwrap_or_else(|| {
-            // The form for subsystems that no vendor's domain names: by a UUID ("NVMe Base 2.1",
-            // 4.7), the same each time for the same serial and model number.
+            // The NQN form for subsystems without a vendor's domain: a UUID ("NVMe Base 2.1",
+            // 4.7) that is derived from the serial and model number.
             let mut uuid = fnv128(&[config.serial.as_bytes(), b"/", config.model.as_bytes()]);
             uuid[6] = uuid[6] & 0x0f | 0x80; // version 8: made by a rule of our own
             uuid[8] = uuid[8] & 0x3f | 0x80; // variant of RFC 9562
@@ -248,7 +249,8 @@ impl Controller {
         })
     }
 
-    /// What all namespaces that a host makes have in common ("NVM Command Set 1.1", 4.1.5.1).
+    /// Returns the common properties of all namespaces that a host creates ("NVM Command Set
+    /// 1.1", 4.1.5.1).
     fn common_namespace(&self) -> Page {
         let mut data = IdentifyNamespace::new_zeroed();
         let block_size = self
@@ -296,13 +298,14 @@ impl Controller {
         data.npdg_z = in_blocks_z(info.deallocate_granularity).into();
         data.npda_z = data.npdg_z;
         data.nows_z = data.npwg_z;
-        // Of all namespaces, as the controller has Copy, though zones have none.
+        // Reported for every namespace, because the controller has Copy, although zoned ones lack
+        // it.
         let copy = engine::copy::Limits::new(ns.shift);
         data.mssrl = copy.range.into();
         data.mcl = copy.command.into();
         data.msrc_z = copy.ranges_z;
-        // What was never written to a zone is read as the volume has it; blocks with metadata are
-        // not deallocated.
+        // Unwritten blocks of a zone read as the volume has them; blocks with metadata are not
+        // deallocated.
         let zeroes = info.deallocate && info.zeroes_after_deallocate && !ns.is_fixed();
         if self.config.erases() {
             data.fpi = self.format_progress(nsid);
@@ -314,7 +317,7 @@ impl Controller {
         if let Some((group, state)) = self.ana_of(nsid) {
             data.anagrpid = group.into();
             if matches!(state, AnaState::INACCESSIBLE | AnaState::PERSISTENT_LOSS) {
-                // Of use and capacity nothing is known there; of the size it is.
+                // In these ANA states, utilization and capacity are unknown; the size is not.
                 data.nuse = 0.into();
                 data.nvmcap = 0.into();
             }
@@ -364,7 +367,8 @@ impl Controller {
         let mut data = NvmController::new_zeroed();
         data.vsl = self.config.mdts;
         if self.engine.active().any(|ns| ns.config.may_have_metadata()) {
-            // Each block's metadata is written, too: hosts ask before they format.
+            // Write Zeroes also writes the metadata of each block. Hosts read the limit before
+            // they format.
             data.wzsl = self.config.mdts;
         }
         if self.config.offer().marks {
@@ -412,7 +416,7 @@ impl Controller {
         )))
     }
 
-    /// Whether a namespace is shared, and what reservations it can have.
+    /// Returns whether a namespace is shared, and the reservation types it supports.
     fn sharing_of(&self, nsid: u32) -> (Nmic, Rescap) {
         let Some((_, can_persist)) = self.persistence(nsid) else {
             let mut pooled = self.pooled().into_iter();
@@ -433,11 +437,11 @@ impl Controller {
     }
 }
 
-/// What the volume promises of writes ("NVM Command Set 1.1", 2.1.4): as a unit that is atomic for
-/// other commands and for the power, and a boundary at each of its multiples, as none is promised
-/// across. Where that is no more than a block, the fields stay 0h, and so do the controller's, for
-/// they hold for all namespaces and across boundaries. ACWU is of Compare and Write, which is not
-/// offered.
+/// Reports the volume's guarantee of atomic writes ("NVM Command Set 1.1", 2.1.4): a unit that is
+/// atomic for other commands and for power loss, and a boundary at each of its multiples, because
+/// nothing is guaranteed across. If the unit is not larger than a block, the fields stay 0h. The
+/// controller's fields do so always, because they hold for all namespaces and across boundaries.
+/// ACWU concerns Compare and Write, which is not offered.
 fn atomicity(data: &mut IdentifyNamespace, ns: &Namespace) {
     let unit = ns
         .config
@@ -456,7 +460,7 @@ fn atomicity(data: &mut IdentifyNamespace, ns: &Namespace) {
     data.nabspf_z = blocks_z.into();
 }
 
-/// Controllers from an ID on, of those in order.
+/// Returns the page of the controllers from an ID on; `controllers` is sorted.
 fn controller_list(controllers: Vec<u16>, from: u16) -> Page {
     let controllers = controllers.into_iter().filter(|cntlid| *cntlid >= from);
     page(&ControllerList::from_iter(controllers))
@@ -464,7 +468,7 @@ fn controller_list(controllers: Vec<u16>, from: u16) -> Page {
 
 type Page = Box<[u8; IDENTIFY_SIZE]>;
 
-/// A data structure as bytes: all of them are one page long.
+/// Returns a data structure as bytes: all of them are one page long.
 fn page(data: &(impl IntoBytes + zerocopy::Immutable)) -> Page {
     let mut page = Box::new([0; IDENTIFY_SIZE]);
     for (to, from) in page.iter_mut().zip(data.as_bytes()) {
@@ -473,7 +477,7 @@ fn page(data: &(impl IntoBytes + zerocopy::Immutable)) -> Page {
     page
 }
 
-/// What a zoned namespace says of its zones.
+/// Returns the description of a zoned namespace.
 fn zoned_namespace(ns: &Namespace) -> Result<ZonedNamespace, Status> {
     let zoned = ns.config.zones.as_ref().ok_or(INVALID_FIELD)?;
     let geometry = *zoned.geometry();
@@ -493,7 +497,7 @@ fn zoned_namespace(ns: &Namespace) -> Result<ZonedNamespace, Status> {
     Ok(data)
 }
 
-/// The LBA formats (`None`: it is not available), and the index of the one that the namespace has.
+/// Sets the LBA formats (`None`: not available), and the index of the present one.
 fn describe_formats(data: &mut IdentifyNamespace, formats: &[Option<BlockFormat>], index: u8) {
     for (to, format) in data.lbaf.iter_mut().zip(formats) {
         *to = LbaFormat::new(format.map_or(0, |format| format.block.trailing_zeros() as u8));
@@ -503,8 +507,8 @@ fn describe_formats(data: &mut IdentifyNamespace, formats: &[Option<BlockFormat>
     data.flbas = Flbas::for_format(index);
 }
 
-/// What Identify Namespace says of metadata: how it is, and how it can be. Where no format is to be
-/// chosen, that is the one way to have it, with the one kind of protection.
+/// Sets the metadata fields of Identify Namespace: the current format and the capabilities. If
+/// the host cannot choose a format, the capabilities are those of the current one.
 fn describe_metadata(data: &mut IdentifyNamespace, config: &NamespaceConfig) {
     let format = config.format();
     let formats = config.formats.as_ref();
@@ -528,14 +532,15 @@ fn describe_metadata(data: &mut IdentifyNamespace, config: &NamespaceConfig) {
     data.dps = Dps::new().with_pit(kind).with_pip(first == Some(true));
 }
 
-/// What is specific to the NVM command set: of each LBA format the guard's format and the storage
-/// tag's size (ELBAF), and what that takes (PIC); of the one that the namespace has, which of the
-/// tag's bits are compared (LBSTM).
+/// Returns the structure of the NVM command set: guard format and storage tag size of each LBA
+/// format (ELBAF), the capabilities they need (PIC), and the compared tag bits of the current
+/// format (LBSTM).
 fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
     let mut data = NvmNamespace::new_zeroed();
     let mut formats = ns.config.lba_formats();
     let now = ns.config.format();
-    // Its storage tag may be one that was configured before, until the host formats it again.
+    // The current storage tag may be from an earlier configuration, until the host formats the
+    // namespace.
     if let Some(current) = formats.get_mut(usize::from(ns.config.lba_format())) {
         *current = Some(now);
     }
@@ -563,7 +568,7 @@ fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
     data
 }
 
-/// The command set of a namespace.
+/// Returns the command set of a namespace.
 fn csi_of(ns: &Namespace) -> Csi {
     match ns.is_zoned() {
         true => Csi::ZONED,
@@ -571,7 +576,7 @@ fn csi_of(ns: &Namespace) -> Csi {
     }
 }
 
-/// FNV-1a, 128 bits.
+/// Computes FNV-1a with 128 bits.
 fn fnv128(parts: &[&[u8]]) -> [u8; 16] {
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
     for byte in parts.iter().copied().flatten() {

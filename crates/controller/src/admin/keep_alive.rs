@@ -1,5 +1,5 @@
-//! Keep Alive ("NVMe Base 2.1", 3.9 and 5.1.14). Over PCIe hosts need none; one that sets a timeout
-//! is held to it.
+//! Keep Alive ("NVMe Base 2.1", 3.9 and 5.1.14). Over PCIe hosts need none; a timeout set by a
+//! host is enforced.
 
 use super::{AdminResult, Outcome};
 use crate::controller::Controller;
@@ -17,7 +17,7 @@ pub(crate) struct KeepAlive {
 }
 
 impl KeepAlive {
-    /// Keep Alive Timer feature, in milliseconds; zero turns the timer off.
+    /// Sets the Keep Alive Timer feature, in milliseconds; zero turns the timer off.
     pub fn set(&mut self, milliseconds: u32, now: Instant) {
         // Rounded up to the granularity.
         let unit = u64::from(GRANULARITY_100MS) * 100;
@@ -26,7 +26,7 @@ impl KeepAlive {
         self.restart(now);
     }
 
-    /// The host sends nothing any more, and that is all right.
+    /// Stops the timer: the host's silence is allowed from now on.
     pub fn stop(&mut self) {
         self.deadline = None;
     }
@@ -35,12 +35,12 @@ impl KeepAlive {
         self.deadline = (!self.timeout.is_zero()).then(|| now + self.timeout);
     }
 
-    /// When the host has been silent for too long.
+    /// Returns the time at which the host has been silent for too long.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// The feature's value, in milliseconds.
+    /// Returns the feature's value, in milliseconds.
     pub fn get(&self) -> u32 {
         u32::try_from(self.timeout.as_millis()).unwrap_or(u32::MAX)
     }
@@ -52,7 +52,8 @@ impl Controller {
         Ok(Outcome::Done(0))
     }
 
-    /// The host went silent: fatal status, commands are no longer fetched.
+    /// Fails the controller after the host's silence: fatal status, commands are no longer
+    /// fetched.
     pub(super) fn check_keep_alive(&mut self) -> bool {
         if self.admin.keep_alive.deadline.is_none_or(|d| self.now < d) || !self.is_ready() {
             return false;

@@ -1,9 +1,9 @@
-//! Which blocks cannot be read: Get LBA Status ("NVM Command Set 1.1", 4.2.1), the LBA Status
+//! Reports of unreadable blocks: Get LBA Status ("NVM Command Set 1.1", 4.2.1), the LBA Status
 //! Information log page (4.1.4.5), its alert and its feature (4.1.3.5, 5.2.1).
 //!
-//! What is reported are the blocks that Write Uncorrectable has marked; a scan finds no others. A
-//! block that a volume could not read is in the error log, and is not tracked: it may be read the
-//! next time, and nobody would see that it was written.
+//! The reported blocks are those that Write Uncorrectable has marked; a scan finds no further
+//! ones. A block that a volume could not read is in the error log, but is not tracked: the next
+//! read may succeed, and a write of the block would not be noticed.
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
@@ -24,25 +24,25 @@ use zerocopy::IntoBytes;
 
 /// LBA Status Information Poll Interval, in units of 100 ms.
 const POLL_INTERVAL: u16 = 10;
-/// Value of the feature where the host has asked for this report interval: that, or the closest one
-/// that there is.
+/// Returns the feature's value after a host's request for this report interval: that interval, or
+/// the closest supported one.
 pub(super) fn attributes(lsiri: u16) -> LbaStatusAttributes {
     LbaStatusAttributes::new()
         .with_lsiri(lsiri.max(POLL_INTERVAL))
         .with_lsipi(POLL_INTERVAL)
 }
 
-/// What the host has read of the log page, and what it was told.
+/// Read position of the host in the log page, and pending alerts.
 pub(crate) struct LbaStatus {
     /// LBA Status Generation Counter.
     generation: u16,
-    /// Blocks were marked since the host has read the page.
+    /// Blocks were marked after the host has read the page.
     news: bool,
-    /// It was told so.
+    /// The host was notified of that.
     alerted: bool,
-    /// The page as the host has begun to read it, with Retain Asynchronous Event.
+    /// Copy of the page that the host is reading, with Retain Asynchronous Event.
     reading: Option<(u16, Listed)>,
-    /// The report interval began.
+    /// Beginning of the report interval.
     since: Since,
 }
 
@@ -57,7 +57,7 @@ impl LbaStatus {
         }
     }
 
-    /// A controller-level reset: the host reads the page anew, and what was to be told to it may be
+    /// Handles a controller-level reset: the host reads the page anew, and a pending alert may be
     /// lost.
     pub fn reset(&mut self) {
         self.reading = None;
@@ -66,14 +66,14 @@ impl LbaStatus {
 
     /// Blocks were marked.
     fn marked(&mut self) {
-        // What comes before the host has read the page is of one generation.
+        // All marks before the host's next read are of one generation.
         if !std::mem::replace(&mut self.news, true) {
             self.generation = self.generation.wrapping_add(1);
             self.alerted = false;
         }
     }
 
-    /// When the host is to be told, if it wants to be.
+    /// Returns the time of the next alert, if the host has enabled it.
     pub fn alert_at(&self, attributes: LbaStatusAttributes) -> Option<Instant> {
         let interval = Duration::from_millis(100) * attributes.lsiri().into();
         (self.news && !self.alerted).then(|| self.since.instant() + interval)
@@ -90,7 +90,8 @@ impl LbaStatus {
         }
     }
 
-    /// As [`LbaStatus::save`] said; the marks are [`Controller::restore_marks`]'.
+    /// Restores the state saved by [`LbaStatus::save`]; [`Controller::restore_marks`] restores
+    /// the marks.
     pub fn restore(saved: &LbaStatusState) -> Self {
         let ranges = |(_, marks): &(u16, Listed)| {
             let all = marks.iter().map(|(_, ranges)| 1 + ranges.len());
@@ -108,7 +109,7 @@ impl LbaStatus {
     }
 }
 
-/// Zero-based. Marked ranges have fewer than 2^32 blocks.
+/// Returns the zero-based value. Marked ranges have fewer than 2^32 blocks.
 fn zero_based(blocks: u64) -> u32 {
     u32::try_from(blocks.saturating_sub(1)).unwrap_or(u32::MAX)
 }
@@ -158,8 +159,8 @@ impl Controller {
 
     // ---- the log page
 
-    /// Before the log page is read: it stays as it was while the host reads it with Retain
-    /// Asynchronous Event, until it reads it without.
+    /// Prepares a read of the log page: the page is frozen from a read with Retain Asynchronous
+    /// Event until a read without it.
     pub(super) fn before_lba_status(&mut self, get: &GetLogPage) -> Result<bool, Status> {
         if !get.rae {
             self.admin.lba_status.reading = None;
@@ -178,14 +179,14 @@ impl Controller {
         }
     }
 
-    /// The host has what the page says.
+    /// Records that the host has the page's content.
     fn lba_status_known(&mut self) {
         self.admin.lba_status.news = false;
         self.admin.rearm();
         self.touch();
     }
 
-    /// It was read without Retain Asynchronous Event.
+    /// Handles a read of the page without Retain Asynchronous Event.
     pub(super) fn lba_status_read(&mut self) {
         self.admin.lba_status.since = Since::now();
         self.lba_status_known();
@@ -194,14 +195,14 @@ impl Controller {
 
     // ---- the alert
 
-    /// Blocks were marked, by this controller's host or by another one's.
+    /// Handles new marks, by this controller's host or by another one's.
     pub(crate) fn blocks_marked(&mut self) {
         self.touch();
         self.admin.lba_status.marked();
         self.admin.rearm();
     }
 
-    /// The host is told of marked blocks, if it is time and it wants to be.
+    /// Notifies the host of marked blocks, if the alert is due and enabled.
     pub(super) fn check_lba_alert(&mut self) -> bool {
         if self.admin.alert_at().is_none_or(|at| self.now < at) {
             return false;
@@ -209,7 +210,7 @@ impl Controller {
         self.touch();
         self.admin.lba_status.alerted = true;
         let marks = self.marks.table.all();
-        // They may have been written meanwhile.
+        // The blocks may have been written meanwhile.
         if marks.iter().any(|(_, marks)| marks.any()) {
             let event = AsyncEvent::notice(Notice::LBA_STATUS_ALERT, Lid::LBA_STATUS);
             self.notify(event);
@@ -217,7 +218,7 @@ impl Controller {
         true
     }
 
-    /// When the host is to be told of marked blocks.
+    /// Returns the time of the next alert of marked blocks.
     pub(crate) fn lba_alert_deadline(&self) -> Option<Instant> {
         self.admin.alert_at()
     }
@@ -230,14 +231,14 @@ impl super::Admin {
         at.filter(|_| wanted)
     }
 
-    /// The sooner one of the keep alive timer and the alert of marked blocks.
+    /// Returns the earlier deadline of the keep alive timer and the alert of marked blocks.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         let timers = [self.keep_alive.deadline(), self.alert_at()];
         timers.into_iter().flatten().min()
     }
 }
 
-/// The log page of these marks.
+/// Returns the log page of these marks.
 fn log_page(generation: u16, marks: &Listed) -> Vec<u8> {
     let (mut elements, mut unreadable) = (Vec::new(), 0u64);
     for (nsid, ranges) in marks {
@@ -270,7 +271,7 @@ fn log_page(generation: u16, marks: &Listed) -> Vec<u8> {
     page
 }
 
-/// The LBA Status Descriptor List of marked ranges, as far as these bytes last.
+/// Returns the LBA Status Descriptor List of marked ranges, within that many bytes.
 fn descriptors(found: &[Range<u64>], bytes: u64) -> Vec<u8> {
     let room = bytes.saturating_sub(size_of::<LbaStatusListHeader>() as u64);
     let room = usize::try_from(room).unwrap_or(usize::MAX) / size_of::<LbaStatusDescriptor>();

@@ -1,4 +1,4 @@
-//! Get Log Page ("NVMe Base 2.1", 5.1.12), and what fills the logs.
+//! Get Log Page ("NVMe Base 2.1", 5.1.12), and the content of the logs.
 
 use super::{AdminResult, INVALID_FIELD, Outcome, features, table};
 use crate::controller::Controller;
@@ -22,33 +22,33 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Entries of the error log: ELPE of Identify Controller, zero-based there.
+/// Number of entries of the error log: ELPE of Identify Controller, zero-based there.
 pub(super) const ERROR_ENTRIES: usize = 64;
-/// The composite temperature, in kelvins: a disk that is not there does not get warm.
+/// The composite temperature, in kelvins: a virtual disk does not get warm.
 const TEMPERATURE: u16 = 310;
-/// Most bytes of one Get Log Page command: more than the largest log page.
+/// Maximum number of bytes of one Get Log Page command: more than the largest log page.
 const LARGEST: usize = 16384;
 
-/// A log page. From its row come Get Log Page, the Supported Log Pages log page, and LPA of
-/// Identify Controller.
+/// Table entry of a log page. It determines Get Log Page, the Supported Log Pages log page, and
+/// LPA of Identify Controller.
 struct LogPage {
     lid: Lid,
     content: Content,
-    /// What has to be done, or is wrong with the command, before it is read; `false`: it is not.
+    /// Check and preparation before the page is read; `false`: the page is not read.
     before: fn(&mut Controller, &GetLogPage) -> Result<bool, Status>,
-    /// What follows when the host has read the page without Retain Asynchronous Event.
+    /// Action after the host has read the page without Retain Asynchronous Event.
     after: fn(&mut Controller),
-    /// The bit by which Identify Controller says that the page is there.
+    /// Bit by which Identify Controller reports the page.
     lpa: Lpa,
-    /// Not every controller has it.
+    /// Returns whether a controller has the page.
     offered: fn(&Controller) -> bool,
 }
 
-/// The whole of a page.
+/// Source of a page's content.
 enum Content {
-    /// It is made for each command.
+    /// The page is made for each command.
     Made(fn(&Controller, &GetLogPage, nsid: u32) -> Result<Vec<u8>, Status>),
-    /// It is there, and may be long.
+    /// The page exists already, and may be long.
     There(fn(&Controller) -> &[u8]),
 }
 
@@ -175,7 +175,7 @@ static LOG_PAGES: &[LogPage] = &[
     .offered_if(Controller::is_shared),
 ];
 
-/// What Identify Controller says about the log pages.
+/// Returns the Log Page Attributes of Identify Controller.
 pub(super) fn lpa() -> Lpa {
     // Get Log Page takes 32 bits of length, and an offset.
     let command = Lpa::new().with_lpeds(true).into_bits();
@@ -188,7 +188,7 @@ pub(crate) struct Logs {
     errors: VecDeque<ErrorInformation>,
     changed: BTreeSet<u32>,
     powered_on: Since,
-    /// Command Specific Information of the failure of the admin command at work.
+    /// Command Specific Information for a failure of the current admin command.
     pub information: u64,
 }
 
@@ -204,7 +204,7 @@ impl Logs {
 }
 
 impl Logs {
-    /// Error entries, changed namespaces, wall-clock time at power-on.
+    /// Returns the error entries, the changed namespaces, and the wall-clock time at power-on.
     pub fn save(&self) -> (Vec<HeldCommand>, Vec<u32>, u64) {
         let errors = self.errors.iter().map(|entry| {
             let bytes: &[u8; 64] = zerocopy::transmute_ref!(entry);
@@ -214,7 +214,7 @@ impl Logs {
         (errors.collect(), changed.collect(), self.powered_on.wall())
     }
 
-    /// As [`Logs::save`] said; no more than there may be.
+    /// Restores the logs saved by [`Logs::save`], within the limits.
     pub fn restore(errors: &[HeldCommand], changed: &[u32], powered_on: u64) -> Self {
         let entry = |raw: &HeldCommand| ErrorInformation::read_from_bytes(&raw.0).ok();
         Logs {
@@ -237,7 +237,7 @@ impl Logs {
         self.powered_on.elapsed().as_secs() / 3600
     }
 
-    /// A namespace's attributes changed.
+    /// Adds a namespace with changed attributes.
     pub(super) fn changed(&mut self, nsid: u32) {
         self.changed.insert(nsid);
     }
@@ -264,8 +264,7 @@ impl Controller {
         if offset % 4 != 0 || offset > page.len() {
             return Err(INVALID_FIELD);
         }
-        // What is asked for beyond the page is not the page's: zeroes, as far as a sane host can
-        // ask.
+        // Bytes beyond the page's end read as zeroes, up to the length of a sane request.
         let largest = page.len().min(self.config.max_transfer() as usize);
         if len > LARGEST.max(largest) {
             return Err(INVALID_FIELD);
@@ -280,7 +279,7 @@ impl Controller {
         Ok(Outcome::Done(0))
     }
 
-    /// Newest first; entries that were never written are zero.
+    /// Returns the error log, newest entry first; unused entries are zero.
     fn error_log(&self) -> Vec<u8> {
         let mut page = vec![0; ERROR_ENTRIES * size_of::<ErrorInformation>()];
         for (slot, entry) in page
@@ -331,8 +330,8 @@ impl Controller {
         CriticalWarning::new().with_ttc(TEMPERATURE >= over || TEMPERATURE <= under)
     }
 
-    /// A threshold or the event configuration changed: a temperature outside the thresholds is an
-    /// event.
+    /// Checks the temperature after a change of a threshold or of the event configuration: a
+    /// temperature outside the thresholds is an event.
     pub(super) fn check_temperature(&mut self) {
         let warning = self.critical_warning();
         let enabled = self.admin.features.event_config as u8;
@@ -353,7 +352,7 @@ impl Controller {
         for (opcode, effects) in table::effects(self) {
             set(&mut log.acs, opcode.0, effects);
         }
-        // Tools ask for every command set that could be there: of the others there is no command.
+        // Tools ask for every possible command set; those without commands get an empty page.
         let zoned = csi == Csi::ZONED && self.has_zones();
         if csi != Csi::NVM && !zoned {
             return log.as_bytes().to_vec();
@@ -364,14 +363,14 @@ impl Controller {
         log.as_bytes().to_vec()
     }
 
-    /// A command ended with an error.
+    /// Records the failure of a command.
     pub(crate) fn failed(&mut self, sqid: u16, cid: u16, status: Status, nsid: u32, lba: u64) {
         self.command_failed((sqid, cid), status, (nsid, lba), false);
     }
 
-    /// The same, of a queue and a CID, at a block, which may be marked: counts it, keeps it in the
-    /// error log, tells the log, within limits. A block that a host has made unreadable is no media
-    /// error: the standard leaves that to the controller ("NVMe Base 2.1", 5.1.12.1.3).
+    /// Records the failure of a command at a block, which may be marked: counts it, adds it to
+    /// the error log, and logs it, within limits. A block that a host has made unreadable is no
+    /// media error: the standard leaves that to the controller ("NVMe Base 2.1", 5.1.12.1.3).
     pub(crate) fn command_failed(
         &mut self,
         (sqid, cid): (u16, u16),
@@ -410,12 +409,12 @@ impl Controller {
         errors.push_front(entry);
     }
 
-    /// A doorbell that belongs to no queue was written.
+    /// Reports a write of a doorbell that belongs to no queue.
     pub(crate) fn invalid_doorbell_register(&mut self, index: usize, value: u32) {
         self.doorbell_error(ErrorEvent::INVALID_DOORBELL_REGISTER, index, value);
     }
 
-    /// A doorbell was written with a value outside its queue; the value is not used.
+    /// Reports a doorbell write with a value outside its queue; the value is not used.
     pub(crate) fn invalid_doorbell_value(&mut self, qid: u16, cq: bool, value: u32) {
         let index = usize::from(qid) * 2 + usize::from(cq);
         self.doorbell_error(ErrorEvent::INVALID_DOORBELL_VALUE, index, value);
@@ -423,7 +422,8 @@ impl Controller {
 
     fn doorbell_error(&mut self, event: ErrorEvent, index: usize, value: u32) {
         let qid = (index / 2) as u16;
-        // No command: the entry's SQID and CID say so with all ones ("NVMe Base 2.1", 5.1.12.1.2).
+        // No command is concerned: SQID and CID of the entry are all ones ("NVMe Base 2.1",
+        // 5.1.12.1.2).
         self.add_error(ErrorInformation {
             sqid: 0xffff.into(),
             cid: 0xffff.into(),
@@ -450,7 +450,7 @@ fn set<T>(entries: &mut [T; 256], at: u8, value: T) {
     }
 }
 
-/// Those that a controller has.
+/// Returns the log pages that a controller has.
 fn log_pages(controller: &Controller) -> impl Iterator<Item = &'static LogPage> {
     let pages = LOG_PAGES.iter();
     pages.filter(|page| (page.offered)(controller))

@@ -1,5 +1,5 @@
-//! Admin commands ("NVMe Base 2.1", 5): dispatch, and what they share. [`table`] has them all, and
-//! says how to add one.
+//! Admin commands ("NVMe Base 2.1", 5): dispatch and shared parts. [`table`] lists all of them,
+//! and describes how to add one.
 
 mod abort;
 mod answers;
@@ -43,11 +43,11 @@ use std::time::Instant;
 pub(crate) use telemetry::Telemetry;
 use volume::Budget;
 
-/// Why an admin command has no completion yet, or which one it has.
+/// Outcome of an admin command: its completion, or its absence for now.
 pub(crate) enum Outcome {
     /// Success, with completion dword 0.
     Done(u32),
-    /// The completion comes later.
+    /// The completion follows later.
     Later,
 }
 
@@ -56,7 +56,7 @@ pub(crate) type AdminResult = Result<Outcome, Status>;
 
 pub(crate) const INVALID_FIELD: Status = Status::INVALID_FIELD.with_dnr(true);
 
-/// State of the admin commands that lives from one to the next.
+/// State that admin commands leave for later ones.
 pub(crate) struct Admin {
     pub features: Features,
     pub logs: Logs,
@@ -74,16 +74,16 @@ pub(crate) struct Admin {
     pub management: Management,
     pub persistent_events: PersistentEvents,
     pub lba_status: LbaStatus,
-    /// The last controller-level reset, or the power-on.
+    /// Time of the last controller-level reset, or of power-on.
     pub last_reset: Instant,
-    /// When the keep alive timer, the alert of marked blocks, the self-test, what is being erased
-    /// and the namespaces that the host manages have to be looked at next: one comparison a round
-    /// for all. See [`Admin::rearm`].
+    /// Time of the next check of the keep alive timer, the alert of marked blocks, the self-test,
+    /// the erasure and namespace management: a single comparison in each round. See
+    /// [`Admin::rearm`].
     timer: Option<Instant>,
     made: Instant,
-    /// Failures are logged at most so often.
+    /// Rate limit of log lines about failures.
     pub quiet: RateLimit,
-    /// So are changes of state; many failures before must not hide them.
+    /// Rate limit of log lines about state changes, which earlier failures must not hide.
     pub quiet_states: RateLimit,
 }
 
@@ -112,8 +112,8 @@ impl Admin {
         }
     }
 
-    /// A controller-level reset: parked commands are gone, features are back at their defaults;
-    /// logs stay.
+    /// Handles a controller-level reset: parked commands are dropped, features return to their
+    /// defaults; logs stay.
     pub fn reset(&mut self, config: &ControllerConfig) {
         self.features = Features::new(config);
         self.events = AsyncEvents::default();
@@ -128,21 +128,21 @@ impl Admin {
         self.rearm();
     }
 
-    /// The keep alive timer was set, or a self-test has begun or ended, or erasing has, or managing
-    /// namespaces, or the host is to be told of marked blocks.
+    /// Sets the timer again, after a change of the keep alive timer, the self-test, the erasure,
+    /// namespace management, or the alert of marked blocks.
     pub fn rearm(&mut self) {
         let busy = self.self_test.is_running()
             || self.erasure.is_running()
             || self.management.is_running();
         self.timer = match busy {
-            // In each round.
+            // The timer is due in each round.
             true => Some(self.made),
             false => self.next_timer(),
         };
     }
 }
 
-/// Lets ten log lines a second through: what a guest can trigger must not fill the disk.
+/// Limit of ten log lines a second: messages that a guest can trigger must not fill the disk.
 #[derive(Default)]
 pub(crate) struct RateLimit {
     window: Option<Instant>,
@@ -153,7 +153,7 @@ pub(crate) struct RateLimit {
 impl RateLimit {
     const LINES_PER_SECOND: u32 = 10;
 
-    /// Whether to log now, and how many lines were left out before this one.
+    /// Returns whether to log now, with the number of lines suppressed before this one.
     pub fn allow(&mut self, now: Instant) -> Option<u64> {
         let fresh = self
             .window
@@ -172,8 +172,8 @@ impl RateLimit {
 }
 
 impl Controller {
-    /// Looks at the timers that are due: keep alive, alerts, self-test, what is being erased or
-    /// managed.
+    /// Checks the timers that are due: keep alive, alerts, self-test, erasure and namespace
+    /// management.
     #[inline]
     pub(crate) fn check_timers(&mut self, budget: &mut Budget) -> bool {
         self.admin.timer.is_some_and(|at| self.now >= at) && self.timers(budget)
@@ -190,7 +190,7 @@ impl Controller {
         worked
     }
 
-    /// Runs one admin command and posts its completion, unless it comes later.
+    /// Executes an admin command and posts its completion, unless the completion follows later.
     pub(crate) fn admin_command(&mut self, command: &Command) {
         let cid = command.cid.get();
         let opcode = command.admin_opcode();

@@ -8,7 +8,7 @@ use reservations::Notification;
 use std::collections::VecDeque;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Log pages that may wait to be read.
+/// Maximum number of log pages that wait to be read.
 const WAITING: usize = 64;
 
 /// A notification that was not read.
@@ -19,18 +19,18 @@ struct Page {
     nsid: u32,
 }
 
-/// Notifications that were not read, and how many there were.
+/// Unread notifications, and the count of all notifications.
 #[derive(Debug, Default)]
 pub(crate) struct Notifications {
     waiting: VecDeque<Page>,
-    /// The number of the last one, lost ones included.
+    /// Number of the last notification, lost ones included.
     count: u64,
 }
 
 impl Notifications {
-    /// Another notification has its number, whether there is room for it or not.
+    /// Advances the notification number, whether there is room for the notification or not.
     fn count(&mut self) {
-        // 0 is the number of none.
+        // Number 0 means that there is no notification.
         self.count = self.count.checked_add(1).unwrap_or(1);
     }
 
@@ -43,14 +43,14 @@ impl Notifications {
         self.waiting.push_back(Page { count, kind, nsid });
     }
 
-    /// A notification is lost: the last one that is not has its number.
+    /// Records the loss of a notification: the last one that is kept gets its number.
     fn lose(&mut self) {
         if let Some(last) = self.waiting.back_mut() {
             last.count = self.count;
         }
     }
 
-    /// The oldest one, as a log page.
+    /// Returns the oldest notification as a log page.
     fn page(&self) -> ReservationNotification {
         let mut log = ReservationNotification::new_zeroed();
         if let Some(page) = self.waiting.front() {
@@ -64,7 +64,7 @@ impl Notifications {
 }
 
 impl Controller {
-    /// The host is to be told, unless it has masked that.
+    /// Notifies the host of a reservation event, unless the host has masked it.
     pub(crate) fn reservation_notice(&mut self, nsid: u32, notification: Notification) {
         let mask = self.admin.features.notification_mask(nsid);
         if notification.is_masked(mask) {
@@ -75,7 +75,7 @@ impl Controller {
         self.tell_notifications();
     }
 
-    /// So many notifications found no room on their way.
+    /// Counts notifications that were lost for lack of room.
     pub(crate) fn lost_notices(&mut self, lost: u64) {
         for _ in 0..lost {
             self.admin.notifications.count();
@@ -91,12 +91,12 @@ impl Controller {
         ));
     }
 
-    /// The Reservation Notification log page.
+    /// Returns the Reservation Notification log page.
     pub(super) fn notification_log(&self) -> Vec<u8> {
         self.admin.notifications.page().as_bytes().to_vec()
     }
 
-    /// It was read, and is gone; the host is told if there is more.
+    /// Removes a page that was read; the host is notified if there are more.
     pub(super) fn notification_read(&mut self) {
         self.admin.notifications.waiting.pop_front();
         self.clear_events(EventType::IO_COMMAND_SPECIFIC);

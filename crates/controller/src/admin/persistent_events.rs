@@ -1,9 +1,9 @@
-//! The Persistent Event log page ("NVMe Base 2.1", 5.1.12.1.14): what has happened to the
-//! controller, kept through resets and by the process that follows. Controllers of a subsystem have
-//! one log; each event has the ID of its controller.
+//! The Persistent Event log page ("NVMe Base 2.1", 5.1.12.1.14): a history of the controller,
+//! kept through resets and restarts of the process. Controllers of a subsystem have one log; each
+//! event has the ID of its controller.
 //!
-//! A host reads a context: what the log was when the context was established. Each controller has
-//! its own, so that no host keeps another one from reading.
+//! A host reads a context: a copy of the log from the time when the context was established. Each
+//! controller has its own, so that no host keeps another one from reading.
 
 use super::{INVALID_FIELD, erase};
 use crate::config::ControllerConfig;
@@ -25,9 +25,10 @@ use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Events that are kept: a host that resets the controller without end has the oldest forgotten.
+/// Maximum number of events: if a host resets the controller without end, the oldest ones are
+/// dropped.
 const EVENTS: usize = 64;
-/// Types of events that there can be, and revisions of them.
+/// Supported types of events, and their revisions.
 const TYPES: [(Type, u8); 9] = [
     (Type::SMART, 1),
     (Type::TIMESTAMP_CHANGE, 1),
@@ -42,20 +43,20 @@ const TYPES: [(Type, u8); 9] = [
 /// PELS of Identify Controller, in units of 64 KiB: more than the log can have.
 pub(super) const SIZE_64K: u32 = 1;
 
-/// An event, and the controller that it is of.
+/// An event, and the ID of its controller.
 #[derive(Clone, Debug)]
 struct Recorded {
     cntlid: u16,
     event: SavedEvent,
 }
 
-/// What has happened to a controller, or to those of a subsystem. Newest first.
+/// Event log of a controller, or of a subsystem. Newest first.
 #[derive(Debug, Default)]
 pub(crate) struct EventLog(Mutex<VecDeque<Recorded>>);
 
 impl EventLog {
-    /// Where there are too many, the oldest event of the controller that has most is dropped: no
-    /// host has events of others dropped.
+    /// Adds an event. If there are too many, the oldest event of the controller with the most
+    /// events is dropped, so that no host displaces the events of another one.
     fn push(&self, cntlid: u16, event: SavedEvent) {
         let mut events = self.0.lock().unpoisoned();
         events.push_front(Recorded { cntlid, event });
@@ -78,18 +79,18 @@ impl EventLog {
     }
 }
 
-/// What has happened, as a controller tells it.
+/// A controller's access to the persistent event log.
 #[derive(Default)]
 pub(crate) struct PersistentEvents {
     log: Arc<EventLog>,
-    /// Of the last context.
+    /// Generation of the last context.
     generation: u16,
     /// The log page, as it was when the context was established.
     context: Option<Vec<u8>>,
 }
 
 impl PersistentEvents {
-    /// Of a controller, or of its subsystem.
+    /// Creates the state for a controller, with the log of its subsystem if it belongs to one.
     pub fn of(config: &ControllerConfig) -> Self {
         let place = config.subsystem.as_ref();
         let log = place.map(|place| place.subsystem.events().clone());
@@ -107,7 +108,8 @@ impl PersistentEvents {
         }
     }
 
-    /// As [`PersistentEvents::save`] said, of this controller alone; no more than there may be.
+    /// Restores the events saved by [`PersistentEvents::save`], of this controller alone, within
+    /// the limits.
     pub fn restore(saved: &PersistentEventState, cntlid: u16) -> Self {
         let events = saved.events.iter().filter(|event| event.data.len() <= 512);
         let events = events.take(EVENTS).cloned();
@@ -119,14 +121,14 @@ impl PersistentEvents {
         }
     }
 
-    /// A controller-level reset releases the context.
+    /// Releases the context in a controller-level reset.
     pub(super) fn reset(&mut self) {
         self.context = None;
     }
 }
 
 impl Controller {
-    /// Something has happened.
+    /// Records an event.
     fn record_event(&mut self, ty: Type, data: &(impl IntoBytes + Immutable)) {
         let event = SavedEvent {
             ty: ty.0,
@@ -138,7 +140,7 @@ impl Controller {
         self.touch();
     }
 
-    /// The controller was powered on, or a controller-level reset has ended.
+    /// Records a power-on, or the end of a controller-level reset.
     pub(crate) fn record_reset(&mut self) {
         let mut fr = [b' '; 8];
         let version = self.config.firmware.bytes();
@@ -156,8 +158,8 @@ impl Controller {
         self.record_event(Type::POWER_ON_OR_RESET, &data);
     }
 
-    /// The host has set the timestamp, which was another one before, and was zero so many
-    /// milliseconds ago, or is the host's.
+    /// Records that the host has set the timestamp: its previous value, and the milliseconds
+    /// since the last reset.
     pub(super) fn record_timestamp(&mut self, previous: [u8; 8]) {
         let since = self.admin.last_reset.elapsed().as_millis();
         let data = TimestampChange {
@@ -175,7 +177,7 @@ impl Controller {
         self.record_event(Type::HARDWARE_ERROR, &data);
     }
 
-    /// A namespace was created or deleted, by this dword 10.
+    /// Records the creation or deletion of a namespace, by this dword 10.
     pub(super) fn record_namespace_change(&mut self, cdw10: u32, namespace: &PooledNamespace) {
         let data = ChangeNamespace {
             cdw10: cdw10.into(),
@@ -199,7 +201,7 @@ impl Controller {
         self.record_event(Type::FORMAT_START, &data);
     }
 
-    /// `left`: the percentage that remained.
+    /// Records the end of a format. `left`: the percentage that remained.
     pub(super) fn record_format_end(&mut self, nsid: u32, left: u8, status: Status) {
         let data = FormatCompletion {
             nsid: nsid.into(),
@@ -229,7 +231,8 @@ impl Controller {
         self.record_event(Type::SANITIZE_COMPLETION, &data);
     }
 
-    /// Before the page is read: what the command does with the context. `false`: that was all.
+    /// Carries out the command's action on the context, before the page is read. Returns `false`
+    /// when the page is not read.
     pub(super) fn before_persistent_events(&mut self, get: &GetLogPage) -> Result<bool, Status> {
         let action = Action(get.lsp & 3);
         let establishes = matches!(
@@ -263,7 +266,8 @@ impl Controller {
         self.touch();
     }
 
-    /// The state was restored: a context that there was is there again, of what there is now.
+    /// Restores the log. A context that existed before is established again, from the present
+    /// events.
     pub(crate) fn restore_persistent_events(&mut self, saved: &PersistentEventState) {
         self.admin.persistent_events = PersistentEvents::restore(saved, self.config.cntlid);
         if saved.context {
@@ -271,7 +275,7 @@ impl Controller {
         }
     }
 
-    /// The page of the context.
+    /// Returns the page of the context.
     pub(super) fn persistent_event_log(&self, get: &GetLogPage) -> Vec<u8> {
         let context = &self.admin.persistent_events.context;
         let mut page = context.clone().unwrap_or_default();
@@ -287,7 +291,7 @@ impl Controller {
         let (config, cntlid) = (&self.config, self.config.cntlid);
         let recorded = self.admin.persistent_events.log.all();
         let now = self.admin.features.timestamp_bytes();
-        // The first of all is what the controller is like now.
+        // The first event is a snapshot of the controller's present state.
         let event = SavedEvent {
             ty: Type::SMART.0,
             timestamp: now,

@@ -1,14 +1,14 @@
-//! What the control half knows of Flexible Data Placement ("NVMe Base 2.1", 8.1.10): log pages,
-//! features, and the Data Placement directive (ibid., 8.1.8).
+//! The control half of Flexible Data Placement ("NVMe Base 2.1", 8.1.10): log pages, features,
+//! and the Data Placement directive (ibid., 8.1.8).
 //!
-//! Each namespace with placement handles is an Endurance Group by itself, whose identifier is its
-//! NSID, with one reclaim group and one configuration. That was configured: as long as there is the
-//! namespace, and so always, a host cannot change it ("NVMe Base 2.1", 5.1.25.1, Flexible Data
-//! Placement: Command Sequence Error). The directive is enabled from the start, as hosts presume;
-//! they may disable it.
+//! Each namespace with placement handles is an Endurance Group by itself, identified by its NSID,
+//! with one reclaim group and one configuration. A host cannot change the configuration while the
+//! namespace exists, and so never ("NVMe Base 2.1", 5.1.25.1, Flexible Data Placement: Command
+//! Sequence Error). The directive is enabled from the start, as hosts presume; they may disable
+//! it.
 //!
-//! What hosts set here is kept with the counts, and outlasts resets. There is no asynchronous event
-//! for the FDP Events log page: hosts read it when they like.
+//! Values set by hosts are stored with the counts, and outlast resets. There is no asynchronous
+//! event for the FDP Events log page: hosts poll it.
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
@@ -30,10 +30,10 @@ use nvme::{Command, Status};
 use placement::{EventSet, SUPPORTED_EVENTS};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The configuration that is in effect, and the only one.
+/// The active configuration, which is the only one.
 const MODE: FdpMode = FdpMode::new().with_fdpe(true);
 
-/// A directive's bit in [`DirectiveParameters`].
+/// Returns the bits of directives in [`DirectiveParameters`].
 fn directives(types: &[DirectiveType]) -> [u8; 32] {
     let mut bits = [0; 32];
     if let Some(first) = bits.first_mut() {
@@ -42,19 +42,19 @@ fn directives(types: &[DirectiveType]) -> [u8; 32] {
     bits
 }
 
-/// The Endurance Group of a namespace (ENDGID); 0 where it is in none.
+/// Returns the Endurance Group of a namespace (ENDGID); 0 where it is in none.
 pub(super) fn group_of(ns: &Namespace) -> u16 {
     let group = ns.is_placed().then(|| u16::try_from(ns.config.nsid).ok());
     group.flatten().unwrap_or(0)
 }
 
 impl Controller {
-    /// A namespace has placement handles.
+    /// Returns whether a namespace has placement handles.
     pub(super) fn has_placement(&self) -> bool {
         self.engine.offer().placed
     }
 
-    /// The Endurance Groups from that one on.
+    /// Returns the list of Endurance Groups from that one on.
     pub(super) fn endurance_groups(&self, from: u16) -> EnduranceGroupList {
         let groups = self.engine.active().map(group_of);
         let mut groups: Vec<u16> = groups.filter(|group| *group >= from.max(1)).collect();
@@ -62,7 +62,7 @@ impl Controller {
         EnduranceGroupList::from_iter(groups)
     }
 
-    /// The namespace that is the Endurance Group, and its handles.
+    /// Returns the namespace that is the Endurance Group, and its handles.
     fn group(&self, endgid: u16) -> Result<(&Namespace, &PlacementState), Status> {
         let mut namespaces = self.engine.active();
         let found = namespaces.find(|ns| endgid != 0 && group_of(ns) == endgid);
@@ -70,7 +70,7 @@ impl Controller {
         state.ok_or(INVALID_FIELD)
     }
 
-    /// The handles of a namespace; FDP Disabled where it has none.
+    /// Returns the handles of a namespace; fails with FDP Disabled where it has none.
     fn placement_under(&self, nsid: u32) -> Result<&PlacementState, Status> {
         let index = self.engine.namespace_index(nsid)?;
         let ns = self.engine.namespaces.get(index);
@@ -80,7 +80,7 @@ impl Controller {
 
     // ---- log pages
 
-    /// Endurance Group Information. What is read is counted for the controller as a whole (SMART).
+    /// Endurance Group Information. Reads are counted for the controller as a whole (SMART).
     pub(super) fn endurance_group_log(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (ns, state) = self.group(get.lsi)?;
         let placement = state.get();
@@ -94,7 +94,7 @@ impl Controller {
         Ok(log.as_bytes().to_vec())
     }
 
-    /// FDP Configurations: one.
+    /// FDP Configurations: a single one.
     pub(super) fn fdp_configurations(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (ns, state) = self.group(get.lsi)?;
         let geometry = state.get().geometry();
@@ -129,7 +129,7 @@ impl Controller {
         Ok(page)
     }
 
-    /// Reclaim Unit Handle Usage: all of them are the namespace's.
+    /// Reclaim Unit Handle Usage: all handles are the namespace's.
     pub(super) fn handle_usage(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (_, state) = self.group(get.lsi)?;
         let handles = state.get().geometry().handles;
@@ -146,7 +146,7 @@ impl Controller {
         Ok(page)
     }
 
-    /// FDP Statistics. The controller itself writes what it copies, moves nothing, and erases
+    /// FDP Statistics. The controller itself only writes copied data; it moves and erases
     /// nothing.
     pub(super) fn fdp_statistics(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (_, state) = self.group(get.lsi)?;
@@ -158,7 +158,7 @@ impl Controller {
         Ok(log.as_bytes().to_vec())
     }
 
-    /// FDP Events: those of the host, or of the controller, of which there are none.
+    /// FDP Events of the host or of the controller, which has none.
     pub(super) fn fdp_events(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (_, state) = self.group(get.lsi)?;
         let host = get.lsp & 1 != 0;
@@ -196,13 +196,13 @@ impl Controller {
 
     // ---- features
 
-    /// The value of Flexible Data Placement of an Endurance Group.
+    /// Returns the Flexible Data Placement feature of an Endurance Group.
     pub(super) fn fdp_mode(&self, command: &Command) -> Result<u32, Status> {
         self.group(command.cdw11.get() as u16)?;
         Ok(MODE.into_bits())
     }
 
-    /// Set Features of the same: it stays as it is.
+    /// Set Features for Flexible Data Placement: the value cannot be changed.
     pub(super) fn set_fdp_mode(&self, command: &Command) -> Result<(), Status> {
         self.group(command.cdw11.get() as u16)?;
         match FdpMode::from_bits(command.cdw12.get()) == MODE {
@@ -211,7 +211,8 @@ impl Controller {
         }
     }
 
-    /// The events of a handle, and whether they are enabled: as data; how many there are.
+    /// Copies the events of a handle, and whether they are enabled, to the host. Returns their
+    /// number.
     pub(super) fn fdp_event_types(&self, command: &Command) -> Result<u32, Status> {
         let (state, handle, wanted) = self.fdp_event_command(command)?;
         let select = GetFeaturesCdw10::from_bits(command.cdw10.get()).sel();
@@ -223,7 +224,7 @@ impl Controller {
             fdpet,
             fdpeta: enabled.contains(fdpet).into(),
         });
-        // Hosts that say for how many they have room get no more.
+        // Hosts that limit the number of descriptors get no more than that.
         let room = match wanted {
             0 => descriptors.len(),
             room => room.min(descriptors.len()),
@@ -233,7 +234,7 @@ impl Controller {
         Ok(SUPPORTED_EVENTS.len() as u32)
     }
 
-    /// Set Features of the same.
+    /// Set Features for FDP Events.
     pub(super) fn set_fdp_event_types(&self, command: &Command) -> Result<(), Status> {
         let (state, handle, count) = self.fdp_event_command(command)?;
         let mut types = vec![0; count];
@@ -248,7 +249,7 @@ impl Controller {
         Ok(())
     }
 
-    /// The handle that a command of FDP Events is about, and its number of event types.
+    /// Returns the handle that an FDP Events command names, and its number of event types.
     fn fdp_event_command(
         &self,
         command: &Command,
@@ -262,7 +263,7 @@ impl Controller {
 
     // ---- directives
 
-    /// Directive Receive: what directives there are.
+    /// Directive Receive: returns the supported and enabled directives.
     pub(super) fn directive_receive(&mut self, command: &Command) -> AdminResult {
         let cdw11 = DirectiveCdw11::from_bits(command.cdw11.get());
         let index = self.engine.namespace_index(command.nsid.get())?;
@@ -291,7 +292,7 @@ impl Controller {
         Ok(Outcome::Done(0))
     }
 
-    /// Directive Send: the Data Placement directive is enabled, or disabled.
+    /// Directive Send: enables or disables the Data Placement directive.
     pub(super) fn directive_send(&mut self, command: &Command) -> AdminResult {
         let cdw11 = DirectiveCdw11::from_bits(command.cdw11.get());
         let cdw12 = EnableDirectiveCdw12::from_bits(command.cdw12.get());

@@ -10,7 +10,7 @@ const INVALID_QID: Status = Status::INVALID_QUEUE_IDENTIFIER.with_dnr(true);
 const INVALID_SIZE: Status = Status::INVALID_QUEUE_SIZE.with_dnr(true);
 
 impl Controller {
-    /// Checks what both kinds of queue have in common; `entry` is an entry's size in bytes.
+    /// Checks the fields common to both kinds of queue; `entry` is an entry's size in bytes.
     fn check_queue(
         &self,
         command: &Command,
@@ -20,8 +20,8 @@ impl Controller {
     ) -> Result<(u16, u32), Status> {
         let cdw10 = CreateQueueCdw10::from_bits(command.cdw10.get());
         let qid = cdw10.qid();
-        // SeaBIOS creates queues without asking for them first: what was not negotiated is all
-        // there is.
+        // SeaBIOS creates queues without requesting a number first: without negotiation all
+        // queues are available.
         if qid == 0 || qid > self.config.io_queues || exists {
             return Err(INVALID_QID);
         }
@@ -111,7 +111,7 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// A queue that was being deleted is empty: the command that deletes it completes.
+    /// Completes the deletion of a submission queue, which is empty now.
     pub(crate) fn sq_deleted(&mut self, qid: u16) {
         self.queues.remove_sq(qid);
         if let Some(at) = self.admin.deletions.iter().position(|&(q, _)| q == qid) {

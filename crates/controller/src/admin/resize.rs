@@ -1,4 +1,4 @@
-//! Namespaces whose volume has been resized.
+//! Detection of resized volumes.
 
 use crate::controller::Controller;
 use crate::engine::Order;
@@ -7,17 +7,17 @@ use nvme::feature::AsyncEventConfig;
 use nvme::log::Lid;
 
 impl Controller {
-    /// Takes over the sizes that the volumes have by now: commands are checked against them from
-    /// the next one on, and the host is told, if it wants to be ("NVMe Base 2.1", 5.1.2.1, Attached
-    /// Namespace Attribute Changed). Whether anything has changed. Another thread has to ask the
-    /// volumes ([`volume::Volume::refresh`]), as that may block.
+    /// Adopts the present sizes of the volumes: commands are checked against them from the next
+    /// one on, and the host is notified, if enabled ("NVMe Base 2.1", 5.1.2.1, Attached Namespace
+    /// Attribute Changed). Returns whether a size has changed. Another thread has to refresh the
+    /// volumes' sizes ([`volume::Volume::refresh`]), as that may block.
     pub fn check_sizes(&mut self) -> bool {
         let mut changed = false;
         for index in 0..self.engine.namespaces.len() {
             let Some(ns) = self.engine.namespaces.get(index) else {
                 break;
             };
-            // It has as many blocks as it was made with.
+            // The number of blocks is fixed.
             if ns.is_fixed() {
                 continue;
             }
@@ -36,7 +36,7 @@ impl Controller {
         changed
     }
 
-    /// A namespace has changed, has come or has gone: the host is told, if it wants to be.
+    /// Notifies the host of a changed, attached or detached namespace, if enabled.
     pub(crate) fn tell_changed(&mut self, nsid: u32) {
         self.touch();
         self.admin.logs.changed(nsid);

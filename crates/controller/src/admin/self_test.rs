@@ -1,10 +1,10 @@
-//! Device Self-test ("NVMe Base 2.1", 5.1.5): what a disk of a program can test is whether its
-//! volumes can be read. The short operation reads samples of each namespace, the extended one all
-//! of it.
+//! Device Self-test ("NVMe Base 2.1", 5.1.5): a test whether the volumes can be read, the only
+//! test that a virtual disk allows. The short operation reads samples of each namespace, the
+//! extended one all blocks.
 //!
-//! One read is in flight at a time, and is begun only where a round's budget has room for it, so
-//! that the commands of hosts come first. The extended operation survives a reset of the
-//! controller; both go on in the next process, where there is one.
+//! One read is in flight at a time, and is begun only while a round's budget has room, so that
+//! the commands of hosts come first. The extended operation survives a controller-level reset;
+//! both continue in the next process after a restart.
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
@@ -22,23 +22,24 @@ use std::time::{Duration, Instant};
 use volume::{Budget, Op};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Results that the log page has.
+/// Number of results in the log page.
 const RESULTS: usize = 20;
-/// Bytes of a read, at most.
+/// Maximum size of a read, in bytes.
 const PIECE: u64 = 64 << 10;
-/// Reads of a namespace by the short operation.
+/// Number of reads of a namespace by the short operation.
 const SAMPLES: u64 = 64;
-/// How often a read is begun again that was interrupted.
+/// Maximum number of retries of an interrupted read.
 const TRIES: u32 = 16;
-/// An operation takes as long at least: hosts wait for one by its percentage, which they look at
-/// once a second, and nvme-cli takes one that it never saw beyond zero for one that hangs.
+/// Minimum duration of an operation. Hosts wait for an operation by its percentage, which they
+/// read once a second, and nvme-cli takes an operation for hung when its percentage was never
+/// above zero.
 const LEAST: Duration = Duration::from_secs(3);
-/// Bytes a minute of which Identify Controller's time for the extended operation is made.
+/// Bytes a minute assumed for the extended operation's time in Identify Controller.
 const PER_MINUTE: u128 = 60 * (512 << 20);
-/// The one segment of the operations: data that is read.
+/// The one segment of the operations: reading data.
 const SEGMENT: u8 = 1;
 
-/// The operation in progress, and the results of those before.
+/// The operation in progress, and the results of earlier ones.
 #[derive(Default)]
 pub(crate) struct SelfTest {
     running: Option<Running>,
@@ -48,16 +49,16 @@ pub(crate) struct SelfTest {
 
 struct Running {
     code: Code,
-    /// As in the command.
+    /// NSID as in the command.
     nsid: u32,
-    /// Pieces that were read.
+    /// Number of pieces that were read.
     done: u64,
-    /// When this process began with it, and how many had been read by then.
+    /// Time at which this process began, and number of pieces read by then.
     begun: Option<(Instant, u64)>,
-    /// The read that is in flight, and its number.
+    /// The read in flight, and its number.
     reading: Option<(Piece, u64)>,
     tries: u32,
-    /// Blocks of which one at least cannot be read.
+    /// Blocks of which at least one cannot be read.
     bad: Option<(Piece, Status)>,
 }
 
@@ -88,20 +89,20 @@ impl Piece {
     }
 }
 
-/// Which operation in progress is meant.
+/// Selection of an operation in progress.
 pub(crate) enum About<'a> {
     All,
-    /// One that reads one of these namespaces.
+    /// A test that reads one of these namespaces.
     Some(&'a [u32]),
 }
 
-/// What follows from the end of a read.
+/// Next step after the end of a read.
 #[derive(PartialEq, Eq, Debug)]
 enum Next {
     GoOn,
     /// This block cannot be read.
     Bad(Piece, Status),
-    /// Something else hinders it.
+    /// The read failed for another reason than its blocks.
     Hindered(Piece, Status),
 }
 
@@ -118,12 +119,12 @@ impl Running {
         }
     }
 
-    /// When the next of `all` pieces may be read, or the operation may end.
+    /// Returns the time at which the next of `all` pieces may be read, or the operation may end.
     fn due(&self, all: u64) -> Option<Instant> {
         let (begun, before) = self.begun?;
         let read = self.done.saturating_sub(before).min(all);
         let share = u128::from(read) * LEAST.as_micros() / u128::from(all.max(1));
-        // At most all of it.
+        // At most `LEAST`, so the conversion does not truncate.
         Some(begun + Duration::from_micros(share as u64))
     }
 
@@ -131,7 +132,7 @@ impl Running {
         self.nsid == NSID_BROADCAST || self.nsid == nsid
     }
 
-    /// The read in flight has ended.
+    /// Handles the end of the read in flight.
     fn ended(&mut self, status: Status) -> Next {
         let Some((read, _)) = self.reading.take() else {
             return Next::GoOn;
@@ -149,7 +150,7 @@ impl Running {
                 self.done += 1;
                 return Next::GoOn;
             }
-            // The first half is good: it is in the other one.
+            // The first half is readable, so the bad block is in the other one.
             (Some((bad, why)), true) => (bad.halves().1, why),
             (_, false) => (read, status),
         };
@@ -170,14 +171,14 @@ fn pieces(code: Code, blocks: u64, shift: u32) -> u64 {
     }
 }
 
-/// One of them.
+/// Returns the piece of this index.
 fn piece(code: Code, nsid: u32, blocks: u64, shift: u32, index: u64) -> Piece {
     let each = PIECE >> shift;
     let all = blocks.div_ceil(each);
     let at = match code {
         Code::EXTENDED => index,
         _ if all <= SAMPLES => index,
-        // The first and the last one, and others between them.
+        // The first and the last piece, and samples between them.
         _ => (u128::from(index) * u128::from(all - 1) / u128::from(SAMPLES - 1)) as u64,
     };
     let slba = at * each;
@@ -206,7 +207,7 @@ impl SelfTest {
         self.running.is_some()
     }
 
-    /// As [`SelfTest::save`] said; no more than there may be.
+    /// Restores the state saved by [`SelfTest::save`], within the limits.
     pub fn restore(saved: &SelfTestState) -> Self {
         let entries = saved.results.chunks_exact(size_of::<SelfTestResult>());
         let results = entries.filter_map(|entry| SelfTestResult::read_from_bytes(entry).ok());
@@ -250,7 +251,7 @@ impl SelfTest {
         self.results.push_front(result);
     }
 
-    /// A controller-level reset ends the short operation.
+    /// Ends the short operation in a controller-level reset.
     pub(super) fn reset(&mut self, hours: u64) {
         if let Some(running) = &self.running
             && running.code == Code::SHORT
@@ -260,7 +261,8 @@ impl SelfTest {
     }
 }
 
-/// EDSTT of Identify Controller: minutes that the extended operation takes, for so many bytes.
+/// Returns EDSTT of Identify Controller: the minutes that the extended operation takes for that
+/// many bytes.
 pub(super) fn extended_minutes(capacity: u128) -> u16 {
     let minutes = capacity.div_ceil(PER_MINUTE).max(1);
     u16::try_from(minutes).unwrap_or(u16::MAX)
@@ -321,7 +323,7 @@ impl Controller {
             .sum()
     }
 
-    /// The piece whose turn it is; `None` behind the last one.
+    /// Returns the next piece to read; `None` after the last one.
     fn next_piece(&self, running: &Running) -> Option<Piece> {
         if let Some((bad, _)) = running.bad {
             return Some(bad.halves().0);
@@ -351,7 +353,7 @@ impl Controller {
         }
     }
 
-    /// What it reads is being erased.
+    /// Ends a test of namespaces that are being erased.
     pub(crate) fn end_test_of(&mut self, outcome: SelfTestOutcome, about: About) {
         let concerned = |running: &Running| match about {
             About::All => true,
@@ -362,8 +364,8 @@ impl Controller {
         }
     }
 
-    /// Goes on with the operation in progress, by a read at most. `true`: there was something to
-    /// do.
+    /// Advances the operation in progress, by one read at most. Returns whether there was
+    /// anything to do.
     pub(super) fn go_on_testing(&mut self, budget: &mut Budget) -> bool {
         let mut worked = false;
         if let Some(running) = &mut self.admin.self_test.running
@@ -436,7 +438,7 @@ impl Controller {
         true
     }
 
-    /// When the operation in progress goes on, though nothing else happens.
+    /// Returns the time of the operation's next read, if no event precedes it.
     pub(crate) fn self_test_deadline(&self) -> Option<Instant> {
         let running = self.admin.self_test.running.as_ref()?;
         if running.reading.is_some() || !self.may_test() || !self.engine.may_begin_own() {

@@ -1,6 +1,6 @@
-//! The admin commands, each stated once.
+//! Table of the admin commands.
 //!
-//! From a row come: dispatch, the Commands Supported and Effects log page, OACS of Identify
+//! A row determines: dispatch, the Commands Supported and Effects log page, OACS of Identify
 //! Controller, and whether a queue migration is cancelled for the command.
 //!
 //! # To add an admin command
@@ -12,7 +12,7 @@
 //! 3. Put `super::module::COMMAND` into [`COMMANDS`].
 //!
 //! `nvme::AdminOpcode` has the opcode already, unless it is a vendor's. `tests/it/supported.rs`
-//! compares what the controller says with what it does, for every opcode.
+//! compares the reported with the actual support, for every opcode.
 
 use super::AdminResult;
 use crate::controller::Controller;
@@ -20,10 +20,10 @@ use nvme::identify::Oacs;
 use nvme::log::CommandEffects;
 use nvme::{AdminOpcode as Op, Command};
 
-/// Effects of a command that changes nothing which the host has to know of beforehand.
+/// Effects of a command without any change that the host has to know of in advance.
 const NOTHING: CommandEffects = CommandEffects::new();
 
-/// Effects of a command by which namespaces come and go.
+/// Effects of a command that adds or removes namespaces.
 const INVENTORY: CommandEffects = CommandEffects::new().with_nic(true);
 
 /// Effects of a command that erases namespaces.
@@ -39,8 +39,8 @@ static COMMANDS: &[AdminCommand] = &[
     AdminCommand::new(Op::CREATE_IO_CQ, Controller::create_io_cq, NOTHING).concerning_queues(),
     AdminCommand::new(Op::IDENTIFY, Controller::identify, NOTHING),
     AdminCommand::new(Op::ABORT, Controller::abort_command, NOTHING).concerning_queues(),
-    // Number of Queues looks at the queues; interrupt coalescing and the write cache change how
-    // they work.
+    // Number of Queues reads the queues; interrupt coalescing and the write cache change their
+    // behavior.
     AdminCommand::new(Op::SET_FEATURES, Controller::set_features, NOTHING).concerning_queues(),
     AdminCommand::new(Op::GET_FEATURES, Controller::get_features, NOTHING),
     AdminCommand::new(
@@ -86,10 +86,10 @@ static COMMANDS: &[AdminCommand] = &[
     super::toy::COMMAND,
 ];
 
-/// Runs a command.
+/// Function that executes a command.
 pub(super) type Handler = fn(&mut Controller, &Command) -> AdminResult;
 
-/// One admin command.
+/// Table entry of an admin command.
 pub(super) struct AdminCommand {
     opcode: Op,
     handler: Handler,
@@ -100,8 +100,8 @@ pub(super) struct AdminCommand {
 }
 
 impl AdminCommand {
-    /// A command that every controller has and that is about no queue. Of `effects`, "supported" is
-    /// filled in.
+    /// Creates a command that every controller has and that concerns no queue. The "supported"
+    /// bit of `effects` is set later.
     pub(super) const fn new(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         AdminCommand {
             opcode,
@@ -113,7 +113,8 @@ impl AdminCommand {
         }
     }
 
-    /// The command looks at queues, or changes them: it waits while one migrates to another worker.
+    /// Marks the command as reading or changing queues: it waits while one migrates to another
+    /// worker.
     pub(super) const fn concerning_queues(self) -> Self {
         AdminCommand {
             concerns_queues: true,
@@ -121,36 +122,36 @@ impl AdminCommand {
         }
     }
 
-    /// The bit by which Identify Controller says that the command is there.
+    /// Sets the bit by which Identify Controller reports the command.
     pub(super) const fn oacs(self, oacs: Oacs) -> Self {
         AdminCommand { oacs, ..self }
     }
 
-    /// Not every controller has the command.
+    /// Restricts the command to certain controllers.
     pub(super) const fn offered_if(self, offered: fn(&Controller) -> bool) -> Self {
         AdminCommand { offered, ..self }
     }
 }
 
-/// What runs the command; `None` when this controller does not have it.
+/// Returns the handler of a command; `None` when this controller does not have it.
 pub(super) fn handler(opcode: Op, controller: &Controller) -> Option<Handler> {
     let command = offered(controller).find(|command| command.opcode == opcode)?;
     Some(command.handler)
 }
 
-/// Whether the command looks at queues, or changes them.
+/// Returns whether the command reads or changes queues.
 pub(crate) fn concerns_queues(opcode: Op) -> bool {
     let mut commands = COMMANDS.iter();
     commands.any(|command| command.opcode == opcode && command.concerns_queues)
 }
 
-/// What Identify Controller says about the commands.
+/// Returns the Optional Admin Command Support (OACS) field of Identify Controller.
 pub(super) fn oacs(controller: &Controller) -> Oacs {
     let bits = offered(controller).map(|command| command.oacs.into_bits());
     Oacs::from_bits(bits.fold(Oacs::new().into_bits(), |all, bits| all | bits))
 }
 
-/// What the Commands Supported and Effects log page says about the commands.
+/// Returns the entries of the Commands Supported and Effects log page.
 pub(super) fn effects(controller: &Controller) -> impl Iterator<Item = (Op, CommandEffects)> {
     offered(controller).map(|command| (command.opcode, command.effects.with_csupp(true)))
 }

@@ -1,5 +1,5 @@
-//! Telemetry ("NVMe Base 2.1", 5.1.12.1.8 and 5.1.12.1.9): what the controller was like at a
-//! moment, kept for who looks into what went wrong. It is text, a value a line.
+//! Telemetry ("NVMe Base 2.1", 5.1.12.1.8 and 5.1.12.1.9): snapshots of the controller's state
+//! for the analysis of failures. A snapshot is text, with one value per line.
 
 use super::INVALID_FIELD;
 use crate::controller::Controller;
@@ -13,27 +13,27 @@ use nvme::log::{Lid, TELEMETRY_BLOCK, TelemetryHeader};
 use std::fmt::Write;
 use zerocopy::IntoBytes;
 
-/// Form of the text, its first line.
+/// Version of the text format; the first line of a text.
 const FORM: &str = "vnvme telemetry, form 1";
-/// Most bytes of a text: what more there is to say is left out.
+/// Maximum size of a text in bytes; the rest is cut off.
 const MOST: usize = 8 * TELEMETRY_BLOCK;
 /// Create Telemetry Host-Initiated Data, of the Log Specific Parameter.
 const CREATE: u8 = 1;
-/// The scope of what is captured: the controller.
+/// Scope of the snapshots: the controller.
 const SCOPE: u8 = 1;
 
-/// What was captured last: what the host requested, and what the controller did by itself.
+/// Last snapshots: one requested by the host, and one made by the controller itself.
 #[derive(Default)]
 pub(crate) struct Telemetry {
     host: Capture,
     own: Capture,
-    /// The host has not read what the controller captured.
+    /// The host has not read the controller's own snapshot.
     available: bool,
 }
 
 #[derive(Default)]
 struct Capture {
-    /// 0: nothing was captured. From 255 it goes on with 1.
+    /// Generation number; 0 before the first snapshot. It wraps from 255 to 1.
     generation: u8,
     text: String,
     reason: String,
@@ -84,7 +84,7 @@ impl Telemetry {
         }
     }
 
-    /// As [`Telemetry::save`] said; no more than there may be.
+    /// Restores the snapshots saved by [`Telemetry::save`], within the limits.
     pub fn restore(saved: &TelemetryState) -> Self {
         Telemetry {
             host: Capture::restore(&saved.host),
@@ -93,7 +93,7 @@ impl Telemetry {
         }
     }
 
-    /// A log page: the header, and the text in data area 1.
+    /// Returns a log page: the header, and the text in data area 1.
     pub(super) fn page(&self, lid: Lid) -> Vec<u8> {
         let (capture, ths, thdgn_tcs) = match lid {
             Lid::TELEMETRY_HOST => (&self.host, SCOPE, self.host.generation),
@@ -122,7 +122,8 @@ impl Telemetry {
 }
 
 impl Controller {
-    /// Before one of the pages is read: whole blocks are, and the host may want it captured anew.
+    /// Prepares a read of a page: the length must be whole blocks, and the host may request a new
+    /// snapshot.
     pub(super) fn before_telemetry(&mut self, get: &GetLogPage) -> Result<bool, Status> {
         let block = TELEMETRY_BLOCK as u64;
         if !get.bytes().is_multiple_of(block) || !get.lpo.is_multiple_of(block) {
@@ -139,13 +140,15 @@ impl Controller {
         Ok(true)
     }
 
-    /// The host has read what the controller captured: the next thing that goes wrong is captured.
+    /// Handles the host's read of the controller's own snapshot: the next failure makes a new
+    /// one.
     pub(super) fn telemetry_read(&mut self) {
         self.admin.telemetry.available = false;
         self.touch();
     }
 
-    /// Something went wrong. The first such thing is captured, until the host has read of it.
+    /// Captures a snapshot after a failure. A snapshot that the host has not read is kept
+    /// instead.
     pub(crate) fn capture(&mut self, reason: &str) {
         if self.admin.telemetry.available {
             return;
@@ -160,7 +163,7 @@ impl Controller {
         }
     }
 
-    /// What the controller is like now.
+    /// Returns the controller's present state as text.
     fn snapshot(&self) -> String {
         let stats = &self.engine.stats;
         let mut text = String::with_capacity(MOST);

@@ -1,9 +1,9 @@
-//! Namespaces that are attached and detached while the controller runs ("NVMe Base 2.1", 5.1.2.1:
-//! the host is told by Attached Namespace Attribute Changed, and reads the Changed Attached
-//! Namespace List log page). No reset is needed.
+//! Attaching and detaching namespaces while the controller runs ("NVMe Base 2.1", 5.1.2.1): the
+//! host receives Attached Namespace Attribute Changed, and reads the Changed Attached Namespace
+//! List log page. No reset is needed.
 //!
 //! A namespace is shown to the host only when every worker that may have queues of the controller
-//! has opened it: it might send a command to any of them.
+//! has opened it, because the host might send a command to any of them.
 
 use super::Controller;
 use super::migration::Migration;
@@ -12,27 +12,27 @@ use crate::engine::{Namespace, Order};
 use std::sync::atomic::Ordering;
 use volume::Io;
 
-/// A namespace that is not everywhere yet.
+/// A namespace that not all workers have opened yet.
 pub(super) struct Attaching {
     index: usize,
     namespace: Namespace,
-    /// Refusals of other workers before it.
+    /// Refusals by other workers before this attachment.
     refused: u64,
 }
 
-/// How far [`Controller::attach`] has come.
+/// Progress of [`Controller::attach`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attach {
     /// Another worker has not opened the namespace yet.
     Under,
-    /// The host finds it.
+    /// The namespace is attached, and the host finds it.
     Done,
-    /// Another worker could not open it: it is nowhere.
+    /// Another worker could not open the namespace: it is not attached.
     Refused,
 }
 
 impl Migration {
-    /// Every remote engine knows what was ordered about namespaces.
+    /// Returns whether every remote engine has applied the latest orders about namespaces.
     fn namespaces_known(&self) -> bool {
         let knows = |link: &super::migration::Link| link.handled() >= link.namespaces;
         self.links().all(|link| !link.is_open() || knows(link))
@@ -44,7 +44,7 @@ impl Migration {
         counts.map(|count| count.load(Ordering::Acquire)).sum()
     }
 
-    /// A remote engine has commands in flight on a namespace that was detached.
+    /// Returns whether a remote engine has commands in flight on a detached namespace.
     fn namespaces_leaving(&self) -> bool {
         let leaving = |link: &super::migration::Link| {
             link.handled() < link.namespaces || link.progress.leaving.load(Ordering::Acquire) > 0
@@ -54,13 +54,13 @@ impl Migration {
 }
 
 impl Controller {
-    /// Adds a namespace. `io` is the worker's. The host is told when all workers have it:
-    /// [`Controller::attaching`] says how far that is.
+    /// Adds a namespace. `io` is the worker's. The host is notified when all workers have opened
+    /// the namespace; [`Controller::attaching`] returns the progress.
     ///
     /// # Errors
-    /// [`ConfigError`]: it cannot be opened, its ID is taken or larger than
-    /// [`max_namespaces`](crate::ControllerConfig::max_namespaces), or another one is being
-    /// attached. Nothing has changed then.
+    /// [`ConfigError`] when the namespace cannot be opened, when its ID is taken or larger than
+    /// [`max_namespaces`](crate::ControllerConfig::max_namespaces), or when another namespace is
+    /// being attached. Nothing has changed then.
     pub fn attach(&mut self, config: NamespaceConfig, io: &Io) -> Result<(), ConfigError> {
         let nsid = config.nsid;
         if self.engine.active().any(|ns| ns.config.nsid == nsid) {
@@ -84,7 +84,7 @@ impl Controller {
         if index >= usize::from(u16::MAX) {
             return Err(ConfigError::Attaching);
         }
-        // Taken until the namespace comes.
+        // The index is reserved until the namespace is attached.
         self.engine.attach(index, Namespace::vacant(io)?);
         self.share(&config, index)?;
         let refused = self.migration.namespaces_refused();
@@ -101,14 +101,14 @@ impl Controller {
         Ok(())
     }
 
-    /// There is a namespace of this ID, or one is being attached.
+    /// Returns whether there is a namespace of this ID, or one is being attached.
     pub(crate) fn has_or_awaits(&self, nsid: u32) -> bool {
         let attaching = self.attaching.as_ref();
         self.engine.namespace_index(nsid).is_ok()
             || attaching.is_some_and(|attaching| attaching.namespace.config.nsid == nsid)
     }
 
-    /// A place that no engine uses, or the one behind the last.
+    /// Returns an index that no engine uses, or the one behind the last.
     fn vacant_index(&self) -> usize {
         let used = self.engine.namespaces.len();
         if self.engine.detached() > 0 || self.migration.namespaces_leaving() {
@@ -118,7 +118,7 @@ impl Controller {
         places.position(Namespace::is_vacant).unwrap_or(used)
     }
 
-    /// How far the last [`Controller::attach`] has come.
+    /// Returns the progress of the last [`Controller::attach`].
     pub fn attaching(&mut self) -> Attach {
         self.finish_attaching();
         self.settle();
@@ -151,8 +151,9 @@ impl Controller {
         self.tell_changed(nsid);
     }
 
-    /// Takes a namespace away: no new command finds it, and the host is told. Commands in flight
-    /// end as they would have ([`Controller::end_detached_early`]). `false` when there is none.
+    /// Detaches a namespace: new commands no longer find it, and the host is notified. Commands
+    /// in flight run to their end ([`Controller::end_detached_early`]). Returns `false` when
+    /// there is no such namespace.
     pub fn detach(&mut self, nsid: u32) -> bool {
         let Ok(index) = self.engine.namespace_index(nsid) else {
             return false;
@@ -160,7 +161,7 @@ impl Controller {
         self.migration.set_namespace(index, Namespace::nothing());
         self.order_all(|| Order::Detach(index));
         self.stop_sharing(nsid);
-        // What is attached under this ID later is another namespace.
+        // A namespace attached under this ID later is a different one.
         self.marks.table.forget(nsid);
         self.admin.erasure.forget(nsid);
         tracing::info!(nsid, "detached");
@@ -174,19 +175,19 @@ impl Controller {
         self.order_all(|| Order::EndDetachedEarly);
     }
 
-    /// Nothing is left of namespaces that were detached: their volumes are closed.
+    /// Returns whether all detached namespaces have been released and their volumes closed.
     pub fn has_detached(&self) -> bool {
         self.engine.detached() == 0 && !self.migration.namespaces_leaving()
     }
 
-    /// The namespaces that the host finds.
+    /// Returns the namespaces that the host finds.
     pub fn namespaces(&self) -> impl Iterator<Item = &NamespaceConfig> {
         self.engine.active().map(|ns| &ns.config)
     }
 
-    /// Goes on with what [`Controller::attach`] and [`Controller::detach`] began, and with the
-    /// host's own commands. To be called now and then, and where there is a pool, when the worker
-    /// was woken for messages; `io` is the worker's.
+    /// Advances the work begun by [`Controller::attach`] and [`Controller::detach`], and the
+    /// host's Namespace Management commands. Call it periodically and, with a pool, when the
+    /// worker was woken for messages; `io` is the worker's.
     pub fn tidy(&mut self, io: &Io) {
         if self.attaching.is_some() {
             self.finish_attaching();

@@ -16,23 +16,23 @@ const PAGE: u64 = 4096;
 /// Largest image.
 pub const MAX_BOOT_IMAGE: usize = 64 << 20;
 
-/// What Boot Partitions hold: their log page, a header and the image.
+/// Contents of the Boot Partitions: their log page, a header and the image.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BootImage(Arc<[u8]>);
 
 /// Bytes of the log page's header.
 const HEADER: usize = size_of::<BootPartitionHeader>();
 
-/// Bytes that are no [`BootImage`].
+/// Error of bytes that are no [`BootImage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an image of Boot Partitions has 1 byte to 64 MiB, not {0} bytes")]
 pub struct BootImageError(u64);
 
 impl BootImage {
-    /// An image of these bytes, with zeroes up to the next multiple of 128 KiB.
+    /// Creates an image of these bytes, with zeroes up to the next multiple of 128 KiB.
     ///
     /// # Errors
-    /// It is empty, or above [`MAX_BOOT_IMAGE`].
+    /// [`BootImageError`] when the image is empty, or larger than [`MAX_BOOT_IMAGE`].
     pub fn new(bytes: &[u8]) -> Result<Self, BootImageError> {
         if bytes.is_empty() || bytes.len() > MAX_BOOT_IMAGE {
             return Err(BootImageError(bytes.len() as u64));
@@ -60,7 +60,7 @@ impl BootImage {
     }
 }
 
-/// BPINFO of partitions of so many bytes.
+/// Returns BPINFO of partitions of that many bytes.
 fn info(size: u64) -> Bpinfo {
     Bpinfo::new().with_bpsz((size / UNIT as u64) as u16)
 }
@@ -80,12 +80,12 @@ pub(crate) struct BootRegisters {
 }
 
 impl BootRegisters {
-    /// BPRSEL, BPMBL, BPINFO.BRS.
+    /// Returns BPRSEL, BPMBL and BPINFO.BRS.
     pub fn save(&self) -> (u32, u64, u8) {
         (self.bprsel.into_bits(), self.bpmbl, self.status.0)
     }
 
-    /// As [`BootRegisters::save`] said.
+    /// Restores the registers saved by [`BootRegisters::save`].
     pub fn restore((bprsel, bpmbl, status): (u32, u64, u8)) -> Self {
         BootRegisters {
             bprsel: Bprsel::from_bits(bprsel),
@@ -96,7 +96,7 @@ impl BootRegisters {
 }
 
 impl Controller {
-    /// A register of Boot Partitions; zero without any.
+    /// Returns the value of a register of Boot Partitions; zero without any.
     pub(super) fn read_boot_register(&self, offset: u64) -> u32 {
         let Some(image) = &self.config.boot else {
             return 0;
@@ -109,7 +109,7 @@ impl Controller {
         }
     }
 
-    /// Stores such a register. A write to BPRSEL reads from a partition.
+    /// Writes a register of Boot Partitions. A write to BPRSEL reads from a partition.
     pub(super) fn write_boot_register(&mut self, offset: u64, value: u32) {
         if self.config.boot.is_none() {
             return;
@@ -131,8 +131,8 @@ impl Controller {
         }
     }
 
-    /// What BPRSEL says, into the host's memory. `None`: it is not all in the partition, or not all
-    /// in memory that the controller may write.
+    /// Copies the range selected by BPRSEL into the host's memory. Returns `None` when the range
+    /// is not within the partition, or not within memory that the controller may write.
     fn read_boot_partition(&self) -> Option<()> {
         let selected = self.boot.bprsel;
         let from = usize::try_from(u64::from(selected.bprof()) * PAGE).ok()?;
@@ -145,8 +145,8 @@ impl Controller {
         self.engine.dma.write(self.boot.bpmbl, piece).ok()
     }
 
-    /// The log page Boot Partition ("NVMe Base 2.1", 5.1.12.1.19). Both partitions are the same,
-    /// so which one is asked for is no matter.
+    /// Returns the log page Boot Partition ("NVMe Base 2.1", 5.1.12.1.19). Both partitions are
+    /// the same.
     pub(crate) fn boot_partition_log(&self) -> &[u8] {
         self.config.boot.as_ref().map_or(&[], |image| &image.0)
     }

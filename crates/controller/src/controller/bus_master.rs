@@ -1,18 +1,18 @@
-//! Configuration space, and what the command register in it asks for.
+//! Configuration space, and the effects of its command register.
 
 use super::Controller;
 use crate::engine::Order;
 use crate::pci::{ConfigEffect, ConfigSpace};
 use std::time::{Duration, Instant};
 
-/// So long after Bus Master Enable was cleared, commands that are still in flight are asked to end
-/// early.
+/// Time after Bus Master Enable was cleared until commands in flight are asked to end early.
 const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
-/// So long after that bit was cleared the VMM has its answer at the latest: QEMU takes one that
-/// comes after 5 s for an error.
+/// Time after Bus Master Enable was cleared by which the VMM is answered at the latest. QEMU
+/// treats an answer after 5 s as an error.
 const ANSWER_AFTER: Duration = Duration::from_secs(3);
 
-/// Bus Master Enable was cleared: data of commands in flight is still on its way.
+/// State after Bus Master Enable was cleared: data of commands in flight may still be
+/// transferred.
 pub(super) struct Draining {
     since: Instant,
     interrupted: bool,
@@ -29,9 +29,9 @@ impl Controller {
         self.pci.read(offset, data);
     }
 
-    /// Writes configuration space. Answer the VMM when [`Controller::config_settled`] says so. A
-    /// function level reset is begun at once; it has ended when [`Controller::is_resetting`] says
-    /// no.
+    /// Writes configuration space. Answer the VMM when [`Controller::config_settled`] returns
+    /// `true`. A function level reset begins at once and has ended when
+    /// [`Controller::is_resetting`] returns `false`.
     pub fn config_write(&mut self, offset: u64, data: &[u8]) {
         let master = self.engine.is_master();
         if self.pci.write(offset, data) == ConfigEffect::FunctionLevelReset {
@@ -64,13 +64,14 @@ impl Controller {
         }
     }
 
-    /// The last write to configuration space has its whole effect: if it cleared Bus Master Enable,
-    /// nothing is on its way to the host's memory any more. A kernel that is about to give that
-    /// memory to another one (kexec) relies on it, and has often done nothing else to the device.
+    /// Returns whether the last write to configuration space has taken full effect: after Bus
+    /// Master Enable was cleared, no data is on its way to the host's memory any more. A kernel
+    /// that is about to give that memory to another one (kexec) relies on it, and has often done
+    /// nothing else to the device.
     ///
     /// Commands in flight end by themselves at first. After a second those that can are ended
-    /// early; and after three the answer is yes, whatever a volume below does: a request that the
-    /// kernel or a device holds for longer can still write to its buffer.
+    /// early. After three seconds the answer is yes in any case: a request that the kernel or a
+    /// device below the volume holds for longer can still write to its buffer.
     pub fn config_settled(&mut self) -> bool {
         if self.draining.is_none() {
             return true;
@@ -97,7 +98,8 @@ impl Controller {
         false
     }
 
-    /// When [`Controller::config_settled`] has to be asked again though nothing happens.
+    /// Returns the time at which [`Controller::config_settled`] has to be asked again, although
+    /// no event precedes it.
     pub(super) fn draining_deadline(&self) -> Option<Instant> {
         let draining = self.draining.as_ref()?;
         let after = if draining.interrupted {
@@ -105,7 +107,7 @@ impl Controller {
         } else {
             INTERRUPT_AFTER
         };
-        // Once it has passed, the waiting side asks in each round.
+        // After this time, the waiting caller asks in each round.
         Some(draining.since + after).filter(|at| *at > self.now)
     }
 }

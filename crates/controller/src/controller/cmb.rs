@@ -15,20 +15,20 @@ use dma::{MapError, Memory, SharedPages};
 use nvme::regs::{self, Cmbloc, Cmbmsc, Cmbsts, Cmbsz};
 use std::os::fd::OwnedFd;
 
-/// The buffer of a controller that is configured to have one.
+/// The controller memory buffer, if configured.
 pub(crate) struct Cmb {
-    /// Bytes.
+    /// Size in bytes.
     size: u64,
-    /// `None`: there was no memory for this client's.
+    /// `None`: there was no memory for this client's buffer.
     pages: Option<SharedPages>,
     cmbmsc: Cmbmsc,
 }
 
-/// As `/proc/PID/maps` shows it.
+/// Name of the memory file in `/proc/PID/maps`.
 const NAME: &str = "vnvme-cmb";
 
-/// The pages of one client. After it has disconnected it may keep the file open, but none of the
-/// pages that this process has written.
+/// Returns the pages of one client. After it has disconnected it may keep the file open, but none
+/// of the pages that this process has written.
 fn pages(size: u64) -> Result<SharedPages, MapError> {
     let pages = SharedPages::named(NAME, size as usize)?;
     pages.memory().empty_at_end();
@@ -36,7 +36,7 @@ fn pages(size: u64) -> Result<SharedPages, MapError> {
 }
 
 impl Cmb {
-    /// One of `size` zero bytes.
+    /// Creates a buffer of `size` zero bytes.
     pub(super) fn new(size: u64) -> Result<Self, MapError> {
         Ok(Cmb {
             size,
@@ -45,11 +45,11 @@ impl Cmb {
         })
     }
 
-    /// The value of a register of its own, by the register's offset.
+    /// Returns the value of a register of the buffer, by the register's offset.
     pub(super) fn read_register(&self, offset: u64) -> u32 {
         let cmbmsc = self.cmbmsc.into_bits();
         match offset {
-            // The registers are valid when the host has said that it knows them, and zero before.
+            // CMBLOC and CMBSZ are valid once the host has set CMBMSC.CRE, and zero before.
             regs::CMBLOC if self.is_shown() => Cmbloc::new()
                 .with_bir(pci::CMB_BAR)
                 .with_cdpmls(true)
@@ -87,33 +87,33 @@ impl Cmb {
         self.cmbmsc = Cmbmsc::from_bits(new);
     }
 
-    /// The controller base address, if the whole buffer fits behind it.
+    /// Returns the controller base address, if the whole buffer fits behind it.
     fn base(&self) -> Option<u64> {
         let base = self.cmbmsc.cba() << 12;
         let last = self.size - 1;
         base.checked_add(last).map(|_| base)
     }
 
-    /// Where commands find it, if they do.
+    /// Returns the address and memory of the buffer, if commands can reach it.
     fn place(&self) -> Option<(u64, &Memory)> {
         let base = self.base().filter(|_| self.cmbmsc.cmse())?;
         Some((base, self.pages.as_ref()?.memory()))
     }
 
-    /// CMBMSC.
+    /// Returns CMBMSC.
     pub(crate) fn cmbmsc(&self) -> u64 {
         self.cmbmsc.into_bits()
     }
 }
 
 impl Controller {
-    /// The memory behind the BAR of its controller memory buffer, which a client may map: of the
-    /// present client, or of the next one. `None`: it has no such buffer.
+    /// Returns the memory behind the BAR of the controller memory buffer, which the present or
+    /// the next client may map. Returns `None` when there is no such buffer.
     pub fn cmb_pages(&self) -> Option<&SharedPages> {
         self.cmb.as_ref()?.pages.as_ref()
     }
 
-    /// Bytes of that BAR; 0: there is none.
+    /// Returns the size of the buffer's BAR in bytes; 0 when there is none.
     pub fn cmb_size(&self) -> u64 {
         self.cmb.as_ref().map_or(0, |cmb| cmb.size)
     }
@@ -131,8 +131,8 @@ impl Controller {
         }
     }
 
-    /// Writes to the controller memory buffer; what does not fit in is dropped, as is everything
-    /// where the function does not answer.
+    /// Writes to the controller memory buffer. Bytes beyond the buffer are dropped, and so are
+    /// all writes while the function does not decode memory.
     pub fn cmb_write(&mut self, offset: u64, data: &[u8]) {
         let pages = self.cmb_pages().filter(|_| self.pci.decodes_memory());
         if let (Ok(at), Some(pages)) = (usize::try_from(offset), pages) {
@@ -140,8 +140,8 @@ impl Controller {
         }
     }
 
-    /// Has every engine find the buffer where CMBMSC says. That all do says
-    /// [`Controller::receivers_settled`].
+    /// Places the buffer at the address in CMBMSC in every engine.
+    /// [`Controller::receivers_settled`] returns `true` when all engines have applied that.
     pub(super) fn obey_cmbmsc(&mut self) {
         let wanted = self.cmb.as_ref().and_then(Cmb::place);
         let known = self.engine.dma.device_memory();
@@ -153,9 +153,9 @@ impl Controller {
             return;
         }
         let wanted = wanted.map(|(base, memory)| (base, memory.clone()));
-        // The next process looks for queues where the state says that the buffer is, and needs none
-        // that are noted to have no memory. So they lose it before that is committed, and find it
-        // afterwards.
+        // The next process looks for queues at the buffer's address in the saved state, and needs
+        // none that are noted to have no memory. Queues therefore lose the buffer before the new
+        // address is committed, and find it afterwards.
         if known.is_some() {
             self.order_all(|| Order::DeviceMemory(None));
         }
@@ -165,7 +165,7 @@ impl Controller {
         }
     }
 
-    /// CMBMSC as after power-on.
+    /// Resets CMBMSC to its power-on value.
     pub(super) fn reset_cmbmsc(&mut self) {
         if let Some(cmb) = &mut self.cmb {
             cmb.cmbmsc = Cmbmsc::new();
@@ -173,7 +173,7 @@ impl Controller {
         }
     }
 
-    /// A new file for the next client: the previous client keeps its own mapped.
+    /// Creates a new file for the next client: the previous client keeps its own mapped.
     pub(super) fn renew_cmb(&mut self) {
         let Some(cmb) = &mut self.cmb else {
             return;
@@ -190,7 +190,8 @@ impl Controller {
         };
     }
 
-    /// As [`Cmb::cmbmsc`] said, with the file of a previous process.
+    /// Restores the value returned by [`Cmb::cmbmsc`], with the memory file of a previous
+    /// process.
     pub(crate) fn restore_cmb(&mut self, saved: u64, file: OwnedFd) -> Result<(), MapError> {
         if let Some(cmb) = &mut self.cmb {
             let pages = SharedPages::open(file, cmb.size as usize)?;

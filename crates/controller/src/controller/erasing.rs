@@ -1,13 +1,15 @@
-//! Namespaces that controllers of a subsystem share, while one of them erases them (Format NVM):
-//! how it closes them to the others, and how they are closed to it by others.
+//! Format NVM on namespaces that controllers of a subsystem share: closing a namespace to the
+//! other controllers, and being closed out by another controller.
 //!
-//! 1. It closes them to the others, and waits until nothing of theirs is in flight.
-//! 2. It erases them, as those that are its own ([`erase`](mod@crate::admin)).
-//! 3. It opens them to the others, which have the new format first, and waits until they know. Only
-//!    then its own command ends.
+//! 1. The erasing controller closes the namespaces to the others, and waits until none of their
+//!    commands is in flight.
+//! 2. It erases the namespaces, as it erases private ones ([`erase`](mod@crate::admin)).
+//! 3. It reopens the namespaces to the others, with the new format, and waits until they have
+//!    applied that. Only then does the Format NVM command complete.
 //!
-//! Where it ends early, in a reset, that is said when nothing of its own is in flight any more:
-//! what it still erased would go over what others write by then.
+//! If a reset ends the command early, the namespaces are reopened only when none of the erasing
+//! controller's own requests is in flight: a late one would overwrite data that others write by
+//! then.
 
 use super::Controller;
 use super::sharing::Owed;
@@ -20,11 +22,11 @@ use reservations::CommandGroup;
 use std::sync::{Arc, Weak};
 
 impl Controller {
-    /// Whether the host may erase a namespace.
+    /// Checks whether the host may erase a namespace.
     ///
     /// # Errors
-    /// It is not reached by this controller, or is reserved by another host ("NVMe Base 2.1",
-    /// 8.1.1 and 8.1.22).
+    /// The status of a namespace that this controller does not reach, or that another host has
+    /// reserved ("NVMe Base 2.1", 8.1.1 and 8.1.22).
     pub(crate) fn may_erase(&self, nsid: u32) -> Result<(), Status> {
         if let Some(status) = self.engine.unreached(nsid) {
             return Err(status);
@@ -37,11 +39,12 @@ impl Controller {
         }
     }
 
-    /// Commands of other controllers end with this status on these namespaces from now on. What is
-    /// returned is gone when nothing of theirs is in flight there.
+    /// Closes these namespaces to other controllers: their commands there end with this status
+    /// from now on. The returned [`Weak`] expires when none of their commands is in flight there.
     ///
     /// # Errors
-    /// What the command ends with: another controller erases one of them. Nothing has changed then.
+    /// The status for the command when another controller is erasing one of the namespaces.
+    /// Nothing has changed then.
     pub(crate) fn close_to_others(
         &mut self,
         nsids: &[u32],
@@ -63,7 +66,7 @@ impl Controller {
         Ok(Arc::downgrade(&awaited))
     }
 
-    /// A new format of the namespace may be kept from now on.
+    /// Notes that a new format of the namespace may be stored from now on.
     pub(crate) fn tell_of_keeping(&self, nsid: u32) {
         if let Some(sharing) = &self.sharing
             && let Some(shared) = sharing.namespace(nsid)
@@ -72,7 +75,7 @@ impl Controller {
         }
     }
 
-    /// So many percent of the namespace are still to be erased.
+    /// Publishes the percentage of the namespace that is still to be erased.
     pub(crate) fn tell_of_progress(&self, nsid: u32, left: u8) {
         if let Some(sharing) = &self.sharing
             && let Some(shared) = sharing.namespace(nsid)
@@ -81,13 +84,15 @@ impl Controller {
         }
     }
 
-    /// Percent of the namespace that another controller is to erase, if one does.
+    /// Returns the percentage that another controller still has to erase in the namespace, if one
+    /// does.
     pub(crate) fn left_by_others(&self, nsid: u32) -> Option<u8> {
         let sharing = self.sharing.as_ref()?;
         sharing.namespace(nsid)?.left(sharing.cntlid())
     }
 
-    /// Another controller erases the namespace; all: one of them.
+    /// Returns whether another controller erases the namespace, or for the broadcast NSID any
+    /// one.
     pub(crate) fn others_erase(&self, nsid: u32) -> bool {
         let Some(sharing) = &self.sharing else {
             return false;
@@ -99,8 +104,8 @@ impl Controller {
         concerned.next().is_some()
     }
 
-    /// Namespaces that were closed to other controllers are as they are to this one. What is
-    /// returned is gone when the others know.
+    /// Reopens namespaces to other controllers, in their current format and state. The returned
+    /// [`Weak`] expires when the other controllers have applied that.
     pub(crate) fn open_to_others(&self, nsids: &[u32]) -> Weak<Awaited> {
         let Some(sharing) = &self.sharing else {
             return Weak::new();
@@ -118,15 +123,16 @@ impl Controller {
         Arc::downgrade(&awaited)
     }
 
-    /// Nobody but this controller erases the namespace, if it does.
+    /// Returns whether this controller is still the one that erases the namespace, or none does.
     pub(crate) fn may_still_erase(&self, nsid: u32) -> bool {
         let sharing = self.sharing.as_ref();
         let shared = sharing.and_then(|sharing| Some((sharing.namespace(nsid)?, sharing.cntlid())));
         shared.is_none_or(|(shared, cntlid)| shared.is_erased_by(cntlid))
     }
 
-    /// Namespaces are open that this controller has erased, to it and to others; but not those that
-    /// another one erases by now. What is returned is gone when the others know.
+    /// Opens namespaces that this controller has erased, to itself and to others, except those
+    /// that another controller erases by now. The returned [`Weak`] expires when the others have
+    /// applied that.
     pub(crate) fn open_erased(&mut self, nsids: &[u32]) -> Weak<Awaited> {
         let awaited = self.open_to_others(nsids);
         for nsid in nsids {
@@ -141,14 +147,14 @@ impl Controller {
         awaited
     }
 
-    /// Another controller has begun to erase a namespace, or does not any more.
+    /// Handles the beginning or end of an erasure by another controller.
     pub(super) fn erasing_changed(&mut self, nsid: u32) {
         let Some(sharing) = &self.sharing else {
             return;
         };
         let mut parts = sharing.parts.iter();
         let Some(part) = parts.find(|part| part.shared.nsid() == nsid) else {
-            // It has been detached since.
+            // The namespace was detached since.
             return;
         };
         let (erasing, awaited) = part.shared.take_erasing(sharing.cntlid());
@@ -164,7 +170,7 @@ impl Controller {
             && let Some(awaited) = awaited
         {
             let before = |owed: &Owed| matches!(owed, Owed::Erasing(of, _) if *of == nsid);
-            // Who waited for that does not any more.
+            // An earlier waiter for the same namespace is superseded.
             sharing.unanswered.retain(|owed| !before(owed));
             sharing.unanswered.push(Owed::Erasing(nsid, awaited));
         }
@@ -172,7 +178,7 @@ impl Controller {
         self.answer_others();
     }
 
-    /// The namespace of this index is closed to commands, or has that format and is open.
+    /// Closes the namespace of this index to commands, or opens it with that format.
     pub(super) fn apply_erasing(&mut self, index: usize, erasing: Erasing) {
         let Some(ns) = self.engine.namespaces.get(index) else {
             return;

@@ -1,7 +1,7 @@
 //! Enable, shutdown and the kinds of reset ("NVMe Base 2.1", 3.5 to 3.7).
 //!
-//! A reset and a shutdown both wait for commands in flight; they go on in [`Controller::progress`],
-//! each round.
+//! A reset and a shutdown both wait for commands in flight; [`Controller::progress`] advances
+//! them in each round.
 
 use super::{BootRegisters, Cmb, Controller, MPSMAX};
 use crate::engine::Order;
@@ -9,10 +9,10 @@ use crate::survival::state::Registers;
 use nvme::log::HardwareErrorCode;
 use nvme::regs::{Ams, Aqa, Cc, CcCss, Csts, Shn, Shst};
 
-/// What the controller is in the middle of.
+/// Life-cycle state of the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// CC.EN is 0 and everything is at rest.
+    /// CC.EN is 0 and no command is in flight.
     Disabled,
     /// CSTS.RDY is 1.
     Ready,
@@ -22,10 +22,10 @@ pub(super) enum State {
     Failed,
 }
 
-/// How far a shutdown is, in whatever state it was asked for. A controller-level reset ends it.
+/// Progress of a shutdown, in any state. A controller-level reset ends it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shutdown {
-    /// None was asked for.
+    /// No shutdown was requested.
     No,
     /// CSTS.SHST is 01b: commands in flight end, then volumes make everything durable.
     Occurring,
@@ -42,7 +42,7 @@ const STATES: [State; 4] = [
 const SHUTDOWNS: [Shutdown; 3] = [Shutdown::No, Shutdown::Occurring, Shutdown::Complete];
 
 impl Controller {
-    /// Registers, and how far the controller is, as data.
+    /// Returns the registers and the life-cycle state to be saved.
     pub(crate) fn save_registers(&self) -> Registers {
         Registers {
             cc: self.cc.into_bits(),
@@ -58,8 +58,9 @@ impl Controller {
         }
     }
 
-    /// As [`Controller::save_registers`] said; what follows from them is done by
-    /// [`Controller::resume_life`]. `None`: there is no such state.
+    /// Restores the registers saved by [`Controller::save_registers`].
+    /// [`Controller::resume_life`] carries out their consequences. Returns `None` when the saved
+    /// state is invalid.
     pub(crate) fn restore_registers(&mut self, saved: &Registers) -> Option<()> {
         self.cc = Cc::from_bits(saved.cc);
         self.csts = Csts::from_bits(saved.csts);
@@ -75,12 +76,12 @@ impl Controller {
         Some(())
     }
 
-    /// The host uses the controller.
+    /// Returns whether the host uses the controller.
     pub(crate) fn is_ready_state(&self) -> bool {
         self.state == State::Ready
     }
 
-    /// CSTS.
+    /// Returns CSTS.
     pub(crate) fn csts_bits(&self) -> u32 {
         self.csts.into_bits()
     }
@@ -90,13 +91,14 @@ impl Controller {
         self.state == State::Ready && self.shutdown == Shutdown::No && self.engine.is_master()
     }
 
-    /// The host may be told of the end of a command that has outlasted others: it has not shut the
-    /// controller down, which has not failed either.
+    /// Returns whether a long-running command may be completed to the host: the controller is
+    /// ready, and neither shut down nor failed.
     pub(crate) fn may_complete(&self) -> bool {
         self.state == State::Ready && self.shutdown != Shutdown::Complete
     }
 
-    /// Goes on with what the restored registers say: the queues are there.
+    /// Resumes the activity that the restored registers imply. The queues have been restored
+    /// already.
     pub(crate) fn resume_life(&mut self) {
         if self.state == State::Failed || self.shutdown != Shutdown::No {
             self.admin.keep_alive.stop();
@@ -110,7 +112,7 @@ impl Controller {
     pub(super) fn write_cc(&mut self, new: Cc) {
         let old = std::mem::replace(&mut self.cc, new);
         match (old.en(), new.en()) {
-            // A reset that is going on ends with it.
+            // A pending reset continues, and then enables the controller.
             (false, true) if self.state == State::Resetting => {}
             (false, true) => self.enable(),
             (true, false) => self.begin_reset(),
@@ -127,7 +129,7 @@ impl Controller {
     }
 
     fn enable(&mut self) {
-        // A shutdown of the disabled controller is over with this.
+        // This ends a shutdown of the disabled controller.
         self.shutdown = Shutdown::No;
         self.csts.set_shst(Shst::NORMAL);
         let cc = self.cc;
@@ -194,7 +196,7 @@ impl Controller {
         self.stop_fetching();
     }
 
-    /// Something from which only a reset helps (CSTS.CFS).
+    /// Fails the controller (CSTS.CFS), so that only a reset helps.
     pub(crate) fn fatal(&mut self, why: &str) {
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::warn!(left_out, why, "controller fatal status");
@@ -222,8 +224,8 @@ impl Controller {
         self.fail();
     }
 
-    /// Looks at the windows after a fault anywhere in the process: what this controller wrote to a
-    /// file that shrank went nowhere, so that it must not go on as if nothing had happened.
+    /// Checks the memory windows after a fault anywhere in the process. Data that this controller
+    /// wrote to a file that shrank is lost, so the controller must not carry on.
     pub(super) fn check_memory(&mut self) -> bool {
         let faults = dma::sigbus::faults();
         if std::mem::replace(&mut self.faults, faults) == faults || !self.engine.dma.is_poisoned() {
@@ -253,8 +255,8 @@ impl Controller {
         self.progress();
     }
 
-    /// NVM Subsystem Reset: as a power cycle, to the host; in any state. CSTS.NSSRO tells of it
-    /// afterwards.
+    /// NVM Subsystem Reset, which the host sees as a power cycle; valid in any state. CSTS.NSSRO
+    /// is set afterwards.
     pub(super) fn subsystem_reset(&mut self) {
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::info!(left_out, "NVM subsystem reset");
@@ -265,7 +267,8 @@ impl Controller {
         self.begin_reset();
     }
 
-    /// Function level reset and device reset by the VMM, see [`Controller::reset`].
+    /// Resets the registers, for a function level reset and a device reset by the VMM, see
+    /// [`Controller::reset`].
     fn reset_registers(&mut self) {
         self.cc = Cc::new();
         self.aqa = Aqa::new();
@@ -290,7 +293,7 @@ impl Controller {
         self.progress();
     }
 
-    /// Everything that completed is durable.
+    /// Handles the end of a flush: all completed commands are durable.
     pub(super) fn flushed(&mut self) {
         if self.shutdown == Shutdown::Occurring {
             self.touch();
@@ -299,7 +302,7 @@ impl Controller {
         }
     }
 
-    /// Goes on with a reset that waits for commands in flight.
+    /// Completes a reset when the commands in flight have ended. Returns whether it did.
     pub(super) fn progress(&mut self) -> bool {
         if self.state != State::Resetting || !self.engine.drained() || !self.migration.stopped() {
             return false;
@@ -324,16 +327,16 @@ impl Controller {
         true
     }
 
-    /// The VMM resets the device: registers and configuration space as after power-on. It has
-    /// ended when [`Controller::is_resetting`] says no. Guest memory and interrupt receivers are
-    /// the VMM's and stay.
+    /// Resets the device on behalf of the VMM: registers and configuration space return to their
+    /// power-on values. The reset has ended when [`Controller::is_resetting`] returns `false`.
+    /// Guest memory and interrupt receivers belong to the VMM and stay.
     pub fn reset(&mut self) {
         self.reset_cmbmsc();
         self.function_level_reset();
     }
 
-    /// As [`Controller::reset`]; CMBMSC stays as it is ("NVMe Base 2.1", 3.1.4.16): drivers do not
-    /// look for the buffer again.
+    /// Function level reset: like [`Controller::reset`], except that CMBMSC keeps its value
+    /// ("NVMe Base 2.1", 3.1.4.16), because drivers do not look for the buffer again.
     pub(super) fn function_level_reset(&mut self) {
         if self.has_queues() && self.shutdown != Shutdown::Complete {
             self.engine.stats.unsafe_shutdowns.add(1);
@@ -347,7 +350,7 @@ impl Controller {
         self.settle();
     }
 
-    /// A reset waits for commands in flight.
+    /// Returns whether a reset waits for commands in flight.
     pub fn is_resetting(&self) -> bool {
         self.state == State::Resetting
     }

@@ -1,5 +1,6 @@
-//! Marks of Write Uncorrectable, as the control half changes them: who is told, who is waited for,
-//! and what is committed first. [`marks`](crate::marks) says how that fits together.
+//! The control half of Write Uncorrectable: notification of the other engines and controllers,
+//! the commands that wait for them, and the commit that precedes completion.
+//! [`marks`](crate::marks) describes the whole.
 
 use super::Controller;
 use super::migration::Place;
@@ -9,13 +10,14 @@ use crate::subsystem::Awaited;
 use nvme::Status;
 use std::sync::{Arc, Weak};
 
-/// A Write Uncorrectable command whose blocks are marked, until every engine knows.
+/// A Write Uncorrectable command whose blocks are marked, waiting until every engine has applied
+/// the marks.
 struct Waiting {
     place: Place,
     tag: u64,
-    /// For each remote engine the order that it is to apply.
+    /// For each remote engine, the number of the order that it has to apply.
     orders: Vec<u64>,
-    /// Gone when all other controllers know.
+    /// Expires when all other controllers have applied the marks.
     awaited: Weak<Awaited>,
 }
 
@@ -23,7 +25,7 @@ struct Waiting {
 struct End {
     place: Place,
     tag: u64,
-    /// `None`: its own.
+    /// `None`: the command's own status.
     status: Option<Status>,
 }
 
@@ -32,12 +34,12 @@ struct End {
 pub(crate) struct MarkingState {
     pub table: Arc<MarkTable>,
     waiting: Vec<Waiting>,
-    /// They end when what they did is committed.
+    /// Commands that complete when their changes are committed.
     uncommitted: Vec<End>,
 }
 
 impl MarkingState {
-    /// A controller-level reset: no command waits any more.
+    /// Handles a controller-level reset: no command waits any more.
     pub fn reset(&mut self) {
         self.waiting.clear();
         self.uncommitted.clear();
@@ -50,7 +52,7 @@ impl MarkingState {
 }
 
 impl Controller {
-    /// A command changes marks, in this engine.
+    /// Changes marks on behalf of a command in this engine.
     pub(super) fn change_marks(&mut self, place: Place, marking: Marking) {
         let Marking { tag, ns, change } = marking;
         let found = self.engine.namespaces.get(ns);
@@ -61,7 +63,7 @@ impl Controller {
         match change {
             Change::Mark(slba, blocks) => {
                 if !self.mark(&marks, slba, blocks) {
-                    // There is no status for it. Others that are written make room.
+                    // No status fits a full table. Writes to other marked blocks make room.
                     let status = Some(Status::INTERNAL_ERROR);
                     return self.end_marking(End { place, tag, status });
                 }
@@ -87,14 +89,15 @@ impl Controller {
         }
     }
 
-    /// Marks blocks, if there is room. All that is marked here is: no other thread marks what
-    /// another process has to know.
+    /// Marks blocks, if there is room. Only this thread marks blocks that another process has to
+    /// know of, so the count does not change meanwhile.
     fn mark(&self, marks: &Marks, slba: u64, blocks: u64) -> bool {
         let others = self.marks.table.pieces().saturating_sub(marks.pieces());
         marks.mark(slba, blocks, PIECES.saturating_sub(others))
     }
 
-    /// Marks of a namespace have gone: if these were the last, its commands go the short way again.
+    /// Handles the removal of marks: after the last one, the namespace's commands take the fast
+    /// path again.
     fn marks_went(&mut self, nsid: u32, marks: &Marks) {
         self.touch();
         if marks.any() {
@@ -123,7 +126,7 @@ impl Controller {
         worked
     }
 
-    /// The command ends when what it did is committed.
+    /// Completes the command when its changes are committed.
     fn end_marking(&mut self, end: End) {
         self.touch();
         match self.survives() {
@@ -136,7 +139,7 @@ impl Controller {
         self.order(place, Order::EndMarking(tag, status));
     }
 
-    /// What was changed is committed.
+    /// Completes the commands that waited for the commit of their changes.
     pub(crate) fn marks_committed(&mut self) {
         crash::point!("controller.mark.committed");
         for end in std::mem::take(&mut self.marks.uncommitted) {
@@ -144,7 +147,7 @@ impl Controller {
         }
     }
 
-    // ---- what else takes marks away
+    // ---- other operations that remove marks
 
     /// Namespaces were erased, whole.
     pub(crate) fn unmark_all(&mut self, nsids: &[u32]) {
@@ -153,7 +156,7 @@ impl Controller {
         }
     }
 
-    /// A namespace has so many blocks now: those behind them are not there.
+    /// Removes the marks behind a namespace's last block, after it was resized.
     pub(crate) fn cut_marks(&mut self, nsid: u32, blocks: u64) {
         let marks = self.marks.table.of(nsid);
         if marks.cut(blocks) {
@@ -161,10 +164,10 @@ impl Controller {
         }
     }
 
-    // ---- what the next process finds
+    // ---- restart
 
-    /// The marks that the process before had, as far as the namespaces have such blocks; no more
-    /// than there may be.
+    /// Restores the marks of the previous process, for blocks that the namespaces have, within
+    /// the limits.
     pub(crate) fn restore_marks(&mut self, saved: &Listed) {
         for (nsid, ranges) in saved {
             let Ok(index) = self.engine.namespace_index(*nsid) else {

@@ -1,4 +1,4 @@
-//! The control half, as its owner sees it: PCI, guest memory, interrupts, rounds.
+//! The control half: PCI, guest memory, interrupts, rounds.
 
 mod attach;
 mod boot;
@@ -56,10 +56,10 @@ pub struct Controller {
     pub(crate) admin: Admin,
     pub(crate) migration: Migration,
     pub(crate) marks: MarkingState,
-    /// Of a controller that is one of a subsystem. Behind the engines: nothing is in flight when it
-    /// leaves that.
+    /// Present when the controller is one of a subsystem. Declared after the engines, so that
+    /// nothing is in flight when the controller leaves the subsystem.
     sharing: Option<Sharing>,
-    /// What the next process needs, if there is to be one.
+    /// State for the next process, if restart is enabled.
     pub(crate) survival: Option<Survival>,
     pub(crate) queues: Queues,
     /// Completions of admin commands, which are posted when their effect is committed.
@@ -72,54 +72,54 @@ pub struct Controller {
     aqa: Aqa,
     asq: u64,
     acq: u64,
-    /// Its memory buffer, if it is to have one.
+    /// Controller memory buffer, if configured.
     pub(crate) cmb: Option<Cmb>,
     pub(crate) boot: BootRegisters,
-    /// Bus Master Enable was cleared while commands were in flight.
+    /// Present after Bus Master Enable was cleared while commands were in flight.
     draining: Option<Draining>,
-    /// A namespace that is being attached.
+    /// Namespace that is being attached.
     attaching: Option<Attaching>,
-    /// The last one could not be opened by every worker.
+    /// The last attachment failed, because a worker could not open the namespace.
     attach_refused: bool,
-    /// When the round began.
+    /// Time at which the round began.
     pub(crate) now: Instant,
-    /// Faults in guest memory that this process had when the windows were last looked at.
+    /// Faults in guest memory of this process, as of the last check of the windows.
     faults: u64,
 }
 
-/// The memory behind a controller's doorbells, which is shared with its client. Clones are the
-/// same: who has the last one unmaps it.
+/// The memory behind a controller's doorbells, which is shared with its client. Clones refer to
+/// the same memory; dropping the last one unmaps it.
 #[derive(Clone, Debug)]
 pub struct DoorbellPage(Arc<SharedPages>);
 
 impl DoorbellPage {
-    /// A page of zeroes.
+    /// Creates a page of zeroes.
     ///
     /// # Errors
-    /// [`ConfigError::Memory`]: there is none to be had.
+    /// [`ConfigError::Memory`] when there is no memory.
     pub fn new() -> Result<Self, ConfigError> {
         Ok(Self(Arc::new(SharedPages::new(pci::BAR0_SIZE as usize)?)))
     }
 
-    /// That of a process that has ended, from its file.
+    /// Opens the doorbell page of a process that has ended, from its file.
     ///
     /// # Errors
-    /// [`ConfigError::Memory`]: it is another kind of file, or cannot be mapped.
+    /// [`ConfigError::Memory`] when the file is of another kind, or cannot be mapped.
     pub fn from_fd(fd: OwnedFd) -> Result<Self, ConfigError> {
         let pages = SharedPages::open(fd, pci::BAR0_SIZE as usize)?;
         Ok(Self(Arc::new(pages)))
     }
 }
 
-/// Its file, to be kept.
+/// The memory file of the page, which may be kept across a restart.
 impl AsFd for DoorbellPage {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.fd()
     }
 }
 
-/// The zones of a controller that begins anew. Where it shares them with one that goes on, nothing
-/// happens to them.
+/// Begins the zones of a new controller. Zones that it shares with a running controller are not
+/// affected.
 fn begin_zones(namespaces: &[NamespaceConfig]) {
     for zones in namespaces.iter().filter_map(|ns| ns.zones.as_ref()) {
         zones.begin();
@@ -127,8 +127,8 @@ fn begin_zones(namespaces: &[NamespaceConfig]) {
 }
 
 impl Controller {
-    /// A controller that is powered on and disabled. `id` names it in the tags of its volume
-    /// requests, see [`tag_owner`](crate::tag_owner); `io` is its worker's.
+    /// Creates a controller that is powered on and disabled. `id` names it in the tags of its
+    /// volume requests, see [`tag_owner`](crate::tag_owner); `io` is its worker's.
     pub fn new(
         id: u16,
         config: ControllerConfig,
@@ -138,11 +138,11 @@ impl Controller {
         Self::with_page(id, config, namespaces, io, DoorbellPage::new()?)
     }
 
-    /// The same with a doorbell page that was made before: not on the thread that serves others
-    /// meanwhile.
+    /// Creates a controller with a doorbell page that was made before, for example on a thread
+    /// that serves no guests.
     ///
     /// # Errors
-    /// As those of [`Controller::new`].
+    /// Those of [`Controller::new`].
     pub fn with_page(
         id: u16,
         config: ControllerConfig,
@@ -154,11 +154,11 @@ impl Controller {
         Self::make(id, config, namespaces, io, page, None)
     }
 
-    /// The same, and another process can go on where this one ends
-    /// ([`Controller::restore`]): `state` is a new state memory, made for [`state_layout`].
+    /// Creates a controller that another process can take over ([`Controller::restore`]): `state`
+    /// is a new state memory, made for [`state_layout`].
     ///
     /// # Errors
-    /// As those of [`Controller::new`], and [`ConfigError::State`].
+    /// Those of [`Controller::new`], and [`ConfigError::State`].
     ///
     /// [`state_layout`]: crate::state_layout
     pub fn with_state(
@@ -213,7 +213,7 @@ impl Controller {
         }
         let mut config = config;
         if let Some(state) = &state {
-            // As many as can be recorded.
+            // At most as many commands as the state memory can record.
             config.max_in_flight = config.max_in_flight.min(state.commands()).max(1);
         }
         config.max_namespaces = config.max_namespaces.max(seen.last().copied().unwrap_or(1));
@@ -286,7 +286,7 @@ impl Controller {
         Ok(controller)
     }
 
-    /// The memory behind its doorbells.
+    /// Returns the memory behind the doorbells.
     pub fn doorbell_page(&self) -> DoorbellPage {
         DoorbellPage(self.engine.doorbell_page().clone())
     }
@@ -299,24 +299,24 @@ impl Controller {
         found.map(|ns| ns.passthrough = Some(passthrough)).is_some()
     }
 
-    /// The counters, to be read by anyone.
+    /// Returns the counters, which any thread may read.
     pub fn stats(&self) -> Arc<ControllerStats> {
         self.engine.stats.clone()
     }
 
-    /// What the controller was made of.
+    /// Returns the controller's configuration.
     pub fn config(&self) -> &ControllerConfig {
         &self.config
     }
 
-    /// The pages behind BAR0: a client may map the doorbell page at [`pci::DOORBELL_OFFSET`] of its
-    /// file.
+    /// Returns the pages behind BAR0: a client may map the doorbell page at
+    /// [`pci::DOORBELL_OFFSET`] of its file.
     pub fn bar0_pages(&self) -> &Arc<SharedPages> {
         self.engine.doorbell_page()
     }
 
-    /// The VMM is gone: reset, and its memory and interrupt receivers are released. The next one
-    /// finds the controller as after power-on.
+    /// Handles the disconnection of the VMM: resets the controller, and releases memory and
+    /// interrupt receivers. The next client finds the controller as after power-on.
     pub fn disconnect(&mut self) {
         self.order_all(|| Order::ForgetSinks);
         self.reset();
@@ -327,31 +327,32 @@ impl Controller {
         self.record_reset();
         self.touch();
         self.settle();
-        // The next process is not to look for the memory of a client that has gone.
+        // The next process must not look for the memory of a disconnected client.
         self.note_quiesced();
     }
 
-    /// Starts to make everything durable that went through this worker, for a clean exit of the
-    /// process, in which each worker does that. It ends when [`Controller::is_drained`] says so.
+    /// Starts to make all data durable that was written through this worker, for a clean exit of
+    /// the process. Each worker does so. The flush has ended when [`Controller::is_drained`]
+    /// returns `true`.
     pub fn flush(&mut self) {
         self.engine.flush_for_exit();
     }
 
-    /// No command is in flight on this worker, and no flush.
+    /// Returns whether no command is in flight on this worker, and no flush.
     pub fn is_drained(&self) -> bool {
         self.engine.drained()
     }
 
     // ---- interrupts
 
-    /// Number of MSI-X vectors.
+    /// Returns the number of MSI-X vectors.
     pub fn vectors(&self) -> u16 {
         self.engine.irqs.vectors()
     }
 
-    /// Sets or takes away the receiver of an MSI-X vector; a pending interrupt is delivered to a
-    /// new one. Answer the VMM when [`Controller::receivers_settled`] says so: then the one before
-    /// is not signalled any more.
+    /// Sets or removes the receiver of an MSI-X vector; a pending interrupt is delivered to a new
+    /// receiver. Answer the VMM when [`Controller::receivers_settled`] returns `true`: the
+    /// previous receiver is not signalled any more then.
     pub fn set_msix(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
         self.order_all(|| Order::Vector(vector, sink.clone()));
         self.touch();
@@ -359,7 +360,7 @@ impl Controller {
         self.engine.irqs.deliver_pending();
     }
 
-    /// Every worker knows the receivers.
+    /// Returns whether every worker has applied the changes of receivers.
     pub fn receivers_settled(&self) -> bool {
         self.migration.receivers_settled()
     }
@@ -372,14 +373,15 @@ impl Controller {
         self.engine.end_round();
     }
 
-    /// The VMM masks the INTx pin.
+    /// Masks the INTx pin on behalf of the VMM.
     pub fn mask_intx(&mut self) {
         self.engine.irqs.mask_pin();
         self.touch();
         self.settle();
     }
 
-    /// The VMM unmasks the INTx pin: it fires again if the host has not consumed everything.
+    /// Unmasks the INTx pin on behalf of the VMM: it fires again if the host has not consumed
+    /// everything.
     pub fn unmask_intx(&mut self) {
         self.engine.end_round();
         self.engine.irqs.unmask_pin();
@@ -408,20 +410,21 @@ impl Controller {
         Ok(())
     }
 
-    /// What [`Controller::dma_unmap`] would return now. Nothing changes.
+    /// Returns the length that [`Controller::dma_unmap`] would return now, without unmapping.
     ///
     /// # Errors
-    /// Those of it.
+    /// Those of [`Controller::dma_unmap`].
     pub fn dma_unmap_size(&self, iova: u64, len: u64) -> Result<u64, MapError> {
         self.engine.dma.unmap_size(iova, len)
     }
 
-    /// Takes the windows in a range away, and returns the sum of their lengths. Answer the VMM when
-    /// [`Controller::dma_quiesced`] says so: then no command in flight can touch them any more.
+    /// Removes the windows in a range, and returns the sum of their lengths. Answer the VMM when
+    /// [`Controller::dma_quiesced`] returns `true`: no command in flight can touch the windows
+    /// any more then.
     pub fn dma_unmap(&mut self, iova: u64, len: u64) -> Result<u64, MapError> {
         let bytes = self.change_memory(&MemoryChange::Unmap { iova, len })?;
         if bytes > 0 {
-            // It does not overflow: there were windows.
+            // This does not overflow, because there were windows.
             self.note_unmapped(iova, iova.saturating_add(len - 1));
         }
         Ok(bytes)
@@ -444,7 +447,7 @@ impl Controller {
         Ok(bytes)
     }
 
-    /// No command in flight can touch memory that was unmapped.
+    /// Returns whether no command in flight can touch unmapped memory.
     pub fn dma_quiesced(&mut self) -> bool {
         let quiesced = self.engine.dma.quiesced() && self.migration.quiesced();
         if quiesced {
@@ -453,20 +456,20 @@ impl Controller {
         quiesced
     }
 
-    /// The windows.
+    /// Returns the windows of guest memory.
     pub fn dma(&self) -> &DmaMap {
         &self.engine.dma
     }
 
     // ---- running
 
-    /// One round: what the host submitted is fetched and started, what completed is posted,
-    /// interrupts are sent. Returns whether there was anything to do.
+    /// Runs one round: fetches and starts submitted commands, posts completions, and sends
+    /// interrupts. Returns whether there was anything to do.
     pub fn poll(&mut self, now: Instant) -> bool {
         self.poll_within(now, &mut Budget::unlimited())
     }
 
-    /// The same within a budget: what it does not last for is there in the next round.
+    /// Runs one round within a budget. Work beyond the budget is left for the next round.
     pub fn poll_within(&mut self, now: Instant, budget: &mut Budget) -> bool {
         self.now = now;
         let mut worked = self.engine.poll(now, budget);
@@ -482,7 +485,7 @@ impl Controller {
         self.touch_counters();
         self.settle();
         worked |= self.engine.end_round();
-        // What was found only then is for the next round.
+        // Events found at the end of the round are handled in the next one.
         worked || !self.engine.events.is_empty()
     }
 
@@ -512,9 +515,9 @@ impl Controller {
         }
     }
 
-    /// A request came back from a volume. It may start the next request: completions of the
-    /// worker's ring may be handed in as [`Io::poll`] hands them out, others are collected first
-    /// ([`Controller::poll_volumes`]).
+    /// Handles the completion of a volume request, which may start the next request. Completions
+    /// of the worker's ring may be handed in as [`Io::poll`] delivers them; completions of
+    /// volumes without the ring are collected first ([`Controller::poll_volumes`]).
     pub fn complete(&mut self, completion: volume::Completion) {
         self.engine.complete(completion);
     }
@@ -524,33 +527,34 @@ impl Controller {
         self.engine.poll_volumes(out);
     }
 
-    /// Before sleeping: arms EventIdx of every queue. `true` when something arrived meanwhile: poll
-    /// again.
+    /// Arms EventIdx of every queue, before the worker sleeps. Returns `true` when a doorbell was
+    /// rung meanwhile: poll again.
     pub fn arm(&mut self) -> bool {
         self.engine.arm()
     }
 
-    /// One more look a little after [`Controller::arm`], for hosts without a barrier between their
-    /// shadow store and their EventIdx load. `true` when something arrived: poll again.
+    /// Checks the doorbells once more shortly after [`Controller::arm`], for hosts without a
+    /// barrier between their shadow store and their EventIdx load. `true` when a command arrived:
+    /// poll again.
     pub fn recheck(&mut self) -> bool {
         self.engine.recheck()
     }
 
-    /// Nothing will tell the worker of new work: doorbells are written by the client's own stores,
-    /// or a volume completes by being polled.
+    /// Returns whether new work arrives without a notification: doorbells are written by the
+    /// client's own stores, or a volume completes by being polled.
     pub fn needs_polling(&self) -> bool {
         (self.config.mapped_doorbells && self.csts.rdy() && self.engine.is_master())
             || self.engine.polled_in_flight()
     }
 
-    /// Commands of the host's that are at work below, in whatever way they tell of their end; the
-    /// controller's own flushes included.
+    /// Returns the number of the host's commands in flight, polled or not, plus the controller's
+    /// own flushes.
     pub fn in_flight(&self) -> usize {
         self.engine.in_flight()
     }
 
-    /// The host has rung for a queue that was busy lately: [`Controller::poll`] would find it. A
-    /// short look between two rounds; it need not be made.
+    /// Returns whether the host has rung for a recently busy queue, so that [`Controller::poll`]
+    /// would find a command. This is an optional check between two rounds.
     pub fn has_news(&self) -> bool {
         self.engine.has_news()
     }
@@ -560,17 +564,18 @@ impl Controller {
         self.engine.in_flight() > 0
     }
 
-    /// The host uses shadow doorbells.
+    /// Returns whether the host uses shadow doorbells.
     pub fn shadowed(&self) -> bool {
         self.engine.shadowed()
     }
 
-    /// CSTS.RDY.
+    /// Returns CSTS.RDY.
     pub fn is_ready(&self) -> bool {
         self.csts.rdy()
     }
 
-    /// When [`Controller::poll`] has to be called next even if nothing happens.
+    /// Returns the time at which [`Controller::poll`] has to be called next, although no event
+    /// precedes it.
     pub fn deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.engine.next_interrupt(),

@@ -1,4 +1,5 @@
-//! Where the host's queues are, in whatever engine: what a process needs to find them again.
+//! Locations of the host's queues in all engines, which the next process needs to find them
+//! again.
 
 use crate::engine::{SavedCq, SavedSq};
 use std::collections::BTreeMap;
@@ -11,12 +12,12 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// Completion queues.
+    /// Returns the completion queues.
     pub fn cqs(&self) -> impl Iterator<Item = &SavedCq> {
         self.cqs.values()
     }
 
-    /// Submission queues; those that are being deleted, too.
+    /// Returns the submission queues, including those that are being deleted.
     pub fn sqs(&self) -> impl Iterator<Item = &SavedSq> {
         self.sqs.values()
     }
@@ -37,7 +38,7 @@ impl Queues {
         self.sqs.remove(&qid);
     }
 
-    /// A controller-level reset: there is none any more.
+    /// Removes all queues, in a controller-level reset.
     pub fn clear(&mut self) {
         *self = Queues::default();
     }

@@ -5,8 +5,8 @@ use crate::pci;
 use nvme::regs::{self, Aqa, Cc, Crto, Csts, Vs};
 
 impl Controller {
-    /// Reads BAR0 at any offset and length. What is no register reads as zero; where the function
-    /// does not answer, all bits are ones.
+    /// Reads BAR0 at any offset and length. Unassigned offsets read as zero; while the function
+    /// does not decode memory, all bits read as ones.
     pub fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
         if !self.pci.decodes_memory() {
             return data.fill(0xff);
@@ -52,8 +52,8 @@ impl Controller {
     }
 
     /// Writes BAR0. Registers take whole dwords, one or two at a time; other writes are ignored
-    /// ("NVMe over PCIe Transport 1.1", 3.1 leaves them undefined), as is everything where the
-    /// function does not answer.
+    /// ("NVMe over PCIe Transport 1.1", 3.1 leaves them undefined), and so are all writes while
+    /// the function does not decode memory.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8]) {
         if !self.pci.decodes_memory() {
             return;
@@ -83,7 +83,7 @@ impl Controller {
     fn write_register(&mut self, offset: u64, value: u32) {
         let low = |old: u64| old & !0xffff_ffff | u64::from(value);
         let high = |old: u64| old & 0xffff_ffff | u64::from(value) << 32;
-        // Doorbells are not the control half's; what is wrong with one says so itself.
+        // Doorbells belong to the engine, which reports invalid values itself.
         if offset < pci::DOORBELL_OFFSET {
             self.touch();
         }

@@ -1,6 +1,6 @@
-//! The control half of a controller that is one of a subsystem: what its host may do on each
-//! namespace, reservation commands, and what others have to tell it. [`subsystem`] says how all of
-//! that fits together.
+//! The control half of a controller in a subsystem: its host's access to each namespace,
+//! reservation commands, and messages from the other controllers. [`subsystem`] describes the
+//! whole.
 //!
 //! [`subsystem`]: crate::subsystem
 
@@ -18,30 +18,30 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
-/// A namespace that is attached, or was and has not gone.
+/// A namespace that is attached, or was detached and has not been released.
 pub(super) struct Part {
     pub(super) shared: Arc<SharedNamespace>,
-    /// Of the engine's.
+    /// Index in the engine's list of namespaces.
     pub(super) index: usize,
     access: Access,
     leaving: bool,
 }
 
-/// How the controller reaches a group of namespaces.
+/// State of the controller's path to a group of namespaces.
 #[derive(Clone, Copy)]
 struct Group {
     state: AnaState,
-    /// Of the state, from 1 on.
+    /// Number of changes of the state, from 1 on.
     changes: u64,
 }
 
-/// Who is to be told when nothing is left of what was in flight.
+/// A party to be notified when none of the awaited commands is in flight any more.
 pub(super) enum Owed {
-    /// A namespace, by the number of its message.
+    /// A namespace, with the number of its message.
     Access(Arc<SharedNamespace>, u64),
-    /// Who has changed a group's ANA state: by dropping this.
+    /// Caller that has changed a group's ANA state: notified by dropping the sender.
     Ana(u32, Sender<()>),
-    /// A controller that erases a namespace: likewise.
+    /// A controller that erases a namespace: notified by dropping the [`Arc`].
     Erasing(u32, Arc<Awaited>),
 }
 
@@ -55,7 +55,7 @@ impl Owed {
     }
 }
 
-/// What waits for the end of an operation.
+/// A command that waits for the end of an operation on a shared namespace.
 enum Ticket {
     Command(Box<ReservationCommand>),
     /// A Set Features command, which may wait for the operations of several namespaces.
@@ -65,23 +65,23 @@ enum Ticket {
 /// A Set Features command that waits.
 struct Waiting {
     cid: u16,
-    /// Operations that are not over.
+    /// Number of operations that have not ended.
     operations: usize,
-    /// The first error.
+    /// First error of the operations.
     status: Status,
 }
 
-/// What a controller of a subsystem has beside others.
+/// State of a controller that belongs to a subsystem.
 pub(super) struct Sharing {
     pub(super) inbox: Arc<Inbox>,
     host: HostId,
     pub(super) parts: Vec<Part>,
     tickets: BTreeMap<u64, Ticket>,
     last_ticket: u64,
-    /// To be answered when nothing is left that was in flight.
+    /// Parties to be answered when none of the awaited commands is in flight any more.
     pub(super) unanswered: Vec<Owed>,
     groups: BTreeMap<u32, Group>,
-    /// Changes of what the ANA log page says, since the last controller-level reset.
+    /// Changes to the content of the ANA log page since the last controller-level reset.
     ana_changes: u64,
     waiting: Vec<Waiting>,
     membership: Membership,
@@ -97,7 +97,7 @@ impl Drop for Sharing {
 }
 
 impl Sharing {
-    /// Of a controller that joins its subsystem.
+    /// Joins a controller to its subsystem.
     pub fn join(place: &InSubsystem, cntlid: u16) -> Result<Self, ConfigError> {
         let InSubsystem { subsystem, host } = place;
         if host.is_zero() {
@@ -118,23 +118,23 @@ impl Sharing {
         })
     }
 
-    /// The namespaces that the host finds.
+    /// Returns the shared namespaces that the host finds.
     fn shared(&self) -> impl Iterator<Item = &Arc<SharedNamespace>> {
         let there = self.parts.iter().filter(|part| !part.leaving);
         there.map(|part| &part.shared)
     }
 
-    /// The controller's ID.
+    /// Returns the controller's ID.
     pub(super) fn cntlid(&self) -> u16 {
         self.membership.cntlid()
     }
 
-    /// One of them.
+    /// Returns the shared namespace of this ID that is attached to the controller.
     pub(super) fn namespace(&self, nsid: u32) -> Option<&Arc<SharedNamespace>> {
         self.shared().find(|shared| shared.nsid() == nsid)
     }
 
-    /// A namespace comes, which the engine has under this index.
+    /// Attaches a shared namespace, which the engine has at this index.
     pub fn attach(&mut self, ns: &NamespaceConfig, index: usize) -> Result<(), ConfigError> {
         let nsid = ns.nsid;
         let shared = self.membership.subsystem().namespace(nsid);
@@ -160,7 +160,7 @@ impl Sharing {
         Ok(())
     }
 
-    /// The marks of the namespaces are those of all their controllers.
+    /// Adopts the marks of the namespaces that all their controllers share.
     pub fn share_marks(&self, table: &MarkTable) {
         for shared in self.shared() {
             table.share(shared.nsid(), shared.marks().clone());
@@ -187,7 +187,7 @@ impl Sharing {
 }
 
 impl Controller {
-    /// The engine learns what is allowed on each namespace.
+    /// Passes the allowed accesses on each namespace to the engine.
     pub(super) fn set_gates(&mut self) {
         let Some(sharing) = &self.sharing else {
             return;
@@ -206,7 +206,7 @@ impl Controller {
         }
     }
 
-    /// A namespace comes under this index. What is allowed on it is known from now on.
+    /// Shares a namespace that is being attached at this index, and learns the allowed accesses.
     pub(super) fn share(&mut self, ns: &NamespaceConfig, index: usize) -> Result<(), ConfigError> {
         match &mut self.sharing {
             Some(sharing) => {
@@ -218,7 +218,7 @@ impl Controller {
         }
     }
 
-    /// No new command finds it.
+    /// Marks a namespace as leaving: new commands no longer find it.
     pub(super) fn stop_sharing(&mut self, nsid: u32) {
         let parts = self.sharing.iter_mut();
         for part in parts.flat_map(|sharing| &mut sharing.parts) {
@@ -226,14 +226,14 @@ impl Controller {
         }
     }
 
-    /// Nothing is left of namespaces that were detached.
+    /// Forgets detached namespaces that have been released.
     pub(super) fn stopped_sharing(&mut self) {
         if let Some(sharing) = &mut self.sharing {
             sharing.forget(|part| part.leaving);
         }
     }
 
-    /// A controller-level reset begins: no command waits any more.
+    /// Begins a controller-level reset: no command waits any more.
     pub(super) fn reset_sharing(&mut self) {
         let Some(sharing) = &mut self.sharing else {
             return;
@@ -246,14 +246,14 @@ impl Controller {
         }
     }
 
-    /// The worker is woken by this when others have something to tell.
+    /// Sets the waker by which messages of other controllers wake this worker.
     pub(super) fn wake_for_others(&self, waker: Waker) {
         if let Some(sharing) = &self.sharing {
             sharing.inbox.set_waker(waker);
         }
     }
 
-    /// Takes what others have left. Returns whether there was anything.
+    /// Handles the messages of other controllers. Returns whether there were any.
     pub(super) fn take_inbox(&mut self) -> bool {
         let Some(sharing) = &self.sharing else {
             return false;
@@ -293,7 +293,7 @@ impl Controller {
         };
         let mut parts = sharing.parts.iter_mut();
         let Some(part) = parts.find(|part| part.shared.nsid() == nsid) else {
-            // It has been detached since: that was the answer.
+            // The namespace was detached since, which counts as the answer.
             return;
         };
         part.access = access;
@@ -310,27 +310,27 @@ impl Controller {
         self.answer_others();
     }
 
-    /// Another controller has marked blocks, or taken marks away.
+    /// Handles a change of marks by another controller.
     fn marks_changed(&mut self, nsid: u32) {
         let Some(sharing) = &self.sharing else {
             return;
         };
         let mut parts = sharing.parts.iter();
         let Some(part) = parts.find(|part| part.shared.nsid() == nsid) else {
-            // It has been detached since.
+            // The namespace was detached since.
             return;
         };
         let marked = part.shared.take_marked(sharing.membership.cntlid());
         self.engine.look_at_marks(part.index);
-        // It has looked, which the other one waits for.
+        // The engine has checked the marks, which the other controller waits for.
         drop(marked.awaited);
         if marked.news {
             self.blocks_marked();
         }
     }
 
-    /// The other controllers are told that marks have changed. With `waits`, blocks were marked:
-    /// what is returned is gone when all of them know.
+    /// Notifies the other controllers that marks have changed. With `waits`, blocks were marked,
+    /// and the returned [`Weak`] expires when all controllers have applied that.
     pub(super) fn tell_of_marks(&self, nsid: u32, waits: bool) -> Weak<Awaited> {
         let Some(sharing) = &self.sharing else {
             return Weak::new();
@@ -348,7 +348,7 @@ impl Controller {
             return;
         };
         let Some(known) = sharing.groups.get_mut(&group) else {
-            // None of its namespaces has been attached: those that are will be reached so.
+            // No namespace of the group has been attached: later ones start with the new state.
             return;
         };
         let is_new = std::mem::replace(&mut known.state, state) != state;
@@ -378,20 +378,21 @@ impl Controller {
         self.answer_others();
     }
 
-    /// IDs of such shared namespaces.
+    /// Returns the IDs of the shared namespaces that satisfy `such`.
     pub(crate) fn shared_where(&self, such: impl Fn(&SharedNamespace) -> bool) -> Vec<u32> {
         let shared = self.sharing.iter().flat_map(|sharing| &sharing.parts);
         let shared = shared.filter(|part| such(&part.shared));
         shared.map(|part| part.shared.nsid()).collect()
     }
 
-    /// Others wait for the end of commands.
+    /// Returns whether other controllers wait for the end of commands here.
     pub(super) fn owes_answers(&self) -> bool {
         let sharing = self.sharing.as_ref();
         sharing.is_some_and(|sharing| !sharing.unanswered.is_empty())
     }
 
-    /// Answers others that wait for the end of commands. Returns whether there was anything.
+    /// Answers other controllers when the commands that they wait for have ended. Returns whether
+    /// there were any.
     pub(super) fn answer_others(&mut self) -> bool {
         let Some(sharing) = &mut self.sharing else {
             return false;
@@ -400,11 +401,11 @@ impl Controller {
         let cntlid = sharing.membership.cntlid();
         let before = sharing.unanswered.len();
         for owed in std::mem::take(&mut sharing.unanswered) {
-            // Nothing is left of a namespace that is not there any more.
+            // A namespace that is no longer there has nothing left in flight.
             let parts = sharing.parts.iter();
             let mut parts = parts.filter(|part| owed.is_about(&part.shared));
-            // Who waits for what the host erases there waits for its end, too; but no controller
-            // that erases waits for another one.
+            // A waiter also waits for the end of an erasure on that namespace; but a controller
+            // that erases never waits for another one that does.
             let waits = parts.any(|part| {
                 let erases = || erasure.erases(part.shared.nsid());
                 !engine.fenced(part.index) || !matches!(owed, Owed::Erasing(..)) && erases()
@@ -419,19 +420,19 @@ impl Controller {
         sharing.unanswered.len() < before
     }
 
-    // ---- what the host finds
+    // ---- state reported to the host
 
-    /// The controller is one of a subsystem of several.
+    /// Returns whether the controller is one of a subsystem.
     pub(crate) fn is_shared(&self) -> bool {
         self.sharing.is_some()
     }
 
-    /// The host that uses the controller of a subsystem.
+    /// Returns the host that uses the controller of a subsystem.
     pub(crate) fn host(&self) -> Option<HostId> {
         self.sharing.as_ref().map(|sharing| sharing.host)
     }
 
-    /// The controllers of the subsystem.
+    /// Returns the controllers of the subsystem.
     pub(crate) fn controllers(&self) -> Vec<u16> {
         match &self.sharing {
             Some(sharing) => sharing.membership.subsystem().controllers(),
@@ -439,7 +440,7 @@ impl Controller {
         }
     }
 
-    /// Those that a namespace is attached to.
+    /// Returns the controllers that a namespace is attached to.
     pub(crate) fn controllers_with(&self, nsid: u32) -> Vec<u16> {
         match &self.sharing {
             Some(sharing) => match sharing.namespace(nsid) {
@@ -450,7 +451,7 @@ impl Controller {
         }
     }
 
-    /// The ANA group of a shared namespace, and how the controller reaches it.
+    /// Returns the ANA group of a shared namespace, and its state.
     pub(crate) fn ana_of(&self, nsid: u32) -> Option<(u32, AnaState)> {
         let sharing = self.sharing.as_ref()?;
         let group = sharing.namespace(nsid)?.group();
@@ -458,13 +459,13 @@ impl Controller {
         Some((group, state))
     }
 
-    /// The ANA log page of a controller that shares its namespaces.
+    /// Returns the ANA log page of a controller that shares its namespaces.
     pub(crate) fn shared_ana_log(&self, groups_only: bool) -> Option<Vec<u8>> {
         let sharing = self.sharing.as_ref()?;
         let told = |(group, now): (&u32, &Group)| {
             let of = sharing.shared().filter(|shared| shared.group() == *group);
             let mut nsids: Vec<u32> = of.map(|shared| shared.nsid()).collect();
-            // Nothing is said of a group whose namespaces have all gone.
+            // A group without attached namespaces is not listed.
             let there = !nsids.is_empty();
             nsids.sort_unstable();
             if groups_only {
@@ -481,7 +482,7 @@ impl Controller {
         Some(ana::log_page(sharing.ana_changes, &groups))
     }
 
-    /// Persist Through Power Loss of a namespace: whether it is on, and whether it can be.
+    /// Returns whether Persist Through Power Loss of a namespace is on, and whether it can be.
     pub(crate) fn persistence(&self, nsid: u32) -> Option<(bool, bool)> {
         let shared = self.sharing.as_ref()?.namespace(nsid)?;
         Some(shared.persistence())
@@ -489,7 +490,7 @@ impl Controller {
 
     // ---- reservation commands
 
-    /// A reservation command was fetched.
+    /// Executes a reservation command that was fetched.
     pub(super) fn reservation(&mut self, command: ReservationCommand) {
         let nsid = command.command.nsid.get();
         let Some(sharing) = &mut self.sharing else {
@@ -502,7 +503,7 @@ impl Controller {
             Asked::Operation(operation) => {
                 let ticket = Ticket::Command(Box::new(command));
                 sharing.submit(&shared, ticket, operation);
-                // It may be over already, and this worker is awake.
+                // The operation may be over already, and this worker is awake.
                 self.take_inbox();
             }
             Asked::Report { extended } => {
@@ -542,7 +543,7 @@ impl Controller {
             return;
         };
         match sharing.tickets.remove(&ticket) {
-            // It was forgotten by a reset.
+            // A reset has dropped the ticket.
             None => {}
             Some(Ticket::Command(command)) => {
                 let result = match status.is_success() {

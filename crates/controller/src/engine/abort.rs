@@ -2,20 +2,20 @@
 
 use super::{Engine, Event};
 
-/// Commands of one queue that may wait to be aborted when they are fetched.
+/// Maximum number of commands of one queue that wait to be aborted when they are fetched.
 const WAITING: usize = 64;
 
 impl Engine {
     /// Tries to end a command early: one in flight in a volume, or one that was submitted and not
-    /// fetched yet. Answered by [`Event::AbortDone`], or by [`Event::AbortMissed`] if there is
-    /// none.
+    /// fetched yet. Answered by [`Event::AbortDone`], or by [`Event::AbortMissed`] if there is no
+    /// such command.
     pub(super) fn abort(&mut self, sqid: u16, cid: u16) {
         if !self.begin_abort(sqid, cid) {
             self.events.push_back(Event::AbortMissed { sqid, cid });
         }
     }
 
-    /// `false` when there is no such command.
+    /// Begins the abort of a command. Returns `false` when there is no such command.
     fn begin_abort(&mut self, sqid: u16, cid: u16) -> bool {
         if let Some(index) = self.slots.find(sqid, cid) {
             let tag = self.slots.tag(index);
@@ -53,8 +53,8 @@ impl Engine {
         false
     }
 
-    /// The queue's unfetched commands will never be fetched: Abort commands that wait for them get
-    /// their answer.
+    /// Completes Abort commands that wait for unfetched commands of a queue, which will never be
+    /// fetched.
     pub(super) fn forget_aborts(&mut self, sqid: u16) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
             return;

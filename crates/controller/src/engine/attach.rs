@@ -1,8 +1,8 @@
-//! Namespaces that come and go while the controller runs.
+//! Namespaces that are attached and detached while the controller runs.
 //!
-//! A namespace keeps its index, for commands in flight name it by that. One that was detached is
-//! found by no new command; when those in flight have ended it is flushed, and a vacant one takes
-//! its place, until another namespace does.
+//! A namespace keeps its index, because commands in flight name it by that. No new command finds
+//! a detached namespace; when those in flight have ended it is flushed, and a vacant entry takes
+//! its index, until another namespace does.
 
 use super::slots::Work;
 use super::{Engine, NO_NAMESPACE, Namespace};
@@ -10,20 +10,20 @@ use crate::stats::IoStats;
 use dma::SegmentList;
 use volume::{Io, Op};
 
-/// A namespace that was detached and has not gone yet.
+/// A namespace that was detached and is not released yet.
 pub(super) struct Detached {
     index: usize,
-    /// Its flush was started.
+    /// Set when the final flush was started.
     flushed: bool,
 }
 
 impl Engine {
-    /// Its part of the counters.
+    /// Returns this engine's share of the I/O counters.
     pub fn io(&self) -> &IoStats {
         &self.io
     }
 
-    /// The namespaces that commands find.
+    /// Returns the namespaces that commands find.
     pub fn active(&self) -> impl Iterator<Item = &Namespace> {
         let finds = |(index, ns): &(usize, &Namespace)| {
             let found = self.by_nsid.get(ns.config.nsid as usize);
@@ -36,8 +36,8 @@ impl Engine {
             .map(|(_, ns)| ns)
     }
 
-    /// A namespace takes the place of a vacant one, or one behind the last: commands find it from
-    /// now on. A vacant one is found by none.
+    /// Attaches a namespace at a vacant index, or behind the last one: commands find it from now
+    /// on. Commands never find a vacant entry.
     pub fn attach(&mut self, index: usize, namespace: Namespace) {
         let nsid = namespace.config.nsid as usize;
         match self.namespaces.get_mut(index) {
@@ -53,7 +53,7 @@ impl Engine {
         self.index_namespaces();
     }
 
-    /// No new command finds the namespace. What is in flight goes on.
+    /// Hides the namespace from new commands. Commands in flight continue.
     pub(super) fn detach(&mut self, index: usize) {
         for found in &mut self.by_nsid {
             if usize::from(*found) == index {
@@ -67,7 +67,7 @@ impl Engine {
         });
     }
 
-    /// Namespaces that were detached and have not gone yet.
+    /// Returns the number of detached namespaces that are not released yet.
     pub fn detached(&self) -> usize {
         self.detached.len()
     }
@@ -83,8 +83,8 @@ impl Engine {
         }
     }
 
-    /// Lets detached namespaces go whose commands have ended; what they wrote is made durable
-    /// first. `true` when one has gone.
+    /// Releases detached namespaces without commands in flight, after a flush of the data they
+    /// wrote. Returns whether a namespace was released.
     pub fn tidy(&mut self, io: &Io) -> bool {
         let mut waiting = std::mem::take(&mut self.detached);
         let before = waiting.len();
@@ -116,7 +116,7 @@ impl Engine {
             self.submit(index, gone.index, Op::Flush, 0, 0, SegmentList::new());
             return false;
         }
-        // A flush of all namespaces that was ordered before may wait for its turn.
+        // A flush of all namespaces that was ordered before may still be waiting.
         if self.flushes.contains(&gone.index) {
             return false;
         }

@@ -1,33 +1,33 @@
-//! Bus Master Enable: what an engine does while its function may not reach the host's memory ("PCI
-//! Local Bus 3.0", 6.2.2).
+//! Bus Master Enable: an engine's behaviour while its function may not reach the host's memory
+//! ("PCI Local Bus 3.0", 6.2.2).
 //!
-//! It is to the queues as if their memory were not mapped, which every round looks at anyway: no
-//! entry is fetched, no completion posted, no doorbell read in memory and no EventIdx stored; a
-//! completion waits in its queue's backlog. No interrupt is sent either, for a message is a write
-//! to memory. Registers are looked at as ever.
+//! A cleared bit looks to the queues as if their memory were not mapped, which every round checks
+//! anyway. No entry is fetched, no completion posted, no doorbell read in memory and no EventIdx
+//! stored; a completion waits in its queue's backlog. No interrupt is sent either, because a
+//! message is a write to memory. Doorbell registers are polled as usual.
 //!
-//! When the bit is set again the rings are found again, and each completion queue with entries that
-//! the host did not consume is signalled, those included whose interrupt was sent before: the VMM
-//! drops the messages of a function without the bit, also those that come to it a moment late.
+//! When the bit is set again, the rings are looked up again. Each completion queue with entries
+//! that the host did not consume is signalled, including those signalled before: the VMM drops
+//! the messages of a function without the bit, even those that arrive a moment late.
 
 use super::Engine;
 use super::doorbells::Which;
 use super::post::refresh_head;
 
 impl Engine {
-    /// The function may reach the host's memory.
+    /// Returns whether the function may reach the host's memory.
     pub fn is_master(&self) -> bool {
         self.master
     }
 
-    /// How often the bit was set so far, as told by [`Engine::set_master`].
+    /// Returns how often the bit was set so far, as passed to [`Engine::set_master`].
     pub fn masterings(&self) -> u64 {
         self.masterings
     }
 
-    /// Bus Master Enable has this value now. Without it, data of commands in flight may still be on
-    /// its way: `self.dma.quiesced()` tells when that is over. `masterings` counts how often the
-    /// control half has set it.
+    /// Sets Bus Master Enable. After it is cleared, data of commands in flight may still be on
+    /// its way; `self.dma.quiesced()` returns `true` when that is over. `masterings` counts how
+    /// often the control half has set the bit.
     pub(super) fn set_master(&mut self, on: bool, masterings: u64) {
         self.masterings = masterings;
         if self.master == on {
@@ -42,7 +42,7 @@ impl Engine {
 
     fn end_mastering(&mut self) {
         if self.doorbells.shadowed() {
-            // As for buffers whose memory goes away, see `unmapped`.
+            // Shadow buffers are released as in `unmapped`.
             self.look_at_all();
             self.doorbells.release();
             self.look_at_all();
@@ -66,7 +66,7 @@ impl Engine {
         self.interrupting = false;
         self.irqs.set_messages(true);
         self.mapped(0, u64::MAX);
-        // The next round looks at every queue.
+        // The next round polls every queue.
         self.polled.poll_all();
         self.post_backlogs();
         for qid in 0..self.cqs.len() as u16 {
@@ -74,8 +74,8 @@ impl Engine {
         }
     }
 
-    /// Signals a completion queue that has entries which the host did not consume, whether it was
-    /// told of them or not.
+    /// Signals a completion queue that has entries which the host did not consume, whether they
+    /// were signalled before or not.
     pub(super) fn signal_unread(&mut self, qid: u16) {
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
             return;
@@ -87,7 +87,7 @@ impl Engine {
         }
         cq.dirty = true;
         if self.irqs.pin_based() {
-            // The pin's level does not depend on this; its queues are looked at in each round.
+            // The pin's level does not depend on this; its queues are checked in each round.
             return;
         }
         self.signal_now(qid);

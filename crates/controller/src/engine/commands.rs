@@ -1,5 +1,5 @@
-//! The I/O commands of the NVM command set and of zoned namespaces, each stated once: from a row
-//! come dispatch, the Commands Supported and Effects log page, and ONCS of Identify Controller.
+//! Table of the I/O commands of the NVM command set and of zoned namespaces. A row determines
+//! dispatch, the Commands Supported and Effects log page, and ONCS of Identify Controller.
 //!
 //! Plain reads and writes are recognised before (`run`); those that are not plain are dispatched
 //! here, too.
@@ -13,40 +13,40 @@ use reservations::CommandGroup;
 /// Starts a command of a submission queue.
 type Handler = fn(&mut Engine, sqid: u16, &Command) -> Result<(), Status>;
 
-/// One I/O command.
+/// Table entry of an I/O command.
 struct IoCommand {
     opcode: Op,
-    /// Of a namespace of the NVM command set; `None`: those have no such command.
+    /// Handler for a namespace of the NVM command set; `None` when those have no such command.
     handler: Option<Handler>,
-    /// The same of a zoned namespace.
+    /// Handler for a zoned namespace.
     zoned: Option<Handler>,
-    /// The same of one whose blocks have metadata.
+    /// Handler for a namespace with metadata.
     metadata: Option<Handler>,
     effects: CommandEffects,
     oncs: Oncs,
-    /// With which reservations it conflicts.
+    /// Reservation group that decides with which reservations the command conflicts.
     group: Option<CommandGroup>,
-    /// Not every controller has it.
+    /// Returns whether a controller has the command.
     offered: fn(Offer) -> bool,
 }
 
-/// What decides which commands a namespace has.
+/// Kind of a namespace, which decides the commands it supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sort {
-    /// One of the NVM command set.
+    /// NVM command set, without zones and metadata.
     Plain,
-    /// It has zones.
+    /// Namespace with zones.
     Zoned,
-    /// Its blocks have metadata.
+    /// Namespace with metadata.
     Metadata,
 }
 
-/// What decides which commands a controller has.
+/// Properties of a controller that decide the commands it supports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
-    /// It is one of a subsystem.
+    /// The controller is one of a subsystem.
     pub shared: bool,
-    /// A namespace of its has placement handles.
+    /// A namespace of the controller has placement handles.
     pub placed: bool,
     /// Blocks can be marked.
     pub marks: bool,
@@ -66,7 +66,7 @@ impl IoCommand {
         }
     }
 
-    /// A command of zoned namespaces only.
+    /// Creates a command of zoned namespaces only.
     const fn of_zones(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         IoCommand {
             handler: None,
@@ -75,7 +75,7 @@ impl IoCommand {
         }
     }
 
-    /// Zoned namespaces do it otherwise.
+    /// Sets a different handler for zoned namespaces.
     const fn zoned(self, handler: Handler) -> Self {
         IoCommand {
             zoned: Some(handler),
@@ -83,7 +83,7 @@ impl IoCommand {
         }
     }
 
-    /// Zoned namespaces do not have it.
+    /// Removes the command from zoned namespaces.
     const fn not_zoned(self) -> Self {
         IoCommand {
             zoned: None,
@@ -107,7 +107,7 @@ impl IoCommand {
         }
     }
 
-    /// It reads a namespace.
+    /// Marks the command as reading a namespace.
     const fn reads(self) -> Self {
         IoCommand {
             group: Some(CommandGroup::Read),
@@ -115,7 +115,7 @@ impl IoCommand {
         }
     }
 
-    /// It changes a namespace, or makes durable what has.
+    /// Marks the command as changing a namespace, or making changes durable.
     const fn writes(self) -> Self {
         IoCommand {
             group: Some(CommandGroup::Write),
@@ -131,7 +131,7 @@ impl IoCommand {
         }
     }
 
-    /// A reservation command.
+    /// Creates a reservation command.
     const fn reservation(opcode: Op, effects: CommandEffects) -> Self {
         IoCommand {
             offered: |offer| offer.shared,
@@ -139,7 +139,7 @@ impl IoCommand {
         }
     }
 
-    /// A command of namespaces with placement handles.
+    /// Creates a command of namespaces with placement handles.
     const fn of_placement(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         IoCommand {
             offered: |offer| offer.placed,
@@ -147,12 +147,12 @@ impl IoCommand {
         }
     }
 
-    /// Not every controller has it.
+    /// Restricts the command to certain controllers.
     const fn offered_if(self, offered: fn(Offer) -> bool) -> Self {
         IoCommand { offered, ..self }
     }
 
-    /// The bit by which Identify Controller says that the command is there.
+    /// Sets the bit by which Identify Controller reports the command.
     const fn oncs(self, oncs: Oncs) -> Self {
         IoCommand { oncs, ..self }
     }
@@ -222,14 +222,14 @@ static COMMANDS: &[IoCommand] = &[
     IoCommand::of_zones(Op::ZONE_APPEND, Engine::zoned_write, CONTENT).writes(),
 ];
 
-/// What starts the command; `None` when a controller like this has no such command for
+/// Returns the handler of a command; `None` when a controller like this has no such command for
 /// namespaces of that sort.
 pub(super) fn handler(opcode: Op, offer: Offer, sort: Sort) -> Option<Handler> {
     let command = offered(offer).find(|command| command.opcode == opcode)?;
     command.of(sort)
 }
 
-/// With which reservations the command conflicts.
+/// Returns the reservation group of a command.
 pub(super) fn group(opcode: Op) -> Option<CommandGroup> {
     let command = COMMANDS.iter().find(|command| command.opcode == opcode)?;
     command.group
@@ -240,14 +240,14 @@ fn offered(offer: Offer) -> impl Iterator<Item = &'static IoCommand> {
     commands.filter(move |command| (command.offered)(offer))
 }
 
-/// What Identify Controller says about the commands.
+/// Returns the Optional NVM Command Support (ONCS) field of Identify Controller.
 pub(crate) fn oncs(offer: Offer) -> Oncs {
     let bits = offered(offer).map(|command| command.oncs.into_bits());
     Oncs::from_bits(bits.fold(Oncs::new().into_bits(), |all, bits| all | bits))
 }
 
-/// What the Commands Supported and Effects log page says about the commands of the NVM command set,
-/// or those of zoned namespaces.
+/// Returns the entries of the Commands Supported and Effects log page for the NVM command set, or
+/// for zoned namespaces.
 pub(crate) fn effects(offer: Offer, zoned: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
     let sort = if zoned { Sort::Zoned } else { Sort::Plain };
     let commands = offered(offer).filter(move |command| command.of(sort).is_some());

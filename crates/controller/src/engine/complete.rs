@@ -1,4 +1,4 @@
-//! What comes back from volumes, and the end of a command.
+//! Completions of volume requests, and the end of a command.
 
 use super::slots::{Kind, Work, ZoneWriteKind};
 use super::{Engine, Event};
@@ -6,7 +6,7 @@ use dma::SegmentList;
 use nvme::Status;
 use volume::{IoError, IoErrorKind, Op, Request};
 
-/// The status of a command whose volume reported an error.
+/// Returns the status of a command after an error of its volume.
 pub(crate) fn status_of(error: IoError, write: bool) -> Status {
     match error.kind {
         IoErrorKind::MediaRead | IoErrorKind::Truncated if !write => Status::UNRECOVERED_READ_ERROR,
@@ -20,7 +20,7 @@ pub(crate) fn status_of(error: IoError, write: bool) -> Status {
         IoErrorKind::Memory => Status::DATA_TRANSFER_ERROR,
         IoErrorKind::Aborted => Status::ABORT_REQUESTED,
         IoErrorKind::Gone => Status::INTERNAL_ERROR.with_dnr(true),
-        // It may be repeated, or go another way: not the medium is at fault.
+        // The host may retry the command, or use another path: the medium is not at fault.
         IoErrorKind::Unreachable => Status::CONTROLLER_PATHING_ERROR,
         IoErrorKind::Unsupported => Status::INVALID_OPCODE.with_dnr(true),
         IoErrorKind::Busy => Status::COMMAND_INTERRUPTED,
@@ -29,7 +29,7 @@ pub(crate) fn status_of(error: IoError, write: bool) -> Status {
 }
 
 impl Engine {
-    /// A request came back from a volume. Stale tags are ignored.
+    /// Handles the completion of a volume request. Stale tags are ignored.
     #[inline(never)]
     pub fn complete(&mut self, completion: volume::Completion) {
         let Some((index, slot)) = self.slots.tagged(completion.tag) else {
@@ -40,10 +40,12 @@ impl Engine {
             return self.complete_other(index, completion);
         }
         let (sqid, cid, bytes, kind, ns) = (slot.sqid, slot.cid, slot.bytes, slot.kind, slot.ns);
-        // First of all the host is told; the rest can be done while it does something about it.
+        // The completion is posted first, so that the host can act on it; the rest follows
+        // meanwhile.
         let posted = self.finish_here(sqid, cid, Status::SUCCESS, 0);
         self.count(ns, kind, bytes);
-        // It took nothing from the budget that `free_slot` returns bytes to.
+        // A plain command took nothing from the scratch budget, to which `free_slot` returns
+        // bytes.
         if posted {
             self.slots.release_with(index, completion.data);
         } else {
@@ -54,8 +56,8 @@ impl Engine {
         }
     }
 
-    /// A request that failed is offered to the volume again, whose policy may have it repeated.
-    /// `None`: it has been taken, and another completion comes.
+    /// Offers a failed request to its volume again, to be retried if the error policy wants that.
+    /// Returns `None` when the volume has taken the request, so that another completion follows.
     fn offer_again(
         &mut self,
         index: u16,
@@ -65,11 +67,11 @@ impl Engine {
         let Some(slot) = self.slots.get(index) else {
             return Some(completion);
         };
-        // Ranges are advice, and nobody waits for an orphan.
+        // Ranges are advice, and no host waits for an orphan.
         if slot.orphan || matches!(slot.work, Work::Ranges(_) | Work::ZoneSend(_)) {
             return Some(completion);
         }
-        // It was no request.
+        // A copy by the file system was not a volume request.
         if matches!(&slot.work, Work::Copy(copying) if copying.is_with_file()) {
             return Some(completion);
         }
@@ -80,7 +82,7 @@ impl Engine {
             (_, Kind::Read | Kind::Verify) => Op::Read,
             (_, Kind::Write) => Op::Write { fua: false },
             (_, Kind::DurableWrite) => Op::Write { fua: true },
-            // Whether that was asked for is not remembered: it harms nobody.
+            // The requested flags are not stored; these are always safe.
             (_, Kind::Other) => Op::WriteZeroes {
                 deallocate: false,
                 fua: true,
@@ -117,7 +119,7 @@ impl Engine {
         ns.queue.failed(request, error)
     }
 
-    /// What is more than the end of a plain read or write without an error.
+    /// Handles all completions but that of a plain read or write without an error.
     #[inline(never)]
     fn complete_other(&mut self, index: u16, mut completion: volume::Completion) {
         let of_table = self.slots.get(index).is_some_and(|slot| slot.table);
@@ -148,8 +150,8 @@ impl Engine {
                         _ => status_of(error, write),
                     };
                 }
-                // A list of host memory (Verify) goes; the slot's own comes back, with its
-                // capacity.
+                // A list of host memory (Verify) is dropped; the slot's own list returns, with
+                // its capacity.
                 if completion.data.buffer().is_none() {
                     slot.list = completion.data;
                 }
@@ -199,7 +201,7 @@ impl Engine {
         }
     }
 
-    /// One namespace's part of a flush of all is over.
+    /// Records the end of one namespace's flush, within a flush of all namespaces.
     pub(super) fn flush_done(&mut self, index: u16, result: Result<(), IoError>) {
         if let Err(error) = result
             && let Some(slot) = self.slots.get(index)
@@ -218,8 +220,8 @@ impl Engine {
         self.slots.release(index);
     }
 
-    /// Counts the time that it was busy, if it is so no more. Once for a round, not for each
-    /// command.
+    /// Adds the busy time, when the engine is not busy any more. Called once in a round, not for
+    /// each command.
     #[inline]
     pub(super) fn count_busy(&mut self) {
         if self.slots.in_use() == 0
@@ -238,12 +240,12 @@ impl Engine {
         }
     }
 
-    /// Counts, posts and frees a command that is over.
+    /// Counts, posts and frees a command that has ended.
     pub(super) fn end(&mut self, index: u16) {
         self.end_with(index, 0);
     }
 
-    /// As [`Engine::end`], with dword 0 of the completion.
+    /// Ends a command like [`Engine::end`], with dword 0 of the completion.
     pub(super) fn end_with(&mut self, index: u16, result: u32) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a command ends without its slot");
@@ -280,7 +282,8 @@ impl Engine {
             if !status.is_success() {
                 self.failed(sqid, cid, status, (nsid, lba));
             }
-            // Its slot is free only then: the record is there until the host can see the end.
+            // The slot is freed only then: its record stays until the host can see the
+            // completion.
             if self.finish_here(sqid, cid, status, result) {
                 self.free_slot(index);
             } else {
@@ -306,13 +309,13 @@ impl Engine {
         }
     }
 
-    /// Flushes every namespace on the controller's own account (shutdown, write cache turned off),
-    /// as soon as no command is in flight: a flush covers only what completed before it began.
-    /// Nothing is fetched meanwhile. [`Event::Flushed`] tells the end.
+    /// Flushes every namespace on the controller's own account (shutdown, write cache turned
+    /// off), as soon as no command is in flight: a flush covers only commands that completed
+    /// before it began. No entry is fetched meanwhile. [`Event::Flushed`] reports the end.
     pub(super) fn flush_all(&mut self, number: u64) {
         self.flush = number;
-        // There is one answer for all that were asked for: one that is told of already would come
-        // too early for this.
+        // All requested flushes share one [`Event::Flushed`]. An earlier event that is still
+        // queued would come too early for this flush.
         let failed = &mut self.flush_failed;
         self.events.retain(|event| {
             if let Event::Flushed { failed: before, .. } = event {
@@ -322,7 +325,7 @@ impl Engine {
             true
         });
         for (ns, namespace) in self.namespaces.iter().enumerate() {
-            // Where a namespace was closed, commands in flight are waited for by this.
+            // If a namespace was closed, this flush waits for its commands in flight.
             let wanted = namespace.volatile_cache || namespace.closed.is_some();
             if wanted && !namespace.read_only {
                 self.flushes.push_back(ns);
@@ -333,14 +336,14 @@ impl Engine {
         self.start_flushes();
     }
 
-    /// Flushes everything that went through this engine, for a clean exit of the process: it has
-    /// ended when [`Engine::drained`] says so.
+    /// Flushes all data written through this engine, for a clean exit of the process. The flush
+    /// has ended when [`Engine::drained`] returns `true`.
     pub fn flush_for_exit(&mut self) {
         self.stop_fetching();
         self.flush_all(self.flush);
     }
 
-    /// Tells that all flushes have completed, if they have.
+    /// Reports the end of all flushes, if they have completed.
     fn flushed(&mut self) {
         if self.flushing == 0 {
             let (number, failed) = (self.flush, self.flush_failed.take());
@@ -349,8 +352,8 @@ impl Engine {
     }
 
     pub(super) fn start_flushes(&mut self) {
-        // A volume that completes at once comes back here through `end`: the queue is taken away
-        // meanwhile.
+        // A volume that completes at once re-enters this function through `end`, so the queue is
+        // taken out meanwhile.
         let mut waiting = std::mem::take(&mut self.flushes);
         while self.slots.in_use() + waiting.len() == self.flushing
             && let Some(&ns) = waiting.front()

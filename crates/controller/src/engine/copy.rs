@@ -1,20 +1,20 @@
-//! Copy ("NVM Command Set 1.1", 3.3.2), within a namespace, and from others of the controller to
-//! it.
+//! Copy ("NVM Command Set 1.1", 3.3.2), within a namespace, and from other namespaces of the
+//! controller.
 //!
-//! Descriptors of formats 2h and 3h name the namespace of each source. Hosts use them when they
-//! have said so (Host Behavior Support, CDFE). Formats 1h and 3h are of guards of 32 and 64 bits,
-//! whose tags are longer. What blocks with metadata need besides is in
-//! [`copy_metadata`](super::copy_metadata).
+//! Descriptors of formats 2h and 3h name the namespace of each source. Hosts use them after they
+//! have enabled them (Host Behavior Support, CDFE). Formats 1h and 3h are for guards of 32 and 64
+//! bits, with longer tags. [`copy_metadata`](super::copy_metadata) covers the copy of blocks with
+//! metadata.
 //!
-//! A range that lies in files, as its destination does, may be copied by the file system, where
-//! the user wants that ([`volume::FastPath::copy`]). What it does not copy, whatever its reason is,
-//! is copied here, so that a command ends as it would without.
+//! When a range and its destination both lie in files, the file system may copy it, if the user
+//! enabled that ([`volume::FastPath::copy`]). Data that the file system does not copy, for
+//! whatever reason, is copied here, so that the outcome is the same.
 //!
-//! What is copied here goes through memory of this process a piece at a time, read and then
-//! written: a command has one request out at most. Where the volume is done with one within the
-//! call, the command is parked, as one of many ranges is. The process that follows one that died in
-//! the middle starts the command from its beginning: sources and destination do not overlap, so
-//! that copying a part twice changes nothing.
+//! Copying here goes through memory of this process a piece at a time, by a read and then a
+//! write: a command has at most one outstanding request. When the volume completes a request
+//! within the call, the command is parked, as a command with many ranges is. A process that
+//! follows one that died in the middle restarts the command from its beginning: sources and
+//! destination do not overlap, so copying a part twice changes nothing.
 
 use super::Engine;
 use super::complete::status_of;
@@ -29,32 +29,33 @@ use protection::{Layout, Tags};
 use std::ops::Range;
 use volume::{Budget, CopyRequest, IoError, IoErrorKind, Op, Request};
 
-/// Bytes that are on their way at one time.
+/// Maximum size of a piece, in bytes.
 const PIECE: u64 = 256 << 10;
-/// Bytes of a command, and of a range, at most.
+/// Maximum number of bytes of a command, and of a range.
 const MOST: u64 = 64 << 20;
-/// Ranges of a command at most: their descriptors are a page, or little more.
+/// Maximum number of ranges of a command: their descriptors fill a page, or little more.
 pub(super) const RANGES: usize = 128;
 
 /// Formats 0h and 1h: descriptors without the namespace of a source.
 const PLAIN_FORMATS: u16 = 1 << 0 | 1 << 1;
-/// Formats 2h and 3h, with it: those that hosts say they use before they do (CDFE).
+/// Formats 2h and 3h: descriptors with the namespace of a source, which hosts enable first
+/// (CDFE).
 pub(crate) const CROSS_FORMATS: u16 = 1 << 2 | 1 << 3;
-/// Formats of descriptors, as bits: what Identify Controller says (CDFS).
+/// Supported descriptor formats, as the bits of CDFS in Identify Controller.
 pub(crate) const FORMATS: u16 = PLAIN_FORMATS | CROSS_FORMATS;
 
-/// What Identify Namespace says of its sizes, in blocks.
+/// Copy limits of a namespace as reported by Identify Namespace, in blocks.
 pub(crate) struct Limits {
-    /// MSSRL.
+    /// Maximum blocks of a range (MSSRL).
     pub range: u16,
-    /// MCL.
+    /// Maximum blocks of a command (MCL).
     pub command: u32,
-    /// MSRC, zero-based.
+    /// Maximum number of ranges (MSRC), zero-based.
     pub ranges_z: u8,
 }
 
 impl Limits {
-    /// Of a namespace with blocks of that size.
+    /// Returns the limits of a namespace with blocks of that size.
     pub(crate) const fn new(shift: u32) -> Self {
         let blocks = MOST >> shift;
         Self {
@@ -69,62 +70,63 @@ impl Limits {
     }
 }
 
-/// How far a Copy command is.
+/// Progress of a Copy command.
 pub(super) struct Copying {
-    /// What has not been copied, the first range last.
+    /// Ranges that remain to be copied, the first one last.
     pub sources: Vec<Source>,
-    /// Ranges of the command.
+    /// Number of ranges of the command.
     count: usize,
-    /// Index of the namespace that is written.
+    /// Index of the destination namespace.
     pub ns: usize,
-    /// Byte offset of where the first piece went.
+    /// Byte offset of the first piece at the destination.
     begun: u64,
-    /// Byte offset of where the next piece goes.
+    /// Byte offset of the next piece at the destination.
     pub to: u64,
     fua: bool,
     pub step: Step,
-    /// One of its namespaces has metadata.
+    /// Metadata state, if one of the namespaces has metadata.
     pub carried: Option<Carried>,
-    /// The metadata that the piece which was read last is to have.
+    /// Metadata for the piece that was read last, to be written with it.
     pub passed: Vec<u8>,
 }
 
-/// A range that is copied.
+/// A source range of a Copy command.
 pub(super) struct Source {
-    /// Index of its namespace.
+    /// Index of the source namespace.
     pub ns: usize,
-    /// Byte offset of what is not copied yet.
+    /// Byte offset of the next block to copy.
     pub from: u64,
-    /// Bytes of it.
+    /// Bytes left to copy.
     pub left: u64,
-    /// Of its next block, if it has protection information.
+    /// Expected tags of the next block, if it has protection information.
     pub tags: Tags,
-    /// What it is like, if it has metadata.
+    /// Metadata layout of the source, if it has metadata.
     pub layout: Option<Layout>,
 }
 
 pub(super) enum Step {
     /// A range begins: the file system may copy it.
     Begin,
-    /// It does.
+    /// The file system copies the range.
     File,
     Read,
-    /// This has been read.
+    /// A piece has been read and is to be written.
     Write(Piece),
-    /// The same, and what is there is read before it is written: that tells which metadata it has.
+    /// A piece has been read; the blocks at the destination are read first, to determine their
+    /// metadata.
     Settle(Piece),
 }
 
-/// What was read.
+/// A piece that was read.
 #[derive(Default)]
 pub(super) struct Piece {
     pub data: SegmentList,
-    /// What its blocks are to have.
+    /// Metadata for its blocks at the destination.
     pub metadata: Vec<u8>,
 }
 
 impl Copying {
-    /// The next request: what it does, where, and with so many bytes.
+    /// Returns operation, byte offset and length of the next request.
     fn request(&self) -> Option<(Op, u64, u64)> {
         let source = self.sources.last()?;
         let len = source.left.min(PIECE);
@@ -136,7 +138,7 @@ impl Copying {
         })
     }
 
-    /// Index of the namespace that the next request is for.
+    /// Returns the index of the namespace that the next request is for.
     fn place(&self) -> usize {
         match (&self.step, self.sources.last()) {
             (Step::Begin | Step::Read, Some(source)) => source.ns,
@@ -144,12 +146,12 @@ impl Copying {
         }
     }
 
-    /// It has yet to read or write the namespace of this index.
+    /// Returns whether the command still has to read or write the namespace of this index.
     pub(super) fn touches(&self, ns: usize) -> bool {
         self.ns == ns || self.sources.iter().any(|source| source.ns == ns)
     }
 
-    /// The blocks of the request at hand, of a command with metadata.
+    /// Returns the blocks of the current request, of a command with metadata.
     pub(super) fn blocks(&self) -> Option<Held> {
         let shift = self.carried.as_ref()?.shift;
         let (_, offset, len) = self.request()?;
@@ -160,19 +162,20 @@ impl Copying {
         })
     }
 
-    /// Those whose metadata it uses, of the namespace of this index.
+    /// Returns the blocks whose metadata the command holds, in the namespace of this index.
     pub(super) fn held(&self, ns: usize) -> Option<Held> {
         let held = self.carried.as_ref().is_some_and(|carried| carried.held);
         (held && self.place() == ns).then(|| self.blocks())?
     }
 
-    /// When the request at hand is over, so is the command, and what it did is durable.
+    /// Returns whether the current request is the last of the command, so that its completion
+    /// makes the copied data durable.
     pub(super) fn makes_durable(&self) -> bool {
         let last = matches!(&self.sources[..], [source] if source.left <= PIECE);
         self.carried.is_some() && self.fua && last && matches!(self.step, Step::Write(_))
     }
 
-    /// Its data, which goes with it.
+    /// Returns the data buffer for the request, taken from the step.
     fn data(&mut self, len: u64) -> SegmentList {
         match &mut self.step {
             Step::Write(piece) => std::mem::take(&mut piece.data),
@@ -180,12 +183,12 @@ impl Copying {
         }
     }
 
-    /// The file system is at a range.
+    /// Returns whether the file system is copying a range.
     pub(super) fn is_with_file(&self) -> bool {
         matches!(self.step, Step::File)
     }
 
-    /// A request is done.
+    /// Advances after a request has completed.
     fn advance(&mut self, data: SegmentList) {
         match &mut self.step {
             Step::Read => {
@@ -226,14 +229,15 @@ impl Copying {
         }
     }
 
-    /// Dword 0 of the completion of a command that failed: the first range that was not copied.
+    /// Returns dword 0 of the completion of a failed command: the first range that was not
+    /// copied.
     pub(super) fn result(&self) -> u32 {
         (self.count - self.sources.len()) as u32
     }
 }
 
-/// What the file system has not copied may be read and written, and the outcome is that of a
-/// command for which it was not asked.
+/// Returns whether a failed copy by the file system may be repeated by read and write, with the
+/// outcome of a command for which the file system was not asked.
 fn may_be_repeated(error: IoError) -> bool {
     !matches!(
         error.kind,
@@ -242,7 +246,7 @@ fn may_be_repeated(error: IoError) -> bool {
 }
 
 impl Slot {
-    /// What is with the volume, of a Copy command.
+    /// Returns the current volume request of a Copy command.
     pub(super) fn copying(&self) -> Option<(Op, u64, u64)> {
         match &self.work {
             Work::Copy(copying) => copying.request(),
@@ -283,7 +287,7 @@ impl Engine {
         let largest = sources.iter().map(|source| source.left).max();
         let mut memory = largest.unwrap_or(0).min(PIECE);
         if let Some(layout) = carried.as_ref().and_then(|carried| carried.layout) {
-            // Metadata of a piece, and what is there before it is written.
+            // Metadata of a piece, and the previous content of the destination.
             memory = 2 * memory + (memory >> shift) * u64::from(layout.metadata);
         }
         let fua = cdw12.fua() || !self.write_cache;
@@ -311,15 +315,15 @@ impl Engine {
                 passed: Vec::new(),
             }));
         }
-        // Those that wait have their turn first.
+        // Parked commands have their turn first.
         if waits || self.next_copy(index) {
             self.parked.push_back(index);
         }
         Ok(())
     }
 
-    /// Gives the volume the next request. `true`: it has to wait for others first, and then has its
-    /// turn in a later round.
+    /// Gives the volume the next request. Returns `true` when the command has to wait for others
+    /// first; it has its turn in a later round.
     #[must_use]
     pub(super) fn next_copy(&mut self, index: u16) -> bool {
         let Some(slot) = self.slots.get(index) else {
@@ -333,7 +337,8 @@ impl Engine {
         };
         let result = if failed { copying.result() } else { 0 };
         let request = copying.request().filter(|_| !failed);
-        // What is done about it meanwhile is done there; at the end it is the command's own.
+        // The slot names the namespace of the current request; at the end, the command's own
+        // namespace.
         slot.ns = match request {
             Some(_) => copying.place(),
             None => copying.ns,
@@ -386,7 +391,7 @@ impl Engine {
         false
     }
 
-    /// A range begins, and the file system copies it.
+    /// Lets the file system copy a range that begins. Returns whether it does.
     fn copies_by_file(&mut self, index: u16) -> bool {
         let tag = self.slots.tag(index);
         let Some(slot) = self.slots.get(index) else {
@@ -399,7 +404,7 @@ impl Engine {
             return false;
         }
         copying.step = Step::Read;
-        // It knows nothing of metadata.
+        // A copy by the file system does not carry metadata.
         if copying.carried.is_some() {
             return false;
         }
@@ -420,7 +425,7 @@ impl Engine {
         let Some(source) = namespace.queue.copy_source(offset, left) else {
             return false;
         };
-        // What is before a marked block is copied, and by pieces.
+        // Blocks before a marked one are copied by pieces.
         if self.marked(from, offset >> shift, left >> shift).is_some() {
             return false;
         }
@@ -443,7 +448,7 @@ impl Engine {
         true
     }
 
-    /// The next piece has a block that cannot be read: the command fails, by that block's fault.
+    /// Fails the command if the next piece has a marked block, which cannot be read.
     fn reads_marked(&mut self, index: u16, offset: u64, len: u64) -> bool {
         let Some(slot) = self.slots.get(index) else {
             return false;
@@ -463,7 +468,7 @@ impl Engine {
         true
     }
 
-    /// The command ends; bytes of this range were written, though it may have failed behind them.
+    /// Ends the command; bytes of this range were written, though it may have failed behind them.
     fn end_copy(&mut self, index: u16, written: Range<u64>, result: u32) {
         let ns = self.slots.get(index).map(|slot| slot.ns);
         let ns = ns.and_then(|ns| self.namespaces.get(ns));
@@ -472,8 +477,8 @@ impl Engine {
         self.end_written(index, &[(written.start >> shift, blocks)], result);
     }
 
-    /// A request is over. Where that was within the call that gave it to the volume, the next one
-    /// has its turn when the budget allows it.
+    /// Handles the completion of a request. If the volume completed it within the call, the next
+    /// request is made when the budget allows it.
     pub(super) fn complete_copy(
         &mut self,
         index: u16,
@@ -481,7 +486,7 @@ impl Engine {
         within: bool,
     ) {
         if completion.result.is_ok() || self.is_settling(index) && !is_aborted(&completion) {
-            // What cannot be read is settled by no place, and is written anyway.
+            // Data that cannot be read settles no metadata, and is overwritten anyway.
             let mut none = SegmentList::new();
             let read = completion.result.is_ok();
             self.carry(
@@ -502,16 +507,17 @@ impl Engine {
         };
         let writes = matches!(copying.step, Step::Write(_) | Step::File);
         match completion.result {
-            // A tag of what was read is wrong.
+            // A tag of the data that was read is wrong.
             Ok(()) if !slot.status.is_success() => {}
             Ok(()) => copying.advance(completion.data),
-            // It is read and written instead, and if that fails, too, the command fails by it.
+            // The range is read and written instead. If that fails, too, its error is the
+            // command's.
             Err(error) if copying.is_with_file() && may_be_repeated(error) => {
                 copying.step = Step::Read;
             }
             Err(error) => {
                 slot.status = match error.kind {
-                    // As of a plain command.
+                    // The status is that of a plain command.
                     IoErrorKind::Aborted if self.interrupting && !slot.abort => {
                         Status::COMMAND_INTERRUPTED
                     }
@@ -532,7 +538,8 @@ impl Engine {
         }
     }
 
-    /// The request at hand of a command tells which metadata its blocks have.
+    /// Returns whether the current request reads the destination to determine its blocks'
+    /// metadata.
     fn is_settling(&mut self, index: u16) -> bool {
         let slot = self.slots.get(index);
         slot.is_some_and(|slot| match &slot.work {
@@ -541,7 +548,7 @@ impl Engine {
         })
     }
 
-    /// What the next request counts in a round's budget, beside being one.
+    /// Returns the cost of the next request in a round's budget, beyond that of any request.
     pub(super) fn units_of_copy(&mut self, index: u16) -> u32 {
         let request = self.slots.get(index).and_then(|slot| slot.copying());
         Budget::units_of(request.map_or(0, |(_, _, len)| len), 0)

@@ -1,17 +1,17 @@
-//! Copy of blocks with metadata ("NVM Command Set 1.1", 3.3.2 and 5.3.2): it goes along with the
-//! data, and what PRINFOR and PRINFOW ask for is done to its tuples.
+//! Copy of blocks with metadata ("NVM Command Set 1.1", 3.3.2 and 5.3.2): metadata is copied with
+//! the data, and PRINFOR and PRINFOW are applied to its protection information.
 //!
-//! *A piece that is read* is checked by the tags of its range, and what its blocks are to have at
-//! the destination is made or checked, all of it before any is kept. So a piece is written as a
-//! whole or not at all. *A piece that is written* has its metadata in the file before its data is
-//! with the volume, as a write has ([`metadata`](super::metadata)).
+//! *A piece that is read* is checked against the tags of its range. The metadata of all its
+//! blocks at the destination is made or checked before any is stored, so that a piece is written
+//! as a whole or not at all. *A piece that is written* has its metadata in the file before its
+//! data is given to the volume, as a write has ([`metadata`](super::metadata)).
 //!
-//! *Nothing overlaps*: the blocks of a piece are the command's while that is read, and those of
-//! the destination while it is written. What finds them in use waits. Between the two a command
-//! has nothing, so that none waits for another for ever.
+//! *Nothing overlaps*: the command holds the source blocks of a piece while it is read, and the
+//! destination blocks while it is written. A request that finds its blocks in use waits. Between
+//! the two, a command holds nothing, so that there is no deadlock.
 //!
-//! *What the next process finds* is a record without the command's tags: the command ends with
-//! Command Interrupted, and the host sends it again.
+//! *After a restart* the next process finds a record without the command's tags: the command ends
+//! with Command Interrupted, and the host sends it again.
 
 use super::Engine;
 use super::copy::{Piece, Step};
@@ -25,38 +25,38 @@ use protection::{Guard, Layout, Tags, table};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
-/// Bytes of the longest metadata.
+/// Maximum size of a block's metadata in bytes.
 const LONGEST: usize = 64;
 
-/// What a command does about metadata.
+/// Metadata handling of a Copy command.
 pub(super) struct Carried {
     pub prinfor: Prinfo,
     pub prinfow: Prinfo,
-    /// Storage tags of what is read are checked, and of what is written.
+    /// Whether storage tags are checked, of blocks read (`stcr`) and of blocks written (`stcw`).
     pub stcr: bool,
     pub stcw: bool,
-    /// Of the next block that is written.
+    /// Tags of the next block to write.
     pub tags: Tags,
-    /// What those are like, if they have metadata.
+    /// Metadata layout of the destination, if it has metadata.
     pub layout: Option<Layout>,
     /// Size of a block, as a power of two.
     pub shift: u32,
-    /// The blocks of the request at hand are this command's.
+    /// The blocks of the current request are reserved for this command.
     pub held: bool,
-    /// What they had is known.
+    /// The previous metadata of those blocks has been determined.
     pub settled: bool,
 }
 
-/// A block that a piece fails by.
+/// A block that makes a piece fail.
 pub(super) struct Fault {
     status: Status,
-    /// It is one of the destination's.
+    /// The block is one of the destination's.
     written: bool,
-    /// Its number in the piece.
+    /// Index of the block in the piece.
     at: u64,
 }
 
-/// A source range as its descriptor has it, whichever format that is of.
+/// A source range as described by its descriptor, in any format.
 pub(super) struct Described {
     pub snsid: u32,
     pub sopt: u16,
@@ -66,7 +66,7 @@ pub(super) struct Described {
 }
 
 impl Described {
-    /// Of format 0h or 2h.
+    /// Parses a descriptor of format 0h or 2h.
     pub fn short(raw: &[u8]) -> Option<Self> {
         let range = CopyRange::read_from_bytes(raw).ok()?;
         Some(Self {
@@ -82,7 +82,7 @@ impl Described {
         })
     }
 
-    /// Of format 1h or 3h.
+    /// Parses a descriptor of format 1h or 3h.
     pub fn long(raw: &[u8]) -> Option<Self> {
         let range = CopyRangeLong::read_from_bytes(raw).ok()?;
         let elbt = range.elbt.iter();
@@ -99,7 +99,7 @@ impl Described {
         })
     }
 
-    /// The tags, with as many bits as those of a guard have.
+    /// Returns the tags, with as many bits as those of a guard have.
     fn tags_for(&self, guard: Guard) -> Tags {
         let all = self.tags.block;
         let dwords = [all >> 64, all >> 32, all].map(|dword| dword as u32);
@@ -111,22 +111,23 @@ impl Described {
     }
 }
 
-/// Descriptors of formats 1h and 3h are of guards of 32 and 64 bits, and no others are.
+/// Returns whether a layout needs descriptors of formats 1h and 3h: those are for guards of 32
+/// and 64 bits only.
 fn is_long(layout: Option<&Layout>) -> Option<bool> {
     let protection = layout?.protection?;
     Some(protection.guard.bits() > 16)
 }
 
-/// Whether descriptors of that length say the tags of what is copied: of the source, or where that
-/// has none, of the destination.
+/// Returns whether descriptors of that length have the tags of a copied range: the tags of the
+/// source, or of the destination where the source has none.
 pub(super) fn describes(long: bool, from: Option<&Layout>, to: Option<&Layout>) -> bool {
     let needed = is_long(from).or_else(|| is_long(to));
     needed.unwrap_or(false) == long
 }
 
-/// Whether blocks go from one namespace to another ("NVM Command Set 1.1", 5.3.2): both look the
-/// same, or one has protection information and nothing else in its metadata, which is inserted or
-/// stripped on the way.
+/// Returns whether blocks can be copied from one namespace to another ("NVM Command Set 1.1",
+/// 5.3.2): both have the same format, or the metadata of one is protection information only,
+/// which is inserted or stripped on the way.
 fn goes(from: Option<&Layout>, to: Option<&Layout>, pract: (bool, bool)) -> bool {
     let size = |layout: Option<&Layout>| layout.map_or(0, |layout| layout.metadata);
     let protection = |layout: Option<&Layout>| layout.and_then(|layout| layout.protection);
@@ -140,7 +141,7 @@ fn goes(from: Option<&Layout>, to: Option<&Layout>, pract: (bool, bool)) -> bool
     }
 }
 
-/// Checks what PRINFOR and PRINFOW want of a range, within a namespace (`same`) or not.
+/// Checks PRINFOR and PRINFOW for a range, within a namespace (`same`) or across namespaces.
 pub(super) fn may_go(
     from: Option<&Layout>,
     to: Option<&Layout>,
@@ -158,7 +159,7 @@ pub(super) fn may_go(
     }
 }
 
-/// The tags that a range's blocks are to have, if they are checked.
+/// Returns the expected tags of a range's blocks, if they are checked.
 pub(super) fn tags_read(
     from: Option<&Layout>,
     range: &Described,
@@ -175,7 +176,7 @@ pub(super) fn tags_read(
     }
 }
 
-/// The tags of the blocks that a command writes.
+/// Returns the tags of the blocks that a command writes.
 pub(super) fn tags_written(to: Option<&Layout>, command: &Command) -> Result<Tags, Status> {
     let cdw15 = command.cdw15.get();
     let mut tags = Tags {
@@ -198,7 +199,7 @@ pub(super) fn tags_written(to: Option<&Layout>, command: &Command) -> Result<Tag
     }
 }
 
-/// The tags behind so many blocks.
+/// Returns the tags of the block after that many blocks.
 pub(super) fn behind(layout: Option<&Layout>, tags: Tags, blocks: u64) -> Tags {
     match layout.and_then(|layout| layout.protection) {
         Some(protection) => Tags {
@@ -209,20 +210,20 @@ pub(super) fn behind(layout: Option<&Layout>, tags: Tags, blocks: u64) -> Tags {
     }
 }
 
-/// A piece that was read: its data, with the metadata that it has and is to have.
+/// A piece that was read: its data, and the metadata files of source and destination.
 struct Passing<'a> {
     carried: &'a Carried,
     data: &'a [u8],
     from: Option<&'a MetadataState>,
     to: Option<&'a MetadataState>,
-    /// First block, of the source.
+    /// First block at the source.
     slba: u64,
-    /// Tags of it.
+    /// Tags of that block.
     tags: Tags,
 }
 
 impl Passing<'_> {
-    /// Checks every block, and makes what is to be kept at the destination.
+    /// Checks every block, and returns the metadata for the destination.
     fn pass(&self) -> Result<Vec<u8>, Fault> {
         let block = 1_usize << self.carried.shift;
         let size = self.to.map_or(0, |to| usize::from(to.layout().metadata));
@@ -241,7 +242,7 @@ impl Passing<'_> {
         Ok(all)
     }
 
-    /// The metadata of a block of the source, checked.
+    /// Reads and checks the metadata of a block of the source.
     fn read(&self, data: &[u8], at: u64, metadata: &mut [u8; LONGEST]) -> Result<(), Fault> {
         let Some(from) = self.from else {
             return Ok(());
@@ -291,17 +292,17 @@ impl Passing<'_> {
     }
 }
 
-/// What the next request of a Copy command needs first.
+/// Readiness of the next request of a Copy command.
 pub(super) enum Ready {
     Yes,
-    /// Others use its blocks.
+    /// Other commands hold its blocks.
     Waits,
-    /// The command has failed, or it is another request now.
+    /// The command has failed, or has another next request now.
     Changed,
 }
 
 impl Engine {
-    /// What the layouts of these namespaces are.
+    /// Returns the metadata layout of a namespace.
     pub(super) fn layout_of(&self, ns: usize) -> Option<Layout> {
         let state = self.namespaces.get(ns)?.config.metadata.as_deref()?;
         Some(*state.layout())
@@ -360,7 +361,7 @@ impl Engine {
         }
     }
 
-    /// A request of a command with metadata has ended well; its data is what was read.
+    /// Handles the success of a request of a command with metadata; its data was read.
     pub(super) fn carry(&mut self, index: u16, data: &mut SegmentList) {
         let Some(slot) = self.slots.get(index) else {
             return;
@@ -427,7 +428,8 @@ impl Engine {
     }
 }
 
-/// Keeps the metadata of what is to be written; or the block whose file is lost.
+/// Stores the metadata of a piece that is to be written. Fails with the block concerned when the
+/// metadata file is lost.
 fn keep(state: &MetadataState, wanted: &Held, piece: &mut Piece) -> Result<(), u64> {
     let layout = state.layout();
     let data = piece.data.buffer();

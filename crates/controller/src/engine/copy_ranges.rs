@@ -1,5 +1,5 @@
-//! What a Copy command asks for ("NVM Command Set 1.1", 3.3.2): its descriptors are read and
-//! checked here, each for itself, before anything is copied.
+//! Descriptors of a Copy command ("NVM Command Set 1.1", 3.3.2): each is read and checked for
+//! itself here, before anything is copied.
 
 use super::Engine;
 use super::copy::{CROSS_FORMATS, Limits, RANGES, Source};
@@ -12,7 +12,7 @@ use nvme::{Command, Status};
 const SHORT: usize = size_of::<CopyRange>();
 const LONG: usize = size_of::<CopyRangeLong>();
 
-/// What a command asks for: its ranges, and how many blocks they have together.
+/// Ranges of a Copy command, and their total number of blocks.
 pub(super) struct Asked {
     pub sources: Vec<Source>,
     pub blocks: u64,
@@ -81,7 +81,7 @@ impl Engine {
         })
     }
 
-    /// What a command does about metadata, if one of its namespaces has some.
+    /// Returns the metadata handling of a command, if one of its namespaces has metadata.
     pub(super) fn carried(
         &self,
         command: &Command,
@@ -92,7 +92,7 @@ impl Engine {
         if layout.is_none() && sources.iter().all(|source| source.layout.is_none()) {
             return Ok(None);
         }
-        // The record has not all of it.
+        // The record does not contain the whole command.
         if self.slots.is_reserved() {
             return Err(Status::COMMAND_INTERRUPTED);
         }
@@ -110,7 +110,8 @@ impl Engine {
         }))
     }
 
-    /// Index of the namespace of a range, which may be another one than the command's.
+    /// Returns the index of the namespace of a range, which may be another one than the
+    /// command's.
     fn source(&self, range: &Described, to: usize) -> Result<usize, Status> {
         if range.sopt & CopyRange::FAST_COPY_ONLY != 0 {
             return Err(Status::FAST_COPY_NOT_POSSIBLE.with_dnr(true));

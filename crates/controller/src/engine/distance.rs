@@ -1,29 +1,30 @@
-//! How far away the host's processor is, by how long its submission entries take to come, and what
-//! to do about it.
+//! Distance of the host's processor, measured by the time to load its submission entries, and the
+//! eviction of their cache lines where it pays.
 //!
-//! The host writes an entry's line again one turn of the ring after it was fetched. Where its
-//! processor is far away these stores are most of what a command costs ([`dma::lines`]); there a
-//! batch's lines are evicted from the caches at once. One beside it is faster without that. Who
-//! shares a machine is moved around, so this is found out again and again.
+//! The host writes an entry's line again one turn of the ring after it was fetched. If its
+//! processor is far away, these stores are most of the cost of a command ([`dma::lines`]); then a
+//! batch's lines are evicted from the caches at once. A host nearby is faster without that.
+//! Virtual CPUs move between processors, so the distance is measured again and again.
 
 use dma::lines::Evict;
 use std::num::NonZeroU64;
 
-/// A batch of fewer entries is not worth it: its host waits for each command, and not for stores.
+/// Minimum number of entries of a batch that is timed and evicted. With fewer entries the host
+/// waits for each command, and not for stores.
 const FEWEST: usize = 4;
-/// One batch of so many is timed.
+/// Number of batches of which one is timed.
 const INTERVAL: u32 = 16;
-/// What the entries of a batch take to come from a processor beside this one: all, and each, in
-/// nanoseconds. Between what was measured at a line's round trip of 50 ns, where evicting lines
-/// costs more than it spares, and at 115 ns.
+/// Time to load the entries of a batch from a processor nearby, in nanoseconds: base and per
+/// entry. The values lie between those measured at a line's round trip of 50 ns, where evicting
+/// lines costs more than it spares, and at 115 ns.
 const BESIDE: (u64, u64) = (40, 5);
 
 pub(super) struct Distance {
-    /// Where the processor gains by evicting lines.
+    /// Eviction instruction, if the processor gains by evicting lines.
     lines: Option<Evict>,
     far: bool,
     until_timed: u32,
-    /// Of the counter in a second.
+    /// Ticks of the counter in a second.
     rate: f64,
 }
 
@@ -38,7 +39,8 @@ impl Distance {
         }
     }
 
-    /// A batch of so many entries is about to be copied. The counter, if it is to be timed.
+    /// Begins a batch of that many entries. Returns the counter's value, if the batch is to be
+    /// timed.
     #[inline(always)]
     pub fn begin(&mut self, entries: usize) -> Option<NonZeroU64> {
         if entries < FEWEST || self.lines.is_none() {
@@ -52,7 +54,8 @@ impl Distance {
         }
     }
 
-    /// So many were copied. What evicts their lines, if that is to be done.
+    /// Ends a batch of that many entries. Returns the eviction for their lines, if they are to be
+    /// evicted.
     #[inline(always)]
     pub fn end(&mut self, begun: Option<NonZeroU64>, entries: usize) -> Option<Evict> {
         if let Some(begun) = begun {

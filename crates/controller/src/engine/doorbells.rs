@@ -1,5 +1,5 @@
-//! The doorbell cells of every queue: the register page, and the shadow buffers beside it once the
-//! host has given them.
+//! The doorbell cells of every queue: the register page, and the shadow buffers after the host
+//! has configured them.
 
 use dma::{Access, DmaError, DmaMap, SharedPages};
 use doorbell::{Cells, Shadow};
@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU32;
 
 use crate::pci::DOORBELL_OFFSET;
 
-/// Which of a queue pair's two doorbells.
+/// Kind of doorbell of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Which {
     SqTail,
@@ -39,7 +39,7 @@ pub(super) fn trace_eventidx(
     }
 }
 
-/// Index of a doorbell in the page and in the shadow buffers (CAP.DSTRD is 0).
+/// Returns the index of a doorbell in the page and in the shadow buffers (CAP.DSTRD is 0).
 pub(super) fn index(qid: u16, which: Which) -> usize {
     usize::from(qid) * 2 + usize::from(which == Which::CqHead)
 }
@@ -72,13 +72,13 @@ impl Doorbells {
         &self.page
     }
 
-    /// The register cell.
+    /// Returns the register cell.
     pub fn register(&self, qid: u16, which: Which) -> Option<&AtomicU32> {
         self.page
             .cell(DOORBELL_OFFSET as usize / 4 + index(qid, which))
     }
 
-    /// All cells of one doorbell.
+    /// Returns all cells of one doorbell.
     #[inline]
     pub fn cells(&self, qid: u16, which: Which) -> Option<Cells<'_, AtomicU32>> {
         let at = index(qid, which);
@@ -96,13 +96,13 @@ impl Doorbells {
         Some(Cells { register, shadow })
     }
 
-    /// Shadow buffers were given and their memory is there.
+    /// Returns whether shadow buffers were configured and their memory is there.
     pub fn shadowed(&self) -> bool {
         self.buffers.as_ref().is_some_and(|b| b.found.is_some())
     }
 
-    /// Doorbell Buffer Config, with the buffers where they were found; without, they are looked for
-    /// when something is mapped.
+    /// Sets the buffers of Doorbell Buffer Config, where they were found; otherwise they are
+    /// looked up when a window is mapped.
     pub fn configure(&mut self, shadow_iova: u64, eventidx_iova: u64, found: Option<FoundBuffers>) {
         self.buffers = Some(Buffers {
             shadow_iova,
@@ -119,18 +119,18 @@ impl Doorbells {
         Ok((shadow, eventidx))
     }
 
-    /// Where the buffers are.
+    /// Returns the addresses of the buffers.
     pub fn buffers(&self) -> Option<(u64, u64)> {
         let buffers = self.buffers.as_ref()?;
         Some((buffers.shadow_iova, buffers.eventidx_iova))
     }
 
-    /// A controller-level reset ends the buffers' life: they are never touched again.
+    /// Forgets the buffers in a controller-level reset: they are never touched again.
     pub fn forget(&mut self) {
         self.buffers = None;
     }
 
-    /// The registers start at zero.
+    /// Sets all registers to zero.
     pub fn clear(&self) {
         for at in 0..self.cells {
             if let Some(cell) = self.page.cell(DOORBELL_OFFSET as usize / 4 + at) {
@@ -139,21 +139,22 @@ impl Doorbells {
         }
     }
 
-    /// The buffers lie in this range of IOVAs, at least in part.
+    /// Returns whether a part of the buffers lies in this range of IOVAs.
     pub fn lie_in(&self, iova: u64, len: u64) -> bool {
         let bytes = self.cells as u64 * 4;
         let hit = |at: u64| iova < at.saturating_add(bytes) && at < iova.saturating_add(len);
         matches!(&self.buffers, Some(b) if hit(b.shadow_iova) || hit(b.eventidx_iova))
     }
 
-    /// The buffers' memory was unmapped.
+    /// Releases the buffers when their memory was unmapped.
     pub fn release(&mut self) {
         if let Some(buffers) = &mut self.buffers {
             buffers.found = None;
         }
     }
 
-    /// Something was mapped: tries to find buffers that had gone. `true` when they are back.
+    /// Looks up shadow buffers without memory again, after a window was mapped. Returns whether
+    /// they are back.
     pub fn mapped(&mut self, dma: &DmaMap) -> bool {
         let Some(Buffers {
             shadow_iova,

@@ -1,4 +1,4 @@
-//! From doorbells to commands.
+//! Fetching commands: from doorbells to submission queue entries.
 
 use super::doorbells::{Which, trace_eventidx};
 use super::post::refresh_head;
@@ -11,17 +11,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use volume::Budget;
 
-/// Entries fetched from one queue before the next one has its turn.
+/// Maximum number of entries fetched from one queue before the next one has its turn.
 const FETCH_BATCH: u32 = super::run::BATCH as u32;
 
-/// Admin commands that may be without an answer before no more are fetched: they take room where
-/// they wait, and no host has more in the few entries of its queue.
+/// Maximum number of outstanding admin commands; then no more are fetched. Waiting commands take
+/// memory, and no host has more in the few entries of its queue.
 const ADMIN_OUTSTANDING: u32 = 256;
 
-/// What an admin command counts in a round's budget: most of them build a page and copy it.
+/// Cost of an admin command in a round's budget: most of them build a page and copy it.
 const ADMIN_UNITS: u32 = 8;
 
-/// Looks at a submission queue's doorbell. Returns whether the tail moved.
+/// Checks a submission queue's doorbell. Returns whether the tail moved.
 #[inline]
 fn take_tail(sq: &mut Sq, cells: Cells<'_, AtomicU32>, qid: u16) -> Result<bool, Event> {
     let cq = false;
@@ -42,7 +42,8 @@ fn take_tail(sq: &mut Sq, cells: Cells<'_, AtomicU32>, qid: u16) -> Result<bool,
 }
 
 impl Engine {
-    /// A doorbell register was written by message. `false` when it belongs to no queue.
+    /// Handles a doorbell register write that arrived as a message. Returns `false` when it
+    /// belongs to no queue.
     pub fn write_doorbell(&mut self, index: usize, value: u32) -> bool {
         let qid = (index / 2) as u16;
         let exists = if index.is_multiple_of(2) {
@@ -59,7 +60,7 @@ impl Engine {
         exists
     }
 
-    /// A queue has entries, most likely: the next round polls it.
+    /// Has the next round poll a queue that most likely has entries.
     fn expect(&mut self, qid: u16) {
         if self.polled.expect(qid)
             && let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid))
@@ -68,7 +69,8 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::write_doorbell`], for a queue that exists, here or in another engine.
+    /// Stores a doorbell like [`Engine::write_doorbell`], for a queue that exists, here or in
+    /// another engine.
     pub fn store_doorbell(&self, index: usize, value: u32) {
         let qid = (index / 2) as u16;
         let which = if index.is_multiple_of(2) {
@@ -86,10 +88,10 @@ impl Engine {
         }
     }
 
-    /// Fetches and starts what the host submitted, as far as the budget goes. Returns whether there
-    /// was anything.
+    /// Fetches and starts submitted commands, as far as the budget lasts. Returns whether there
+    /// was anything to do.
     ///
-    /// Which queues it polls is [`PolledQueues`](super::polled::PolledQueues)' choice.
+    /// [`PolledQueues`](super::polled::PolledQueues) chooses which queues it polls.
     pub fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
         self.now = now;
         let parked = !self.parked.is_empty();
@@ -97,7 +99,8 @@ impl Engine {
             self.go_on(budget);
         }
         let fetched = self.poll_queues(budget);
-        // In the same round: what devices were just given is rung, what they completed is told.
+        // In the same round, devices are rung for the commands they were just given, and their
+        // completions are handled.
         self.poll_passed() || fetched || parked
     }
 
@@ -129,7 +132,8 @@ impl Engine {
         worked
     }
 
-    /// Whether a hot queue has new entries, without fetching them: for a look between two rounds.
+    /// Returns whether a hot queue has new entries, without fetching them, for a look between two
+    /// rounds.
     pub fn has_news(&self) -> bool {
         self.polled.hot().any(|qid| self.sq_has_news(qid))
     }
@@ -148,7 +152,7 @@ impl Engine {
         sq.watch.has_news(cells)
     }
 
-    /// Whether a queue without work has been so for long.
+    /// Returns whether a queue has been without work for long.
     fn has_cooled(&mut self, qid: u16) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
             return true;
@@ -185,7 +189,7 @@ impl Engine {
         }
         if sq.is_empty() {
             if let Some(ring) = sq.memory.ring() {
-                // The next entry's line is to come together with its doorbell's, not after it.
+                // The next entry's line is fetched together with its doorbell's, not after it.
                 ring.prefetch(sq.head);
             }
             return false;
@@ -228,8 +232,8 @@ impl Engine {
         fetched
     }
 
-    /// What was fetched from the queue is posted or recorded, all but the last `rest` commands: it
-    /// is noted, if it is to be.
+    /// Notes the commands fetched from the queue, all but the last `rest`, if notes are kept. All
+    /// of them are posted or recorded.
     pub(super) fn note_fetched(&mut self, qid: u16, rest: u64) {
         let Some(hot) = &self.hot else {
             return;
@@ -242,7 +246,7 @@ impl Engine {
         }
     }
 
-    /// There are entries in the queue that were not fetched.
+    /// Returns whether the queue has entries that were not fetched.
     #[inline]
     fn has_entries(&self, qid: u16) -> bool {
         matches!(self.sqs.get(usize::from(qid)), Some(Some(sq)) if !sq.is_empty())
@@ -259,7 +263,7 @@ impl Engine {
             && matches!(self.cqs.get(usize::from(sq.cqid)), Some(Some(cq)) if cq.backlog.is_empty())
             && let Some(ring) = sq.memory.ring()
         {
-            // Read once; only the copy is looked at.
+            // Read once; only the copy is used.
             let command: Command = zerocopy::transmute!(ring.load64(sq.head));
             sq.took(1);
             sq.outstanding += 1;
@@ -271,7 +275,7 @@ impl Engine {
         fetched
     }
 
-    /// Starts an I/O command the general way.
+    /// Starts an I/O command on the general path.
     pub(super) fn general(&mut self, qid: u16, command: &Command) {
         if let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid))
             && !sq.abort_on_fetch.is_empty()
@@ -291,9 +295,9 @@ impl Engine {
         self.execute(qid, command);
     }
 
-    /// Looks at every doorbell once, before or after the shadow buffers change.
+    /// Checks every doorbell once, before or after the shadow buffers change.
     pub(super) fn look_at_all(&mut self) {
-        // What is found here is fetched by the next round.
+        // Entries found here are fetched by the next round.
         self.polled.poll_all();
         for (qid, sq) in self.sqs.iter_mut().enumerate() {
             let qid = qid as u16;
@@ -313,21 +317,23 @@ impl Engine {
         self.note_queues();
     }
 
-    /// Before the worker sleeps: arms EventIdx of every queue that waits for the host, so that the
-    /// host's next doorbell is a register write: submission queues, completion queues that are
-    /// full, and where the pin is used those whose head decides its level. `true` when something
-    /// arrived meanwhile: do not sleep.
+    /// Arms EventIdx of every queue that waits for the host, before the worker sleeps, so that
+    /// the host's next doorbell is a register write. Those are submission queues, full completion
+    /// queues and, where the pin is used, queues that decide its level by their head. Returns
+    /// `true` when an entry arrived meanwhile: do not sleep.
     pub fn arm(&mut self) -> bool {
-        // What is found only now, in whatever queue, is to be fetched by the very next round.
+        // Entries found only now, in any queue, are fetched by the very next round.
         self.polled.poll_all();
-        // What completed since the round ended is not to be counted as busy while nothing looks.
+        // Time after completions since the round's end must not count as busy while the worker
+        // sleeps.
         self.count_busy();
         let raced = self.last_look(true);
         raced || !self.events.is_empty()
     }
 
-    /// One more look after [`Engine::arm`], a little later, for hosts that lack the barrier between
-    /// their shadow store and their EventIdx load. `true` when something arrived.
+    /// Checks the doorbells once more, shortly after [`Engine::arm`], for hosts that lack the
+    /// barrier between their shadow store and their EventIdx load. Returns `true` when an entry
+    /// arrived.
     pub fn recheck(&mut self) -> bool {
         self.last_look(false)
     }
@@ -341,8 +347,8 @@ impl Engine {
             };
             // A value that an earlier last look found, and no round has taken.
             raced |= sq.watch.current() != sq.seen;
-            // What waited for room or for memory, in a queue that the last round did not look at:
-            // no doorbell tells of it.
+            // Entries that waited for room or for memory, in a queue that the last round did not
+            // poll: no doorbell announces them.
             raced |= may_fetch
                 && !sq.is_empty()
                 && sq.memory.ring().is_some()
@@ -392,7 +398,7 @@ impl Engine {
     }
 }
 
-/// Whether a last look found something.
+/// Notes the result of a last look. Returns whether it found an entry.
 fn note(
     look: Result<Armed, Invalid>,
     qid: u16,

@@ -1,11 +1,10 @@
-//! What the host may do on a namespace that it shares with others: reservations ("NVMe Base 2.1",
-//! 8.1.22), whether it is reached by this controller at all (ANA, 8.1.1), whether it is closed,
-//! because it is being erased, and whether the host has enabled its format (LBAFEE, "NVM Command
-//! Set 1.1", 4.1.3.6.1).
+//! Access control on namespaces: reservations ("NVMe Base 2.1", 8.1.22), whether this controller
+//! reaches the namespace at all (ANA, 8.1.1), whether it is closed because it is being erased,
+//! and whether the host has enabled its format (LBAFEE, "NVM Command Set 1.1", 4.1.3.6.1).
 //!
-//! The control half says so. A namespace on which everything is allowed is found by the short way
-//! ([`run`](super::run)), which knows nothing of this; any other one is not, so that its commands
-//! take the general way, each of them checked ([`Engine::unreached`], [`Engine::conflict`]).
+//! The control half sets the access. A namespace with full access is found by the fast path
+//! ([`run`](super::run)), which does no such checks. Commands of any other namespace take the
+//! general path and are checked one by one ([`Engine::unreached`], [`Engine::conflict`]).
 
 use super::{Engine, NO_NAMESPACE, Namespace, commands};
 use crate::ana;
@@ -15,7 +14,7 @@ use nvme::{Command, NvmOpcode, Status};
 use reservations::{Access, CommandGroup};
 
 impl Engine {
-    /// From now on this is allowed on the namespace of this index.
+    /// Sets the allowed accesses on the namespace of this index.
     pub fn set_access(&mut self, index: usize, access: Access) {
         match self.namespaces.get_mut(index) {
             Some(ns) => ns.access = access,
@@ -24,7 +23,7 @@ impl Engine {
         self.index_namespaces();
     }
 
-    /// From now on the namespace of this index is reached so.
+    /// Sets the ANA state of the namespace of this index.
     pub fn set_ana_state(&mut self, index: usize, state: AnaState) {
         match self.namespaces.get_mut(index) {
             Some(ns) => ns.ana = state,
@@ -33,7 +32,7 @@ impl Engine {
         self.index_namespaces();
     }
 
-    /// From now on commands on the namespace of this index end with this status.
+    /// Closes the namespace of this index with the status of its commands, or opens it.
     pub(super) fn close(&mut self, index: usize, status: Option<Status>) {
         match self.namespaces.get_mut(index) {
             Some(ns) => ns.closed = status,
@@ -42,21 +41,23 @@ impl Engine {
         self.index_namespaces();
     }
 
-    /// The host has enabled extended protection information formats, or not.
+    /// Sets whether the host has enabled extended protection information formats.
     pub(super) fn enable_formats(&mut self, lbafee: bool) {
         if std::mem::replace(&mut self.lbafee, lbafee) != lbafee {
             self.index_namespaces();
         }
     }
 
-    /// What commands for the namespace's blocks end with, as the host has not enabled its format.
+    /// Returns the status of commands for the namespace's blocks, if the host has not enabled its
+    /// format.
     fn not_enabled(&self, ns: &Namespace) -> Option<Status> {
         let disabled = !self.lbafee && ns.has_extended_format();
         disabled.then_some(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true))
     }
 
-    /// What a command ends with whose namespace has a format that the host has not enabled. Flush
-    /// and reservations are of no format: they neither read nor change blocks.
+    /// Returns the status of a command for a namespace with a format that the host has not
+    /// enabled. Flush and reservation commands depend on no format: they neither read nor change
+    /// blocks.
     fn disabled(&self, command: &Command) -> Option<Status> {
         let opcode = command.nvm_opcode();
         if opcode == NvmOpcode::FLUSH || commands::group(opcode).is_none() {
@@ -66,12 +67,12 @@ impl Engine {
         self.not_enabled(self.namespaces.get(index)?)
     }
 
-    /// There may be commands that are not to be done.
+    /// Returns whether some command may have to be refused.
     pub(super) fn is_gated(&self) -> bool {
         self.offer.shared || self.closed
     }
 
-    /// What a command ends with on a namespace that is closed.
+    /// Returns the status of commands on a closed namespace.
     fn closed(&self, nsid: u32) -> Option<Status> {
         match nsid {
             NSID_BROADCAST => self.active().find_map(|ns| ns.closed),
@@ -82,11 +83,10 @@ impl Engine {
         }
     }
 
-    /// What a command for a namespace ends with, whatever it is, that is not reached by this
-    /// controller: nothing of it can be done.
+    /// Returns the status of any command for a namespace that this controller does not reach.
     pub fn unreached(&self, nsid: u32) -> Option<Status> {
         match nsid {
-            // All: as of the first that is not reached.
+            // The status for all namespaces is that of the first one that is not reached.
             NSID_BROADCAST => self.active().find_map(|ns| ana::refusal(ns.ana)),
             nsid => {
                 let index = self.namespace_index(nsid).ok()?;
@@ -95,9 +95,9 @@ impl Engine {
         }
     }
 
-    /// The commands that are in flight on the namespace of this index are waited for:
-    /// [`Engine::fenced`]. They are not asked to end early: what a volume gives up may still
-    /// happen, and come after what others write then.
+    /// Fences the namespace of this index: its commands now in flight are awaited, see
+    /// [`Engine::fenced`]. They are not asked to end early, because a request that a volume gives
+    /// up may still take effect, after later writes by others.
     pub fn fence(&mut self, index: usize) {
         for tag in self.slots.touching(index) {
             if !self.fences.contains(&(index, tag)) {
@@ -106,25 +106,26 @@ impl Engine {
         }
     }
 
-    /// Nothing is left of what is waited for on the namespace of this index.
+    /// Returns whether no fenced command of the namespace of this index is in flight any more.
     pub fn fenced(&mut self, index: usize) -> bool {
         let slots = &mut self.slots;
         self.fences.retain(|(_, tag)| slots.is_in_flight(*tag));
         self.fences.iter().all(|(of, _)| *of != index)
     }
 
-    /// What a command ends with that is not to be done, for whichever reason.
+    /// Returns the status of a command that must be refused, for any reason.
     pub(super) fn barred(&self, command: &Command) -> Option<Status> {
         let nsid = command.nsid.get();
         let unreached = self.unreached(nsid);
-        // Reservations neither read nor change blocks, and end what another host erases.
+        // Reservation commands neither read nor change blocks, and end another host's erasure.
         let reserves = self.offer.shared && commands::group(command.nvm_opcode()).is_none();
         let closed = unreached.or_else(|| self.closed(nsid).filter(|_| !reserves));
         let disabled = closed.or_else(|| self.disabled(command));
         disabled.or_else(|| self.conflict(command))
     }
 
-    /// What a command ends with that would read this namespace, too.
+    /// Returns the status of a command that would also read this namespace, if it must be
+    /// refused.
     pub(super) fn barred_source(&self, nsid: u32) -> Option<Status> {
         let barred = self.unreached(nsid).or_else(|| self.closed(nsid));
         barred.or_else(|| {
@@ -137,11 +138,11 @@ impl Engine {
         })
     }
 
-    /// What a command ends with that is not allowed on its namespace.
+    /// Returns the status of a command that conflicts with a reservation on its namespace.
     fn conflict(&self, command: &Command) -> Option<Status> {
         let group = commands::group(command.nvm_opcode())?;
         let allowed = match command.nsid.get() {
-            // Flush is the only one, and of all namespaces that are there.
+            // Only Flush allows the broadcast NSID, for all active namespaces.
             NSID_BROADCAST => self.active().all(|ns| ns.access.allows(group)),
             nsid => {
                 let index = self.namespace_index(nsid).ok()?;
@@ -151,7 +152,7 @@ impl Engine {
         (!allowed).then_some(Status::RESERVATION_CONFLICT.with_dnr(true))
     }
 
-    /// Lists anew which namespaces the short way finds.
+    /// Rebuilds the list of namespaces that the fast path finds.
     pub(super) fn index_namespaces(&mut self) {
         let barred = |ns: &Namespace| ns.closed.is_some() || self.not_enabled(ns).is_some();
         let closed = self.active().any(barred);
@@ -161,9 +162,9 @@ impl Engine {
         self.open_by_nsid.clone_from(&self.by_nsid);
         for found in &mut self.open_by_nsid {
             let ns = self.namespaces.get(usize::from(*found));
-            // Of writes to zones each is checked, of those by handles each is counted, of commands
-            // where blocks are marked each is looked at, and blocks with metadata are not the
-            // volume's alone.
+            // Writes to zones are checked one by one, writes by placement handles are counted,
+            // commands on namespaces with marks are checked, and metadata is not stored by the
+            // volume.
             let open = |ns: &Namespace| {
                 let plain = !ns.is_fixed() && !ns.is_placed() && !ns.watched;
                 let reached = ana::refusal(ns.ana).is_none() && plain;

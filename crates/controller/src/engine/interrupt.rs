@@ -1,4 +1,4 @@
-//! When a completion queue's entries are worth an interrupt.
+//! Interrupts for completion queue entries, and their coalescing.
 
 use super::Engine;
 use super::doorbells::Which;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 /// that opted out.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Coalescing {
-    /// Completions that are worth an interrupt; 0 and 1 mean no coalescing.
+    /// Number of completions that cause an interrupt; 0 and 1 mean no coalescing.
     pub threshold: u32,
-    /// Longest delay of an interrupt; zero means no coalescing.
+    /// Maximum delay of an interrupt; zero means no coalescing.
     pub time: Duration,
     /// Vectors with coalescing disabled.
     pub disabled: u128,
@@ -41,7 +41,7 @@ fn interrupt(irqs: &mut Irqs, stats: &ControllerStats, qid: u16, vector: u16) {
 }
 
 impl Engine {
-    /// Sends the interrupts of what was posted since the last call, as far as they are due.
+    /// Sends the interrupts of completions posted since the last call, as far as they are due.
     pub(super) fn send_interrupts(&mut self) {
         if self.irqs.pin_based() {
             return self.send_pin();
@@ -75,7 +75,7 @@ impl Engine {
         true
     }
 
-    /// Tells the host of what was posted to a queue and not told of, now.
+    /// Signals the unsignalled completions of a queue now.
     pub(super) fn signal_now(&mut self, qid: u16) {
         self.dirty.retain(|&q| q != qid);
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
@@ -90,8 +90,9 @@ impl Engine {
         }
     }
 
-    /// The pin is high while any queue with interrupts enabled has entries that the host did not
-    /// consume. Only hosts without MSI-X come here, so a look at every queue is cheap enough.
+    /// Sets the pin's level, which is high while any queue with interrupts enabled has entries
+    /// that the host did not consume. Only hosts without MSI-X use it, so a look at every queue
+    /// is cheap enough.
     fn send_pin(&mut self) {
         self.dirty.clear();
         let mut level = false;
@@ -109,7 +110,7 @@ impl Engine {
         self.irqs.set_level(level);
     }
 
-    /// When the next delayed interrupt is due.
+    /// Returns the time at which the next delayed interrupt is due.
     pub fn next_interrupt(&self) -> Option<Instant> {
         let since = |qid: &u16| self.cqs.get(usize::from(*qid))?.as_ref()?.unsignalled_since;
         Some(self.dirty.iter().filter_map(since).min()? + self.coalescing.time)

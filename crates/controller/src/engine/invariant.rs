@@ -1,23 +1,23 @@
-//! What cannot be, unless this crate has an error.
+//! Internal invariants, which only an error in this crate can break.
 //!
-//! A command in flight has its slot, a slot its namespace, a command's submission queue is there
-//! until its completion is posted, and so on: no guest, VMM or volume can break these rules. Where
-//! one is found broken, nothing that the controller does for its guest can be relied on any more.
-//! With debug assertions (tests, fuzz targets) that is a panic; otherwise the controller is failed
+//! A command in flight has its slot, a slot its namespace, a command's submission queue exists
+//! until its completion is posted, and so on. No guest, VMM or volume can break these rules. If
+//! one is found broken, the controller's work for its guest can no longer be relied on. With
+//! debug assertions (tests, fuzz targets) that is a panic. Otherwise the controller fails
 //! (CSTS.CFS), from which only a reset by the guest helps, and the process serves its other
 //! controllers.
 //!
-//! Not for anything that comes from outside: that has a status of the standard.
+//! Errors caused from outside are not handled here: they have a status of the standard.
 
 use super::{Engine, Event};
 
 #[cfg(test)]
 thread_local! {
-    /// A test wants to see what happens without debug assertions.
+    /// Lets a test see the behaviour without debug assertions.
     static REPORT: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// The rule that is broken is to be reported though there are debug assertions.
+/// Returns whether a broken rule is to be reported in spite of debug assertions.
 fn is_reported() -> bool {
     #[cfg(test)]
     return REPORT.get();
@@ -26,7 +26,7 @@ fn is_reported() -> bool {
 }
 
 impl Engine {
-    /// A rule is broken that always holds; `what` says which. The caller does nothing more.
+    /// Reports a broken invariant; `what` names it. The caller does nothing more.
     #[cold]
     #[inline(never)]
     pub(crate) fn broken(&mut self, what: &'static str) {
@@ -71,7 +71,7 @@ mod tests {
         controller
     }
 
-    /// A command of a queue that is not there: it cannot be in flight.
+    /// Ends a command of a queue that does not exist, which cannot be in flight.
     fn break_a_rule(controller: &mut Controller) {
         controller.engine.finish(5, 1, Status::SUCCESS, 0);
         controller.engine.end_round();

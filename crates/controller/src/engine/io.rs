@@ -1,5 +1,5 @@
-//! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): checked, walked, handed to the
-//! volume.
+//! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): checks, translation of their
+//! data's addresses, and submission to the volume.
 
 use super::slots::{Kind, Work};
 use super::{Engine, commands};
@@ -16,13 +16,13 @@ pub(super) struct Extent {
     /// Index of the namespace.
     pub ns: usize,
     pub slba: u64,
-    /// Bytes.
+    /// Byte offset.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// What a command ends with whose memory cannot be had.
+/// Returns the status of a command after a failed access to its memory.
 pub(crate) fn dma_status(error: DmaError) -> Status {
     match error {
         // CMBLOC.CDMMMS is 0 ("NVMe Base 2.1", 8.2.1).
@@ -38,7 +38,7 @@ fn prp_status(error: dma::prp::PrpError) -> Status {
     }
 }
 
-/// What a command ends with whose data has a wrong SGL.
+/// Returns the status of a command with an invalid SGL.
 pub(super) fn sgl_status(error: dma::sgl::SglError) -> Status {
     use dma::sgl::SglError as E;
     match error {
@@ -76,7 +76,7 @@ impl Engine {
         }
     }
 
-    /// What decides which commands there are.
+    /// Returns the properties that decide the supported commands.
     pub fn offer(&self) -> commands::Offer {
         commands::Offer {
             placed: self.placed,
@@ -100,7 +100,7 @@ impl Engine {
             return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
         }
         if let Some(zones) = &ns.config.zones {
-            // What writes to zones has its own way.
+            // Zone writes are handled by `zoned_write`.
             if write {
                 return Err(Status::INVALID_OPCODE.with_dnr(true));
             }
@@ -120,8 +120,8 @@ impl Engine {
         })
     }
 
-    /// A slot for `command`, filled in, and recorded. [`Engine::execute`] frees it if the command
-    /// cannot be started.
+    /// Allocates a slot for `command`, fills it in, and records it. [`Engine::execute`] frees it
+    /// if the command cannot be started.
     pub(super) fn slot_for(
         &mut self,
         sqid: u16,
@@ -278,8 +278,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Goes on with a flush of every namespace, one after the other: a tag names one request at a
-    /// time.
+    /// Advances a flush of every namespace, one after the other: a tag names only one request at
+    /// a time.
     pub(super) fn flush_next(&mut self, index: u16) {
         loop {
             let Some(slot) = self.slots.get(index) else {

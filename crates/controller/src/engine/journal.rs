@@ -1,25 +1,27 @@
-//! What an engine writes into the state memory, so that the next process finds its commands again.
+//! The part of the state memory that an engine writes, from which the next process recovers its
+//! commands.
 //!
-//! *The rings are the journal* of commands that are answered within the call. The completion queue
-//! tells what was posted, by the phase tag, and the newest entry's SQ Head Pointer tells what was
-//! fetched by then. An engine notes once for each batch how many commands of the queue it has
-//! fetched ([`Hot::note`]): all of them posted, or recorded. Commands beyond the note are posted
-//! only where the note has the completion queue's tail of just before: so they are less than a turn
-//! of the ring, and the newest entry is one of them. A batch whose queue was not noted since
-//! something else was posted is noted before it, too.
+//! *The rings are the journal* of commands that are answered within the call. The completion
+//! queue shows the posted completions, by the phase tag, and the newest entry's SQ Head Pointer
+//! shows the number of entries fetched by then. An engine notes once for each batch how many
+//! commands of the queue it has fetched ([`Hot::note`]): all of them posted, or recorded.
+//! Commands beyond the note are posted only where the note has the completion queue's tail of
+//! just before. They are therefore less than a turn of the ring, and the newest entry is one of
+//! them. If another completion was posted since the queue's last note, a note also precedes the
+//! batch.
 //!
 //! *A record* is one line for each command that has a slot: the entry itself, with its queue and
-//! its number in it, in fields that no command of the NVM command set uses here. It is written
-//! before the volume is given anything, and is removed when the completion is in the completion
-//! queue. The order of these stores is what recovery rests on ([`recover`](super::recover)):
+//! its number in it, in fields that no command of the NVM command set uses here. The record is
+//! written before the volume gets a request, and is removed when the completion is in the
+//! completion queue. Recovery relies on the order of these stores ([`recover`](super::recover)):
 //!
 //! ```text
 //! record -> volume -> completion posted -> record removed
 //!       `-> note of the batch            (the note covers only what is posted or recorded)
 //! ```
 //!
-//! A completion that finds no room in its queue keeps its slot, and its record then says what it
-//! is: so it is posted by the next process, too, whatever the volume would answer a second time.
+//! A completion that finds no room in its queue keeps its slot, and its record then contains the
+//! completion. The next process posts it, too, and does not ask the volume a second time.
 
 use super::queue::{Cq, Sq};
 use crate::config::MAX_QUEUE_ENTRIES;
@@ -35,42 +37,45 @@ mod hot {
     /// queue at that time, and whether the host was seen to use the shadow entry. One word, for
     /// neither is of use without the other.
     pub const BATCH: usize = 0;
-    /// Of the admin queue: completions posted so far.
+    /// In the admin queue's row: completions posted so far.
     pub const POSTED: usize = 1;
     /// Value of the shadow entry that means nothing new.
     pub const SQ_SEEN: usize = 2;
-    /// The same of the register, where the shadow buffers' memory has gone, else 0.
+    /// Register value that means nothing new, where the shadow buffers' memory was removed, else
+    /// 0.
     pub const SQ_REGISTER: usize = 3;
     /// [`SQ_SEEN`] of the completion queue of this number, and whether its shadow entry counts.
     pub const CQ_SEEN: usize = 4;
-    /// [`SQ_REGISTER`] of it.
+    /// [`SQ_REGISTER`] of the completion queue.
     pub const CQ_REGISTER: usize = 5;
-    /// Its head, as far as known then.
+    /// Last known head of the completion queue.
     pub const CQ_HEAD: usize = 6;
-    /// Its tail and phase, and whether it is stale, while its memory is not there, else 0.
+    /// Tail and phase of the completion queue, and whether it is stale, while its memory is not
+    /// mapped, else 0.
     pub const AWAY: usize = 7;
 }
 
-/// Of [`hot::BATCH`]: bits of the tail, and above it those of one flag and of the number.
+/// Number of tail bits in [`hot::BATCH`]. Above them are one flag and the number of commands
+/// fetched.
 const TAIL_BITS: u32 = 12;
 const LIVE: u64 = 1 << TAIL_BITS;
-/// The number of commands fetched has so many bits, here and in a record: enough for seven years at
-/// ten million commands a second from one queue.
+/// Number of bits of the number of commands fetched, here and in a record: enough for seven years
+/// at ten million commands a second from one queue.
 const NUMBER_BITS: u32 = 64 - 1 - TAIL_BITS;
 const _: () = assert!(MAX_QUEUE_ENTRIES <= 1 << TAIL_BITS);
 
-/// Bit of a word whose lower half is an index.
+/// Flag bit of a word with an index in its lower half.
 const FLAG: u64 = 1 << 32;
-/// Another one.
+/// Phase bit of such a word.
 const PHASE: u64 = 1 << 33;
-/// And one more, which processes before it did not write: [`Cq::is_stale`].
+/// Stale bit, which earlier versions did not write: [`Cq::is_stale`].
 const STALE: u64 = 1 << 34;
 
 /// The rows of the queues, one each, by their numbers.
 #[derive(Clone)]
 pub(super) struct Hot(Rows);
 
-/// What is noted of a submission queue.
+/// Noted state of a submission queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SqNote {
     /// Commands fetched since the queue was created.
@@ -86,13 +91,13 @@ pub(super) struct SqNote {
 }
 
 impl SqNote {
-    /// The host uses the shadow entry, though its memory may not be there.
+    /// Returns whether the host uses the shadow entry, though its memory may not be there.
     pub fn is_of_shadow_host(&self) -> bool {
         self.shadow_live || self.register.is_some()
     }
 }
 
-/// What is noted of a completion queue.
+/// Noted state of a completion queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CqNote {
     /// The shadow entry counts.
@@ -105,7 +110,7 @@ pub(super) struct CqNote {
     pub head: u32,
     /// Tail and phase, if its memory was not there.
     pub away: Option<(u32, bool)>,
-    /// It was not there since the queue was created: [`Cq::is_stale`].
+    /// The queue's memory has not been mapped since the queue was created: [`Cq::is_stale`].
     pub is_stale: bool,
 }
 
@@ -123,8 +128,9 @@ fn flag(on: bool, bit: u64) -> u64 {
     if on { bit } else { 0 }
 }
 
-/// The register as it was last seen, where it is not what the doorbell's value came from: the host
-/// uses the shadow entry, whose memory is not there. The register counts from its next change on.
+/// Returns the last seen register value, when the doorbell's value does not come from the
+/// register: the host uses the shadow entry, and its memory is not there. The register counts
+/// from its next change on.
 fn register_seen(watch: &Watch) -> Option<u32> {
     let WatchState {
         shadow_live,
@@ -152,13 +158,13 @@ impl Hot {
         self.0.get(usize::from(qid))
     }
 
-    /// All commands that were fetched from the queue are posted or recorded.
+    /// Notes that all commands fetched from the queue are posted or recorded.
     #[inline(always)]
     pub fn note(&self, qid: u16, sq: &mut Sq, cq_tail: u32) {
         self.note_but(qid, sq, cq_tail, 0);
     }
 
-    /// The same of all but the last `rest` commands.
+    /// Notes all but the last `rest` commands.
     #[inline(always)]
     pub fn note_but(&self, qid: u16, sq: &mut Sq, cq_tail: u32, rest: u64) {
         if let Some([batch, ..]) = self.row(qid) {
@@ -172,7 +178,7 @@ impl Hot {
         }
     }
 
-    /// A submission queue comes to the engine, or its doorbell is another one from now on.
+    /// Notes a submission queue after it was added to the engine, or its doorbell has moved.
     pub fn note_sq(&self, qid: u16, sq: &mut Sq, cq_tail: u32) {
         if let Some(row) = self.row(qid) {
             store(row, hot::SQ_SEEN, sq.watch.state().last_shadow.into());
@@ -181,7 +187,7 @@ impl Hot {
         }
     }
 
-    /// The same of a completion queue; also when its memory has gone or come.
+    /// Notes a completion queue after it was added, or its memory was mapped or removed.
     pub fn note_cq(&self, qid: u16, cq: &Cq) {
         let Some(row) = self.row(qid) else {
             return;
@@ -202,7 +208,7 @@ impl Hot {
         store(row, hot::AWAY, away);
     }
 
-    /// So many completions of admin commands were posted.
+    /// Notes the number of posted completions of admin commands.
     pub fn note_admin(&self, posted: u64) {
         if let Some(row) = self.row(0) {
             store(row, hot::POSTED, posted);
@@ -210,12 +216,12 @@ impl Hot {
         crash::point!("controller.admin.counted");
     }
 
-    /// What was noted by [`Hot::note_admin`].
+    /// Returns the number noted by [`Hot::note_admin`].
     pub fn admin(&self) -> u64 {
         self.row(0).map_or(0, |row| load(row, hot::POSTED))
     }
 
-    /// What another engine, or process, has noted.
+    /// Returns the note of a submission queue by another engine or process.
     pub fn sq(&self, qid: u16) -> SqNote {
         self.row(qid).map_or_else(SqNote::default, |row| {
             let batch = load(row, hot::BATCH);
@@ -229,7 +235,7 @@ impl Hot {
         })
     }
 
-    /// The same of a completion queue.
+    /// Returns the note of a completion queue.
     pub fn cq(&self, qid: u16) -> CqNote {
         self.row(qid).map_or_else(CqNote::default, |row| {
             let (seen, away) = (load(row, hot::CQ_SEEN), load(row, hot::AWAY));
@@ -247,32 +253,33 @@ impl Hot {
 
 // ---- records
 
-/// The word of a record that says whether it counts: 0, or the command's place in the order in
-/// which this engine recorded commands, from 1 on. In the entry: CDW2 and CDW3, which are reserved.
+/// Word of a record with its order: 0 for an empty record, else the command's position in the
+/// order in which this engine recorded commands, from 1 on. In the entry: CDW2 and CDW3, which
+/// are reserved.
 const ORDER: usize = 1;
-/// Of a completion that waits for room: status and dword 0 (of Zone Append, the record's own LBA is
-/// dwords 0 and 1). In the entry: the metadata pointer, without which commands of namespaces with
-/// metadata are not executed again.
+/// Word of a record with a completion that waits for room: status and dword 0 (for Zone Append,
+/// dwords 0 and 1 are the record's own LBA). In the entry: the metadata pointer, without which
+/// commands of namespaces with metadata are not executed again.
 const ENDING: usize = 2;
 /// Queue, and how many commands were fetched from it before. In the entry: CDW14 and CDW15, which
 /// are about protection information.
 const PLACE: usize = 7;
-/// Of [`ENDING`]: it is one.
+/// Bit of [`ENDING`]: the word contains a completion.
 const ENDED: u64 = 1 << 63;
-/// Of [`ENDING`]: see [`Records::mark_applied`].
+/// Bit of [`ENDING`]: see [`Records::mark_applied`].
 const APPLIED: u64 = 1 << 62;
 
 /// The records of an engine's commands, by slot.
 pub(super) struct Records {
     rows: Rows,
-    /// Slots of its own; those behind them have records that it has inherited.
+    /// Number of the engine's own slots; those behind them have inherited records.
     own: u16,
     /// Commands recorded so far.
     order: u64,
     inherited: Vec<(Rows, usize)>,
 }
 
-/// A command of another process's.
+/// A command that another process recorded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recorded {
     pub order: u64,
@@ -280,14 +287,14 @@ pub(super) struct Recorded {
     /// Commands fetched from the queue before it.
     pub number: u64,
     pub command: Command,
-    /// It had ended: only the completion is to be posted.
+    /// Status and result of an ended command: only its completion is to be posted.
     pub ended: Option<(Status, u64)>,
     /// See [`Records::mark_applied`].
     pub applied: bool,
 }
 
 impl Records {
-    /// Of an engine with so many slots, in the rows of its share.
+    /// Creates the records of an engine with that many slots, in the rows of its share.
     pub fn new(rows: Rows, own: u16) -> Records {
         Records {
             rows,
@@ -303,7 +310,7 @@ impl Records {
         self.order = self.order.max(order);
     }
 
-    /// The command's effect on the state beside the volume has been applied: replay does only the
+    /// Marks the command's effect on the state beside the volume as applied: replay does only the
     /// rest of it.
     pub fn mark_applied(&self, slot: u16) {
         if let Some(row) = self.row(slot).filter(|row| load(row, ORDER) != 0) {
@@ -364,16 +371,15 @@ impl Records {
         crash::point!("controller.record.written");
     }
 
-    /// The command is over, and its completion waits for room. A record that is there already keeps
-    /// its place; else it is the last command that was fetched from the queue, after `number`
-    /// others.
+    /// Stores a completion that waits for room. An existing record keeps its place; otherwise the
+    /// command is the last one that was fetched from the queue, after `number` earlier ones.
     #[cold]
     pub fn end(&mut self, slot: u16, place: (u16, u64), cid: u16, (status, result): (Status, u64)) {
-        // Of Zone Append the record has the rest: where it went.
+        // For Zone Append, the record has the rest of the result: the LBA written.
         let ending = ENDED | u64::from(status.into_bits()) << 32 | result & 0xffff_ffff;
         if !self.is_recorded(slot) {
             let (sqid, number) = place;
-            // Nobody executes it.
+            // This command is never executed.
             let command = Command::new(0, cid, 0);
             self.write_ended(slot, sqid, number, &command, ending);
         } else if let Some(row) = self.row(slot) {
@@ -382,12 +388,12 @@ impl Records {
         crash::point!("controller.record.ended");
     }
 
-    /// A command is recorded there.
+    /// Returns whether a command is recorded in the slot.
     pub fn is_recorded(&self, slot: u16) -> bool {
         self.row(slot).is_some_and(|row| load(row, ORDER) != 0)
     }
 
-    /// The command's completion is posted, or nobody waits for it any more.
+    /// Removes a record after its completion was posted, or is no longer awaited.
     #[inline(always)]
     pub fn remove(&self, slot: u16) {
         crash::point!("controller.record.posted");
@@ -397,7 +403,7 @@ impl Records {
         crash::point!("controller.record.removed");
     }
 
-    /// The same of a record that no slot has.
+    /// Removes a record that no slot has.
     #[inline(always)]
     pub fn remove_row(row: &Row) {
         if let Some(order) = row.get(ORDER) {
@@ -406,7 +412,7 @@ impl Records {
     }
 }
 
-/// The entry as eight words with the same bytes in memory.
+/// Returns the entry as eight words with the same bytes in memory.
 #[inline(always)]
 fn words(command: &Command) -> [u64; 8] {
     let bytes: &[u8; 64] = zerocopy::transmute_ref!(command);
@@ -418,7 +424,7 @@ fn words(command: &Command) -> [u64; 8] {
     words
 }
 
-/// What is recorded in a row, if anything is.
+/// Returns the command recorded in a row, if there is one.
 pub(super) fn recorded(row: &Row) -> Option<Recorded> {
     let mut words = [0; 8];
     for (word, cell) in words.iter_mut().zip(row) {

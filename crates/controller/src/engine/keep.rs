@@ -1,5 +1,5 @@
-//! Completions that wait for room, as the next process is to find them: each keeps a slot, for its
-//! record's sake.
+//! Completions that wait for room, for the next process: each keeps a slot, because of its
+//! record.
 
 use super::Engine;
 use super::journal::{Hot, Records};
@@ -8,8 +8,8 @@ use super::slots::Slots;
 use nvme::Status;
 
 impl Slots {
-    /// The slot's command is over, and its completion waits for room. `false`: nothing is recorded
-    /// here, so that the slot need not be kept.
+    /// Keeps a slot while the completion of its command waits for room. Returns `false` when no
+    /// records are kept, so that the slot need not be kept.
     fn keep(&mut self, index: u16, place: (u16, u64), cid: u16, end: (Status, u64)) -> bool {
         let Some(records) = &mut self.records else {
             return false;
@@ -17,7 +17,7 @@ impl Slots {
         records.end(index, place, cid, end);
         if let Some(slot) = self.get(index) {
             slot.kept = true;
-            // Nothing that its volume still says concerns it.
+            // Later completions of its volume do not concern the slot.
             slot.seq = slot.seq.wrapping_add(1);
             slot.list.clear();
             self.rest();
@@ -25,7 +25,7 @@ impl Slots {
         true
     }
 
-    /// The completion is posted, or nobody waits for it any more.
+    /// Releases a kept slot after its completion was posted, or is no longer awaited.
     pub fn release_kept(&mut self, index: u16) {
         if let Some(slot) = self.get(index)
             && std::mem::take(&mut slot.kept)
@@ -35,7 +35,7 @@ impl Slots {
         }
     }
 
-    /// Nobody waits for any completion any more.
+    /// Releases all kept slots, when their completions are no longer awaited.
     pub fn release_all_kept(&mut self) {
         for index in 0..self.count() {
             self.release_kept(index);
@@ -52,8 +52,8 @@ impl Engine {
         }
     }
 
-    /// The completion of the slot's command waits for room: the record says so, and the slot is
-    /// kept.
+    /// Keeps the slot of a command while its completion waits for room, and records the
+    /// completion.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_slot(&mut self, index: u16, status: Status, result: u64) {
@@ -70,8 +70,8 @@ impl Engine {
         }
     }
 
-    /// The same of a command that had no slot, the last one that was fetched from its queue. Admin
-    /// commands are the control half's to remember.
+    /// Keeps a completion of a command without a slot, the last one that was fetched from its
+    /// queue. The control half remembers admin commands itself.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_without_slot(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
@@ -87,7 +87,7 @@ impl Engine {
         self.keep_slot(index, status, result);
     }
 
-    /// The newest completion that waits is that of this slot's command.
+    /// Names this slot in the newest waiting completion.
     fn name_backlogged(&mut self, sqid: u16, index: u16) {
         let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else {
             return;
@@ -99,7 +99,7 @@ impl Engine {
         }
     }
 
-    /// Ends a command that could not be started, whose slot it may have by then.
+    /// Ends a command that could not be started, with its slot if it has one by then.
     pub(super) fn finish_started(&mut self, slot: Option<u16>, sqid: u16, cid: u16, end: Status) {
         match slot {
             Some(index) => self.finish_slot(index, cid, end, 0),
@@ -127,7 +127,7 @@ impl Engine {
         }
     }
 
-    /// From now on commands are recorded, where the control half has made room for them.
+    /// Begins to record commands, where the control half has made room for them.
     pub(super) fn open_records(&mut self) {
         if let Some((state, share)) = &self.state
             && self.slots.records.is_none()
@@ -137,14 +137,14 @@ impl Engine {
         }
     }
 
-    /// A completion queue has come, its memory has, or that has gone: it is noted where.
+    /// Notes a completion queue after it was added, or its memory was mapped or removed.
     pub(super) fn note_cq(hot: &Option<Hot>, qid: u16, cq: &Cq) {
         if let Some(hot) = hot {
             hot.note_cq(qid, cq);
         }
     }
 
-    /// Notes all queues, after a change of what their doorbells or their memory are.
+    /// Notes all queues after a change of their doorbells or their memory.
     pub(super) fn note_queues(&mut self) {
         let Some(hot) = &self.hot else {
             return;

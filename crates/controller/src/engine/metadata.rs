@@ -1,21 +1,20 @@
-//! The commands of namespaces whose blocks have metadata ("NVM Command Set 1.1", 5.2 and 5.3).
+//! Commands of namespaces with metadata ("NVM Command Set 1.1", 5.2 and 5.3).
 //!
-//! *A write* is copied into memory of the process, where its tuples are made or checked; then its
-//! metadata goes to the file, then its data to the volume. *A read* comes into such memory, too:
-//! its data tells which metadata belongs to it ([`protection::table`]), and the guest gets both
-//! when they are right. So a command that fails has written nothing, and one that dies in the
-//! middle has left each block old or new.
+//! *A write* is copied into memory of the process, where its protection information is made or
+//! checked. Then its metadata is written to the file, and then its data to the volume. *A read*
+//! passes through such memory, too: its data determines which metadata belongs to it
+//! ([`protection::table`]), and the guest gets both when they are right. A command that fails has
+//! therefore written nothing, and a crash in the middle leaves each block old or new.
 //!
-//! *A write that follows one that died or failed* reads the blocks first: so it uses the place that
-//! is not their data's.
+//! *A write after one that died or failed* reads the blocks first, so that it uses the metadata
+//! slot that their data does not refer to.
 //!
-//! *Nothing overlaps.* A block's metadata has two places, of which a write needs one. So a write
-//! waits until no other command on its blocks is in flight, and a read until no write is: parked,
-//! as a command that finds no memory left.
+//! *Nothing overlaps.* A block's metadata has two slots, of which a write needs one. A write
+//! therefore waits until no other command on its blocks is in flight, and a read until no write
+//! is: both are parked, as a command that finds no memory left.
 //!
-//! *What the next process finds.* A record has no room for tags and metadata pointers. A command
-//! that was in flight ends with Command Interrupted: the host sends it again ("NVMe Base 2.1",
-//! 4.2.3.1).
+//! *After a restart*: a record has no room for tags and metadata pointers. A command that was in
+//! flight ends with Command Interrupted, and the host sends it again ("NVMe Base 2.1", 4.2.3.1).
 
 use super::Engine;
 use super::complete::status_of;
@@ -33,16 +32,17 @@ use volume::{Budget, Completion, IoErrorKind, Op};
 
 const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
 
-/// Blocks whose metadata a command in flight uses.
+/// Blocks of a command in flight that uses their metadata.
 pub(super) struct Held {
     pub slba: u64,
     pub blocks: u64,
-    /// It writes them.
+    /// The command writes the blocks.
     pub changes: bool,
 }
 
 impl Held {
-    /// What uses these has to wait until that which uses the others is done.
+    /// Returns whether the two commands cannot be in flight together: one has to wait for the
+    /// other.
     pub fn conflicts(&self, other: &Held) -> bool {
         let apart = other.slba >= self.slba + self.blocks || self.slba >= other.slba + other.blocks;
         !apart && (self.changes || other.changes)
@@ -54,28 +54,28 @@ pub(super) struct Moving {
     opcode: NvmOpcode,
     blocks: u64,
     offset: u64,
-    /// Bytes of data.
+    /// Length of the data in bytes.
     len: u64,
-    /// The host's memory: of data, and of metadata unless that is between the data or nowhere.
+    /// Host memory for data, and for metadata unless it is interleaved or absent.
     data: SegmentList,
     metadata: SegmentList,
-    /// The host has no metadata: it is made here, or taken away.
+    /// The host transfers no metadata: protection information is inserted or stripped here.
     stripped: bool,
     prinfo: Prinfo,
     /// Storage tags are checked, too (STC).
     stc: bool,
     tags: Tags,
     deallocate: bool,
-    /// When it is over, what it did is durable.
+    /// The command's changes are durable at its end.
     durable: bool,
-    /// What the blocks have is read before they are written.
+    /// The previous content of the blocks is read before they are written.
     settling: bool,
-    /// It is with the volume: others on the same blocks wait.
+    /// The volume has the request: other commands on the same blocks wait.
     begun: bool,
 }
 
 impl Moving {
-    /// The blocks that it uses, from its first one on.
+    /// Returns the blocks in use, from the command's first one on.
     pub fn held(&self, slba: u64) -> Option<Held> {
         self.begun.then(|| Held {
             slba,
@@ -88,12 +88,12 @@ impl Moving {
         matches!(self.opcode, NvmOpcode::WRITE | NvmOpcode::WRITE_ZEROES)
     }
 
-    /// When the request at hand is over, what it did is durable.
+    /// Returns whether the command's changes are durable when the current request completes.
     pub fn makes_durable(&self) -> bool {
         self.durable && !self.settling
     }
 
-    /// Bytes of zeroes that it writes.
+    /// Returns the number of zero bytes that the command writes.
     pub fn zeroed(&self) -> u64 {
         match self.is_zeroes() {
             true => self.len,
@@ -105,7 +105,7 @@ impl Moving {
         self.opcode == NvmOpcode::WRITE_ZEROES
     }
 
-    /// As the counters have it, and a volume that is to repeat the request at hand.
+    /// Returns the kind for the counters, and for a volume that retries the current request.
     fn kind(&self) -> Kind {
         match self.opcode {
             _ if self.settling => Kind::Verify,
@@ -128,7 +128,8 @@ impl Moving {
         }
     }
 
-    /// Where the host's metadata of a block is in the list of its data, which it lies between.
+    /// Returns the offset of a block's metadata in the host's data list, if the metadata is
+    /// interleaved.
     fn between(&self, state: &MetadataState, index: u64) -> Option<u64> {
         let layout = state.layout();
         let (block, size) = (u64::from(layout.block), u64::from(layout.metadata));
@@ -136,8 +137,8 @@ impl Moving {
         extended.then(|| index * (block + size) + block)
     }
 
-    /// Copies the host's data of all blocks. A list with nothing between the data is gone through
-    /// once: an SGL has very many pieces, if the host likes.
+    /// Copies the host's data of all blocks. A list without interleaved metadata is walked once,
+    /// because the host may make an SGL of very many segments.
     fn data_from_host(&self, state: &MetadataState, all: &mut [u8]) {
         if self.between(state, 0).is_none() {
             self.data.copy_to(0, all);
@@ -150,7 +151,7 @@ impl Moving {
         }
     }
 
-    /// The same in the other direction.
+    /// Copies data of all blocks to the host.
     fn data_to_host(&self, state: &MetadataState, all: &[u8]) {
         if self.between(state, 0).is_none() {
             self.data.copy_from(0, all);
@@ -163,7 +164,7 @@ impl Moving {
         }
     }
 
-    /// The same of their metadata, one's behind the other's; nothing, if the host has none.
+    /// Copies the host's metadata of all blocks, packed; nothing, if the host has none.
     fn metadata_from_host(&self, state: &MetadataState, all: &mut [u8]) {
         if self.between(state, 0).is_none() {
             self.metadata.copy_to(0, all);
@@ -177,7 +178,7 @@ impl Moving {
         }
     }
 
-    /// The same in the other direction.
+    /// Copies metadata of all blocks to the host.
     fn metadata_to_host(&self, state: &MetadataState, all: &[u8]) {
         if self.between(state, 0).is_none() {
             self.metadata.copy_from(0, all);
@@ -191,7 +192,7 @@ impl Moving {
         }
     }
 
-    /// Where a block's data is in the host's list.
+    /// Returns the offset of a block's data in the host's list.
     fn host_data(&self, state: &MetadataState, index: u64, block: u64) -> u64 {
         match state.layout().extended && !self.stripped {
             true => index * (block + u64::from(state.layout().metadata)),
@@ -200,7 +201,7 @@ impl Moving {
     }
 }
 
-/// What PRCHK and Storage Tag Check say.
+/// Returns the checks requested by PRCHK and Storage Tag Check.
 pub(super) fn checks(prinfo: Prinfo, stc: bool) -> Checks {
     Checks {
         guard: prinfo.prchk_guard(),
@@ -225,8 +226,9 @@ pub(super) fn is_aborted(completion: &Completion) -> bool {
         .is_err_and(|error| error.kind == IoErrorKind::Aborted)
 }
 
-/// Whether the command asks for what cannot be done ("NVM Command Set 1.1", 5.3.2 and 5.3.3). Write
-/// Zeroes has no tuples of the host's that could be checked (3.3.8).
+/// Returns whether the command's protection fields are invalid ("NVM Command Set 1.1", 5.3.2 and
+/// 5.3.3). Write Zeroes has no protection information from the host that could be checked
+/// (3.3.8).
 fn refused(protection: &Protection, opcode: NvmOpcode, cdw12: RwCdw12, fits: bool) -> bool {
     let prinfo = cdw12.prinfo();
     let looks = matches!(opcode, NvmOpcode::COMPARE | NvmOpcode::VERIFY);
@@ -237,8 +239,8 @@ fn refused(protection: &Protection, opcode: NvmOpcode, cdw12: RwCdw12, fits: boo
         || cannot_check(protection, prinfo, fits)
 }
 
-/// The reference tag cannot be checked, or `fits` says that it can never be right. One that there
-/// is not, beside a storage tag of all bits, is not looked at.
+/// Returns whether the reference tag is to be checked but cannot be, or never matches (`fits` is
+/// `false`). A reference tag of no bits, beside a storage tag of all bits, is not checked.
 pub(super) fn cannot_check(protection: &Protection, prinfo: Prinfo, fits: bool) -> bool {
     let is_there = protection.reference_mask() != 0;
     prinfo.prchk_reftag() && is_there && (protection.kind == Type::Three || !fits)
@@ -249,7 +251,7 @@ impl Engine {
         self.namespaces.get(ns)?.config.metadata.clone()
     }
 
-    /// Read, Write, Compare, Verify and Write Zeroes, of blocks with metadata.
+    /// Read, Write, Compare, Verify and Write Zeroes of blocks with metadata.
     pub(super) fn with_metadata(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let opcode = command.nvm_opcode();
         let zeroes = opcode == NvmOpcode::WRITE_ZEROES;
@@ -332,17 +334,17 @@ impl Engine {
             slot.kind = moving.kind();
             slot.work = Work::Metadata(Box::new(moving));
         }
-        // Those that wait have their turn first.
+        // Parked commands have their turn first.
         if !self.parked.is_empty() || self.next_metadata(index) {
             self.parked.push_back(index);
         }
         Ok(())
     }
 
-    /// Finds the memory that the command's metadata pointer describes ("NVMe Base 2.1", 4.1.1): of
-    /// one contiguous buffer its address, aligned to a dword; or the address, aligned to a qword,
-    /// of the first descriptor of an SGL (SGLS bit 19), which is read once and may lie in the
-    /// controller memory buffer, wherever the metadata is.
+    /// Finds the memory that the command's metadata pointer describes ("NVMe Base 2.1", 4.1.1).
+    /// The pointer is the address of a contiguous buffer, aligned to a dword, or the address of
+    /// the first descriptor of an SGL, aligned to a qword (SGLS bit 19). That descriptor is read
+    /// once and may lie in the controller memory buffer, independent of the metadata.
     fn walk_metadata(
         &self,
         command: &Command,
@@ -365,7 +367,7 @@ impl Engine {
             read.map_err(super::dma_status)?;
             descriptor
         } else {
-            // As the SGL of one data block says the same.
+            // Equivalent to the SGL of one data block.
             let bytes = u32::try_from(len).map_err(|_| INVALID)?;
             let [a, b, c, d, e, f, g, h] = at.to_le_bytes();
             let [i, j, k, l] = bytes.to_le_bytes();
@@ -375,14 +377,15 @@ impl Engine {
         let walked = dma::sgl::walk(&self.dma, descriptor, len, access, list);
         walked.map_err(|error| match error {
             SglError::Dma(error) => super::dma_status(error),
-            // The host has described no length that could be wrong.
+            // The host's length cannot be wrong, as it has given none.
             _ if !scattered => Status::DATA_TRANSFER_ERROR,
             SglError::DataLengthInvalid => Status::METADATA_SGL_LENGTH_INVALID.with_dnr(true),
             error => sgl_status(error),
         })
     }
 
-    /// Begins the command, unless it has to wait for others: then it has its turn in a later round.
+    /// Begins the command. Returns `true` when it has to wait for others; it has its turn in a
+    /// later round.
     #[must_use]
     pub(super) fn next_metadata(&mut self, index: u16) -> bool {
         let Some(slot) = self.slots.get(index) else {
@@ -476,7 +479,7 @@ impl Engine {
         }
     }
 
-    /// What beginning the command spends of a round's budget.
+    /// Returns the cost of beginning the command in a round's budget.
     pub(super) fn units_of_metadata(&mut self, index: u16) -> u32 {
         let slot = self.slots.get(index);
         let bytes = slot.map_or(0, |slot| match &slot.work {
@@ -486,7 +489,7 @@ impl Engine {
         Budget::units_of(bytes, 0)
     }
 
-    /// The request of a command with metadata is over.
+    /// Handles the completion of a request of a command with metadata.
     pub(super) fn complete_metadata(&mut self, index: u16, mut completion: Completion) {
         let interrupting = self.interrupting;
         let Some(slot) = self.slots.get(index) else {
@@ -501,7 +504,7 @@ impl Engine {
                 let Some(state) = self.metadata_of(ns) else {
                     return self.broken("a command with metadata is where there is none");
                 };
-                // What cannot be read is settled by no place, and is written anyway.
+                // Data that cannot be read settles no metadata, and is overwritten anyway.
                 let read = completion.result.is_ok();
                 if let Some(data) = completion.data.buffer().filter(|_| read) {
                     let datas = data.chunks_exact(state.layout().block as usize);
@@ -541,7 +544,7 @@ impl Engine {
         self.end_metadata(index);
     }
 
-    /// The command is over: it keeps nothing of the host's memory.
+    /// Ends the command, and releases its references to the host's memory.
     fn end_metadata(&mut self, index: u16) {
         if let Some(slot) = self.slots.get(index) {
             slot.work = Work::Single;
@@ -550,8 +553,8 @@ impl Engine {
     }
 }
 
-/// Data of a write in the buffer, and its metadata in the file; or what is wrong with it, at which
-/// block.
+/// Fills the buffer with a write's data, and stores its metadata in the file. Fails with a status
+/// and the block concerned.
 fn prepare(
     moving: &Moving,
     slba: u64,
@@ -578,7 +581,7 @@ fn prepare(
     if !moving.changes() {
         return Ok(SegmentList::owned(buffer));
     }
-    // All of it is checked before any is kept.
+    // All metadata is checked before any is stored.
     let mut all = vec![0; size * moving.blocks as usize];
     moving.data_from_host(state, &mut buffer);
     moving.metadata_from_host(state, &mut all);
@@ -603,7 +606,7 @@ fn prepare(
     Ok(SegmentList::owned(buffer))
 }
 
-/// Checks what was read, and gives it to the host, or compares it with what that has.
+/// Checks data that was read, and copies it to the host, or compares it with the host's.
 fn deliver(
     moving: &Moving,
     slba: u64,
@@ -652,8 +655,8 @@ fn deliver(
     Ok(())
 }
 
-/// Compares a block with the host's, whose tuple is checked as a write's is, and not compared ("NVM
-/// Command Set 1.1", 5.3.2.4).
+/// Compares a block with the host's. The host's protection information is checked as for a write,
+/// but not compared ("NVM Command Set 1.1", 5.3.2.4).
 fn compare(
     moving: &Moving,
     state: &MetadataState,

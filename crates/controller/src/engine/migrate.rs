@@ -1,16 +1,15 @@
-//! Queues that migrate from one engine to another: a completion queue with the submission queues
+//! Migration of queues from one engine to another: a completion queue with the submission queues
 //! that complete there.
 //!
-//! Nothing is fetched from them any more; when what was fetched has completed and is posted, the
-//! engine releases them. What goes with them is all that the engine knew of them: heads, tails, the
-//! phase, and what its looks at the doorbells have found, EventIdx included. The guest's memory the
-//! other engine finds by itself, in its own map. So the next engine goes on exactly where this one
-//! has stopped.
+//! Fetching from the queues stops. When all fetched commands have completed and are posted, the
+//! engine releases the queues. Their whole state goes with them: heads, tails, the phase, and the
+//! doorbell values seen, EventIdx included. The other engine looks up the guest's memory in its
+//! own map. The next engine therefore continues exactly where this one has stopped.
 
 use super::queue::{Cq, Sq};
 use super::{Engine, Event};
 
-/// A completion queue and its submission queues, on their way between two engines.
+/// A completion queue and its submission queues, in transit between two engines.
 pub(crate) struct MigratingQueues {
     pub cqid: u16,
     pub cq: Cq,
@@ -34,7 +33,7 @@ impl Engine {
             .remove(|q| matches!(sqs.get(usize::from(q)), Some(Some(sq)) if sq.cqid == cqid));
     }
 
-    /// The queue that migrates stays, if it was not released yet.
+    /// Cancels the migration of a queue that was not released yet.
     pub(super) fn cancel_migration(&mut self) {
         let Some(cqid) = self.migrating.take() else {
             return;
@@ -47,7 +46,7 @@ impl Engine {
         self.events.push_back(Event::MigrationCancelled);
     }
 
-    /// Submission queues that complete in `cqid`.
+    /// Returns the submission queues that complete in `cqid`.
     pub fn users_of(&self, cqid: u16) -> Vec<u16> {
         let user =
             |(qid, sq): (usize, &Option<Sq>)| (sq.as_ref()?.cqid == cqid).then_some(qid as u16);
@@ -56,7 +55,7 @@ impl Engine {
 
     /// Releases the queue that migrates, if nothing of it is in flight.
     pub fn release_migrating(&mut self) -> Option<Box<MigratingQueues>> {
-        // Without Bus Master Enable nothing is told to the host, and no queue migrates.
+        // Without Bus Master Enable nothing is posted to the host, and no queue migrates.
         let cqid = self.migrating.filter(|_| self.master)?;
         let users = self.users_of(cqid);
         // Completions that wait for room are outstanding, too; and a queue that is being deleted is
@@ -68,7 +67,7 @@ impl Engine {
         {
             return None;
         }
-        // An interrupt that is being delayed is not for the next engine to send.
+        // The next engine does not send a delayed interrupt of this one.
         self.signal_now(cqid);
         self.migrating = None;
         self.blocked.retain(|&q| q != cqid);

@@ -8,10 +8,9 @@
 //! interrupt <- completion queue <- post <------------------------- complete
 //! ```
 //!
-//! The control half ([`crate::Controller`]) creates and deletes queues here and is told what
-//! happened by [`Event`]s. An idle queue costs its submission queue's doorbell look and nothing
-//! else: completion queues with entries to signal or completions to post are in lists (`dirty`,
-//! `blocked`).
+//! The control half ([`crate::Controller`]) creates and deletes queues here, and receives
+//! [`Event`]s. An idle queue costs one look at its submission queue's doorbell: completion queues
+//! with entries to signal or completions to post are in lists (`dirty`, `blocked`).
 
 mod abort;
 mod attach;
@@ -85,16 +84,16 @@ pub(crate) use reservation::{Asked, ReservationCommand, ReservationEnd};
 pub use slots::tag_owner;
 pub(crate) use uncorrectable::{Change, Marking};
 
-/// Not the index of any namespace.
+/// Value that is no index of a namespace.
 const NO_NAMESPACE: u16 = u16::MAX;
 
-/// Something that the control half has to know.
+/// Report of an engine to the control half.
 pub(crate) enum Event {
     /// An admin command was fetched.
     Admin(Command),
-    /// A queue that was being deleted has no command left.
+    /// A submission queue that was being deleted has no command left.
     SqDrained(u16),
-    /// A command that an Abort waits for is over.
+    /// The target of an Abort command has ended.
     AbortDone { sqid: u16, cid: u16, aborted: bool },
     /// A command ended with an error.
     Failed {
@@ -106,30 +105,30 @@ pub(crate) enum Event {
         /// The block cannot be read because Write Uncorrectable has marked it.
         marked: bool,
     },
-    /// A doorbell (a completion queue's head if `cq`) was written with a value that its queue does
-    /// not allow.
+    /// A doorbell (a completion queue's head if `cq`) was written with a value that its queue
+    /// does not allow.
     InvalidDoorbell { qid: u16, cq: bool, value: u32 },
-    /// The flushes that were ordered up to this number have completed; the first error of them.
+    /// All flushes ordered up to this number have completed; the first error of them.
     Flushed { number: u64, failed: Option<Status> },
-    /// There is no such command to abort.
+    /// The command to abort was not found.
     AbortMissed { sqid: u16, cid: u16 },
-    /// A queue that migrates has left the engine: nothing of it is in flight there
+    /// A migrating queue has left the engine: none of its commands is in flight there
     /// ([`Engine::begin_migration`]).
     Released(Box<MigratingQueues>),
     /// The queue that was to migrate stays ([`Engine::cancel_migration`]).
     MigrationCancelled,
     /// A reservation command was fetched: it ends by [`Engine::end_reservation`].
     Reservation(Box<ReservationCommand>),
-    /// A command marks blocks, or takes marks away: it ends by [`Engine::end_marking`].
+    /// A command marks blocks, or removes marks: it ends by [`Engine::end_marking`].
     Marking(Box<Marking>),
-    /// A rule that always holds is broken: this one ([`Engine::broken`]).
+    /// An invariant is broken: this one ([`Engine::broken`]).
     Broken(&'static str),
 }
 
 #[derive(Clone)]
 pub(crate) struct EngineConfig {
     pub id: u16,
-    /// Index of its counters in [`ControllerStats::shares`].
+    /// Index of the engine's counters in [`ControllerStats::shares`].
     pub share: u16,
     pub io_queues: u16,
     pub vectors: u16,
@@ -140,52 +139,53 @@ pub(crate) struct EngineConfig {
     pub page: Arc<SharedPages>,
     pub stats: Arc<ControllerStats>,
     pub pending: Arc<Pending>,
-    /// Which commands it has.
+    /// Properties of the controller that decide its commands.
     pub offer: commands::Offer,
-    /// The marked blocks of its namespaces.
+    /// Marked blocks of the namespaces.
     pub marks: Arc<MarkTable>,
-    /// What the next process finds, if there is to be one.
+    /// State memory for the next process, if restart is enabled.
     pub state: Option<StateMemory>,
 }
 
 pub(crate) struct Engine {
-    /// Its number within its worker, for trace points.
+    /// Number of the engine within its worker, for trace points.
     id: u16,
     pub dma: DmaMap,
     pub irqs: Irqs,
     pub stats: Arc<ControllerStats>,
-    /// Its own part of them.
+    /// This engine's share of the I/O counters.
     io: Arc<IoStats>,
-    /// Of that, commands for namespaces that are not there.
+    /// Counters of commands for namespaces that do not exist.
     nowhere: Arc<IoRecord>,
-    /// Commands to be fetched before one that is timed.
+    /// Number of commands to fetch before one that is timed.
     until_timed: u32,
-    /// Which of a batch is.
+    /// Index in the batch of the command that is timed.
     timed_place: u32,
-    /// When the command was fetched that takes the general way now, if it is to be timed, else 0.
+    /// Fetch time of the command on the general path, if it is to be timed, else 0.
     fetched_at: u64,
     pub coalescing: Coalescing,
     pub events: VecDeque<Event>,
     pub namespaces: Vec<Namespace>,
     /// Index in `namespaces` by NSID; [`NO_NAMESPACE`] where there is none.
     by_nsid: Vec<u16>,
-    /// The same of those on which everything is allowed, for the short way.
+    /// Index in `namespaces` by NSID, restricted to namespaces with full access, for the fast
+    /// path.
     open_by_nsid: Vec<u16>,
-    /// Which commands the controller has.
+    /// Properties of the controller that decide its commands.
     offer: commands::Offer,
-    /// The marked blocks of its namespaces.
+    /// Marked blocks of the namespaces.
     marks: Arc<MarkTable>,
-    /// A namespace at least is closed to hosts, or has a format that the host has not enabled.
+    /// At least one namespace is closed to hosts, or has a format that the host has not enabled.
     closed: bool,
-    /// A namespace at least has placement handles.
+    /// At least one namespace has placement handles.
     placed: bool,
-    /// Commands in flight on the namespace of an index when others began to wait for their end.
+    /// Namespace index and tag of commands that are awaited.
     fences: Vec<(usize, u64)>,
-    /// Those that were detached, until they have gone.
+    /// Detached namespaces that are not released yet.
     detached: Vec<Detached>,
     /// The volatile write cache feature; when off, every write is durable before it completes.
     pub write_cache: bool,
-    /// Formats of Copy's descriptors that the host has said it uses, as bits.
+    /// Descriptor formats of Copy that the host has enabled, as bits.
     copy_formats: u16,
     /// The host has enabled extended protection information formats (LBAFEE).
     lbafee: bool,
@@ -195,63 +195,62 @@ pub(crate) struct Engine {
     doorbells: Doorbells,
     sqs: Vec<Option<Sq>>,
     cqs: Vec<Option<Cq>>,
-    /// Nothing is fetched any more, until the controller is enabled again.
+    /// Fetching has stopped, until the controller is enabled again.
     halted: bool,
     /// Bus Master Enable. Without it no queue has its ring, and the shadow buffers are not there.
     master: bool,
-    /// How often the control half has set it.
+    /// How often the control half has set Bus Master Enable.
     masterings: u64,
-    /// Commands in flight were asked to end early, because it was cleared.
+    /// Commands in flight were asked to end early, because Bus Master Enable was cleared.
     interrupting: bool,
     /// The completion queue that migrates to another engine.
     migrating: Option<u16>,
-    /// Submission queues that are fetched from, and whose turn it is.
+    /// Submission queues that are fetched from, in polling order.
     polled: PolledQueues,
-    /// Completion queues with entries that no interrupt has told of yet.
+    /// Completion queues with entries that are not signalled yet.
     dirty: Vec<u16>,
-    /// Completion queues with completions that found no space.
+    /// Completion queues with completions that found no room.
     blocked: Vec<u16>,
     slots: Slots,
-    /// The slot of the command that is being started.
+    /// Slot of the command that is being started.
     starting: Option<u16>,
-    /// Where commands are recorded, and by which share.
+    /// State memory for the records, and this engine's share of it.
     state: Option<(StateMemory, u16)>,
-    /// Where batches are noted.
+    /// Rows for the notes of batches.
     hot: Option<Hot>,
-    /// Completions of admin commands that were posted, by all processes.
+    /// Number of posted completions of admin commands, by all processes.
     admin_posted: u64,
-    /// Commands (by slot) that the volume does piece by piece within the call, and that have pieces
-    /// left: they go on in the next round.
+    /// Commands (by slot) that the volume executes piece by piece within the call, and that have
+    /// pieces left for the next round.
     parked: VecDeque<u16>,
-    /// Host memory of Compare, Verify and Copy.
+    /// Budget of host memory for Compare, Verify and Copy.
     scratch: Budget,
-    /// Namespaces whose flush on the controller's own account has not been started yet.
+    /// Namespaces that are still to be flushed on the controller's own account.
     flushes: VecDeque<usize>,
-    /// Flushes on the controller's own account that are not over, waiting ones included.
+    /// Number of flushes on the controller's own account in progress, waiting ones included.
     flushing: usize,
     flush_failed: Option<Status>,
-    /// The number of the last flush that was ordered.
+    /// Number of the last flush that was ordered.
     flush: u64,
     own: own::OwnRequests,
     now: Instant,
     busy_since: Option<Instant>,
-    /// A command ended whose queue is gone: [`Engine::broken`] is told at the end of the round,
-    /// because a call where commands end would cost each of them some registers.
+    /// A command ended without its queue. [`Engine::broken`] is called at the end of the round,
+    /// because a call in the completion path would cost each command some registers.
     queue_gone: bool,
-    /// Copies of submission queue entries, while a batch of them is looked at.
+    /// Copies of submission queue entries, while a batch of them is executed.
     entries: Box<[[u8; 64]; run::BATCH]>,
-    /// Data of the command in hand, between commands empty.
+    /// Data of the current command; empty between commands.
     list: SegmentList,
-    /// Of the batch in hand.
+    /// Deferred work of the current batch.
     long: run::LongWork,
-    /// To the host's processor.
+    /// Distance to the host's processor.
     distance: Distance,
 }
 
 impl Engine {
-    ///
     /// # Errors
-    /// The state memory's pages cannot be had.
+    /// [`StateError`] when the state memory's pages cannot be mapped.
     pub fn new(config: EngineConfig, namespaces: Vec<Namespace>) -> Result<Self, StateError> {
         let hot = config.state.as_ref().map(StateMemory::hot).transpose()?;
         let hot = hot.map(Hot::new);
@@ -329,8 +328,9 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Index of an active namespace. An NSID that no namespace has is an invalid field; one that
-    /// none can have is an invalid namespace ("NVMe Base 2.1", 3.2.1.2 to 3.2.1.4).
+    /// Returns the index of an active namespace. An NSID that no namespace has is an invalid
+    /// field; one that none can have is an invalid namespace ("NVMe Base 2.1", 3.2.1.2 to
+    /// 3.2.1.4).
     pub fn namespace_index(&self, nsid: u32) -> Result<usize, Status> {
         match self.by_nsid.get(nsid as usize) {
             Some(index) if *index != NO_NAMESPACE => Ok(usize::from(*index)),
@@ -339,9 +339,9 @@ impl Engine {
         }
     }
 
-    /// A controller-level reset begins: no queue is left, nothing more is fetched or posted. It is
-    /// over when [`Engine::drained`] says so: only then no command can touch the guest's memory any
-    /// more.
+    /// Begins a controller-level reset: deletes all queues, and stops fetching and posting. The
+    /// reset is over when [`Engine::drained`] returns `true`: only then no command can touch the
+    /// guest's memory any more.
     fn stop(&mut self) {
         self.sqs.iter_mut().for_each(|q| *q = None);
         self.cqs.iter_mut().for_each(|q| *q = None);
@@ -373,16 +373,15 @@ impl Engine {
         }
     }
 
-    /// All engines of the controller have stopped: what their queues left behind is cleared. Not
-    /// before, for a queue that is still fetched from would take a register that was cleared for a
-    /// doorbell.
+    /// Clears the remains of the queues when all engines of the controller have stopped. Earlier,
+    /// a queue that is still fetched from would take a cleared register for a doorbell.
     pub fn clear(&mut self) {
         self.doorbells.clear();
         self.irqs.reset();
     }
 
-    /// The admin queue, as the next process has to know it: what was fetched, where completions
-    /// are posted, and those that wait for room.
+    /// Returns the state of the admin queue for the next process: the commands fetched, the tail,
+    /// and the completions that wait for room.
     pub fn admin_queue(&self) -> Option<AdminQueue> {
         let (Some(Some(sq)), Some(Some(cq))) = (self.sqs.first(), self.cqs.first()) else {
             return None;
@@ -401,19 +400,19 @@ impl Engine {
         self.slots.is_inheriting()
     }
 
-    /// No command is in flight, and no flush of the controller's own.
+    /// Returns whether no command is in flight, and no flush on the controller's own account.
     pub fn drained(&self) -> bool {
         self.slots.in_use() == 0 && self.flushing == 0
     }
 
-    /// The controller was enabled: queues may come, from now on. `page_size` is the host's, in
+    /// Enables the engine: queues may be created from now on. `page_size` is the host's, in
     /// bytes.
     fn enable(&mut self, page_size: u64) {
         self.halted = false;
         self.page_size = page_size;
     }
 
-    /// Nothing is fetched until the controller is enabled again.
+    /// Returns whether fetching has stopped until the controller is enabled again.
     pub fn halted(&self) -> bool {
         self.halted
     }
@@ -426,7 +425,7 @@ impl Engine {
 
     // ---- guest memory
 
-    /// A range of IOVAs has gone: rings and buffers in it are released. Answer the VMM when
+    /// Releases rings and buffers in a range of IOVAs that was unmapped. Answer the VMM when
     /// `self.dma.quiesced()`.
     fn unmapped(&mut self, iova: u64, len: u64) {
         for sq in self.sqs.iter_mut().flatten() {
@@ -440,19 +439,18 @@ impl Engine {
             }
         }
         if self.doorbells.shadowed() && self.doorbells.lie_in(iova, len) {
-            // One last look at the entries, and a first one without them: registers count from
-            // their next change on.
+            // The entries are read a last time, and the registers a first time without them:
+            // registers count from their next change on.
             self.look_at_all();
             self.doorbells.release();
             self.look_at_all();
         }
     }
 
-    /// Something was mapped in a range of IOVAs: rings and buffers that had gone and lie there, in
-    /// part at least, are looked for.
+    /// Looks up missing rings and buffers in a range of IOVAs of which some part was mapped.
     fn mapped(&mut self, iova: u64, len: u64) {
         if !self.master {
-            // They are looked for when the bit is set.
+            // The lookup follows when the bit is set.
             return;
         }
         let dma = &self.dma;
@@ -472,17 +470,17 @@ impl Engine {
         }
     }
 
-    /// Where Doorbell Buffer Config put the shadow doorbells and EventIdx.
+    /// Returns the addresses of shadow doorbells and EventIdx, set by Doorbell Buffer Config.
     pub fn shadow_buffers(&self) -> Option<(u64, u64)> {
         self.doorbells.buffers()
     }
 
-    /// The doorbell page, for a client that maps it.
+    /// Returns the doorbell page, for a client that maps it.
     pub fn doorbell_page(&self) -> &Arc<SharedPages> {
         self.doorbells.page()
     }
 
-    /// Shadow doorbells are in use.
+    /// Returns whether shadow doorbells are in use.
     pub fn shadowed(&self) -> bool {
         self.doorbells.shadowed()
     }
@@ -508,13 +506,13 @@ impl Engine {
         self.namespaces.iter().any(Namespace::needs_polling)
     }
 
-    /// Commands of the host's that are at work below, and flushes of the controller's own.
+    /// Returns the number of the host's commands in flight, and of the controller's own flushes.
     pub fn in_flight(&self) -> usize {
         self.slots.in_use()
     }
 
-    /// When a volume has to be polled next, though nothing wakes the worker: requests wait for
-    /// their time.
+    /// Returns the time at which a volume has to be polled next, although nothing wakes the
+    /// worker: requests wait for their time.
     pub fn next_volume_deadline(&self) -> Option<Instant> {
         let queues = self.namespaces.iter();
         queues.filter_map(Namespace::deadline).min()

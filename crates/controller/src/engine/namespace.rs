@@ -1,4 +1,4 @@
-//! A namespace as the data path sees it.
+//! A namespace in the data path.
 
 use super::commands::Sort;
 use super::zoned::with_table;
@@ -21,11 +21,11 @@ use volume::{Io, NullVolume, OpenQueue, Wake};
 pub(crate) struct Namespace {
     pub config: NamespaceConfig,
     pub queue: OpenQueue,
-    /// What this worker did for it.
+    /// Counters of this worker's I/O on the namespace.
     pub record: Arc<IoRecord>,
-    /// Takes commands before the volume does.
+    /// Device path that takes commands before the volume does.
     pub passthrough: Option<Box<dyn Passthrough>>,
-    /// The volume does reads and writes at once.
+    /// The volume completes reads and writes within the call.
     pub immediate: bool,
     /// The volume takes prefetch hints.
     pub prefetches: bool,
@@ -36,30 +36,32 @@ pub(crate) struct Namespace {
     pub read_only: bool,
     /// The volume loses completed writes with the power, unless flushed.
     pub volatile_cache: bool,
-    /// What the host may do on it.
+    /// The host's allowed accesses.
     pub access: Access,
-    /// How the controller reaches it.
+    /// ANA state of the controller's path.
     pub ana: AnaState,
-    /// Commands on it end with this: it is being erased, or was not wholly.
+    /// Status of all commands while the namespace is closed: it is being erased, or was not
+    /// erased completely.
     pub closed: Option<Status>,
     /// Blocks that Write Uncorrectable has marked.
     pub marks: Arc<Marks>,
-    /// There were some when the engine looked last: commands take the general way, which checks
-    /// them.
+    /// There were marked blocks at the engine's last check: commands take the general path, which
+    /// checks the marks.
     pub watched: bool,
-    /// Its zones are in use: behind the queue, which has nothing in flight when it is dropped.
+    /// Keeps the zones in use. Declared after the queue, which has nothing in flight when it is
+    /// dropped.
     _zones: Option<ZonesInUse>,
 }
 
 impl Namespace {
-    /// Commands are in flight whose end wakes nobody.
+    /// Returns whether commands are in flight that complete without waking a thread.
     pub fn needs_polling(&self) -> bool {
         let passthrough = self.passthrough.as_ref();
         self.queue.state().wake == Wake::Poll || passthrough.is_some_and(|p| p.needs_polling())
     }
 
-    /// It is being formatted, and its metadata is stored nowhere any more: the format has a new
-    /// file made.
+    /// Returns whether the namespace is being formatted while its metadata file is lost: the
+    /// format creates a new one.
     pub fn loses_table(&self) -> bool {
         let formats = self.config.formats.as_ref();
         let renews = formats.is_some_and(Formats::has_metadata);
@@ -68,46 +70,47 @@ impl Namespace {
         self.closed == Some(Status::FORMAT_IN_PROGRESS) && renews && lost
     }
 
-    /// The namespace has these blocks. Where it has grown, the host may know that before this
-    /// worker, which is told by a message: before anything is refused, the volume is asked.
+    /// Returns whether the namespace has these blocks. The host may know of growth before this
+    /// worker, which learns of it by a message; so the volume is asked before a command is
+    /// refused.
     pub fn covers(&self, slba: u64, blocks: u64) -> bool {
         let within = |size| slba.checked_add(blocks).is_some_and(|end| end <= size);
         within(self.blocks)
             || !self.is_fixed() && within(self.config.volume.info().size >> self.shift)
     }
 
-    /// It has zones.
+    /// Returns whether the namespace has zones.
     #[inline]
     pub fn is_zoned(&self) -> bool {
         self.config.zones.is_some()
     }
 
-    /// It has placement handles.
+    /// Returns whether the namespace has placement handles.
     #[inline]
     pub fn is_placed(&self) -> bool {
         self.config.placement.is_some()
     }
 
-    /// Its blocks have metadata.
+    /// Returns whether the blocks have metadata.
     #[inline]
     pub fn has_metadata(&self) -> bool {
         self.config.metadata.is_some()
     }
 
-    /// Its protection information has an extended format.
+    /// Returns whether the protection information has an extended format.
     pub fn has_extended_format(&self) -> bool {
         let metadata = self.config.metadata.as_deref();
         let protection = metadata.and_then(|metadata| metadata.layout().protection);
         protection.is_some_and(|protection| protection.is_extended_format())
     }
 
-    /// It has as many blocks as it was made with, and what is in them stays: others keep account of
-    /// it.
+    /// Returns whether the number of blocks is fixed and their content stays: zones or metadata
+    /// describe each block.
     pub fn is_fixed(&self) -> bool {
         self.is_zoned() || self.has_metadata()
     }
 
-    /// Which handlers its commands have.
+    /// Returns the kind that decides the handlers of its commands.
     pub fn sort(&self) -> Sort {
         match (self.is_zoned(), self.has_metadata()) {
             (true, _) => Sort::Zoned,
@@ -116,7 +119,7 @@ impl Namespace {
         }
     }
 
-    /// Its volume has so many blocks now.
+    /// Sets the number of blocks after the volume was resized.
     pub fn resized(&mut self, blocks: u64) {
         self.blocks = blocks;
         if let Some(passthrough) = &mut self.passthrough {
@@ -124,7 +127,8 @@ impl Namespace {
         }
     }
 
-    /// It has so many blocks like that now, with this metadata. Nothing is in flight on it.
+    /// Sets a new format, metadata and number of blocks. No command is in flight on the
+    /// namespace.
     pub fn reformatted(
         &mut self,
         format: BlockFormat,
@@ -140,7 +144,7 @@ impl Namespace {
         self.resized(blocks);
     }
 
-    /// When to look at them next, though nothing wakes the worker.
+    /// Returns the time of the next check, although nothing wakes the worker.
     pub fn deadline(&self) -> Option<Instant> {
         let passed = self.passthrough.as_ref().and_then(|p| p.deadline());
         self.queue
@@ -152,7 +156,7 @@ impl Namespace {
             .min()
     }
 
-    /// What a place is configured with that no namespace has.
+    /// Returns the configuration of a vacant entry.
     pub fn nothing() -> NamespaceConfig {
         NamespaceConfig {
             nsid: 0,
@@ -168,23 +172,23 @@ impl Namespace {
         }
     }
 
-    /// A place that no namespace has.
+    /// Creates a vacant entry.
     pub fn vacant(io: &Io) -> Result<Self, ConfigError> {
         Self::make(Self::nothing(), io, Arc::default())
     }
 
-    /// No namespace is here.
+    /// Returns whether the entry is vacant.
     pub fn is_vacant(&self) -> bool {
         self.config.nsid == 0
     }
 
-    /// For a worker's part of a controller, whose counters `stats` are.
+    /// Opens a namespace for one worker of a controller; `stats` are that worker's counters.
     pub fn open(config: NamespaceConfig, io: &Io, stats: &IoStats) -> Result<Self, ConfigError> {
         config.check()?;
         Self::open_or_vacant(config, io, stats)
     }
 
-    /// The same of a configuration that was checked, or is of a vacant place.
+    /// Opens a namespace with a checked configuration, or a vacant entry.
     pub fn open_or_vacant(
         config: NamespaceConfig,
         io: &Io,

@@ -1,8 +1,8 @@
-//! What the control half orders of an engine, each control operation once.
+//! Orders of the control half to an engine, one for each control operation.
 //!
 //! The controller's own engine applies an order at once, an engine on another worker when that
-//! drains its messages; both by [`Engine::apply`]. What an engine answers comes back as [`Event`]s,
-//! also from the controller's own: who gives an order need not know where it goes.
+//! worker drains its messages; both by [`Engine::apply`]. All engines, the controller's own
+//! included, answer by [`Event`]s, so that the sender of an order need not know the engine.
 //!
 //! [`Event`]: super::Event
 
@@ -16,10 +16,10 @@ use dma::{DmaMap, MapError, Memory, Prot};
 use nvme::Status;
 use std::sync::Arc;
 
-/// From the control half to an engine.
+/// Order of the control half to an engine.
 ///
-/// Orders are applied in the order in which they were given, and that is all the rules there are: a
-/// queue that comes after an unmap finds the memory gone, one that left before has released it when
+/// Orders are applied in the order in which they were given, and there is no other rule. A queue
+/// installed after an unmap finds the memory gone; a queue that left before has released it when
 /// the unmap is answered.
 pub(crate) enum Order {
     // ---- to the one engine that the queue is in, or is to be in
@@ -38,7 +38,8 @@ pub(crate) enum Order {
     /// This completion queue migrates, with its submission queues: answered by `Event::Released` or
     /// `Event::MigrationCancelled`.
     Migrate(u16),
-    /// It is to stay, if it was not released yet: answered by whichever of the two events is true.
+    /// The migration is cancelled, if the queue was not released yet: answered by the one of the
+    /// two events that applies.
     CancelMigration,
     /// A command that changes marks ends, with this status or its own.
     EndMarking(u64, Option<Status>),
@@ -46,12 +47,11 @@ pub(crate) enum Order {
     InstallMigrated(Box<MigratingQueues>),
 
     // ---- to every engine
-    /// Guest memory comes or goes.
+    /// Guest memory is mapped or unmapped.
     Memory(MemoryChange),
     /// The controller memory buffer is at this address for commands, or is not there.
     DeviceMemory(Option<(u64, Memory)>),
-    /// Bus Master Enable, and how often it was set so far. Where it was cleared, memory was taken
-    /// away.
+    /// Bus Master Enable, and how often it was set so far. Clearing it takes memory away.
     Master {
         on: bool,
         masterings: u64,
@@ -63,30 +63,30 @@ pub(crate) enum Order {
     },
     /// Commands in flight are to end early: Bus Master Enable was cleared a while ago.
     EndCommandsEarly,
-    /// No new command finds the namespace of this index; it goes when those in flight have ended
-    /// ([`Engine::tidy`]).
+    /// The namespace of this index is hidden from new commands; it is released when those in
+    /// flight have ended ([`Engine::tidy`]).
     Detach(usize),
-    /// Commands on namespaces that were detached are to end early.
+    /// Commands on detached namespaces are to end early.
     EndDetachedEarly,
-    /// The namespace of this index has so many blocks now.
+    /// The namespace of this index has a new number of blocks.
     Resized {
         index: usize,
         blocks: u64,
     },
-    /// The namespace of this index, which is closed, has blocks like that now.
+    /// The namespace of this index, which is closed, has a new format.
     Reformatted {
         index: usize,
         format: BlockFormat,
         metadata: Option<Arc<MetadataState>>,
         blocks: u64,
     },
-    /// Commands on the namespace of this index end with this status from now on; `None`: it is open
-    /// again.
+    /// The namespace of this index is closed with this status for its commands; `None`: it is
+    /// open again.
     Close {
         index: usize,
         status: Option<Status>,
     },
-    /// Blocks of the namespace of this index were marked, or are so no more.
+    /// Blocks of the namespace of this index were marked, or lost their marks.
     LookAtMarks(usize),
     /// The receiver of a vector's interrupts.
     Vector(u16, Option<Arc<dyn IrqSink>>),
@@ -104,14 +104,14 @@ pub(crate) enum Order {
     StopFetching,
     /// A flush on the controller's own account, by number: answered by `Event::Flushed`.
     Flush(u64),
-    /// A controller-level reset, by number: it has ended when [`Engine::drained`] says so.
+    /// A controller-level reset, by number: it has ended when [`Engine::drained`] returns `true`.
     Stop(u64),
 
     // ---- to remote engines, which take them themselves
     /// A namespace is opened under this index. One that cannot be opened there is counted
     /// (`Progress::refused`).
     Attach(usize, Box<NamespaceConfig>),
-    /// The controller is gone: so is the engine, once nothing is in flight.
+    /// The controller was dropped: the engine ends once nothing is in flight.
     End,
 }
 
@@ -133,8 +133,8 @@ pub(crate) enum MemoryChange {
 }
 
 impl Order {
-    /// Commands in flight may touch memory that this takes away: it has its whole effect when
-    /// `Engine::dma.quiesced()` says so.
+    /// Returns whether the order takes memory away. Commands in flight may still touch that
+    /// memory, until `Engine::dma.quiesced()` returns `true`.
     pub fn takes_memory_away(&self) -> bool {
         match self {
             Order::Memory(change) => !matches!(change, MemoryChange::Map { .. }),
@@ -148,7 +148,8 @@ impl Engine {
     /// Applies an order. Returns the bytes that a change of memory concerned, otherwise 0.
     ///
     /// # Errors
-    /// Only a change of memory can fail: that of the controller's own engine is checked by it.
+    /// [`MapError`] when a change of memory fails. Only the controller's own engine can fail,
+    /// because it checks the change first.
     pub fn apply(&mut self, order: Order) -> Result<u64, MapError> {
         match order {
             Order::InstallCq(qid, cq) => self.install_cq(qid, *cq),
@@ -199,7 +200,7 @@ impl Engine {
             Order::Stop(_) => self.stop(),
             Order::Detach(index) => self.detach(index),
             Order::EndDetachedEarly => self.end_detached_early(),
-            // A remote engine takes these before they come here; the controller's own has none.
+            // The remote engine handles these itself; the controller's own engine gets none.
             Order::Attach(..) | Order::End => {}
         }
         Ok(0)
@@ -219,7 +220,8 @@ impl Engine {
             }
             MemoryChange::Unmap { iova, len } => {
                 let bytes = self.dma.unmap(iova, len)?;
-                // A VMM with a virtual IOMMU takes away by the hundred what is not there.
+                // A VMM with a virtual IOMMU sends hundreds of unmaps for ranges that are not
+                // mapped.
                 if bytes > 0 {
                     self.unmapped(iova, len);
                 }
@@ -233,8 +235,8 @@ impl Engine {
         }
     }
 
-    /// Queues and shadow buffers in the controller memory buffer, or where it hides the guest's
-    /// memory, are looked for where they are from now on.
+    /// Sets the location of the controller memory buffer, and looks up queues and shadow buffers
+    /// again that lie in it, or in guest memory that it hides.
     fn set_device_memory(&mut self, at: Option<(u64, Memory)>) -> Result<(), MapError> {
         let place = |dma: &DmaMap| {
             let (iova, memory) = dma.device_memory()?;
@@ -252,7 +254,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The orders that bring a new engine, which has no queue, to where this one is.
+    /// Returns the orders that give a new engine without queues the state of this one.
     pub fn catch_up(&self) -> Vec<Order> {
         let windows = self.dma.windows().map(|window| {
             Order::Memory(MemoryChange::Map {

@@ -1,42 +1,44 @@
 //! Requests on the controller's own account, which no host waits for, one at a time: reads of its
-//! self-test, and what erases a namespace.
+//! self-test, and the erasure of a namespace.
 
 use super::Engine;
 use super::slots::Work;
 use dma::SegmentList;
 use volume::{IoError, Op};
 
-/// What the engine knows of them.
+/// State of the requests on the controller's own account.
 #[derive(Default)]
 pub(super) struct OwnRequests {
     in_flight: bool,
-    /// It erases, or did.
+    /// The last request erases.
     erases: bool,
-    /// Of the last one.
+    /// Number of the last request.
     number: u64,
-    /// The last one's number, and how it ended.
+    /// Number and result of the last request that ended.
     ended: Option<(u64, Result<(), IoError>)>,
 }
 
-/// What one of them does.
+/// A request on the controller's own account.
 pub(crate) struct OwnRequest {
     pub nsid: u32,
     pub op: Op,
-    /// Bytes.
+    /// Byte offset.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Memory of its own, as long, where data is moved.
+    /// Buffer for the data, of the same length, if data is moved.
     pub data: SegmentList,
 }
 
 impl Engine {
-    /// Nothing that is in flight hinders a request: its end is news to the worker.
+    /// Returns whether a request can begin now. If not, the end of the request or flush in the
+    /// way wakes the worker.
     pub fn may_begin_own(&self) -> bool {
         !self.own.in_flight && self.flushing == 0 && self.slots.free() > 0
     }
 
-    /// Begins a request; [`Engine::take_own`] has the end of it, by its number. `None`: not now.
+    /// Begins a request; [`Engine::take_own`] returns its result, by its number. Returns `None`
+    /// when no request can begin now.
     pub fn begin_own(&mut self, request: OwnRequest) -> Option<u64> {
         let ns = self.namespace_index(request.nsid).ok()?;
         if !self.may_begin_own() {
@@ -73,13 +75,14 @@ impl Engine {
         self.end(index);
     }
 
-    /// What is in flight on the controller's own account is not to be asked to end early: it erases
-    /// what other hosts write to when it is over, and what is cancelled may still be carried out.
+    /// Returns whether the controller's own requests must not be asked to end early. An erasure
+    /// concerns blocks that other hosts write to afterwards, and a cancelled request may still be
+    /// carried out.
     pub(super) fn own_stays(&self) -> bool {
         self.offer.shared && self.own.erases
     }
 
-    /// How the request of this number has ended.
+    /// Returns the result of the request of this number, if it has ended.
     pub fn take_own(&mut self, number: u64) -> Option<Result<(), IoError>> {
         let ended = self.own.ended.take_if(|(ended, _)| *ended == number);
         ended.map(|(_, result)| result)

@@ -1,4 +1,4 @@
-//! Commands that a device below takes as they are ([`Passthrough`](crate::Passthrough)).
+//! Commands that a physical device executes unchanged ([`Passthrough`](crate::Passthrough)).
 
 use super::Engine;
 use super::run::{Batch, Next};
@@ -8,8 +8,8 @@ use nvme::cmd::io::RwCdw12;
 use nvme::{Command, NvmOpcode, Status};
 
 impl Batch<'_> {
-    /// How many of the batch's commands the device takes now; `None` when they all go to the
-    /// volume.
+    /// Begins a batch with the device. Returns how many commands it takes now; `None` when all
+    /// are for the volume.
     pub(super) fn begin_passing(&mut self) -> Option<usize> {
         let passthrough = self.ns.passthrough.as_mut()?;
         passthrough.begin(self.qid, self.page_size, self.write_cache)
@@ -73,14 +73,14 @@ impl Batch<'_> {
 }
 
 impl Engine {
-    /// Takes what devices have completed. Returns whether there was anything.
+    /// Handles the completions of devices. Returns whether there were any.
     pub(super) fn poll_passed(&mut self) -> bool {
         let mut worked = false;
         for at in 0..self.namespaces.len() {
             let Some(namespace) = self.namespaces.get_mut(at) else {
                 break;
             };
-            // Taken out meanwhile, for what is told here changes the engine.
+            // Taken out meanwhile, because completions change the engine.
             let Some(mut passthrough) = namespace.passthrough.take() else {
                 continue;
             };
@@ -93,7 +93,7 @@ impl Engine {
         worked
     }
 
-    /// A command that a device took is over. Stale tags are ignored.
+    /// Handles the completion of a command by a device. Stale tags are ignored.
     fn passed_completed(&mut self, tag: u64, status: Status, result: u32) {
         let Some((index, slot)) = self.slots.tagged(tag) else {
             return;
@@ -107,7 +107,8 @@ impl Engine {
             self.count(ns, kind, bytes);
             let result = u64::from(result);
             if self.finish_here(sqid, cid, Status::SUCCESS, result) {
-                // It took nothing from the budget that `free_slot` returns bytes to.
+                // A plain command took nothing from the scratch budget, to which `free_slot`
+                // returns bytes.
                 self.slots.release_empty(index);
             } else {
                 self.keep_slot(index, Status::SUCCESS, result);

@@ -1,14 +1,14 @@
-//! Flexible Data Placement ("NVMe Base 2.1", 8.1.10): which handle a write goes by, and I/O
+//! Flexible Data Placement ("NVMe Base 2.1", 8.1.10): the placement handle of a write, and I/O
 //! Management Receive and Send (ibid., 7.3 and 7.4).
 //!
-//! *A write counts when it is about to be given to the volume*, once it has been checked: the unit
-//! of its handle has room for so many blocks less, whether the write fails or not. Where its data
-//! goes, no volume is told: handles are counted, no more.
+//! *A write counts when it is about to be given to the volume*, once it has been checked: the
+//! reclaim unit of its handle loses room for that many blocks, whether the write fails or not.
+//! The volume does not learn the handle: handles are only counted.
 //!
-//! *What the next process finds.* A command is recorded, then its blocks are counted, then the
-//! volume gets it. What was recorded is begun again by the next process, and not counted again: so
-//! of each worker that has died, the last write is not counted if it came to its end between the
-//! two.
+//! *After a restart*: a command is recorded, then its blocks are counted, then the volume gets
+//! it. The next process restarts recorded commands without counting them again. Therefore the
+//! last write of each worker that has died is not counted, if the worker ended between the two
+//! steps.
 
 use super::Engine;
 use super::slots::Kind;
@@ -27,16 +27,16 @@ use zerocopy::IntoBytes;
 
 const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
 
-/// The directive of a command that writes: Directive Type, and Directive Specific.
+/// Returns the directive of a command that writes: Directive Type, and Directive Specific.
 fn directive(command: &Command, dtype: DirectiveType) -> (DirectiveType, u16) {
     (dtype, RwCdw13::from_bits(command.cdw13.get()).dspec())
 }
 
 impl Engine {
-    /// Takes so many blocks out of the unit of the handle that the command names, where its
+    /// Takes that many blocks from the reclaim unit of the handle that the command names, if its
     /// namespace has handles. `again`: it was counted in another process. Without Data Placement
-    /// directives ("NVMe Base 2.1", 8.1.8) those of commands mean nothing, and with them all others
-    /// are invalid.
+    /// directives ("NVMe Base 2.1", 8.1.8) a command's directive is ignored; with them, any other
+    /// directive is invalid.
     #[inline]
     pub(super) fn place(
         &self,
@@ -57,7 +57,7 @@ impl Engine {
         }
     }
 
-    /// The placement of a command's namespace, with its index.
+    /// Returns the placement of a command's namespace, with its index.
     fn placement_of(&self, command: &Command) -> Result<(usize, Arc<PlacementState>), Status> {
         let index = self.namespace_index(command.nsid.get())?;
         let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
@@ -66,7 +66,7 @@ impl Engine {
         Ok((index, placement))
     }
 
-    /// I/O Management Receive: what is left of each handle's unit.
+    /// I/O Management Receive: reports the remaining blocks of each handle's reclaim unit.
     pub(super) fn io_management_receive(
         &mut self,
         sqid: u16,
@@ -93,7 +93,8 @@ impl Engine {
         Ok(())
     }
 
-    /// I/O Management Send: handles refer to new units. Where an identifier is invalid, none does.
+    /// I/O Management Send: handles refer to new reclaim units. If an identifier is invalid, none
+    /// does.
     pub(super) fn io_management_send(
         &mut self,
         sqid: u16,
@@ -164,7 +165,7 @@ fn place_in(
     Ok(())
 }
 
-/// Reclaim Unit Handle Status, of all handles.
+/// Returns Reclaim Unit Handle Status of all handles.
 fn statuses(state: &PlacementState) -> Vec<u8> {
     let placement = state.get();
     let handles = placement.geometry().handles;

@@ -11,24 +11,25 @@
 //!
 //! A queue changes sides by changing places with the queue at the border.
 
-/// Rounds without work after which a hot queue is an idle one.
+/// Rounds without work after which a hot queue becomes an idle one.
 const COOL_AFTER: u32 = 1024;
-/// Rounds in which every idle queue is polled once, while others are hot. One that is passed over
-/// because others become hot or idle meanwhile is polled in the next turn.
+/// Rounds in which every idle queue is polled once, while others are hot. A queue that is skipped
+/// because other queues become hot or idle meanwhile is polled in the next turn.
 const IDLE_TURN: usize = 16;
 
-/// Looks in a row at one queue that found nothing. Kept with its queue, which a look has in hand.
+/// Number of successive looks at one queue that found nothing. Stored in the queue, which a look
+/// uses anyway.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct IdleRounds(u32);
 
 impl IdleRounds {
-    /// The queue had work.
+    /// Resets the count after the queue had work.
     #[inline]
     pub fn reset(&mut self) {
         self.0 = 0;
     }
 
-    /// Another look found nothing. Whether the queue is to be an idle one.
+    /// Counts a look that found nothing. Returns whether the queue becomes an idle one.
     #[inline]
     pub fn count(&mut self) -> bool {
         self.0 += 1;
@@ -36,23 +37,23 @@ impl IdleRounds {
     }
 }
 
-/// The submission queues that are fetched from, and whose turn it is.
+/// The submission queues that are fetched from, in polling order.
 #[derive(Default)]
 pub(super) struct PolledQueues {
     /// Hot ones first.
     queues: Vec<u16>,
-    /// How many are hot.
+    /// Number of hot queues.
     hot: usize,
     /// The idle queue that is polled next.
     next: usize,
-    /// How many queues were idle when this turn of looks at all of them began.
+    /// Number of idle queues at the beginning of this turn of looks at all of them.
     turn: usize,
-    /// Looks at idle queues that are due, in parts of a look: [`IDLE_TURN`] are one.
+    /// Looks at idle queues that are due, in fractions of a look: [`IDLE_TURN`] make one.
     due: usize,
 }
 
 impl PolledQueues {
-    /// Without a queue, and with room for so many.
+    /// Creates an empty list with room for that many queues.
     pub fn with_capacity(queues: usize) -> Self {
         PolledQueues {
             queues: Vec::with_capacity(queues),
@@ -60,33 +61,33 @@ impl PolledQueues {
         }
     }
 
-    /// The queue is polled from now on, in the very next round.
+    /// Adds a queue, which the very next round polls.
     pub fn insert(&mut self, qid: u16) {
         self.queues.retain(|&q| q != qid);
         self.queues.push(qid);
         self.poll_all();
     }
 
-    /// The queues of which `gone` says so are not polled any more.
+    /// Stops polling the queues for which `gone` returns `true`.
     pub fn remove(&mut self, gone: impl Fn(u16) -> bool) {
         self.queues.retain(|&q| !gone(q));
         self.poll_all();
     }
 
-    /// No queue is polled any more.
+    /// Removes all queues.
     pub fn clear(&mut self) {
         self.queues.clear();
         self.poll_all();
     }
 
-    /// The next round polls every queue.
+    /// Has the next round poll every queue.
     pub fn poll_all(&mut self) {
         self.hot = 0;
     }
 
-    /// The queue has entries, most likely: the next round polls it. Whether it was idle.
+    /// Has the next round poll a queue that most likely has entries. Returns whether it was idle.
     pub fn expect(&mut self, qid: u16) -> bool {
-        // Where none is hot, the next round polls all of them.
+        // If no queue is hot, the next round polls all of them.
         if self.hot == 0 {
             return false;
         }
@@ -98,18 +99,18 @@ impl PolledQueues {
         true
     }
 
-    /// The queues that are polled.
+    /// Returns the queues that are polled.
     pub fn iter(&self) -> impl Iterator<Item = u16> {
         self.queues.iter().copied()
     }
 
-    /// The hot ones of them.
+    /// Returns the hot queues.
     #[inline]
     pub fn hot(&self) -> impl Iterator<Item = u16> {
         self.queues.iter().take(self.hot).copied()
     }
 
-    /// The hot queue at a place, from 0 on.
+    /// Returns the hot queue at a position, from 0 on.
     #[inline]
     pub fn hot_at(&self, at: usize) -> Option<u16> {
         if at < self.hot {
@@ -119,15 +120,15 @@ impl PolledQueues {
         }
     }
 
-    /// The hot queue at this place is idle from now on. Another one may be at its place.
+    /// Makes the hot queue at this position an idle one. Another queue may take its position.
     #[inline]
     pub fn cool(&mut self, at: usize) {
         self.hot = self.hot.saturating_sub(1);
         self.queues.swap(at, self.hot);
     }
 
-    /// The round ends with the hot queue at this place: the next one begins with the queue behind
-    /// it.
+    /// Ends the round with the hot queue at this position: the next round begins with the queue
+    /// behind it.
     #[cold]
     pub fn begin_after(&mut self, at: usize) {
         if let Some(hot) = self.queues.get_mut(..self.hot)
@@ -137,7 +138,7 @@ impl PolledQueues {
         }
     }
 
-    /// How many idle queues this round polls.
+    /// Returns how many idle queues this round polls.
     #[inline]
     pub fn idle_share(&mut self) -> usize {
         let idle = self.queues.len().saturating_sub(self.hot);
@@ -145,19 +146,20 @@ impl PolledQueues {
             return 0;
         }
         if self.hot == 0 {
-            // From the first on: one with work changes places with one that was polled already.
+            // Starts from the first queue: one with work changes places with one that was polled
+            // already.
             self.next = 0;
             return idle;
         }
-        // A part of a look is kept for the next round. Queues of this turn that became hot do not
-        // slow it down.
+        // A fraction of a look is kept for the next round. Queues of this turn that became hot do
+        // not slow it down.
         self.due += idle.max(self.turn);
         let share = self.due / IDLE_TURN;
         self.due %= IDLE_TURN;
         share
     }
 
-    /// The idle queue whose turn it is, with its place.
+    /// Returns the next idle queue to poll, with its position.
     #[inline]
     pub fn next_idle(&mut self) -> Option<(usize, u16)> {
         // Queues that became hot meanwhile are not among the idle ones any more.
@@ -170,7 +172,7 @@ impl PolledQueues {
         Some((at, *self.queues.get(at)?))
     }
 
-    /// The idle queue at this place had work: it is hot from now on.
+    /// Makes the idle queue at this position a hot one, after it had work.
     #[inline]
     pub fn found_work(&mut self, at: usize) {
         self.queues.swap(at, self.hot);
@@ -182,7 +184,7 @@ impl PolledQueues {
 mod tests {
     use super::*;
 
-    /// A round in which the queues of `busy` have work. Returns the queues that it polled.
+    /// Runs a round in which the queues of `busy` have work. Returns the queues that it polled.
     fn round(polled: &mut PolledQueues, busy: &[u16]) -> Vec<u16> {
         let mut seen = Vec::new();
         let mut at = 0;
@@ -222,7 +224,7 @@ mod tests {
                 (1..=40).collect::<Vec<_>>()
             );
         }
-        // Though some of them become hot in the middle of it.
+        // This holds though some of them become hot in the middle of the round.
         assert_eq!(
             sorted(round(&mut polled, &[7, 8, 40])),
             (1..=40).collect::<Vec<_>>()

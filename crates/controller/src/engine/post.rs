@@ -1,4 +1,4 @@
-//! From ended commands to completion queue entries.
+//! Posting completions: from ended commands to completion queue entries.
 
 use super::doorbells::{Doorbells, Which, trace_eventidx};
 use super::journal::Hot;
@@ -10,12 +10,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 
 impl Engine {
-    /// Ends a command without a slot: its completion is posted, or kept until there is space.
+    /// Ends a command without a slot: its completion is posted, or kept until there is room.
     pub fn finish(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
         self.finish_with(sqid, cid, status, result.into());
     }
 
-    /// The same, with dwords 0 and 1 of the completion.
+    /// Ends a command with dwords 0 and 1 of the completion.
     pub(super) fn finish_with(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
         let before = self.admin_tail();
         if !self.finish_here(sqid, cid, status, result) {
@@ -26,8 +26,8 @@ impl Engine {
         }
     }
 
-    /// The same of a command with a slot, compiled into the caller: for those that end most
-    /// commands. `false` when the completion is kept: the slot is to be, too
+    /// Ends a command with a slot; inlined into the callers that end most commands. Returns
+    /// `false` when the completion is kept: then the slot has to be kept, too
     /// ([`Engine::keep_slot`]).
     #[inline(always)]
     #[must_use]
@@ -61,8 +61,8 @@ impl Engine {
         true
     }
 
-    /// The end of a command whose completion finds no space now. Whether that is all: it is not
-    /// kept.
+    /// Handles a completion for which the queue has no room now. Returns `true` when the
+    /// completion is not kept.
     #[cold]
     #[inline(never)]
     fn keep(&mut self, sqid: u16, cqid: u16, entry: Entry) -> bool {
@@ -71,12 +71,13 @@ impl Engine {
             return true;
         };
         if sq.deleting {
-            // Nobody looks for the completions of a queue that is being deleted, see `delete_sq`.
+            // The host does not look at completions of a queue that is being deleted, see
+            // `delete_sq`.
             sq.outstanding = sq.outstanding.saturating_sub(1);
             self.sq_drained(sqid);
             return true;
         }
-        // Still outstanding, for its queue.
+        // The command remains outstanding for its queue.
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
             let slot = None;
             cq.backlog.push_back(Backlogged { sqid, entry, slot });
@@ -87,7 +88,7 @@ impl Engine {
         false
     }
 
-    /// Posts what found no space before. Returns whether it posted any.
+    /// Posts completions that found no room before. Returns whether it posted any.
     pub(super) fn post_backlogs(&mut self) -> bool {
         let mut worked = false;
         let mut i = 0;
@@ -116,7 +117,7 @@ impl Engine {
             let (sqid, mut entry) = (next.sqid, next.entry);
             let mut sq = self.sqs.get_mut(usize::from(sqid)).and_then(Option::as_mut);
             if let Some(sq) = &sq {
-                // As of now, not as of when the command ended.
+                // The SQ head as of now, not as of the command's end.
                 entry = entry.with_sqhd(sq.head);
             }
             if !post(self.id, cq, &self.doorbells, entry, &mut self.events, qid) {
@@ -144,7 +145,7 @@ impl Engine {
     }
 }
 
-/// The completion of an admin command was posted.
+/// Counts a posted completion of an admin command.
 fn count_admin(hot: &Option<Hot>, posted: &mut u64) {
     *posted = posted.wrapping_add(1);
     if let Some(hot) = hot {
@@ -154,7 +155,7 @@ fn count_admin(hot: &Option<Hot>, posted: &mut u64) {
 
 type DoorbellCells<'a> = Option<Cells<'a, AtomicU32>>;
 
-/// Posts an entry. `false` when the queue is full, or its memory gone.
+/// Posts an entry. Returns `false` when the queue is full, or its memory unmapped.
 #[inline(always)]
 fn post(
     controller: u16,
@@ -170,7 +171,7 @@ fn post(
             return false;
         }
     }
-    // The host cannot consume further than this: up to there it need not ring.
+    // The host cannot consume beyond this entry, and need not ring before it has reached it.
     if doorbells.shadowed() && cq.watch.needs_park(cq.next_tail()) && cq.memory.ring().is_some() {
         park(controller, cq, doorbells, qid);
     }

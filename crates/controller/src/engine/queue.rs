@@ -1,4 +1,4 @@
-//! Submission and completion queues as the controller sees them.
+//! State of submission and completion queues in the controller.
 
 use super::polled::IdleRounds;
 use crate::survival::state::Ending;
@@ -8,11 +8,11 @@ use nvme::{Completion, Status};
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// Guest memory of a queue, found again when the guest's memory map changes under it.
+/// Guest memory of a queue, looked up again when the guest's memory map changes.
 ///
-/// While a part of it is unmapped (firmware moves windows, a vIOMMU takes a mapping away) the queue
-/// stands still: no entry is fetched or posted, nothing is lost, and it goes on when the memory is
-/// back.
+/// While part of it is unmapped (firmware moves windows, a vIOMMU removes a mapping), the queue
+/// stands still: no entry is fetched or posted and nothing is lost. The queue continues when the
+/// memory is back.
 pub(crate) struct QueueMemory {
     iova: u64,
     entries: u32,
@@ -22,7 +22,7 @@ pub(crate) struct QueueMemory {
 }
 
 impl QueueMemory {
-    /// Of a queue whose memory need not be there: [`QueueMemory::mapped`] looks for it.
+    /// Describes a queue's memory without looking it up; [`QueueMemory::mapped`] does so.
     pub fn away(iova: u64, entries: u32, entry_size: usize, access: Access) -> Self {
         QueueMemory {
             iova,
@@ -33,7 +33,7 @@ impl QueueMemory {
         }
     }
 
-    /// `None` when the memory is not all there.
+    /// Looks up a queue's memory. Returns `None` when not all of it is there.
     pub fn new(
         dma: &DmaMap,
         iova: u64,
@@ -56,19 +56,19 @@ impl QueueMemory {
         self.ring.as_ref()
     }
 
-    /// A range of IOVAs was unmapped: releases the ring if it lies there. Whether it did.
+    /// Releases the ring if it lies in an unmapped range of IOVAs. Returns whether it did.
     pub fn unmapped(&mut self, iova: u64, len: u64) -> bool {
         self.lies_in(iova, len) && self.ring.take().is_some()
     }
 
-    /// A part of it at least lies in a range of IOVAs.
+    /// Returns whether a part of the memory lies in a range of IOVAs.
     fn lies_in(&self, iova: u64, len: u64) -> bool {
         let bytes = u64::from(self.entries) * self.entry_size as u64;
         iova < self.iova.saturating_add(bytes) && self.iova < iova.saturating_add(len)
     }
 
-    /// A range of IOVAs was mapped: tries to find the ring again if it lies there. Elsewhere the
-    /// part that is missing still is. Whether it was found.
+    /// Looks up a missing ring again if it lies in a range of IOVAs that was mapped; otherwise
+    /// the missing part is still missing. Returns whether it was found.
     pub fn mapped_in(&mut self, dma: &DmaMap, iova: u64, len: u64) -> bool {
         self.lies_in(iova, len) && self.mapped(dma)
     }
@@ -93,18 +93,18 @@ pub(crate) struct Sq {
     pub head: u32,
     /// Commands fetched since the queue was created.
     pub fetched: u64,
-    /// Tail of its completion queue when they were last noted for the next process.
+    /// Tail of the completion queue at the last note for the next process.
     pub noted_tail: u32,
     /// First entry that the host has not written yet, as far as known.
     pub tail: u32,
     pub watch: Watch,
-    /// The doorbell's value as it was last looked at, allowed or not.
+    /// The doorbell's value at the last look, allowed or not.
     pub seen: u32,
-    /// Commands fetched whose completion is not posted yet.
+    /// Commands fetched, without a posted completion.
     pub outstanding: u32,
     /// Delete I/O Submission Queue is waiting for the outstanding commands.
     pub deleting: bool,
-    /// Looks in a row that found nothing, since the queue last had work.
+    /// Number of successive looks that found nothing, since the queue last had work.
     pub idle_rounds: IdleRounds,
     /// Commands to abort when they are fetched.
     pub abort_on_fetch: Vec<u16>,
@@ -133,21 +133,21 @@ impl Sq {
         self.head == self.tail
     }
 
-    /// Whether the host may move the tail there: not over entries that it submitted and that were
-    /// not fetched yet ("NVMe Base 2.1", 5.1.2.1: Invalid Doorbell Write Value).
+    /// Returns whether the host may move the tail there: not over submitted entries that were not
+    /// fetched yet ("NVMe Base 2.1", 5.1.2.1: Invalid Doorbell Write Value).
     pub fn allows(&self, tail: u32) -> bool {
         let submitted = |tail| distance(self.head, tail, self.size);
         submitted(tail) >= submitted(self.tail)
     }
 
-    /// The next `count` entries were fetched; they do not go over the ring's end.
+    /// Advances the head by `count` fetched entries, none beyond the ring's end.
     #[inline]
     pub fn took(&mut self, count: u32) {
         self.head = self.ahead(count);
         self.fetched += u64::from(count);
     }
 
-    /// The head after `count` more entries that do not go over the ring's end.
+    /// Returns the head after `count` more entries, none beyond the ring's end.
     #[inline]
     pub fn ahead(&self, count: u32) -> u32 {
         let head = self.head + count;
@@ -155,16 +155,16 @@ impl Sq {
     }
 }
 
-/// A completion that found its queue full, or its memory gone.
+/// A completion that found its queue full, or its memory unmapped.
 pub(crate) struct Backlogged {
     pub sqid: u16,
     pub entry: Entry,
-    /// The slot whose record tells the next process of it.
+    /// Slot with the record that keeps the completion for the next process.
     pub slot: Option<u16>,
 }
 
-/// A completion queue entry without its phase tag, as two words: they stay in registers, where a
-/// [`Completion`], which is bytes, goes through memory.
+/// A completion queue entry without its phase tag, as two words: they stay in registers, whereas
+/// a [`Completion`], which is bytes, passes through memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     low: u64,
@@ -172,8 +172,8 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Of a queue's command ("NVMe Base 2.1", 4.2.1), with dwords 0 and 1; the submission queue's
-    /// head is set later.
+    /// Creates an entry for a queue's command ("NVMe Base 2.1", 4.2.1), with dwords 0 and 1; the
+    /// submission queue's head is set later.
     #[inline(always)]
     pub fn new(sqid: u16, cid: u16, status: Status, result: u64) -> Self {
         let status_phase = Completion::pack_status(status, false).get();
@@ -183,7 +183,7 @@ impl Entry {
         }
     }
 
-    /// With SQ Head Pointer.
+    /// Returns the entry with this SQ Head Pointer.
     #[inline(always)]
     pub fn with_sqhd(self, head: u32) -> Self {
         Entry {
@@ -192,7 +192,7 @@ impl Entry {
         }
     }
 
-    /// What it says of its command, an admin command: none of those has a dword 1.
+    /// Returns the outcome of an admin command: none of those has a dword 1.
     pub fn ending(self) -> Ending {
         Ending {
             cid: (self.high >> 32) as u16,
@@ -201,7 +201,7 @@ impl Entry {
         }
     }
 
-    /// Its bytes, with the phase tag.
+    /// Returns the entry's bytes, with the phase tag.
     #[inline(always)]
     fn bytes(self, phase: bool) -> [u8; 16] {
         let high = self.high | u64::from(phase) << 48;
@@ -221,21 +221,21 @@ pub(crate) struct Cq {
     pub watch: Watch,
     /// Interrupt vector; `None` when the queue was created with interrupts disabled.
     pub vector: Option<u16>,
-    /// Completions waiting for space, in order. Never more than commands are outstanding.
+    /// Completions waiting for room, in order. Never more than there are outstanding commands.
     pub backlog: VecDeque<Backlogged>,
-    /// It is in the engine's list of queues with a backlog.
+    /// The queue is in the engine's list of queues with a backlog.
     pub blocked: bool,
-    /// It is in the engine's list of queues with entries to signal.
+    /// The queue is in the engine's list of queues with entries to signal.
     pub dirty: bool,
-    /// The doorbell's value as it was last looked at, allowed or not.
+    /// The doorbell's value at the last look, allowed or not.
     pub seen: u32,
     /// Submission queues that complete here.
     pub users: u16,
     /// Entries posted since the last interrupt.
     pub unsignalled: u32,
-    /// When the first of them was posted, if interrupts are being coalesced.
+    /// Time at which the first of them was posted, if interrupts are coalesced.
     pub unsignalled_since: Option<Instant>,
-    /// Its memory may hold completions of an earlier queue. See [`Cq::clear`].
+    /// The memory may hold completions of an earlier queue. See [`Cq::clear`].
     pub is_stale: bool,
 }
 
@@ -260,9 +260,9 @@ impl Cq {
         }
     }
 
-    /// The next process finds by the phases what was posted. Completions of an earlier queue would
-    /// be some: Linux clears the memory of a queue only when the command has completed that
-    /// creates it.
+    /// Clears the ring, if it may hold completions of an earlier queue. The next process finds
+    /// the posted completions by their phases, and would mistake those for its own: Linux clears
+    /// the memory of a queue only when the command that creates it has completed.
     pub fn clear(&mut self) {
         if let Some(ring) = self.memory.ring()
             && std::mem::take(&mut self.is_stale)
@@ -271,7 +271,7 @@ impl Cq {
         }
     }
 
-    /// The tail after one more entry.
+    /// Returns the tail after one more entry.
     pub fn next_tail(&self) -> u32 {
         if self.tail + 1 == self.size {
             0
@@ -280,30 +280,31 @@ impl Cq {
         }
     }
 
-    /// Full: one more entry would make tail equal head ("NVMe Base 2.1", 3.3.1.4).
+    /// Returns whether the queue is full: one more entry would make tail equal head ("NVMe Base
+    /// 2.1", 3.3.1.4).
     pub fn is_full(&self) -> bool {
         self.next_tail() == self.head
     }
 
-    /// Whether the host may move the head there: it cannot consume what was not posted.
+    /// Returns whether the host may move the head there: it can consume only posted entries.
     pub fn allows(&self, head: u32) -> bool {
         distance(self.head, head, self.size) <= distance(self.head, self.tail, self.size)
     }
 
-    /// The host was told of everything posted so far, or does not want to be.
+    /// Marks all posted entries as signalled, or as not to be signalled.
     pub fn signalled(&mut self) {
         self.dirty = false;
         self.unsignalled = 0;
         self.unsignalled_since = None;
     }
 
-    /// The host has entries to consume, as far as known.
+    /// Returns whether the host has entries to consume, as far as known.
     pub fn has_unconsumed(&self) -> bool {
         self.head != self.tail
     }
 
-    /// Writes `entry` with its phase tag at the tail. `false` when the memory is gone; the caller
-    /// has checked for space.
+    /// Writes `entry` with its phase tag at the tail. Returns `false` when the memory is
+    /// unmapped; the caller has checked for space.
     #[inline(always)]
     pub fn push(&mut self, entry: Entry) -> bool {
         let Some(ring) = self.memory.ring() else {
@@ -314,7 +315,7 @@ impl Cq {
         true
     }
 
-    /// `count` entries were written at the tail, none beyond the ring's end.
+    /// Advances the tail by `count` posted entries, none beyond the ring's end.
     #[inline]
     pub fn pushed(&mut self, count: u32) {
         self.tail += count;

@@ -1,4 +1,4 @@
-//! Life of the queues, for the control half.
+//! Creation and deletion of queues, for the control half.
 
 use super::doorbells::Which;
 use super::queue::{Backlogged, Cq, QueueMemory, Sq};
@@ -19,7 +19,7 @@ impl Engine {
         matches!(self.cqs.get(usize::from(qid)), Some(Some(cq)) if cq.users > 0)
     }
 
-    /// I/O completion queues.
+    /// Returns the I/O completion queues.
     pub fn io_cqs(&self) -> impl Iterator<Item = u16> {
         let exists = |(qid, cq): (usize, &Option<Cq>)| cq.is_some().then_some(qid as u16);
         self.cqs.iter().enumerate().skip(1).filter_map(exists)
@@ -29,7 +29,7 @@ impl Engine {
         self.sqs.iter().skip(1).any(Option::is_some) || self.cqs.iter().skip(1).any(Option::is_some)
     }
 
-    /// A new completion queue, to be installed. `None` when its memory is not there.
+    /// Creates a completion queue, to be installed. Returns `None` when its memory is not there.
     pub fn make_cq(&self, qid: u16, iova: u64, size: u32, vector: Option<u16>) -> Option<Cq> {
         let mut memory = QueueMemory::new(&self.dma, iova, size, 16, Access::Write)?;
         memory.release();
@@ -39,8 +39,8 @@ impl Engine {
         Some(cq)
     }
 
-    /// A new submission queue, to be installed in the engine that has its completion queue. `None`
-    /// when its memory is not there. Its doorbell has its first value.
+    /// Creates a submission queue, to be installed in the engine that has its completion queue.
+    /// Returns `None` when its memory is not there. Its doorbell has its first value.
     pub fn make_sq(&self, qid: u16, cqid: u16, iova: u64, size: u32) -> Option<Sq> {
         let mut memory = QueueMemory::new(&self.dma, iova, size, 64, Access::Read)?;
         memory.release();
@@ -91,8 +91,8 @@ impl Engine {
         }
     }
 
-    /// The queue is gone when [`Event::SqDrained`] says so: commands already fetched come to their
-    /// end first.
+    /// Deletes a submission queue. It is deleted when [`Event::SqDrained`] is reported: commands
+    /// already fetched end first.
     pub(super) fn delete_sq(&mut self, qid: u16) {
         self.forget_aborts(qid);
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
@@ -141,18 +141,18 @@ impl Engine {
         self.blocked.retain(|&q| q != qid);
     }
 
-    /// The memory of buffers for Doorbell Buffer Config is there.
+    /// Returns whether the memory of buffers for Doorbell Buffer Config is there.
     pub fn finds_shadow(&self, shadow: u64, eventidx: u64) -> bool {
         self.doorbells.find(&self.dma, shadow, eventidx).is_ok()
     }
 
-    /// Doorbell Buffer Config. Where the buffers' memory is not there, the queues' registers count
-    /// until it is: another engine than that which was asked whether it finds them may have lost it
-    /// since.
+    /// Applies Doorbell Buffer Config. While the buffers' memory is not there, the queues'
+    /// registers count: an engine may have lost the memory since the control half's engine found
+    /// it.
     pub(super) fn configure_shadow(&mut self, shadow: u64, eventidx: u64) {
         let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
         let buffers = found.filter(|_| self.master);
-        // What the host published in the old buffers must not be lost.
+        // Doorbells that the host published in the old buffers must not be lost.
         self.look_at_all();
         self.doorbells.configure(shadow, eventidx, buffers);
         probes::dbbuf_config(self.id, shadow, eventidx);

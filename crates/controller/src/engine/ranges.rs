@@ -9,11 +9,11 @@ use nvme::{Command, Status};
 use volume::{Budget, IoError, IoErrorKind, Op, Request};
 use zerocopy::FromBytes;
 
-/// What a range counts in a round's budget: what a volume deallocates within the call is not much.
+/// Cost of a range in a round's budget: a volume deallocates little within the call.
 const RANGE_UNITS: u32 = 16;
 
 impl Deallocating {
-    /// Nothing more is deallocated, and what was may be so in part.
+    /// Stops deallocating; the ranges so far may be deallocated in part.
     fn stop(&mut self) {
         self.left.clear();
         self.unmarks.clear();
@@ -36,10 +36,10 @@ impl Engine {
         if attributes.ad() && ns.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
-        // Of zones nothing goes but by a reset; and blocks with metadata keep what they have, whose
-        // checksum is beside it.
+        // Zones lose data only by a reset, and blocks with metadata keep their content, because
+        // its checksum is stored with the metadata.
         let (shift, kept) = (ns.shift, ns.is_fixed());
-        // What is read then is known: not what was there before.
+        // Deallocated blocks then read as zeroes, not as their previous content.
         let info = ns.config.volume.info();
         let unmarks = ns.watched && info.deallocate && info.zeroes_after_deallocate;
         let mut bytes = [0u8; nvme::cmd::io::DSM_MAX_RANGES * 16];
@@ -108,19 +108,19 @@ impl Engine {
         }
     }
 
-    /// The command goes on in a later round, if it has ranges left.
+    /// Parks the command until a later round if it has ranges left, and ends it otherwise.
     fn park_or_end(&mut self, index: u16) {
         match self.slots.get(index).map(|slot| &slot.work) {
-            // In front: one after the other comes to its end.
+            // In front, so that the commands end one after the other.
             Some(Work::Ranges(ranges)) if !ranges.left.is_empty() => {
                 self.parked.push_front(index);
             }
-            // There is none left.
+            // No range is left.
             _ => self.next_range(index),
         }
     }
 
-    /// Goes on with parked commands, for half of the budget: the queues have the other half.
+    /// Continues parked commands, with half of the budget: the queues have the other half.
     #[cold]
     pub(super) fn go_on(&mut self, budget: &mut Budget) {
         let rest = budget.left() / 2;
@@ -154,8 +154,8 @@ impl Engine {
         self.parked.extend(waiting);
     }
 
-    /// Nothing of the command is with the volume, so that there was nothing to be cancelled there:
-    /// what was asked of it meanwhile is done here.
+    /// Ends a parked command early, if an abort or cancellation was requested. Its volume has no
+    /// request of it that could be cancelled there.
     pub(super) fn end_early(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
             return;
@@ -177,7 +177,7 @@ impl Engine {
         };
         match result {
             Ok(()) => {}
-            // Deallocation is advice: what the volume cannot deallocate stays allocated.
+            // Deallocation is advice: ranges that the volume cannot deallocate stay allocated.
             Err(error) if error.kind == IoErrorKind::Unsupported => {
                 if let Work::Ranges(ranges) = &mut slot.work {
                     ranges.unmarks.clear();

@@ -1,21 +1,21 @@
-//! Queues and commands of a process that has ended, found again in the rings, in what it noted and
-//! in its records: the other side of [`journal`](super::journal), which says what was written in
-//! which order.
+//! Recovery of queues and commands of a process that has ended, from the rings, its notes and its
+//! records: the counterpart of [`journal`](super::journal), which defines the order of the
+//! stores.
 //!
-//! - *The completion queue's tail* is where the phase tag changes, from the ring's first entry on.
-//!   Where the ring's memory is not there, the tail was noted when that went.
-//! - *The submission queue's head* is the largest of: what was noted for the last batch; what the
-//!   newest completion says, if it is of this queue and was posted after that note (the batch that
-//!   was being answered); and one behind each command with a record.
-//! - *A record whose completion is posted*: only the last one can be, for the record is removed
-//!   next. So the newest completion is compared: queue, command, and an SQ Head Pointer beyond the
-//!   command. An earlier completion of the same identifier has none, for its host could not submit
-//!   more than a ring's entries since it saw it.
-//! - All other recorded commands are executed again, in the order in which they were fetched; those
-//!   that had ended are posted.
+//! - *The completion queue's tail* is where the phase tag changes, from the ring's first entry
+//!   on. If the ring's memory is not there, the tail was noted when the memory was removed.
+//! - *The submission queue's head* is the largest of: the note of the last batch; the SQ Head
+//!   Pointer of the newest completion, if it is of this queue and was posted after that note (the
+//!   batch that was being answered); and one behind each command with a record.
+//! - *A record whose completion is posted*: only the last one can be, because the record is
+//!   removed next. The newest completion is therefore compared: queue, command, and an SQ Head
+//!   Pointer beyond the command. An earlier completion of the same identifier has no such
+//!   pointer, because its host could not submit more than a ring's entries since it saw it.
+//! - All other recorded commands are executed again, in the order in which they were fetched;
+//!   completions of those that had ended are posted.
 //!
-//! Doorbells are not restored but looked at: each queue begins with nothing seen, so that the first
-//! look finds what its cells say.
+//! Doorbells are not restored but read again: each queue begins with no value seen, so that the
+//! first look finds the current values of its cells.
 
 use super::Engine;
 use super::doorbells::Which;
@@ -31,38 +31,38 @@ use zerocopy::{FromBytes, IntoBytes};
 /// A value that no doorbell has.
 const UNSEEN: u32 = u32::MAX;
 
-/// A completion queue as the control half knows it.
+/// A completion queue in the control half's state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SavedCq {
     pub qid: u16,
     pub iova: u64,
-    /// Entries.
+    /// Number of entries.
     pub size: u32,
     pub vector: Option<u16>,
 }
 
-/// A submission queue as the control half knows it.
+/// A submission queue in the control half's state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SavedSq {
     pub qid: u16,
     pub cqid: u16,
     pub iova: u64,
-    /// Entries.
+    /// Number of entries.
     pub size: u32,
 }
 
-/// What was found of the commands of a process that has ended.
+/// Numbers of recovered commands of a process that has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Commands that are executed again.
+    /// Number of commands that are executed again.
     pub replayed: usize,
-    /// Commands that had ended, and whose completion waits for room or is posted now.
+    /// Commands that had ended: their completion waits for room or is posted now.
     pub ended: usize,
-    /// Commands whose completion the host has already, though their record was still there.
+    /// Commands with a record, although the host has their completion already.
     pub posted: usize,
 }
 
-/// A record, and where it is.
+/// A record and its location.
 struct Found {
     rows: Rows,
     share: u16,
@@ -78,14 +78,14 @@ struct Newest {
     sqhd: u32,
 }
 
-/// Tail and phase of a completion queue whose entries were posted in order.
+/// Returns tail and phase of a completion queue, from the phase tags of its entries.
 fn tail_of(ring: &Ring) -> (u32, bool) {
     let size = ring.entries();
     let first = completion(ring, 0).phase();
     let changes = (1..size).find(|&i| completion(ring, i).phase() != first);
     match changes {
         Some(tail) => (tail, first),
-        // All of one turn: the next one has the other phase.
+        // All entries have the same phase: the next turn has the other one.
         None => (0, !first),
     }
 }
@@ -94,14 +94,14 @@ fn completion(ring: &Ring, index: u32) -> Completion {
     Completion::read_from_bytes(&ring.load_cqe(index)).unwrap_or_default()
 }
 
-/// The entry before the tail, if there was ever one.
+/// Returns the entry before the tail, if there was ever one.
 fn newest(ring: &Ring, tail: u32, phase: bool) -> Option<Newest> {
     let (index, posted_phase) = match tail.checked_sub(1) {
         Some(index) => (index, phase),
         None => (ring.entries().checked_sub(1)?, !phase),
     };
     let entry = completion(ring, index);
-    // In a ring in which nothing was ever posted, the last entry looks like one of the turn before.
+    // In a ring without any posted entry, the last entry looks like one of the previous turn.
     let nothing = entry.as_bytes().iter().all(|byte| *byte == 0);
     (!nothing && entry.phase() == posted_phase).then(|| Newest {
         sqid: entry.sqid.get(),
@@ -150,7 +150,7 @@ impl Engine {
         }
         let mut found = self.find_records();
         let known = |found: &Found| sqs.iter().any(|sq| sq.qid == found.recorded.sqid);
-        // Their queue had gone, so that the host waits for none of them.
+        // Their queue was deleted, so that the host waits for none of them.
         for gone in found.extract_if(.., |found| !known(found) || found.recorded.sqid == 0) {
             gone.remove();
         }
@@ -173,7 +173,7 @@ impl Engine {
         Some(Recovered { found, recovery })
     }
 
-    /// A completion queue, and its newest completion.
+    /// Recovers a completion queue, and returns its newest completion.
     fn recover_cq(&mut self, saved: &SavedCq, shadow_live: bool) -> Option<Option<Newest>> {
         let SavedCq {
             qid,
@@ -195,7 +195,7 @@ impl Engine {
         }
         let ring = memory.ring().filter(|_| note.away.is_none());
         let newest = ring.and_then(|ring| newest(ring, tail, phase));
-        // As full as it can be, if the look at its doorbell finds nothing.
+        // The queue counts as full, unless the look at its doorbell finds a newer head.
         let full = if tail + 1 == size { 0 } else { tail + 1 };
         let head = note.register.map_or(full, |_| note.head);
         let watch = Watch::from_state(WatchState {
@@ -220,8 +220,8 @@ impl Engine {
         Some(newest)
     }
 
-    /// A submission queue, whose completion queue is there. `fetched`: of the admin queue, which
-    /// the control half knows.
+    /// Recovers a submission queue, after its completion queue. `fetched`: number of commands
+    /// fetched from the admin queue, which the control half knows.
     fn recover_sq(
         &mut self,
         saved: &SavedSq,
@@ -254,7 +254,7 @@ impl Engine {
         let watch = Watch::from_state(WatchState {
             size,
             current: head,
-            // Of a host that uses the entry, what differs from the head is new.
+            // If the host uses the shadow entry, a value other than the head is new.
             last_shadow: match note.shadow_live || note.register.is_some() {
                 true => head,
                 false => note.seen,
@@ -273,7 +273,8 @@ impl Engine {
         Some(())
     }
 
-    /// EventIdx where the host's next move rings: nothing depends on when the first look is.
+    /// Sets EventIdx so that the host's next move rings: the time of the first look then does not
+    /// matter.
     fn park_anew(&self, qid: u16, which: Which, index: u32) {
         let cells = self.doorbells.cells(qid, which);
         if let Some(shadow) = cells.and_then(|cells| cells.shadow) {
@@ -286,7 +287,7 @@ impl Engine {
         Some(cq.tail)
     }
 
-    /// Where the next completion of the admin queue is to be posted, and its phase.
+    /// Returns the position of the admin queue's next completion, and its phase.
     pub fn admin_tail(&self) -> Option<(u32, bool)> {
         let cq = self.cqs.first()?.as_ref()?;
         Some((cq.tail, cq.phase))
@@ -297,7 +298,7 @@ impl Engine {
         self.admin_posted
     }
 
-    /// So many were posted indeed.
+    /// Sets the actual number of posted admin completions.
     pub fn restore_admin_posted(&mut self, posted: u64) {
         self.admin_posted = posted;
         if let Some(hot) = &self.hot {
@@ -305,7 +306,7 @@ impl Engine {
         }
     }
 
-    /// Whether the host has the completion of a recorded command already.
+    /// Returns whether the host has the completion of a recorded command already.
     fn is_posted(&self, recorded: &Recorded, newest: &BTreeMap<u16, Newest>) -> bool {
         let Some(Some(sq)) = self.sqs.get(usize::from(recorded.sqid)) else {
             return false;
@@ -319,21 +320,21 @@ impl Engine {
         })
     }
 
-    /// Doorbell Buffer Config of a process that has ended. Their cells stay as they are.
+    /// Restores the buffers of Doorbell Buffer Config. Their cells stay as they are.
     pub fn restore_shadow(&mut self, shadow: u64, eventidx: u64) {
         let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
         let found = found.filter(|_| self.master);
         self.doorbells.configure(shadow, eventidx, found);
     }
 
-    /// So many admin commands have no completion yet.
+    /// Sets the number of outstanding admin commands.
     pub fn restore_admin_outstanding(&mut self, outstanding: u32) {
         if let Some(Some(sq)) = self.sqs.first_mut() {
             sq.outstanding = outstanding;
         }
     }
 
-    /// All records of all shares.
+    /// Returns all records of all shares.
     fn find_records(&self) -> Vec<Found> {
         let Some((state, _)) = &self.state else {
             return Vec::new();
@@ -412,8 +413,8 @@ impl Engine {
         Some(recovery)
     }
 
-    /// Everything is there again: each queue is looked at in the next round, and the host is told
-    /// of all completions that it has not consumed, whether it was told before or not.
+    /// Resumes after recovery: every queue is polled in the next round, and the host is signalled
+    /// for all completions that it has not consumed, whether they were signalled before or not.
     pub fn resume(&mut self) {
         self.polled.poll_all();
         if self.master {
@@ -428,7 +429,7 @@ impl Engine {
         self.slots.reserve(slot, recorded.applied);
         let (status, result) = match recorded.ended {
             Some(ended) => ended,
-            // Its data cannot be reached: the host is to send it again.
+            // The command's data cannot be reached: the host has to send it again.
             None if !self.master => (Status::COMMAND_INTERRUPTED, 0),
             None => return self.execute(sqid, command),
         };
@@ -444,7 +445,7 @@ impl Found {
     }
 }
 
-/// Commands of a process that has ended, and what has become of others.
+/// Recovered commands of a process that has ended, and the counts so far.
 pub(crate) struct Recovered {
     found: Vec<Found>,
     recovery: Recovery,

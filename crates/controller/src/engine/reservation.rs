@@ -1,6 +1,5 @@
-//! Reservation commands ("NVMe Base 2.1", 7.5 to 7.8), as far as they are a queue's business: their
-//! fields and data are read here, what they do is done by the control half, which also says when
-//! they end.
+//! Reservation commands ("NVMe Base 2.1", 7.5 to 7.8), as far as the queue is concerned: their
+//! fields and data are read here. The control half carries them out, and reports their end.
 
 use super::slots::{Kind, Work};
 use super::{Engine, Event};
@@ -12,7 +11,7 @@ use nvme::{Command, NvmOpcode, Status};
 use reservations::{Operation, Refusal};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// What a reservation command asks for.
+/// Parsed content of a reservation command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Asked {
     Operation(Operation),
@@ -25,16 +24,16 @@ pub(crate) enum Asked {
 /// A reservation command that is in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReservationCommand {
-    /// Names it to the engine.
+    /// Tag of the command in the engine.
     pub tag: u64,
     pub command: Command,
     pub asked: Asked,
 }
 
-/// How it ends.
+/// End of a reservation command.
 pub(crate) struct ReservationEnd {
     pub command: ReservationCommand,
-    /// What is to be copied to the host, as far as it asks for it.
+    /// Data for the host, of which the command's length is copied.
     pub result: Result<Vec<u8>, Status>,
 }
 
@@ -43,7 +42,7 @@ fn status(refusal: Refusal) -> Status {
 }
 
 impl Engine {
-    /// Starts a reservation command: the control half gets [`Event::Reservation`].
+    /// Starts a reservation command: the control half receives [`Event::Reservation`].
     pub(super) fn reservation(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let ns = self.namespace_index(command.nsid.get())?;
         let cdw10 = command.cdw10.get();
@@ -82,7 +81,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The command's data, once read.
+    /// Reads the command's data, once.
     fn read_data<T>(&self, command: &Command) -> Result<T, Status>
     where
         T: FromBytes + IntoBytes + Immutable + KnownLayout + Default,
@@ -94,7 +93,7 @@ impl Engine {
         Ok(data)
     }
 
-    /// Ends a reservation command, unless it is not in flight any more.
+    /// Ends a reservation command, if it is still in flight.
     pub fn end_reservation(&mut self, end: ReservationEnd) {
         let ReservationEnd { command, result } = end;
         let Some((index, slot)) = self.slots.tagged(command.tag) else {
@@ -105,7 +104,7 @@ impl Engine {
         }
         let result = match self.master {
             true => result.and_then(|data| self.write_data(&command.command, &data)),
-            // Nothing of the host's memory may be touched.
+            // The host's memory must not be touched.
             false => Err(Status::COMMAND_INTERRUPTED),
         };
         if let Some(slot) = self.slots.get(index) {
@@ -117,7 +116,8 @@ impl Engine {
         self.end(index);
     }
 
-    /// Copies to the host what it asks for of `data` (NUMD). Returns how many bytes.
+    /// Copies as much of `data` to the host as the command asks for (NUMD). Returns the number of
+    /// bytes.
     fn write_data(&self, command: &Command, data: &[u8]) -> Result<u64, Status> {
         if command.nvm_opcode() != NvmOpcode::RESERVATION_REPORT {
             return Ok(0);
@@ -130,7 +130,8 @@ impl Engine {
         Ok(bytes)
     }
 
-    /// Reservation commands whose queue is gone: the control half does without them.
+    /// Frees the slots of reservation commands after their queue was deleted. The control half
+    /// does not need them.
     pub(super) fn forget_reservations(&mut self) {
         let tags: Vec<u64> = self.slots.reservations().collect();
         for tag in tags {

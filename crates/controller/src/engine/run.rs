@@ -1,10 +1,10 @@
-//! The short way: plain reads and writes, a batch at a time.
+//! The fast path: plain reads and writes, a batch at a time.
 //!
-//! What nearly every command is (Read or Write, PRPs, an existing namespace, a range within it, a
-//! volume that takes it) passes through here with its queue, rings and counters looked up once for
-//! the batch. Everything else, errors included, leaves the batch and takes the general way
-//! ([`super::io`]), which decides alone what a command's fate is: this module only says "plain" or
-//! "not plain".
+//! Nearly every command is a Read or Write with PRPs, of a range within an existing namespace
+//! that its volume accepts. Such commands pass through here, with queue, rings and counters
+//! looked up once for the batch. Any other command, errors included, leaves the batch for the
+//! general path ([`super::io`]), which alone decides the outcome; this module only classifies
+//! commands as plain or not.
 
 use super::complete::status_of;
 use super::doorbells::{Doorbells, Which, trace_eventidx};
@@ -22,25 +22,26 @@ use probes::IoKind;
 use std::collections::VecDeque;
 use volume::{Budget, IoError, Op};
 
-/// Entries copied from a ring at a time.
+/// Maximum number of entries copied from a ring at a time.
 pub(super) const BATCH: usize = 32;
 
-/// What a command that takes the general way counts in a round's budget, beside its data.
+/// Cost of a command on the general path in a round's budget, beside its data.
 const GENERAL_UNITS: u32 = 4;
-/// The same of one with an SGL: how many descriptors that has is not known before it is walked.
+/// Cost of the SGL of such a command: the number of its descriptors is not known before it is
+/// walked.
 const SGL_UNITS: u32 = 64;
 
-/// How a batch ended.
+/// Outcome of a batch.
 pub(super) enum Next {
-    /// Nothing is left, or nothing can be fetched now.
+    /// No entry is left, or none can be fetched now.
     Idle,
-    /// This command was fetched and takes the general way.
+    /// This command was fetched and takes the general path.
     General(Command),
     /// This command was fetched, and is refused.
     Failed(Command, Status),
     /// This command was fetched, and its volume could not carry it out at once.
     Refused(Command, Op, IoError),
-    /// This request was started, and is over already.
+    /// This request was started, and has completed already.
     Completed(volume::Completion),
 }
 
@@ -49,28 +50,28 @@ struct ReadWrite {
     op: Op,
     access: Access,
     slba: u64,
-    /// Bytes.
+    /// Byte offset.
     offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     len: u64,
 }
 
-/// What a batch adds to the counters.
+/// Additions of a batch to the counters.
 #[derive(Default)]
 struct Tally {
     posted: u32,
-    /// Of the posted ones.
+    /// Writes among the posted commands.
     writes: u32,
-    /// Of all posted ones.
+    /// Bytes of all posted commands.
     bytes: u64,
     bytes_written: u64,
 }
 
-/// Entries of one queue for one namespace, and what is needed for them.
+/// Entries of one queue for one namespace, and the references needed to execute them.
 pub(super) struct Batch<'a> {
     pub(super) entries: &'a [[u8; 64]],
     pub(super) qid: u16,
-    /// That of the first entry: the batch ends with the first one for another namespace.
+    /// NSID of the first entry: the batch ends with the first one for another namespace.
     pub(super) nsid: u32,
     /// Index of the namespace.
     pub(super) index: u16,
@@ -84,25 +85,25 @@ pub(super) struct Batch<'a> {
     pub(super) long: &'a mut LongWork,
 }
 
-/// What a batch may do about data that is in more than one page: in bytes, each piece of an SGL as
-/// [`PIECE_BYTES`] more. Those of PRPs are pages, and count by their bytes.
+/// Budget of a batch for data in more than one page, in bytes. Each piece of an SGL costs
+/// [`PIECE_BYTES`] more. Pieces of PRPs are pages, and count by their bytes.
 #[derive(Default)]
 pub(super) struct LongWork {
-    /// Where nothing is left, the batch ends with the next such command.
+    /// When none is left, the batch ends with the next command with such data.
     left: i64,
 }
 
 const UNIT: i64 = Budget::BYTES_PER_UNIT as i64;
-/// A piece of memory takes as long as so many bytes.
+/// Cost of a piece of memory, in bytes.
 const PIECE_BYTES: u64 = Budget::BYTES_PER_UNIT / Budget::PIECES_PER_UNIT;
 
 impl LongWork {
-    /// A batch begins that may spend so many units.
+    /// Begins a batch that may spend that many units.
     pub(super) fn begin(&mut self, units: u32) {
         self.left = i64::from(units) * UNIT;
     }
 
-    /// A batch that began with so many has ended: what it has spent.
+    /// Returns the units spent by a batch that began with that many.
     pub(super) fn spent(&self, units: u32) -> u32 {
         let left = self.left.div_euclid(UNIT);
         u32::try_from(i64::from(units) - left).unwrap_or(u32::MAX)
@@ -121,8 +122,8 @@ impl LongWork {
 }
 
 impl Batch<'_> {
-    /// The command as a plain read or write, as far as can be said without a look at its data's
-    /// addresses; none if it is anything else.
+    /// Returns the command as a plain read or write, as far as can be decided without its data's
+    /// addresses; `None` if it is not one.
     #[inline(always)]
     fn plain(&self, command: &Command) -> Option<ReadWrite> {
         let cdw12 = RwCdw12::from_bits(command.cdw12.get());
@@ -152,7 +153,7 @@ impl Batch<'_> {
         })
     }
 
-    /// A prefetch hint for the entry whose turn is next.
+    /// Gives the volume a prefetch hint for the next entry.
     #[inline(always)]
     fn prefetch(&mut self, entry: &[u8; 64]) {
         let command: &Command = zerocopy::transmute_ref!(entry);
@@ -161,8 +162,8 @@ impl Batch<'_> {
         }
     }
 
-    /// Where the command's data is, when it lies in one page, and PRPs say where (and the command
-    /// is not fused).
+    /// Returns the address of the command's data, when the data lies in one page, is described by
+    /// PRPs, and the command is not fused.
     #[inline(always)]
     fn page(&self, command: &Command, len: u64) -> Option<u64> {
         let prp1 = command.prp1();
@@ -170,8 +171,8 @@ impl Batch<'_> {
         (in_page && command.flags == Flags::new()).then_some(prp1)
     }
 
-    /// Finds the command's data; `false` when the general way has to say what is wrong with it, or
-    /// ends the batch with it, because the budget is spent.
+    /// Finds the command's data. Returns `false` when the general path has to report an error, or
+    /// when the budget is spent and the batch ends with the command.
     #[inline(never)]
     fn walk(&mut self, command: &Command, plain: &ReadWrite) -> bool {
         if self.long.is_over() {
@@ -283,7 +284,7 @@ impl Batch<'_> {
                 status_phase: Completion::pack_status(Status::SUCCESS, phase),
                 ..Default::default()
             };
-            // Of the entries before this one, all were posted.
+            // All entries before this one were posted.
             places.store(fetched - 1, zerocopy::transmute!(entry));
             crash::point!("controller.answer.posted");
         }
@@ -364,7 +365,7 @@ fn make_room(
     }
     let used = distance(cq.head, cq.tail, cq.size);
     let room = cq.size - 1 - used;
-    // Up to the last entry that there is room for.
+    // The last entry with room in the completion queue.
     let horizon = if cq.head == 0 {
         cq.size - 1
     } else {
@@ -382,10 +383,10 @@ fn make_room(
     room
 }
 
-/// What a command of the general way counts in a round's budget.
+/// Returns the cost of a command on the general path in a round's budget.
 fn general_units(command: &Command) -> u32 {
-    // Where it has no such field, what stands there instead does no harm: it ends the round's part
-    // of this controller, at most. The smallest block has 512 bytes.
+    // A command without that field may count too much, which at most ends this controller's part
+    // of the round. The smallest block has 512 bytes.
     let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
     let data = Budget::units_of(u64::from(blocks) << 9, 0);
     let sgl = match command.flags.psdt() {
@@ -396,7 +397,7 @@ fn general_units(command: &Command) -> u32 {
 }
 
 impl Sq {
-    /// The entry at the head, of which this is a copy, is fetched alone and takes the general way.
+    /// Fetches the entry at the head, of which `command` is a copy, alone for the general path.
     #[inline]
     fn fetch_general(&mut self, command: Command) -> (u32, Next) {
         self.took(1);
@@ -418,8 +419,8 @@ impl Engine {
             self.broken("a submission queue has no completion queue");
             return (0, Next::Idle);
         };
-        // A full completion queue stops its submission queues: so the backlog never grows beyond
-        // what is in flight.
+        // A full completion queue stops its submission queues, so that the backlog never outgrows
+        // the commands in flight.
         if !cq.backlog.is_empty() || !self.flushes.is_empty() {
             return (0, Next::Idle);
         }
@@ -432,8 +433,8 @@ impl Engine {
         if pending == 0 {
             return (0, Next::Idle);
         }
-        // Commands that an Abort waits for have their names compared, over there; and there
-        // completions are kept that find no room.
+        // On the general path, the identifiers of commands are compared with pending Aborts, and
+        // completions that find no room are kept.
         let room = make_room(self.id, cq, cqid, &self.doorbells, &mut self.events);
         let short = sq.abort_on_fetch.is_empty() && !sq.deleting && room > 0;
         let Some(cq_ring) = cq.memory.ring().filter(|_| short) else {
@@ -441,9 +442,9 @@ impl Engine {
             return sq.fetch_general(command);
         };
         let places = cq_ring.cqe_run(cq.tail, pending.min(room));
-        // Copied once, all of them before the first is looked at: they come from another core's
-        // cache, and come together. Those behind one that ends the batch are not fetched by this:
-        // they get another copy when it is their turn.
+        // All entries are copied before the first one is used: they come from another core's
+        // cache, and are transferred together. Entries behind one that ends the batch are not
+        // fetched by this; they are copied again in a later batch.
         let (wanted, _) = self
             .entries
             .split_at_mut((places.len() as usize).min(BATCH));
@@ -458,7 +459,7 @@ impl Engine {
         };
         let first: &Command = zerocopy::transmute_ref!(first);
         let nsid = first.nsid.get();
-        // Not that of a namespace where there is none, see `NO_NAMESPACE`.
+        // An NSID without a namespace has no index, see `NO_NAMESPACE`.
         let index = self.open_by_nsid.get(nsid as usize).copied();
         let ns = index.and_then(|index| {
             let ns = self.namespaces.get_mut(usize::from(index))?;
@@ -495,7 +496,7 @@ impl Engine {
             batch.answer(sq, &places, cq.phase, &mut tally)
         } else {
             let started = batch.start(&mut self.slots, sq.fetched);
-            // Completions that nobody was told of yet come first.
+            // Completions that are not signalled yet come first.
             if self.dirty.is_empty() {
                 batch.ns.queue.push();
             }
@@ -521,7 +522,7 @@ impl Engine {
             record.bytes_read().add(tally.bytes - tally.bytes_written);
             record.bytes_written().add(tally.bytes_written);
         }
-        // A command that takes the general way is neither posted nor recorded yet.
+        // A command on the general path is neither posted nor recorded yet.
         if let Some(hot) = &self.hot
             && matches!(next, Next::Idle | Next::Completed(_))
         {
@@ -530,7 +531,7 @@ impl Engine {
         (fetched, next)
     }
 
-    /// The general way of an I/O command that left a batch.
+    /// Continues an I/O command that left a batch on the general path.
     pub(super) fn after_batch(&mut self, qid: u16, next: Next, budget: &mut Budget) {
         match next {
             Next::Idle => {}
@@ -545,7 +546,7 @@ impl Engine {
                 let index = self.namespace_index(command.nsid.get());
                 let ns = index.ok().and_then(|index| self.namespaces.get(index));
                 if ns.is_some_and(|ns| ns.queue.keeps_failed(op, error)) {
-                    // It is begun again, as a request that can wait.
+                    // The command starts again on the general path, as a request that can wait.
                     self.note_fetched(qid, 1);
                     return self.general(qid, &command);
                 }
@@ -555,7 +556,7 @@ impl Engine {
         }
     }
 
-    /// A command of a batch ends with an error.
+    /// Ends a command of a batch with an error.
     fn refuse(&mut self, qid: u16, command: &Command, status: Status) {
         self.note_fetched(qid, 1);
         let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());

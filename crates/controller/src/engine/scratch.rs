@@ -1,4 +1,4 @@
-//! Host memory for commands that need some of their own (Compare, Verify, Copy): bounded over all
+//! Host memory for commands that need their own (Compare, Verify, Copy), bounded over all
 //! commands in flight.
 
 use super::Engine;
@@ -8,54 +8,54 @@ use nvme::cmd::io::RwCdw12;
 use nvme::{Command, Status};
 use volume::Op;
 
-/// Bytes that are in use at one time, unless one transfer is larger.
+/// Maximum number of bytes in use at one time, unless one transfer is larger.
 const BYTES: u64 = 16 << 20;
 
-/// How much host memory the guest's commands may hold.
+/// Budget of host memory for the guest's commands.
 ///
-/// A command that finds none left ends with Command Interrupted, without Do Not Retry: the
-/// standard's word for "not now, try again" ("NVMe Base 2.1", 4.2.3.1). It is not kept waiting,
-/// because others behind it in its queue need no such memory.
+/// A command that finds no memory left ends with Command Interrupted, without Do Not Retry, by
+/// which the standard requests a retry ("NVMe Base 2.1", 4.2.3.1). The command is not kept
+/// waiting, because other commands behind it in its queue need no such memory.
 pub(super) struct Budget {
     left: u64,
 }
 
 impl Budget {
-    /// Enough for at least one transfer of the largest size.
+    /// Creates a budget for at least one transfer of the largest size.
     pub fn new(max_transfer: u64) -> Self {
         Budget {
             left: BYTES.max(max_transfer),
         }
     }
 
-    /// A buffer of `len` bytes; they are returned by [`Budget::release`].
+    /// Takes a buffer of `len` bytes; they are returned by [`Budget::release`].
     pub fn take(&mut self, len: u64) -> Result<Buffer, Status> {
         let bytes = usize::try_from(len).map_err(|_| Status::INTERNAL_ERROR)?;
         self.reserve(len)?;
         Ok(Buffer::new(bytes))
     }
 
-    /// The same for a buffer that is made later.
+    /// Reserves `len` bytes for a buffer that is made later.
     pub fn reserve(&mut self, len: u64) -> Result<(), Status> {
         let left = self.left.checked_sub(len);
         self.left = left.ok_or(Status::COMMAND_INTERRUPTED)?;
         Ok(())
     }
 
-    /// The buffer is gone.
+    /// Returns the bytes of a dropped buffer.
     pub fn release(&mut self, len: u64) {
         self.left = self.left.saturating_add(len);
     }
 }
 
 impl Engine {
-    /// Compare reads into host memory; the guest's data is looked at when that is done.
+    /// Compare reads into host memory, and then compares that with the guest's data.
     pub(super) fn compare(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         self.read_aside(sqid, command, true)
     }
 
-    /// Verify reads and throws away. Its size is limited as that of a transfer (VSL), so that its
-    /// memory is.
+    /// Verify reads the data and drops it. Its size is limited like that of a transfer (VSL), to
+    /// limit its memory.
     pub(super) fn verify(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         self.read_aside(sqid, command, false)
     }

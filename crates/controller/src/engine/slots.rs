@@ -8,11 +8,11 @@ use dma::{Rows, SegmentList};
 use nvme::{Command, Status};
 use volume::Op;
 
-/// What is left to do when a part of the command completes.
+/// Kind of a command in flight, with the work left when a part of it completes.
 pub(super) enum Work {
-    /// One request to the volume. `reads` and `writes` tell what to count.
+    /// A single request to the volume. `reads` and `writes` select the counters.
     Single,
-    /// The same, which zeroes so many bytes.
+    /// A single request that zeroes that many bytes.
     Zeroes(u64),
     /// Dataset Management.
     Ranges(Box<Deallocating>),
@@ -28,10 +28,10 @@ pub(super) enum Work {
     Reservation,
     /// Copy, piece by piece.
     Copy(Box<Copying>),
-    /// A write to a namespace with marked blocks: those that it writes are so no more.
+    /// A write to a namespace with marked blocks: the blocks that it writes lose their marks.
     Write,
-    /// The control half marks blocks, or takes marks away: then it ends, with dword 0 of the
-    /// completion.
+    /// The control half marks blocks, or removes marks; then the command ends, with dword 0 of
+    /// the completion.
     Marking(u32),
     /// A write to a zone.
     ZoneWrite(ZoneWrite),
@@ -51,9 +51,9 @@ pub(super) struct ZoneWrite {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ZoneWriteKind {
     Write,
-    /// Zone Append: the slot has the block that it was placed at.
+    /// Zone Append: the slot has the LBA at which the data was placed.
     Append,
-    /// So many blocks are zeroed.
+    /// Number of blocks that are zeroed.
     Zeroes(u32),
 }
 
@@ -63,11 +63,11 @@ impl ZoneWriteKind {
     }
 }
 
-/// What is left to do of Dataset Management.
+/// Work left of Dataset Management.
 pub(super) struct Deallocating {
-    /// Byte offset and length of what has not been deallocated yet, last first.
+    /// Byte offset and length of the ranges left to deallocate, last first.
     pub left: Vec<(u64, u64)>,
-    /// First blocks and blocks that are marked no more when all is deallocated.
+    /// First block and number of blocks of the marks to remove when all ranges are deallocated.
     pub unmarks: Vec<(u64, u64)>,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Deallocating {
 pub(super) struct Slot {
     pub sqid: u16,
     pub cid: u16,
-    /// Index of its namespace.
+    /// Index of the namespace.
     pub ns: usize,
     pub nsid: u32,
     pub slba: u64,
@@ -83,29 +83,29 @@ pub(super) struct Slot {
     pub bytes: u64,
     pub kind: Kind,
     pub work: Work,
-    /// The first error of its parts.
+    /// The first error of the command's parts.
     pub status: Status,
-    /// Capacity is kept from command to command: no allocation in steady state.
+    /// The list keeps its capacity between commands: no allocation in steady state.
     pub list: SegmentList,
-    /// Bytes of host memory that it took from the budget.
+    /// Bytes of host memory that the command took from the budget.
     pub scratch: u64,
-    /// What it waits for is the flush of its namespace's table of zones.
+    /// The command waits for a flush of its namespace's table of zones or metadata.
     pub table: bool,
-    /// An Abort command waits for it.
+    /// An Abort command waits for this command.
     pub abort: bool,
-    /// Its queue is gone (controller reset): nothing is posted.
+    /// The queue was deleted by a controller reset: no completion is posted.
     pub orphan: bool,
     pub used: bool,
-    /// Its command is over, and the completion waits for room: only its record is in use.
+    /// The command has ended and its completion waits for room: only the record is in use.
     pub kept: bool,
     pub seq: u16,
-    /// When it was fetched ([`probes::cycles`]), if it is to be timed; else, and in all free slots,
-    /// 0.
+    /// Fetch time ([`probes::cycles`]) of a command that is to be timed; else, and in all free
+    /// slots, 0.
     pub fetched_at: u64,
 }
 
 impl Slot {
-    /// A read or write that somebody waits for, with nothing to be done but to say that it is over.
+    /// Returns whether the command is a read or write that only needs its completion posted.
     #[inline]
     pub fn is_plain(&self) -> bool {
         matches!(self.kind, Kind::Read | Kind::Write)
@@ -115,7 +115,7 @@ impl Slot {
             && self.fetched_at == 0
     }
 
-    /// Its command is on the namespace of this index, or has yet to read it.
+    /// Returns whether the command concerns the namespace of this index, or still has to read it.
     fn is_of(&self, ns: usize) -> bool {
         match &self.work {
             Work::Copy(copying) => copying.touches(ns),
@@ -149,7 +149,7 @@ impl Slot {
     }
 }
 
-/// For the counters, which have reads and writes by these numbers.
+/// Kind of a command for the counters, which number reads and writes in this way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Read and Compare.
@@ -164,7 +164,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// That of a read or write.
+    /// Returns the kind of a read or write.
     #[inline(always)]
     pub(super) fn of_transfer(op: Op) -> Self {
         match op {
@@ -180,19 +180,20 @@ pub(super) struct Slots {
     slots: Vec<Slot>,
     free: Vec<u16>,
     owner: u16,
-    /// Slots that are neither free nor in use: kept, or gone.
+    /// Number of slots that are neither free nor in use: kept, or removed.
     resting: usize,
-    /// The first that exists for a command of another process only: when that is over, it is gone.
+    /// Index of the first slot that exists for an inherited command only: it is removed after
+    /// that command.
     inherited: u16,
-    /// The slot that the next command gets, whose record it is.
+    /// Slot reserved for the next command, which is recorded there.
     reserved: Option<u16>,
-    /// The effect of its command has been applied, see [`Records::mark_applied`].
+    /// The reserved command's effect has been applied, see [`Records::mark_applied`].
     reserved_is_applied: bool,
-    /// Where the commands are recorded, if they are.
+    /// Records of the commands, if they are kept.
     pub records: Option<Records>,
 }
 
-/// What a slot of a plain read or write holds.
+/// Content of the slot of a plain read or write.
 pub(super) struct Plain<'a> {
     pub command: &'a Command,
     /// Commands fetched from the queue before it.
@@ -207,8 +208,9 @@ pub(super) struct Plain<'a> {
 }
 
 impl Slots {
-    /// A slot for a plain read or write: the tag under which its volume knows it, and its data.
-    /// `list` becomes the slot's own, which is empty: so lists go round, with their capacity.
+    /// Allocates a slot for a plain read or write. Returns the tag of its volume request, and its
+    /// data. `list` is swapped with the slot's own list, which is empty, so that lists keep their
+    /// capacity.
     #[inline]
     pub fn alloc_plain(
         &mut self,
@@ -222,7 +224,8 @@ impl Slots {
         Some((tag, data))
     }
 
-    /// A slot for a command whose data another part of the program keeps: its tag.
+    /// Allocates a slot for a command with data kept elsewhere in the program, and returns its
+    /// tag.
     #[inline]
     pub fn alloc_passed(&mut self, plain: Plain<'_>) -> Option<u64> {
         let owner = self.owner;
@@ -273,18 +276,18 @@ impl Slots {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of slots.
     pub fn count(&self) -> u16 {
-        // They are numbered in 16 bits.
+        // Slots are numbered in 16 bits.
         self.slots.len() as u16
     }
 
-    /// A slot is neither free nor in use from now on.
+    /// Counts a slot as neither free nor in use.
     pub(super) fn rest(&mut self) {
         self.resting += 1;
     }
 
-    /// It is in use again.
+    /// Counts a resting slot as in use again.
     pub(super) fn wake(&mut self) {
         self.resting = self.resting.saturating_sub(1);
     }
@@ -293,13 +296,13 @@ impl Slots {
         self.slots.len() - self.free.len() - self.resting
     }
 
-    /// Commands that may be started now.
+    /// Returns the number of commands that may be started now.
     pub fn free(&self) -> u32 {
-        // As many as there are slots, which are numbered in 16 bits.
+        // At most the number of slots, which fits in 16 bits.
         self.free.len() as u32
     }
 
-    /// The command in flight is timed from now on.
+    /// Starts timing a command in flight.
     #[cold]
     pub fn time(&mut self, tag: u64) {
         if let Some((_, slot)) = self.tagged(tag) {
@@ -307,7 +310,8 @@ impl Slots {
         }
     }
 
-    /// The slot that is taken when `before` others have been, none of them free again by then.
+    /// Returns the slot that is allocated after `before` others, if none of them is freed
+    /// meanwhile.
     pub fn upcoming(&self, before: usize) -> Option<u16> {
         self.free.iter().rev().nth(before).copied()
     }
@@ -330,9 +334,9 @@ impl Slots {
         Some(index)
     }
 
-    /// Commands of another process's, whose records are these slots' (`own`), and behind all of
-    /// them the slots of `inherited` records. Each is taken by [`Slots::reserve`] first. `false`:
-    /// there are more of them than slots can be.
+    /// Takes over another process's commands: those with records of these slots (`own`), and
+    /// behind all slots new ones for the `inherited` records. Each is claimed by
+    /// [`Slots::reserve`] first. Returns `false` when that exceeds the maximum number of slots.
     pub fn inherit(&mut self, own: &[u16], inherited: Vec<(Rows, usize)>, order: u64) -> bool {
         let Some(records) = &mut self.records else {
             return own.is_empty() && inherited.is_empty();
@@ -347,23 +351,23 @@ impl Slots {
         true
     }
 
-    /// The next command that gets a slot gets this one. `applied`: see [`Records::mark_applied`].
+    /// Reserves this slot for the next command. `applied`: see [`Records::mark_applied`].
     pub fn reserve(&mut self, index: u16, applied: bool) {
         self.reserved = Some(index);
         self.reserved_is_applied = applied;
     }
 
-    /// The command at hand is another process's, which has applied its effect.
+    /// Returns whether the current command is inherited, and its effect was applied.
     pub fn is_applied(&self) -> bool {
         self.is_reserved() && self.reserved_is_applied
     }
 
-    /// The command at hand is another process's.
+    /// Returns whether the current command is another process's.
     pub fn is_reserved(&self) -> bool {
         self.reserved.is_some()
     }
 
-    /// The slot that was reserved, if no command has got it.
+    /// Takes the reserved slot, if no command has got it.
     pub fn take_reserved(&mut self) -> Option<u16> {
         self.reserved.is_some().then(|| self.alloc())?
     }
@@ -385,7 +389,7 @@ impl Slots {
         }
     }
 
-    /// The slot's command is over: its completion is posted, or nobody waits for it.
+    /// Frees the slot of a command: its completion is posted, or is no longer awaited.
     #[inline]
     fn freed(&mut self, index: u16) {
         if let Some(records) = &self.records {
@@ -398,7 +402,7 @@ impl Slots {
         self.free.push(index);
     }
 
-    /// The same for a slot in use, that is not timed, that gets back the list that it gave away.
+    /// Releases a slot in use that is not timed, with the list that it had lent.
     #[inline]
     pub fn release_with(&mut self, index: u16, mut list: SegmentList) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
@@ -409,7 +413,7 @@ impl Slots {
         }
     }
 
-    /// The same for a slot in use, that is not timed, whose list is empty.
+    /// Releases a slot in use that is not timed, and has an empty list.
     #[inline]
     pub fn release_empty(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
@@ -427,7 +431,7 @@ impl Slots {
         }
     }
 
-    /// The effect of the slot's command has been applied, see [`Records::mark_applied`].
+    /// Marks the effect of the slot's command as applied, see [`Records::mark_applied`].
     pub fn mark_applied(&mut self, index: u16) {
         if let Some(records) = &self.records {
             records.mark_applied(index);
@@ -438,13 +442,13 @@ impl Slots {
         self.slots.get_mut(usize::from(index)).filter(|s| s.used)
     }
 
-    /// The tag under which a volume knows the command: owner, sequence, index.
+    /// Returns the tag by which a volume knows the command: owner, sequence, index.
     pub fn tag(&self, index: u16) -> u64 {
         let seq = self.slots.get(usize::from(index)).map_or(0, |s| s.seq);
         tag(self.owner, seq, index)
     }
 
-    /// The slot of a tag, unless the tag is stale.
+    /// Returns the slot of a tag, unless the tag is stale.
     pub fn of_tag(&self, tag: u64) -> Option<u16> {
         let index = tag as u16;
         let slot = self.slots.get(usize::from(index))?;
@@ -452,7 +456,7 @@ impl Slots {
             .then_some(index)
     }
 
-    /// The same, with what is in it.
+    /// Returns the slot of this tag with its index.
     #[inline]
     pub fn tagged(&mut self, tag: u64) -> Option<(u16, &mut Slot)> {
         let (owner, index) = (self.owner, tag as u16);
@@ -466,14 +470,14 @@ impl Slots {
         self.slots.iter().position(same).map(|i| i as u16)
     }
 
-    /// Every command in flight loses its queue.
+    /// Marks every command in flight as without a queue.
     pub fn orphan_all(&mut self) {
         for slot in &mut self.slots {
             slot.orphan |= slot.used;
         }
     }
 
-    /// A command is in flight on the namespace of this index.
+    /// Returns whether a command is in flight on the namespace of this index.
     pub fn any_of(&self, ns: usize) -> bool {
         let of = |slot: &Slot| slot.used && !slot.kept && slot.is_of(ns);
         self.slots.iter().any(of)
@@ -489,8 +493,8 @@ impl Slots {
         touching.map(|(i, _)| self.tag(i as u16))
     }
 
-    /// Such blocks with metadata are in use, by a command in flight, on the namespace of this
-    /// index.
+    /// Returns whether a command in flight uses blocks with metadata that satisfy `such`, on the
+    /// namespace of this index.
     pub fn any_metadata(&self, ns: usize, such: impl Fn(Held) -> bool) -> bool {
         let slots = self.slots.iter().filter(|slot| slot.used && !slot.kept);
         let mut held = slots.filter_map(|slot| match &slot.work {
@@ -501,7 +505,7 @@ impl Slots {
         held.any(such)
     }
 
-    /// What is left to do of the commands in flight, and the indices of their namespaces.
+    /// Returns the namespace index and the work of each command in flight.
     pub fn in_flight(&self) -> impl Iterator<Item = (usize, &Work)> {
         let slots = self.slots.iter().filter(|slot| slot.used && !slot.kept);
         slots.map(|slot| (slot.ns, &slot.work))
@@ -523,13 +527,13 @@ impl Slots {
         waiting.map(|(i, _)| self.tag(i as u16))
     }
 
-    /// The command of this tag is not over.
+    /// Returns whether the command of this tag is in flight.
     pub fn is_in_flight(&mut self, tag: u64) -> bool {
         self.tagged(tag).is_some_and(|(_, slot)| !slot.kept)
     }
 
-    /// Tags and namespaces of what is in flight for the guest, and may be asked to end early. With
-    /// `own_stays`, that is not the request on the controller's own account.
+    /// Returns tags and namespace indices of requests that may be asked to end early. With
+    /// `own_stays`, that excludes the request on the controller's own account.
     pub fn guests_in_flight(&self, own_stays: bool) -> impl Iterator<Item = (u64, usize)> {
         let guests = move |(i, s): (usize, &Slot)| {
             let stays = match s.work {
@@ -547,7 +551,7 @@ fn tag(owner: u16, seq: u16, index: u16) -> u64 {
     u64::from(owner) << 48 | u64::from(seq) << 16 | u64::from(index)
 }
 
-/// The owner of a tag: the `id` that its controller was made with.
+/// Returns the owner of a tag: the `id` with which its controller was created.
 pub fn tag_owner(tag: u64) -> u16 {
     (tag >> 48) as u16
 }

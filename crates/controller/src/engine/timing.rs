@@ -1,12 +1,12 @@
-//! How long commands take, from the copy of their entry until their completion is posted, and why
-//! they fail.
+//! Latency of commands, from the copy of their entry until their completion is posted, and
+//! classification of their failures.
 //!
-//! Of a controller's reads and writes on one worker, one is timed after [`TIMED_EVERY`] others: its
-//! batch ends with it, so that what is known of the batch is known of it. All other batches cost
-//! a comparison and a subtraction. The commands before it in its batch are those that it waited
-//! behind; those that would have come after it have no part in its time. Which place in a batch it
-//! has changes from one to the next. Commands that leave a batch and are no reads or writes are
-//! timed each: they cost many times as much.
+//! Of a controller's reads and writes on one worker, one is timed after [`TIMED_EVERY`] others.
+//! Its batch ends with it, so that the times of the batch are its own. All other batches cost a
+//! comparison and a subtraction. The commands before it in its batch delayed it; those that would
+//! have followed have no part in its time. Its position in the batch changes from one timed batch
+//! to the next. Every command that leaves a batch and is no read or write is timed: such commands
+//! cost many times as much.
 
 use super::run::Next;
 use super::slots::Kind;
@@ -27,7 +27,7 @@ impl Kind {
     }
 }
 
-/// For the counters: which kind of failure a status is.
+/// Returns the failure class of a status, for the counters.
 pub(super) fn failure_of(status: Status) -> Failure {
     let is = |other: Status| status.is(other);
     if is(Status::COMPARE_FAILURE) {
@@ -57,7 +57,7 @@ pub(super) fn failure_of(status: Status) -> Failure {
 }
 
 impl Engine {
-    /// As [`Engine::run`]; the last command of the batch is timed.
+    /// Runs a batch like [`Engine::run`], and times its last command.
     #[cold]
     #[inline(never)]
     pub(super) fn run_timed(&mut self, qid: u16, limit: u32) -> (u32, Next) {
@@ -66,14 +66,14 @@ impl Engine {
         };
         let (outstanding, free) = (sq.outstanding, self.slots.free());
         let pending = distance(sq.head, sq.tail, sq.size).min(free);
-        // Another place in the batch each time.
+        // The timed command's position in the batch differs each time.
         self.timed_place = self.timed_place.wrapping_add(1);
         let wanted = (self.timed_place % limit.max(1) + 1).min(pending).max(1);
         let slot = self.slots.upcoming(wanted as usize - 1);
         let begun = cycles().max(1);
         let (fetched, next) = self.run(qid, wanted);
         if fetched < wanted {
-            // The batch ended before it: the next one is for it.
+            // The batch ended before the command to be timed; the next batch is timed instead.
             return (fetched, next);
         }
         self.until_timed = fetched.saturating_add(TIMED_EVERY - 1);
@@ -109,13 +109,13 @@ impl Engine {
                 }
             }
             Next::General(_) => self.fetched_at = begun,
-            // It has not done what it is for.
+            // A failed command has not done its work, and is not timed.
             Next::Failed(..) | Next::Refused(..) => {}
         }
         (fetched, next)
     }
 
-    /// A command takes the general way: when it was fetched, if it is to be timed, else 0.
+    /// Returns the fetch time of a command on the general path, if it is to be timed, else 0.
     pub(super) fn time_general(&mut self, command: &Command) {
         let sampled = std::mem::take(&mut self.fetched_at);
         self.fetched_at = match command.nvm_opcode() {
@@ -124,7 +124,7 @@ impl Engine {
         };
     }
 
-    /// A command has been posted that was fetched then.
+    /// Records the latency of a command that was fetched at `fetched_at`.
     #[cold]
     #[inline(never)]
     pub(super) fn timed(&self, ns: usize, kind: Kind, fetched_at: u64) {
@@ -134,8 +134,8 @@ impl Engine {
         }
     }
 
-    /// A command is not done because its namespace is not reached by this controller: that is
-    /// counted. It is no error of a disk, whose error log it would fill, but what was asked for.
+    /// Counts a command that fails because this controller does not reach its namespace. The
+    /// host's choice of path is no error of a disk, and must not fill its error log.
     pub(super) fn passed_by(&self, status: Status, nsid: u32) {
         let index = self.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.namespaces.get(index));
@@ -143,7 +143,7 @@ impl Engine {
         record.failed(failure_of(status));
     }
 
-    /// An I/O command fails: it is counted, and the control half is told.
+    /// Counts a failed I/O command, and notifies the control half.
     #[cold]
     #[inline(never)]
     pub(super) fn failed(&mut self, sqid: u16, cid: u16, status: Status, (nsid, lba): (u32, u64)) {
@@ -151,7 +151,7 @@ impl Engine {
         let ns = index.and_then(|index| self.namespaces.get(index));
         let record = ns.map_or(&self.nowhere, |ns| &ns.record);
         let marked = self.is_marked(status, nsid, lba);
-        // It is what a host has asked for, and no fault of the medium.
+        // The host has requested the error by Write Uncorrectable: the medium is not at fault.
         let failure = match marked {
             true => Failure::Aborted,
             false => failure_of(status),

@@ -1,9 +1,10 @@
-//! Write Uncorrectable ("NVM Command Set 1.1", 3.3.7) and what follows from it: blocks that cannot
-//! be read, and writes after which they can. [`marks`](crate::marks) says how that fits together.
+//! Write Uncorrectable ("NVM Command Set 1.1", 3.3.7): commands that make blocks unreadable, and
+//! writes that make them readable again. [`marks`](crate::marks) describes the whole.
 //!
-//! Marks change in the control half, which commits them: a command that changes some waits for that
-//! ([`Work::Marking`]), a write when its volume has done it. So the next process finds a block
-//! marked, or not, as the host has seen it, or as a command says that is executed again.
+//! Marks change in the control half, which commits them. A command that changes marks waits for
+//! that ([`Work::Marking`]); a write does so after its volume request. The next process therefore
+//! finds each block's mark as the host has seen it, or as an unfinished command sets it, which is
+//! executed again.
 
 use super::slots::{Kind, Work};
 use super::{Engine, Event};
@@ -13,23 +14,23 @@ use nvme::{Command, Status};
 
 /// A command that changes marks.
 pub(crate) struct Marking {
-    /// Names it to the engine.
+    /// Tag of the command in the engine.
     pub tag: u64,
-    /// Index of its namespace.
+    /// Index of the namespace.
     pub ns: usize,
     pub change: Change,
 }
 
-/// What it does.
+/// Change of marks by a command.
 pub(crate) enum Change {
-    /// Marks blocks: the first one, and how many.
+    /// Marks blocks: first block and number of blocks.
     Mark(u64, u64),
     /// These (first block, blocks) were written.
     Written(Vec<(u64, u64)>),
 }
 
 impl Engine {
-    /// The namespace under this index has the marks of its NSID.
+    /// Sets the marks of the namespace under this index, by its NSID.
     pub(super) fn find_marks(&mut self, index: usize) {
         if let Some(ns) = self.namespaces.get_mut(index)
             && !ns.is_vacant()
@@ -39,7 +40,8 @@ impl Engine {
         }
     }
 
-    /// The first block of a namespace was marked, or none is any more, perhaps.
+    /// Checks the marks of a namespace: its first block may have been marked, or its last mark
+    /// removed.
     pub fn look_at_marks(&mut self, index: usize) {
         let Some(ns) = self.namespaces.get_mut(index) else {
             return self.broken("blocks are marked of a namespace that is not there");
@@ -50,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// Write Uncorrectable.
+    /// Write Uncorrectable: marks blocks.
     pub(super) fn write_uncorrectable(
         &mut self,
         sqid: u16,
@@ -71,7 +73,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The control half changes marks, and then the command ends, with dword 0 of its completion.
+    /// Has the control half change marks; then the command ends, with dword 0 of its completion.
     fn change_marks(&mut self, index: u16, change: Change, result: u32) {
         let tag = self.slots.tag(index);
         let Some(slot) = self.slots.get(index) else {
@@ -83,8 +85,8 @@ impl Engine {
             .push_back(Event::Marking(Box::new(Marking { tag, ns, change })));
     }
 
-    /// The control half is done with the marks that a command changes: it ends with this status, or
-    /// with its own. Unless it is not in flight any more.
+    /// Ends a command, if it is still in flight, after the control half has changed its marks;
+    /// with this status, or with its own.
     pub fn end_marking(&mut self, tag: u64, status: Option<Status>) {
         let Some((index, slot)) = self.slots.tagged(tag) else {
             return;
@@ -96,7 +98,8 @@ impl Engine {
         self.end_with(index, result);
     }
 
-    /// Commands that wait for the control half, whose queue is gone: it does without them.
+    /// Frees the slots of commands that wait for the control half, after their queue was deleted.
+    /// The control half does not need them.
     pub(super) fn forget_marking(&mut self) {
         let tags: Vec<u64> = self.slots.marking().collect();
         for tag in tags {
@@ -106,7 +109,7 @@ impl Engine {
         }
     }
 
-    /// A write begins: where blocks are marked, some may be so no more when it ends.
+    /// Begins a write: on a namespace with marks, it may remove some at its end.
     pub(super) fn watch_write(&mut self, index: u16) {
         if let Some(slot) = self.slots.get(index)
             && self.namespaces.get(slot.ns).is_some_and(|ns| ns.watched)
@@ -115,7 +118,7 @@ impl Engine {
         }
     }
 
-    /// A command ends that has written its blocks, unless it failed.
+    /// Ends a command that has written its blocks, unless it failed.
     pub(super) fn end_write(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a write ends without its slot");
@@ -132,7 +135,7 @@ impl Engine {
         }
     }
 
-    /// A command ends, with dword 0 of its completion; these blocks were written.
+    /// Ends a command that has written these blocks, with dword 0 of its completion.
     pub(super) fn end_written(&mut self, index: u16, written: &[(u64, u64)], result: u32) {
         let ns = self.slots.get(index).map(|slot| slot.ns);
         let ns = ns.and_then(|ns| self.namespaces.get(ns));
@@ -146,13 +149,13 @@ impl Engine {
         }
     }
 
-    /// The namespace of this index has these blocks marked, of so many from one on: the first one.
+    /// Returns the first marked block in a range of the namespace of this index.
     pub(super) fn marked(&self, ns: usize, slba: u64, blocks: u64) -> Option<u64> {
         let ns = self.namespaces.get(ns).filter(|ns| ns.watched)?;
         ns.marks.first(slba, blocks)
     }
 
-    /// A command that reads fails: the lowest block of it that is marked, else its first.
+    /// Returns the lowest marked block of a failed read command, or else its first block.
     pub(super) fn first_unreadable(&self, command: &Command, status: Status) -> u64 {
         let slba = command.slba();
         if !status.is(Status::UNRECOVERED_READ_ERROR) {
@@ -164,7 +167,7 @@ impl Engine {
         marked.unwrap_or(slba)
     }
 
-    /// A command ends so because this block is marked.
+    /// Returns whether a command ended with this status because this block is marked.
     pub(super) fn is_marked(&self, status: Status, nsid: u32, lba: u64) -> bool {
         status.is(Status::UNRECOVERED_READ_ERROR)
             && self

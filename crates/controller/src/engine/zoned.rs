@@ -1,47 +1,47 @@
 //! The commands of zoned namespaces ("NVMe Zoned Namespace Command Set 1.1", 3.3 and 3.4).
 //!
-//! *A write counts when it is checked*: the zone's write pointer is behind it before the volume has
-//! it, so that any number of them may be in flight. One that fails then leaves the pointer where it
-//! is, and its blocks unwritten: the host sees the status, and finishes or resets the zone (ibid.,
-//! 2.1.1.2.1: a failed write does not take the pointer back).
+//! *A write counts when it is checked*: the zone's write pointer is moved behind it before the
+//! volume gets the request, so that any number of writes may be in flight. A write that then
+//! fails leaves the pointer where it is, and its blocks unwritten: the host sees the status, and
+//! finishes or resets the zone (ibid., 2.1.1.2.1: a failed write does not take the pointer back).
 //!
-//! *What the next process finds.* A command is recorded when it was checked and its place is known,
-//! of Zone Append with that place; then its zone's word is stored, then the volume gets it. So a
-//! record without its word is the last one, and is taken now; with it, it is begun again where it
-//! was. A reset waits until no write of its zones is in flight: so no older write is begun again on
-//! top of newer data.
+//! *After a restart.* A command is recorded when it was checked and its location is known, a Zone
+//! Append with that location. Then its zone's word is stored, then the volume gets the request. A
+//! record without its word is therefore the last one, and is taken now; a record with its word is
+//! restarted at the same location. A reset waits until no write of its zones is in flight, so
+//! that no older write is restarted on top of newer data.
 //!
-//! *Several workers* share one state of zones. A worker holds its lock from a command's check until
-//! the command's record and the zones' words are stored: so what is said above of the last record
-//! holds for all of them together. The order of writes is that of their checks. The next process
-//! has the records of all workers and does not know in which order these were made. It need not: a
-//! write whose zone's word is stored is replayed wherever its turn comes, and Zone Management Send
-//! goes on when all commands have been replayed. A reset moves the write pointers of all its zones
-//! at once, when their data is gone. Then it is noted in its record, under the lock, too, that it
-//! was applied ([`Records::mark_applied`](super::journal::Records::mark_applied)), as every other
-//! change by Zone Management Send is: a replay does not undo what other workers do to the zone
-//! afterwards. A write counts as in flight until its record is removed.
+//! *Several workers* share one state of zones. A worker holds its lock from a command's check
+//! until the command's record and the zones' words are stored, so that the rule about the last
+//! record holds for all of them together. The order of writes is that of their checks. The next
+//! process has the records of all workers and does not know their order. The order does not
+//! matter: a write with its zone's word stored is replayed at any position, and Zone Management
+//! Send continues when all commands have been replayed. A reset moves the write pointers of all
+//! its zones at once, when their data is gone. Then, under the lock, too, its record is marked as
+//! applied ([`Records::mark_applied`](super::journal::Records::mark_applied)), as for every other
+//! change by Zone Management Send: a replay does not undo later changes of the zone by other
+//! workers. A write counts as in flight until its record is removed.
 //!
 //! *Controllers of a subsystem* share that state in the same way, though none of them records
-//! anything: they end with their process. A reset waits for writes of all of them. It looks for
-//! their end in each round, so that nobody has to wake it; that is near, for a write counts only
-//! while its volume has it, whatever its guest does. An engine that is dropped takes what it has in
-//! flight with it ([`Engine::leave_zones`]): nobody waits for what is not there any more.
+//! anything: they end with their process. A reset waits for writes of all of them. It checks for
+//! their end in each round, so that no wake-up is needed; the wait is short, because a write
+//! counts only while its volume has it, whatever its guest does. An engine that is dropped takes
+//! its requests in flight with it ([`Engine::leave_zones`]), so that no reset waits for them.
 //!
-//! *A Zone Random Write Area* (ibid., ZRWA) is nothing but a rule of which writes a zone takes, and
-//! how far its write pointer is then: their data goes to the volume at once. So it can be read, and
-//! be written again, and what the host calls a flush moves the pointer alone. A record of a write,
-//! or of an action that is refused once it was done, is made only when it was allowed; the next
-//! process does not do it a second time.
+//! *A Zone Random Write Area* (ibid., ZRWA) only affects which writes a zone takes, and the write
+//! pointer after them: their data is written to the volume at once. The data can be read and
+//! written again, and the host's flush of the area only moves the pointer. A write, or an action
+//! that is refused when repeated, is recorded only after its check; the next process does not
+//! carry it out a second time.
 //!
-//! *What is durable.* The words are memory of the table's file. What a host waits for with Flush or
-//! Force Unit Access, and each change of a zone by Zone Management Send, is over when the file has
-//! been flushed, too, after the data: the write pointer is never behind what was said to be
-//! durable. It may be ahead, of writes whose completion nobody has seen.
+//! *Durability.* The words are memory of the table's file. Flush and Force Unit Access, and each
+//! change of a zone by Zone Management Send, complete only after the file has been flushed, too,
+//! after the data. The write pointer is therefore never behind data that was reported durable.
+//! The pointer may be ahead, by writes that no host has seen completed.
 //!
-//! *A reset* zeroes what was written, a piece at a time, before the zone is empty: a process that
-//! dies in the middle, or the power, leaves a zone that is written as far as before. What lies
-//! behind a write pointer is read as the volume has it.
+//! *A reset* zeroes the written blocks, a piece at a time, before the zone is empty: a crash or
+//! power loss in the middle leaves the write pointer as it was. Blocks behind a write pointer
+//! read as the volume has them.
 
 use super::commands::Sort;
 use super::complete::status_of;
@@ -60,26 +60,27 @@ use volume::{Volume, VolumeError, VolumeQueue};
 use zerocopy::IntoBytes;
 use zones::{Action, Filter, Refusal, Reported};
 
-/// Bytes of a reset zone that are zeroed at a time.
+/// Maximum number of bytes of a reset zone that are zeroed at a time.
 const PIECE: u64 = 16 << 20;
 
-/// The byte offset of a flush that is for the table. A namespace's own have 0.
+/// Byte offset that marks a flush for the table. A namespace's own flushes have 0.
 const TABLE: u64 = u64::MAX;
 
-/// What is left to do of Zone Management Send.
+/// Progress of a Zone Management Send command.
 #[derive(Default)]
 pub(super) struct Sending {
     /// Zones that are being reset.
     resets: Vec<Reset>,
-    /// Of them, those before it are done with: no write is in flight, or their data is gone.
+    /// Index of the first zone that is not done: earlier ones have no write in flight, or no
+    /// data.
     next: usize,
-    /// Writes to them may be in flight.
+    /// Writes to the zones may be in flight.
     waits: bool,
     /// The table is being flushed.
     flushing: bool,
 }
 
-/// What Zone Management Send is to do.
+/// Action of a Zone Management Send command.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sent {
     Act(Action),
@@ -93,13 +94,13 @@ enum Sent {
 /// A zone that is being reset.
 struct Reset {
     zone: u32,
-    /// What is to be zeroed yet: byte offset and length.
+    /// Byte offset and length of the data left to zero.
     offset: u64,
     left: u64,
 }
 
 impl Sending {
-    /// The zone whose turn it is.
+    /// Returns the zone to handle next.
     fn reset(&self) -> Option<&Reset> {
         self.resets.get(self.next)
     }
@@ -120,7 +121,7 @@ impl Drop for Engine {
 }
 
 impl Engine {
-    /// Which handlers commands on the namespace have.
+    /// Returns the kind of a namespace, which selects the handlers of its commands.
     pub(super) fn sort_of(&self, nsid: u32) -> Sort {
         let index = self.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.namespaces.get(index));
@@ -133,7 +134,7 @@ impl Engine {
         zones.ok_or(Status::INVALID_OPCODE.with_dnr(true))
     }
 
-    /// Write, Write Zeroes and Zone Append, of zones.
+    /// Write, Write Zeroes and Zone Append of zoned namespaces.
     pub(super) fn zoned_write(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let opcode = command.nvm_opcode();
         let (zeroes, append) = (
@@ -153,7 +154,7 @@ impl Engine {
         if !zeroes && len > self.max_transfer {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        // Not under the lock: the host's memory may have to be waited for.
+        // The lock is not held, because the host's memory may have to be waited for.
         let mut list = std::mem::take(&mut self.list);
         let walked = match zeroes {
             true => Ok(()),
@@ -202,7 +203,7 @@ impl Engine {
         let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
         let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
         let count = u64::from(blocks);
-        // Nobody else takes blocks meanwhile.
+        // The lock keeps other workers from taking blocks meanwhile.
         let mut zones = zoned.lock();
         let slba = command.slba();
         let replayed = self.slots.is_reserved();
@@ -237,10 +238,10 @@ impl Engine {
         Ok((slot, slba))
     }
 
-    /// The engine goes: its writes are in flight no more, and its resets have not taken place.
-    /// Those who share the zones go on.
+    /// Leaves the zones when the engine is dropped: its writes are in flight no more, and its
+    /// resets have not taken place. Other users of the zones continue.
     fn leave_zones(&mut self) {
-        // The queues go first: that waits for what the kernel has of their requests.
+        // The queues are dropped first: that waits for the kernel to finish their requests.
         let namespaces = std::mem::take(&mut self.namespaces).into_iter();
         let zones: Vec<_> = namespaces.map(|ns| ns.config.zones.clone()).collect();
         for (ns, work) in self.slots.in_flight() {
@@ -257,7 +258,7 @@ impl Engine {
         }
     }
 
-    /// A write to a zone is over, and nothing is left of its record.
+    /// Ends a write to a zone, after its record was removed.
     #[cold]
     pub(super) fn zone_written(&mut self, ns: usize, zone: u32) {
         match self.zones_of(ns) {
@@ -293,7 +294,7 @@ impl Engine {
             true => found.len(),
             false => zones.report(slba, filter).count(),
         };
-        // Not under the lock: the host's memory may have to be waited for.
+        // The lock is not held, because the host's memory may have to be waited for.
         drop(zones);
         let mut at = 64;
         for zone in &found {
@@ -333,7 +334,7 @@ impl Engine {
             Zsa::CLOSE => Sent::Act(Action::Close),
             Zsa::FINISH => Sent::Act(Action::Finish),
             Zsa::OPEN if !cdw13.zsaso() => Sent::Act(Action::Open),
-            // Of Select All that are closed zones, which cannot get an area.
+            // Select All would cover only closed zones, which cannot get an area.
             Zsa::OPEN if of_zrwa => Sent::OpenWithZrwa,
             Zsa::OFFLINE => Sent::Act(Action::Offline),
             Zsa::RESET => Sent::Reset,
@@ -352,8 +353,8 @@ impl Engine {
             (Sent::Flush, _) => zones.check_flush(slba),
             _ => Ok(()),
         };
-        // It was done before, if its record says so, or if it was recorded and is not allowed any
-        // more.
+        // The action was carried out before, if its record is marked so, or if it was recorded
+        // and is not allowed any more.
         let again = self.slots.is_reserved();
         let taken = self.slots.is_applied() || (allowed.is_err() && again);
         if !taken {
@@ -376,7 +377,7 @@ impl Engine {
                     None => zones.resettable().map_err(Refusal::status)?,
                 };
                 for zone in all {
-                    // Of all none is refused: they were just looked at.
+                    // With Select All no zone is refused: all were just checked.
                     let (lba, blocks) = zones.begin_reset(zone).map_err(Refusal::status)?;
                     sending.resets.push(Reset {
                         zone,
@@ -389,7 +390,7 @@ impl Engine {
         }
         zoned.keep(&mut zones);
         crash::point!("controller.zone.changed");
-        // A reset is done later.
+        // A reset is applied later.
         if !sending.waits {
             self.slots.mark_applied(slot);
         }
@@ -399,16 +400,16 @@ impl Engine {
             slot.slba = command.slba();
             slot.work = Work::ZoneSend(Box::new(sending));
         }
-        // A replayed one goes on when all commands of the previous process have been replayed: its
-        // zones may have been written after it was applied, by commands whose turn is later.
+        // A replayed command continues when all commands of the previous process have been
+        // replayed: later ones may have written its zones after it was applied.
         if again || self.next_send(slot) {
             self.parked.push_back(slot);
         }
         Ok(())
     }
 
-    /// The next step of Zone Management Send. Whether it waits for other commands, and has its turn
-    /// in a later round.
+    /// Begins the next step of Zone Management Send. Returns `true` when it waits for other
+    /// commands; it has its turn in a later round.
     #[must_use]
     pub(super) fn next_send(&mut self, index: u16) -> bool {
         let Some(slot) = self.slots.get(index) else {
@@ -459,7 +460,7 @@ impl Engine {
             }
             zoned.keep(&mut zones);
             crash::point!("controller.zone.reset");
-            // Others may write to them as soon as they can have the lock.
+            // Other workers may write to the zones as soon as they can take the lock.
             self.slots.mark_applied(index);
         }
         let (op, offset, len) = match sending.reset() {
@@ -521,7 +522,7 @@ impl Engine {
         }
     }
 
-    /// A request of Zone Management Send is over.
+    /// Handles the completion of a request of Zone Management Send.
     pub(super) fn zone_sent(&mut self, index: u16, result: Result<(), IoError>) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("Zone Management Send goes on without its slot");
@@ -564,8 +565,8 @@ impl Engine {
 
     // ---- the table
 
-    /// What completes has to be durable, and the table of its namespace (of zones, or metadata) is
-    /// not yet: that is flushed first. `false`: there is nothing to wait for.
+    /// Flushes the namespace's table (of zones, or metadata) first, when a completed request has
+    /// to be durable. Returns `false` when there is nothing to wait for.
     pub(super) fn waits_for_table(&mut self, index: u16, completion: &mut Completion) -> bool {
         let Some(slot) = self.slots.get(index) else {
             return false;
@@ -578,7 +579,7 @@ impl Engine {
         let Some((_, lost)) = namespace.and_then(|ns| ns.config.table()) else {
             return false;
         };
-        // Of a table that is made anew nothing is to be durable.
+        // A table that is being recreated has nothing to make durable.
         if lost && own && namespace.is_some_and(Namespace::loses_table) {
             return false;
         }
@@ -597,7 +598,7 @@ impl Engine {
     }
 }
 
-/// When the command is over, what it did is durable.
+/// Returns whether a command's changes must be durable at its end.
 fn makes_durable(slot: &Slot) -> bool {
     if let Work::Metadata(moving) = &slot.work {
         return moving.makes_durable();
@@ -626,13 +627,13 @@ fn descriptor(zone: &Reported) -> ZoneDescriptor {
     }
 }
 
-/// A namespace's queue, with one to its table beside it: that gets the flushes at [`TABLE`].
+/// A namespace's volume queue, with one to its table that gets the flushes at [`TABLE`].
 struct WithTable {
     data: OpenQueue,
     table: OpenQueue,
 }
 
-/// A queue into the volume, and one to the file of the table.
+/// Returns a queue that combines the volume's with one to the file of the table.
 pub(super) fn with_table(
     data: OpenQueue,
     table: &Arc<dyn Volume>,

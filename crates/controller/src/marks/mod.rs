@@ -1,24 +1,23 @@
-//! Blocks that Write Uncorrectable has marked ("NVM Command Set 1.1", 3.3.7): they cannot be read
-//! until they are written.
+//! Blocks marked by Write Uncorrectable ("NVM Command Set 1.1", 3.3.7): they cannot be read until
+//! they are written.
 //!
 //! The marks of a namespace are one structure for all workers of a controller, and for all
-//! controllers of a subsystem. Reads look at it only where there are marks: an engine that has
-//! looked ([`Engine::look_at_marks`]) and found some takes the commands of that namespace out of
-//! the short way, which knows nothing of this. Who marks the first block tells all engines, and
-//! Write Uncorrectable completes when each of them has looked: a command that a host sends then is
-//! checked, wherever it is sent. What takes the last mark away tells them, too.
+//! controllers of a subsystem. Reads check it only on namespaces with marks. An engine that has
+//! found marks ([`Engine::look_at_marks`]) takes the commands of that namespace off the fast
+//! path, which does not check them. The controller that marks the first block notifies all
+//! engines, and Write Uncorrectable completes when each of them has checked. Every later command
+//! of a host is therefore checked, by any engine. Removal of the last mark notifies them, too.
 //!
-//! A write takes marks away when its volume has done it, before its completion is posted; one that
-//! fails does not. A write that was in flight when Write Uncorrectable completed may have come
-//! before it or after it: its blocks are marked or are not, but for all of its blocks that were
-//! marked it is the same.
+//! A write removes marks when its volume request has succeeded, before its completion is posted.
+//! A write that was in flight when Write Uncorrectable completed may take effect before it or
+//! after it: its marked blocks either all keep their marks, or all lose them.
 //!
-//! *How many.* A range of marks can be cut into half as many as it has blocks. So much is counted
-//! for it when it is marked ([`PIECES`] for all of a controller's namespaces), so that no write
-//! that cuts one can meet a limit.
+//! *Limit.* A range of marks can be cut into half as many ranges as it has blocks. That many are
+//! counted for it when it is marked ([`PIECES`] for all of a controller's namespaces), so that no
+//! write that cuts a range can meet a limit.
 //!
-//! *How long.* The next process of a keeper finds the marks in the control state. Nothing keeps
-//! them beside the volume: when the disk ends, they do.
+//! *Lifetime.* With a keeper, the next process finds the marks in the control state. The volume
+//! does not store them: they are lost when the disk ends.
 //!
 //! [`Engine::look_at_marks`]: crate::engine::Engine::look_at_marks
 
@@ -32,13 +31,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use sync::Unpoisoned;
 
-/// Ranges that there may be, of all namespaces of a controller: with what the host is reading of
-/// them they must leave room in the control state, which has 128 KiB.
+/// Maximum number of ranges in all namespaces of a controller. Together with the copy that the
+/// host is reading, they must fit into the control state, which has 128 KiB.
 pub(crate) const PIECES: u64 = 1024;
 
-/// Ranges of marked blocks by NSID: first blocks, and how many.
+/// Ranges of marked blocks by NSID: first block and number of blocks.
 pub(crate) type Listed = Vec<(u32, Vec<(u64, u64)>)>;
-/// Blocks of one Write Uncorrectable command, at most.
+/// Maximum number of blocks of a Write Uncorrectable command.
 pub(crate) const MOST_BLOCKS: u64 = 2 * PIECES;
 
 /// The marked blocks of a namespace.
@@ -49,7 +48,7 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// There are some.
+    /// Returns whether any block is marked.
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
@@ -70,7 +69,8 @@ impl Marks {
         self.change(|ranges| ranges.add(slba..slba.saturating_add(blocks), most))
     }
 
-    /// These ranges (first block, blocks) were written. `true`: some of it was marked.
+    /// Removes the marks of written ranges (first block, blocks). Returns whether any block was
+    /// marked.
     pub fn written(&self, written: &[(u64, u64)]) -> bool {
         self.change(|ranges| {
             let mut any = false;
@@ -81,12 +81,12 @@ impl Marks {
         })
     }
 
-    /// The namespace has so many blocks. `true`: behind them some were marked.
+    /// Removes the marks behind the namespace's last block. Returns whether there were any.
     pub fn cut(&self, blocks: u64) -> bool {
         self.change(|ranges| ranges.remove(blocks..u64::MAX))
     }
 
-    /// The lowest marked block of a range.
+    /// Returns the lowest marked block of a range.
     pub fn first(&self, slba: u64, blocks: u64) -> Option<u64> {
         if !self.any() {
             return None;
@@ -96,12 +96,12 @@ impl Marks {
         found.next().map(|range| range.start)
     }
 
-    /// The marked blocks of a range.
+    /// Returns the marked blocks of a range.
     pub fn within(&self, within: Range<u64>) -> Vec<Range<u64>> {
         self.ranges().within(within).collect()
     }
 
-    /// All of them: first blocks, and how many.
+    /// Returns all marked ranges: first block and number of blocks.
     pub fn all(&self) -> Vec<(u64, u64)> {
         let ranges = self.ranges();
         let all = ranges
@@ -110,7 +110,7 @@ impl Marks {
         all.collect()
     }
 
-    /// What counts to [`PIECES`].
+    /// Returns the number of ranges that count towards [`PIECES`].
     pub fn pieces(&self) -> u64 {
         self.ranges().pieces()
     }
@@ -123,23 +123,23 @@ pub(crate) struct MarkTable {
 }
 
 impl MarkTable {
-    /// Those of a namespace.
+    /// Returns the marks of a namespace.
     pub fn of(&self, nsid: u32) -> Arc<Marks> {
         let mut namespaces = self.namespaces.lock().unpoisoned();
         namespaces.entry(nsid).or_default().clone()
     }
 
-    /// A namespace has these, which it shares with other controllers.
+    /// Sets the marks of a namespace that is shared with other controllers.
     pub fn share(&self, nsid: u32, marks: Arc<Marks>) {
         self.namespaces.lock().unpoisoned().insert(nsid, marks);
     }
 
-    /// The namespace is gone.
+    /// Forgets the marks of a namespace that was removed.
     pub fn forget(&self, nsid: u32) {
         self.namespaces.lock().unpoisoned().remove(&nsid);
     }
 
-    /// Those of all namespaces, in the order of their NSIDs.
+    /// Returns the marks of all namespaces, in the order of their NSIDs.
     pub fn all(&self) -> Vec<(u32, Arc<Marks>)> {
         let namespaces = self.namespaces.lock().unpoisoned();
         let all = namespaces
@@ -148,14 +148,14 @@ impl MarkTable {
         all.collect()
     }
 
-    /// All marked ranges.
+    /// Returns all marked ranges.
     pub fn listed(&self) -> Listed {
         let all = self.all();
         let marked = all.iter().filter(|(_, marks)| marks.any());
         marked.map(|(nsid, marks)| (*nsid, marks.all())).collect()
     }
 
-    /// How many ranges there can be.
+    /// Returns the maximum number of ranges that the marks can become.
     pub fn pieces(&self) -> u64 {
         self.all().iter().map(|(_, marks)| marks.pieces()).sum()
     }

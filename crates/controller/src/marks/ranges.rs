@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges of blocks of which no two touch.
+/// Set of ranges of blocks, none of which touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranges {
     /// Ends (the block behind the last one) by the first block.
     ends: BTreeMap<u64, u64>,
-    /// [`pieces`] of all of them.
+    /// Sum of [`pieces`] over all ranges.
     pieces: u64,
 }
 
-/// Ranges that one of so many blocks can become, where blocks are taken out of it. Where some were,
-/// what is left cannot become more.
+/// Maximum number of ranges that a range of that many blocks can become when blocks are removed.
+/// Once some were removed, the rest cannot become more.
 const fn pieces(blocks: u64) -> u64 {
     blocks.div_ceil(2)
 }
@@ -23,7 +23,7 @@ impl Ranges {
         self.ends.is_empty()
     }
 
-    /// How many ranges there can be, whatever is taken out of them.
+    /// Returns the maximum number of ranges after any removals.
     pub fn pieces(&self) -> u64 {
         self.pieces
     }
@@ -32,7 +32,7 @@ impl Ranges {
         self.ends.iter().map(|(start, end)| *start..*end)
     }
 
-    /// Those that have blocks of `within`, cut to it.
+    /// Returns the ranges with blocks in `within`, cut to it.
     pub fn within(&self, within: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let before = self.ends.range(..within.start).next_back();
         let before = before.filter(|(_, end)| **end > within.start);
@@ -52,7 +52,8 @@ impl Ranges {
         }
         let mut merged = range.clone();
         let mut replaced = Vec::new();
-        // One that ends where it begins, and those that begin within it or at its end.
+        // A range that ends at the new one's start, and ranges that begin within it or at its
+        // end.
         let before = self.ends.range(..range.start).next_back();
         let before = before.filter(|(_, end)| **end >= range.start);
         let inside = self.ends.range(range.start..=range.end);
@@ -100,7 +101,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// The ranges that a set of blocks is.
+    /// Returns the ranges that make up a set of blocks.
     fn ranges(set: &BTreeSet<u64>) -> Vec<Range<u64>> {
         let mut all: Vec<Range<u64>> = Vec::new();
         for &block in set {

@@ -8,13 +8,13 @@
 //! ```
 //!
 //! A [`RemoteEngine`] is an engine with the messages between it and the control half. It has its
-//! own map of the guest's memory, its own slots and its own queues into the volumes, so nothing of
-//! a command's way is shared; with the control half it shares the doorbell page, the counters (each
-//! queue's have one writer, that queue's worker) and the receivers of interrupts. A submission
-//! queue lives where its completion queue lives.
+//! own map of the guest's memory, its own slots and its own queues into the volumes, so that a
+//! command's path shares nothing. With the control half it shares the doorbell page, the counters
+//! (each queue's have one writer, that queue's worker) and the receivers of interrupts. A
+//! submission queue lives on the worker of its completion queue.
 //!
-//! What an order does is the engine's business ([`Engine::apply`]); here it is received, and what
-//! the control half waits for is told. How a queue migrates is decided in `controller::migration`.
+//! The engine carries out the orders ([`Engine::apply`]); here they are received, and progress is
+//! reported to the control half. `controller::migration` decides the migration of a queue.
 
 mod report;
 mod setup;
@@ -33,22 +33,22 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 use volume::{Budget, Io, PinPace, PinnedWindows};
 
-/// Between two looks at namespaces that were detached, though nothing wakes the worker: the last
-/// command on one may end while it sleeps, and the flush after it.
+/// Interval of checks on detached namespaces, although nothing wakes the worker: the last command
+/// on a namespace may end while the worker sleeps, and the flush after it.
 const TIDY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Events that may wait to be reported; with more, nothing is fetched. What the guest's errors need
-/// is bounded by this.
+/// Maximum number of events that wait to be reported; with more, no entry is fetched. This bounds
+/// the memory used by the guest's errors.
 const EVENTS_WAITING: usize = 64;
 
-/// A controller's data half on a worker other than its own. Belongs to that worker's thread, which
-/// treats it as it treats a controller, and calls [`RemoteEngine::drain_messages`] when its worker
+/// A controller's data half on a worker other than its own. Belongs to that worker's thread,
+/// which uses it like a controller, and calls [`RemoteEngine::drain_messages`] when its worker
 /// was woken for messages.
 pub struct RemoteEngine {
     engine: Engine,
-    /// Of its worker: namespaces may be attached.
+    /// Ring of the worker, for namespaces that are attached later.
     io: Rc<Io>,
-    /// The controller is gone.
+    /// The controller was dropped.
     ended: bool,
     orders: Receiver<Order>,
     reports: SyncSender<Report>,
@@ -56,17 +56,17 @@ pub struct RemoteEngine {
     /// Wakes the controller's own worker.
     controller: Waker,
     mapped_doorbells: bool,
-    /// The controller-level reset that was last begun.
+    /// Number of the last controller-level reset that has begun.
     epoch: u64,
-    /// It has not ended: commands are in flight.
+    /// The last reset has not ended: commands are in flight.
     stopping: bool,
-    /// Orders applied.
+    /// Number of orders applied.
     handled: u64,
     /// Memory was taken away, and commands in flight may still touch it.
     unmapping: bool,
     /// Guest memory that the kernel has pinned for this worker.
     pinned: PinnedWindows,
-    /// When detached namespaces are looked at next.
+    /// Time of the next check on detached namespaces.
     next_tidy: Instant,
 }
 
@@ -90,7 +90,8 @@ impl RemoteEngine {
         }
     }
 
-    /// Guest memory waits to be pinned for this worker: [`RemoteEngine::pin_on`] is to be called.
+    /// Returns whether guest memory waits to be pinned for this worker: call
+    /// [`RemoteEngine::pin_on`].
     pub fn is_pinning(&self) -> bool {
         self.pinned.is_pinning()
     }
@@ -107,7 +108,7 @@ impl RemoteEngine {
         }
     }
 
-    /// Applies what the control half has ordered. Returns whether there was anything.
+    /// Applies the orders of the control half. Returns whether there were any.
     pub fn drain_messages(&mut self) -> bool {
         let before = self.handled;
         while let Ok(order) = self.orders.try_recv() {
@@ -147,15 +148,15 @@ impl RemoteEngine {
                 return;
             }
         };
-        // The controller's own map took it. What this map refuses (its file shrank meanwhile) is
-        // missing here: commands that need it fail.
+        // The controller's own map has accepted the change. If this map refuses it (the file
+        // shrank meanwhile), the window is missing here, and commands that need it fail.
         match self.engine.apply(Order::Memory(change.clone())) {
             Ok(_) => self.pin(change),
             Err(error) => tracing::debug!(%error, "window missing on a worker"),
         }
     }
 
-    /// Opens a namespace for this worker. Where that fails, the controller takes the namespace away
+    /// Opens a namespace for this worker. If that fails, the controller detaches the namespace
     /// again.
     fn attach(&mut self, index: usize, config: NamespaceConfig) {
         let nsid = config.nsid;
@@ -163,7 +164,7 @@ impl RemoteEngine {
             Namespace::open_or_vacant(config, &self.io, self.engine.io()).or_else(|error| {
                 tracing::warn!(nsid, %error, "a namespace cannot be opened on another worker");
                 self.progress.refused.fetch_add(1, Ordering::Release);
-                // Its index is taken all the same.
+                // The index stays in use, so that indices agree with the control half's.
                 Namespace::vacant(&self.io)
             });
         if let Ok(namespace) = opened {
@@ -171,8 +172,8 @@ impl RemoteEngine {
         }
     }
 
-    /// Lets namespaces go that were detached and have no command in flight any more. To be called
-    /// now and then, and at [`RemoteEngine::deadline`].
+    /// Releases detached namespaces without commands in flight. To be called periodically, and at
+    /// [`RemoteEngine::deadline`].
     pub fn tidy(&mut self, now: Instant) {
         self.next_tidy = now + TIDY_INTERVAL;
         if self.engine.tidy(&self.io) {
@@ -182,13 +183,13 @@ impl RemoteEngine {
         }
     }
 
-    /// The controller is gone: its worker may remove the engine.
+    /// Returns whether the controller was dropped, so that the worker may remove the engine.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Has the kernel pin what was mapped, and drop what was unmapped: requests in flight keep
-    /// their pages, and what is told of the unmap waits for them.
+    /// Has the kernel pin mapped windows, and unpin unmapped ones: requests in flight keep their
+    /// pages, and the report of the unmap waits for them.
     fn pin(&mut self, change: MemoryChange) {
         match change {
             MemoryChange::Map {
@@ -203,7 +204,7 @@ impl RemoteEngine {
         }
     }
 
-    /// Tells what the control half waits for. Returns whether there was anything.
+    /// Reports the progress that the control half waits for. Returns whether there was any.
     fn tell_progress(&mut self) -> bool {
         let mut told = false;
         if self.stopping && self.engine.drained() {
@@ -223,8 +224,8 @@ impl RemoteEngine {
         told
     }
 
-    /// Hands events to the control half, as far as it has room for them. Returns whether there was
-    /// anything.
+    /// Sends events to the control half, as far as it has room for them. Returns whether there
+    /// were any.
     fn report(&mut self) -> bool {
         let mut told = false;
         while let Some(event) = self.engine.events.pop_front() {
@@ -238,14 +239,14 @@ impl RemoteEngine {
                     self.engine.events.push_front(report.event);
                     break;
                 }
-                // The controller is gone: nobody wants to know.
+                // The controller was dropped, and nothing needs the event.
                 Err(TrySendError::Disconnected(_)) => {}
             }
         }
         told
     }
 
-    /// One round, as [`Controller::poll_within`](crate::Controller::poll_within).
+    /// Runs one round, like [`Controller::poll_within`](crate::Controller::poll_within).
     pub fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
         let mut worked = self.engine.events.len() < EVENTS_WAITING && self.engine.poll(now, budget);
         worked |= self.engine.end_round();
@@ -262,53 +263,53 @@ impl RemoteEngine {
         worked
     }
 
-    /// As [`Controller::complete`](crate::Controller::complete).
+    /// Handles a completion, like [`Controller::complete`](crate::Controller::complete).
     pub fn complete(&mut self, completion: volume::Completion) {
         self.engine.complete(completion);
     }
 
-    /// As [`Controller::poll_volumes`](crate::Controller::poll_volumes).
+    /// Collects completions, like [`Controller::poll_volumes`](crate::Controller::poll_volumes).
     pub fn poll_volumes(&mut self, out: &mut Vec<volume::Completion>) {
         self.engine.poll_volumes(out);
     }
 
-    /// As [`Controller::arm`](crate::Controller::arm).
+    /// Arms EventIdx, like [`Controller::arm`](crate::Controller::arm).
     pub fn arm(&mut self) -> bool {
         self.engine.arm()
     }
 
-    /// As [`Controller::recheck`](crate::Controller::recheck).
+    /// Checks the doorbells again, like [`Controller::recheck`](crate::Controller::recheck).
     pub fn recheck(&mut self) -> bool {
         self.engine.recheck()
     }
 
-    /// As [`Controller::needs_polling`](crate::Controller::needs_polling).
+    /// Like [`Controller::needs_polling`](crate::Controller::needs_polling), for this engine.
     pub fn needs_polling(&self) -> bool {
         (self.mapped_doorbells && self.engine.is_master() && self.engine.any_io_queue())
             || self.engine.polled_in_flight()
     }
 
-    /// As [`Controller::has_news`](crate::Controller::has_news).
+    /// Like [`Controller::has_news`](crate::Controller::has_news), for this engine.
     pub fn has_news(&self) -> bool {
         self.engine.has_news()
     }
 
-    /// As [`Controller::in_flight`](crate::Controller::in_flight).
+    /// Like [`Controller::in_flight`](crate::Controller::in_flight), for this engine.
     pub fn in_flight(&self) -> usize {
         self.engine.in_flight()
     }
 
-    /// As [`Controller::is_busy`](crate::Controller::is_busy).
+    /// Like [`Controller::is_busy`](crate::Controller::is_busy), for this engine.
     pub fn is_busy(&self) -> bool {
         self.engine.in_flight() > 0
     }
 
-    /// As [`Controller::shadowed`](crate::Controller::shadowed), where it has queues.
+    /// Like [`Controller::shadowed`](crate::Controller::shadowed), if the engine has queues.
     pub fn shadowed(&self) -> bool {
         self.engine.shadowed() && self.engine.any_io_queue()
     }
 
-    /// As [`Controller::deadline`](crate::Controller::deadline).
+    /// Like [`Controller::deadline`](crate::Controller::deadline), for this engine.
     pub fn deadline(&self) -> Option<Instant> {
         let leaving = self.engine.detached() > 0;
         let deadlines = [
@@ -319,13 +320,13 @@ impl RemoteEngine {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Starts to make everything durable that went through here, for a clean exit of the process.
-    /// It has ended when [`RemoteEngine::is_drained`] says so.
+    /// Starts to make all data durable that was written through this engine, for a clean exit of
+    /// the process. The flush has ended when [`RemoteEngine::is_drained`] returns `true`.
     pub fn flush(&mut self) {
         self.engine.flush_for_exit();
     }
 
-    /// No command is in flight, and no flush.
+    /// Returns whether no command is in flight, and no flush.
     pub fn is_drained(&self) -> bool {
         self.engine.drained()
     }

@@ -1,37 +1,38 @@
-//! What a remote engine tells the control half.
+//! Reports of a remote engine to the control half.
 
 use crate::engine::Event;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-/// From a remote engine to the control half.
+/// Event report of a remote engine to the control half.
 pub(crate) struct Report {
-    /// The last [`Order::Stop`](crate::engine::Order) before it: what happened before a reset
-    /// concerns nobody after it.
+    /// Number of the last [`Order::Stop`](crate::engine::Order) before the event: events before a
+    /// reset are ignored after it.
     pub epoch: u64,
     pub event: Event,
 }
 
 /// The engine has not been opened yet, and may never be.
 pub(crate) const OPENING: u8 = 0;
-/// It may be given queues.
+/// The engine may be given queues.
 pub(crate) const OPEN: u8 = 1;
-/// It could not be opened.
+/// The engine could not be opened.
 pub(crate) const CLOSED: u8 = 2;
 
-/// How far a remote engine is. Written by it alone.
+/// Progress of a remote engine, which alone writes it.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Progress {
-    /// One of the constants above.
+    /// [`OPENING`], [`OPEN`] or [`CLOSED`].
     pub state: AtomicU8,
-    /// Orders applied.
+    /// Number of orders applied.
     pub handled: AtomicU64,
-    /// Orders applied when no command in flight could touch memory that they had taken away.
+    /// Number of orders applied when no command in flight could touch memory that they had taken
+    /// away.
     pub quiesced: AtomicU64,
-    /// The last reset after which nothing was in flight any more.
+    /// Number of the last reset after which no command was in flight any more.
     pub stopped: AtomicU64,
-    /// Namespaces that could not be opened, so far.
+    /// Number of namespaces that could not be opened, so far.
     pub refused: AtomicU64,
-    /// Namespaces that were detached and have not gone yet.
+    /// Detached namespaces that are not released yet.
     pub leaving: AtomicU64,
 }

@@ -1,4 +1,4 @@
-//! A remote engine before it is on its worker's thread.
+//! Set-up of a remote engine, before it is on its worker's thread.
 
 use super::report::{CLOSED, OPEN};
 use super::{Progress, RemoteEngine, Report};
@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::task::Waker;
 use volume::Io;
 
-/// A remote engine's ends of what connects it with the control half.
+/// A remote engine's ends of its channels to the control half.
 pub(crate) struct Connection {
     pub orders: Receiver<Order>,
     pub reports: SyncSender<Report>,
@@ -19,11 +19,11 @@ pub(crate) struct Connection {
     /// Wakes the controller's own worker.
     pub controller: Waker,
     pub mapped_doorbells: bool,
-    /// The last controller-level reset.
+    /// Number of the last controller-level reset.
     pub epoch: u64,
 }
 
-/// What a [`RemoteEngine`] is made of, on the way to its worker's thread: see
+/// Parts of a [`RemoteEngine`], to be sent to its worker's thread: see
 /// [`Controller::remote_engine`](crate::Controller::remote_engine).
 pub struct RemoteEngineSetup {
     pub(crate) config: EngineConfig,
@@ -36,7 +36,8 @@ impl RemoteEngineSetup {
     /// volume requests, see [`tag_owner`](crate::tag_owner); `io` is this worker's.
     ///
     /// # Errors
-    /// A volume that cannot be opened a second time. The controller then does without this worker.
+    /// [`ConfigError`] when a volume cannot be opened a second time. The controller then does
+    /// without this worker.
     pub fn open(self, id: u16, io: &Rc<Io>) -> Result<RemoteEngine, ConfigError> {
         let RemoteEngineSetup {
             config,

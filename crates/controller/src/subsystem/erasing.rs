@@ -1,5 +1,5 @@
 //! A shared namespace that one of its controllers erases (Format NVM): it is closed to the others
-//! meanwhile, and they have its new format when it is open again.
+//! meanwhile, and they adopt its new format when it is reopened.
 
 use super::inbox::Message;
 use super::namespace::{Attached, Awaited, SharedNamespace, State};
@@ -7,28 +7,28 @@ use crate::formats::BlockFormat;
 use nvme::Status;
 use std::sync::Arc;
 
-/// What erasing means to the controllers of a namespace.
+/// Erasure state of a shared namespace.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Erasing {
-    /// Commands on it end with this; `None`: it is open.
+    /// Status of all commands while the namespace is closed; `None`: it is open.
     pub closed: Option<Status>,
-    /// The format that it was given; `None`: that of its configuration.
+    /// The format set by an erasure; `None`: that of its configuration.
     pub format: Option<BlockFormat>,
-    /// The controller that erases it.
+    /// The controller that erases the namespace.
     by: Option<u16>,
-    /// It is not known which format is kept: a new one may be by now, or an earlier one is lost.
+    /// The stored format is unknown: a new one may be stored by now, or an earlier one is lost.
     unknown: bool,
-    /// Percent that are still to be erased.
+    /// Percentage that is still to be erased.
     left: u8,
 }
 
 impl State {
-    /// Others than this controller are told that something has changed; with `awaited`, it waits
-    /// until they know.
+    /// Notifies the other controllers of a change; with `awaited`, the caller waits until they
+    /// have applied it.
     fn tell_of_erasing(&mut self, nsid: u32, cntlid: u16, awaited: Option<&Arc<Awaited>>) {
         let others = self.attached.iter_mut().filter(|(id, _)| **id != cntlid);
         for (_, attached) in others {
-            // Who waited for what was before does not any more.
+            // An earlier waiter is superseded.
             attached.erasing_awaited = awaited.cloned();
             if !std::mem::replace(&mut attached.told_of_erasing, true) {
                 attached.inbox.leave(Message::Erasing { nsid });
@@ -36,7 +36,7 @@ impl State {
         }
     }
 
-    /// A controller that goes erases nothing any more.
+    /// Ends the erasure by a controller that leaves.
     pub(super) fn end_erasing_of(&mut self, nsid: u32, cntlid: u16) {
         if self.erasing.by == Some(cntlid) {
             let closed = self.erasing.unknown.then_some(Erasing::UNKNOWN);
@@ -63,23 +63,23 @@ impl State {
 }
 
 impl Erasing {
-    /// What commands end with on a namespace whose format is not known.
+    /// Status of commands on a namespace with an unknown format.
     pub const UNKNOWN: Status = Status::NAMESPACE_NOT_READY.with_dnr(true);
 }
 
 impl SharedNamespace {
-    /// What its controllers make of it now.
+    /// Returns the erasure state.
     pub fn erasing(&self) -> Erasing {
         self.lock().erasing
     }
 
-    /// A controller begins to erase it: commands that reach it by the others end with this status
-    /// from now on. It waits until they have dropped `awaited`: nothing of theirs is in flight
-    /// then.
+    /// Begins the erasure by a controller: commands through the other controllers end with this
+    /// status from now on. The controller waits until the others have dropped `awaited`: none of
+    /// their commands is in flight then.
     ///
     /// # Errors
-    /// What the command ends with: another controller erases it, or this one has not taken the end
-    /// of that yet, and does not know the namespace's format.
+    /// The status for the command when another controller erases the namespace, or when this one
+    /// has not handled the end of that erasure yet, and does not know the namespace's format.
     pub fn begin_erasing(
         &self,
         cntlid: u16,
@@ -103,7 +103,7 @@ impl SharedNamespace {
         Ok(())
     }
 
-    /// So many percent are still to be erased.
+    /// Sets the percentage that is still to be erased.
     pub fn set_left(&self, cntlid: u16, left: u8) {
         let mut state = self.lock();
         if state.erasing.by == Some(cntlid) {
@@ -111,19 +111,20 @@ impl SharedNamespace {
         }
     }
 
-    /// Percent of it that are to be erased by another controller than this one, if one does.
+    /// Returns the percentage that another controller than this one still has to erase, if one
+    /// erases.
     pub fn left(&self, cntlid: u16) -> Option<u8> {
         let erasing = self.erasing();
         erasing.by.filter(|by| *by != cntlid)?;
         Some(erasing.left)
     }
 
-    /// This controller erases it.
+    /// Returns whether this controller erases the namespace.
     pub fn is_erased_by(&self, cntlid: u16) -> bool {
         self.erasing().by == Some(cntlid)
     }
 
-    /// From now on a new format may be kept.
+    /// Notes that a new format may be stored from now on.
     pub fn keeps_format(&self, cntlid: u16) {
         let mut state = self.lock();
         if state.erasing.by == Some(cntlid) {
@@ -131,9 +132,9 @@ impl SharedNamespace {
         }
     }
 
-    /// A controller does not erase it any more: it is open, or commands end with this status, and
-    /// has that format, if one is named. The others drop `awaited` when they know. Nothing happens
-    /// where this controller has not erased it.
+    /// Ends the erasure by a controller: the namespace is open, or its commands end with this
+    /// status, and it has `format`, if there is one. The other controllers drop `awaited` when
+    /// they have applied that. Has no effect when this controller does not erase the namespace.
     pub fn end_erasing(
         &self,
         cntlid: u16,
@@ -147,8 +148,8 @@ impl SharedNamespace {
         }
     }
 
-    /// A controller takes its [`Message::Erasing`]: what to make of the namespace, and what it is
-    /// to drop when that is done.
+    /// Takes the [`Message::Erasing`] of a controller. Returns the state to apply, and the
+    /// reference to drop when that is done.
     pub fn take_erasing(&self, cntlid: u16) -> (Erasing, Option<Arc<Awaited>>) {
         let mut state = self.lock();
         let erasing = state.erasing;

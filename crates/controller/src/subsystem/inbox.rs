@@ -1,4 +1,4 @@
-//! What the other controllers of a subsystem have to tell one.
+//! Inbox of a controller for messages from the other controllers of its subsystem.
 
 use nvme::Status;
 use nvme::log::AnaState;
@@ -10,63 +10,63 @@ use std::sync::mpsc::Sender;
 use std::task::Waker;
 use sync::Unpoisoned;
 
-/// To a controller's control half.
+/// Message to a controller's control half.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// The host may do this on a namespace from now on. To be answered by
-    /// [`SharedNamespace::answer`](super::SharedNamespace::answer) when the engine knows it and,
-    /// with `abort`, nothing is left that was in flight there.
+    /// The host's access to a namespace has changed.
+    /// [`SharedNamespace::answer`](super::SharedNamespace::answer) is called when the engine has
+    /// applied the change and, with `abort`, no earlier command is in flight there.
     Access {
         nsid: u32,
         access: Access,
         abort: bool,
         number: u64,
     },
-    /// A group's namespaces are reached so from now on. `done` is dropped when the engine knows it
-    /// and, where they are not reached any more, nothing is left that was in flight there.
+    /// The ANA state of a group has changed. `done` is dropped when the engine has applied it
+    /// and, if the namespaces are no longer accessible, no earlier command is in flight there.
     Ana {
         group: u32,
         state: AnaState,
         done: Sender<()>,
     },
-    /// Blocks of a namespace were marked, or are so no more: see
+    /// Blocks of a namespace were marked, or lost their marks: see
     /// [`SharedNamespace::take_marked`](super::SharedNamespace::take_marked).
     Marks { nsid: u32 },
-    /// A namespace is being erased, or is so no more: see
+    /// The erasure of a namespace has begun, changed or ended: see
     /// [`SharedNamespace::take_erasing`](super::SharedNamespace::take_erasing).
     Erasing { nsid: u32 },
-    /// The host is to be told.
+    /// The host is to be notified.
     Notice {
         nsid: u32,
         notification: Notification,
     },
-    /// An operation is over that this controller has submitted.
+    /// An operation that this controller has submitted has ended.
     Done { ticket: u64, status: Status },
 }
 
-/// Notices that may lie there: a controller whose worker does not come is told of no more.
+/// Maximum number of waiting notices: when a worker does not take them, further ones are dropped.
 const MOST: usize = 1024;
 
-/// Messages in the order in which they were left.
+/// Messages in the order of their arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     messages: Mutex<VecDeque<Message>>,
-    /// Notices for which there was no room.
+    /// Number of notices for which there was no room.
     lost: AtomicU64,
-    /// Wakes the controller's own worker, once that is known.
+    /// Wakes the controller's own worker, once set.
     waker: Mutex<Option<Waker>>,
 }
 
 impl Inbox {
-    /// The controller's worker is woken by this from now on.
+    /// Sets the waker of the controller's worker.
     pub fn set_waker(&self, waker: Waker) {
         *self.waker.lock().unpoisoned() = Some(waker.clone());
-        // What was left before nobody was woken for.
+        // Earlier messages have woken no worker.
         waker.wake();
     }
 
-    /// Leaves a message. Others than notices are as many as there are commands, and callers, that
-    /// wait for them.
+    /// Adds a message. The number of messages other than notices is bounded by the commands and
+    /// callers that wait for them.
     pub fn leave(&self, message: Message) {
         let mut messages = self.messages.lock().unpoisoned();
         if matches!(message, Message::Notice { .. }) && messages.len() >= MOST {
@@ -78,14 +78,14 @@ impl Inbox {
         self.wake();
     }
 
-    /// Wakes the controller's worker: something that it waits for may have happened.
+    /// Wakes the controller's worker: an event that it waits for may have occurred.
     pub fn wake(&self) {
         if let Some(waker) = &*self.waker.lock().unpoisoned() {
             waker.wake_by_ref();
         }
     }
 
-    /// Notices that were lost since this was asked last.
+    /// Returns the number of notices lost since the last call.
     pub fn take_lost(&self) -> u64 {
         match self.lost.load(Ordering::Relaxed) {
             0 => 0,

@@ -1,29 +1,30 @@
-//! An NVM subsystem of several controllers: who they are, which hosts use them, and the namespaces
-//! that they share, with their reservations ("NVMe Base 2.1", 2.4.1 and 8.1.22).
+//! An NVM subsystem of several controllers: its members, the hosts that use them, and the
+//! namespaces that they share, with their reservations ("NVMe Base 2.1", 2.4.1 and 8.1.22).
 //!
 //! ```text
 //!  controller P (a worker)             SharedNamespace              controller F (another worker)
 //!   control half -- submit ----------> one operation at a time
 //!                                       execute on a copy
 //!                                       save (a thread) . . . . . .
-//!                                       install -- Access (inbox) -> control half: the engine checks
-//!                                       answer <------------------   each command from now on, and of
-//!                                        :                           those that were in flight, with
-//!   control half <-- Done (inbox) ---- all have answered             abort, none is left
+//!                                       install -- Access (inbox) -> control half: the engine
+//!                                       answer <------------------   checks each command from
+//!                                        :                           now on; of those in flight,
+//!   control half <-- Done (inbox) ---- all have answered             with abort, none is left
 //! ```
 //!
-//! The controllers of a subsystem may belong to different workers, and none waits for another one:
-//! what one has to tell is left in the other's [`Inbox`], and its worker is woken. Under the locks
-//! here nothing is called that could block. They are taken by reservation commands, and by
-//! controllers and namespaces that come and go; by no read or write.
+//! The controllers of a subsystem may belong to different workers, and no controller waits for
+//! another one: messages go to the other's [`Inbox`], and its worker is woken. No blocking call
+//! is made under the locks here. They are taken by reservation commands, and when controllers and
+//! namespaces are added or removed; by no read or write.
 //!
-//! *Why a fenced host is fenced when the command that does it completes.* An operation completes
+//! *A fenced host is fenced when the command that fences it completes.* An operation completes
 //! ([`Message::Done`]) only when each controller whose host lost or gained rights by it has
-//! answered the [`Message::Access`] that says so. It answers when its engine knows; the engine is
-//! told between two commands, on the thread that fetches them. So after the answer every command
-//! that it begins is checked against the new rights, and one that began before has either completed
-//! or is in flight. With Preempt and Abort the controller answers only when all of these are over,
-//! in the volume, too. A process that dies on the way leaves the state before or the one after it.
+//! answered the [`Message::Access`] with the new rights. The controller answers when its engine
+//! has applied them; that occurs between two commands, on the thread that fetches them. After the
+//! answer, every command that the engine begins is checked against the new rights, and an earlier
+//! one has either completed or is in flight. With Preempt and Abort the controller answers only
+//! when all of these have ended, in the volume, too. A process that dies on the way leaves the
+//! state before or the one after it.
 
 mod erasing;
 mod inbox;
@@ -45,14 +46,14 @@ use sync::Unpoisoned;
 /// Largest CNTLID; those above are reserved ("NVMe Base 2.1", 5.1.13.2.1).
 pub const MAX_CNTLID: u16 = 0xffef;
 
-/// What is to be called when a state is kept, or cannot be.
+/// Callback for the end of a save, with its success.
 pub type Saved = Box<dyn FnOnce(bool) + Send>;
 
-/// Where a namespace's reservations are kept.
+/// Storage of a namespace's reservations.
 pub trait ReservationStore: Send + Sync {
-    /// Keeps a state. Must not block, and calls `done`, on whatever thread: `true` when the state
-    /// outlasts the process, and with PTPL a loss of power. One call at a time. A store that drops
-    /// `done` without a call leaves the host's command without an end.
+    /// Stores a state. Must not block, and calls `done`, on any thread: with `true` when the
+    /// state outlasts the process, and with PTPL a loss of power. One call at a time. A store
+    /// that drops `done` without a call leaves the host's command without a completion.
     fn save(&self, state: Reservations, done: Saved);
 }
 
@@ -62,28 +63,28 @@ pub struct Subsystem {
     /// Controllers by their IDs.
     members: Mutex<BTreeMap<u16, Member>>,
     namespaces: Mutex<BTreeMap<u32, Arc<SharedNamespace>>>,
-    /// How a controller reaches a group, where that was said; also before it comes.
+    /// ANA state by controller and group, where it was set; possibly before the controller joins.
     ana: Mutex<BTreeMap<(u16, u32), AnaState>>,
-    /// What has happened to its controllers.
+    /// Persistent event log of the controllers.
     events: Arc<EventLog>,
 }
 
-/// A controller that is there.
+/// A controller of the subsystem.
 #[derive(Debug)]
 struct Member {
-    /// Which host uses it.
+    /// The host that uses the controller.
     host: HostId,
     inbox: Arc<Inbox>,
 }
 
 impl Subsystem {
-    /// One without controllers.
+    /// Creates a subsystem without controllers.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// A namespace of this ID is one of the subsystem's. `reservations` is what `store` has kept so
-    /// far; without a store they end with the subsystem. One that is there already stays as it is.
+    /// Adds a namespace. `reservations` are those that `store` has stored so far; without a store
+    /// they end with the subsystem. An existing namespace of this ID is kept unchanged.
     pub fn add_namespace(
         self: &Arc<Self>,
         nsid: u32,
@@ -93,7 +94,7 @@ impl Subsystem {
         self.add_namespace_to(FIRST_GROUP, nsid, reservations, store);
     }
 
-    /// The same of a namespace in an ANA group, a number from 1 to
+    /// Adds a namespace to an ANA group, a number from 1 to
     /// [`MAX_ANA_GROUP`](crate::MAX_ANA_GROUP).
     pub fn add_namespace_to(
         self: &Arc<Self>,
@@ -109,7 +110,7 @@ impl Subsystem {
         });
     }
 
-    /// There is a namespace of this ID.
+    /// Returns whether there is a namespace of this ID.
     pub fn has_namespace(&self, nsid: u32) -> bool {
         self.namespace(nsid).is_some()
     }
@@ -122,21 +123,21 @@ impl Subsystem {
         self.namespaces.lock().unpoisoned().get(&nsid).cloned()
     }
 
-    /// The IDs of its controllers, in order.
+    /// Returns the IDs of the controllers, in order.
     pub fn controllers(&self) -> Vec<u16> {
         self.members.lock().unpoisoned().keys().copied().collect()
     }
 
-    /// How a controller reaches the namespaces of a group; optimized unless something else was
-    /// said.
+    /// Returns the ANA state in which a controller reaches the namespaces of a group; optimized
+    /// unless another state was set.
     pub fn ana_state(&self, cntlid: u16, group: u32) -> AnaState {
         let states = self.ana.lock().unpoisoned();
         let state = states.get(&(cntlid, group));
         state.copied().unwrap_or(AnaState::OPTIMIZED)
     }
 
-    /// A controller reaches the namespaces of a group so from now on. Its host is told, if it wants
-    /// to be. May be said before the controller is there.
+    /// Sets the ANA state in which a controller reaches the namespaces of a group. Its host is
+    /// notified, if enabled. The controller need not have joined yet.
     pub fn set_ana_state(&self, cntlid: u16, group: u32, state: AnaState) -> AnaChange {
         let (done, change) = AnaChange::new();
         // The controller learns of changes in the order in which they are made.
@@ -148,7 +149,7 @@ impl Subsystem {
         change
     }
 
-    /// A controller comes.
+    /// Adds a controller.
     pub(crate) fn join(
         self: &Arc<Self>,
         cntlid: u16,
@@ -167,7 +168,7 @@ impl Subsystem {
         })
     }
 
-    /// A controller that a host uses.
+    /// Returns a controller that the host uses.
     pub(crate) fn controller_of(&self, host: &HostId) -> Option<u16> {
         let members = self.members.lock().unpoisoned();
         let mut members = members.iter();
@@ -176,7 +177,7 @@ impl Subsystem {
     }
 }
 
-/// A controller's place in its subsystem, which is free again when this is dropped.
+/// A controller's membership in its subsystem; dropping it frees the controller ID.
 #[derive(Debug)]
 pub(crate) struct Membership {
     subsystem: Arc<Subsystem>,

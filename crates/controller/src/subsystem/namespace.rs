@@ -10,26 +10,26 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use sync::Unpoisoned;
 
-/// A reservation command on its way.
+/// A submitted reservation operation.
 #[derive(Clone, Debug)]
 pub(crate) struct Submitted {
-    /// The controller that it was sent to.
+    /// The controller that received the command.
     pub cntlid: u16,
     pub operation: Operation,
-    /// The controller's own name for it.
+    /// The controller's own number for the operation.
     pub ticket: u64,
 }
 
-/// The operation that is under way.
+/// State of the current operation.
 #[derive(Debug)]
 enum Running {
-    /// Its state is being saved.
+    /// The new state is being saved.
     Saving {
         submitted: Submitted,
         next: Reservations,
         change: Change,
     },
-    /// Controllers have not answered yet.
+    /// Controllers that have not answered yet are awaited.
     Settling {
         submitted: Submitted,
         waiting_for: BTreeSet<u16>,
@@ -41,34 +41,35 @@ enum Running {
 pub(super) struct Attached {
     pub(super) inbox: Arc<Inbox>,
     host: HostId,
-    /// Nowhere, if it has none.
+    /// Dangling, if it has none.
     zones: Weak<ZonedState>,
-    /// What its host may do, as it was told last.
+    /// The host's access, as last sent to the controller.
     access: Access,
     marked: Marked,
-    /// It has been left a message about marks, and has not taken it.
+    /// A message about marks waits in the inbox.
     told_of_marks: bool,
-    /// The same of erasing.
+    /// A message about an erasure waits in the inbox.
     pub(super) told_of_erasing: bool,
-    /// To be dropped when it has done what that says.
+    /// Dropped when the controller has applied that message.
     pub(super) erasing_awaited: Option<Arc<Awaited>>,
 }
 
-/// What a controller has not taken yet of the marks that another one has changed.
+/// Changes of marks by other controllers that the controller has not handled yet.
 #[derive(Debug, Default)]
 pub(crate) struct Marked {
     /// Blocks were marked.
     pub news: bool,
-    /// To be dropped when its engine has looked.
+    /// Dropped when the controller's engine has checked the marks.
     pub awaited: Vec<Arc<Awaited>>,
 }
 
-/// A controller waits until all who have one of these have dropped it.
+/// Reference held by controllers that another controller waits for, until all of them have
+/// dropped it.
 #[derive(Debug)]
 pub(crate) struct Awaited(Arc<Inbox>);
 
 impl Awaited {
-    /// The controller of this inbox waits.
+    /// Creates a reference for the controller of this inbox, which waits.
     pub fn by(inbox: &Arc<Inbox>) -> Arc<Self> {
         Arc::new(Awaited(inbox.clone()))
     }
@@ -87,7 +88,7 @@ pub(super) struct State {
     pub(super) erasing: Erasing,
     waiting: VecDeque<Submitted>,
     running: Option<Running>,
-    /// Of the last [`Message::Access`] that is to be answered.
+    /// Number of the last [`Message::Access`] that is to be answered.
     number: u64,
 }
 
@@ -139,23 +140,23 @@ impl SharedNamespace {
         self.nsid
     }
 
-    /// The group that it is in, to every controller (ANAGRPID).
+    /// Returns the ANA group of the namespace, which is the same for every controller (ANAGRPID).
     pub fn group(&self) -> u32 {
         self.group
     }
 
-    /// IDs of the controllers that it is attached to, in order.
+    /// Returns the IDs of the controllers that the namespace is attached to, in order.
     pub fn controllers(&self) -> Vec<u16> {
         self.lock().attached.keys().copied().collect()
     }
 
-    /// Persist Through Power Loss: whether it is on, and whether it can be.
+    /// Returns whether Persist Through Power Loss is on, and whether it can be.
     pub fn persistence(&self) -> (bool, bool) {
         let state = self.lock();
         (state.reservations.ptpl(), state.reservations.can_persist())
     }
 
-    /// What Reservation Report returns.
+    /// Returns the data of Reservation Report.
     pub fn report(&self, extended: bool) -> Vec<u8> {
         let subsystem = self.subsystem.upgrade();
         let controller = |host: &HostId| subsystem.as_ref()?.controller_of(host);
@@ -166,8 +167,9 @@ impl SharedNamespace {
         self.state.lock().unpoisoned()
     }
 
-    /// The namespace is attached to a controller, which is told of every change of what its host
-    /// may do from now on. What that is now; `None`: others have it with other zones than these.
+    /// Attaches the namespace to a controller, which is notified of every later change of its
+    /// host's access. Returns the present access; `None` when other controllers have the
+    /// namespace with other zones.
     pub fn attach(
         &self,
         cntlid: u16,
@@ -196,13 +198,13 @@ impl SharedNamespace {
         Some(access)
     }
 
-    /// Its marked blocks.
+    /// Returns the marks of the namespace.
     pub fn marks(&self) -> &Arc<Marks> {
         &self.marks
     }
 
-    /// A controller has changed marks: the others are told. With `awaited` it has marked blocks,
-    /// and waits until they know.
+    /// Notifies the other controllers that a controller has changed marks. With `awaited` it has
+    /// marked blocks, and waits until they have checked.
     pub fn tell_of_marks(&self, cntlid: u16, awaited: Option<&Arc<Awaited>>) {
         let nsid = self.nsid;
         let mut state = self.lock();
@@ -216,7 +218,7 @@ impl SharedNamespace {
         }
     }
 
-    /// A controller takes its [`Message::Marks`]: what it was left for.
+    /// Takes the changes that a [`Message::Marks`] announced.
     pub fn take_marked(&self, cntlid: u16) -> Marked {
         let mut state = self.lock();
         let Some(attached) = state.attached.get_mut(&cntlid) else {
@@ -226,8 +228,8 @@ impl SharedNamespace {
         std::mem::take(&mut attached.marked)
     }
 
-    /// No command of the controller's can be in flight on the namespace any more, and none will be
-    /// begun.
+    /// Detaches the namespace from a controller, of which no command is in flight there any more,
+    /// or will be begun.
     pub fn detach(self: &Arc<Self>, cntlid: u16) {
         let mut state = self.lock();
         state.attached.remove(&cntlid);
@@ -236,20 +238,19 @@ impl SharedNamespace {
         self.answered(state, cntlid);
     }
 
-    /// A controller's host asks for an operation. The controller is told of the end by
-    /// [`Message::Done`].
+    /// Submits an operation of a controller's host. [`Message::Done`] reports its end.
     pub fn submit(self: &Arc<Self>, submitted: Submitted) {
         let mut state = self.lock();
         state.waiting.push_back(submitted);
         self.go_on(state);
     }
 
-    /// A controller does not wait for its operations any more. One that was begun goes on.
+    /// Drops the waiting operations of a controller. One that was begun continues.
     pub fn withdraw(&self, cntlid: u16) {
         self.lock().withdraw(cntlid);
     }
 
-    /// A controller has done what the [`Message::Access`] of this number says.
+    /// Handles a controller's answer to the [`Message::Access`] of this number.
     pub fn answer(self: &Arc<Self>, cntlid: u16, number: u64) {
         let state = self.lock();
         if number == state.number {
@@ -264,7 +265,7 @@ impl SharedNamespace {
         }
     }
 
-    /// Carries operations out, as far as nothing is to be waited for.
+    /// Carries out operations, until one has to wait.
     fn go_on(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         loop {
             match state.running.take() {
@@ -282,7 +283,7 @@ impl SharedNamespace {
                 return;
             };
             let Some(host) = state.host(submitted.cntlid) else {
-                // It was detached meanwhile.
+                // The namespace was detached meanwhile.
                 continue;
             };
             let mut next = state.reservations.clone();
@@ -326,7 +327,7 @@ impl SharedNamespace {
                 change,
             }) => match kept {
                 true => state.install(self.nsid, submitted, next, &change),
-                // The next process may find the one state or the other.
+                // The next process may find either state.
                 false => state.reply(&submitted, Status::INTERNAL_ERROR),
             },
             running => state.running = running,
@@ -344,7 +345,8 @@ impl State {
         self.waiting.retain(|submitted| submitted.cntlid != cntlid);
     }
 
-    /// The state counts from now on. Whom that concerns is told, and waited for.
+    /// Installs a new state. The controllers concerned are notified, and their answers are
+    /// awaited.
     fn install(&mut self, nsid: u32, submitted: Submitted, next: Reservations, change: &Change) {
         self.reservations = next;
         self.number += 1;

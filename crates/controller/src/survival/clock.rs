@@ -1,4 +1,4 @@
-//! Moments that another process, or another machine, has to know: by the wall clock.
+//! Moments that another process, or another machine, has to know, by the wall clock.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -25,7 +25,8 @@ impl Since {
         }
     }
 
-    /// The same moment in another process. One in the future, by the clock here, is now.
+    /// Returns the same moment in another process. A moment in the future, by the clock here,
+    /// becomes now.
     pub fn from_wall(wall: u64) -> Self {
         let elapsed = Duration::from_millis(wall_ms().saturating_sub(wall));
         let now = Instant::now();

@@ -1,13 +1,13 @@
-//! Why a controller cannot go on where another process has ended.
+//! Errors of restoring a controller from the state of another process.
 
 use crate::config::ConfigError;
 use state_memory::StateError;
 
-/// The controller of a process that has ended cannot be served: its client is to be disconnected,
-/// and the controller made anew.
+/// Reason why the controller of a process that has ended cannot be restored: its client has to be
+/// disconnected, and the controller created anew.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// Nothing was committed, or it was withdrawn because the state could not be written.
+    /// No state was committed, or it was withdrawn because it could not be written.
     #[error("the previous process has left no state")]
     Nothing,
     /// The state memory cannot be read.
@@ -16,7 +16,7 @@ pub enum RestoreError {
     /// The control state cannot be read.
     #[error("the previous process's state cannot be read: {0}")]
     Form(String),
-    /// A newer version wrote it.
+    /// A newer version wrote the state.
     #[error(
         "the previous process's state has version {version}, this program reads {newest} at most",
         newest = crate::STATE_VERSION
@@ -25,37 +25,37 @@ pub enum RestoreError {
         /// Version of the control state.
         version: u32,
     },
-    /// The disk that is configured is another one than the host knows.
+    /// The configured disk differs from the one that the host knows.
     #[error("the host knows a disk with {what} {before}, configured is {now}")]
     Differs {
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
-        /// What the host knows.
+        /// Value that the host knows.
         before: String,
-        /// What is configured.
+        /// Configured value.
         now: String,
     },
     /// A namespace that the host knows is not configured.
     #[error("the host knows namespace {0}, which is not configured")]
     NoNamespace(u32),
-    /// A descriptor was not kept, or is gone.
+    /// A descriptor was not kept, or is lost.
     #[error("{what} was not kept")]
     NotKept {
-        /// What it was.
+        /// Name of the descriptor.
         what: &'static str,
     },
     /// A window of guest memory cannot be mapped again.
     #[error("guest memory at {iova:#x} cannot be mapped again: {error}")]
     Window {
-        /// Its first address.
+        /// First address of the window.
         iova: u64,
-        /// Why.
+        /// Cause of the failure.
         error: dma::MapError,
     },
     /// The state contradicts itself.
     #[error("the previous process's state contradicts itself: {0}")]
     Contradiction(&'static str),
-    /// What is configured cannot be made.
+    /// The configured controller cannot be created.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }

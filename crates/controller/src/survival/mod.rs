@@ -1,16 +1,16 @@
-//! What a controller leaves to the process that serves its disk next.
+//! State of a controller for the process that serves its disk next.
 //!
-//! The data half writes by itself what it has fetched and what is in flight (`engine::journal`).
-//! Everything else that a controller is, the control half commits as a whole
-//! ([`ControlState`]), whenever it has changed and before the host can see that: a method of
-//! [`Controller`] that changes something says so ([`Controller::touch`]), and ends with
-//! [`Controller::settle`]. That commits, and then posts the completions of admin commands, which
-//! wait for it. So an admin command takes effect once: a process that dies before the commit has
-//! not executed it, and the next one fetches it again; one that dies after it leaves the completion
-//! in the committed state, to be posted unless it is in the queue already.
+//! The data half itself records the fetched commands and those in flight (`engine::journal`). The
+//! control half commits the rest of the state as a whole ([`ControlState`]), whenever it has
+//! changed and before the host can see the change. A method of [`Controller`] that changes state
+//! calls [`Controller::touch`], and ends with [`Controller::settle`]. The latter commits, and
+//! then posts the completions of admin commands, which wait for it. An admin command therefore
+//! takes effect once: a process that dies before the commit has not executed it, and the next one
+//! fetches it again. A process that dies later leaves the completion in the committed state, to
+//! be posted unless it is in the queue already.
 //!
-//! The windows of guest memory are a table of their own, for there may be many: one comes into it
-//! when it is mapped, and leaves it when nothing in flight can touch it any more.
+//! The windows of guest memory are a table of their own, because there may be many. A window is
+//! added when it is mapped, and removed when no command in flight can touch it any more.
 
 mod clock;
 mod error;
@@ -35,24 +35,25 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What is kept outside of the process, by the numbers that the state memory has for it.
+/// Access to objects kept outside of the process, by their numbers in the state memory.
 pub trait Kept {
-    /// The memory file of this number, mapped: `end` bytes of it at least, for writing too if
-    /// `writable`. It knows its number ([`Memory::set_kept`]). `None`: it is not there.
+    /// Maps the memory file of this number: at least `end` bytes, writable if `writable`. The
+    /// memory knows its number ([`Memory::set_kept`]). Returns `None` when the file is not there.
     fn memory(&mut self, number: NonZeroU32, end: u64, writable: bool) -> Option<Memory>;
 
-    /// The receiver of interrupts of this number ([`IrqSink::kept`]). `None`: it is not there.
+    /// Returns the interrupt receiver of this number ([`IrqSink::kept`]), or `None` when it is
+    /// not there.
     fn receiver(&mut self, number: NonZeroU32) -> Option<Arc<dyn IrqSink>>;
 
-    /// The file of the controller memory buffer ([`Controller::cmb_pages`]). `None`: it is not
-    /// there.
+    /// Returns the file of the controller memory buffer ([`Controller::cmb_pages`]), or `None`
+    /// when it is not there.
     fn memory_buffer(&mut self) -> Option<OwnedFd> {
         None
     }
 }
 
-/// What a state memory must have room for, of a controller that is configured like this. Windows,
-/// descriptors and the session are for the caller to say.
+/// Returns the size of the state memory for a controller of this configuration. The caller sets
+/// windows, descriptors and the session.
 pub fn state_layout(config: &ControllerConfig) -> Layout {
     Layout {
         queues: config.io_queues.saturating_add(1),
@@ -64,19 +65,19 @@ pub fn state_layout(config: &ControllerConfig) -> Layout {
     }
 }
 
-/// Counters of I/O are committed after this time at the latest, while there are rounds.
+/// Maximum time between commits of I/O counters, while there are rounds.
 const COUNTERS: Duration = Duration::from_secs(1);
 
-/// The control half's way into the state memory.
+/// The control half's access to the state memory.
 pub(crate) struct Survival {
     state: StateMemory,
     control: Control,
     windows: WindowTable,
     /// Windows that were unmapped, as ranges of addresses: commands in flight may touch them.
     leaving: Vec<(u64, u64)>,
-    /// Something has changed since the last commit, perhaps.
+    /// State may have changed since the last commit.
     dirty: bool,
-    /// When the counters of I/O were committed last, which nothing else has committed.
+    /// Time of the last commit that was requested for the I/O counters.
     counted: Option<Instant>,
     /// The state could not be written: the next process finds none.
     lost: bool,
@@ -99,7 +100,7 @@ impl Survival {
         self.windows.iter()
     }
 
-    /// The state cannot be written any more.
+    /// Withdraws the state, which cannot be written any more.
     fn lose(&mut self, error: &StateError) {
         self.control.withdraw();
         if !std::mem::replace(&mut self.lost, true) {
@@ -107,7 +108,7 @@ impl Survival {
         }
     }
 
-    /// A window was mapped.
+    /// Adds a mapped window.
     fn mapped(&mut self, iova: u64, len: u64, backing: Option<&(Memory, u64)>, prot: Prot) {
         self.forget_leaving();
         let memory = backing.map(|(memory, offset)| KeptMemory {
@@ -126,7 +127,7 @@ impl Survival {
         }
     }
 
-    /// Nothing in flight touches any more what was unmapped.
+    /// Removes unmapped windows, which no command in flight touches any more.
     fn forget_leaving(&mut self) {
         for (first, last) in std::mem::take(&mut self.leaving) {
             self.windows.remove_range(first, last);
@@ -144,19 +145,19 @@ impl Survival {
 }
 
 impl Controller {
-    /// Another process can go on where this one ends.
+    /// Returns whether another process can take over from this one.
     pub fn survives(&self) -> bool {
         self.survival.as_ref().is_some_and(|s| !s.lost)
     }
 
-    /// The next process needs what is kept under this number: a window's memory, or a receiver of
-    /// interrupts.
+    /// Returns whether the next process needs the object kept under this number: a window's
+    /// memory, or a receiver of interrupts.
     pub fn needs_kept(&self, number: NonZeroU32) -> bool {
         let windows = self.survival.as_ref().map(|survival| &survival.windows);
         windows.is_some_and(|windows| windows.needs(number)) || self.engine.irqs.needs(number)
     }
 
-    /// Something changes that the next process has to know.
+    /// Marks the state as changed.
     #[inline]
     pub(crate) fn touch(&mut self) {
         if let Some(survival) = &mut self.survival {
@@ -164,8 +165,8 @@ impl Controller {
         }
     }
 
-    /// Counters of I/O are committed now and then, not for each command: a process that is killed
-    /// takes those of its last moments with it.
+    /// Marks the counters as changed from time to time, not for each command: a killed process
+    /// loses its most recent counts.
     #[inline]
     pub(crate) fn touch_counters(&mut self) {
         if let Some(survival) = &mut self.survival {
@@ -190,7 +191,7 @@ impl Controller {
         });
     }
 
-    /// What has changed is committed, and then the host may see it.
+    /// Commits changes, and then makes them visible to the host.
     #[inline]
     pub(crate) fn settle(&mut self) {
         if self.survival.as_ref().is_some_and(|s| s.dirty) {
@@ -225,7 +226,7 @@ impl Controller {
         }
     }
 
-    /// Guest memory was mapped, in every engine.
+    /// Adds guest memory that was mapped in every engine.
     pub(crate) fn note_mapped(
         &mut self,
         iova: u64,
@@ -245,7 +246,7 @@ impl Controller {
         }
     }
 
-    /// Nothing in flight touches any more what was unmapped.
+    /// Removes unmapped windows, after no command in flight touches them any more.
     pub(crate) fn note_quiesced(&mut self) {
         if let Some(survival) = &mut self.survival
             && !survival.leaving.is_empty()
@@ -254,7 +255,7 @@ impl Controller {
         }
     }
 
-    /// Makes room for the records of a share's commands. `false`: there is none.
+    /// Makes room for the records of a share's commands. Returns `false` when there is none.
     pub(crate) fn prepare_records(&self, share: u16) -> bool {
         match &self.survival {
             Some(survival) => survival.state.records(share).is_ok(),
@@ -262,7 +263,7 @@ impl Controller {
         }
     }
 
-    /// The control state as it is committed now.
+    /// Returns the control state as it is committed now.
     #[doc(hidden)]
     pub fn saved(&self) -> Vec<u8> {
         self.control_state().encode()

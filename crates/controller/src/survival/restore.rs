@@ -1,4 +1,4 @@
-//! A controller that goes on where another process has ended.
+//! Restoring a controller from the state of another process.
 
 use super::state::{AdminQueue, ControlState, Ending, FormatState, Identity, STATE_OLDEST_READ};
 use super::{Kept, RestoreError, STATE_VERSION};
@@ -54,8 +54,8 @@ pub fn serial_number_in(state: &StateMemory) -> Option<String> {
 }
 
 impl Identity {
-    /// What is configured now is the disk that the host knows; these namespaces may have
-    /// these formats by now.
+    /// Checks that the configured disk is the one that the host knows; the `changing` namespaces
+    /// may have their new formats by now.
     fn check(&self, now: &Identity, changing: &[(u32, FormatState)]) -> Result<(), RestoreError> {
         same("model number", &self.model, &now.model)?;
         same("serial number", &self.serial, &now.serial)?;
@@ -77,7 +77,7 @@ impl Identity {
         for before in &self.namespaces {
             let found = now.namespaces.iter().find(|ns| ns.nsid == before.nsid);
             let now = found.ok_or(RestoreError::NoNamespace(before.nsid))?;
-            // A format that goes on is kept already, perhaps.
+            // The new format of an unfinished Format NVM may be stored already.
             let format = now.format.map(|format| (now.nsid, format));
             if !format.is_some_and(|format| changing.contains(&format)) {
                 same("block size", &before.block_size, &now.block_size)?;
@@ -93,15 +93,16 @@ impl Identity {
 }
 
 impl Controller {
-    /// A controller that goes on where the process that wrote `state` has ended. That process is
-    /// gone, and so is all that it had given to the volumes: what was in flight is given to them
-    /// once more, and a request of its that comes later would overtake newer ones. `page` is its
-    /// doorbell page; `kept` finds guest memory and receivers of interrupts. All commands that were
-    /// in flight are started again when this returns, and [`Recovery`] says how many.
+    /// Restores a controller from the `state` of another process. That process and all its volume
+    /// requests must have ended: commands in flight are given to the volumes again, and a late
+    /// request of the old process would overtake newer ones. `page` is its doorbell page; `kept`
+    /// finds guest memory and receivers of interrupts. All commands that were in flight are
+    /// started again when this returns; [`Recovery`] has their number.
     ///
     /// # Errors
-    /// [`RestoreError`]. The client is to be disconnected then, and the controller made anew, with
-    /// another state memory.
+    /// [`RestoreError`] when the state is missing or unreadable, or does not fit the
+    /// configuration. The client is to be disconnected then, and the controller created anew,
+    /// with another state memory.
     pub fn restore(
         id: u16,
         config: ControllerConfig,
@@ -205,7 +206,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Everything that stands by itself.
+    /// Restores the parts that depend on no others.
     fn restore_control(&mut self, saved: &ControlState) -> Result<(), RestoreError> {
         self.pci.restore(&saved.pci);
         self.obey_command_register();
@@ -267,7 +268,7 @@ impl Controller {
         self.engine.replay(recovered).ok_or(contradiction)
     }
 
-    /// The queues, as far as a controller like this can have them.
+    /// Checks the queues, as far as a controller like this can have them.
     fn check_queues(
         &self,
         saved: &ControlState,
@@ -318,7 +319,7 @@ impl Controller {
         }
     }
 
-    /// Admin commands without a completion: what they wait for is begun again.
+    /// Restores admin commands without a completion, and restarts the work they wait for.
     fn restore_commands(&mut self, saved: &ControlState) -> Result<(), RestoreError> {
         let commands = &saved.commands;
         let (posting, posted) = match &saved.admin_queue {
@@ -342,7 +343,7 @@ impl Controller {
             + usize::from(self.admin.erasure.format().is_some())
             + self.admin.management.outstanding()
             + commands.held.len();
-        // As the engine bounds it, and without a queue there is none.
+        // The engine's bound applies; without a queue, no command is outstanding.
         let most = saved.admin_queue.as_ref().map_or(0, |_| 4096);
         if outstanding > most {
             let many = "more admin commands wait than there can be";
@@ -354,7 +355,7 @@ impl Controller {
                 self.migration.hold(command);
             }
         }
-        // The buffers are in use by now.
+        // The engines use the buffers by now.
         for &cid in &commands.configuring {
             self.finish_admin(cid, Status::SUCCESS, 0);
         }
@@ -371,16 +372,16 @@ impl Controller {
         Ok(())
     }
 
-    /// Completions of admin commands that the host does not have yet, and how many there were
-    /// before. Those that were posted since the commit are the first of them; all were counted, but
-    /// perhaps the last, of which the tail tells.
+    /// Returns the admin completions that the host does not have yet, and the number posted
+    /// before. Those posted since the commit are the first of them. All were counted, except
+    /// possibly the last, which the tail shows.
     fn not_posted<'a>(&self, admin: &'a AdminQueue) -> Result<(&'a [Ending], u64), RestoreError> {
         let contradiction = RestoreError::Contradiction("the admin queue is not where it was");
         let size = self.queues.cqs().next().map_or(0, |cq| cq.size);
         let (Some((tail, phase)), true) = (self.engine.admin_tail(), admin.tail < size) else {
             return Err(contradiction);
         };
-        // Within two turns of the ring, after which the phase is the same again.
+        // Positions are within two turns of the ring, after which the phase repeats.
         let turns = u64::from(2 * size);
         let place = |tail: u32, phase: bool| u64::from(if phase { tail } else { tail + size });
         let behind = |posted: u64| (place(admin.tail, admin.phase) + posted) % turns;
@@ -402,14 +403,14 @@ impl Controller {
         }
     }
 
-    /// Namespaces have been resized or have come while no process served them, or the process
-    /// before has kept their new format.
+    /// Handles namespaces that were resized or added while no process served them, or that the
+    /// previous process has stored a new format of.
     fn compare_namespaces(&mut self, before: &Identity, now: &Identity) {
         for ns in &now.namespaces {
             let known = before.namespaces.iter().find(|old| old.nsid == ns.nsid);
             let reformatted = known.is_some_and(|old| old.is_reformatted(ns));
             if reformatted {
-                // Marks are of blocks that there are no more.
+                // Marks of blocks that no longer exist are removed.
                 self.unmark_all(&[ns.nsid]);
             }
             if reformatted || known.is_none_or(|old| old.blocks != ns.blocks) {

@@ -1,4 +1,4 @@
-//! The control half as data.
+//! The control half's state as data.
 
 use super::state::{
     AdminCommands, AdminQueue, ControlState, Counters, CqPlace, HeldCommand, Identity, LogState,
@@ -8,7 +8,7 @@ use crate::controller::{BootImage, Controller};
 use crate::engine::{SavedCq, SavedSq};
 
 impl Controller {
-    /// Everything that the control half is. Of the data half: where its queues are.
+    /// Returns the state of the control half, and the locations of the data half's queues.
     pub(super) fn control_state(&self) -> ControlState {
         ControlState {
             version: STATE_VERSION,

@@ -1,9 +1,8 @@
-//! The control state as data: what a controller is, without its data half and the guest's memory.
+//! The control state as data: a controller without its data half and the guest's memory.
 //!
-//! Every field has a number, by which it is found: a newer version may add fields, and reads what
-//! an older one wrote with the values that their absence means. Numbers are never used for
-//! something else. What is decoded here is believed in nothing: [`restore`](super::restore) checks
-//! it.
+//! Every field has a number, by which it is found. A newer version may add fields, and reads the
+//! state of an older one with the values that their absence means. Numbers are never reused for
+//! another purpose. Decoded data is not trusted: [`restore`](super::restore) checks it.
 
 use crate::formats::BlockFormat;
 use crate::marks::Listed;
@@ -12,20 +11,20 @@ use nvme::Command;
 use protection::{Guard, StorageTag, Type};
 use zerocopy::FromBytes;
 
-/// The version of the control state that this crate writes. A change that an older version cannot
-/// pass over needs another one.
+/// Version of the control state that this crate writes. A change that an older version cannot
+/// skip needs a new one.
 pub const STATE_VERSION: u32 = 1;
 /// The oldest version of the control state that this crate reads.
 pub const STATE_OLDEST_READ: u32 = 1;
 
-/// Everything that the control half commits.
+/// The state that the control half commits.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct ControlState {
-    /// [`STATE_VERSION`] of who wrote it.
+    /// [`STATE_VERSION`] of the writer.
     #[n(0)]
     pub version: u32,
-    /// What the host knows of the controller for good.
+    /// Permanent properties of the controller that the host knows.
     #[n(1)]
     pub identity: Identity,
     #[n(2)]
@@ -36,7 +35,7 @@ pub(crate) struct ControlState {
     pub interrupts: Interrupts,
     #[n(5)]
     pub features: FeatureValues,
-    /// Of an enabled controller.
+    /// State of the admin queue, if the controller is enabled.
     #[n(6)]
     pub admin_queue: Option<AdminQueue>,
     /// Completion queues, the admin queue included.
@@ -55,14 +54,15 @@ pub(crate) struct ControlState {
 }
 
 impl ControlState {
-    /// As bytes.
+    /// Returns the encoded state.
     pub fn encode(&self) -> Vec<u8> {
-        // Memory takes everything, and nothing here has a form that could be refused.
+        // Encoding to memory cannot fail, and every value here can be encoded.
         minicbor::to_vec(self).unwrap_or_default()
     }
 }
 
-/// What does not change while a host uses the controller: it must be the configuration's.
+/// Properties that do not change while a host uses the controller: they must match the
+/// configuration.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Identity {
@@ -91,10 +91,10 @@ pub(crate) struct Identity {
     pub max_namespaces: u32,
     #[n(11)]
     pub namespaces: Vec<NamespaceIdentity>,
-    /// Bytes of the controller memory buffer.
+    /// Size of the controller memory buffer in bytes.
     #[n(12)]
     pub cmb_size: Option<u64>,
-    /// Bytes of each Boot Partition.
+    /// Size of each Boot Partition in bytes.
     #[n(13)]
     pub boot_size: Option<u64>,
 }
@@ -107,27 +107,28 @@ pub(crate) struct NamespaceIdentity {
     pub nsid: u32,
     #[n(1)]
     pub block_size: u32,
-    /// Size in blocks: it may be another one by now.
+    /// Size in blocks, which may have changed since.
     #[n(2)]
     pub blocks: u64,
     #[cbor(n(3), with = "minicbor::bytes")]
     pub nguid: [u8; 16],
     #[cbor(n(4), with = "minicbor::bytes")]
     pub eui64: [u8; 8],
-    /// Its format; `None` in states of programs that did not say it.
+    /// Format of the namespace; `None` in states of programs that did not save it.
     #[n(5)]
     pub format: Option<FormatState>,
 }
 
 impl NamespaceIdentity {
-    /// Its blocks are of another format now, as far as this state says what it was.
+    /// Returns whether the blocks have another format now, as far as this state contains the
+    /// format.
     pub fn is_reformatted(&self, now: &NamespaceIdentity) -> bool {
         let known = self.format.is_some();
         self.block_size != now.block_size || known && self.format != now.format
     }
 }
 
-/// Registers of BAR0, and how far the controller is.
+/// Registers of BAR0, and the life-cycle state.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Registers {
@@ -150,7 +151,7 @@ pub(crate) struct Registers {
     /// CMBMSC, where there is a controller memory buffer.
     #[n(7)]
     pub cmbmsc: Option<u64>,
-    /// Of Boot Partitions: BPRSEL, BPMBL, BPINFO.BRS.
+    /// Boot Partitions: BPRSEL, BPMBL, BPINFO.BRS.
     #[cbor(n(8), default)]
     pub boot: (u32, u64, u8),
 }
@@ -170,13 +171,13 @@ pub(crate) struct Pci {
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Interrupts {
-    /// Vectors that have a receiver, and the number under which that is kept (0: it is not).
+    /// Vectors with a receiver, and the number under which the receiver is kept (0: it is not).
     #[n(0)]
     pub vectors: Vec<(u16, u32)>,
-    /// The same of the INTx pin.
+    /// Number under which the receiver of the INTx pin is kept (0: it is not), if it has one.
     #[n(1)]
     pub pin: Option<u32>,
-    /// The VMM masks the pin, or the pin itself has.
+    /// The pin is masked, by the VMM or by itself.
     #[n(2)]
     pub pin_masked: bool,
     /// INTMS.
@@ -190,10 +191,10 @@ pub(crate) struct Interrupts {
 pub(crate) struct FeatureValues {
     #[n(0)]
     pub arbitration: u32,
-    /// Over, under.
+    /// Thresholds: over, under.
     #[n(1)]
     pub thresholds: (u16, u16),
-    /// By NSID.
+    /// Error recovery by NSID.
     #[n(2)]
     pub error_recovery: Vec<(u32, u32)>,
     #[n(3)]
@@ -207,15 +208,15 @@ pub(crate) struct FeatureValues {
     pub write_atomicity: u32,
     #[n(7)]
     pub event_config: u32,
-    /// Value, wall-clock time in ms when it was that, origin.
+    /// Value, wall-clock time in ms of the value, origin.
     #[n(8)]
     pub timestamp: (u64, u64, u8),
     #[cbor(n(9), with = "minicbor::bytes")]
     pub host_identifier: [u8; 16],
-    /// In milliseconds; the timer begins anew.
+    /// Keep Alive Timer in milliseconds; the timer is restarted.
     #[n(10)]
     pub keep_alive: u32,
-    /// Of Host Behavior Support: ACRE, ETDAS, LBAFEE, HDISNS, CDFE.
+    /// Host Behavior Support: ACRE, ETDAS, LBAFEE, HDISNS, CDFE.
     #[cbor(n(11), default)]
     pub host_behavior: (u8, u8, u8, u8, u16),
     /// LBA Status Information Report Interval, in units of 100 ms.
@@ -223,19 +224,19 @@ pub(crate) struct FeatureValues {
     pub lsiri: u16,
 }
 
-/// Where the admin queue is.
+/// State of the admin queue.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct AdminQueue {
     /// Commands fetched: all of them have had their effect, or are in [`AdminCommands`].
     #[n(0)]
     pub fetched: u64,
-    /// Where the next completion was to be posted, with the phase.
+    /// Position of the next completion, with the phase.
     #[n(1)]
     pub tail: u32,
     #[n(2)]
     pub phase: bool,
-    /// Completions that were about to be posted there, in order.
+    /// Completions to be posted there, in order.
     #[n(3)]
     pub posting: Vec<Ending>,
     /// Completions posted before these, as counted beside the rings.
@@ -243,7 +244,7 @@ pub(crate) struct AdminQueue {
     pub posted: u64,
 }
 
-/// The end of an admin command.
+/// Completion of an admin command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 pub(crate) struct Ending {
     #[n(0)]
@@ -256,7 +257,7 @@ pub(crate) struct Ending {
     pub result: u32,
 }
 
-/// A completion queue.
+/// Location of a completion queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 pub(crate) struct CqPlace {
     #[n(0)]
@@ -269,7 +270,7 @@ pub(crate) struct CqPlace {
     pub vector: Option<u16>,
 }
 
-/// A submission queue.
+/// Location of a submission queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 pub(crate) struct SqPlace {
     #[n(0)]
@@ -282,7 +283,7 @@ pub(crate) struct SqPlace {
     pub size: u32,
 }
 
-/// Admin commands without a completion, and what they wait for.
+/// Admin commands without a completion, and the events they wait for.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct AdminCommands {
@@ -295,22 +296,22 @@ pub(crate) struct AdminCommands {
     /// Event types that were reported and not read.
     #[n(2)]
     pub masked: u8,
-    /// Abort commands: their CID, then the command that each is about (queue, CID).
+    /// Abort commands: their CID, then queue and CID of the target.
     #[n(3)]
     pub aborts: Vec<(u16, u16, u16)>,
-    /// Delete I/O Submission Queue: queue, CID.
+    /// Delete I/O Submission Queue commands: queue, CID.
     #[n(4)]
     pub deletions: Vec<(u16, u16)>,
-    /// Set Features that turned the write cache off.
+    /// Set Features commands that turned the write cache off.
     #[n(5)]
     pub cache_flushes: Vec<u16>,
-    /// Doorbell Buffer Config.
+    /// Doorbell Buffer Config commands.
     #[n(6)]
     pub configuring: Vec<u16>,
-    /// Commands that have not begun, whole.
+    /// Complete commands that have not begun.
     #[n(7)]
     pub held: Vec<HeldCommand>,
-    /// Namespace Management and Namespace Attachment.
+    /// State of Namespace Management and Namespace Attachment.
     #[n(8)]
     pub management: Option<ManagementState>,
 }
@@ -331,32 +332,32 @@ impl HeldCommand {
     }
 }
 
-/// The command at work that manages namespaces, and those that wait for it.
+/// The current namespace management command, and those that wait for it.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct ManagementState {
-    /// Its CID; `None`: nobody waits for it.
+    /// CID of the command; `None`: no completion is posted.
     #[n(0)]
     pub cid: Option<u16>,
-    /// 0 nothing, 1 create, 2 delete, 3 attach, 4 detach.
+    /// Task: 0 none, 1 create, 2 delete, 3 attach, 4 detach.
     #[n(1)]
     pub task: u8,
     #[n(2)]
     pub nsid: u32,
-    /// Of a namespace that is created.
+    /// Size in blocks of a namespace to create.
     #[n(3)]
     pub blocks: u64,
     #[n(4)]
     pub shared: bool,
-    /// Of the namespaces that it is about, in order, 16 bytes each.
+    /// NGUIDs of the namespaces concerned, in order, 16 bytes each.
     #[cbor(n(5), with = "minicbor::bytes")]
     pub nguids: Vec<u8>,
-    /// How it will end.
+    /// Status at the end.
     #[n(6)]
     pub failed: Option<u16>,
     #[n(7)]
     pub waiting: Vec<HeldCommand>,
-    /// Of a namespace that is created: bytes of its blocks, 0 for those that the pool has first.
+    /// Bytes of a block of a namespace to create; 0 selects the pool's first block size.
     #[cbor(n(8), default)]
     pub block_size: u32,
 }
@@ -376,7 +377,7 @@ pub(crate) struct LogState {
     pub powered_on: u64,
     #[n(3)]
     pub counters: Counters,
-    /// `None` in states of programs that had none, as the next.
+    /// `None` in states of programs without it; the same holds for the following fields.
     #[n(4)]
     pub telemetry: Option<TelemetryState>,
     #[n(5)]
@@ -389,11 +390,11 @@ pub(crate) struct LogState {
     pub lba_status: Option<LbaStatusState>,
 }
 
-/// Marked blocks, and what the host has read of them.
+/// Marked blocks, and the host's read position in the log page.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct LbaStatusState {
-    /// By NSID: first blocks, and how many.
+    /// By NSID: first block and number of blocks.
     #[n(0)]
     pub marks: Listed,
     /// LBA Status Generation Counter.
@@ -402,7 +403,7 @@ pub(crate) struct LbaStatusState {
     /// Blocks were marked since the log page was read.
     #[n(2)]
     pub news: bool,
-    /// The host was told so.
+    /// The host was notified of that.
     #[n(3)]
     pub alerted: bool,
     /// The log page, as it is being read: generation and marks.
@@ -413,7 +414,7 @@ pub(crate) struct LbaStatusState {
     pub since: u64,
 }
 
-/// What the telemetry logs have.
+/// Content of the telemetry logs.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct TelemetryState {
@@ -421,12 +422,12 @@ pub(crate) struct TelemetryState {
     pub host: CapturedText,
     #[n(1)]
     pub own: CapturedText,
-    /// The host has not read what the controller captured.
+    /// The host has not read the controller's own snapshot.
     #[n(2)]
     pub available: bool,
 }
 
-/// Something that was captured.
+/// A telemetry snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct CapturedText {
@@ -458,7 +459,7 @@ pub(crate) struct TestRunning {
     pub code: u8,
     #[n(1)]
     pub nsid: u32,
-    /// Pieces that were read.
+    /// Number of pieces that were read.
     #[n(2)]
     pub done: u64,
 }
@@ -467,13 +468,13 @@ pub(crate) struct TestRunning {
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct PersistentEventState {
-    /// Newest first.
+    /// Events, newest first.
     #[n(0)]
     pub events: Vec<SavedEvent>,
-    /// Of the last context.
+    /// Generation of the last context.
     #[n(1)]
     pub generation: u16,
-    /// There is a context.
+    /// Whether there is a context.
     #[n(2)]
     pub context: bool,
 }
@@ -484,14 +485,14 @@ pub(crate) struct PersistentEventState {
 pub(crate) struct SavedEvent {
     #[n(0)]
     pub ty: u8,
-    /// As the Timestamp feature had it.
+    /// Value of the Timestamp feature.
     #[cbor(n(1), with = "minicbor::bytes")]
     pub timestamp: [u8; 8],
     #[cbor(n(2), with = "minicbor::bytes")]
     pub data: Vec<u8>,
 }
 
-/// Format NVM and Sanitize.
+/// State of Format NVM and Sanitize.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct EraseState {
@@ -501,7 +502,7 @@ pub(crate) struct EraseState {
     /// Sanitize Operation Status.
     #[n(1)]
     pub outcome: u8,
-    /// Overwrite passes that it completed.
+    /// Overwrite passes that the operation completed.
     #[n(2)]
     pub passes: u8,
     /// Namespaces that a failed operation has left closed.
@@ -511,11 +512,11 @@ pub(crate) struct EraseState {
     pub running: Option<EraseRunning>,
 }
 
-/// What is being erased.
+/// A running erasure.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct EraseRunning {
-    /// CID of Format NVM; of Sanitize `None`.
+    /// CID of Format NVM; `None` for Sanitize.
     #[n(0)]
     pub format: Option<u16>,
     /// Overwrite Pattern.
@@ -523,36 +524,36 @@ pub(crate) struct EraseRunning {
     pub pattern: u32,
     #[n(2)]
     pub nsids: Vec<u32>,
-    /// How far it is: passes, index of the namespace, bytes of that.
+    /// Progress: passes, index of the namespace, bytes of that.
     #[n(3)]
     pub pass: u8,
     #[n(4)]
     pub at: u32,
     #[n(5)]
     pub offset: u64,
-    /// Nothing is left to be erased.
+    /// The erasure itself is done.
     #[n(6)]
     pub over: bool,
     /// Status, 15 bits.
     #[n(7)]
     pub failed: Option<u16>,
-    /// Namespaces that are to have another format then, and bytes of their blocks.
+    /// Namespaces that get another format, and the bytes of their blocks.
     #[cbor(n(8), default)]
     pub changes: Vec<(u32, u32)>,
-    /// Of these changes, so many are kept.
+    /// Number of these changes that are stored.
     #[cbor(n(9), default)]
     pub kept: u32,
     /// A reset has dropped the command: no completion is posted.
     #[cbor(n(10), default)]
     pub abandoned: bool,
-    /// All of each change's format; none in states of programs that knew only blocks without
-    /// metadata.
+    /// Complete format of each change; empty in states of programs that supported only blocks
+    /// without metadata.
     #[cbor(n(11), default)]
     pub formats: Vec<FormatState>,
 }
 
 impl EraseRunning {
-    /// Which namespaces are to have which formats.
+    /// Returns the namespaces that get another format, and their formats.
     pub fn changes(&self) -> Vec<(u32, BlockFormat)> {
         let mut formats = self.formats.iter();
         let format = |(nsid, block): &(u32, u32)| {
@@ -563,7 +564,7 @@ impl EraseRunning {
     }
 }
 
-/// What the blocks of a namespace look like.
+/// Format of a namespace's blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct FormatState {
@@ -579,11 +580,11 @@ pub(crate) struct FormatState {
     /// Type of protection information, 0 for none.
     #[n(4)]
     pub protection: u8,
-    /// Where it is.
+    /// Whether it is in the first bytes of the metadata.
     #[n(5)]
     pub first: bool,
-    /// Its storage tag: bits, and mask. `None`: the smallest of the guard, as in states of programs
-    /// that did not say it.
+    /// Storage tag: bits, and mask. `None`: the smallest one of the guard, as in states of
+    /// programs that did not save it.
     #[n(6)]
     pub storage: Option<(u8, u64)>,
 }
@@ -656,7 +657,7 @@ mod tests {
     fn features_of_an_older_version_are_read() {
         let now = FeatureValues::default();
         let mut bytes = minicbor::to_vec(&now).unwrap();
-        // A map of thirteen, whose last values those versions did not have.
+        // A map of thirteen; those versions lacked its last values.
         for (map, last) in [(0xad, &[12, 0][..]), (0xac, &[11, 0x85, 0, 0, 0, 0, 0])] {
             let rest = bytes.len() - last.len();
             assert_eq!((bytes[0], &bytes[rest..]), (map, last));
@@ -666,7 +667,7 @@ mod tests {
         }
     }
 
-    /// A format as programs wrote it that knew only blocks without metadata.
+    /// Format state of programs that supported only blocks without metadata.
     #[derive(Encode)]
     #[cbor(map)]
     struct PlainFormat {
@@ -725,7 +726,7 @@ mod tests {
         }
     }
 
-    /// A format as programs wrote it that knew no storage tags.
+    /// Format state of programs without storage tags.
     #[derive(Encode)]
     #[cbor(map)]
     struct Untagged {

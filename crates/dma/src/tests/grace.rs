@@ -43,7 +43,7 @@ fn an_unmap_waits_for_the_commands_before_it() {
     let ends: [fn(&mut SegmentList); 3] = [
         SegmentList::clear,
         |list| drop(std::mem::take(list)),
-        // The next command, and there is nothing at that address.
+        // The next command finds nothing at that address.
         |list| assert!(!list.begin_piece(&DmaMap::new(), 0, 1, Access::Read)),
     ];
     let mut list = SegmentList::new();
@@ -76,8 +76,8 @@ fn commands_after_an_unmap_do_not_delay_it() {
     drop(after);
 }
 
-/// There is always a command in flight, and each overlaps the next: only an
-/// epoch can tell them apart.
+/// There is always a command outstanding, and each overlaps the next: only an epoch can distinguish
+/// them.
 #[test]
 fn a_steady_load_does_not_starve_an_unmap() {
     let (mut map, memory) = map_of(8);
@@ -113,7 +113,7 @@ fn an_old_command_keeps_what_is_unmapped_later_and_in_any_order() {
     assert!(!map.quiesced());
     assert!(memory.iter().all(alive));
     drop(oldest);
-    // Whether or not anyone asks.
+    // The memory is released even without a call of `quiesced`.
     assert!(!memory.iter().any(alive));
     assert!(map.quiesced());
 }
@@ -129,7 +129,7 @@ fn a_fence_speaks_of_the_commands_before_it() {
     assert!(!map.quiesced());
     drop(after);
     assert!(!map.quiesced());
-    // Nothing has left the map; what does so now is kept for the old command, and no longer.
+    // No memory has left the map yet. Memory unmapped now is kept for the old command only.
     assert!(
         map.segments(0, 4096, Access::Write, &mut SegmentList::new())
             .is_ok()

@@ -86,7 +86,7 @@ fn the_cache_does_not_lend_write_access() {
     ));
 }
 
-/// What can be told of a file without asking its file system: only memory passes.
+/// Classification of files without calls to their file system: only memory files pass.
 #[test]
 fn other_kinds_of_files_are_refused() {
     let open = |path: &str, flags| rustix::fs::open(path, flags, Mode::empty()).unwrap();
@@ -179,7 +179,8 @@ fn a_client_maps_as_many_files_as_it_may() {
         held = cache.import(dup(&large), 4096, true).ok();
         held.is_some()
     });
-    // The former mappings go one by one: the large one may have found its room before the last.
+    // The former mappings are undone one by one: the large one may have found its room before the
+    // last.
     let mut one = None;
     eventually(|| {
         one = import(&mut cache, 0).ok();
@@ -190,7 +191,7 @@ fn a_client_maps_as_many_files_as_it_may() {
     drop(held);
 }
 
-/// Waits for what a thread of [`sync::discard`] does.
+/// Waits for a thread of [`sync::discard`].
 fn eventually(holds: impl FnMut() -> bool) {
     let tries = std::iter::repeat_with(holds).take(30_000);
     let pause = || std::thread::sleep(std::time::Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! Tests that look inside: what keeps memory, and for how long.
+//! Tests of internals: owners of memory, and their lifetime.
 
 mod grace;
 mod import;

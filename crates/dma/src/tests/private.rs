@@ -1,10 +1,10 @@
-//! Whether memory that was given up is returned to the system.
+//! Return of released memory to the system.
 
 use crate::{Memory, PrivateMemory};
 
 const MIB: u64 = 1 << 20;
 
-/// Pages of the range that are in memory, by mincore(2).
+/// Returns the number of resident pages of the range, by mincore(2).
 fn resident(memory: &PrivateMemory, offset: u64, len: u64) -> usize {
     let ptr = memory.at(offset, len).unwrap();
     let mut pages = vec![0u8; len as usize / rustix::param::page_size()];
@@ -72,7 +72,7 @@ fn what_is_kept_gets_huge_pages_where_it_was_written() {
         page.read(0, &mut found).unwrap();
         assert_eq!(found, [7; 4096]);
     }
-    // What was released can become one again.
+    // A released piece can become a huge page again.
     assert_eq!(memory.release(8 * MIB, 2 * MIB), 2 * MIB);
     assert_eq!(huge(&memory), 4 * MIB);
     assert_eq!(memory.copy_in(9 * MIB, segments.view()), 4096);

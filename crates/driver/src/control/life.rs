@@ -1,5 +1,4 @@
-//! What happens to a controller from outside: it is suspended and resumed, or
-//! released to the system.
+//! External life cycle of a controller: suspend and resume, or release to the system.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +12,7 @@ use sync::Unpoisoned;
 
 impl Shared {
     /// Shuts the controller down in order and disables it. Queue pairs keep their commands, and
-    /// take more, until [`Shared::resume`].
+    /// accept more, until [`Shared::resume`].
     pub fn suspend(&self) -> Result<(), Error> {
         let mut control = self.lock();
         match self.state() {
@@ -34,8 +33,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Brings a suspended controller up again, whatever happened to it meanwhile; queue pairs
-    /// repeat their commands. After an error it is still suspended.
+    /// Brings a suspended controller up again, regardless of resets meanwhile; queue pairs repeat
+    /// their commands. After an error the controller is still suspended.
     pub fn resume(&self) -> Result<(), Error> {
         let mut control = self.lock();
         match self.state() {
@@ -55,8 +54,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Lets what is in flight end, for so long at most, and takes nothing more; then shuts the
-    /// controller down. Whether everything ended by itself; what did not, fails as gone.
+    /// Refuses new commands, lets outstanding ones end within `limit`, then shuts the controller
+    /// down. Returns whether all of them ended by themselves; the remaining ones fail as gone.
     pub fn release(&self, limit: Duration) -> bool {
         {
             let _control = self.lock();
@@ -78,13 +77,13 @@ impl Shared {
         drained
     }
 
-    /// The next state; queue pairs see it by the epoch.
+    /// Enters a state; queue pairs notice it by the epoch.
     fn enter(&self, state: State) {
         self.state.store(state as u8, Ordering::Release);
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// A cell for the number of commands that a new queue pair has in flight.
+    /// Creates a cell for the number of outstanding commands of a new queue pair.
     pub fn new_cell(&self) -> Arc<AtomicU32> {
         let cell = Arc::new(AtomicU32::new(0));
         let mut flying = self.flying.lock().unpoisoned();
@@ -101,8 +100,8 @@ impl Shared {
             .sum()
     }
 
-    /// A descriptor that becomes readable when the system asks for the device back;
-    /// `None` where it never does.
+    /// Returns a descriptor that becomes readable when the system requests the device back; `None`
+    /// on a transport without such requests.
     pub fn request_eventfd(&self) -> Result<Option<OwnedFd>, Error> {
         let system = |source: std::io::Error| Error::System {
             what: "eventfd",

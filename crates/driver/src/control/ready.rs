@@ -1,5 +1,5 @@
-//! A controller's way from disabled to ready and back (NVMe Base 2.1, 3.5.1 and 3.6), also while
-//! another owner resets it who resets the function.
+//! Transitions of a controller between disabled and ready (NVMe Base 2.1, 3.5.1 and 3.6), also
+//! during a function reset by another owner.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::admin::{csts, relax};
 use crate::error::Error;
 use crate::transport::Transport;
 
-/// Rounds of waiting for registers that are not there, between two attempts to switch them on.
+/// Rounds of waiting for missing registers between two attempts to switch them on.
 const ROUNDS_PER_WAKE: u32 = 1024;
 
 impl Control {
@@ -26,7 +26,7 @@ impl Control {
         Duration::from_millis(500) * units.max(1)
     }
 
-    /// Waits until a controller that was disabled is not ready any more.
+    /// Waits until a disabled controller is no longer ready.
     fn await_disabled(&self, transport: &dyn Transport) -> Result<(), Error> {
         let limit = self.ready_limit(transport);
         let deadline = Instant::now() + limit;
@@ -44,8 +44,8 @@ impl Control {
         Ok(())
     }
 
-    /// Waits until a controller that was enabled is ready. `false`: it is not enabled any more, for
-    /// another owner has reset the function.
+    /// Waits until an enabled controller is ready. Returns `false` if it is no longer enabled,
+    /// because another owner has reset the function.
     fn await_enabled(&self, transport: &dyn Transport, deadline: Instant) -> Result<bool, Error> {
         let mut round = 0;
         loop {
@@ -72,7 +72,7 @@ impl Control {
         }
     }
 
-    /// Disables the controller. When this succeeds, it touches no memory.
+    /// Disables the controller. After success it accesses no memory.
     pub(super) fn disable(&mut self, transport: &dyn Transport) -> Result<(), Error> {
         self.shadow_live = false;
         let result = self.disable_by_cc(transport);
@@ -89,7 +89,8 @@ impl Control {
         csts(transport)?;
         let cc = Cc::from_bits(transport.read32(regs::CC)?);
         if cc.en() {
-            // It must not be disabled before it is ready, or has failed (NVMe Base 2.1, 3.1.4.5).
+            // The controller must be ready or failed before it is disabled (NVMe Base 2.1,
+            // 3.1.4.5).
             let deadline = Instant::now() + self.ready_limit(transport);
             match self.await_enabled(transport, deadline) {
                 Ok(_) | Err(Error::Fatal { .. }) => {}
@@ -118,7 +119,7 @@ impl Control {
         Ok(())
     }
 
-    /// From disabled to ready, with the Admin queues.
+    /// Brings the controller from disabled to ready, with the Admin queues.
     pub(super) fn enable(&self, transport: &dyn Transport) -> Result<(), Error> {
         let (aqa, asq, acq) = self.admin.registers();
         let css = if self.cap.css().ncss() {
@@ -134,8 +135,8 @@ impl Control {
         let limit = self.ready_limit(transport);
         let deadline = Instant::now() + limit;
         let mut round = 0;
-        // While another process resets the function, its registers are not there for a while, and
-        // writes are lost; what was written before is forgotten. Then all of it is written again.
+        // While another process resets the function, its registers are missing, writes are lost,
+        // and earlier values are discarded. All registers are then written again.
         loop {
             transport.write32(regs::AQA, aqa)?;
             if transport.read32(regs::AQA)? != 0 {
@@ -154,7 +155,7 @@ impl Control {
                 });
             }
             if round % ROUNDS_PER_WAKE == 0 {
-                // They may have been switched off for good.
+                // Memory space may have been switched off permanently.
                 let _ = transport.set_bus_master(true);
             }
             relax(transport, round);

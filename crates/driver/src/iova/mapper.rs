@@ -1,14 +1,13 @@
-//! What is mapped for the device: fixed regions, temporary ones, and the table by
-//! which an address is looked up.
+//! DMA mappings of a device: fixed regions, temporary ones, and the table that resolves addresses.
 //!
-//! A [`Region`] is one mapping and owns it: while anything holds it (a buffer, a command in flight,
-//! a queue) the device may touch its memory, and when the last holder drops it, it is unmapped,
-//! then its addresses are free again, then its memory. That order is all that keeps a device from
-//! writing into memory that has become something else.
+//! A [`Region`] owns one mapping. While any holder exists (a buffer, an outstanding command, a
+//! queue) the device may access its memory. When the last holder drops the region, it is unmapped,
+//! then its addresses are freed, then its memory. Only that order keeps a device from writing into
+//! reused memory.
 //!
 //! Temporary regions stay mapped after use, for the next transfer to the same memory, until room is
-//! needed: then those that nobody uses go, least recently used first. So the kernel's limit on the
-//! number of mappings, and a small aperture, cost an unmap and not a failure.
+//! needed. Unused ones are then unmapped, least recently used first. The kernel's limit on
+//! mappings, or a small aperture, thus costs an unmap and not a failure.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,40 +19,39 @@ use super::{End, Space};
 use crate::transport::{DmaLimits, Mapping, Source, Transport, TransportError};
 use sync::Unpoisoned;
 
-/// How many unused temporary regions are unmapped at once when room is needed.
+/// Number of unused temporary regions that are unmapped at once when room is needed.
 const EVICT: usize = 16;
 
-/// Why memory could not be mapped.
+/// Reason why memory could not be mapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapFailure {
-    /// The range lies outside its memory, is empty, or is not aligned to
-    /// the granularity of mappings.
+    /// The range exceeds its memory, is empty, or is not aligned to the granularity of mappings.
     #[error("not a range of whole pages inside its memory")]
     Range,
-    /// No free range of addresses is long enough, even with every unused temporary mapping gone.
+    /// No free range of addresses is long enough, even without the unused temporary mappings.
     #[error("no free IOVA range of {len} bytes")]
     NoSpace {
-        /// Bytes asked for.
+        /// Requested length in bytes.
         len: u64,
     },
     /// The transport refused.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// Memory of the driver's own could not be had.
+    /// No memory is left for the driver itself.
     #[error("no memory for DMA")]
     Memory(#[from] dma::MapError),
 }
 
-/// What keeps a region's memory.
+/// Owner of a region's memory.
 #[derive(Debug)]
 enum Keep {
     Memory(Memory),
-    /// The user promised to leave it in place.
+    /// Memory that the user has promised to leave in place.
     Promised,
 }
 
-/// One DMA mapping, which ends when this is dropped.
+/// A DMA mapping that is removed when this is dropped.
 #[derive(Debug)]
 pub struct Region {
     mapper: Arc<Mapper>,
@@ -77,17 +75,18 @@ impl Region {
         self.len
     }
 
-    /// Whether it is empty; never.
+    /// Returns whether the region is empty; never.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The address of its first byte in this process.
+    /// Returns the address of the region's first byte in this process.
     pub fn host(&self) -> usize {
         self.host
     }
 
-    /// The memory and the offset in it; `None` when it was given as an address.
+    /// Returns the memory and the region's offset in it; `None` when the memory was given by
+    /// address.
     pub fn memory(&self) -> Option<(&Memory, u64)> {
         match &self.keep {
             Keep::Memory(memory) => Some((memory, self.offset)),
@@ -103,38 +102,38 @@ impl Drop for Region {
     }
 }
 
-/// Memory that the user registered: found by address as long as this (or a
-/// clone's) registration stands.
+/// Registered memory, found by address as long as a registration of it exists.
 #[derive(Debug)]
 pub struct Registration {
     region: Arc<Region>,
 }
 
 impl Registration {
-    /// The mapping.
+    /// Returns the mapping.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 }
 
 impl Drop for Registration {
-    /// No longer found; unmapped when the last command that uses it has completed.
+    /// Removes the memory from the table. It is unmapped when the last command that uses it has
+    /// completed.
     fn drop(&mut self) {
         let mapper = self.region.mapper.clone();
         mapper.forget(&self.region);
     }
 }
 
-/// The registered memory at one moment, to be looked up in without a lock.
+/// Snapshot of the registered memory, for lookups without a lock.
 #[derive(Debug, Default)]
 pub struct Table {
-    /// By address in this process.
+    /// Regions, sorted by address in this process.
     regions: Vec<Arc<Region>>,
 }
 
 impl Table {
-    /// Where the device sees `len` bytes at this address of the process: all of
-    /// them in one region, or none.
+    /// Returns the region and device address of `len` bytes at this address of the process, if one
+    /// region holds all of them.
     #[inline]
     pub fn find(&self, host: usize, len: u64) -> Option<(&Arc<Region>, u64)> {
         let after = self.regions.partition_point(|region| region.host <= host);
@@ -144,31 +143,32 @@ impl Table {
         (len > 0 && end <= region.len).then_some((region, region.iova + offset))
     }
 
-    /// Number of registered regions.
+    /// Returns the number of registered regions.
     pub fn len(&self) -> usize {
         self.regions.len()
     }
 
-    /// Whether nothing is registered.
+    /// Returns whether no memory is registered.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
 }
 
-/// What a mapper has done.
+/// Counters of a mapper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapperCounters {
     /// Mappings that exist now.
     pub mappings: usize,
-    /// Of these, temporary ones.
+    /// Temporary mappings that exist now.
     pub temporary: usize,
-    /// Mappings made.
+    /// Mappings created.
     pub mapped: u64,
-    /// Temporary mappings asked for that existed already.
+    /// Requests for temporary mappings that existed already.
     pub reused: u64,
     /// Temporary mappings unmapped to make room.
     pub evicted: u64,
-    /// Mappings whose end could not be confirmed; their memory and addresses are never used again.
+    /// Mappings that could not be confirmed as removed; their memory and addresses are never used
+    /// again.
     pub lost: u64,
 }
 
@@ -186,16 +186,16 @@ struct Inner {
     counters: MapperCounters,
     /// Length of every mapping that the transport knows, by its first address.
     live: BTreeMap<u64, u64>,
-    /// Set when the device was cut off: nothing is mapped any more, and nothing shall be.
+    /// The device was cut off: no mapping exists, and none may be added.
     cut: bool,
 }
 
-/// The mappings of one device. Shared by everything that uses it.
+/// Mappings of one device, shared by all its users.
 pub struct Mapper {
     transport: Arc<dyn Transport>,
     limits: DmaLimits,
     inner: Mutex<Inner>,
-    /// Counts the changes of the table.
+    /// Number of changes of the table.
     generation: AtomicU64,
 }
 
@@ -208,7 +208,7 @@ impl std::fmt::Debug for Mapper {
 }
 
 impl Mapper {
-    /// A mapper without mappings.
+    /// Creates a mapper without mappings.
     pub fn new(transport: Arc<dyn Transport>) -> Arc<Self> {
         let limits = transport.dma_limits();
         Arc::new(Self {
@@ -227,25 +227,26 @@ impl Mapper {
         })
     }
 
-    /// What can be mapped.
+    /// Returns the limits of mappings.
     pub fn limits(&self) -> &DmaLimits {
         &self.limits
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub fn counters(&self) -> MapperCounters {
         self.lock().counters
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Every change is made whole before anything can panic.
+        // Every update is complete before a panic can occur.
         self.inner.lock().unpoisoned()
     }
 
     /// Maps `len` bytes of a memory at `offset`, until the region is dropped.
     ///
     /// # Errors
-    /// [`MapFailure`].
+    /// [`MapFailure`] when the range is invalid, no address space is left, or the transport
+    /// refuses.
     pub fn map(
         self: &Arc<Self>,
         memory: &Memory,
@@ -259,11 +260,12 @@ impl Mapper {
         self.map_source(Keep::Memory(memory.clone()), offset, len, prot, End::Low)
     }
 
-    /// Maps a part of a memory for a transfer or a few: the mapping is found again if it still
-    /// exists, and goes when room is needed and nobody holds the region.
+    /// Maps a part of a memory for one or a few transfers. An existing mapping is reused. It is
+    /// unmapped when room is needed and the region has no holder.
     ///
     /// # Errors
-    /// [`MapFailure`].
+    /// [`MapFailure`] when the range is invalid, no address space is left, or the transport
+    /// refuses.
     pub fn map_temporary(
         self: &Arc<Self>,
         memory: &Memory,
@@ -305,28 +307,27 @@ impl Mapper {
         Ok(region)
     }
 
-    /// Maps all of a memory and makes it known by its addresses, so that transfers to
-    /// and from it need no copy.
+    /// Maps all of a memory and registers its addresses, so that transfers to and from it need no
+    /// copy.
     ///
     /// # Errors
-    /// [`MapFailure`].
+    /// [`MapFailure`] when the memory cannot be mapped.
     pub fn register(self: &Arc<Self>, memory: &Memory) -> Result<Registration, MapFailure> {
-        // Whole pages only: the file's last page may be a part of one,
-        // which is mapped all the same.
+        // Only whole pages count. The file's last page may be partial, and is mapped all the same.
         let granule = self.limits.page_size;
         let len = (memory.len() as u64) & !(granule - 1);
         Ok(self.known(self.map(memory, 0, len)?))
     }
 
-    /// Maps memory of this process at an address that is a multiple of the granularity, and makes
-    /// it known by its addresses. Only on transports with [`DmaLimits::host_ranges`].
+    /// Maps memory of this process at an address that is a multiple of the granularity, and
+    /// registers its addresses. Only on transports with [`DmaLimits::host_ranges`].
     ///
     /// # Safety
-    /// The memory stays mapped, and is accessed by raw pointers or atomics only, until the
-    /// registration and every buffer and command that came from it are gone.
+    /// The memory must stay mapped, and be accessed by raw pointers or atomics only, until the
+    /// registration and every buffer and command derived from it are dropped.
     ///
     /// # Errors
-    /// [`MapFailure`].
+    /// [`MapFailure`] when the range is not aligned or cannot be mapped.
     #[allow(unsafe_code)]
     pub unsafe fn register_host(
         self: &Arc<Self>,
@@ -361,13 +362,13 @@ impl Mapper {
         drop(before);
     }
 
-    /// Changes whenever [`Mapper::table`] does.
+    /// Returns a number that changes with [`Mapper::table`].
     #[inline]
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The registered memory now. Holding the table keeps everything in it mapped.
+    /// Returns the present table of registered memory. Holding it keeps its regions mapped.
     pub fn table(&self) -> Arc<Table> {
         self.lock().table.clone()
     }
@@ -426,8 +427,7 @@ impl Mapper {
         }))
     }
 
-    /// Takes addresses and one of the mappings that the kernel allows,
-    /// making room when there is none.
+    /// Reserves addresses and one of the kernel's mappings, and makes room when there is none.
     fn reserve(&self, len: u64, end: End) -> Result<u64, MapFailure> {
         loop {
             {
@@ -453,7 +453,7 @@ impl Mapper {
         }
     }
 
-    /// Unmaps up to `count` temporary regions that nobody uses; `false` when there is none.
+    /// Unmaps up to `count` unused temporary regions; `false` when there is none.
     fn evict(&self, count: usize) -> bool {
         let mut inner = self.lock();
         let mut unused: Vec<(u64, usize)> = inner
@@ -463,7 +463,7 @@ impl Mapper {
             .map(|(host, entry)| (entry.used, *host))
             .collect();
         unused.sort_unstable();
-        // A share of a large cache, so that finding the oldest is paid for by many mappings.
+        // Evicts a share of a large cache, so that many mappings pay for finding the oldest.
         unused.truncate(count.max(unused.len() / 8));
         let victims: Vec<Temporary> = unused
             .iter()
@@ -476,14 +476,14 @@ impl Mapper {
         !victims.is_empty()
     }
 
-    /// Unmaps every temporary region that nobody uses.
+    /// Unmaps every unused temporary region.
     pub fn trim(&self) {
         self.evict(usize::MAX);
     }
 
-    /// Takes all memory away from the device, whatever it is doing: for a device that no longer
-    /// answers. `true` when it is certain that the device can touch nothing any more. Nothing
-    /// can be mapped afterwards.
+    /// Revokes all memory from the device, even during transfers, for a device that no longer
+    /// answers. Returns `true` when the device can certainly access nothing any more. Mapping is
+    /// impossible afterwards.
     pub fn cut_off(&self) -> bool {
         let mut inner = self.lock();
         inner.cut = true;
@@ -496,7 +496,7 @@ impl Mapper {
 
     fn unmap(&self, region: &mut Region) {
         let mut inner = self.lock();
-        // What is not live was unmapped when the device was cut off.
+        // Regions that are not live were unmapped when the device was cut off.
         let live = inner.live.remove(&region.iova).is_some();
         drop(inner);
         let result = if live {

@@ -1,5 +1,4 @@
-//! The addresses that a device sees: which are free ([`Space`]), and what is
-//! mapped where ([`Mapper`]).
+//! Address space of a device: free addresses ([`Space`]), and mappings ([`Mapper`]).
 
 mod mapper;
 mod space;

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// From which end of a free range an allocation is cut. Long-lived ranges come from the low end
-/// and short-lived ones from the high end, so that the short-lived ones do not fragment what
-/// the long-lived ones need.
+/// End of a free range at which an allocation is cut. Long-lived ranges use the low end and
+/// short-lived ones the high end. Short-lived ranges therefore do not fragment the room of
+/// long-lived ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The low end.
@@ -21,16 +21,15 @@ pub struct Space {
     granule: u64,
     /// Length of every free range, by its first address.
     by_address: BTreeMap<u64, u64>,
-    /// The same ranges, by length and then address.
+    /// All free ranges, by length and then address.
     by_length: BTreeSet<(u64, u64)>,
     free: u64,
 }
 
 impl Space {
-    /// A space of these ranges (inclusive, as the kernel gives them), which are cut to whole
-    /// granules and must be disjoint; those that touch are merged. The granule is a power of
-    /// two. Address 0 is left out: to a device it may be as good as any other, but to the
-    /// readers of a trace it is a mistake.
+    /// Creates a space of these ranges (inclusive, as the kernel reports them). They are cut to
+    /// whole granules and must be disjoint; adjacent ones are merged. The granule is a power of
+    /// two. Address 0 is left out: it is valid for a device, but looks like a mistake in a trace.
     pub fn new(ranges: &[RangeInclusive<u64>], granule: u64) -> Self {
         let granule = granule.next_power_of_two();
         let mut space = Self {
@@ -52,12 +51,12 @@ impl Space {
         space
     }
 
-    /// The unit of addresses and lengths, in bytes.
+    /// Returns the unit of addresses and lengths, in bytes.
     pub fn granule(&self) -> u64 {
         self.granule
     }
 
-    /// Bytes that are free, in total.
+    /// Returns the total number of free bytes.
     pub fn free_bytes(&self) -> u64 {
         self.free
     }
@@ -89,8 +88,8 @@ impl Space {
         Some(at)
     }
 
-    /// Gives a range back. `false`, and nothing is changed, when a part of it is free already, or
-    /// it is not a range of whole granules.
+    /// Frees a range. Returns `false` and changes nothing when a part of it is already free, or it
+    /// is not a range of whole granules.
     pub fn free(&mut self, start: u64, len: u64) -> bool {
         let Some(end) = start.checked_add(len) else {
             return false;

@@ -1,11 +1,12 @@
-//! The registered memory as one user follows it, with what its commands in flight still use.
+//! A user's view of the registered memory, including tables that its outstanding commands still
+//! use.
 
 use std::sync::Arc;
 
 use super::{Mapper, Table};
 
-/// The table of registered memory and its predecessors, each kept as long as commands use
-/// addresses from it. One thread's; it looks at the mapper's generation (one load) and takes the
+/// The table of registered memory and its predecessors, each kept as long as commands use addresses
+/// from it. It belongs to one thread, which checks the mapper's generation (one load) and takes the
 /// lock only when that has changed.
 #[derive(Debug)]
 pub struct Tables {
@@ -18,9 +19,9 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// The mapper's table now, used by nobody.
+    /// Creates a view of the mapper's present table, without users.
     pub fn new(mapper: &Arc<Mapper>) -> Self {
-        // In this order: a table that is newer than its generation is only taken again.
+        // The order matters: a table that is newer than its generation is only taken again.
         let generation = mapper.generation();
         Self {
             generation,
@@ -38,13 +39,13 @@ impl Tables {
         &self.current
     }
 
-    /// Its number: what a command that uses an address from it remembers, for [`Tables::release`].
+    /// Returns the number of the current table, which commands pass to [`Tables::release`].
     #[inline]
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Takes the mapper's table if it is another one now. Whether it was.
+    /// Takes the mapper's table if it has changed. Returns whether it has.
     #[inline]
     pub fn keep_up(&mut self) -> bool {
         if self.mapper.generation() == self.generation {
@@ -65,13 +66,13 @@ impl Tables {
         self.users = 0;
     }
 
-    /// A command begins that uses addresses of the current table.
+    /// Counts a command that uses addresses of the current table.
     #[inline]
     pub fn hold(&mut self) {
         self.users += 1;
     }
 
-    /// A command that began under this number has completed.
+    /// Ends a command that began under this table number.
     #[inline]
     pub fn release(&mut self, number: u64) {
         if number == self.number {

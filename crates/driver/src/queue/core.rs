@@ -1,4 +1,4 @@
-//! The path of a command: slot, submission queue, doorbell; completion queue, slot, caller.
+//! Path of a command: slot, submission queue, doorbell; completion queue, slot, caller.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -22,35 +22,35 @@ use crate::error::{CommandError, Error, Refusal};
 use crate::namespace::Namespace;
 use crate::options::QueueOptions;
 
-/// Blocks of one command at most (NLB has 16 bits, zero-based).
+/// Maximum blocks of one command (NLB has 16 bits, zero-based).
 const MAX_BLOCKS: u64 = 1 << 16;
-/// Entries of the submission queue between the one that is written and the one that the processor
-/// is asked for. A controller has read them, maybe on a processor far away, and may have evicted
-/// them ([`dma::lines`]): what they take to come is spent for several at a time.
+/// Distance in submission queue entries between the one being written and the one being prefetched.
+/// The controller has read the latter, maybe on a distant processor, and may have evicted it
+/// ([`dma::lines`]). Prefetching several overlaps their latencies.
 const AHEAD: u32 = 8;
 /// Short looks at the completion queue between two long ones.
 const SPIN_POLLS: u32 = 8;
 
-/// Where a command's data is.
+/// Location of a command's data.
 pub(crate) enum Data<'a> {
     None,
-    /// In one piece.
+    /// A contiguous piece at this address.
     At(u64),
-    /// A part of ranges, from this byte on.
+    /// A part of the ranges, from this byte on.
     Ranges(Method, &'a [IovaRange], u64),
 }
 
-/// A queue pair without its handle.
+/// State of a queue pair, without its handle.
 pub(crate) struct QueueCore {
     pub shared: Arc<Shared>,
-    /// The controller's life that the queue pair belongs to.
+    /// Life of the controller that the queue pair belongs to.
     pub epoch: u32,
-    /// Nothing can be submitted any more.
+    /// No command can be submitted any more.
     pub dead: bool,
-    /// The device is suspended: commands stay where they are.
+    /// The device is suspended: commands are kept.
     held: bool,
-    /// Commands in flight, for a thread that waits for all queue pairs to be
-    /// idle. Stored, never added to.
+    /// Number of outstanding commands, for a thread that waits for all queue pairs to be idle.
+    /// Stored, never added to.
     pub(super) flying: Arc<AtomicU32>,
     pub qid: u16,
     pub sq: SqRing,
@@ -60,7 +60,7 @@ pub(crate) struct QueueCore {
     pub(super) cq_doorbell: HostDoorbell,
     pub vector: Option<u16>,
     pub eventfd: Option<OwnedFd>,
-    /// Its owner polls, and sleeps seldom.
+    /// The owner polls, and rarely sleeps.
     pub(super) polled: bool,
     /// See [`QueueOptions::repeats`].
     pub(super) repeats: bool,
@@ -71,9 +71,9 @@ pub(crate) struct QueueCore {
     rung: u32,
     pub(super) head: u32,
     pub(super) phase: bool,
-    /// Entries consumed that the controller has not been told of, and how many these may become.
-    /// The completion queue is larger than the submission queue by that many where the controller
-    /// allows it, so the head's doorbell is rung rarely.
+    /// Number of consumed entries not yet announced to the controller, and its maximum. The
+    /// completion queue is larger than the submission queue by that maximum where the controller
+    /// allows it, so the head's doorbell is rarely rung.
     pub(super) untold: u32,
     pub(super) lazy: u32,
     pub slots: Slots,
@@ -82,14 +82,14 @@ pub(crate) struct QueueCore {
     pub block_shift: u8,
     max_blocks: u32,
     shape: Shape,
-    /// Time in units of `tick_len`: how old a command is. Looked at now and then only.
+    /// Current time in units of `tick_len`, for the age of commands. Updated now and then only.
     pub tick: u32,
     next_tick: Instant,
     tick_len: Duration,
-    /// Ticks until a command is late.
+    /// Ticks after which a command is late.
     timeout_ticks: u32,
     rounds: u32,
-    /// Completions that came about otherwise than by an entry, to be delivered by the next poll.
+    /// Completions without an entry, to be delivered by the next poll.
     pub finished: VecDeque<Completion>,
     pub tap: Option<Box<dyn Tap>>,
     stepped: bool,
@@ -187,7 +187,7 @@ impl QueueCore {
         self.shape
     }
 
-    /// Length of a tick, for an owner that sleeps.
+    /// Returns the length of a tick, for an owner that sleeps.
     pub fn tick_len(&self) -> Duration {
         self.tick_len
     }
@@ -200,17 +200,17 @@ impl QueueCore {
         }
     }
 
-    /// Creates the queues in the controller's present life. Everything in
-    /// flight belonged to one before.
+    /// Creates the queues in the controller's present life. All outstanding commands belong to an
+    /// earlier one.
     pub fn attach(&mut self) -> Result<(), Error> {
         let shared = self.shared.clone();
         let mut control = shared.lock();
         if shared.epoch.load(Ordering::Acquire) != self.epoch || shared.state() != State::Live {
             return Err(Error::Gone);
         }
-        // The interrupt is there since the controller was brought up, and the previous owner of the
-        // number left it so; but another thread may have done that before this one detached it. One
-        // that others use too is not its to detach.
+        // The interrupt has existed since the controller was brought up, and the previous owner of
+        // the number left it attached. Another thread may have attached it before this one detached
+        // it. A shared interrupt may not be detached.
         if self.attach_interrupt() {
             self.nap = Nap::attached(self.polled && self.can_wake());
         }
@@ -247,8 +247,8 @@ impl QueueCore {
         Ok(())
     }
 
-    /// Submits one command of at most [`QueueCore::max_blocks`] blocks (operations with data)
-    /// or 65,536. Nothing is rung.
+    /// Submits a command of at most [`QueueCore::max_blocks`] blocks (operations with data) or
+    /// 65,536. The doorbell is not rung.
     #[inline]
     pub fn push(
         &mut self,
@@ -299,8 +299,8 @@ impl QueueCore {
                 command.cdw12 = cdw12.with_deac(deallocate).into_bits().into();
             }
             Op::Deallocate => {
-                // One range: context attributes and length in the low word, the
-                // first block in the high one.
+                // The range has context attributes and length in the low word, and the first block
+                // in the high one.
                 self.lists.set(list, 0, u64::from(blocks) << 32);
                 self.lists.set(list, 1, lba);
                 command.dptr = nvme::cmd::DataPointer::prp(self.lists.iova(list, 0), 0);
@@ -330,7 +330,7 @@ impl QueueCore {
             .prefetch(ahead.checked_sub(self.sq_entries).unwrap_or(ahead));
     }
 
-    /// Tells the controller of everything submitted so far.
+    /// Rings the doorbell for all commands submitted so far.
     #[inline]
     pub fn ring(&mut self) {
         if self.tail != self.rung {
@@ -347,20 +347,21 @@ impl QueueCore {
         }
     }
 
-    /// Rings, and delivers what has completed; takes a rest where nothing has.
+    /// Rings, and delivers completions; rests for a moment when there are none.
     #[inline]
     pub fn poll(&mut self, done: &mut impl Sink) -> usize {
         self.look(done, true)
     }
 
-    /// As [`QueueCore::poll`], with a rest or, for an owner with other things to look at, without.
+    /// Polls as [`QueueCore::poll`]; without a rest for an owner with other queues to poll.
     #[inline]
     pub fn look(&mut self, done: &mut impl Sink, rest: bool) -> usize {
         self.ring();
         let mut may_rest = rest || self.stepped;
         let mut count = loop {
             let count = self.reap(done);
-            // What comes during the rest is delivered at once: its submitter waits for it.
+            // A completion that arrives during the rest is delivered at once, because its submitter
+            // waits for it.
             if count > 0 || !std::mem::take(&mut may_rest) || !self.rest() {
                 break count;
             }
@@ -391,16 +392,16 @@ impl QueueCore {
         count
     }
 
-    /// A moment, with an eye on the next entry: it ends when that is there. Whether a
-    /// second look is worth while.
+    /// Rests until the next entry arrives, or a moment has passed. Returns whether a second look is
+    /// worthwhile.
     #[inline]
     fn rest(&self) -> bool {
-        // A controller that is stepped does its work now.
+        // A stepped controller does its work in this call.
         if self.stepped {
             self.shared.transport.pause();
             return true;
         }
-        // Without commands in flight none can come.
+        // Without outstanding commands no completion can arrive.
         let spin_polls = if self.slots.in_flight() > 0 {
             SPIN_POLLS
         } else {
@@ -435,7 +436,7 @@ impl QueueCore {
         Ok(())
     }
 
-    /// Submits parts of split requests, as many as there is room for.
+    /// Submits parts of split requests, as far as there is room.
     pub fn continue_parents(&mut self) {
         while let Some(&index) = self.parents.waiting.front() {
             let Some(parent) = self.parents.get(index) else {
@@ -476,7 +477,8 @@ impl QueueCore {
         }
     }
 
-    /// A part of a split request has completed; the request's completion if that was the last.
+    /// Records the completion of a part of a split request. Returns the request's completion after
+    /// the last part.
     pub fn part_done(
         &mut self,
         index: u32,
@@ -485,7 +487,7 @@ impl QueueCore {
         let parent = self.parents.get(index)?;
         parent.in_flight = parent.in_flight.saturating_sub(1);
         if let Err(error) = result {
-            // The rest cannot make it good.
+            // The remaining parts cannot repair the failure.
             parent.left = 0;
             parent.error.get_or_insert(error);
         }
@@ -502,7 +504,7 @@ impl QueueCore {
         })
     }
 
-    /// Looks at the clock, at commands that are late, at the controller, if that is due.
+    /// Checks the clock, late commands, and the controller's status, if that is due.
     pub fn look_after(&mut self) {
         if self.slots.in_flight() == 0 || self.held {
             return;
@@ -530,7 +532,7 @@ impl QueueCore {
         }
     }
 
-    /// A command was not answered in time.
+    /// Handles a command that was not answered in time.
     fn late(&mut self, index: u16) {
         let (tick, timeout_ticks) = (self.tick, self.timeout_ticks);
         let Some(slot) = self.slots.get(index) else {
@@ -562,7 +564,7 @@ impl QueueCore {
         drop(control);
         let grace = match answer {
             Ok(true) => (timeout_ticks / 2).max(2),
-            // It does not know the command: so the completion is on its way, or lost.
+            // The controller does not know the command, so the completion is under way, or lost.
             Ok(false) => 2,
             Err(_) => return self.recover("Abort was not answered"),
         };
@@ -572,12 +574,12 @@ impl QueueCore {
     }
 
     fn recover(&mut self, why: &'static str) {
-        // What became of it is seen by the epoch and the state.
+        // The result is visible in the epoch and the state.
         let _ = self.shared.recover(self.epoch, why);
         self.attend();
     }
 
-    /// The controller was reset, or is gone: goes on from there.
+    /// Follows a controller that was reset or is lost.
     #[cold]
     pub fn attend(&mut self) {
         for _ in 0..4 {
@@ -592,8 +594,8 @@ impl QueueCore {
                     self.held = true;
                     return;
                 }
-                // The queue goes on as it is, until it is empty, unless it
-                // was lost in a reset before.
+                // The queue continues as it is until it is empty, unless an earlier reset has lost
+                // it.
                 State::Draining => {
                     self.dead = true;
                     if self.held || before.wrapping_add(1) != epoch {
@@ -619,17 +621,16 @@ impl QueueCore {
                 }
             }
         }
-        // The controller is reset again and again. This queue pair does not exist
-        // there, so its memory is safe.
+        // The controller is being reset again and again. It has no such queue pair, so the memory
+        // is safe.
         self.dead = true;
         self.fail_all(CommandError::Reset);
     }
 
-    /// Everything that was in flight goes out again, or fails. All our commands may be
-    /// repeated: they say what blocks shall hold, not how to change them, and nobody
-    /// has been told of their end.
+    /// Submits all outstanding commands again, or fails them. Every command may be repeated: it
+    /// sets the contents of blocks and does not depend on them, and no caller has seen its end.
     fn replay(&mut self) {
-        // After a suspension nothing was wrong with the commands: that is no try.
+        // A suspension is no fault of the commands, and counts as no try.
         let held = std::mem::take(&mut self.held);
         for index in self.slots.busy() {
             let retries = self.shared.options.retries;
@@ -645,7 +646,7 @@ impl QueueCore {
         self.ring();
     }
 
-    /// Ends a command without an entry.
+    /// Ends a command without a completion entry.
     fn finish(&mut self, index: u16, error: CommandError) {
         let Some(slot) = self.slots.get(index) else {
             return;
@@ -667,8 +668,8 @@ impl QueueCore {
         }
     }
 
-    /// A buffer that the controller does not touch any more; one that it may still
-    /// touch is never used again.
+    /// Returns a buffer that the controller no longer accesses; a buffer that it may still access
+    /// is leaked, and never used again.
     fn safe(&self, buffer: Option<DmaBuffer>) -> Option<DmaBuffer> {
         if self.shared.state() == State::GoneWild {
             std::mem::forget(buffer);
@@ -683,7 +684,7 @@ impl QueueCore {
             self.finish(index, error);
         }
         self.tell_in_flight();
-        // Requests none of whose parts were in flight.
+        // Requests without outstanding parts.
         self.parents.waiting.clear();
         for index in self.parents.busy() {
             let Some(parent) = self.parents.get(index) else {

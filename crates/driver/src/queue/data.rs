@@ -1,4 +1,4 @@
-//! Data pointers: how a command names the memory of its data (NVMe Base 2.1, 4.3).
+//! Data pointers: description of a command's memory (NVMe Base 2.1, 4.3).
 
 use nvme::cmd::{DataPointer, Flags, Psdt};
 use nvme::sgl::SglDescriptor;
@@ -15,27 +15,27 @@ pub struct IovaRange {
     pub len: u64,
 }
 
-/// What the controller takes.
+/// Data pointers that the controller accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     /// CC.MPS, in bytes.
     pub page: u64,
-    /// SGLs are used where they are shorter.
+    /// SGLs are used when they are shorter.
     pub sgl: bool,
 }
 
-/// How a scattered transfer can be named.
+/// Method of describing a scattered transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// By PRPs: every border between two ranges is one between memory pages.
+    /// PRPs: every border between two ranges is a border of memory pages.
     Prp,
-    /// By an SGL.
+    /// An SGL.
     Sgl,
 }
 
 impl Shape {
-    /// How a scattered transfer can be named, if it can: by PRPs when every border between two
-    /// ranges is one between pages, else by an SGL segment when it fits `list` bytes.
+    /// Returns the method for a scattered transfer, if there is one. PRPs need every border between
+    /// two ranges on a page border; otherwise an SGL segment is used when it fits `list` bytes.
     pub fn method(&self, ranges: &[IovaRange], list: usize) -> Option<Method> {
         let mask = self.page - 1;
         let last = ranges.len().checked_sub(1)?;
@@ -47,13 +47,13 @@ impl Shape {
         if prp {
             return Some(Method::Prp);
         }
-        // Dword alignment and granularity satisfies every controller with SGLs.
+        // Dword alignment and granularity satisfy every controller with SGLs.
         let dwords = ranges.iter().all(|r| (r.iova | r.len) & 3 == 0);
         let short = ranges.iter().all(|r| u32::try_from(r.len).is_ok());
         (self.sgl && dwords && short && ranges.len() <= list / 16).then_some(Method::Sgl)
     }
 
-    /// Names a contiguous transfer of at least one byte, of at most what a list can hold.
+    /// Describes a contiguous transfer of at least one byte, within the capacity of a list.
     #[inline]
     pub fn contiguous(
         &self,
@@ -83,8 +83,8 @@ impl Shape {
         (Flags::new(), DataPointer::prp(iova, lists.iova(list, 0)))
     }
 
-    /// Names a part of a scattered transfer: `len` bytes from byte `skip` on. The ranges passed
-    /// [`Shape::method`] with `method`.
+    /// Describes a part of a scattered transfer: `len` bytes from byte `skip` on. [`Shape::method`]
+    /// has returned `method` for the ranges.
     pub fn scattered(
         &self,
         method: Method,
@@ -115,7 +115,7 @@ impl Shape {
                 ))
             }
             Method::Prp => {
-                // Every page after the first; the first one is PRP1.
+                // Every page after the first, which is in PRP1.
                 let mut pages = pieces().flat_map(|piece| {
                     let start = piece.iova;
                     let aligned = start & !(self.page - 1);
@@ -147,14 +147,14 @@ impl Shape {
     }
 }
 
-/// Bytes of list space that any transfer of `len` bytes needs at most.
+/// Returns the maximum list space in bytes for any transfer of `len` bytes.
 pub(crate) fn list_bytes(len: u64, page: u64) -> u64 {
     let entries = len.div_ceil(page) + 1;
     let per_page = page / 8 - 1;
     entries.div_ceil(per_page).max(1) * page
 }
 
-/// Writes a PRP list that fills pages and chains them.
+/// Writes a PRP list and chains its pages.
 struct Writer<'a> {
     lists: &'a Lists,
     list: usize,
@@ -202,7 +202,7 @@ fn words(descriptor: &SglDescriptor) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-/// The pieces of `len` bytes from byte `skip` of some ranges on.
+/// Returns the pieces of some ranges that cover `len` bytes from byte `skip` on.
 fn pieces(ranges: &[IovaRange], skip: u64, len: u64) -> impl Iterator<Item = IovaRange> + '_ {
     let (mut skip, mut left) = (skip, len);
     ranges.iter().filter_map(move |range| {

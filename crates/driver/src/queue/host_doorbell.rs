@@ -1,4 +1,4 @@
-//! One doorbell of the host's: shadow entry first, and the register when that is asked for.
+//! A host's doorbell: shadow entry first, then the register if the controller asks for it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ pub(crate) struct HostDoorbell {
     size: u32,
     /// Register writes.
     pub registers: u64,
-    /// Publications that needed none.
+    /// Publications without a register write.
     pub silent: u64,
 }
 
@@ -45,7 +45,7 @@ impl HostDoorbell {
         }
     }
 
-    /// A new life of the queue: index 0, and no shadow entry until it is given one.
+    /// Starts a new life of the queue: index 0, and no shadow entry yet.
     pub fn reset(&mut self) {
         self.publisher = Publisher::with_behaviour(self.size, self.behaviour);
         self.shadow = None;
@@ -63,8 +63,8 @@ impl HostDoorbell {
         cells.eventidx.store(0, Ordering::Relaxed);
     }
 
-    /// Publishes an index. Entries that were written before are visible to the
-    /// controller when it sees it.
+    /// Publishes an index. Entries written before are visible to the controller when it sees the
+    /// index.
     #[inline]
     pub fn publish(&mut self, index: u32) {
         let shadow = self.shadow.as_ref().map(ShadowCells::get);
@@ -80,7 +80,7 @@ impl HostDoorbell {
         }
     }
 
-    /// Rings by a message, where there is no register to store into, or none any more.
+    /// Rings by a message, when no register can be stored to, or no longer.
     fn send(&mut self, index: u32) {
         if self.cell.take().is_some() {
             let offset = self.offset;
@@ -89,7 +89,7 @@ impl HostDoorbell {
                 "the server's doorbell file shrank; doorbells are messages"
             );
         }
-        // A device that is gone is found by the next look at it.
+        // The next look at the device finds that it is lost.
         drop(self.transport.write32(self.offset, index));
     }
 }

@@ -5,10 +5,9 @@
 //! poll   <- slot (buffer)      <- completion queue <----------- controller
 //! ```
 //!
-//! A queue pair belongs to one thread. On the path there is no lock, no allocation and no
-//! system call; a doorbell is a store where the registers are mapped, and with shadow
-//! doorbells mostly none at all. Reset, time-outs and split requests leave that path for
-//! `core`'s cold part and `split`.
+//! A queue pair belongs to one thread. The fast path has no lock, no allocation and no system call.
+//! A doorbell is a store where the registers are mapped, and mostly unnecessary with shadow
+//! doorbells. Reset, time-outs and split requests are handled in `core`'s cold part and `split`.
 
 pub(crate) mod core;
 pub(crate) mod data;
@@ -41,14 +40,14 @@ pub(crate) use slots::SINGLE;
 use split::Parent;
 use wait::Waiter;
 
-/// An I/O queue pair of one namespace. `Send`, and owned by the thread that
-/// uses it: each takes its own.
+/// An I/O queue pair of one namespace. It is `Send`, and owned by the thread that uses it; each
+/// thread takes its own.
 ///
-/// A request owns its buffer until its completion hands it back. Dropping the queue
-/// pair with requests in flight is safe: the queue is deleted, which ends them, and
-/// only then is their memory free.
+/// A request owns its buffer until its completion returns it. Dropping a queue pair with
+/// outstanding requests is safe: the queue is deleted, which ends them, and their memory is freed
+/// only then.
 pub struct QueuePair {
-    /// Always there, until it is dropped.
+    /// Present until the queue pair is dropped.
     core: Option<Box<QueueCore>>,
     waiter: Waiter,
     bounce: Option<DmaBuffer>,
@@ -80,8 +79,8 @@ impl QueuePair {
                 bounce: None,
             }),
             Err(error) => {
-                // An admin command that was not answered: the queue may exist, so its
-                // number is not used again.
+                // An unanswered admin command may have created the queue, so its number is not used
+                // again.
                 if !matches!(error, Error::AdminTimeout { .. }) {
                     shared.lock().free_qid(qid);
                 }
@@ -95,23 +94,23 @@ impl QueuePair {
         self.core.as_deref_mut()
     }
 
-    /// Blocks that one command carries at most; the `submit_` functions take no more.
+    /// Returns the maximum number of blocks of one command; the `submit_` functions accept no more.
     pub fn max_blocks(&self) -> u32 {
         self.core.as_ref().map_or(0, |core| core.max_blocks())
     }
 
-    /// Logical block size in bytes.
+    /// Returns the logical block size in bytes.
     pub fn block_size(&self) -> u32 {
         self.core.as_ref().map_or(0, |core| 1 << core.block_shift)
     }
 
-    /// Commands that can be in flight.
+    /// Returns the maximum number of outstanding commands.
     pub fn depth(&self) -> usize {
         self.core.as_ref().map_or(0, |core| core.slots.count())
     }
 
-    /// Commands in flight, those not yet told to the controller included, and
-    /// requests that wait to be split.
+    /// Returns the number of outstanding commands, including those not yet announced to the
+    /// controller, and requests that wait to be split.
     pub fn in_flight(&self) -> usize {
         self.core.as_ref().map_or(0, |core| {
             core.slots.in_flight() + core.parents.in_flight() + core.finished.len()
@@ -123,7 +122,7 @@ impl QueuePair {
         self.core.as_ref().map_or(0, |core| core.qid)
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub fn counters(&self) -> QueueCounters {
         let mut counters = self
             .core
@@ -133,14 +132,14 @@ impl QueuePair {
         counters
     }
 
-    /// Lets a test see, and change, completion entries before the queue pair does.
+    /// Lets a test see and change completion entries before the queue pair does.
     pub fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
         if let Some(core) = self.core() {
             core.tap = tap;
         }
     }
 
-    /// Starts to read up to [`QueuePair::max_blocks`] blocks. Nothing is rung before
+    /// Starts to read up to [`QueuePair::max_blocks`] blocks. The doorbell is rung by
     /// [`QueuePair::ring`] or [`QueuePair::poll`].
     ///
     /// # Errors
@@ -159,7 +158,7 @@ impl QueuePair {
     /// Starts to write up to [`QueuePair::max_blocks`] blocks.
     ///
     /// # Errors
-    /// As [`QueuePair::submit_read`].
+    /// The errors of [`QueuePair::submit_read`].
     #[inline]
     pub fn submit_write(
         &mut self,
@@ -210,7 +209,7 @@ impl QueuePair {
         }
     }
 
-    /// Starts to make durable what has been completed.
+    /// Starts to make all completed writes durable.
     ///
     /// # Errors
     /// [`Refusal::Full`] or [`Refusal::Gone`].
@@ -220,10 +219,10 @@ impl QueuePair {
             .map(drop)
     }
 
-    /// Starts a request of any size and kind; one that is larger than a command goes out in parts.
+    /// Starts a request of any size and kind; a request larger than a command is split.
     ///
     /// # Errors
-    /// [`Refused`], with the buffer. A request that has to be split is never refused as
+    /// [`Refused`], with the buffer. A request that must be split is never refused as
     /// [`Refusal::Full`]: its parts wait.
     pub fn submit(&mut self, request: Request) -> Result<(), Refused> {
         let Request {
@@ -311,7 +310,7 @@ impl QueuePair {
             .map_err(|why| Refused { why, buffer: None })
     }
 
-    /// Tells the controller of everything submitted so far: one doorbell for all of it.
+    /// Rings one doorbell for all commands submitted so far.
     #[inline]
     pub fn ring(&mut self) {
         if let Some(core) = self.core() {
@@ -319,9 +318,8 @@ impl QueuePair {
         }
     }
 
-    /// Rings, delivers what has completed, and returns how much that is. Never
-    /// blocks, but for recovery: a controller that has to be reset is reset here, and
-    /// commands in flight are repeated.
+    /// Rings, delivers completions, and returns their number. Never blocks except for recovery: a
+    /// controller that must be reset is reset here, and outstanding commands are repeated.
     #[inline]
     pub fn poll(&mut self, mut done: impl FnMut(Completion)) -> usize {
         match self.core.as_deref_mut() {
@@ -330,8 +328,8 @@ impl QueuePair {
         }
     }
 
-    /// As [`QueuePair::poll`], without a rest when nothing has completed: for a thread that looks
-    /// at other things too, such as further queue pairs.
+    /// Polls as [`QueuePair::poll`], without a rest when there are no completions. For a thread
+    /// that also polls something else, such as further queue pairs.
     #[inline]
     pub fn poll_restless(&mut self, mut done: impl FnMut(Completion)) -> usize {
         match self.core.as_deref_mut() {
@@ -340,12 +338,12 @@ impl QueuePair {
         }
     }
 
-    /// Polls, then sleeps, until something completes or the time has passed. Polling goes on for a
-    /// window that adapts: it grows while completions come soon after the thread went to sleep, and
-    /// shrinks while they do not.
+    /// Polls, then sleeps, until a command completes or the time has passed. The polling window
+    /// adapts: it grows while completions arrive soon after the thread fell asleep, and shrinks
+    /// otherwise.
     ///
     /// # Errors
-    /// The system's, of waiting.
+    /// The system's error of the wait.
     pub fn wait(
         &mut self,
         timeout: std::time::Duration,
@@ -357,18 +355,18 @@ impl QueuePair {
         }
     }
 
-    /// The queue's interrupt, for an event loop of the user's own: readable after a completion was
-    /// posted. Read it (8 bytes), then [`QueuePair::poll`] until nothing comes, then wait for it
-    /// again. `None` without interrupts.
+    /// Returns the queue's interrupt for the user's own event loop: readable after a completion was
+    /// posted. Read it (8 bytes), then [`QueuePair::poll`] until there are no completions, then
+    /// wait for it again. `None` without interrupts.
     pub fn eventfd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.core.as_ref()?.eventfd.as_ref()?.as_fd())
     }
 
-    /// Executes a request and waits for it. Its `user_data` must be no other's that is in flight;
-    /// other completions that come meanwhile are delivered by the next poll.
+    /// Executes a request and waits for it. Its `user_data` must differ from those of outstanding
+    /// requests. Further completions that arrive meanwhile are delivered by the next poll.
     ///
     /// # Errors
-    /// [`Refused`].
+    /// [`Refused`] when the request cannot be submitted.
     pub fn execute(&mut self, request: Request) -> Result<Completion, Refused> {
         let mine = request.user_data;
         self.submit(request)?;
@@ -402,7 +400,7 @@ impl QueuePair {
     /// a number of whole blocks.
     ///
     /// # Errors
-    /// [`BlockingError`].
+    /// [`BlockingError`] when a command is refused or fails, or no bounce buffer can be allocated.
     pub fn read(&mut self, lba: u64, bytes: &mut [u8]) -> Result<(), BlockingError> {
         let mut lba = lba;
         let chunk = self.chunk(bytes.len())?;
@@ -419,7 +417,7 @@ impl QueuePair {
     /// a number of whole blocks.
     ///
     /// # Errors
-    /// [`BlockingError`].
+    /// [`BlockingError`] when a command is refused or fails, or no bounce buffer can be allocated.
     pub fn write(&mut self, lba: u64, bytes: &[u8], fua: bool) -> Result<(), BlockingError> {
         let mut lba = lba;
         let chunk = self.chunk(bytes.len())?;
@@ -431,7 +429,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Bytes that one bounced command carries.
+    /// Returns the bytes of one bounced command.
     fn chunk(&self, len: usize) -> Result<usize, BlockingError> {
         let block = self.block_size() as usize;
         if block == 0 || !len.is_multiple_of(block) {
@@ -477,20 +475,20 @@ impl QueuePair {
     }
 }
 
-/// The user data of blocking transfers; not to be used for others while one runs.
+/// User data of blocking transfers; must not be used for other requests while one runs.
 const BLOCKING: u64 = u64::MAX;
 
-/// Why a blocking transfer failed.
+/// Reason why a blocking transfer failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlockingError {
-    /// It was not submitted.
+    /// The command was not submitted.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// It failed.
+    /// The command failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// There is no bounce buffer.
+    /// No bounce buffer can be allocated.
     #[error(transparent)]
     Memory(#[from] crate::iova::MapFailure),
 }
@@ -500,7 +498,7 @@ impl Drop for QueuePair {
         let Some(mut core) = self.core.take() else {
             return;
         };
-        // The next one with its number finds the interrupt in place.
+        // The next queue pair of this number finds the interrupt attached.
         core.attach_interrupt();
         let QueueCore {
             shared,
@@ -518,12 +516,12 @@ impl Drop for QueuePair {
         let mut control = shared.lock();
         match shared.state() {
             State::Live | State::Draining => {}
-            // Disabled: no queue exists.
+            // A disabled controller has no queues.
             State::Suspended => return control.free_qid(qid),
             State::GoneQuiet => return,
             State::GoneWild => return std::mem::forget(memory),
         }
-        // After a reset the queues of an earlier life do not exist.
+        // Queues of an earlier life do not exist after a reset.
         if shared.epoch.load(Ordering::Acquire) != epoch {
             return control.free_qid(qid);
         }

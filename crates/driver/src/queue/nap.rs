@@ -1,32 +1,30 @@
-//! Interrupts for a thread that mostly polls.
+//! Interrupts of a queue pair that mostly polls.
 //!
-//! A device sends an interrupt for every batch of completions, whether a thread sleeps or not;
-//! MSI-X has no mask that costs nothing to move. So a queue pair whose owner polls detaches its
-//! interrupt once a number of completions were found without sleep in between, and takes it again
-//! before the next sleep. A device so slow that its owner sleeps for every command keeps it; one
-//! that is busy is left alone.
+//! A device sends an interrupt for every batch of completions, whether or not a thread sleeps, and
+//! MSI-X has no cheap mask. A queue pair with a polling owner therefore detaches its interrupt
+//! after a number of completions without sleep, and attaches it before the next sleep. A slow
+//! device, with a sleep for every command, keeps its interrupt; a busy device is not disturbed.
 
 use std::os::fd::AsFd;
 
 use super::core::QueueCore;
 use super::wait;
 
-/// Completions found since the last sleep, after which the interrupt is detached: attaching and
-/// detaching it are system calls, or messages, of some microseconds.
+/// Completions since the last sleep after which the interrupt is detached. Attaching and detaching
+/// are system calls or messages of some microseconds.
 const ENOUGH: u32 = 256;
 
-/// What a queue pair with [`QueueOptions::polled`](crate::QueueOptions::polled)
-/// knows of its interrupt.
+/// Interrupt state of a queue pair with [`QueueOptions::polled`](crate::QueueOptions::polled).
 #[derive(Debug, Default)]
 pub(super) struct Nap {
-    /// Completions until the interrupt is detached; zero: it has been, or is not to be.
+    /// Completions until the interrupt is detached; zero if it already is, or stays attached.
     pub left: u32,
-    /// It has been.
+    /// The interrupt is detached.
     pub detached: bool,
 }
 
 impl Nap {
-    /// The interrupt is there.
+    /// Creates the state of an attached interrupt.
     pub fn attached(polled: bool) -> Self {
         Self {
             left: if polled { ENOUGH } else { 0 },
@@ -36,7 +34,7 @@ impl Nap {
 }
 
 impl QueueCore {
-    /// Completions were found: whether the interrupt is worth its price.
+    /// Counts completions, and detaches the interrupt when it is no longer worth its cost.
     #[inline]
     pub(super) fn found(&mut self, count: usize) {
         if self.nap.left == 0 {
@@ -53,12 +51,12 @@ impl QueueCore {
         let Some(vector) = self.vector else {
             return;
         };
-        // A transport that cannot do it goes on interrupting.
+        // A transport without this ability continues to interrupt.
         let detached = self.shared.transport.set_vector(vector, None);
         self.nap.detached = detached.is_ok();
     }
 
-    /// Takes the interrupt again. `false`: it is not to be had.
+    /// Attaches the interrupt again. Returns `false` if that is impossible.
     pub(super) fn attach_interrupt(&mut self) -> bool {
         let (Some(vector), Some(eventfd)) = (self.vector, &self.eventfd) else {
             return false;
@@ -79,19 +77,20 @@ impl QueueCore {
         }
     }
 
-    /// Whether its interrupt can wake an owner that waits for several things: it is there, and no
-    /// other queue pair's owner takes its signals back.
+    /// Returns whether the interrupt can wake an owner that waits for several sources. It must
+    /// exist, and no other queue pair may consume its signals.
     pub(super) fn can_wake(&self) -> bool {
         let private = self.shared.limits.vectors > self.shared.limits.io_queues;
         self.eventfd.is_some() && private && !self.shared.transport.is_stepped()
     }
 
-    /// Before the owner sleeps. `true`: nothing waits, and what completes from now on signals.
+    /// Prepares the owner's sleep. Returns `true` if nothing is pending and later completions
+    /// signal the eventfd.
     pub(super) fn arm(&mut self) -> bool {
         self.ring();
-        // Asleep the clock of rounds stands still.
+        // The clock of rounds stops during sleep.
         self.look_after();
-        // Of a reset, or a device that is gone, an owner without commands learns nowhere else.
+        // An owner without commands has no other way to notice a reset, or a device that is lost.
         self.attend();
         if !self.can_wake() {
             return self.slots.in_flight() == 0 && !self.is_pending();
@@ -103,12 +102,12 @@ impl QueueCore {
             self.nap = Nap::attached(self.polled);
         }
         wait::drain(self);
-        // What another thread does to the device meanwhile is seen at the
-        // deadline: nothing signals it.
+        // Another thread's changes to the device are noticed at the deadline, since they are not
+        // signalled.
         !self.is_pending()
     }
 
-    /// Whether an entry waits at the head, or something came about otherwise.
+    /// Returns whether an entry waits at the head, or a completion without an entry does.
     fn is_pending(&self) -> bool {
         self.cq.take(self.head, self.phase).is_some() || !self.finished.is_empty()
     }

@@ -1,10 +1,10 @@
-//! Commands that another layer made: mediation's way into a queue pair, next to requests.
+//! Raw commands of another layer, submitted next to requests: the path of mediation.
 //!
-//! A raw command is a guest's, checked and translated by its owner. The queue pair gives it an
-//! identifier with a sequence, names its data by PRPs or an SGL in list pages of its own, keeps it
-//! for replay after a reset, and looks after its time, as with any other command. What it does not
-//! do is keep the memory: the submitter keeps every address accessible to the device, and its
-//! memory in place, until the completion, or until the queue pair is dropped and the device is
+//! A raw command is a guest's, checked and translated by its owner. The queue pair treats it as any
+//! other command: it assigns an identifier with a sequence, describes its data by PRPs or an SGL in
+//! its own list pages, keeps it for replay after a reset, and enforces its time-out. It does not
+//! keep the memory. The submitter keeps every address accessible to the device, and its memory in
+//! place, until the completion. After dropping the queue pair it must keep them until the device is
 //! known not to be wild ([`QueuePair::is_wild`]).
 
 use std::time::Duration;
@@ -23,10 +23,10 @@ use crate::buffer::DmaBuffer;
 use crate::control::State;
 use crate::error::{CommandError, Refusal};
 
-/// Where a raw command's data is, in addresses of the device.
+/// Location of a raw command's data, in device addresses.
 #[derive(Clone, Copy, Debug)]
 pub enum RawData<'a> {
-    /// There is none.
+    /// The command has no data.
     None,
     /// `len` bytes in one piece.
     At {
@@ -35,26 +35,24 @@ pub enum RawData<'a> {
         /// Length in bytes.
         len: u64,
     },
-    /// `len` bytes from byte `skip` of the ranges on, which
-    /// [`QueuePair::method`] found a method for.
+    /// `len` bytes from byte `skip` of the ranges, with a method from [`QueuePair::method`].
     Ranges {
-        /// How they are named.
+        /// Method of describing the ranges.
         method: Method,
-        /// All of the transfer.
+        /// Ranges of the whole transfer.
         ranges: &'a [IovaRange],
-        /// Bytes of it that other commands carry, before this one.
+        /// Bytes of the transfer before this command's part.
         skip: u64,
-        /// Bytes that this command carries.
+        /// Bytes of this command's part.
         len: u64,
     },
-    /// The data themselves, as 64-bit words: they are copied into a page of the queue pair's
-    /// own. At most a memory page.
+    /// The data itself, as 64-bit words, which are copied into a page of the queue pair. At most a
+    /// memory page.
     Words(&'a [u64]),
 }
 
 impl QueueCore {
-    /// Submits a command. Of `command` the opcode, the namespace and command dwords 10 to
-    /// 15 are taken, nothing else.
+    /// Submits a command. Only opcode, namespace and command dwords 10 to 15 of `command` are used.
     #[inline]
     pub fn push_raw(
         &mut self,
@@ -120,19 +118,19 @@ impl QueueCore {
         Ok(index)
     }
 
-    /// Bytes of data that one command carries at most.
+    /// Returns the maximum data of one command in bytes.
     #[inline]
     fn max_bytes(&self) -> u64 {
         u64::from(self.max_blocks()) << self.block_shift
     }
 }
 
-/// Who is told of raw commands that have completed.
+/// Receiver of completed raw commands.
 pub trait Ended {
-    /// One has worked. Dword 0 is of its completion.
+    /// Handles a successful command. `dw0` is dword 0 of its completion.
     fn worked(&mut self, user_data: u64, dw0: u32);
 
-    /// One has failed.
+    /// Handles a failed command. `dw0` is dword 0 of its completion.
     fn failed(&mut self, user_data: u64, error: CommandError, dw0: u32);
 }
 
@@ -165,11 +163,10 @@ impl<E: Ended> Sink for Raw<'_, E> {
 }
 
 impl QueuePair {
-    /// Submits a command that the caller made, to any namespace of the device. Its opcode,
-    /// namespace and command dwords 10 to 15 go to the device as they are; nothing in them is
-    /// checked here, nor any address of `data`. Nothing is rung before [`QueuePair::ring`] or
-    /// [`QueuePair::poll`]. Commands must be such that executing them twice is the same as once,
-    /// for they are repeated after a reset.
+    /// Submits a command of the caller to any namespace of the device. Opcode, namespace and
+    /// command dwords 10 to 15 are passed on unchecked, as are the addresses of `data`. The
+    /// doorbell is rung by [`QueuePair::ring`] or [`QueuePair::poll`]. Commands must be idempotent,
+    /// because they are repeated after a reset.
     ///
     /// # Errors
     /// [`Refusal::Full`], [`Refusal::Gone`], or [`Refusal::Range`] for more data
@@ -185,8 +182,8 @@ impl QueuePair {
         core.push_raw(command, data, user_data).map(drop)
     }
 
-    /// As [`QueuePair::poll`], without a rest when nothing has completed: for a thread that looks
-    /// at other things too, and whose commands are raw.
+    /// Polls as [`QueuePair::poll`], without a rest when there are no completions. For a thread
+    /// that also polls something else, and submits raw commands.
     #[inline]
     pub fn look(&mut self, ended: &mut impl Ended) -> usize {
         match self.core.as_deref_mut() {
@@ -195,13 +192,13 @@ impl QueuePair {
         }
     }
 
-    /// No command is taken any more, whatever room there is: [`Refusal::Gone`].
+    /// Returns whether every command is refused with [`Refusal::Gone`], even if there is room.
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.core.as_ref().is_none_or(|core| core.dead)
     }
 
-    /// Commands that can be submitted now.
+    /// Returns the number of commands that can be submitted now.
     #[inline]
     pub fn room(&self) -> usize {
         self.core
@@ -209,45 +206,46 @@ impl QueuePair {
             .map_or(0, |core| core.slots.count() - core.slots.in_flight())
     }
 
-    /// How a scattered transfer can be named to this device; `None` when it cannot, and must
-    /// be copied to where it can.
+    /// Returns the method of describing a scattered transfer to this device. `None` if there is
+    /// none, and the data must be copied elsewhere.
     #[inline]
     pub fn method(&self, ranges: &[IovaRange]) -> Option<Method> {
         let core = self.core.as_ref()?;
         core.shape().method(ranges, core.lists.each())
     }
 
-    /// Bytes of data that one command carries at most.
+    /// Returns the maximum data of one command in bytes.
     pub fn max_bytes(&self) -> u64 {
         self.core.as_ref().map_or(0, |core| core.max_bytes())
     }
 
-    /// The device's memory page in bytes (CC.MPS).
+    /// Returns the device's memory page in bytes (CC.MPS).
     pub fn page_size(&self) -> u64 {
         self.core.as_ref().map_or(4096, |core| core.shape().page)
     }
 
-    /// Before the owner sleeps on [`QueuePair::eventfd`]: consumes what was signalled so far.
-    /// `true`: nothing waits here, and what completes from now on signals. `false`: poll again.
+    /// Prepares the owner's sleep on [`QueuePair::eventfd`] by consuming its earlier signals.
+    /// Returns `true` if nothing is pending and later completions signal it; on `false`, poll
+    /// again.
     pub fn arm(&mut self) -> bool {
         self.core().is_none_or(QueueCore::arm)
     }
 
-    /// Whether [`QueuePair::arm`] can say yes while commands are in flight: the queue pair
-    /// has an interrupt to itself.
+    /// Returns whether [`QueuePair::arm`] can succeed with outstanding commands, because the queue
+    /// pair has its own interrupt.
     pub fn can_wake(&self) -> bool {
         self.core.as_ref().is_some_and(|core| core.can_wake())
     }
 
-    /// After how long to poll again at the latest although nothing was signalled: a command may
-    /// have reached its time-out.
+    /// Returns the time after which to poll again even without a signal, because a command may have
+    /// timed out.
     pub fn until_tick(&self) -> Option<Duration> {
         let core = self.core.as_ref()?;
         (core.slots.in_flight() > 0).then(|| core.tick_len())
     }
 
-    /// The device is gone and may still touch the memory of commands that were in flight: that
-    /// memory must never be used for anything else.
+    /// Returns whether the device is lost and may still access the memory of outstanding commands.
+    /// That memory must never be used for anything else.
     #[inline]
     pub fn is_wild(&self) -> bool {
         self.core

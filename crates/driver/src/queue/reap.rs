@@ -1,4 +1,4 @@
-//! Completion entries, and the commands that they end.
+//! Processing of completion entries.
 
 use std::sync::atomic::Ordering;
 
@@ -15,14 +15,14 @@ use crate::error::CommandError;
 const CQES_PER_LINE: u32 = 4;
 
 impl QueueCore {
-    /// Says how many commands are in flight.
+    /// Publishes the number of outstanding commands.
     #[inline]
     pub(super) fn tell_in_flight(&self) {
         let count = self.slots.in_flight() as u32;
         self.flying.store(count, Ordering::Release);
     }
 
-    /// Delivers what has completed. Returns how many commands that was.
+    /// Delivers completions. Returns the number of commands.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: &mut impl Sink) -> usize {
         let mut count = 0;
@@ -33,7 +33,7 @@ impl QueueCore {
                 (self.head, self.phase) = (0, !self.phase);
             }
             consumed += 1;
-            // The first entry of a line is taken: the next line is most likely written, too.
+            // After the first entry of a line the next line is most likely written, too.
             if self.head % CQES_PER_LINE == 1 {
                 self.cq.prefetch(self.head + CQES_PER_LINE - 1);
             }
@@ -50,7 +50,7 @@ impl QueueCore {
         count
     }
 
-    /// The entry at the head, if it is there.
+    /// Takes the entry at the head, if it has arrived.
     #[inline(always)]
     fn next_entry(&mut self, count: &mut usize, done: &mut impl Sink) -> Option<Cqe> {
         if self.tap.is_none() {
@@ -59,7 +59,7 @@ impl QueueCore {
         self.tapped(count, done)
     }
 
-    /// The entry at the head as a tap shows it.
+    /// Takes the entry at the head as a tap presents it.
     #[cold]
     #[inline(never)]
     fn tapped(&mut self, count: &mut usize, done: &mut impl Sink) -> Option<Cqe> {
@@ -72,12 +72,12 @@ impl QueueCore {
                 *count += usize::from(self.settle(first.into(), done));
                 Some(second.into())
             }
-            // The head moves on as for any entry; this one belongs to no queue, so to nobody.
+            // The head advances as for any entry; this entry matches no queue, and is ignored.
             Look::Lost => Some(nvme::Completion::default().into()),
         }
     }
 
-    /// One entry's command has completed. Whether it was delivered.
+    /// Ends the command of an entry. Returns whether its completion was delivered.
     #[inline(always)]
     fn settle(&mut self, entry: Cqe, done: &mut impl Sink) -> bool {
         let known = entry.sqid() == self.qid;
@@ -86,7 +86,7 @@ impl QueueCore {
             return false;
         };
         self.counters.completions += 1;
-        // What nearly every entry says takes a short way, with nothing on it but that.
+        // Successful single commands, which are nearly all, take a short path.
         if !entry.status().is_success() || slot.parent != SINGLE {
             return self.settle_otherwise(index, entry.status(), entry.dw0, done);
         }
@@ -95,7 +95,7 @@ impl QueueCore {
         true
     }
 
-    /// The end of a command that failed, or that is a part of a request.
+    /// Ends a command that failed, or that is a part of a request.
     #[inline(never)]
     fn settle_otherwise(
         &mut self,
@@ -137,10 +137,10 @@ impl QueueCore {
     }
 }
 
-/// Whether a failed command may succeed when it is repeated at once, as its controller says (DNR,
-/// NVMe Base 2.1, 4.2.3): a transfer fails, for one, while the function is reset by another owner.
-/// Another path is not this queue pair's business, and what a comparison or a reservation has found
-/// is an answer.
+/// Returns whether a failed command may succeed on an immediate retry according to its controller
+/// (DNR, NVMe Base 2.1, 4.2.3). A transfer fails, for example, while another owner resets the
+/// function. Other paths are not the concern of a queue pair, and the result of a comparison or
+/// reservation check is final.
 fn may_pass(status: Status) -> bool {
     let is_answer = status.is(Status::COMPARE_FAILURE) || status.is(Status::RESERVATION_CONFLICT);
     let kinds = [StatusCodeType::GENERIC, StatusCodeType::MEDIA];

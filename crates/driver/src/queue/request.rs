@@ -1,37 +1,37 @@
-//! What goes into a queue pair and what comes out.
+//! Requests to a queue pair, and their completions.
 
 use nvme::NvmOpcode;
 
 use crate::buffer::DmaBuffer;
 use crate::error::CommandError;
 
-/// What to do.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Read blocks into the buffer.
     Read,
     /// Write blocks from the buffer.
     Write {
-        /// Force Unit Access: durable when it completes.
+        /// Force Unit Access: the data is durable on completion.
         fua: bool,
     },
-    /// Compare blocks with the buffer; different ones fail with Compare Failure.
+    /// Compare blocks with the buffer; a difference fails with Compare Failure.
     Compare,
     /// Make the blocks read as zeroes.
     WriteZeroes {
-        /// Durable when it completes.
+        /// The zeroes are durable on completion.
         fua: bool,
-        /// The controller may deallocate them.
+        /// The controller may deallocate the blocks.
         deallocate: bool,
     },
     /// Deallocate the blocks (Dataset Management with the attribute Deallocate).
     Deallocate,
-    /// Make durable what has been completed. Blocks are not looked at.
+    /// Make all completed writes durable. The block range is ignored.
     Flush,
 }
 
 impl Op {
-    /// Its opcode.
+    /// Returns the operation's opcode.
     pub const fn opcode(self) -> NvmOpcode {
         match self {
             Op::Read => NvmOpcode::READ,
@@ -43,46 +43,46 @@ impl Op {
         }
     }
 
-    /// It moves the buffer's data.
+    /// Returns whether the operation transfers the buffer's data.
     pub const fn has_data(self) -> bool {
         matches!(self, Op::Read | Op::Write { .. } | Op::Compare)
     }
 }
 
-/// One piece of work, of any size. Larger ones than a command can carry are split.
+/// A request of any size. Requests larger than a command are split.
 #[derive(Debug)]
 pub struct Request {
-    /// What to do.
+    /// Operation.
     pub op: Op,
     /// First block.
     pub lba: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// The data; none for operations without.
+    /// Data buffer; `None` for operations without data.
     pub buffer: Option<DmaBuffer>,
-    /// Comes back in the completion.
+    /// Value returned in the completion.
     pub user_data: u64,
 }
 
-/// The end of a request.
+/// Completion of a request.
 #[derive(Debug)]
 #[must_use = "a completion says whether the request worked, and owns its buffer"]
 pub struct Completion {
-    /// The request's.
+    /// User data of the request.
     pub user_data: u64,
-    /// How it went.
+    /// Result of the request.
     pub result: Result<(), CommandError>,
-    /// Dword 0 of the completion, for commands that give something back there; 0 for a
-    /// request that went out in parts.
+    /// Dword 0 of the completion, for commands that return a value there; 0 for a request that was
+    /// split.
     pub dw0: u32,
-    /// The request's buffer. `None` if it had none, or if the device is gone and may still write
-    /// there: then that memory is never used again.
+    /// Buffer of the request. `None` if it had none, or if the device is lost and may still write
+    /// there; that memory is never used again.
     pub buffer: Option<DmaBuffer>,
 }
 
-/// Who is told of commands that have completed.
+/// Receiver of completed commands.
 pub(crate) trait Sink {
-    /// One that was submitted by itself; its slot's buffer is there to be taken.
+    /// Handles a command that was submitted by itself; `hold` in its slot has the buffer.
     fn single(
         &mut self,
         user_data: u64,
@@ -91,7 +91,7 @@ pub(crate) trait Sink {
         hold: &mut Option<DmaBuffer>,
     );
 
-    /// Any other.
+    /// Handles any other completion.
     fn other(&mut self, completion: Completion);
 }
 
@@ -118,12 +118,12 @@ impl<F: FnMut(Completion)> Sink for F {
     }
 }
 
-/// What a queue pair has done.
+/// Counters of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueCounters {
     /// Commands submitted, repeated ones included.
     pub commands: u64,
-    /// Completions of them.
+    /// Completions of submitted commands.
     pub completions: u64,
     /// Completion entries that belong to no command in flight: stale, repeated or made up.
     pub stale: u64,
@@ -139,29 +139,29 @@ pub struct QueueCounters {
     pub recreated: u64,
     /// Transfers that were copied through a bounce buffer.
     pub bounced: u64,
-    /// Bytes of these.
+    /// Bytes of the bounced transfers.
     pub bounced_bytes: u64,
     /// Times that the thread slept for an interrupt.
     pub sleeps: u64,
 }
 
-/// A look at completion entries before the queue pair sees them: the place where tests
-/// tamper with a real queue.
+/// Hook that sees completion entries before the queue pair, with which tests tamper with a real
+/// queue.
 pub trait Tap: Send {
-    /// Called for the entry at the head, whether its phase is the one waited for (`new`) or not.
-    /// What is returned is taken instead.
+    /// Called for the entry at the head, whether or not it has the expected phase (`new`). The
+    /// result replaces the entry.
     fn look(&mut self, entry: nvme::Completion, new: bool) -> Look;
 }
 
-/// What a [`Tap`] makes of an entry.
+/// Result of a [`Tap`].
 #[derive(Clone, Copy, Debug)]
 pub enum Look {
-    /// There is nothing (yet).
+    /// No entry (yet).
     Nothing,
-    /// This entry.
+    /// This entry instead.
     Entry(nvme::Completion),
-    /// Two entries in its place: one of them is repeated, or was never sent.
+    /// Two entries instead, for example a repeated or a forged one.
     Both(nvme::Completion, nvme::Completion),
-    /// An entry that is lost: the queue moves on, nobody is told.
+    /// A lost entry: the queue advances without a completion.
     Lost,
 }

@@ -1,9 +1,8 @@
-//! The memory of queues, PRP lists and shadow doorbells, as the driver touches it. `unsafe` is
-//! for that: every access is to a place that was checked when the area was made, in memory
-//! that the area keeps mapped.
+//! Memory of queues, PRP lists and shadow doorbells. `unsafe` covers the accesses: each is to an
+//! offset that was checked when the area was created, in memory that the area keeps mapped.
 //!
-//! The device writes here at any time, and may be hostile: what it wrote is
-//! copied once, and is data.
+//! The device writes to this memory at any time, and may be hostile: its values are copied once,
+//! and treated as untrusted data.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,18 +14,17 @@ use zerocopy::{IntoBytes, little_endian::U16};
 
 use crate::buffer::DmaBuffer;
 
-/// Mapped memory, by raw pointer.
+/// Mapped memory, accessed by raw pointer.
 #[derive(Debug)]
 struct Area {
     base: NonNull<u8>,
-    /// Keeps `base` in place.
+    /// Buffer that keeps `base` mapped.
     buffer: DmaBuffer,
 }
 
 // SAFETY: `base` points into memory that `buffer` keeps, and that any thread may access.
 unsafe impl Send for Area {}
-// SAFETY: through `&Area` memory is accessed by atomics, or by owners of a ring
-// who have it alone (`&mut`).
+// SAFETY: through `&Area` memory is accessed by atomics, or by exclusive owners of a ring (`&mut`).
 unsafe impl Sync for Area {}
 
 impl Area {
@@ -39,7 +37,7 @@ impl Area {
     }
 }
 
-/// A submission queue's entries.
+/// Entries of a submission queue.
 #[derive(Debug)]
 pub(crate) struct SqRing {
     area: Area,
@@ -47,7 +45,7 @@ pub(crate) struct SqRing {
 }
 
 impl SqRing {
-    /// A ring of so many entries in a buffer that is long enough.
+    /// Creates a ring of `entries` entries; `None` if the buffer is too short.
     pub fn new(buffer: DmaBuffer, entries: u32) -> Option<Self> {
         let fits = entries > 0 && buffer.len() >= entries as usize * size_of::<Command>();
         let area = Area::new(buffer)?;
@@ -58,15 +56,15 @@ impl SqRing {
         self.area.buffer.iova()
     }
 
-    /// Asks the processor for an entry that will be written soon.
+    /// Prefetches an entry that will be written soon.
     #[inline(always)]
     pub fn prefetch(&self, index: u32) {
         let at = index as usize * size_of::<Command>();
         prefetch::line_for_write(self.area.base.as_ptr().wrapping_add(at));
     }
 
-    /// Puts a command into an entry; nothing when there is no such entry. The
-    /// doorbell makes it visible.
+    /// Writes a command into an entry; an invalid index is ignored. The doorbell makes the command
+    /// visible.
     #[inline]
     pub fn put(&mut self, index: u32, command: &Command) {
         if index >= self.entries {
@@ -83,8 +81,8 @@ impl SqRing {
     }
 }
 
-/// A copy of a completion queue entry, as numbers: these stay in registers, where a [`Completion`],
-/// which is bytes, goes through memory.
+/// Copy of a completion queue entry as numbers. They stay in registers, whereas a [`Completion`],
+/// which is bytes, passes through memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cqe {
     pub dw0: u32,
@@ -137,7 +135,7 @@ impl From<Completion> for Cqe {
     }
 }
 
-/// A completion queue's entries.
+/// Entries of a completion queue.
 #[derive(Debug)]
 pub(crate) struct CqRing {
     area: Area,
@@ -145,7 +143,7 @@ pub(crate) struct CqRing {
 }
 
 impl CqRing {
-    /// A ring of so many entries in a buffer that is long enough.
+    /// Creates a ring of `entries` entries; `None` if the buffer is too short.
     pub fn new(buffer: DmaBuffer, entries: u32) -> Option<Self> {
         let fits = entries > 0 && buffer.len() >= entries as usize * size_of::<Completion>();
         let area = Area::new(buffer)?;
@@ -156,7 +154,7 @@ impl CqRing {
         self.area.buffer.iova()
     }
 
-    /// The entry if it has this phase, else nothing.
+    /// Returns the entry if it has this phase.
     #[inline(always)]
     pub fn take(&self, index: u32, phase: bool) -> Option<Cqe> {
         let entry = self.entry(index)?;
@@ -167,14 +165,14 @@ impl CqRing {
         Some(self.rest(entry, dw3))
     }
 
-    /// The entry, whatever its phase.
+    /// Returns the entry with any phase.
     pub fn raw(&self, index: u32) -> Option<Cqe> {
         let entry = self.entry(index)?;
         let dw3 = self.dword(entry, 3, Ordering::Acquire);
         Some(self.rest(entry, dw3))
     }
 
-    /// Asks the processor for an entry that will be read soon.
+    /// Prefetches an entry that will be read soon.
     #[inline(always)]
     pub fn prefetch(&self, index: u32) {
         let at = index as usize * size_of::<Completion>();
@@ -204,7 +202,7 @@ impl CqRing {
         }
     }
 
-    /// Zeroes all entries, for a new life of the queue. Not while the controller has it.
+    /// Zeroes all entries for a new life of the queue. Not allowed while the controller uses it.
     pub fn clear(&mut self) {
         let _ = self.area.buffer.fill(0);
     }
@@ -226,18 +224,18 @@ impl Lists {
         fits.then_some(Self { area, each, count })
     }
 
-    /// Bytes of each list.
+    /// Returns the size of each list in bytes.
     pub fn each(&self) -> usize {
         self.each
     }
 
-    /// Where the device sees byte `at` of a list.
+    /// Returns the device address of byte `at` of a list.
     #[inline]
     pub fn iova(&self, list: usize, at: usize) -> u64 {
         self.area.buffer.iova() + (list * self.each + at) as u64
     }
 
-    /// Sets the `index`th 64-bit word of a list; nothing when it is outside.
+    /// Sets the `index`th 64-bit word of a list; an invalid index is ignored.
     #[inline]
     pub fn set(&self, list: usize, index: usize, value: u64) {
         if list >= self.count || index >= self.each / 8 {
@@ -284,8 +282,8 @@ impl ShadowBuffers {
         &self.eventidxs.buffer
     }
 
-    /// The cells of one doorbell, at this byte offset in both buffers; `None`
-    /// for one that does not fit.
+    /// Returns the cells of the doorbell at this byte offset in both buffers; `None` if it exceeds
+    /// them.
     pub(crate) fn cells(self: &Arc<Self>, offset: usize) -> Option<ShadowCells> {
         let cell = |area: &Area| {
             let inside = offset.is_multiple_of(4) && offset.checked_add(4)? <= area.buffer.len();
@@ -299,7 +297,7 @@ impl ShadowBuffers {
     }
 }
 
-/// The two cells of one doorbell.
+/// The shadow doorbell and EventIdx cells of one doorbell.
 #[derive(Debug)]
 pub(crate) struct ShadowCells {
     doorbell: NonNull<u32>,

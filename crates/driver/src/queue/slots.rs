@@ -1,29 +1,29 @@
-//! The commands of a queue pair: one slot for each that can be in flight.
+//! Command slots of a queue pair: one for each possible outstanding command.
 
 use nvme::Command;
 
 use crate::buffer::DmaBuffer;
 
-/// No parent.
+/// Value of `parent` for a command that is no part of a request.
 pub(crate) const SINGLE: u32 = u32::MAX;
 
-/// A command in flight, or room for one: a cache line that is written when it is submitted and not
-/// looked at again if all goes well, and one with what its end needs.
+/// A command slot of two cache lines. The first is written at submission and normally not read
+/// again; the second has the values needed on completion.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct CommandSlot {
-    /// As it was submitted, to be submitted again after a reset.
+    /// The submitted command, kept for a replay after a reset.
     pub command: Command,
     pub hold: Option<DmaBuffer>,
     pub user_data: u64,
-    /// The request that this is a part of, or [`SINGLE`].
+    /// Request of which this command is a part, or [`SINGLE`].
     pub parent: u32,
-    /// When it was submitted, in ticks of the queue pair.
+    /// Time of submission in ticks of the queue pair.
     pub tick: u32,
-    /// The identifier of the latest use: the slot's number in the low bits, a sequence above them.
+    /// Identifier of the latest use: the slot's number in the low bits, a sequence above them.
     pub cid: u16,
     pub busy: bool,
-    /// The controller was asked to abort it.
+    /// The controller was asked to abort the command.
     pub aborted: bool,
     pub tries: u8,
 }
@@ -35,15 +35,15 @@ const _: () = assert!(size_of::<CommandSlot>() == 2 * 64);
 pub(crate) struct Slots {
     slots: Vec<CommandSlot>,
     free: Vec<u16>,
-    /// Low bits of a CID that are the slot's number.
+    /// Number of low bits of a CID that hold the slot's number.
     bits: u32,
 }
 
 impl Slots {
-    /// `count` slots, 1 to 32,767.
+    /// Creates `count` slots, 1 to 32,767.
     pub fn new(count: u32) -> Self {
         let count = count.clamp(1, 0x7fff) as u16;
-        // The slot with all bits set is never there, so no CID is FFFFh.
+        // No slot has all bits set, so no CID is FFFFh.
         let bits = u32::from(count + 1).next_power_of_two().trailing_zeros();
         Self {
             slots: (0..count)
@@ -72,13 +72,13 @@ impl Slots {
         self.slots.len() - self.free.len()
     }
 
-    /// The slot that [`Slots::begin`] would take.
+    /// Returns the slot that [`Slots::begin`] would take.
     #[inline]
     pub fn next(&self) -> Option<u16> {
         self.free.last().copied()
     }
 
-    /// Takes the slot that [`Slots::next`] named, with a fresh CID.
+    /// Takes the slot returned by [`Slots::next`], with a fresh CID.
     #[inline]
     pub fn begin(&mut self, index: u16) -> Option<&mut CommandSlot> {
         if self.free.last() != Some(&index) {
@@ -93,7 +93,7 @@ impl Slots {
         Some(slot)
     }
 
-    /// The command in flight that a completion names; `None` when there is none.
+    /// Returns the outstanding command with this CID; `None` when there is none.
     #[inline]
     pub fn named(&mut self, cid: u16) -> Option<(u16, &mut CommandSlot)> {
         let index = cid & ((1u32 << self.bits) - 1) as u16;
@@ -106,7 +106,7 @@ impl Slots {
         self.slots.get_mut(usize::from(index))
     }
 
-    /// The command goes out again: its next completion has another CID.
+    /// Assigns a new CID to a command that is submitted again.
     pub fn renew(&mut self, index: u16) -> Option<&mut CommandSlot> {
         let bits = self.bits;
         let slot = self.slots.get_mut(usize::from(index))?;
@@ -123,7 +123,7 @@ impl Slots {
         }
     }
 
-    /// Commands in flight: numbers of their slots.
+    /// Returns the slot numbers of outstanding commands.
     pub fn busy(&self) -> Vec<u16> {
         let busy = self.slots.iter().enumerate().filter(|(_, slot)| slot.busy);
         busy.map(|(index, _)| index as u16).collect()
@@ -133,7 +133,7 @@ impl Slots {
         self.slots.iter()
     }
 
-    /// Every buffer that a command holds.
+    /// Returns every buffer that a command holds.
     pub fn into_holds(self) -> Vec<DmaBuffer> {
         self.slots
             .into_iter()

@@ -1,4 +1,4 @@
-//! Requests that are larger than a command: their parts, and the data that is scattered.
+//! Split requests: requests larger than a command, and scattered data.
 
 use std::collections::VecDeque;
 
@@ -7,23 +7,23 @@ use super::request::Op;
 use crate::buffer::DmaBuffer;
 use crate::error::CommandError;
 
-/// A request that goes out as several commands.
+/// A request that is submitted as several commands.
 #[derive(Debug)]
 pub(crate) struct Parent {
     pub op: Op,
-    /// Next block to be submitted, and how many are left.
+    /// Next block to be submitted, and the number of remaining blocks.
     pub lba: u64,
     pub left: u64,
     /// Bytes that have been submitted.
     pub offset: u64,
-    /// Where the data is; empty for operations without.
+    /// Ranges of the data; empty for operations without data.
     pub ranges: Vec<IovaRange>,
     pub method: Method,
     pub hold: Option<DmaBuffer>,
     pub user_data: u64,
     pub in_flight: u32,
     pub error: Option<CommandError>,
-    /// It is in use.
+    /// The entry is in use.
     pub busy: bool,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Parent {
 pub(crate) struct Parents {
     parents: Vec<Parent>,
     free: Vec<u32>,
-    /// Those with parts that have not been submitted, in order.
+    /// Requests with unsubmitted parts, in order.
     pub waiting: VecDeque<u32>,
 }
 
@@ -52,7 +52,7 @@ impl Parents {
         self.parents.get_mut(index as usize)
     }
 
-    /// Ends a request; its buffer and its list of ranges are returned.
+    /// Ends a request; returns its buffer and its list of ranges.
     pub fn end(&mut self, index: u32) -> Option<(Option<DmaBuffer>, Vec<IovaRange>)> {
         let parent = self.parents.get_mut(index as usize)?;
         if !std::mem::take(&mut parent.busy) {
@@ -62,7 +62,7 @@ impl Parents {
         Some((parent.hold.take(), std::mem::take(&mut parent.ranges)))
     }
 
-    /// Requests in progress.
+    /// Returns the requests in progress.
     pub fn busy(&self) -> Vec<u32> {
         let busy = self.parents.iter().enumerate().filter(|(_, p)| p.busy);
         busy.map(|(index, _)| index as u32).collect()
@@ -72,7 +72,7 @@ impl Parents {
         self.parents.len() - self.free.len()
     }
 
-    /// Every buffer that a request holds.
+    /// Returns every buffer that a request holds.
     pub fn into_holds(self) -> Vec<DmaBuffer> {
         self.parents.into_iter().filter_map(|p| p.hold).collect()
     }

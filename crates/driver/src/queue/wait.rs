@@ -1,4 +1,4 @@
-//! Polling that becomes sleeping.
+//! Waiting by polling, then sleeping.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::AsFd;
@@ -10,13 +10,13 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use super::core::QueueCore;
 use super::request::Completion;
 
-/// The shortest window worth having.
+/// Minimum polling window.
 const SHORTEST: Duration = Duration::from_micros(2);
-/// Polls without a completion between two looks at the clock, which costs as much as several looks
-/// at the queue; such a poll is nearly ten of those.
+/// Polls without a completion between two looks at the clock. A look at the clock costs as much as
+/// several looks at the queue; such a poll is nearly ten of those.
 const POLLS_PER_CLOCK: u32 = 2;
 
-/// How long a queue pair polls before it sleeps.
+/// Adaptive polling window of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     window: Duration,
@@ -63,7 +63,7 @@ impl Waiter {
                 break;
             }
         }
-        // What was signalled so far is no news; what completes from here on signals again.
+        // Earlier signals are consumed; later completions signal again.
         drain(core);
         let count = core.poll(done);
         if count > 0 {
@@ -86,13 +86,13 @@ impl Waiter {
         let slept = asleep.elapsed();
         let count = core.poll(done);
         self.window = if count > 0 && slept <= self.longest {
-            // A little more polling would have found it.
+            // A little more polling would have found the completion.
             (self.window * 2).clamp(SHORTEST.min(self.longest), self.longest)
         } else {
             self.window / 2
         };
         if count == 0 {
-            // Asleep the clock of rounds stands still.
+            // The clock of rounds stops during sleep.
             core.look_after();
             return Ok(core.poll(done));
         }
@@ -100,18 +100,18 @@ impl Waiter {
     }
 }
 
-/// Consumes what the queue's interrupt has signalled so far.
+/// Consumes earlier signals of the queue's interrupt.
 pub(super) fn drain(core: &QueueCore) {
     if let Some(eventfd) = &core.eventfd {
         let mut count = [0; 8];
-        // Nothing to read is no error, and must not block: a server at the other end of a socket
-        // shares the descriptor's flags, and may have taken O_NONBLOCK away. An offset of -1 is
-        // that of the descriptor, which has none.
+        // An empty eventfd is no error, and the read must not block. A server at the other end of a
+        // socket shares the descriptor's flags, and may have cleared O_NONBLOCK. An offset of -1 is
+        // the descriptor's own, which an eventfd does not have.
         let mut buffers = [IoSliceMut::new(&mut count)];
         let flags = ReadWriteFlags::NOWAIT;
         let read = preadv2(eventfd.as_fd(), &mut buffers, u64::MAX, flags);
         if read == Err(Errno::OPNOTSUPP) {
-            // Before Linux 5.8.
+            // Linux before 5.8.
             let _ = rustix::io::read(eventfd.as_fd(), &mut count);
         }
     }

@@ -1,10 +1,10 @@
-//! The address of a PCI function, as `lspci` and sysfs write it.
+//! PCI function addresses in the notation of `lspci` and sysfs.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Domain, bus, device and function of a PCI function. Written `0000:44:00.0`; the domain
-/// may be left out when read.
+/// Domain, bus, device and function of a PCI function. Written `0000:44:00.0`; the domain is
+/// optional when parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Bdf {
     /// PCI domain; above FFFFh behind some bridges (Intel VMD: `10000:01:00.0`).
@@ -17,7 +17,7 @@ pub struct Bdf {
     pub function: u8,
 }
 
-/// A text that is no PCI address.
+/// Error for a text that is no PCI address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no PCI address; they look like 0000:44:00.0 (see lspci -D)")]
 pub struct BadAddress(String);
@@ -54,8 +54,8 @@ fn parse(text: &str) -> Option<Bdf> {
     })
 }
 
-/// One to `most` hexadecimal digits and nothing else: `from_str_radix`
-/// alone would take a sign, too.
+/// Parses between one and `most` hexadecimal digits and nothing else: `from_str_radix` alone would
+/// accept a sign, too.
 fn digits(text: &str, most: usize) -> Option<u32> {
     let plain = (1..=most).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
     plain.then(|| u32::from_str_radix(text, 16).ok())?

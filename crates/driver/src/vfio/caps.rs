@@ -1,8 +1,8 @@
-//! The kernel's variable-length answers: a fixed part, then a chain of capabilities
+//! Parser of the kernel's variable-length answers: a fixed part, then a chain of capabilities
 //! (`struct vfio_info_cap_header`).
 //!
-//! Buffers are plain bytes in host byte order, read with their bounds checked: an answer that does
-//! not hold what it promises is an error, not an access beyond it.
+//! Buffers are plain bytes in host byte order, read with bounds checks: a truncated answer is an
+//! error, not an access beyond it.
 
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -17,11 +17,11 @@ use vfio_bindings::bindings::vfio::{
 /// A PCI region as `VFIO_DEVICE_GET_REGION_INFO` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Size in bytes; 0 for a region that is not there.
+    /// Size in bytes; 0 for a region that does not exist.
     pub size: u64,
-    /// Where the region starts in the device's file.
+    /// Offset of the region in the device's file.
     pub offset: u64,
-    /// The parts of it, in bytes from its start, that can be mapped.
+    /// Mappable parts of the region, in bytes from its start.
     pub mappable: Vec<Range<u64>>,
 }
 
@@ -30,10 +30,10 @@ pub struct Region {
 pub struct Type1 {
     /// Bit N set: pages of 2^N bytes.
     pub page_sizes: u64,
-    /// The IOVAs that may be mapped, without the reserved ones; `None` from kernels
-    /// that do not say (before 5.4).
+    /// Mappable IOVAs, without the reserved ones; `None` from kernels that do not report them
+    /// (before 5.4).
     pub ranges: Option<Vec<(u64, u64)>>,
-    /// How many mappings are left; `None` from kernels that do not say (before 5.11).
+    /// Number of remaining mappings; `None` from kernels that do not report it (before 5.11).
     pub available: Option<u32>,
 }
 
@@ -47,7 +47,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(part.try_into().ok()?))
 }
 
-/// The capabilities of a chain: identifier and bytes, the header included, up to the end of the
+/// Returns the capabilities of a chain: identifier, and bytes from the header to the end of the
 /// answer. `None` when the chain leaves the answer or does not end.
 fn chain(bytes: &[u8], first: u32) -> Option<Vec<(u16, &[u8])>> {
     let mut found = Vec::new();
@@ -70,7 +70,7 @@ fn find<'a>(caps: &[(u16, &'a [u8])], id: u32) -> Option<&'a [u8]> {
         .map(|(_, cap)| *cap)
 }
 
-/// `count` pairs of 64-bit numbers from `at`.
+/// Reads `count` pairs of 64-bit numbers from `at`.
 fn pairs(bytes: &[u8], at: usize, count: u32) -> Option<Vec<(u64, u64)>> {
     let count = usize::try_from(count).ok()?;
     let end = at.checked_add(count.checked_mul(16)?)?;
@@ -83,11 +83,11 @@ fn pairs(bytes: &[u8], at: usize, count: u32) -> Option<Vec<(u64, u64)>> {
 // Both arrays are arrays of pairs.
 const _: () = assert!(size_of::<vfio_iova_range>() == 16);
 const _: () = assert!(size_of::<vfio_region_sparse_mmap_area>() == 16);
-/// In both capabilities that hold an array: header, count, four bytes of padding, array.
+/// Layout of both capabilities with an array: header, count, four bytes of padding, array.
 const COUNT: usize = 8;
 const ARRAY: usize = 16;
 
-/// Reads the answer to `VFIO_DEVICE_GET_REGION_INFO`.
+/// Parses the answer to `VFIO_DEVICE_GET_REGION_INFO`.
 pub fn region(bytes: &[u8]) -> Option<Region> {
     let flags = u32_at(bytes, offset_of!(vfio_region_info, flags))?;
     let size = u64_at(bytes, offset_of!(vfio_region_info, size))?;
@@ -118,7 +118,7 @@ pub fn region(bytes: &[u8]) -> Option<Region> {
     })
 }
 
-/// Reads the answer to `VFIO_IOMMU_GET_INFO`.
+/// Parses the answer to `VFIO_IOMMU_GET_INFO`.
 pub fn type1(bytes: &[u8]) -> Option<Type1> {
     let flags = u32_at(bytes, offset_of!(vfio_iommu_type1_info, flags))?;
     let page_sizes = match flags & VFIO_IOMMU_INFO_PGSIZES {
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    /// A capability's first eight bytes: identifier, version 1, where the next one is.
+    /// Builds the first eight bytes of a capability: identifier, version 1, offset of the next one.
     fn header(id: u32, next: u32) -> [u32; 2] {
         let mut bytes = [0; 4];
         bytes[..2].copy_from_slice(&u16::try_from(id).unwrap().to_ne_bytes());
@@ -174,8 +174,8 @@ mod tests {
         bytes.extend_from_slice(&b.to_ne_bytes());
     }
 
-    /// What x86 answers: two ranges around the window of interrupt messages, then
-    /// the mappings that are left.
+    /// Builds a typical answer on x86: two ranges around the window of interrupt messages, then the
+    /// number of remaining mappings.
     fn type1_answer() -> Vec<u8> {
         let mut bytes = Vec::new();
         let flags = VFIO_IOMMU_INFO_CAPS | VFIO_IOMMU_INFO_PGSIZES;

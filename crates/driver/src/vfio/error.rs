@@ -1,50 +1,50 @@
-//! Why a device cannot be had through VFIO, in words that say what to do about it.
+//! Errors of VFIO, with remedies in their messages.
 
 use super::address::Bdf;
 use std::io;
 use std::path::PathBuf;
 
-/// A VFIO transport that could not be opened or used.
+/// Reason why a VFIO transport could not be opened or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VfioError {
-    /// Nothing at this address.
+    /// No PCI device has this address.
     #[error("there is no PCI device {bdf} (lspci -D lists them)")]
     NoDevice {
-        /// Its address.
+        /// Address of the device.
         bdf: Bdf,
     },
-    /// The kernel, or nobody, drives the device.
+    /// A kernel driver, or none, is bound to the device.
     #[error("{bdf} {}; hand it over with: vnvme bind {bdf}", bound(.driver.as_deref()))]
     NotBound {
-        /// Its address.
+        /// Address of the device.
         bdf: Bdf,
-        /// The driver that has it.
+        /// Driver that is bound to the device.
         driver: Option<String>,
     },
-    /// No IOMMU.
+    /// The device has no IOMMU.
     #[error(
         "{bdf} is in no IOMMU group: turn the IOMMU on in the firmware (VT-d, AMD-Vi, SMMU) and in the kernel \
          (intel_iommu=on on Intel)"
     )]
     NoIommu {
-        /// Its address.
+        /// Address of the device.
         bdf: Bdf,
     },
-    /// VFIO's no-IOMMU mode.
+    /// The device has only VFIO's no-IOMMU mode.
     #[error(
         "{bdf} has only VFIO's no-IOMMU mode, in which the device could write to all memory: refused; turn a real IOMMU on"
     )]
     NoIommuMode {
-        /// Its address.
+        /// Address of the device.
         bdf: Bdf,
     },
-    /// The kernel's part of VFIO is not there.
+    /// A component of the kernel's VFIO is missing.
     #[error("{path} does not exist: {hint}", path = .path.display())]
     Missing {
         /// The device node.
         path: PathBuf,
-        /// What brings it.
+        /// Command or option that provides it.
         hint: &'static str,
     },
     /// The device node may not be opened.
@@ -53,36 +53,36 @@ pub enum VfioError {
         /// The device node.
         path: PathBuf,
     },
-    /// Another process has the device.
+    /// Another process uses the device.
     #[error("{path} is in use by another process", path = .path.display())]
     Busy {
         /// The device node.
         path: PathBuf,
     },
-    /// Other devices of the IOMMU group belong to the kernel.
+    /// Kernel drivers hold other devices of the IOMMU group.
     #[error("IOMMU group {group} cannot be used while the kernel drives {}; hand all its devices over together", list(.blockers))]
     NotViable {
         /// The group's number.
         group: u32,
-        /// Its devices that are held by other drivers.
+        /// Devices of the group that are held by other drivers.
         blockers: Vec<(Bdf, String)>,
     },
-    /// Interrupts cannot be kept apart.
+    /// The IOMMU does not isolate interrupts.
     #[error(
         "the IOMMU does not remap interrupts, so a device could forge them: refused by the kernel; turn interrupt \
          remapping on in the firmware, or accept the risk with {module}.allow_unsafe_interrupts=1"
     )]
     UnsafeInterrupts {
-        /// The module that has the switch.
+        /// Module with the override parameter.
         module: &'static str,
     },
-    /// The memory that may be locked is used up.
+    /// The limit of locked memory is reached.
     #[error(
         "mapping {wanted} bytes for DMA would exceed the limit of locked memory ({}); raise it with ulimit -l or \
          LimitMEMLOCK=, to the size of all buffers", figure(.limit)
     )]
     LockedMemory {
-        /// Bytes of the mapping that was refused.
+        /// Length in bytes of the refused mapping.
         wanted: u64,
         /// RLIMIT_MEMLOCK in bytes; `None` for unlimited.
         limit: Option<u64>,
@@ -92,37 +92,37 @@ pub enum VfioError {
         "all DMA mappings that the kernel allows are in use (dma_entry_limit of vfio_iommu_type1)"
     )]
     MappingsExhausted,
-    /// The device lacks something that an NVMe controller has.
+    /// The device lacks a feature of NVMe controllers.
     #[error("{bdf} {what}")]
     Unsuitable {
-        /// Its address.
+        /// Address of the device.
         bdf: Bdf,
-        /// What is wrong with it.
+        /// Missing feature.
         what: &'static str,
     },
-    /// An offset outside of the region, or an access that is not aligned.
+    /// The offset exceeds the region, or the access is not aligned.
     #[error("no register of {width} bytes at {offset:#x}")]
     Register {
         /// Offset within BAR0.
         offset: u64,
-        /// Bytes.
+        /// Width in bytes.
         width: usize,
     },
-    /// An answer of the kernel that contradicts its own interface.
+    /// The kernel's answer contradicts its own interface.
     #[error("the kernel's answer to {0} makes no sense")]
     Malformed(&'static str),
     /// Any other refusal of the kernel.
     #[error("{what}")]
     System {
-        /// What was asked for: an ioctl's name, or a path.
+        /// Failed request: an ioctl's name, or a path.
         what: String,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
 impl VfioError {
-    /// A system call's failure.
+    /// Creates the error of a system call.
     #[cfg(feature = "vfio")]
     pub(super) fn system(what: impl Into<String>, source: io::Error) -> VfioError {
         let what = what.into();

@@ -1,4 +1,4 @@
-//! A controller behind VFIO as a [`Transport`].
+//! VFIO implementation of [`Transport`].
 
 use super::caps::{self, Region};
 use super::iommu::{self, Interface, Iommu, Limits};
@@ -21,14 +21,14 @@ use vfio_bindings::bindings::vfio::{
     vfio_device_info, vfio_irq_info,
 };
 
-/// How to open a device.
+/// Options for opening a device.
 #[derive(Clone, Debug)]
 pub struct VfioOptions {
-    /// Which of the kernel's interfaces.
+    /// Kernel interface to use.
     pub interface: Interface,
-    /// Where to look the device up.
+    /// Sysfs tree with the device.
     pub sysfs: Sysfs,
-    /// Where device nodes are.
+    /// Directory of device nodes.
     pub dev: PathBuf,
 }
 
@@ -42,12 +42,12 @@ impl Default for VfioOptions {
     }
 }
 
-/// An NVMe controller behind VFIO. Dropping it stops the controller's DMA and gives
-/// the device back to vfio-pci.
+/// An NVMe controller behind VFIO. Dropping it stops the controller's DMA and returns the device to
+/// vfio-pci.
 #[derive(Debug)]
 pub struct Vfio {
     bdf: Bdf,
-    // In the order in which they have to go: registers, device, address space.
+    // The drop order matters: registers, device, address space.
     bar0: Vec<Window>,
     device: OwnedFd,
     iommu: Iommu,
@@ -58,11 +58,11 @@ pub struct Vfio {
     vectors: u16,
     /// The device was released.
     released: AtomicBool,
-    /// How many vectors have been set up; also serialises changes of the command register.
+    /// Number of enabled vectors; the lock also serialises changes of the command register.
     state: Mutex<usize>,
 }
 
-/// A part of BAR0 that is mapped.
+/// A mapped part of BAR0.
 #[derive(Debug)]
 struct Window {
     range: Range<u64>,
@@ -70,16 +70,15 @@ struct Window {
 }
 
 impl Vfio {
-    /// Opens the controller at `bdf`, which must be bound to vfio-pci, and
-    /// lets nobody else have it.
+    /// Opens the controller at `bdf`, which must be bound to vfio-pci, for exclusive use.
     ///
     /// # Errors
-    /// Each way in which a device cannot be had has its own; see [`VfioError`].
+    /// [`VfioError`] has a variant for each reason why a device cannot be opened.
     pub fn open(bdf: Bdf, options: &VfioOptions) -> Result<Vfio, VfioError> {
         let found = options.sysfs.device(bdf);
         let pci = found.ok_or(VfioError::NoDevice { bdf })?;
         let driver = pci.driver();
-        // Vendors' variants of vfio-pci have names like mlx5_vfio_pci.
+        // Vendor variants of vfio-pci have names like mlx5_vfio_pci.
         let vfio = |d: &String| d.replace('_', "-").ends_with(sysfs::VFIO_PCI);
         if !driver.as_ref().is_some_and(vfio) {
             return Err(VfioError::NotBound { bdf, driver });
@@ -127,12 +126,12 @@ impl Vfio {
         })
     }
 
-    /// The device's address.
+    /// Returns the device's address.
     pub fn bdf(&self) -> Bdf {
         self.bdf
     }
 
-    /// The kernel's interface in use: `iommufd` or `group`.
+    /// Returns the kernel interface in use: `iommufd` or `group`.
     pub fn interface(&self) -> &'static str {
         self.iommu.name()
     }
@@ -145,10 +144,10 @@ impl Vfio {
         self.read(&self.config, offset as u64, bytes)
     }
 
-    /// Writes to PCI configuration space. The kernel filters what could hurt the system.
+    /// Writes to PCI configuration space. The kernel filters dangerous writes.
     ///
     /// # Errors
-    /// As [`Vfio::read_config`].
+    /// The errors of [`Vfio::read_config`].
     pub fn write_config(&self, offset: usize, bytes: &[u8]) -> Result<(), TransportError> {
         self.write(&self.config, offset as u64, bytes)
     }
@@ -165,7 +164,7 @@ impl Vfio {
         whole(done.map_err(io::Error::from), bytes.len(), offset)
     }
 
-    /// The mapping that holds a 32-bit register, and the register's place in it.
+    /// Returns the mapping that holds a 32-bit register, and the register's offset in it.
     fn window(&self, offset: u64) -> Option<(&Arc<Registers>, usize)> {
         let window = self.bar0.iter().find(|w| w.range.contains(&offset))?;
         let within = usize::try_from(offset - window.range.start).ok()?;
@@ -185,7 +184,7 @@ impl Vfio {
             .map_err(|e| told("VFIO_DEVICE_SET_IRQS", e))
     }
 
-    /// An error for calls that come after the device was released.
+    /// Returns an error if the device was released.
     fn held(&self) -> Result<(), TransportError> {
         if self.released.load(Ordering::Acquire) {
             return Err(TransportError::Gone("it was released".into()));
@@ -194,8 +193,8 @@ impl Vfio {
     }
 }
 
-/// BAR0 holds at least the registers and the admin queue's doorbells (NVMe over
-/// PCIe Transport 1.1, 3.1).
+/// Minimum size of BAR0: the registers and the admin queue's doorbells (NVMe over PCIe Transport
+/// 1.1, 3.1).
 const BAR0_LEAST: u64 = 0x1008;
 
 fn region(device: BorrowedFd<'_>, index: u32) -> Result<Region, VfioError> {
@@ -205,8 +204,8 @@ fn region(device: BorrowedFd<'_>, index: u32) -> Result<Region, VfioError> {
     caps::region(&bytes).ok_or(VfioError::Malformed(WHAT))
 }
 
-/// Maps what can be mapped of BAR0, in whole pages. What cannot (around the MSI-X table, on older
-/// kernels) is reached by reading and writing the device's file.
+/// Maps the mappable parts of BAR0, in whole pages. The rest (around the MSI-X table, on older
+/// kernels) is accessed by reading and writing the device's file.
 fn windows(device: BorrowedFd<'_>, bar0: &Region) -> Result<Vec<Window>, VfioError> {
     let page = rustix::param::page_size() as u64;
     let mut windows = Vec::new();
@@ -228,7 +227,7 @@ fn windows(device: BorrowedFd<'_>, bar0: &Region) -> Result<Vec<Window>, VfioErr
     Ok(windows)
 }
 
-/// How many interrupts of one kind there are.
+/// Returns the number of interrupts of one kind.
 fn interrupts(device: BorrowedFd<'_>, index: u32) -> io::Result<u32> {
     let mut info = vfio_irq_info {
         argsz: sys::size::<vfio_irq_info>(),
@@ -247,7 +246,7 @@ fn vectors(device: BorrowedFd<'_>) -> Result<u16, VfioError> {
         .min(pci::msix::MAX_ENTRIES))
 }
 
-/// Where `len` bytes at `offset` of a region are in the device's file.
+/// Returns the position of `len` bytes at `offset` of a region in the device's file.
 pub(super) fn place(region: &Region, offset: u64, len: usize) -> Result<u64, TransportError> {
     let end = offset.checked_add(len as u64);
     end.filter(|end| *end <= region.size)
@@ -266,7 +265,7 @@ fn whole(done: io::Result<usize>, len: usize, offset: u64) -> Result<(), Transpo
     }
 }
 
-/// A system call's failure on an open device: without the device, nothing will work again.
+/// Converts a system call's failure on an open device. Without the device all later calls fail.
 fn told(what: &str, e: io::Error) -> TransportError {
     match e.raw_os_error() {
         Some(libc::ENODEV | libc::ENXIO) => TransportError::Gone(format!("{what}: {e}")),
@@ -331,7 +330,7 @@ impl Transport for Vfio {
 
     fn unmap(&self, iova: u64, len: u64) -> Result<(), TransportError> {
         if self.held().is_err() {
-            // The address space went with the device.
+            // The address space was removed with the device.
             return Ok(());
         }
         Ok(self.iommu.unmap(iova, len)?)
@@ -348,8 +347,7 @@ impl Transport for Vfio {
         }
         let mut enabled = self.state.lock().unpoisoned();
         if *enabled != eventfds.len() && *enabled != 0 {
-            // Kernels before 6.5 cannot add vectors to those that are
-            // enabled, and none takes any away.
+            // Kernels before 6.5 cannot add vectors to the enabled ones, and no kernel removes any.
             self.set_irqs(VFIO_PCI_MSIX_IRQ_INDEX, 0, VFIO_IRQ_SET_DATA_NONE, &[])?;
             *enabled = 0;
         }
@@ -387,8 +385,8 @@ impl Transport for Vfio {
                 "no answer from configuration space".into(),
             ));
         }
-        // Memory space stays on in both cases: without it, touching the
-        // mapped registers is a SIGBUS.
+        // Memory space stays on in both cases: without it, an access to the mapped registers is a
+        // SIGBUS.
         command |= pci::command::MEMORY_SPACE | pci::command::INTERRUPT_DISABLE;
         match enable {
             true => command |= pci::command::BUS_MASTER,
@@ -399,7 +397,7 @@ impl Transport for Vfio {
 
     fn set_request(&self, eventfd: Option<BorrowedFd<'_>>) -> Result<bool, TransportError> {
         self.held()?;
-        // Older kernels have no such interrupt.
+        // Older kernels lack this interrupt.
         if interrupts(self.device.as_fd(), VFIO_PCI_REQ_IRQ_INDEX).unwrap_or(0) == 0 {
             return Ok(false);
         }
@@ -414,7 +412,7 @@ impl Transport for Vfio {
         if self.released.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        // The kernel waits for the last of these, in the order in which they have to go.
+        // The kernel waits for the last of these, and the order matters.
         for window in &self.bar0 {
             let detached = window.registers.detach();
             detached.map_err(|e| TransportError::io("releasing the registers", e))?;
@@ -438,8 +436,8 @@ impl Transport for Vfio {
 
 impl Drop for Vfio {
     fn drop(&mut self) {
-        // The kernel does this too when the device is closed, but a doorbell cell that is still
-        // held keeps it open. An error means that the device is gone.
+        // The kernel does this too when the device is closed, but a doorbell cell that still exists
+        // keeps it open. An error means that the device is lost.
         let _ = self.set_bus_master(false);
     }
 }

@@ -1,5 +1,5 @@
-//! The IOMMU behind a device: an iommufd with the device's own node where the kernel has them, else
-//! a container with the device's group. Both end in an open device and an address space.
+//! IOMMU access of a device: an iommufd with the device's own node where the kernel has them,
+//! otherwise a container with the device's group. Both provide an open device and an address space.
 
 use super::caps;
 use super::error::VfioError;
@@ -25,23 +25,24 @@ use vfio_bindings::bindings::vfio::{
     vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap,
 };
 
-/// A bound of our own for an iommufd, which has none: so that the kernel's bookkeeping stays
-/// in the tens of megabytes.
+/// Maximum number of mappings of an iommufd, which has no limit of its own. It keeps the kernel's
+/// bookkeeping in the tens of megabytes.
 const IOMMUFD_MAPPINGS: usize = 1 << 18;
-/// `dma_entry_limit` of vfio_iommu_type1 unless changed, for kernels that do not tell what is left.
+/// Default `dma_entry_limit` of vfio_iommu_type1, for kernels that do not report the remaining
+/// mappings.
 const TYPE1_MAPPINGS: usize = 65535;
-/// What any IOMMU of a PC translates, without the window of interrupt messages: for
-/// kernels that do not tell.
+/// IOVAs that any IOMMU of a PC translates, without the window of interrupt messages; for kernels
+/// that do not report them.
 const USUAL_RANGES: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=0x7f_ffff_ffff];
 
 const NO_VFIO: &str = "load VFIO with: modprobe vfio-pci vfio_iommu_type1";
 const NO_CDEV: &str = "this kernel has no device nodes for VFIO (CONFIG_VFIO_DEVICE_CDEV)";
 const NO_IOMMUFD: &str = "load it with: modprobe iommufd (or this kernel has none, CONFIG_IOMMUFD)";
 
-/// Which of the kernel's two interfaces.
+/// Choice between the kernel's two interfaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interface {
-    /// iommufd where the kernel has it for this device and lets this user, else the group.
+    /// iommufd where the kernel supports it for this device and user, otherwise the group.
     #[default]
     Any,
     /// Only iommufd and the device's own node.
@@ -69,12 +70,12 @@ pub enum Iommu {
     },
 }
 
-/// What can be mapped.
+/// Limits of mappings.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Allowed IOVAs, ascending and disjoint.
     pub ranges: Vec<RangeInclusive<u64>>,
-    /// Most mappings at a time.
+    /// Maximum number of simultaneous mappings.
     pub mappings: usize,
     /// Granularity in bytes.
     pub page_size: u64,
@@ -93,7 +94,8 @@ pub fn open(
         Interface::Group => by_group(),
         Interface::Iommufd => by_iommufd(),
         Interface::Any if device.cdev().is_none() || !dev.join("iommu").exists() => by_group(),
-        // Distributions have given users the group's node for years, and the new ones not yet.
+        // Distributions have long given users access to the group's node, and not yet to the new
+        // ones.
         Interface::Any => match by_iommufd() {
             Err(refused @ VfioError::Permission { .. }) => by_group().map_err(|e| match e {
                 VfioError::Permission { .. } | VfioError::Missing { .. } => refused,
@@ -107,7 +109,7 @@ pub fn open(
 fn open_node(path: PathBuf, hint: &'static str) -> Result<OwnedFd, VfioError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| match errno {
-        // ENODEV, ENXIO: a node without a driver behind it.
+        // ENODEV, ENXIO: the node has no driver.
         Errno::NOENT | Errno::NODEV | Errno::NXIO => VfioError::Missing { path, hint },
         Errno::ACCESS | Errno::PERM => VfioError::Permission { path },
         Errno::BUSY => VfioError::Busy { path },
@@ -131,7 +133,7 @@ fn open_iommufd(device: &PciDevice, dev: &Path) -> Result<(OwnedFd, Iommu), Vfio
     };
     let bound = sys::call(fd.as_fd(), sys::DEVICE_BIND_IOMMUFD, &mut bind);
     bound.map_err(|e| match e.raw_os_error() {
-        // A device that is bound already answers EINVAL, one whose group is in use EBUSY.
+        // A device that is already bound answers EINVAL; with its group in use, EBUSY.
         Some(libc::EBUSY | libc::EINVAL) => VfioError::Busy { path: node },
         Some(libc::EPERM) => VfioError::UnsafeInterrupts { module: "iommufd" },
         _ => VfioError::system("VFIO_DEVICE_BIND_IOMMUFD", e),
@@ -212,7 +214,7 @@ fn open_group(
 }
 
 impl Iommu {
-    /// Closes it, while others still hold this.
+    /// Closes the IOMMU's descriptors in place, while other holders of this exist.
     pub(super) fn close_in_place(&self) -> std::io::Result<()> {
         match self {
             Iommu::Iommufd { iommufd, .. } => sys::close_in_place(iommufd.as_fd()),
@@ -223,7 +225,7 @@ impl Iommu {
         }
     }
 
-    /// The interface that was taken: `iommufd` or `group`.
+    /// Returns the interface in use: `iommufd` or `group`.
     pub fn name(&self) -> &'static str {
         match self {
             Iommu::Iommufd { .. } => "iommufd",
@@ -231,7 +233,7 @@ impl Iommu {
         }
     }
 
-    /// What can be mapped now.
+    /// Returns the present limits of mappings.
     pub fn limits(&self) -> Result<Limits, VfioError> {
         let page = rustix::param::page_size() as u64;
         let (ranges, mappings, page_size) = match self {
@@ -336,14 +338,14 @@ impl Iommu {
         if unmapped == len {
             return Ok(());
         }
-        // Type1 takes away what lies wholly within the range, and tells how much that was.
+        // Type1 removes all mappings wholly within the range, and returns their total length.
         Err(failed(io::Error::other(format!(
             "only {unmapped:#x} bytes were mapped"
         ))))
     }
 }
 
-/// Ranges in ascending order, without those that make no sense.
+/// Sorts ranges in ascending order, and drops invalid ones.
 fn ordered(mut ranges: Vec<(u64, u64)>) -> Vec<RangeInclusive<u64>> {
     ranges.retain(|(first, last)| first <= last);
     ranges.sort_unstable();
@@ -389,8 +391,8 @@ mod tests {
         let text = open(Interface::Iommufd);
         assert!(text.contains("CONFIG_VFIO_DEVICE_CDEV"), "{text}");
         assert_eq!(open(Interface::Any), open(Interface::Group));
-        // A node for the device, but no /dev/iommu: the group is taken, unless
-        // iommufd was asked for by name.
+        // The device has a node, but /dev/iommu is missing: the group is used, unless iommufd was
+        // requested explicitly.
         fs::create_dir_all(device.path().join("vfio-dev/vfio0")).unwrap();
         fs::write(device.path().join("vfio-dev/vfio0/dev"), "511:0\n").unwrap();
         assert_eq!(open(Interface::Any), open(Interface::Group));

@@ -1,6 +1,5 @@
-//! The ioctls of VFIO (`linux/vfio.h`) and iommufd (`linux/iommufd.h`). `unsafe` is for the
-//! system call itself: that each request gets the structure that belongs to it is settled
-//! once, in the tables below.
+//! The ioctls of VFIO (`linux/vfio.h`) and iommufd (`linux/iommufd.h`). `unsafe` covers the system
+//! call itself. The tables below pair each request once with its structure.
 //!
 //! Structures and constants are those of the kernel's headers, from generated bindings. Every
 //! structure begins with its own size, so a newer structure works on an older kernel as long
@@ -24,7 +23,8 @@ use vfio_bindings::bindings::vfio::{
     vfio_irq_info, vfio_irq_set,
 };
 
-/// `_IO(';', number)`: neither direction nor size is part of these requests (both headers say so).
+/// Encodes `_IO(';', number)`: neither direction nor size is part of these requests (see both
+/// headers).
 const fn io_request(number: u32) -> u32 {
     (VFIO_TYPE as u32) << 8 | number
 }
@@ -37,12 +37,12 @@ const fn vfio(number: u32) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed<T>(u32, PhantomData<T>);
 
-/// A request that takes a structure with its true size in the first word, and
-/// writes at most so many bytes.
+/// A request that takes a structure with its true size in the first word, and writes at most that
+/// many bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Sized(u32);
 
-/// A request whose argument is a plain number, and whose answer is one.
+/// A request with a plain number as argument and answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain(u32);
 
@@ -78,7 +78,7 @@ pub const IOMMU_MAP_DMA: Fixed<vfio_iommu_type1_dma_map> = fixed(vfio(13));
 pub const IOMMU_UNMAP_DMA: Fixed<vfio_iommu_type1_dma_unmap> = fixed(vfio(14));
 /// Takes a device opened by its own node into an iommufd.
 pub const DEVICE_BIND_IOMMUFD: Fixed<vfio_device_bind_iommufd> = fixed(vfio(18));
-/// Puts it into an address space of the iommufd.
+/// Attaches the device to an address space of the iommufd.
 pub const DEVICE_ATTACH_IOMMUFD_PT: Fixed<vfio_device_attach_iommufd_pt> = fixed(vfio(19));
 /// Makes an address space.
 pub const IOAS_ALLOC: Fixed<iommu_ioas_alloc> = fixed(io_request(IOMMUFD_CMD_IOAS_ALLOC));
@@ -88,18 +88,18 @@ pub const IOAS_MAP: Fixed<iommu_ioas_map> = fixed(io_request(IOMMUFD_CMD_IOAS_MA
 /// Unmaps memory.
 pub const IOAS_UNMAP: Fixed<iommu_ioas_unmap> = fixed(io_request(IOMMUFD_CMD_IOAS_UNMAP));
 
-/// The largest variable-length answer that is taken.
+/// Maximum accepted length of a variable-length answer.
 const LARGEST: usize = 64 << 10;
 
-/// The `size` or `argsz` of a structure.
+/// Returns the `size` or `argsz` value of a structure.
 pub const fn size<T>() -> u32 {
     // No structure of the interface comes near 4 GiB.
     size_of::<T>() as u32
 }
 
 /// # Safety
-/// `argument` is what the request takes: a number, or the address of memory that the
-/// request may read and write.
+/// `argument` must match the request: a number, or the address of memory that the request may read
+/// and write.
 unsafe fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: usize) -> io::Result<i32> {
     loop {
         // SAFETY: the descriptor is open, and the caller vouches for the argument.
@@ -119,7 +119,7 @@ pub fn call<T>(fd: BorrowedFd<'_>, request: Fixed<T>, argument: &mut T) -> io::R
     let address = std::ptr::from_mut(argument).expose_provenance();
     // SAFETY: the table above pairs the request with its structure, which the kernel may write
     // while it is borrowed. Memory that a mapping request names by address is only handed to the
-    // device: `Transport::map` has its owner keep it in place.
+    // device: the contract of `Transport::map` makes its owner keep it in place.
     unsafe { ioctl(fd, request.0, address) }.map(drop)
 }
 
@@ -129,8 +129,8 @@ pub fn plain(fd: BorrowedFd<'_>, request: Plain, argument: u32) -> io::Result<i3
     unsafe { ioctl(fd, request.0, argument as usize) }
 }
 
-/// Makes a request with a variable-length answer; `index` goes into the
-/// third word. Answers all of it.
+/// Makes a request with a variable-length answer; `index` is stored in the third word. Returns the
+/// whole answer.
 pub fn sized(fd: BorrowedFd<'_>, request: Sized, index: u32) -> io::Result<Vec<u8>> {
     let mut len = 256;
     loop {
@@ -139,8 +139,8 @@ pub fn sized(fd: BorrowedFd<'_>, request: Sized, index: u32) -> io::Result<Vec<u
             place.copy_from_slice(&word.to_ne_bytes());
         }
         let address = bytes.as_mut_ptr().expose_provenance();
-        // SAFETY: the kernel writes at most as many bytes as the first word says,
-        // which is the buffer's length.
+        // SAFETY: the kernel writes at most the number of bytes in the first word, which is the
+        // buffer's length.
         unsafe { ioctl(fd, request.0, address)? };
         let wanted = bytes.first_chunk().map_or(0, |w| u32::from_ne_bytes(*w));
         match usize::try_from(wanted) {
@@ -156,12 +156,12 @@ pub fn device_fd(group: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     let address = name.as_ptr().expose_provenance();
     // SAFETY: the request reads a string up to its NUL.
     let fd = unsafe { ioctl(group, GROUP_GET_DEVICE_FD, address)? };
-    // SAFETY: the kernel made this descriptor for the caller, and nobody else knows of it.
+    // SAFETY: the kernel created this descriptor for the caller, and nothing else refers to it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `VFIO_DEVICE_SET_IRQS` from vector `start` on: `flags` of data type and action, one
-/// descriptor number (or -1) each.
+/// `VFIO_DEVICE_SET_IRQS` from vector `start` on: `flags` of data type and action, and a descriptor
+/// number (or -1) for each vector.
 pub fn set_irqs(
     device: BorrowedFd<'_>,
     index: u32,
@@ -178,14 +178,14 @@ pub fn set_irqs(
         .chain(fds.iter().flat_map(|fd| fd.to_ne_bytes()))
         .collect();
     let address = message.as_mut_ptr().expose_provenance();
-    // SAFETY: the message is as long as its first word says, and holds as many
-    // descriptors as its fifth.
+    // SAFETY: the message has the length in its first word, and the number of descriptors in its
+    // fifth.
     unsafe { ioctl(device, DEVICE_SET_IRQS, address) }.map(drop)
 }
 
-/// Closes what a descriptor stands for, and leaves an eventfd in its place, which knows none of a
-/// device's calls: for an owner that others still use. It has no path: a process in a sandbox can
-/// make one.
+/// Closes the object behind a descriptor, and puts an eventfd in its place, which supports no
+/// device calls. For an object that still has users. An eventfd has no path, so a process in a
+/// sandbox can create one.
 pub fn close_in_place(fd: BorrowedFd<'_>) -> io::Result<()> {
     let nothing = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     // SAFETY: both descriptors are open; the number stays its owner's, and names an
@@ -197,7 +197,8 @@ pub fn close_in_place(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// The IOVAs that an address space may use, first and last, and the alignment of mappings in bytes.
+/// Returns the IOVAs that an address space may use (first and last), and the alignment of mappings
+/// in bytes.
 pub fn iova_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> io::Result<(Vec<(u64, u64)>, u64)> {
     let mut ranges = vec![iommu_iova_range::default(); 16];
     loop {
@@ -233,8 +234,8 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    /// Sizes and numbers by hand from `linux/vfio.h` and `linux/iommufd.h`:
-    /// what the kernel will read.
+    /// Sizes and numbers copied by hand from `linux/vfio.h` and `linux/iommufd.h`, as the kernel
+    /// reads them.
     #[test]
     fn requests_and_structures_are_those_of_the_headers() {
         assert_eq!(GET_API_VERSION.0, 0x3b64);

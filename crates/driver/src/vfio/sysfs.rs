@@ -1,13 +1,13 @@
-//! What sysfs says about PCI devices: their drivers, their IOMMU groups, their VFIO nodes.
+//! Description of PCI devices in sysfs: their drivers, IOMMU groups and VFIO nodes.
 //!
-//! Read only. The root is a value, so that tests give it a tree of their own.
+//! Access is read-only. The root is a value, so that tests can use a tree of their own.
 
 use super::address::Bdf;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The name of the kernel driver that gives a device to userspace.
+/// Name of the kernel driver that hands a device to userspace.
 pub const VFIO_PCI: &str = "vfio-pci";
 
 /// Drivers that may hold a device of a group whose other devices belong to userspace: they do no
@@ -25,38 +25,39 @@ pub struct Sysfs {
 pub struct PciDevice {
     sysfs: Sysfs,
     path: PathBuf,
-    /// Its address.
+    /// Address of the function.
     pub bdf: Bdf,
 }
 
-/// The IOMMU group of a device: what the IOMMU cannot tell apart, and so belongs to one owner.
+/// IOMMU group of a device: functions that the IOMMU cannot distinguish, and that need the same
+/// owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Its number, the N of `/dev/vfio/N`.
+    /// Number of the group, the N of `/dev/vfio/N`.
     pub id: u32,
-    /// There is no IOMMU behind it: the kernel's no-IOMMU mode, where DMA reaches all memory.
+    /// The group has no IOMMU: the kernel's no-IOMMU mode, where DMA reaches all memory.
     pub noiommu: bool,
-    /// Its devices in ascending order, each with its driver.
+    /// Devices of the group in ascending order, each with its driver.
     pub members: Vec<(Bdf, Option<String>)>,
 }
 
 impl Sysfs {
-    /// The system's own, `/sys`.
+    /// Returns the system's own tree, `/sys`.
     pub fn system() -> Sysfs {
         Sysfs::at("/sys")
     }
 
-    /// One at another place.
+    /// Returns a tree at another path.
     pub fn at(root: impl Into<PathBuf>) -> Sysfs {
         Sysfs { root: root.into() }
     }
 
-    /// A path below the root.
+    /// Returns a path below the root.
     pub fn path(&self, below: impl AsRef<Path>) -> PathBuf {
         self.root.join(below)
     }
 
-    /// A device; `None` when there is none at this address.
+    /// Returns a device; `None` when there is none at this address.
     pub fn device(&self, bdf: Bdf) -> Option<PciDevice> {
         let path = self.path("bus/pci/devices").join(bdf.to_string());
         path.is_dir().then(|| PciDevice {
@@ -66,41 +67,41 @@ impl Sysfs {
         })
     }
 
-    /// The directory of a PCI driver; it exists while the driver is loaded.
+    /// Returns the directory of a PCI driver; it exists while the driver is loaded.
     pub fn driver(&self, name: &str) -> PathBuf {
         self.path("bus/pci/drivers").join(name)
     }
 }
 
 impl PciDevice {
-    /// Its directory.
+    /// Returns the function's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The driver that it is bound to.
+    /// Returns the driver that is bound to the function.
     pub fn driver(&self) -> Option<String> {
         link_name(&self.path.join("driver"))
     }
 
-    /// The driver that alone may bind to it, if one was named.
+    /// Returns the only driver that may bind to the function, if one is set.
     pub fn driver_override(&self) -> Option<String> {
         self.text("driver_override")
             .filter(|name| !name.is_empty() && name != "(null)")
     }
 
-    /// The class code: class, subclass and programming interface in 24 bits.
+    /// Returns the class code: class, subclass and programming interface in 24 bits.
     pub fn class(&self) -> Option<u32> {
         self.number("class")
     }
 
-    /// Vendor and device ID.
+    /// Returns vendor and device ID.
     pub fn ids(&self) -> Option<(u16, u16)> {
         let id = |name| self.number(name).and_then(|n| u16::try_from(n).ok());
         Some((id("vendor")?, id("device")?))
     }
 
-    /// Its IOMMU group; `None` when no IOMMU is on.
+    /// Returns the function's IOMMU group; `None` when no IOMMU is on.
     pub fn group(&self) -> Option<Group> {
         let dir = self.path.join("iommu_group");
         let id = link_name(&dir)?.parse().ok()?;
@@ -118,9 +119,9 @@ impl PciDevice {
         })
     }
 
-    /// The name of its VFIO character device (`vfio0`, in `/dev/vfio/devices`), which kernels with
-    /// device cdevs give it while it is bound to vfio-pci. Kernels without have the directory all
-    /// the same, but no device number in it.
+    /// Returns the name of the function's VFIO character device (`vfio0`, in `/dev/vfio/devices`).
+    /// Kernels with device cdevs create it while the function is bound to vfio-pci. Kernels without
+    /// them also have the directory, but no device number in it.
     pub fn cdev(&self) -> Option<String> {
         let dir = self.path.join("vfio-dev");
         entries(&dir).into_iter().find(|name| {
@@ -141,7 +142,7 @@ impl PciDevice {
 }
 
 impl Group {
-    /// The devices, other than `except`, whose drivers keep the group from belonging to userspace.
+    /// Returns the devices, other than `except`, with drivers that keep the group from userspace.
     pub fn blockers(&self, except: &[Bdf]) -> Vec<(Bdf, String)> {
         self.members
             .iter()
@@ -152,13 +153,13 @@ impl Group {
     }
 }
 
-/// The last component of a symbolic link's target.
+/// Returns the last component of a symbolic link's target.
 fn link_name(path: &Path) -> Option<String> {
     let target = fs::read_link(path).ok()?;
     Some(target.file_name()?.to_str()?.to_string())
 }
 
-/// The names in a directory; none when it cannot be read.
+/// Returns the names in a directory; none when it cannot be read.
 pub fn entries(dir: &Path) -> Vec<String> {
     let names = || -> io::Result<Vec<String>> {
         Ok(fs::read_dir(dir)?

@@ -1,5 +1,5 @@
-//! Refusals before the kernel is asked, on trees of sysfs made for the purpose. What the kernel
-//! itself does is tested in a guest (`harness/tests/guests/vfio.rs`).
+//! Refusals before the kernel is asked, on artificial trees of sysfs. The kernel's own behaviour is
+//! tested in a guest (`harness/tests/guests/vfio.rs`).
 
 use super::caps::Region;
 use super::function::place;

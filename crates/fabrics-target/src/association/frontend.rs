@@ -77,7 +77,7 @@ impl Frontend for Association {
         self.controller.needs_polling() || self.has_news() || self.mail.has_news()
     }
 
-    /// The next command comes on the ring, without a wake-up while its worker polls.
+    /// The next command arrives on the ring, without a wake-up while its worker polls.
     fn keeps_window(&self) -> bool {
         self.in_flight() > 0 || self.io.iter().any(|queue| queue.phase == Phase::Open)
     }

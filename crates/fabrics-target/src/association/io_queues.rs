@@ -3,7 +3,7 @@
 use super::*;
 
 impl Association {
-    /// A connection for an I/O queue has come.
+    /// Handles a new connection for an I/O queue.
     pub(super) fn arrive(&mut self, connected: Connected) {
         let limits = self.target.config.limits;
         let (qid, entries_z) = (connected.connect.qid, connected.connect.sqsize_z);
@@ -67,7 +67,7 @@ impl Association {
         self.io.push(queue);
     }
 
-    /// What the controller has answered to this side.
+    /// Handles the controller's answer to a command of this side that creates or deletes a ring.
     pub(super) fn answered(&mut self, qid: u16, step: Step, status: Status) {
         let Some(queue) = self.io.iter_mut().find(|queue| queue.qid == qid) else {
             return;
@@ -100,7 +100,7 @@ impl Association {
                 queue.phase = Phase::Removing;
                 self.remove(qid, step == Step::CreateSq);
             }
-            // Its connection has ended before its rings were there.
+            // The connection has ended before the rings were created.
             (Step::CreateSq, Phase::Removing, created) => self.remove(qid, created),
             (Step::DeleteSq, ..) => {
                 let delete = delete(AdminOpcode::DELETE_IO_CQ, qid);
@@ -113,7 +113,7 @@ impl Association {
         }
     }
 
-    /// Has a queue's rings removed; its submission queue, too, if it is there.
+    /// Deletes a queue's rings; the submission queue only if it exists.
     pub(super) fn remove(&mut self, qid: u16, with_sq: bool) {
         let Some(queue) = self.io.iter_mut().find(|queue| queue.qid == qid) else {
             return;
@@ -180,7 +180,7 @@ impl Association {
         worked
     }
 
-    /// Goes on with queues that end.
+    /// Advances queues that are ending.
     pub(super) fn end_queues(&mut self) -> bool {
         let mut worked = false;
         let ended: Vec<u16> = self

@@ -6,7 +6,8 @@ use super::queue::Portal;
 use dhchap::{Host, Names, Random, Refused, Secrets};
 use nvme::fabrics::Authentication;
 
-/// Proves to the controller who this host is, and has it do so, where there is a secret of it.
+/// Authenticates this host to the controller (DH-HMAC-CHAP), and the controller to this host if a
+/// secret of the subsystem is configured.
 pub(super) fn authenticate(
     client: &mut Client,
     portal: &Portal,
@@ -26,8 +27,8 @@ pub(super) fn authenticate(
     last.map_or(Ok(()), |last| send(client, &last))
 }
 
-/// A controller that finds a wrong proof says so, and closes the connection: what it says may be
-/// lost with that.
+/// Maps the error after a reply. A controller that rejects the proof reports it and closes the
+/// connection, and the report may be lost with the connection.
 fn unproven(trouble: Trouble) -> Trouble {
     match trouble.is_closed() {
         true => Trouble::Unproven,
@@ -35,7 +36,7 @@ fn unproven(trouble: Trouble) -> Trouble {
     }
 }
 
-/// Tells the controller that this host does not go on.
+/// Reports to the controller that this host ends the authentication.
 fn end(client: &mut Client, why: Refused) -> Trouble {
     if let Refused::ByHost { message, .. } = &why {
         // The connection ends with or without its answer.

@@ -1,5 +1,5 @@
-//! One queue as a conversation: a command, and its answer. For Admin queues, and for the first
-//! steps on others.
+//! Synchronous use of one queue: one command, and its answer. For Admin queues, and for the first
+//! steps on I/O queues.
 
 use super::error::Trouble;
 use nvme::aen::AsyncEvent;
@@ -15,7 +15,7 @@ use std::time::Instant;
 
 /// Commands in flight: one that is waited for, a Keep Alive, Asynchronous Event Requests.
 const DEPTH: u16 = 15;
-/// Bytes that are received at a time, at most.
+/// Maximum number of bytes received at a time.
 const BUFFER: usize = 16 << 10;
 /// Longest data of a command, in bytes.
 const MOST_DATA: u32 = 1 << 20;
@@ -24,9 +24,9 @@ const MOST_DATA: u32 = 1 << 20;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Data<'a> {
     None,
-    /// From the controller: so many bytes.
+    /// Data from the controller, of this length.
     In(u32),
-    /// To the controller, in the capsule.
+    /// Data to the controller, in the capsule.
     Out(&'a [u8]),
 }
 
@@ -75,7 +75,7 @@ impl Client {
         *self.writer.limits()
     }
 
-    /// The conversation's steps end then.
+    /// Sets the time limit of the conversation's steps.
     pub(crate) fn set_deadline(&mut self, deadline: Instant) {
         self.conversation.set_deadline(deadline);
     }
@@ -84,7 +84,7 @@ impl Client {
         self.conversation.fd()
     }
 
-    /// The socket, in blocking mode, for another user. Nothing may be in flight on it.
+    /// Returns the socket, in blocking mode, for another user. Nothing may be in flight on it.
     pub(crate) fn into_fd(self) -> Result<OwnedFd, Trouble> {
         if !self.received.is_empty() {
             return Err(Trouble::Unusable("it says more than it was asked for"));
@@ -92,12 +92,13 @@ impl Client {
         Ok(self.conversation.into_blocking()?)
     }
 
-    /// SQHD of the last answer.
+    /// Returns SQHD of the last answer.
     pub(crate) fn last_sqhd(&self) -> u16 {
         self.last_sqhd
     }
 
-    /// Executes a command, whose name is for the words of an error; its completion, and its data.
+    /// Executes a command and returns its completion and data. `name` is the command's name in
+    /// error messages.
     pub(crate) fn execute(
         &mut self,
         name: &'static str,
@@ -120,19 +121,19 @@ impl Client {
         }
     }
 
-    /// Sends a command that is not waited for: [`Client::take`] says when it was answered.
+    /// Sends a command without waiting; [`Client::take`] returns its answer later.
     pub(crate) fn begin(&mut self, command: Command) -> Result<u16, Trouble> {
         self.submit(command, Data::None, false)
     }
 
-    /// A command has been answered.
+    /// Returns the completion and data of a command that has been answered.
     pub(crate) fn take(&mut self, cid: u16) -> Option<(Completion, Vec<u8>)> {
         let answer = self.commands.get(cid)?.item.answer?;
         let entry = self.commands.remove(cid)?;
         Some((answer, entry.item.data))
     }
 
-    /// Asks to be told of an event.
+    /// Sends an Asynchronous Event Request.
     pub(crate) fn request_event(&mut self) -> Result<(), Trouble> {
         let command = Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0);
         self.submit(command, Data::None, true)?;
@@ -145,7 +146,7 @@ impl Client {
         self.waiting
     }
 
-    /// Events that have come, the first of them.
+    /// Returns the first event that has arrived.
     pub(crate) fn next_event(&mut self) -> Option<AsyncEvent> {
         self.events.pop_front()
     }
@@ -189,7 +190,7 @@ impl Client {
         Ok(cid)
     }
 
-    /// Receives what there is, at least something.
+    /// Receives the available bytes, and waits for at least one.
     pub(crate) fn receive(&mut self) -> Result<(), Trouble> {
         let had = self.received.len();
         self.received.resize(had + BUFFER, 0);
@@ -206,7 +207,7 @@ impl Client {
             let (used, answer) = match self.answers.next(input, &mut self.commands) {
                 Ok(next) => next,
                 Err(violation) => {
-                    // Nothing depends on its arrival.
+                    // Best effort: nothing depends on its delivery.
                     let _ = self.conversation.write(&violation.h2c_term_req());
                     break Err(violation.into());
                 }

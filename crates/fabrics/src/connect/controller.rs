@@ -1,4 +1,4 @@
-//! A controller that is brought up: its Admin queue, and what it says of itself and of the
+//! Bringing up a controller: its Admin queue, and the Identify data of the controller and the
 //! namespace.
 
 use super::client::{Client, Data};
@@ -18,19 +18,19 @@ use std::time::{Duration, Instant};
 use volume::AtomicWrites;
 use zerocopy::FromBytes;
 
-/// Most bytes of one request: longer ones go out in parts.
+/// Maximum of data in one command: longer requests are split.
 const MOST_DATA: u32 = 1 << 20;
-/// Most bytes that one command zeroes or deallocates: one that a controller carries out by writing
-/// is answered in time.
+/// Maximum of bytes that one command zeroes or deallocates: a controller may execute it by writing,
+/// and has to answer in time.
 const MOST_ZEROED: u64 = 64 << 20;
-/// Most groups of the ANA log page that are read.
+/// Maximum number of ANA groups that are read.
 const MOST_GROUPS: u32 = 4096;
 /// Requests of no group but for its state (RGO).
 const GROUPS_ONLY: u8 = 1;
-/// Between two looks whether the controller is ready.
+/// Interval between checks whether the controller is ready.
 const READY_LOOK: Duration = Duration::from_millis(10);
 
-/// What is needed of a controller.
+/// Requirements on a controller.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
     pub nsid: u32,
@@ -39,8 +39,8 @@ pub(crate) struct Wanted {
     pub queues: u16,
 }
 
-/// What the volume's requests are made for: what must still be so when the controller is another
-/// one.
+/// Properties of the namespace and the subsystem that outstanding requests rely on. A controller
+/// that replaces another one must have the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub namespace: Namespace,
@@ -49,13 +49,13 @@ pub(crate) struct Facts {
     /// The subsystem's serial number.
     pub serial: String,
     pub model: String,
-    /// Bytes that a command moves at most: a multiple of the block.
+    /// Maximum of data in a command, in bytes: a multiple of the block.
     pub max_data: u32,
-    /// Bytes that one zeroes at most.
+    /// Maximum of bytes that a command zeroes.
     pub max_zeroed: u32,
-    /// Bytes that one deallocates at most.
+    /// Maximum of bytes that a command deallocates.
     pub max_deallocated: u32,
-    /// Of one command.
+    /// Atomicity of one command.
     pub atomic: AtomicWrites,
     pub write_zeroes: bool,
     pub dataset_management: bool,
@@ -76,9 +76,10 @@ pub(crate) struct Controller {
     /// Bytes of data that a capsule of an I/O queue may have.
     pub in_capsule: u32,
     pub kato: Duration,
-    /// How long after its last sign of the host it may go on with commands.
+    /// Longest time after its last sign of the host for which the controller may execute commands.
     pub lingers: Duration,
-    /// How long it may go on after it has closed the host's connections.
+    /// Longest time for which the controller may execute commands after it has closed the
+    /// connections.
     pub quiesces: Duration,
     nsid: u32,
     reports_ana: bool,
@@ -144,7 +145,7 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Looks how it reaches the namespace.
+    /// Reads the ANA state of the namespace.
     pub(crate) fn read_ana(&mut self) -> Result<(), Trouble> {
         if !self.reports_ana {
             return Ok(());
@@ -154,7 +155,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Looks at the namespace again: its size, in bytes.
+    /// Reads the size of the namespace again, in bytes.
     pub(crate) fn read_size(&mut self) -> Result<u64, Trouble> {
         let id = identify_namespace(&mut self.client, self.nsid)?;
         match Namespace::parse(self.nsid, &id) {
@@ -162,7 +163,7 @@ impl Controller {
             Ok(_) => Err(Trouble::Unusable(
                 "the namespace's blocks have another size",
             )),
-            // It has gone, or is not usable for now.
+            // The namespace was deleted, or is not usable for now.
             Err(_) => Ok(0),
         }
     }
@@ -213,9 +214,10 @@ impl Controller {
     }
 }
 
-/// How long after its last sign of the host a controller may go on with commands ("NVMe Base 2.1",
-/// 9.6.2): its keep-alive time-out, twice that where any command counts as a sign and it looks only
-/// once in that time, and what it needs to end them.
+/// Returns the longest time after the host's last sign of life during which a controller may still
+/// execute commands ("NVMe Base 2.1", 9.6.2). It is the keep-alive time-out, plus the time the
+/// controller needs to end commands. The time-out counts twice if any command counts as a sign,
+/// because the controller then checks only once in that time.
 fn lingers(id: &IdentifyController, kato: Duration) -> Duration {
     let granularity = Duration::from_millis(100) * u32::from(id.kas.get());
     let granularity = granularity.max(Duration::from_millis(100));
@@ -225,7 +227,7 @@ fn lingers(id: &IdentifyController, kato: Duration) -> Duration {
     rounded.saturating_mul(times) + quiesces(id)
 }
 
-/// What it needs to end commands (CQT).
+/// Returns the time that the controller needs to end commands (CQT).
 fn quiesces(id: &IdentifyController) -> Duration {
     Duration::from_millis(id.cqt.get().into())
 }
@@ -279,7 +281,7 @@ fn identify_namespace(client: &mut Client, nsid: u32) -> Result<IdentifyNamespac
         .map_err(|_| Trouble::Unusable("Identify Namespace is too short"))
 }
 
-/// A log page's beginning: whole dwords.
+/// Reads the beginning of a log page: whole dwords.
 pub(crate) fn log_page(
     client: &mut Client,
     lid: Lid,
@@ -310,7 +312,7 @@ fn log_page_with(client: &mut Client, log: GetLogPage, len: u32) -> Result<Vec<u
     Ok(page)
 }
 
-/// The state of a group of namespaces.
+/// Reads the ANA state of a group of namespaces.
 fn ana_state(client: &mut Client, group: u32) -> Result<AnaState, Trouble> {
     let header = size_of::<AnaHeader>() as u32;
     let log = GetLogPage {
@@ -324,7 +326,7 @@ fn ana_state(client: &mut Client, group: u32) -> Result<AnaState, Trouble> {
     let len = header + groups * size_of::<AnaGroup>() as u32;
     let page = log_page_with(client, log, len)?;
     let found = ana_groups(&page).find(|(found, _)| found.agid.get() == group);
-    // One that is not in the list is on its way there.
+    // A group missing from the list is about to be listed.
     Ok(found.map_or(AnaState::CHANGE, |(group, _)| group.state.anas()))
 }
 
@@ -353,7 +355,7 @@ fn configure_events(client: &mut Client, id: &IdentifyController) -> Result<(), 
         return Ok(());
     }
     match set_feature(client, Fid::ASYNC_EVENT_CONFIG, events.into_bits()) {
-        // Then none comes.
+        // Without the feature no such event is sent.
         Ok(_) | Err(Trouble::Status { .. }) => Ok(()),
         Err(trouble) => Err(trouble),
     }
@@ -426,7 +428,8 @@ fn uuid(list: &[u8]) -> [u8; 16] {
 }
 
 impl Facts {
-    /// What keeps requests that were made for these from being sent to another controller.
+    /// Returns the difference that prevents requests made for these facts from being sent to
+    /// another controller.
     pub(crate) fn differs(&self, other: &Self) -> Option<&'static str> {
         let (was, is) = (&self.namespace, &other.namespace);
         let names = |facts: &Self| (facts.namespace.nguid, facts.namespace.eui64, facts.uuid);

@@ -1,11 +1,11 @@
-//! Why there is no connection.
+//! Errors of connecting to a controller.
 
 use nvme::Status;
 use nvme::fabrics::status;
 use nvme_tcp::{Terminated, Violation};
 use std::io;
 
-/// What goes wrong in a conversation with a controller.
+/// Failure of a conversation with a controller.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
     /// The connection.
@@ -17,15 +17,15 @@ pub enum Trouble {
     /// The controller breaks the protocol.
     #[error("the controller breaks the protocol: {0}")]
     Violation(Violation),
-    /// The controller says that this side has broken the protocol.
+    /// The controller reports that this side has violated the protocol.
     #[error("the controller ends the connection: {0}")]
     Terminated(Terminated),
     /// A command failed.
     #[error("{command}: {}", status::name(*.status).unwrap_or("unknown status"))]
     Status {
-        /// Which one.
+        /// Name of the command.
         command: &'static str,
-        /// How it failed.
+        /// Status of the command.
         status: Status,
     },
     /// The controller lacks something without which it cannot be used.
@@ -34,7 +34,7 @@ pub enum Trouble {
     /// The controller did not become ready, or failed.
     #[error("the controller did not become ready (CSTS {0:#x})")]
     NotReady(u32),
-    /// One side has not proven to the other who it is (DH-HMAC-CHAP).
+    /// Authentication of one of the two sides has failed (DH-HMAC-CHAP).
     #[error("authentication (DH-HMAC-CHAP): {0}")]
     Authentication(dhchap::Refused),
     /// The controller has closed the connection instead of an answer to this host's proof.
@@ -55,7 +55,7 @@ impl From<Violation> for Trouble {
 }
 
 impl Trouble {
-    /// The other side has ended the connection, or there is none.
+    /// Returns whether the other side has ended the connection, or there is none.
     pub(crate) fn is_closed(&self) -> bool {
         match self {
             Self::Closed | Self::Unproven => true,
@@ -71,39 +71,39 @@ impl Trouble {
     }
 }
 
-/// Why there is no connection, in words that name the portal.
+/// Error of connecting; the message names the portal.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody answers there.
+    /// No connection to the portal can be made.
     #[error("{portal}: no controller can be reached ({error}); start it, or correct the address")]
     Unreachable {
-        /// Which portal.
+        /// Address of the portal.
         portal: String,
-        /// What the system says.
+        /// Error of the system.
         error: io::Error,
     },
-    /// It answers, but does not do what is needed.
+    /// The portal accepts connections, but its controller cannot be used.
     #[error("{portal}: {trouble}")]
     Trouble {
-        /// Which portal.
+        /// Address of the portal.
         portal: String,
-        /// What came of it.
+        /// Failure of the conversation.
         trouble: Trouble,
     },
     /// The host's name has no address.
     #[error("{portal}: the host's name has no address ({error})")]
     Name {
-        /// Which portal.
+        /// Address of the portal.
         portal: String,
-        /// What the resolver says.
+        /// Error of the resolver.
         error: io::Error,
     },
-    /// It has something else than before, or than another portal.
+    /// The controller differs from the previous one, or from another portal's.
     #[error("{portal}: is not what it was before: {what}")]
     Changed {
-        /// Which portal.
+        /// Address of the portal.
         portal: String,
-        /// What is different.
+        /// Property that differs.
         what: &'static str,
     },
 }

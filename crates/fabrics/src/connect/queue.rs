@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// A portal and who is spoken to there.
+/// A portal, and the host and subsystem names used there.
 #[derive(Debug, Clone)]
 pub(crate) struct Portal {
     pub place: HostPort,
@@ -22,11 +22,11 @@ pub(crate) struct Portal {
     pub subnqn: String,
     pub identity: HostIdentity,
     pub host: Host,
-    /// By which this host proves who it is.
+    /// Secrets for the authentication of this host.
     pub secrets: Option<Secrets>,
 }
 
-/// Which queue.
+/// Identifier and size of a queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Queue {
     pub qid: u16,
@@ -78,7 +78,7 @@ impl Portal {
     }
 }
 
-/// Makes a queue: the client of its connection, and what Connect was answered with.
+/// Connects a queue. Returns the client of its connection, and the response to Connect.
 pub(crate) fn connect_queue(
     portal: &Portal,
     queue: Queue,
@@ -89,8 +89,8 @@ pub(crate) fn connect_queue(
             portal: portal.place.to_string(),
             error,
         })?;
-    // When it is closed, nothing of what was sent is on its way any more: data of an old
-    // association never reaches the controller after it has been declared over.
+    // Closing resets the connection and drops unsent bytes: data of an old association never
+    // reaches the controller after the association was declared ended.
     let _ = sockopt::set_socket_linger(&fd, Some(Duration::ZERO));
     let conversation = Conversation::new(fd, deadline);
     let mut client = Client::new(conversation, portal.host).map_err(|t| portal.trouble(t))?;

@@ -1,5 +1,5 @@
-//! One I/O queue's connection: commands out, answers in; and its end, after which another one takes
-//! its place.
+//! One I/O queue's connection: commands out, answers in; and its end, after which a new connection
+//! replaces it.
 //!
 //! ```text
 //! Down --a thread has connected--> Open --error, time-out, end of the stream--> Closing --> Down
@@ -19,20 +19,20 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use volume::{Incoming, Outgoing, RingStream, RingStreams};
 
-/// Bytes that wait for the end of what is being sent; beyond that no command is taken, and no
-/// answer looked at that asks for more.
+/// Maximum of staged bytes while a message is being sent. Beyond it no command is taken, and no
+/// answer that requests more data is parsed.
 const STAGED: u64 = 1 << 20;
-/// Bytes of the buffer for what is received.
+/// Size of the receive buffer, in bytes.
 const BUFFER: usize = 128 << 10;
 /// Data of which so many bytes are to come is received where it belongs, without a copy.
 const DIRECT: u32 = 16 << 10;
-/// How long a controller may take to close a connection that this side has ended.
+/// Time limit for a controller to close a connection that this side has ended.
 const CLOSING: Duration = Duration::from_secs(1);
 /// Lists of pieces that are kept for the next ones.
 const SPARE_LISTS: usize = 64;
-/// In the name of a list that is sent: it is a piece of a command's, not all of it.
+/// Bit in the name of a sent list: it is a piece of a command's memory, not all of it.
 const PIECE: u64 = 1 << 32;
-/// Bytes that are copied and summed at a time.
+/// Number of bytes that are copied and summed at a time.
 const CHUNK: usize = 4096;
 
 /// A connection that a thread has made.
@@ -40,7 +40,7 @@ const CHUNK: usize = 4096;
 pub(crate) struct Ready {
     pub fd: OwnedFd,
     pub limits: Limits,
-    /// Of which association of its path.
+    /// Number of the path's association.
     pub epoch: u64,
     pub qid: u16,
     /// Commands in flight, at most.
@@ -49,16 +49,16 @@ pub(crate) struct Ready {
     pub in_capsule: u32,
 }
 
-/// How a command has ended.
+/// End of a command.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// It was answered.
+    /// The command was answered.
     Answered(Part, Answered),
-    /// Its connection has ended before; it was sent, or `part.unsent`.
+    /// The connection has ended before the answer; the command was sent, unless `part.unsent`.
     Lost(Part),
 }
 
-/// Why a connection is of no use any more.
+/// Reason why a connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error("the controller has closed the connection")]
@@ -78,7 +78,7 @@ pub(super) enum Broken {
 }
 
 impl Broken {
-    /// The kernel could not read or write the memory of a request.
+    /// Returns whether the kernel could not read or write the memory of a request.
     pub(super) fn is_fault(&self) -> bool {
         matches!(self, Self::Io(error) if is(error, Errno::FAULT))
     }
@@ -88,7 +88,7 @@ impl Broken {
         matches!(self, Self::Violation(_) | Self::Terminated(_)) || self.is_fault()
     }
 
-    /// For the thread that keeps the path.
+    /// Returns the reason as text, for the thread that keeps the path.
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Closed => "the controller has closed the connection",
@@ -127,11 +127,11 @@ struct Open {
     qid: u16,
     /// `None` while the kernel has it.
     incoming: Option<Incoming>,
-    /// There is something in it that was not looked at, as too much is to be sent.
+    /// Parsing was stopped with bytes left, because too much is staged.
     stopped: bool,
     /// The command whose memory is received into.
     direct: Option<u16>,
-    /// What is sent next, and the number of that message.
+    /// The next message, and its number.
     staged: Outgoing,
     batch: u64,
     /// `None` while the kernel has it.
@@ -154,12 +154,12 @@ enum State {
     },
 }
 
-/// Who has ended a connection.
+/// Side that has ended a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
     /// The controller: it does nothing more for its commands.
     Controller,
-    /// This side, or the network.
+    /// This side, or the network, has ended the connection.
     Other,
 }
 
@@ -189,10 +189,10 @@ impl Link {
         }
     }
 
-    /// There is a connection.
+    /// Takes a new connection.
     ///
     /// # Errors
-    /// There is another one still.
+    /// `ready`, if the previous connection has not ended.
     pub(super) fn opened(&mut self, streams: &RingStreams, ready: Ready) -> Result<(), Ready> {
         if !matches!(self.state, State::Down) {
             return Err(ready);
@@ -229,22 +229,22 @@ impl Link {
         }
     }
 
-    /// A command can be taken.
+    /// Returns whether a command can be staged.
     pub(super) fn has_room(&self) -> bool {
         !self.in_flight.is_full() && self.open().is_some_and(|open| open.staged.left() < STAGED)
     }
 
-    /// Nothing is staged: what comes next begins a batch.
+    /// Returns whether nothing is staged, so that the next command begins a batch.
     pub(super) fn begins(&self) -> bool {
         self.open().is_none_or(|open| open.staged.left() == 0)
     }
 
-    /// Commands can be sent.
+    /// Returns whether commands can be sent.
     pub(super) fn is_open(&self) -> bool {
         self.open().is_some()
     }
 
-    /// The association and the queue's identifier of what is open or closing.
+    /// Returns the association and the queue identifier of an open or closing connection.
     pub(super) fn identity(&self) -> Option<(u64, u16)> {
         match &self.state {
             State::Down => None,
@@ -252,12 +252,13 @@ impl Link {
         }
     }
 
-    /// It waits for something that may not be signalled: the controller's end of it.
+    /// Returns whether the link waits for something that may not be signalled: the controller's
+    /// close.
     pub(super) fn is_timed(&self) -> bool {
         matches!(self.state, State::Closing { .. })
     }
 
-    /// Something has come, or can be sent.
+    /// Returns whether something was received, or can be sent.
     pub(super) fn has_news(&self) -> bool {
         match &self.state {
             State::Down => false,
@@ -270,10 +271,10 @@ impl Link {
         }
     }
 
-    /// Takes a command.
+    /// Stages a command.
     ///
     /// # Errors
-    /// There is no room.
+    /// `part`, if there is no room.
     pub(super) fn stage(&mut self, mut part: Part, facts: &Facts) -> Result<(), Part> {
         let State::Open(open) = &mut self.state else {
             return Err(part);
@@ -291,7 +292,8 @@ impl Link {
             data_out: if inside { 0 } else { data_out },
         };
         command.set_sgl(match capsule {
-            // In bytes; for a read or write, what follows by messages of their own.
+            // Length in bytes: the data of a read, or of a write that is sent in messages of its
+            // own.
             0 => SglDescriptor::transport(data_in.max(data_out)),
             capsule => SglDescriptor::in_capsule(0, capsule),
         });
@@ -309,7 +311,7 @@ impl Link {
         Ok(())
     }
 
-    /// Hands what is staged to the ring. `true` when there was something.
+    /// Hands the staged commands to the ring. `true` when there were any.
     pub(super) fn send(&mut self) -> bool {
         let State::Open(open) = &mut self.state else {
             return false;
@@ -317,14 +319,14 @@ impl Link {
         open.send()
     }
 
-    /// The kernel gets what the ring has, now.
+    /// Submits the entries of the ring to the kernel.
     pub(super) fn push(&self) {
         if let State::Open(open) = &self.state {
             open.stream.push();
         }
     }
 
-    /// Goes on with what has come. Commands that have ended are in `over`.
+    /// Handles received bytes and finished sends. Commands that have ended are in `over`.
     pub(super) fn poll(
         &mut self,
         now: Instant,
@@ -351,14 +353,14 @@ impl Link {
         Ok(())
     }
 
-    /// The connection is of no use any more.
+    /// Begins closing the connection.
     pub(super) fn close(&mut self, why: &Broken, now: Instant) {
         let state = std::mem::replace(&mut self.state, State::Down);
         let State::Open(mut open) = state else {
             self.state = state;
             return;
         };
-        // What was not sent goes on another way.
+        // Commands that were not sent are sent on another path.
         open.staged.clear(|name, list| {
             return_list(&mut self.in_flight, &mut open.lists, name, list);
         });
@@ -373,14 +375,14 @@ impl Link {
                 if let Broken::Violation(violation) = why
                     && let Some(mut last) = open.spare.take()
                 {
-                    // What was wrong, if that can be said without waiting.
+                    // The reason is reported if that can be done without waiting.
                     last.bytes(&violation.h2c_term_req());
                     match open.stream.send(last) {
                         Ok(()) => open.stream.push(),
                         Err(last) => open.spare = Some(last),
                     }
                 }
-                // The controller is given time to answer what it has begun.
+                // The controller is given time to answer the commands it has begun.
                 open.stream.end_sending();
             }
         }
@@ -403,7 +405,8 @@ impl Link {
         }
     }
 
-    /// Goes on with closing. `Some` when it is over: commands are in `over`.
+    /// Advances the closing of the connection. `Some` when it is closed: its commands are in
+    /// `over`.
     pub(super) fn closed(&mut self, now: Instant, over: &mut Vec<Ended>) -> Option<By> {
         let State::Closing {
             open,
@@ -443,8 +446,8 @@ impl Link {
         Some(by)
     }
 
-    /// Commands of a request that nobody wants any more. Those whose memory is here are given up,
-    /// by `take`; `true` when the kernel has the memory of others.
+    /// Gives up the commands of a cancelled request. Those whose memory is here are given up by
+    /// `take`; `true` when the kernel has the memory of further ones.
     pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Part)) -> bool {
         let mut lent = false;
         for (_, entry) in self.in_flight.iter_mut() {
@@ -464,7 +467,7 @@ impl Link {
 }
 
 impl Open {
-    /// Bytes that are not a request's memory, with their digest.
+    /// Stages bytes that are not a request's memory, with their digest.
     fn stage_bytes(&mut self, bytes: &[u8]) {
         self.staged.bytes(bytes);
         if self.writer.data_digest() {
@@ -472,11 +475,11 @@ impl Open {
         }
     }
 
-    /// A part of a write's data, of which the header has been staged.
+    /// Stages a part of a write's data, behind its header.
     fn stage_data(&mut self, cid: u16, part: &mut Part, at: u32, len: u32) {
         if self.writer.data_digest() {
-            // A guest that changes its memory meanwhile would break the connection: what is sent is
-            // what was summed.
+            // The sent bytes must be those of the digest. A guest that changes its memory meanwhile
+            // would break the connection otherwise.
             return self.stage_copy(part, at, len);
         }
         if at == 0 && len == part.len && part.lent == 0 {
@@ -486,8 +489,8 @@ impl Open {
         }
         let mut piece = self.lists.pop().unwrap_or_default();
         if part.list.slice(at.into(), len.into(), &mut piece) != u64::from(len) {
-            // There is less of it than its request said: zeroes keep the protocol, and its error is
-            // the request's.
+            // The memory is shorter than the request's length. Zeroes keep the protocol intact, and
+            // the request fails.
             part.unstored = true;
             self.lists.push(piece);
             return self.stage_copy(part, at, len);
@@ -516,7 +519,7 @@ impl Open {
         }
     }
 
-    /// A part of a write's data, for which the controller is ready.
+    /// Sends a part of a write's data that the controller has requested.
     fn transfer(&mut self, cid: u16, part: &mut Part, tag: u16, at: u32, len: u32) {
         let most = self.writer.limits().h2c_data;
         let mut done = 0;
@@ -594,7 +597,8 @@ impl Open {
         Ok(())
     }
 
-    /// Memory comes back, and commands end that were answered before all of a batch was sent.
+    /// Takes back the memory of a batch that has been sent, and ends its commands that were
+    /// answered meanwhile.
     fn end_of_sending(
         &mut self,
         mut outgoing: Outgoing,
@@ -618,11 +622,11 @@ impl Open {
         self.stopped = false;
     }
 
-    /// What went to a request's memory.
+    /// Records `len` bytes that were received into a request's memory.
     fn received(&mut self, incoming: &mut Incoming, len: u64, in_flight: &mut InFlight<Part>) {
         let direct = incoming.received(len);
         self.reclaim(incoming, in_flight);
-        // No longer than what was expected, which has 32 bits.
+        // At most the expected number of bytes, which has 32 bits.
         self.answers.took(direct as u32);
     }
 
@@ -676,7 +680,7 @@ impl Open {
                             over.push(Ended::Answered(entry.item, answer));
                         }
                     } else if let Some(entry) = in_flight.get(cid) {
-                        // It ends with what is still being sent.
+                        // The command ends when the send has ended.
                         entry.item.answer = Some(answer);
                     }
                 }
@@ -705,8 +709,8 @@ impl Open {
         }
     }
 
-    /// Takes memory from the kernel, and drops what comes, as long as the connection has not
-    /// `ended`; who has ended it.
+    /// Takes memory back from the kernel, and discards received bytes, as long as the connection
+    /// has not `ended`. Returns the side that has ended it.
     fn drain(&mut self, in_flight: &mut InFlight<Part>, ended: bool) -> Option<By> {
         if let Some((mut outgoing, _)) = self.stream.sent() {
             let lists = &mut self.lists;
@@ -721,7 +725,7 @@ impl Open {
             by = match &received {
                 Ok(0) => Some(By::Controller),
                 Ok(_) => None,
-                // The other end says nothing by what was cancelled here.
+                // Cancellation of our own operations is no sign of the other side.
                 Err(error) if is(error, Errno::CANCELED) => None,
                 Err(error) => Some(By::of(error)),
             };
@@ -740,14 +744,14 @@ impl Open {
     }
 }
 
-/// A list comes back from the kernel; whose it was.
+/// Returns a list from the kernel to its command; returns the command's identifier.
 fn return_list(
     in_flight: &mut InFlight<Part>,
     lists: &mut Vec<SegmentList>,
     name: u64,
     mut list: SegmentList,
 ) -> u16 {
-    // Its low bits.
+    // The identifier is in the low bits.
     let cid = name as u16;
     let entry = in_flight.get(cid);
     if let Some(entry) = entry {
@@ -765,7 +769,7 @@ fn return_list(
 }
 
 impl What {
-    /// What it fails by where the controller is to blame.
+    /// Returns the error of the command when the controller is at fault.
     pub(super) const fn failed(self) -> volume::IoErrorKind {
         match self {
             Self::Read => volume::IoErrorKind::MediaRead,

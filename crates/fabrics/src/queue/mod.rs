@@ -1,10 +1,10 @@
-//! One worker's queue into a namespace.
+//! Queue of one worker into a namespace.
 //!
-//! A request becomes a command, or several where the controller takes no more at a time. A command
-//! takes one of the paths that reach the namespace best ([`Routes`]). Those of an association that
-//! ended are sent again, on whatever path there is: such as change nothing at once, the others when
-//! the association has really ended, for a controller that still carried them out later would undo
-//! what was written since. They fail when there is no path for too long. Nothing here waits.
+//! A request becomes one command, or several where it exceeds the controller's maximum. A command
+//! takes one of the paths with the best ANA state ([`Routes`]). Commands of an association that
+//! ended are sent again on any available path. Those that change no data are sent at once. The rest
+//! wait until the association has really ended, because a controller that still carried them out
+//! later would undo newer writes. They fail when there is no path for too long. Nothing here waits.
 
 mod link;
 mod part;
@@ -30,17 +30,17 @@ use volume::{
     QueueState, Request, RingStreams, VolumeQueue, Wake,
 };
 
-/// Between two looks at time-outs, while something is in flight.
+/// Interval between checks of time-outs, while something is in flight.
 const LOOK: Duration = Duration::from_millis(100);
 /// Bytes of zeroes that are written again and again, where the controller knows no Write Zeroes.
 const ZEROES: usize = 1 << 20;
 /// Connections that may break the protocol, or meet with missing memory, while a command is in
 /// flight, until it fails.
 const MOST_VIOLATIONS: u8 = 5;
-/// Times that a command is sent again after an error of which the controller says that it may be.
+/// Maximum of retries of a command after errors that the controller marks as retryable.
 const MOST_TRIES: u8 = 5;
 
-/// What a path's thread tells a worker's queue.
+/// Message from a path's thread to a worker's queue.
 #[derive(Debug)]
 pub(crate) enum Message {
     /// A connection.
@@ -51,7 +51,7 @@ pub(crate) enum Message {
     },
     /// An association is over: its connections are to be ended.
     Broken { path: usize, epoch: u64 },
-    /// It has really ended, from that time on.
+    /// An association has really ended, as of that time.
     Ended {
         path: usize,
         epoch: u64,
@@ -62,7 +62,7 @@ pub(crate) enum Message {
 }
 
 impl Message {
-    /// For another queue, where there can be a second one.
+    /// Returns a copy for another queue, if the message may be sent to several.
     pub(crate) const fn copy(&self) -> Option<Self> {
         Some(match *self {
             Self::Ready { .. } => return None,
@@ -77,14 +77,14 @@ impl Message {
 struct Limbo {
     path: usize,
     epoch: u64,
-    /// When that is certainly over, as soon as it is known.
+    /// Time when the association is certainly over, once that is known.
     ends: Option<Instant>,
     parts: Vec<Part>,
 }
 
 pub(crate) struct FabricsQueue {
     shared: Arc<Shared>,
-    /// Its place among the volume's queues.
+    /// Index among the volume's queues.
     place: usize,
     info: Info,
     streams: RingStreams,
@@ -93,22 +93,22 @@ pub(crate) struct FabricsQueue {
     parents: Parents,
     /// Requests of which something is to be sent.
     waiting: VecDeque<usize>,
-    /// Commands that are to be sent again, before others.
+    /// Commands to be sent again, before new ones.
     again: VecDeque<Part>,
     limbo: Vec<Limbo>,
-    /// Connections whose places are taken by such as have not ended, with path and number.
+    /// Connections whose places are taken by others that have not ended, with path and number.
     early: Vec<(usize, usize, Ready)>,
     /// Commands that change something, and that nobody waits for: nothing is sent before they have
     /// ended, for a guest that was reset must not find its old write on top of its new one.
     given_up: usize,
-    /// Requests that nobody waits for, and whose memory the kernel had when that was looked at.
+    /// Cancelled requests whose memory the kernel had when they were last checked.
     lent: Vec<usize>,
     /// Requests that are complete.
     ended: Vec<Completion>,
     /// Recycled.
     over: Vec<Ended>,
     zeroes: Option<SegmentList>,
-    /// Since when there has been no path.
+    /// Time since which there has been no path.
     lost: Option<Instant>,
     /// Roughly.
     now: Instant,
@@ -148,7 +148,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Sends what can be sent.
+    /// Sends commands as far as there is room.
     fn issue(&mut self) {
         if self.given_up > 0 {
             return;
@@ -181,7 +181,7 @@ impl FabricsQueue {
                 continue;
             };
             if let Err(part) = link.stage(part, &shared.facts) {
-                // It had room.
+                // The link has room; this is a fallback.
                 self.again.push_back(part);
             }
             let parent = self.parents.get(place);
@@ -191,7 +191,7 @@ impl FabricsQueue {
         }
     }
 
-    /// A command has ended on a path.
+    /// Handles the end of a command on a path.
     fn over(&mut self, path: usize, epoch: u64, ended: Ended) {
         match ended {
             Ended::Answered(part, answer) => self.answered(path, part, answer),
@@ -223,7 +223,7 @@ impl FabricsQueue {
         }
     }
 
-    /// What is held of an association: there is always a place for it.
+    /// Returns the held commands of an association; there is always a place for them.
     fn limbo_of(&mut self, path: usize, epoch: u64) -> Option<&mut Limbo> {
         let known = |limbo: &Limbo| limbo.path == path && limbo.epoch == epoch;
         let place = self.limbo.iter().position(known).unwrap_or_else(|| {
@@ -238,7 +238,7 @@ impl FabricsQueue {
         self.limbo.get_mut(place)
     }
 
-    /// Goes on with commands whose association has really ended.
+    /// Sends again the held commands of associations that have really ended.
     fn release(&mut self) {
         let now = self.now;
         let mut place = 0;
@@ -302,7 +302,7 @@ impl FabricsQueue {
         self.finish(part, Err(error));
     }
 
-    /// A command has ended for its request.
+    /// Handles the end of a command for its request.
     fn finish(&mut self, mut part: Part, result: Result<(), IoError>) {
         let place = part.parent;
         let Some(parent) = self.parents.get(place) else {
@@ -328,7 +328,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Goes on with one connection.
+    /// Advances one connection.
     fn poll_link(&mut self, path: usize, number: usize) {
         let mut over = std::mem::take(&mut self.over);
         let Some(link) = self.routes.link(path, number) else {
@@ -370,7 +370,7 @@ impl FabricsQueue {
         }
     }
 
-    /// What the threads of the paths have left.
+    /// Handles the messages from the paths' threads.
     fn read_mail(&mut self) {
         for message in self.mail.take() {
             match message {
@@ -383,7 +383,7 @@ impl FabricsQueue {
                     }
                     self.drop_early(path, epoch);
                 }
-                // Connections may still be closing: what they hold comes later.
+                // Connections may still be closing: their commands arrive later.
                 Message::Ended { path, epoch, at } => {
                     if let Some(limbo) = self.limbo_of(path, epoch) {
                         limbo.ends = Some(at);
@@ -400,7 +400,7 @@ impl FabricsQueue {
         let streams = &self.streams;
         let opened = link.map_or(Ok(()), |link| link.opened(streams, ready));
         if let Err(ready) = opened {
-            // It takes the place of one that is still closing.
+            // The new connection replaces one that is still closing.
             self.early.push((path, number, ready));
         }
     }
@@ -424,7 +424,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Nobody waits for a request any more.
+    /// Gives up the commands of a cancelled request.
     fn give_up(&mut self, place: usize) {
         let Some(parent) = self.parents.get(place) else {
             return;
@@ -434,7 +434,7 @@ impl FabricsQueue {
         parent.result = Err(IoErrorKind::Aborted.into());
         self.waiting.retain(|waiting| *waiting != place);
         let (mut changing, mut still_lent) = (0, false);
-        // Its memory is its owner's again, and one command less is waited for.
+        // The memory returns to its owner, and the request waits for one command less.
         let mut take = |part: &mut Part| {
             changing += usize::from(part.what.changes());
             let list = part.keep_copy();
@@ -465,7 +465,7 @@ impl FabricsQueue {
                 None => link.hurry(),
             }
         }
-        // Of an association that is lost, and that may still carry it out.
+        // The command belongs to a lost association, which may still carry it out.
         for part in self.limbo.iter_mut().flat_map(|limbo| &mut limbo.parts) {
             if part.parent == place && !part.given_up {
                 part.given_up = true;
@@ -493,10 +493,10 @@ impl FabricsQueue {
         self.end_if_over(place);
     }
 
-    /// Ends requests that nobody waits for and whose memory has come back.
+    /// Ends cancelled requests whose memory has come back.
     fn collect(&mut self) {
         for place in std::mem::take(&mut self.lent) {
-            // It may be another request's by now.
+            // The place may belong to another request by now.
             if self.parents.get(place).is_some_and(|p| p.cancelled) {
                 self.give_up(place);
             }
@@ -526,8 +526,7 @@ impl FabricsQueue {
         }
     }
 
-    /// The worker ends, and the controller does not answer: its requests are not waited for for
-    /// ever.
+    /// Gives up the requests when the worker ends and the controller does not answer.
     fn end(&mut self, answered: bool) {
         if !self.parents.is_empty() && self.ending.is_over(answered) {
             let subsystem = &self.shared.subsystem;
@@ -542,7 +541,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Whether the next round has something to do that no event tells of.
+    /// Returns whether the next round has work that no event signals.
     fn goes_on(&self) -> bool {
         let issues = self.given_up == 0
             && !(self.waiting.is_empty() && self.again.is_empty())
@@ -550,7 +549,7 @@ impl FabricsQueue {
         issues || !self.ended.is_empty() || self.mail.has_news() || self.routes.has_news()
     }
 
-    /// Time goes by that nothing signals.
+    /// Returns whether a time limit runs that nothing signals.
     fn is_timed(&self) -> bool {
         !self.parents.is_empty()
             || !self.ended.is_empty()
@@ -559,7 +558,7 @@ impl FabricsQueue {
     }
 }
 
-/// The next command of a request.
+/// Makes the next command of a request.
 fn next(
     parent: &mut Parent,
     place: usize,
@@ -675,7 +674,8 @@ impl VolumeQueue for FabricsQueue {
         QueueState { in_flight, wake }
     }
 
-    /// Its completion comes with one of the next rounds, whether the controller answers or not.
+    /// Cancels a request. Its completion is returned in one of the next rounds, whether the
+    /// controller answers or not.
     fn cancel(&mut self, tag: u64) {
         if let Some(place) = self.parents.find(tag) {
             self.give_up(place);
@@ -688,7 +688,7 @@ impl FastPath for FabricsQueue {
         self.submit(Request::transfer(tag, op, offset, data))
     }
 
-    /// What was started goes out as one message.
+    /// Sends all started commands as one message.
     fn push(&mut self) {
         for (_, link) in self.routes.all() {
             if link.send() {

@@ -1,4 +1,4 @@
-//! A command of a request: what it asks for, and as what it is sent.
+//! A command of a request: its operation, and its encoding.
 
 use crate::connect::Facts;
 use dma::{Buffer, SegmentList};
@@ -7,7 +7,7 @@ use nvme::{Command, NvmOpcode};
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
-/// What a command does.
+/// Operation of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     Read,
@@ -18,7 +18,7 @@ pub(crate) enum What {
 }
 
 impl What {
-    /// It changes what the namespace holds.
+    /// Returns whether the command changes data of the namespace.
     pub(crate) const fn changes(self) -> bool {
         matches!(
             self,
@@ -26,7 +26,7 @@ impl What {
         )
     }
 
-    /// It moves the request's data.
+    /// Returns whether the command transfers the request's data.
     pub(crate) const fn has_data(self) -> bool {
         matches!(self, Self::Read | Self::Write { .. })
     }
@@ -41,31 +41,31 @@ pub(crate) struct Part {
     /// Bytes.
     pub offset: u64,
     pub len: u32,
-    /// Its data's memory; empty while the kernel has it.
+    /// Memory of the data; empty while the kernel has it.
     pub list: SegmentList,
-    /// It has all of its request's memory, not a slice.
+    /// `list` is all of the request's memory, not a slice.
     pub whole: bool,
-    /// Since when it is with the controller.
+    /// Time when the command was sent to the controller.
     pub since: Instant,
-    /// When it was made.
+    /// Time when the command was made.
     pub made: Instant,
     /// Pieces of its memory that the kernel has.
     pub lent: u32,
-    /// Nobody waits for its answer.
+    /// The request was cancelled; the answer is discarded.
     pub given_up: bool,
-    /// Its data could not be stored.
+    /// Received data could not be stored in the request's memory.
     pub unstored: bool,
-    /// With which message of its connection it goes, or went.
+    /// Number of the message, on its connection, that carries the command.
     pub batch: u64,
     /// Bytes of its data that the controller has still to ask for.
     pub owed: u32,
-    /// Its connection has ended before it was sent.
+    /// The connection has ended before the command was sent.
     pub unsent: bool,
     /// Connections that broke while it was with the controller, by more than their end.
     pub violations: u8,
     /// Times that it was answered by an error and sent again.
     pub tries: u8,
-    /// How it was answered while the kernel had its memory.
+    /// Answer that arrived while the kernel had the command's memory.
     pub answer: Option<Answered>,
 }
 
@@ -100,7 +100,7 @@ impl Part {
         }
     }
 
-    /// Bytes that come from the controller.
+    /// Returns the number of bytes that the controller sends.
     pub(crate) fn data_in(&self) -> u32 {
         match self.what {
             What::Read => self.len,
@@ -108,7 +108,7 @@ impl Part {
         }
     }
 
-    /// Bytes of its memory that go to the controller.
+    /// Returns the number of bytes of the command's memory that are sent to the controller.
     pub(crate) fn data_out(&self) -> u32 {
         match self.what {
             What::Write { .. } => self.len,
@@ -161,7 +161,8 @@ impl Part {
         (command, None)
     }
 
-    /// Its memory is wanted, although the controller may still ask for what is in it.
+    /// Returns the memory of the command, and keeps a copy if the controller may still ask for the
+    /// data.
     pub(crate) fn keep_copy(&mut self) -> SegmentList {
         let list = std::mem::take(&mut self.list);
         if self.owed > 0 {
@@ -172,7 +173,7 @@ impl Part {
         list
     }
 
-    /// Data of a read.
+    /// Stores data of a read.
     pub(crate) fn store(&mut self, at: u32, bytes: &[u8]) {
         if !self.given_up {
             self.unstored |= self.list.copy_from(at.into(), bytes) != bytes.len();
@@ -180,7 +181,7 @@ impl Part {
     }
 }
 
-/// The bytes of a range.
+/// Returns the bytes of a range.
 pub(crate) fn range_bytes(range: &DsmRange) -> &[u8] {
     range.as_bytes()
 }

@@ -11,11 +11,11 @@ pub(super) struct Routes {
     links: Vec<Link>,
     each: usize,
     policy: Policy,
-    /// Behind the one that was chosen last.
+    /// Index behind the path that was chosen last.
     turn: usize,
 }
 
-/// How good a path is; less is better.
+/// Returns the rank of a path; less is better.
 fn rank(path: &Path) -> Option<u8> {
     match path.state() {
         AnaState::OPTIMIZED => Some(0),
@@ -34,7 +34,7 @@ impl Routes {
         }
     }
 
-    /// Connections of each path.
+    /// Returns the number of connections of each path.
     pub(super) fn each(&self) -> usize {
         self.each
     }
@@ -45,32 +45,32 @@ impl Routes {
             .get_mut(path.checked_mul(self.each)?.checked_add(number)?)
     }
 
-    /// Those of a path.
+    /// Returns the links of a path.
     pub(super) fn links(&mut self, path: usize) -> impl Iterator<Item = &mut Link> {
         let skip = path.saturating_mul(self.each);
         self.links.iter_mut().skip(skip).take(self.each)
     }
 
-    /// All, with the numbers of their paths.
+    /// Iterates over all links, with the numbers of their paths.
     pub(super) fn all(&mut self) -> impl Iterator<Item = (usize, &mut Link)> {
         let each = self.each.max(1);
         let links = self.links.iter_mut().enumerate();
         links.map(move |(place, link)| (place / each, link))
     }
 
-    /// The best rank of a path with a connection.
+    /// Returns the best rank of a path with a connection.
     fn best(&self, paths: &[Path]) -> Option<u8> {
         let links = self.links.chunks(self.each.max(1)).zip(paths);
         let usable = links.filter(|(links, _)| links.iter().any(Link::is_open));
         usable.filter_map(|(_, path)| rank(path)).min()
     }
 
-    /// Commands can be sent, now or when there is room.
+    /// Returns whether commands can be sent, now or when there is room.
     pub(super) fn is_usable(&self, paths: &[Path]) -> bool {
         self.best(paths).is_some()
     }
 
-    /// A command can be sent.
+    /// Returns whether a command can be sent.
     pub(super) fn has_room(&self, paths: &[Path]) -> bool {
         let best = self.best(paths);
         let links = self.links.chunks(self.each.max(1)).zip(paths);
@@ -80,8 +80,8 @@ impl Routes {
                 .any(|(links, _)| links.iter().any(Link::has_room))
     }
 
-    /// The connection for the next command: of the paths with the best state, as the policy says.
-    /// `None`: there is none, or no room.
+    /// Chooses the connection for the next command, by the policy, among the paths with the best
+    /// ANA state. `None`: there is no path, or no room.
     pub(super) fn choose(&mut self, paths: &[Path]) -> Option<&mut Link> {
         let place = match &self.links[..] {
             // The usual case.
@@ -111,7 +111,7 @@ impl Routes {
         Some(place)
     }
 
-    /// A connection of that association is open, or closing.
+    /// Returns whether a connection of that association is open, or closing.
     pub(super) fn has_epoch(&self, path: usize, epoch: u64) -> bool {
         let links = self.links.iter().skip(path.saturating_mul(self.each));
         let mut links = links.take(self.each);

@@ -263,7 +263,7 @@ fn a_target_that_stands_still_makes_a_gap() {
     let measured = run(&&memory, &one, &mut ()).unwrap();
     assert!(measured.gaps >= span, "{measured:?}");
     assert!(measured.gaps <= measured.elapsed, "{measured:?}");
-    // The same at the end: nothing ends behind it but what makes the job end.
+    // The gap is at the end: it is followed only by the I/O that ends the job.
     memory.stands = Some((200, span));
     let measured = run(&&memory, &one, &mut ()).unwrap();
     assert!(measured.gaps >= span, "{measured:?}");

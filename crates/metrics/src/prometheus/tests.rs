@@ -3,7 +3,7 @@ use crate::{Device, DiskKind, Limits, METRICS, OnError, Operations, Process, Typ
 use probes::IoRecord;
 use std::collections::BTreeMap;
 
-/// Something of everything.
+/// Returns a snapshot with every field set.
 pub(crate) fn full() -> Snapshot {
     let record = IoRecord::default();
     for (kind, cycles) in IoKind::ALL
@@ -90,7 +90,7 @@ pub(crate) fn full() -> Snapshot {
     }
 }
 
-/// The name and labels of a line, and its value.
+/// Parses the name and labels of each line, and its value.
 fn samples(text: &str) -> BTreeMap<&str, &str> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| line.rsplit_once(' ').unwrap()).collect()

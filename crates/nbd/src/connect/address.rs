@@ -1,4 +1,4 @@
-//! Where a server is, and which of its exports is meant, as a URL says it.
+//! Address of a server and name of its export, parsed from a URL.
 
 use remote::{Address, HostPort, HostPortError, decode};
 use std::fmt;
@@ -7,23 +7,23 @@ use std::net::{SocketAddr, ToSocketAddrs};
 /// The port of NBD (IANA).
 pub const PORT: u16 = 10809;
 
-/// What a URL names, with what is wrong with it.
+/// A value parsed from a URL, or the description of an error in it.
 pub type Parsed<T> = Result<T, String>;
 
 /// An export of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// Where the server is.
+    /// Address of the server.
     pub address: Address,
     /// The name of the export; empty: the default one.
     pub export: String,
 }
 
 impl Server {
-    /// `name` of `nbd+unix://NAME?socket=SOCKET`: the export behind a slash.
+    /// Parses `name` of `nbd+unix://NAME?socket=SOCKET`: the export behind a slash.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message, if `name` does not begin with a slash or its export cannot be decoded.
     pub fn unix(name: &str, socket: &str) -> Parsed<Self> {
         let Some(export) = name.strip_prefix('/') else {
             return Err(match name {
@@ -46,10 +46,11 @@ impl Server {
         })
     }
 
-    /// `name` of `nbd://NAME`: HOST, HOST:PORT or \[ADDRESS\]:PORT, and the export behind a slash.
+    /// Parses `name` of `nbd://NAME`: HOST, HOST:PORT or \[ADDRESS\]:PORT, and the export behind a
+    /// slash.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message, if the host, the port or the export is invalid.
     pub fn tcp(name: &str) -> Parsed<Self> {
         let (place, export) = name.split_once('/').unwrap_or((name, ""));
         let place = HostPort::parse(place, PORT).map_err(|wrong| match wrong {
@@ -70,8 +71,8 @@ impl Server {
         })
     }
 
-    /// The addresses of a host's name; none for a socket of this host. Asks the system's resolver,
-    /// which may take some time.
+    /// Resolves the addresses of the host's name; none for a socket of this host. Asks the system's
+    /// resolver, which may take some time.
     ///
     /// # Errors
     /// The resolver's.

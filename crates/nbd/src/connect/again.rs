@@ -6,11 +6,11 @@ use remote::{LOG_INTERVAL, pause};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Starts a thread that leaves a connection in `inbox`, as soon as there is one. It ends when
-/// nobody waits any more. `failures`: connections in a row that were of no use.
+/// Starts a thread that puts a connection into `inbox`, as soon as it has one. It ends when the
+/// receiver is dropped. `failures`: number of consecutive connections that were of no use.
 ///
 /// # Errors
-/// No thread can be had.
+/// The system's, if no thread can be started.
 pub(crate) fn connect_again(
     shared: &Arc<Shared>,
     inbox: &Arc<Inbox>,

@@ -1,5 +1,5 @@
-//! Connections: addresses, the way to a server, and threads that connect again while a worker
-//! serves others.
+//! Connections: addresses, connecting to a server, and threads that reconnect while a worker serves
+//! its other volumes.
 
 mod address;
 mod again;
@@ -11,5 +11,5 @@ pub(crate) use again::connect_again;
 pub use previous::{PreviousError, end_previous};
 pub use socket::{ConnectError, Connected, ConnectionKeeper, Kept, connect};
 
-/// Where a link's next connection is left, with the link's number.
+/// Inbox for new connections, with the number of their link.
 pub(crate) type Inbox = volume::Inbox<(usize, Connected)>;

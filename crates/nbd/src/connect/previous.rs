@@ -1,11 +1,11 @@
 //! The fence between a process and the one that used an export before.
 //!
-//! A connection that outlives its process (another one has a descriptor of it) has requests that
-//! the server may not have carried out yet. What is sent on a new connection could overtake them.
-//! So nothing is sent on a new one before every old one has been ended: shut down for writing,
-//! after which no command reaches the server on it any more, not even one that the previous
-//! process's ring was still sending; and read to its end, for a server answers what it has begun
-//! before it closes.
+//! A connection that outlives its process, because another process has its descriptor, may have
+//! requests that the server has not carried out yet. Commands on a new connection could overtake
+//! them. So nothing is sent on a new connection before every old one has been ended in two steps.
+//! First it is shut down for writing; after that no command reaches the server on it, not even one
+//! that the previous process's ring was still sending. Then it is read to its end, because a server
+//! answers the commands it has begun before it closes.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -32,7 +32,7 @@ pub enum PreviousError {
         server: String,
         /// Connections that are still open.
         open: usize,
-        /// How long they were waited for.
+        /// Time spent waiting for the connections.
         waited: Duration,
     },
     /// A descriptor is no connection.
@@ -40,14 +40,14 @@ pub enum PreviousError {
     NoConnection {
         /// The server.
         server: String,
-        /// What the system says.
+        /// Error of the system.
         error: io::Error,
     },
 }
 
 /// Ends the connections that a previous process has had to `server`, and waits until the server has
-/// closed each: what it was told on them is over then. To be called before anything is sent on a
-/// new one.
+/// closed each: their commands have all ended then. Must be called before anything is sent on a new
+/// connection.
 ///
 /// # Errors
 /// [`PreviousError`], after `limit` at the latest; nothing may be sent then.
@@ -59,7 +59,7 @@ pub fn end_previous(
     let mut log = WaitLog::default();
     for fd in &connections {
         match shutdown(fd, Shutdown::Write) {
-            // It is over already.
+            // The connection is closed already.
             Ok(()) | Err(Errno::NOTCONN) => {}
             Err(errno) => {
                 let (server, error) = (server.to_owned(), errno.into());
@@ -99,9 +99,10 @@ pub fn end_previous(
     }
 }
 
-/// Throws away what has come, within bounds; the server has closed it, too.
+/// Discards received bytes, within bounds. Returns whether the server has closed the connection,
+/// too.
 fn has_ended(fd: &OwnedFd, chunk: &mut [u8]) -> bool {
-    // Answers of 16 MiB and more may be on their way; others have their turn in between.
+    // Answers of 16 MiB and more may be on their way; the other connections get a turn in between.
     for _ in 0..64 {
         match recv(fd, &mut *chunk, RecvFlags::DONTWAIT) {
             Ok((_, 0)) => return true,
@@ -113,7 +114,7 @@ fn has_ended(fd: &OwnedFd, chunk: &mut [u8]) -> bool {
     false
 }
 
-/// Until something comes on one of them.
+/// Waits until one of the connections is readable, or until `limit` has passed.
 fn wait(connections: &[OwnedFd], limit: Duration) {
     let mut fds: Vec<PollFd<'_>> = connections
         .iter()

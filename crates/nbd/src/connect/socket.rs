@@ -9,70 +9,72 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Why there is no connection, in words that name the server.
+/// Error of connecting; the message names the server.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody answers there.
+    /// No connection to the server can be made.
     #[error("{server}: no server can be reached ({error}); start it, or correct the address")]
     Unreachable {
-        /// Who was asked.
+        /// Address of the server.
         server: String,
-        /// What the system says.
+        /// Error of the system.
         error: io::Error,
     },
-    /// It answers, but gives no export.
+    /// The server accepts the connection, but offers no export.
     #[error("{server}: {error}")]
     Handshake {
-        /// Who was asked.
+        /// Address of the server.
         server: String,
-        /// What came of it.
+        /// Error of the handshake.
         error: HandshakeError,
     },
     /// The host's name has no address.
     #[error("{server}: the host's name has no address ({error})")]
     Name {
-        /// Who was to be asked.
+        /// Host name of the server.
         server: String,
-        /// What the resolver says.
+        /// Error of the resolver.
         error: io::Error,
     },
-    /// After the connection broke the server has something else than before.
+    /// The export has changed since the connection broke.
     #[error("{server}: is not what it was before: {what}")]
     Changed {
-        /// Who was asked.
+        /// Address of the server.
         server: String,
-        /// What has changed.
+        /// Property of the export that has changed.
         what: &'static str,
     },
 }
 
-/// A connection whose handshake is over. It is in blocking mode.
+/// A connection whose handshake is complete. The socket is in blocking mode.
 #[derive(Debug)]
 pub struct Connected {
     /// The socket.
     pub fd: OwnedFd,
     /// The export behind it.
     pub export: Export,
-    /// Dropped when it is over, for a keeper that has been told of it.
+    /// Guard of the [`ConnectionKeeper`], dropped when the connection has ended.
     pub kept: Option<Kept>,
 }
 
-/// What a [`ConnectionKeeper`] keeps beside a connection; dropped when that is over.
+/// Guard for a connection registered with a [`ConnectionKeeper`]; dropped when the connection has
+/// ended.
 pub type Kept = Box<dyn std::any::Any + Send>;
 
 /// Keeps connections open for the next process, which ends them before it sends anything on its
 /// own.
 pub trait ConnectionKeeper: Send + Sync + std::fmt::Debug {
-    /// Ends what a previous process has left of its connections to `server`
-    /// ([`end_previous`](super::end_previous)): called before the first new one is made, by a
-    /// thread that may wait.
+    /// Ends the connections to `server` that a previous process has left
+    /// ([`end_previous`](super::end_previous)). It is called before the first new connection is
+    /// made, by a thread that may wait.
     ///
     /// # Errors
     /// [`PreviousError`]: nothing may be sent to the server.
     fn end_previous(&self, server: &str) -> Result<(), PreviousError>;
 
-    /// A connection to `server` is to be kept: called before anything is sent on it, by a thread
-    /// that may wait. `None`: it cannot be, and is used all the same.
+    /// Registers a connection to `server`. It is called before anything is sent on the connection,
+    /// by a thread that may wait. `None`: registering failed, and the connection is used all the
+    /// same.
     fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<Kept>;
 }
 

@@ -11,7 +11,7 @@ use std::io::{self, Read, Write};
 const LONGEST_REPLY: u32 = 64 << 10;
 /// Replies that a server may send to one option.
 const MOST_REPLIES: usize = 256;
-/// Longest request or reply with data where the server says nothing else, in bytes.
+/// Longest request or reply with data, in bytes, if the server announces no limit.
 const DEFAULT_MAXIMUM: u32 = 32 << 20;
 /// Largest of smallest blocks, in bytes.
 const LARGEST_MINIMUM: u32 = 64 << 10;
@@ -19,31 +19,31 @@ const LARGEST_MINIMUM: u32 = 64 << 10;
 /// An export, as its server describes it. Sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
-    /// Its size.
+    /// Size of the export in bytes.
     pub size: u64,
     /// Transmission flags ([`export_flags`]).
     pub flags: u16,
     /// Offsets and lengths are multiples of this; a power of two, at most 64 KiB.
     pub minimum: u32,
-    /// What the server handles best; a power of two, at least `minimum`.
+    /// Block size that the server handles best; a power of two, at least `minimum`.
     pub preferred: u32,
-    /// Most data in a request; a multiple of `minimum`.
+    /// Maximum of data in a request; a multiple of `minimum`.
     pub maximum: u32,
     /// Structured replies were negotiated.
     pub structured: bool,
 }
 
 impl Export {
-    /// Whether it has a transmission flag.
+    /// Returns whether the export has a transmission flag.
     pub const fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 }
 
-/// Why there is no export.
+/// Error of the handshake.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The connection broke, or nothing came in time.
+    /// The connection broke, or timed out.
     #[error("the handshake ended early: {0}")]
     Io(io::Error),
     /// No NBD server.
@@ -52,30 +52,30 @@ pub enum HandshakeError {
     /// A server of before 2011.
     #[error("the server speaks only the oldstyle or unfixed handshake of NBD")]
     TooOld,
-    /// It breaks the protocol.
+    /// The server violates the protocol.
     #[error("the server breaks the protocol: {0}")]
     Violation(&'static str),
-    /// There is no export of this name.
+    /// The export does not exist.
     #[error("the server has no export \"{name}\"{}", said(.text))]
     NoExport {
-        /// What was asked for.
+        /// Name of the requested export.
         name: String,
-        /// What the server says.
+        /// Error text of the server.
         text: String,
     },
-    /// It wants TLS.
+    /// The server demands TLS.
     #[error(
         "the server demands TLS, which is not supported; reach it through a TLS tunnel on this host"
     )]
     Tls,
-    /// It refuses for another reason.
+    /// The server refuses for another reason.
     #[error("the server refuses the export \"{name}\" (reply {reply:#x}){}", said(.text))]
     Refused {
-        /// What was asked for.
+        /// Name of the requested export.
         name: String,
         /// The type of its reply.
         reply: u32,
-        /// What the server says.
+        /// Error text of the server.
         text: String,
     },
     /// A name that the protocol has no room for.
@@ -89,7 +89,7 @@ impl From<io::Error> for HandshakeError {
     }
 }
 
-/// A server's own words, without what would disturb a terminal.
+/// Formats a server's error text, with control characters escaped for a terminal.
 fn said(text: &str) -> String {
     match text {
         "" => String::new(),
@@ -159,7 +159,7 @@ fn send(stream: &mut impl Write, option: u32, data: &[u8]) -> Result<(), Handsha
     Ok(stream.write_all(&message)?)
 }
 
-/// A reply to an option: its type, and its data.
+/// Reads a reply to an option: its type, and its data.
 fn reply(stream: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>), HandshakeError> {
     let head: [u8; 20] = read(stream)?;
     let fields = (u64_at(&head, 0), u32_at(&head, 8), u32_at(&head, 12));
@@ -187,7 +187,7 @@ fn structured_replies(stream: &mut (impl Read + Write)) -> Result<bool, Handshak
     }
 }
 
-/// `None`: the server does not know the option.
+/// Negotiates by NBD_OPT_GO. `None`: the server does not know the option.
 fn go(stream: &mut (impl Read + Write), name: &str) -> Result<Option<Export>, HandshakeError> {
     let mut data = (name.len() as u32).to_be_bytes().to_vec();
     data.extend_from_slice(name.as_bytes());
@@ -238,7 +238,7 @@ fn refused(name: &str, reply: u32, data: &[u8]) -> HandshakeError {
     }
 }
 
-/// The older way, on which there are no errors but the connection's end.
+/// Negotiates by NBD_OPT_EXPORT_NAME, which reports errors only by closing the connection.
 fn by_name(
     stream: &mut (impl Read + Write),
     name: &str,
@@ -263,7 +263,7 @@ fn by_name(
     }
 }
 
-/// Block sizes as they can be used; `sizes` are the server's smallest, preferred and largest.
+/// Checks and adapts block sizes; `sizes` are the server's smallest, preferred and largest.
 fn describe(
     size: u64,
     flags: u16,

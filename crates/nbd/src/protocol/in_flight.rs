@@ -2,10 +2,10 @@
 
 use super::received::Received;
 
-/// What a request asked for, as far as its reply is checked by it.
+/// Properties of a request that its reply is checked against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
-    /// It is answered by data.
+    /// The reply carries data.
     pub read: bool,
     /// First byte.
     pub offset: u64,
@@ -16,27 +16,27 @@ pub struct Asked {
 /// A request in flight.
 #[derive(Debug)]
 pub struct Entry<T> {
-    /// What it asked for.
+    /// Properties of the request.
     pub asked: Asked,
-    /// What its sender keeps of it.
+    /// The sender's own data about the request.
     pub item: T,
-    /// Which of its bytes have been announced, or come.
+    /// Bytes of the request that have been announced or received.
     pub(super) received: Received,
     /// The first error chunk's number.
     pub(super) error: Option<u32>,
     /// Error chunks.
     pub(super) errors: u32,
-    /// Its reply has ended.
+    /// The last chunk of the reply has been received.
     pub(super) ended: bool,
 }
 
 impl<T> Entry<T> {
-    /// Its reply has come as a whole: the error in it, if there is one.
+    /// Returns the error in the reply, if there is one, once the whole reply has been received.
     pub fn outcome(&self) -> Option<Option<u32>> {
         self.ended.then_some(self.error)
     }
 
-    /// Its reply does not count.
+    /// Discards the reply.
     pub fn ask_again(&mut self) {
         (self.ended, self.error) = (false, None);
     }
@@ -50,7 +50,7 @@ pub struct InFlight<T> {
 }
 
 impl<T> InFlight<T> {
-    /// Room for so many.
+    /// Creates a table with room for so many requests.
     pub fn new(room: u32) -> Self {
         Self {
             places: (0..room).map(|_| (0, None)).collect(),
@@ -58,25 +58,25 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// There is none.
+    /// Returns whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// There is room for no more.
+    /// Returns whether there is no room.
     pub fn is_full(&self) -> bool {
         self.free.is_empty()
     }
 
-    /// Enters a request; its cookie.
+    /// Enters a request and returns its cookie.
     ///
     /// # Errors
-    /// There is no room: what its sender keeps comes back.
+    /// `item`, if there is no room.
     pub fn insert(&mut self, asked: Asked, item: T) -> Result<u64, T> {
         let place = self.free.last().copied();
         let Some((place, (sequence, empty))) =
@@ -97,7 +97,7 @@ impl<T> InFlight<T> {
         Ok(u64::from(*sequence) << 32 | u64::from(place))
     }
 
-    /// The request of a cookie.
+    /// Returns the request of a cookie.
     pub fn get(&mut self, cookie: u64) -> Option<&mut Entry<T>> {
         let (sequence, entry) = self.places.get_mut(cookie as u32 as usize)?;
         entry
@@ -105,7 +105,7 @@ impl<T> InFlight<T> {
             .filter(|_| u64::from(*sequence) == cookie >> 32)
     }
 
-    /// Takes a request out.
+    /// Removes a request.
     pub fn remove(&mut self, cookie: u64) -> Option<Entry<T>> {
         self.get(cookie)?;
         let place = cookie as u32;
@@ -114,7 +114,7 @@ impl<T> InFlight<T> {
         entry
     }
 
-    /// All of them, with their cookies.
+    /// Iterates over all requests, with their cookies.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Entry<T>)> {
         let places = (0u64..).zip(&mut self.places);
         places.filter_map(|(place, (sequence, entry))| {
@@ -122,7 +122,7 @@ impl<T> InFlight<T> {
         })
     }
 
-    /// Takes all of them out.
+    /// Removes all requests.
     pub fn drain(&mut self) -> impl Iterator<Item = Entry<T>> {
         self.free.clear();
         self.free.extend((0..self.places.len() as u32).rev());

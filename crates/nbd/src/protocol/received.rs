@@ -1,13 +1,13 @@
-//! Which bytes of a read have come.
+//! Record of the bytes of a read that have been received.
 //!
-//! Each is to come once: a read that ends has all of them, and none is what the request's memory
-//! held before. Servers answer in order, by and large, and then nothing is allocated here.
+//! Each byte must arrive once: a read that ends has all of them, and none is old content of the
+//! request's memory. Servers mostly answer in order, and then nothing is allocated here.
 
 use super::reply::Violation;
 use std::ops::Range;
 
-/// Most stretches that lie apart from each other at a time: the blocks of the longest read, in the
-/// worst order. Each new one is compared with all.
+/// Maximum number of separate ranges: the blocks of the longest read, in the worst order. Each new
+/// range is compared with all of them.
 const MOST_APART: usize = 256;
 
 /// Bytes of a read, counted from its first one.
@@ -15,12 +15,12 @@ const MOST_APART: usize = 256;
 pub(super) struct Received {
     /// A stretch that grows at its ends.
     main: Range<u32>,
-    /// Those that do not touch it. They may touch each other.
+    /// Ranges that do not touch `main`. They may touch each other.
     apart: Vec<Range<u32>>,
 }
 
 impl Received {
-    /// Some more, at least one.
+    /// Adds a range of at least one byte.
     ///
     /// # Errors
     /// [`Violation::Twice`], [`Violation::Scattered`].
@@ -39,7 +39,7 @@ impl Received {
         if self.main.is_empty() {
             self.main = new;
         }
-        // One of the others may have been waiting for this.
+        // The new range may connect `main` with a separate one.
         while let Some(at) = self.apart.iter().position(|known| self.touches(known)) {
             let known = self.apart.swap_remove(at);
             self.join(&known);
@@ -47,7 +47,7 @@ impl Received {
         Ok(())
     }
 
-    /// The first `len` bytes have come, and those alone.
+    /// Returns whether exactly the first `len` bytes have been received.
     pub(super) fn is_whole(&self, len: u32) -> bool {
         self.apart.is_empty() && self.main == (0..len)
     }
@@ -81,13 +81,13 @@ mod tests {
             assert_eq!(received.add(apart(number)), Ok(()));
         }
         assert_eq!(received.add(apart(most + 1)), Err(Violation::Scattered));
-        // What joins them makes room.
+        // A range that joins two of them makes room.
         assert_eq!(received.add(1..2), Ok(()));
         assert_eq!(received.add(apart(most + 1)), Ok(()));
     }
 
     proptest! {
-        /// The same as one mark for each byte.
+        /// The record agrees with a model that marks each byte.
         #[test]
         fn every_byte_comes_once(
             pieces in proptest::collection::vec((0..64u32, 1..16u32), 0..40),

@@ -1,22 +1,22 @@
-//! What a server answers: simple replies, and chunks of structured ones.
+//! Parser of a server's replies: simple replies, and chunks of structured ones.
 //!
-//! The bytes come in pieces of any size. [`Replies::next`] takes some of them and says what they
-//! were; everything is checked against the request that it answers, so that the caller can carry
-//! the events out without a further look: data lies within its request, no byte comes twice, and no
-//! read ends without an error before every byte of it has come.
+//! The bytes arrive in pieces of any size. [`Replies::next`] consumes some of them and returns
+//! their meaning. Everything is checked against the request, so that the caller can act on the
+//! events without further checks: data lies within its request, no byte is received twice, and no
+//! read ends without an error before every byte of it was received.
 
 use super::in_flight::{Entry, InFlight};
 use super::wire::{SIMPLE_REPLY, STRUCTURED_REPLY, chunk, u16_at, u32_at, u64_at};
 
-/// Longest payload of an error chunk, in bytes: a text of 4096 with what is around it.
+/// Longest payload of an error chunk, in bytes: a text of 4096 bytes and the fields around it.
 const LONGEST_ERROR: u32 = 4096 + 64;
 /// Error chunks that a reply may have.
 const MOST_ERRORS: u32 = 64;
 
-/// How a server breaks the protocol. The connection cannot be used any more.
+/// Violation of the protocol by a server. The connection cannot be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Neither kind of reply begins so.
+    /// A magic number of neither kind of reply.
     #[error("a reply begins with {0:#010x}")]
     Magic(u32),
     /// A structured reply that was not negotiated, or a simple one with data that may not be.
@@ -28,15 +28,15 @@ pub enum Violation {
     /// A type of chunk that nobody asked for.
     #[error("a chunk of the unknown type {0}")]
     Chunk(u16),
-    /// A chunk whose length its type does not have.
+    /// A chunk whose length is invalid for its type.
     #[error("a chunk of type {kind} has {len} bytes")]
     Length {
-        /// Its type.
+        /// Type of the chunk.
         kind: u16,
-        /// Its length in bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Data outside of what was asked for, or for what was not asked for data.
+    /// Data outside of the requested range, or for a request that reads no data.
     #[error("data outside of what was asked for")]
     Range,
     /// Data of which some has come before.
@@ -48,51 +48,51 @@ pub enum Violation {
     /// A read has ended, and not all of it has come.
     #[error("a read is said to be complete, of which bytes are missing")]
     Incomplete,
-    /// More errors than any request can have.
+    /// More error chunks than any request can have.
     #[error("errors without end for one request")]
     Errors,
 }
 
-/// What some bytes were.
+/// Meaning of consumed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// Nothing yet, or nothing of interest.
+    /// No event.
     More,
     /// Data of a read.
     Data {
-        /// Of which request.
+        /// Cookie of the request.
         cookie: u64,
-        /// Where in the request, in bytes from its first one.
+        /// Offset in the request, in bytes.
         at: u32,
-        /// These.
+        /// Received data.
         bytes: &'a [u8],
     },
     /// Bytes of a read that are zero.
     Hole {
-        /// Of which request.
+        /// Cookie of the request.
         cookie: u64,
-        /// Where in the request.
+        /// Offset in the request, in bytes.
         at: u32,
-        /// How many.
+        /// Length in bytes.
         len: u32,
     },
     /// A reply is complete.
     End {
-        /// Of which request.
+        /// Cookie of the request.
         cookie: u64,
         /// The server's error, by the protocol's number.
         error: Option<u32>,
     },
 }
 
-/// Data that comes next.
+/// Data that follows in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// Of which request.
+    /// Cookie of the request.
     pub cookie: u64,
-    /// Where in the request.
+    /// Offset in the request, in bytes.
     pub at: u32,
-    /// So many bytes.
+    /// Number of bytes that follow.
     pub left: u32,
 }
 
@@ -100,7 +100,7 @@ pub struct Expected {
 enum State {
     /// A reply or chunk begins.
     Head,
-    /// Data comes.
+    /// Data follows.
     Data { expected: Expected, last: bool },
     /// The text of an error, which nobody reads.
     Skip { cookie: u64, left: u32, last: bool },
@@ -116,7 +116,8 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// From the end of the handshake on; `structured`: structured replies were negotiated.
+    /// Creates the parser of a stream after the handshake. `structured`: structured replies were
+    /// negotiated.
     pub fn new(structured: bool) -> Self {
         Self {
             structured,
@@ -124,7 +125,8 @@ impl Replies {
         }
     }
 
-    /// Data that comes next, all of which may be received where it belongs.
+    /// Returns the data that follows, if all of it may be received directly into the request's
+    /// memory.
     pub fn expects(&self) -> Option<Expected> {
         match self.state {
             State::Data { expected, .. } => Some(expected),
@@ -132,15 +134,15 @@ impl Replies {
         }
     }
 
-    /// So many bytes of what is expected have been received where they belong.
+    /// Records that `len` bytes of the expected data have been received into the request's memory.
     pub fn took(&mut self, len: u32) {
         if let State::Data { expected, last } = self.state {
             self.state = data(expected.cookie, expected.at, expected.left, len, last);
         }
     }
 
-    /// Looks at bytes: how many of them are used up, and what they were. Without an event
-    /// ([`Event::More`]) and with none used, more bytes are needed.
+    /// Parses received bytes. Returns the number of bytes consumed, and their meaning. More bytes
+    /// are needed if none were consumed and there is no event ([`Event::More`]).
     ///
     /// # Errors
     /// [`Violation`].
@@ -235,7 +237,8 @@ impl Replies {
         let last = flags & chunk::DONE != 0;
         let wrong = Violation::Length { kind, len };
         match kind {
-            // Alone it says nothing: chunks without end could be made of it.
+            // Only valid as the last chunk: without the flag a server could send such chunks
+            // forever.
             chunk::NONE if len == 0 && last => {
                 self.state = ended(cookie, last);
                 Ok((20, Event::More))
@@ -284,7 +287,7 @@ impl Replies {
 }
 
 impl<T> Entry<T> {
-    /// Data comes; where it belongs in the request.
+    /// Checks the range of announced data; returns its offset in the request.
     fn announce(&mut self, offset: u64, len: u32) -> Result<u32, Violation> {
         let at = offset.checked_sub(self.asked.offset);
         let at = at.and_then(|at| u32::try_from(at).ok());
@@ -299,13 +302,13 @@ impl<T> Entry<T> {
     }
 }
 
-/// The request of a cookie, whose reply has not ended yet.
+/// Finds the request with a cookie whose reply has not ended yet.
 fn find<T>(requests: &mut InFlight<T>, cookie: u64) -> Result<&mut Entry<T>, Violation> {
     let entry = requests.get(cookie).filter(|entry| !entry.ended);
     entry.ok_or(Violation::Cookie(cookie))
 }
 
-/// After `len` of the `left` bytes that come from `at` on.
+/// Returns the state after `len` of the `left` bytes from `at` on.
 fn data(cookie: u64, at: u32, left: u32, len: u32, last: bool) -> State {
     let len = len.min(left);
     match left - len {
@@ -321,7 +324,7 @@ fn data(cookie: u64, at: u32, left: u32, len: u32, last: bool) -> State {
     }
 }
 
-/// After a chunk.
+/// Returns the state after a chunk.
 fn ended(cookie: u64, last: bool) -> State {
     match last {
         true => State::End { cookie },

@@ -2,14 +2,14 @@
 
 use super::wire::{REQUEST, command};
 
-/// What a request asks for.
+/// Operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     /// NBD_CMD_READ.
     Read,
     /// NBD_CMD_WRITE; its data follows.
     Write {
-        /// It is durable before it is answered.
+        /// The data is durable before the reply (FUA).
         fua: bool,
     },
     /// NBD_CMD_FLUSH.
@@ -18,7 +18,7 @@ pub enum Command {
     Trim,
     /// NBD_CMD_WRITE_ZEROES.
     WriteZeroes {
-        /// It is durable before it is answered.
+        /// The zeroes are durable before the reply (FUA).
         fua: bool,
         /// The space may be deallocated.
         hole: bool,
@@ -28,7 +28,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// It changes what the export holds.
+    /// Returns whether the command changes data of the export.
     pub const fn changes(self) -> bool {
         matches!(
             self,
@@ -51,7 +51,7 @@ impl Command {
         }
     }
 
-    /// The header of a request.
+    /// Encodes the header of a request.
     pub fn header(self, cookie: u64, offset: u64, len: u32) -> [u8; 28] {
         let (flags, kind) = self.numbers();
         let fields = [

@@ -6,13 +6,13 @@ pub const INIT_PASSWD: [u8; 8] = *b"NBDMAGIC";
 pub const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
 /// The next eight of one that speaks oldstyle.
 pub const OLDSTYLE: u64 = 0x0000_4202_8186_1253;
-/// Before each reply to an option.
+/// Magic number of a reply to an option.
 pub const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
-/// Before each request.
+/// Magic number of a request.
 pub const REQUEST: u32 = 0x2560_9513;
-/// Before each simple reply.
+/// Magic number of a simple reply.
 pub const SIMPLE_REPLY: u32 = 0x6744_6698;
-/// Before each chunk of a structured reply.
+/// Magic number of a chunk of a structured reply.
 pub const STRUCTURED_REPLY: u32 = 0x668e_33ef;
 
 /// Handshake flags of the server.
@@ -57,7 +57,7 @@ pub mod option_reply {
     pub const ACK: u32 = 1;
     /// NBD_REP_INFO.
     pub const INFO: u32 = 3;
-    /// All errors have this bit.
+    /// Bit that all errors have.
     pub const ERROR: u32 = 1 << 31;
     /// NBD_REP_ERR_UNSUP.
     pub const UNSUPPORTED: u32 = ERROR | 1;
@@ -71,7 +71,7 @@ pub mod option_reply {
     pub const SHUTDOWN: u32 = ERROR | 7;
 }
 
-/// What an NBD_REP_INFO is about.
+/// Information types of NBD_REP_INFO.
 pub mod info {
     /// NBD_INFO_EXPORT.
     pub const EXPORT: u16 = 0;
@@ -109,7 +109,7 @@ pub mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     /// NBD_REPLY_TYPE_OFFSET_HOLE.
     pub const OFFSET_HOLE: u16 = 2;
-    /// All errors have this bit.
+    /// Bit that all errors have.
     pub const ERROR: u16 = 1 << 15;
 }
 
@@ -122,19 +122,19 @@ pub const EOVERFLOW: i32 = 75;
 /// NBD_ESHUTDOWN, the error of a server that is about to end.
 pub const ESHUTDOWN: u32 = 108;
 
-/// A big-endian number at this place; `None` beyond the end.
+/// Returns the big-endian number at an offset; `None` beyond the end.
 pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u16::from_be_bytes(*bytes))
 }
 
-/// A big-endian number at this place; `None` beyond the end.
+/// Returns the big-endian number at an offset; `None` beyond the end.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u32::from_be_bytes(*bytes))
 }
 
-/// A big-endian number at this place; `None` beyond the end.
+/// Returns the big-endian number at an offset; `None` beyond the end.
 pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u64::from_be_bytes(*bytes))

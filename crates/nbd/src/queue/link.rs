@@ -1,5 +1,5 @@
-//! One connection of a queue: commands out, replies in; and its end, after which another one takes
-//! its place.
+//! One connection of a queue: commands out, replies in; and its end, after which a new connection
+//! replaces it.
 //!
 //! ```text
 //! Connecting --a thread has connected--> Open --error, time-out, end of the stream--> Closing
@@ -8,11 +8,11 @@
 //! ```
 //!
 //! A connection that is closing sends nothing more, but is read until the server has closed it:
-//! servers answer what they have begun before they do. So a write that was sent on it is not
-//! carried out after one that is sent on the next.
+//! servers answer the commands they have begun before they close. So a write that was sent on it is
+//! not carried out after one that is sent on the next.
 //!
-//! A server is lost from the end of a connection until one is answered on: what could not be sent
-//! again for too long fails ([`Link::is_overdue`]).
+//! A server counts as lost from the end of a connection until a reply arrives on another one.
+//! Commands that cannot be sent again within the time limit fail ([`Link::is_overdue`]).
 
 use crate::connect::{Connected, Kept};
 use crate::protocol::wire::{EINVAL, ENOMEM, EOVERFLOW, ESHUTDOWN};
@@ -26,13 +26,13 @@ use volume::{Incoming, IoError, IoErrorKind, Outgoing, RingStream, RingStreams};
 
 /// Commands in flight on a connection.
 const DEPTH: u32 = 128;
-/// Bytes that wait for the end of what is being sent; beyond that no command is taken.
+/// Maximum of staged bytes while a message is being sent; beyond it no command is taken.
 const STAGED: u64 = 1 << 20;
-/// Bytes of the buffer for what is received.
+/// Size of the receive buffer, in bytes.
 const BUFFER: usize = 128 << 10;
 /// Data of which so many bytes are to come is received where it belongs, without a copy.
 const DIRECT: u32 = 16 << 10;
-/// How long a server may take to close a connection that this side has ended.
+/// Time limit for a server to close a connection that this side has ended.
 const CLOSING: Duration = Duration::from_secs(5);
 /// Connections that may break the protocol, or meet with missing memory, while a command is in
 /// flight, until it fails.
@@ -47,26 +47,26 @@ pub(super) struct Part {
     /// Bytes.
     pub(super) offset: u64,
     pub(super) len: u32,
-    /// Its data's memory; empty while the kernel has it.
+    /// Memory of the data; empty while the kernel has it.
     pub(super) list: SegmentList,
-    /// It has all of its request's memory, not a slice.
+    /// `list` is all of the request's memory, not a slice.
     pub(super) whole: bool,
-    /// Since when it is with the server.
+    /// Time when the command was sent to the server.
     pub(super) since: Instant,
     /// The kernel has its memory.
     pub(super) lent: bool,
-    /// Nobody waits for its answer.
+    /// The request was cancelled; the reply is discarded.
     pub(super) given_up: bool,
-    /// Its data could not be stored.
+    /// Received data could not be stored in the request's memory.
     pub(super) unstored: bool,
     /// Connections that broke while it was with the server, by more than their end.
     pub(super) violations: u8,
 }
 
-/// How a command has ended.
+/// A command that has ended, and its result.
 pub(super) type Ended = (Part, Result<(), IoError>);
 
-/// Why a connection is of no use any more.
+/// Reason why a connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error("the server has closed the connection")]
@@ -83,17 +83,17 @@ pub(super) enum Broken {
     GivenUp,
 }
 
-/// Who is at fault when connections break with a command.
+/// Party at fault when connections break with a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blame {
-    /// It breaks the protocol.
+    /// The server violates the protocol.
     Server,
     /// The memory of a request is not there.
     Memory,
 }
 
 impl Broken {
-    /// The kernel could not read or write the memory of a request.
+    /// Returns whether the kernel could not read or write the memory of a request.
     fn is_fault(&self) -> bool {
         matches!(self, Self::Io(error) if is(error, Errno::FAULT))
     }
@@ -130,15 +130,15 @@ struct Open {
     incoming: Option<Incoming>,
     /// The request whose memory is received into.
     direct: Option<u64>,
-    /// What is sent next.
+    /// The next message.
     staged: Outgoing,
     /// `None` while the kernel has it.
     spare: Option<Outgoing>,
-    /// Something has been answered.
+    /// A reply has been received on the connection.
     answered: bool,
-    /// The server has said that it ends.
+    /// The server has announced that it shuts down.
     shutting_down: bool,
-    /// Last: it goes when the connection has.
+    /// Last field: dropped after the connection.
     _kept: Option<Kept>,
 }
 
@@ -148,7 +148,7 @@ enum State {
     Closing {
         open: Open,
         until: Instant,
-        /// Why a command that meets with this again and again fails.
+        /// Party at fault, for the error of a command that breaks its connections again and again.
         blame: Option<Blame>,
         ended: bool,
     },
@@ -162,10 +162,10 @@ pub(super) struct Link {
     pub(super) again: VecDeque<Part>,
     /// Connections in a row that were of no use.
     pub(super) failures: u32,
-    /// Since when nothing has been answered, and connections have ended.
+    /// Time since which there has been no reply, while connections have ended.
     lost: Option<Instant>,
     looked: Option<Instant>,
-    /// Nobody makes the next connection: there was no thread for it at that time.
+    /// Time at which no thread could be started to make the next connection.
     pub(super) forsaken: Option<Instant>,
 }
 
@@ -182,7 +182,7 @@ impl Link {
         }
     }
 
-    /// There is a connection.
+    /// Takes a new connection.
     pub(super) fn opened(&mut self, streams: &RingStreams, connected: Connected) {
         if self.again.is_empty() {
             self.lost = None;
@@ -200,12 +200,12 @@ impl Link {
         });
     }
 
-    /// It is with the server, or on its way there.
+    /// Returns the number of commands that are staged, being sent, or with the server.
     pub(super) fn len(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// A command can be taken.
+    /// Returns whether a command can be staged.
     pub(super) fn has_room(&self) -> bool {
         match &self.state {
             State::Open(open) => !self.in_flight.is_full() && open.staged.left() < STAGED,
@@ -213,7 +213,7 @@ impl Link {
         }
     }
 
-    /// Nothing is staged: what comes next begins a batch.
+    /// Returns whether nothing is staged, so that the next command begins a batch.
     pub(super) fn begins(&self) -> bool {
         match &self.state {
             State::Open(open) => open.staged.left() == 0,
@@ -221,28 +221,29 @@ impl Link {
         }
     }
 
-    /// It is on its way to its end, or to the next connection.
+    /// Returns whether the link is closing or connecting.
     pub(super) fn is_down(&self) -> bool {
         !matches!(self.state, State::Open(_))
     }
 
-    /// Commands can be sent.
+    /// Returns whether commands can be sent.
     pub(super) fn is_open(&self) -> bool {
         matches!(self.state, State::Open(_))
     }
 
-    /// It waits for something that may not be signalled: the server's end of it, or a thread.
+    /// Returns whether the link waits for something that may not be signalled: the server's close,
+    /// or a thread.
     pub(super) fn is_timed(&self) -> bool {
         matches!(self.state, State::Closing { .. }) || self.forsaken.is_some()
     }
 
-    /// There has been no server for so long.
+    /// Returns whether there has been no server for `limit`.
     pub(super) fn is_overdue(&self, now: Instant, limit: Duration) -> bool {
         let overdue = |lost| now.saturating_duration_since(lost) >= limit;
         self.is_down() && self.lost.is_some_and(overdue)
     }
 
-    /// Something has come, or can be sent.
+    /// Returns whether something was received, or can be sent.
     pub(super) fn has_news(&self) -> bool {
         match &self.state {
             State::Connecting => false,
@@ -255,10 +256,10 @@ impl Link {
         }
     }
 
-    /// Takes a command.
+    /// Stages a command.
     ///
     /// # Errors
-    /// There is no room.
+    /// `part`, if there is no room.
     pub(super) fn stage(&mut self, mut part: Part) -> Result<(), Part> {
         let State::Open(open) = &mut self.state else {
             return Err(part);
@@ -292,7 +293,7 @@ impl Link {
         }
     }
 
-    /// Hands what is staged to the ring. `true` when there was something.
+    /// Hands the staged commands to the ring. `true` when there were any.
     pub(super) fn send(&mut self) -> bool {
         let State::Open(open) = &mut self.state else {
             return false;
@@ -300,14 +301,14 @@ impl Link {
         open.send()
     }
 
-    /// The kernel gets what the ring has, now.
+    /// Submits the entries of the ring to the kernel.
     pub(super) fn push(&self) {
         if let State::Open(open) = &self.state {
             open.stream.push();
         }
     }
 
-    /// Goes on with what has come. Commands that have ended are in `over`.
+    /// Handles received bytes and finished sends. Commands that have ended are in `over`.
     pub(super) fn poll(
         &mut self,
         now: Instant,
@@ -340,20 +341,20 @@ impl Link {
         Ok(())
     }
 
-    /// The connection is of no use any more.
+    /// Begins closing the connection.
     pub(super) fn close(&mut self, why: &Broken, now: Instant) {
         let state = std::mem::replace(&mut self.state, State::Connecting);
         let State::Open(mut open) = state else {
             self.state = state;
             return;
         };
-        // What was not sent goes with the next.
+        // Commands that were not sent are kept for the next connection.
         open.staged
             .clear(|cookie, list| return_list(&mut self.in_flight, cookie, list));
         let ended = matches!(why, Broken::Closed | Broken::Io(_)) && !why.is_fault();
         match ended {
             true => open.stream.shut_down(),
-            // The server is given time to answer what it has begun.
+            // The server is given time to answer the commands it has begun.
             false => open.stream.end_sending(),
         }
         if matches!(why, Broken::GivenUp) {
@@ -373,15 +374,15 @@ impl Link {
         };
     }
 
-    /// Memory that the kernel has is wanted back.
+    /// Cancels the operations of a closing connection, to get memory back from the kernel.
     pub(super) fn hurry(&mut self) {
         if let State::Closing { open, .. } = &self.state {
             open.stream.cancel();
         }
     }
 
-    /// Goes on with closing. `true` when it is over: commands are in [`Link::again`], or `over`,
-    /// and the next connection may be made.
+    /// Advances the closing of the connection. `true` when it is closed: its commands are in
+    /// [`Link::again`], or `over`, and the next connection may be made.
     pub(super) fn closed(&mut self, now: Instant, over: &mut Vec<Ended>) -> bool {
         let State::Closing {
             open,
@@ -429,8 +430,8 @@ impl Link {
         true
     }
 
-    /// Commands of a request that nobody wants any more. Those whose memory is here are given up,
-    /// by `take`; `true` when the kernel has the memory of others.
+    /// Gives up the commands of a cancelled request. Those whose memory is here are given up by
+    /// `take`; `true` when the kernel has the memory of further ones.
     pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Part)) -> bool {
         let mut lent = false;
         for (_, entry) in self.in_flight.iter_mut() {
@@ -505,7 +506,8 @@ impl Open {
         Ok(())
     }
 
-    /// Memory comes back, and commands end that were answered before all of a batch was sent.
+    /// Takes back the memory of a batch that has been sent, and ends its commands that were
+    /// answered meanwhile.
     fn end_of_sending(
         &mut self,
         mut outgoing: Outgoing,
@@ -516,7 +518,7 @@ impl Open {
             return_list(in_flight, cookie, list);
             let answered = in_flight.get(cookie).and_then(|entry| entry.outcome());
             if answered == Some(Some(ESHUTDOWN)) {
-                // As below, in `parse`.
+                // Handled as in `parse` below.
                 if let Some(entry) = in_flight.get(cookie) {
                     entry.ask_again();
                 }
@@ -531,11 +533,11 @@ impl Open {
         self.spare = Some(outgoing);
     }
 
-    /// What went to a request's memory.
+    /// Records `len` bytes that were received into a request's memory.
     fn received(&mut self, incoming: &mut Incoming, len: u64, in_flight: &mut InFlight<Part>) {
         let direct = incoming.received(len);
         self.reclaim(incoming, in_flight);
-        // No longer than what was expected, which has 32 bits.
+        // At most the expected number of bytes, which has 32 bits.
         self.replies.took(direct as u32);
     }
 
@@ -571,13 +573,13 @@ impl Open {
                 Event::End { cookie, error } => {
                     let lent = in_flight.get(cookie).is_some_and(|entry| entry.item.lent);
                     if error == Some(ESHUTDOWN) && !lent {
-                        // It is sent again, to the next server.
+                        // The command is sent again, to the next server.
                         if let Some(entry) = in_flight.get(cookie) {
                             entry.ask_again();
                         }
                         return Err(Broken::ShuttingDown);
                     }
-                    // One that is still being sent ends with that.
+                    // A command that is still being sent ends when the send has ended.
                     if !lent && let Some(entry) = in_flight.remove(cookie) {
                         let result = result(error, &entry.item);
                         over.push((entry.item, result));
@@ -607,7 +609,8 @@ impl Open {
         }
     }
 
-    /// Takes memory back from the kernel, and drops what comes. `true`: the server has closed, too.
+    /// Takes memory back from the kernel, and discards received bytes. `true`: the server has
+    /// closed, too.
     fn drain(&mut self, in_flight: &mut InFlight<Part>) -> bool {
         if let Some((mut outgoing, _)) = self.stream.sent() {
             outgoing.clear(|cookie, list| return_list(in_flight, cookie, list));
@@ -616,7 +619,7 @@ impl Open {
         let mut ended = false;
         if let Some((mut incoming, received)) = self.stream.received() {
             self.reclaim(&mut incoming, in_flight);
-            // The other end says nothing by what was cancelled here.
+            // Cancellation of our own operations is no sign that the server has closed.
             let cancelled = |error: &io::Error| is(error, Errno::CANCELED);
             ended = match &received {
                 Ok(len) => *len == 0,
@@ -635,7 +638,7 @@ impl Open {
 }
 
 impl Part {
-    /// Data of a read.
+    /// Stores data of a read.
     fn store(&mut self, at: u32, bytes: &[u8]) {
         if !self.given_up {
             self.unstored |= self.list.copy_from(at.into(), bytes) != bytes.len();
@@ -653,7 +656,7 @@ impl Part {
 }
 
 impl Drop for Open {
-    /// The server is told that this is the end, if that can be done without waiting.
+    /// Sends a disconnect request to the server, if that can be done without waiting.
     fn drop(&mut self) {
         if let Some(mut outgoing) = self.spare.take() {
             outgoing.clear(|_, list| drop(list));
@@ -678,7 +681,7 @@ fn failed(command: Command) -> IoErrorKind {
     }
 }
 
-/// What a server's answer means.
+/// Maps the error of a server's reply to a result.
 fn result(error: Option<u32>, part: &Part) -> Result<(), IoError> {
     match error {
         None if part.unstored => Err(IoErrorKind::Memory.into()),
@@ -687,7 +690,7 @@ fn result(error: Option<u32>, part: &Part) -> Result<(), IoError> {
             let write = part.command != Command::Read;
             // The protocol's numbers are those of Linux, as far as there are any.
             Err(match i32::try_from(error) {
-                // It did not like the request, or had no memory: not the medium is at fault.
+                // The server rejected the request, or had no memory: the medium is not at fault.
                 Ok(EINVAL | EOVERFLOW) => IoErrorKind::Invalid.into(),
                 Ok(ENOMEM) => IoErrorKind::Busy.into(),
                 Ok(errno @ 1..=4095) if part.command == Command::Flush => IoError::of_sync(errno),

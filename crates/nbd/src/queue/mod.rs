@@ -1,9 +1,9 @@
-//! One worker's queue into an export.
+//! Queue of one worker into an export.
 //!
-//! A request becomes a command, or several where the server takes no more at a time. Commands go to
-//! the connection that has the fewest; those of a connection that broke are sent again on the one
-//! that takes its place, which a thread makes meanwhile, or fail when that takes too long. Nothing
-//! here waits.
+//! A request becomes one command, or several where it exceeds the server's maximum. A command is
+//! sent on the connection with the fewest outstanding commands. Commands of a broken connection are
+//! sent again on its replacement, which a thread makes meanwhile, or fail when that takes too long.
+//! Nothing here waits.
 
 mod link;
 
@@ -22,14 +22,14 @@ use volume::{
     QueueState, Request, RingStreams, VolumeQueue, Wake,
 };
 
-/// Between two looks at time-outs, while something is in flight.
+/// Interval between checks of time-outs, while something is in flight.
 const LOOK: Duration = Duration::from_millis(100);
-/// Between two attempts to have a thread, where the system gives none.
+/// Interval between attempts to start a thread, if the system gives none.
 const THREADS: Duration = Duration::from_secs(1);
-/// Most bytes of data in one command.
+/// Maximum of data in one command, in bytes.
 const MOST_DATA: u32 = 1 << 20;
-/// Most bytes that one command zeroes or trims: one that a server carries out by writing is
-/// answered in time.
+/// Maximum of bytes that one command zeroes or trims: a server may execute it by writing, and has
+/// to answer in time.
 const MOST_ZEROED: u32 = 64 << 20;
 /// Bytes of zeroes that are written again and again, where the server knows no zeroing.
 const ZEROES: usize = 1 << 20;
@@ -46,7 +46,7 @@ pub(crate) struct NbdQueue {
     /// Commands that change something, and that nobody waits for: nothing is sent before they have
     /// ended, for a guest that was reset must not find its old write on top of its new one.
     given_up: usize,
-    /// Requests that nobody waits for, and whose memory the kernel had when that was looked at.
+    /// Cancelled requests whose memory the kernel had when they were last checked.
     lent: Vec<usize>,
     /// Requests that are complete.
     ended: Vec<Completion>,
@@ -95,7 +95,7 @@ impl NbdQueue {
         queue
     }
 
-    /// Has a thread make the next connection of a link.
+    /// Starts a thread that makes the next connection of a link.
     fn connect(&mut self, number: usize) {
         let Some(link) = self.links.get_mut(number) else {
             return;
@@ -109,7 +109,7 @@ impl NbdQueue {
         };
     }
 
-    /// Tries again what there was no thread for.
+    /// Retries connections for which no thread could be started.
     fn connect_forsaken(&mut self) {
         for number in 0..self.links.len() {
             let since = self.links.get(number).and_then(|link| link.forsaken);
@@ -119,7 +119,7 @@ impl NbdQueue {
         }
     }
 
-    /// Sends what can be sent.
+    /// Sends commands as far as there is room.
     fn issue(&mut self) {
         if self.given_up > 0 {
             return;
@@ -154,7 +154,7 @@ impl NbdQueue {
                 continue;
             };
             if let Err(mut part) = link.stage(part) {
-                // It had room.
+                // The link has room; this is a fallback.
                 part.given_up = false;
                 link.again.push_back(part);
             }
@@ -165,7 +165,7 @@ impl NbdQueue {
         }
     }
 
-    /// A command has ended.
+    /// Handles the end of a command.
     fn finish(&mut self, (mut part, result): Ended) {
         if part.given_up {
             self.given_up -= usize::from(part.command.changes());
@@ -200,7 +200,7 @@ impl NbdQueue {
         }
     }
 
-    /// Goes on with one connection.
+    /// Advances one connection.
     fn poll_link(&mut self, number: usize) {
         let mut over = std::mem::take(&mut self.over);
         if let Some(link) = self.links.get_mut(number) {
@@ -219,7 +219,7 @@ impl NbdQueue {
         self.over = over;
     }
 
-    /// Commands that are not to be sent again.
+    /// Ends the commands of cancelled requests among those to be sent again.
     fn drop_cancelled(&mut self, number: usize, over: &mut Vec<Ended>) {
         let Some(link) = self.links.get_mut(number) else {
             return;
@@ -237,7 +237,7 @@ impl NbdQueue {
         }
     }
 
-    /// Nobody waits for a request any more.
+    /// Gives up the commands of a cancelled request.
     fn give_up(&mut self, place: usize) {
         let Some(parent) = self.parents.get(place) else {
             return;
@@ -285,10 +285,10 @@ impl NbdQueue {
         self.end_if_over(place);
     }
 
-    /// Ends requests that nobody waits for and whose memory has come back.
+    /// Ends cancelled requests whose memory has come back.
     fn collect(&mut self) {
         for place in std::mem::take(&mut self.lent) {
-            // It may be another request's by now.
+            // The place may belong to another request by now.
             if self.parents.get(place).is_some_and(|p| p.cancelled) {
                 self.give_up(place);
             }
@@ -330,7 +330,7 @@ impl NbdQueue {
         }
     }
 
-    /// The worker ends, and the server does not answer: its requests are not waited for for ever.
+    /// Gives up the requests when the worker ends and the server does not answer.
     fn end(&mut self, answered: bool) {
         if !self.parents.is_empty() && self.ending.is_over(answered) {
             let server = &self.shared.server;
@@ -345,7 +345,7 @@ impl NbdQueue {
         }
     }
 
-    /// Whether the next round has something to do that no event tells of.
+    /// Returns whether the next round has work that no event signals.
     fn goes_on(&self) -> bool {
         let issues = |link: &Link| link.has_room() && !link.again.is_empty();
         let room = || {
@@ -361,7 +361,7 @@ impl NbdQueue {
     }
 }
 
-/// The next command of a request.
+/// Makes the next command of a request.
 fn next(
     parent: &mut Parent,
     place: usize,
@@ -511,7 +511,8 @@ impl VolumeQueue for NbdQueue {
         QueueState { in_flight, wake }
     }
 
-    /// Its completion comes with one of the next rounds, whether the server answers or not.
+    /// Cancels a request. Its completion is returned in one of the next rounds, whether the server
+    /// answers or not.
     fn cancel(&mut self, tag: u64) {
         if let Some(place) = self.parents.find(tag) {
             self.give_up(place);
@@ -524,7 +525,7 @@ impl FastPath for NbdQueue {
         self.submit(Request::transfer(tag, op, offset, data))
     }
 
-    /// What was started goes out as one message.
+    /// Sends all started commands as one message.
     fn push(&mut self) {
         for link in &mut self.links {
             if link.send() {

@@ -88,8 +88,7 @@ fn stream(writer: &Writer, cids: &[u16], lens: &[u32], pieces: &[(usize, u32)]) 
     bytes
 }
 
-/// Everything that a stream says, in pieces of so many bytes; a part of what is expected goes past
-/// the parser.
+/// Parses a stream in pieces of so many bytes; a part of the expected data bypasses the parser.
 fn run(
     limits: &Limits,
     bytes: &[u8],
@@ -178,7 +177,7 @@ proptest! {
     }
 }
 
-/// One command in flight, and the first violation or the answers.
+/// Returns the violation in a stream with one command in flight; panics if there is none.
 fn violation(asked: Asked, limits: &Limits, make: impl Fn(&Writer, u16) -> Vec<u8>) -> Violation {
     let mut commands = InFlight::new(4);
     let cid = commands.insert(asked, Vec::new()).unwrap();
@@ -279,7 +278,7 @@ fn no_read_succeeds_before_all_of_it_has_come() {
         });
         assert_eq!(early, Violation::Last);
     }
-    // One that fails needs none.
+    // A command that fails needs no data.
     let mut commands = InFlight::new(1);
     let cid = commands.insert(reads(8), ()).unwrap();
     let failed = completion(cid, Status::UNRECOVERED_READ_ERROR);

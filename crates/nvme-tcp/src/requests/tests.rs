@@ -29,7 +29,7 @@ fn with_data(writer: &Writer, header: &[u8], bytes: &[u8]) -> Vec<u8> {
     pdu
 }
 
-/// What was understood: commands with the data of their capsules, and data by its tag.
+/// Result of parsing a stream: commands with the data of their capsules, and data by its tag.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Understood {
     commands: Vec<(u16, Vec<u8>)>,
@@ -144,7 +144,8 @@ proptest! {
     }
 }
 
-/// What comes of a stream while there is a request to transfer for 100 bytes of command 9.
+/// Returns the violation in a stream while a request to transfer 100 bytes of command 9 is
+/// outstanding.
 fn violation(make: impl Fn(&Writer, u16) -> Vec<u8>) -> Violation {
     let mut grants = Grants::new(4);
     let tag = grants.insert(9, 0, 100, ()).unwrap();

@@ -182,7 +182,7 @@ pub struct GetFeaturesCdw10 {
     /// Feature Identifier.
     #[bits(8)]
     pub fid: crate::feature::Fid,
-    /// Which of the feature's values.
+    /// Selects one of the feature's values.
     #[bits(3)]
     pub sel: FeatureSelect,
     #[bits(21)]

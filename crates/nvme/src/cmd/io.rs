@@ -181,7 +181,7 @@ pub struct CopyCdw12 {
     /// Copy Descriptor Format.
     #[bits(4)]
     pub cdfe: u8,
-    /// Protection Information of what is read.
+    /// Protection Information of the data read.
     #[bits(4)]
     pub prinfor: Prinfo,
     #[bits(4)]
@@ -189,14 +189,14 @@ pub struct CopyCdw12 {
     /// Directive Type.
     #[bits(4)]
     pub dtype: u8,
-    /// Storage Tag Check of what is written.
+    /// Storage Tag Check of the data written.
     pub stcw: bool,
-    /// Storage Tag Check of what is read.
+    /// Storage Tag Check of the data read.
     pub stcr: bool,
-    /// Protection Information of what is written.
+    /// Protection Information of the data written.
     #[bits(4)]
     pub prinfow: Prinfo,
-    /// Force Unit Access, of what is written.
+    /// Force Unit Access, for the data written.
     pub fua: bool,
     /// Limited Retry.
     pub lr: bool,
@@ -211,7 +211,7 @@ impl CopyCdw12 {
 }
 
 /// One source range of Copy in Copy Descriptor Format 0h or 2h, 32 bytes (NVM Command Set 1.1,
-/// 3.3.2). What only format 2h has is reserved in format 0h.
+/// 3.3.2). Fields of format 2h alone are reserved in format 0h.
 #[derive(
     Clone,
     Copy,
@@ -266,7 +266,7 @@ wire_layout!(
 );
 
 /// One source range of Copy in Copy Descriptor Format 1h or 3h, 40 bytes (NVM Command Set 1.1,
-/// 3.3.2), of namespaces with guards of 32 or 64 bits. What only format 3h has is reserved in
+/// 3.3.2), of namespaces with guards of 32 or 64 bits. Fields of format 3h alone are reserved in
 /// format 1h.
 #[derive(
     Clone,

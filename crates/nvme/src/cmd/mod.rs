@@ -1,7 +1,7 @@
 //! Submission queue entry: NVMe Base 2.1, 4.1.
 //!
-//! [`Command`] is the common form; what a command means in its own dwords is a bitfield in
-//! [`admin`] or [`io`], made from and turned into the plain dword:
+//! [`Command`] is the common form. The command-specific dwords are bitfields in [`admin`] or
+//! [`io`], converted from and to the plain dword:
 //!
 //! ```
 //! use nvme::cmd::{Command, NvmOpcode, io::RwCdw12};
@@ -66,7 +66,7 @@ pub struct Flags {
     pub psdt: Psdt,
 }
 
-/// Data Pointer: two PRPs or one SGL descriptor, as [`Flags::psdt`] says.
+/// Data Pointer: two PRPs or one SGL descriptor, selected by [`Flags::psdt`].
 #[derive(
     Clone,
     Copy,
@@ -84,13 +84,13 @@ pub struct Flags {
 pub struct DataPointer(pub [u8; 16]);
 
 impl DataPointer {
-    /// Two PRP entries.
+    /// Makes a data pointer of two PRP entries.
     #[inline]
     pub fn prp(prp1: u64, prp2: u64) -> Self {
         transmute!([U64::new(prp1), U64::new(prp2)])
     }
 
-    /// One SGL descriptor.
+    /// Makes a data pointer of one SGL descriptor.
     #[inline]
     pub fn sgl(sgl1: SglDescriptor) -> Self {
         transmute!(sgl1)
@@ -133,7 +133,7 @@ impl DataPointer {
 )]
 #[repr(C)]
 pub struct Command {
-    /// Opcode: an [`AdminOpcode`] or [`NvmOpcode`], as the queue says.
+    /// Opcode: an [`AdminOpcode`] or [`NvmOpcode`], depending on the queue.
     pub opcode: u8,
     /// FUSE and PSDT.
     pub flags: Flags,

@@ -28,7 +28,7 @@ open_values! {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ManagementCdw10 {
-    /// What is to be done.
+    /// Selected operation.
     #[bits(4)]
     pub sel: ManagementSelect,
     #[bits(28)]
@@ -50,15 +50,15 @@ pub struct ManagementCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AttachmentCdw10 {
-    /// What is to be done.
+    /// Selected operation.
     #[bits(4)]
     pub sel: AttachmentSelect,
     #[bits(28)]
     __: u32,
 }
 
-/// What a host says of a namespace that is to be created, 4096 bytes: fields of Identify Namespace,
-/// where that has them, and those of the NVM command set ("NVM Command Set 1.1", 4.1.6).
+/// Host-specified fields of a namespace to be created, 4096 bytes: the fields of Identify Namespace
+/// with the same names, and those of the NVM command set ("NVM Command Set 1.1", 4.1.6).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NewNamespace {
@@ -109,7 +109,7 @@ wire_layout!(
 zeroed_default!(NewNamespace);
 
 impl NewNamespace {
-    /// Bytes that the standard reserves are zeroes.
+    /// Returns whether the reserved bytes are zero.
     pub fn reserved_is_zero(&self) -> bool {
         let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         zero(&self.reserved16)

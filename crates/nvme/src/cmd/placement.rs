@@ -1,5 +1,5 @@
-//! I/O Management Receive and Send (NVMe Base 2.1, 7.3 and 7.4), and what they return of reclaim
-//! unit handles (NVM Command Set 1.1, 3.2).
+//! I/O Management Receive and Send (NVMe Base 2.1, 7.3 and 7.4), and their data about reclaim unit
+//! handles (NVM Command Set 1.1, 3.2).
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -48,7 +48,7 @@ pub struct IoManagementSendCdw10 {
 }
 
 wire_struct! {
-    /// Before the descriptors of Reclaim Unit Handle Status, 16 bytes.
+    /// Header of Reclaim Unit Handle Status, 16 bytes, before the descriptors.
     pub struct HandleStatusHeader(16) {
         #[doc(hidden)]
         pub reserved0 @ 0: [u8; 14],

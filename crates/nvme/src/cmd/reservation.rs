@@ -152,7 +152,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Header of what Reservation Report returns, 24 bytes. [`Registrant`]s follow; in the extended
+    /// Header of the data of Reservation Report, 24 bytes. [`Registrant`]s follow; in the extended
     /// form 40 reserved bytes, then [`RegistrantExtended`]s.
     pub struct ReservationStatus(24) {
         /// Generation.

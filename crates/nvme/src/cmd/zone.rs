@@ -1,8 +1,8 @@
-//! Command dwords of the Zoned Namespace command set, and what Zone Management Receive returns:
+//! Command dwords of the Zoned Namespace command set, and the data of Zone Management Receive:
 //! Zoned Namespace Command Set 1.1, 3.4.
 //!
-//! Zone Append has dword 12 of Write ([`super::io::RwCdw12`]), and names its zone where that has
-//! its starting LBA.
+//! Zone Append has dword 12 of Write ([`super::io::RwCdw12`]), with the zone's first LBA in the
+//! field of the starting LBA.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::U64;
@@ -62,7 +62,7 @@ pub struct ReceiveCdw13 {
 }
 
 wire_struct! {
-    /// Before the zone descriptors of a report, 64 bytes.
+    /// Header of a report, 64 bytes, before the zone descriptors.
     pub struct ReportHeader(64) {
         /// Number of Zones.
         pub zones @ 0: U64,
@@ -96,7 +96,7 @@ wire_struct! {
 }
 
 impl ZoneDescriptor {
-    /// Of Zone Attributes: the zone has a Zone Random Write Area (ZRWAV).
+    /// Bit of Zone Attributes: the zone has a Zone Random Write Area (ZRWAV).
     pub const ZRWAV: u8 = 1 << 3;
 
     /// Zone Type of a zone that is written from its first block on.

@@ -10,7 +10,7 @@ use super::controller_bits::{
 use super::text::{Ascii, Nqn};
 use crate::macros::{wire_layout, zeroed_default};
 
-/// What a controller is and can do, 4096 bytes.
+/// Properties and capabilities of a controller, 4096 bytes.
 ///
 /// Capacities are in bytes. `default()` is all zeroes, the text fields too.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -167,7 +167,7 @@ pub struct IdentifyController {
     pub sqes: QueueEntrySize,
     /// Completion Queue Entry Size.
     pub cqes: QueueEntrySize,
-    /// Maximum Outstanding Commands; 0 for no limit told.
+    /// Maximum Outstanding Commands; 0 for no reported limit.
     pub maxcmd: U16,
     /// Number of Namespaces: the largest valid NSID.
     pub nn: U32,
@@ -193,7 +193,7 @@ pub struct IdentifyController {
     pub cdfs: U16,
     /// SGL Support.
     pub sgls: Sgls,
-    /// Maximum Number of Allowed Namespaces; 0 when `nn` says it.
+    /// Maximum Number of Allowed Namespaces; 0 if `nn` is the limit.
     pub mnan: U32,
     /// Maximum Domain Namespace Attachments.
     pub maxdna: U128,

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::namespace_bits::{Fpi, Nmic, Nsattr, Rescap};
 use crate::macros::{wire_layout, zeroed_default};
 
-/// What holds for a namespace of any command set, 4096 bytes.
+/// Properties of a namespace that do not depend on the command set, 4096 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct IndependentNamespace {

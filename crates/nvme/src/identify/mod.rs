@@ -1,7 +1,7 @@
 //! Data structures that Identify returns: NVMe Base 2.1, 5.1.13; NVM Command Set 1.1, 4.1.5.
 //!
 //! Every page is 4096 bytes. A controller starts from `default()` (all zeroes) and fills what it
-//! supports; a driver reads the page from the buffer that it gave, and asks.
+//! supports; a driver reads the page from its buffer, and queries the fields.
 //!
 //! The controller's side:
 //!

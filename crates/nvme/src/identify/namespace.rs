@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::namespace_bits::{Dlfeat, Dpc, Dps, Flbas, Fpi, Mc, Nmic, Nsattr, Nsfeat, Rescap};
 use crate::macros::{wire_layout, zeroed_default};
 
-/// What a namespace is, 4096 bytes. Sizes are in logical blocks unless said otherwise; all
+/// Properties of a namespace, 4096 bytes. Sizes are in logical blocks unless stated otherwise; all
 /// zeroes for an inactive NSID.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

@@ -75,7 +75,7 @@ pub struct Pic {
     pub pists16b: bool,
     /// 16b Guard Protection Information Storage Tag Mask (16BPISTM): all bits are compared.
     pub pistm16b: bool,
-    /// Storage Tag Check Read Support: Copy checks the storage tags of what it reads.
+    /// Storage Tag Check Read Support: Copy checks the storage tags of the data read.
     pub stcrs: bool,
     /// Qualified Protection Information Format Support.
     pub qpifs: bool,

@@ -57,11 +57,11 @@ pub struct NvmController {
     pub wzsl: u8,
     /// Write Uncorrectable Size Limit.
     pub wusl: u8,
-    /// Dataset Management Ranges Limit; 0 for none told.
+    /// Dataset Management Ranges Limit; 0 for none reported.
     pub dmrl: u8,
-    /// Dataset Management Range Size Limit, in logical blocks of one range; 0 for none told.
+    /// Dataset Management Range Size Limit, in logical blocks of one range; 0 for none reported.
     pub dmrsl: U32,
-    /// Dataset Management Size Limit, in logical blocks of all ranges; 0 for none told.
+    /// Dataset Management Size Limit, in logical blocks of all ranges; 0 for none reported.
     pub dmsl: U64,
     /// Key Per I/O Capabilities.
     pub kpiocap: u8,

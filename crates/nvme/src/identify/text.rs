@@ -54,7 +54,7 @@ impl<const N: usize> Ascii<N> {
 }
 
 impl<const N: usize> Default for Ascii<N> {
-    /// All spaces.
+    /// Returns a text of spaces.
     fn default() -> Self {
         Self([b' '; N])
     }

@@ -50,7 +50,7 @@ wire_struct! {
         pub nnsid @ 4: U32,
         /// Change Count of this group.
         pub chgcnt @ 8: U64,
-        /// Its state.
+        /// ANA state of the group.
         pub state @ 16: AnaGroupState,
         #[doc(hidden)]
         pub reserved17 @ 17: [u8; 15],

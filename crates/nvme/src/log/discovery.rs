@@ -49,15 +49,15 @@ open_values! {
     }
 }
 
-/// In TREQ: a secure channel is not told of (0), needed (1) or not needed (2).
+/// Field of TREQ: a secure channel is not specified (0), required (1) or not required (2).
 pub const TREQ_SECURE_CHANNEL: u8 = 3;
-/// In TREQ: a secure channel is needed.
+/// Value of TREQ: a secure channel is required.
 pub const TREQ_REQUIRED: u8 = 1;
-/// In TREQ: a secure channel is not needed.
+/// Value of TREQ: a secure channel is not required.
 pub const TREQ_NOT_REQUIRED: u8 = 2;
-/// In TREQ: the controller is able to do without flow control of submission queues.
+/// Bit of TREQ: the controller is able to do without flow control of submission queues.
 pub const TREQ_NO_SQ_FLOW_CONTROL: u8 = 4;
-/// In the CNTLID of a record: dynamic controller model.
+/// CNTLID of a record for the dynamic controller model.
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
 
 /// The first 1024 bytes of the log page; its records follow.

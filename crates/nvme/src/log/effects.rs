@@ -1,4 +1,4 @@
-//! Log pages that tell what is supported, and what it changes: commands, log pages, features.
+//! Log pages with the supported commands, log pages and features, and their effects.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::U32;
@@ -20,7 +20,7 @@ pub struct CommandsSupported {
 
 wire_layout!(CommandsSupported, 4096, acs @ 0, iocs @ 1024);
 
-/// Whether a command is supported, and what else it changes.
+/// Support of a command, and its effects.
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct CommandEffects {
@@ -80,7 +80,7 @@ pub struct LidSupported {
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FeaturesSupported {
-    /// Whether the feature is supported, and what setting it changes.
+    /// Support of a feature, and the effects of setting it.
     pub fids: [FeatureEffects; 256],
 }
 

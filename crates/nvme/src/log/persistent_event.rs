@@ -9,7 +9,7 @@ use crate::identify::{Ascii, Dps, Flbas, Fna, Nmic, Nqn, Sanicap};
 use crate::macros::{open_values, wire_layout, wire_struct, zeroed_default};
 
 open_values! {
-    /// What a Get Log Page command does with the context of the log (bits 1:0 of the Log Specific
+    /// Action of a Get Log Page command on the context of the log (bits 1:0 of the Log Specific
     /// Parameter).
     pub PersistentEventAction: u8 {
         READ = 0, "Read Log Data";
@@ -118,10 +118,10 @@ zeroed_default!(PersistentEventHeader);
 impl PersistentEventHeader {
     /// The revision that this is.
     pub const REVISION: u8 = 3;
-    /// Of this header, bytes behind the field.
+    /// Bytes of this header behind the field.
     pub const LENGTH: u16 = 512 - 20;
 
-    /// Says that events of a type may be in the log.
+    /// Marks a type of events as supported in the log.
     pub fn support(&mut self, ty: PersistentEventType) {
         if let Some(byte) = self.seb.get_mut(usize::from(ty.0 / 8)) {
             *byte |= 1 << (ty.0 % 8);
@@ -156,7 +156,7 @@ wire_struct! {
 }
 
 impl PersistentEvent {
-    /// Of this header, bytes behind the field.
+    /// Bytes of this header behind the field.
     pub const LENGTH: u8 = 24 - 3;
 }
 
@@ -203,7 +203,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Data of a Change Namespace event, 48 bytes: what Identify Namespace says of it.
+    /// Data of a Change Namespace event, 48 bytes, with fields of Identify Namespace.
     pub struct ChangeNamespace(48) {
         /// Dword 10 of the Namespace Management command.
         pub cdw10 @ 0: U32,

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::macros::{open_values, wire_struct};
 
 wire_struct! {
-    /// Before the descriptors of the FDP Configurations log page, 16 bytes.
+    /// Header of the FDP Configurations log page, 16 bytes, before the descriptors.
     pub struct FdpConfigurations(16) {
         /// Number of FDP Configurations, zero-based.
         pub numfdpc_z @ 0: U16,
@@ -42,7 +42,7 @@ wire_struct! {
     /// FDP Configuration Descriptor, 64 bytes, without the Reclaim Unit Handle descriptors behind
     /// it.
     pub struct FdpConfiguration(64) {
-        /// Descriptor Size in bytes, with what is behind it: a multiple of 8.
+        /// Descriptor Size in bytes, including the data behind it: a multiple of 8.
         pub dsze @ 0: U16,
         /// FDP Attributes.
         pub fdpa @ 2: FdpAttributes,
@@ -85,7 +85,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Before the descriptors of the Reclaim Unit Handle Usage log page, 8 bytes.
+    /// Header of the Reclaim Unit Handle Usage log page, 8 bytes, before the descriptors.
     pub struct HandleUsageHeader(8) {
         /// Number of Reclaim Unit Handles.
         pub nruh @ 0: U16,
@@ -129,7 +129,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Before the events of the FDP Events log page, 64 bytes.
+    /// Header of the FDP Events log page, 64 bytes, before the events.
     pub struct FdpEventsHeader(64) {
         /// Number of FDP Events that follow, in the order in which they happened.
         pub numfdpe @ 0: U32,
@@ -142,7 +142,7 @@ wire_struct! {
 pub const FDP_EVENTS: usize = 63;
 
 open_values! {
-    /// FDP Event Type: those up to 7Fh are host events, the others controller events.
+    /// FDP Event Type: types up to 7Fh are host events, the remaining ones controller events.
     #[derive(Unaligned)]
     pub FdpEventType: u8 {
         UNIT_NOT_FULLY_WRITTEN = 0x00, "Reclaim Unit Not Fully Written To Capacity";

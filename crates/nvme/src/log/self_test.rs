@@ -49,7 +49,7 @@ pub struct SelfTestStatus {
     pub code: SelfTestCode,
 }
 
-/// Which fields of a result say something.
+/// Valid fields of a result.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct ValidDiagnostics {
@@ -68,11 +68,11 @@ pub struct ValidDiagnostics {
 wire_struct! {
     /// Result of one device self-test operation, 28 bytes.
     pub struct SelfTestResult(28) {
-        /// What was tested, and with which result.
+        /// Type and outcome of the test.
         pub status @ 0: SelfTestStatus,
         /// The segment that failed first.
         pub segment @ 1: u8,
-        /// Which of the fields below are valid.
+        /// Valid fields among those below.
         pub valid @ 2: ValidDiagnostics,
         #[doc(hidden)]
         pub reserved3 @ 3: u8,
@@ -101,13 +101,13 @@ impl SelfTestResult {
     }
 }
 
-/// Device Self-test log page, 564 bytes. Of the results the newest comes first.
+/// Device Self-test log page, 564 bytes. The newest result is the first.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SelfTestLog {
-    /// What is in progress.
+    /// Self-test in progress.
     pub current: SelfTestCode,
-    /// How much of it is done, in percent.
+    /// Progress in percent.
     pub completion: u8,
     #[doc(hidden)]
     pub reserved2: [u8; 2],

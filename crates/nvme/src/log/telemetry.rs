@@ -34,9 +34,10 @@ pub struct TelemetryHeader {
     pub da4lb: U32,
     #[doc(hidden)]
     pub reserved20: [u8; 360],
-    /// Of the host-initiated page its scope (1 for the controller), else reserved.
+    /// Scope of the host-initiated page (1 for the controller); reserved in the
+    /// controller-initiated one.
     pub ths: u8,
-    /// Of the host-initiated page its data generation number, of the other one its scope.
+    /// Data generation number of the host-initiated page; scope of the controller-initiated one.
     pub thdgn_tcs: u8,
     /// Telemetry Controller-Initiated Data Available: 1 where there is some that was not read.
     pub tcda: u8,

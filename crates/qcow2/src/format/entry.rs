@@ -10,24 +10,24 @@ pub const ZERO: u64 = 1;
 /// Bits 9 to 55.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// Where a guest's cluster is.
+/// Location of a guest's cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mapping {
-    /// In the backing file; zeroes where there is none.
+    /// Unallocated: read from the backing file, or zeroes if there is none.
     Unallocated,
     /// Nowhere: it reads as zeroes. `host`: the cluster that is kept for it, by its first byte.
     Zero {
         /// The byte in the image where its cluster begins, if it has one.
         host: Option<u64>,
     },
-    /// In the image.
+    /// Data in the image.
     Data {
         /// The byte in the image where it begins.
         host: u64,
         /// No other entry has it: it may be written in place.
         copied: bool,
     },
-    /// In the image, compressed.
+    /// Compressed data in the image.
     Compressed {
         /// The byte in the image where its data begins, at any byte.
         host: u64,
@@ -43,21 +43,21 @@ pub enum Mapping {
 pub struct Entry(pub u64);
 
 impl Entry {
-    /// An entry that no image may have, for what was found to be wrong.
+    /// Entry that no valid image has; it replaces entries that were found to be wrong.
     pub const INVALID: Self = Self(u64::MAX);
 
-    /// A cluster of the image, which no other entry has.
+    /// Makes the entry of a cluster of the image that no other entry has.
     pub const fn data(host: u64) -> Self {
         Self(host | COPIED)
     }
 
-    /// Zeroes, without a cluster.
+    /// Makes the entry of zeroes without a cluster.
     pub const fn zero() -> Self {
         Self(ZERO)
     }
 
-    /// The host's byte, of an entry that a read or write may go to without more ado; for a write
-    /// nobody else may have the cluster.
+    /// Returns the host offset of an entry that can be read, or written, directly. For a write no
+    /// other entry may have the cluster.
     #[inline(always)]
     pub const fn plain(self, write: bool) -> Option<u64> {
         let host = self.0 & OFFSET;
@@ -69,7 +69,7 @@ impl Entry {
         }
     }
 
-    /// What it says, in an image of that geometry.
+    /// Decodes the entry for an image of that geometry.
     pub fn mapping(self, geometry: &Geometry) -> Mapping {
         if self == Self::INVALID {
             return Mapping::Invalid;
@@ -96,8 +96,8 @@ impl Entry {
         }
     }
 
-    /// "Compressed Clusters Descriptor": the byte where the data begins, and the number of sectors
-    /// of 512 bytes behind the one that it begins in.
+    /// Decodes a "Compressed Clusters Descriptor": the byte where the data begins, and the number
+    /// of sectors of 512 bytes behind the one that it begins in.
     fn compressed(self, geometry: &Geometry) -> Mapping {
         if self.0 & COPIED != 0 {
             return Mapping::Invalid;
@@ -116,9 +116,9 @@ impl Entry {
     }
 }
 
-/// The byte where the L2 table of an L1 entry begins, 0 where there is none, and whether it may be
-/// written in place; nothing when the entry is against the rules. Entries of the refcount table
-/// have the same form, without the flag.
+/// Decodes an L1 entry: the offset of the L2 table, 0 where there is none, and whether it may be
+/// written in place. `None` when the entry is invalid. Entries of the refcount table have the same
+/// form, without the flag.
 pub fn table_entry(entry: u64, geometry: &Geometry) -> Option<(u64, bool)> {
     let table = entry & OFFSET;
     let reserved = entry & !(OFFSET | COPIED);
@@ -190,7 +190,7 @@ mod tests {
                         Mapping::Data { host, copied } if copied || !write => Some(host),
                         _ => None,
                     };
-                    // What is against the rules is replaced when a table is read.
+                    // Invalid entries are replaced when a table is read.
                     if mapping != Mapping::Invalid {
                         assert_eq!(entry.plain(write), expected, "{entry:x?}");
                     }

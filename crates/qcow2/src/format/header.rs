@@ -3,13 +3,13 @@
 /// Bytes from the file's beginning that are enough for every header: it lies in the first cluster,
 /// and the largest cluster has so many.
 pub const HEADER_ROOM: usize = 1 << 21;
-/// Where the size of the disk stands.
+/// Offset of the disk's size.
 pub const OFFSET_SIZE: u64 = 24;
-/// Where the L1 table's number of entries and its place stand.
+/// Offset of the L1 table's size and offset.
 pub const OFFSET_L1: u64 = 36;
-/// Where the refcount table's place and number of clusters stand.
+/// Offset of the refcount table's offset and number of clusters.
 pub const OFFSET_REFCOUNTS: u64 = 48;
-/// Where the features stand: incompatible, compatible, those that a writer clears.
+/// Offset of the feature fields: incompatible, compatible, autoclear.
 pub const OFFSET_FEATURES: u64 = 72;
 /// Incompatible feature: refcounts may be wrong. References are not.
 pub const DIRTY: u64 = 1;
@@ -35,7 +35,7 @@ const LARGEST_REFTABLE: u64 = 8 << 20;
 /// No offset in an image has more bits.
 const OFFSET_BITS: u32 = 56;
 
-/// Why an image cannot be served; said behind its name.
+/// Reason why an image cannot be served; messages put it behind the image's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // Each variant's message says what it is.
 pub enum FormatError {
@@ -118,29 +118,29 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Bytes of a cluster.
+    /// Returns the size of a cluster in bytes.
     #[inline]
     pub const fn cluster_size(&self) -> u64 {
         1 << self.cluster_bits
     }
 
-    /// Logarithm of the number of entries of an L2 table: it is a cluster.
+    /// Returns the logarithm of the number of entries of an L2 table: it is a cluster.
     #[inline]
     pub const fn table_bits(&self) -> u32 {
         self.cluster_bits - 3
     }
 
-    /// Logarithm of the number of refcounts in a refcount block: it is a cluster.
+    /// Returns the logarithm of the number of refcounts in a refcount block: it is a cluster.
     pub const fn refcount_bits(&self) -> u32 {
         self.cluster_bits + 3 - self.refcount_order
     }
 
-    /// Clusters that so many bytes need.
+    /// Returns the number of clusters that so many bytes need.
     pub const fn clusters(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.cluster_size())
     }
 
-    /// L1 entries that a disk of so many bytes needs.
+    /// Returns the number of L1 entries that a disk of so many bytes needs.
     pub const fn l1_entries(&self, bytes: u64) -> u64 {
         bytes.div_ceil(1 << (self.cluster_bits + self.table_bits()))
     }
@@ -297,10 +297,10 @@ impl Header {
         Ok(())
     }
 
-    /// Whether the image may be written here.
+    /// Checks that the image may be written here.
     ///
     /// # Errors
-    /// It may only be read.
+    /// [`FormatError`], if the image may only be read.
     pub fn check_writable(&self) -> Result<(), FormatError> {
         if self.incompatible & CORRUPT != 0 {
             return Err(FormatError::Corrupt);
@@ -314,14 +314,15 @@ impl Header {
         if self.has_bitmaps {
             return Err(FormatError::Bitmaps);
         }
-        // Narrower ones share their bytes with others.
+        // Refcounts narrower than a byte share their bytes with neighbouring refcounts.
         if self.geometry.refcount_order < 3 {
             return Err(FormatError::NarrowRefcounts(self.geometry.refcount_order));
         }
         Ok(())
     }
 
-    /// Its refcounts may be wrong: the process that wrote it last did not close it in order.
+    /// Returns whether refcounts may be wrong because the last process that wrote the image did not
+    /// close it cleanly.
     pub fn is_dirty(&self) -> bool {
         self.incompatible & DIRTY != 0
     }
@@ -345,7 +346,7 @@ fn check_features(incompatible: u64) -> Result<(), FormatError> {
     }
 }
 
-/// The backing file's name, and where it begins.
+/// Reads the backing file's name, and its offset.
 fn backing(first: &[u8], offset: u64, len: u32) -> Result<Option<(String, usize)>, FormatError> {
     if offset == 0 || len == 0 {
         return Ok(None);
@@ -371,7 +372,7 @@ struct Extensions {
     bitmaps: bool,
 }
 
-/// The extensions between the header and the backing file's name, or the end of the cluster.
+/// Reads the extensions between the header and the backing file's name, or the end of the cluster.
 fn extensions(
     first: &[u8],
     mut at: usize,
@@ -405,7 +406,7 @@ fn extensions(
 mod tests {
     use super::*;
 
-    /// A header of version 3 for 1 GiB in clusters of 64 KiB, as QEMU writes it.
+    /// Returns a header of version 3 for 1 GiB in clusters of 64 KiB, as QEMU writes it.
     fn header() -> Vec<u8> {
         let mut bytes = vec![0; 1 << 16];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);

@@ -1,4 +1,4 @@
-//! What stands in an image, as numbers: checked, and without I/O.
+//! On-disk structures of an image, decoded and checked without I/O.
 //!
 //! Sections of "qcow2.txt" (`docs/interop/qcow2.rst` of QEMU) are named where a rule comes from it.
 

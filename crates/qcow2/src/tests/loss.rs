@@ -1,5 +1,5 @@
 //! A machine that loses its power, or a process that is killed, between any two operations of any
-//! tasks: what was flushed is there, what was not is old or new, and nothing else is ever seen.
+//! tasks: flushed data is there, unflushed data is old or new, and nothing else is ever seen.
 
 use super::Chance;
 use crate::blocking::{Blocking, block_on};
@@ -21,13 +21,13 @@ use volume::{Direct, Op};
 
 const SECTOR: usize = 512;
 
-/// What has reached the file, in order.
+/// Operation that has reached the file.
 enum Event {
     Write(u64, Vec<u8>),
     Flush,
 }
 
-/// Carries operations out when they are polled the second time, and writes down what they do.
+/// Executes operations when they are polled the second time, and records their effects.
 #[derive(Clone)]
 struct Recorder {
     files: Blocking,
@@ -50,7 +50,7 @@ impl Store for Recorder {
                 return Poll::Pending;
             }
             let Some(left) = this.left.get().checked_sub(1) else {
-                // It never comes to that.
+                // No operation is left: this one is never executed.
                 return Poll::Pending;
             };
             this.left.set(left);
@@ -94,7 +94,7 @@ impl Recorder {
 /// A sector of the disk, as its guest knows it.
 #[derive(Clone, Debug)]
 struct Sector {
-    /// What a reader may find after the end of everything; each is a number that fills it.
+    /// Values that a reader may find after the end; each is a number that fills the sector.
     possible: Vec<u64>,
     now: u64,
     /// When it was changed last, and whether it is being changed.
@@ -124,7 +124,7 @@ fn fill(value: u64, count: usize) -> Vec<u8> {
 
 type Running = Pin<Box<dyn Future<Output = ()>>>;
 
-/// One disk's life: `loss` sectors of a hundred that were not flushed are lost at its end.
+/// Runs the life of a disk: of the unflushed sectors, `loss` in a hundred are lost at its end.
 fn live(seed: u64, loss: u64) {
     let mut chance = Chance::new(seed);
     let directory = tempfile::tempdir().unwrap();
@@ -235,8 +235,8 @@ fn run(chance: &mut Chance, images: &Arc<Vec<Image>>, recorder: &Recorder, disk:
     let mut running: Vec<(Work, u64, Running)> = Vec::new();
     let mut context = Context::from_waker(Waker::noop());
     let mut time = 0;
-    // Tasks that wait for others are polled without effect; those that were to be carried out as
-    // the end came never go on.
+    // Tasks that wait for a lock or another task are polled without effect. Tasks with an operation
+    // outstanding at the end never continue.
     let mut idle = 0;
     while idle < 200 {
         time += 1;
@@ -256,7 +256,7 @@ fn run(chance: &mut Chance, images: &Arc<Vec<Image>>, recorder: &Recorder, disk:
             end(disk, *work, *began, time);
             drop(running.swap_remove(at));
         }
-        // What was freed comes to be used again.
+        // Makes freed clusters usable again.
         if chance.one_in(50) && recorder.left.get() > 0 {
             let (images, recorder) = (images.clone(), recorder.clone());
             let mut reap = Box::pin(async move { images[0].reap(&recorder).await.map(drop) });
@@ -374,7 +374,7 @@ fn end(disk: &mut [Sector], work: Work, began: u64, time: u64) {
     }
 }
 
-/// The file after a loss: what was flushed, and of the rest some sectors.
+/// Returns the file after a loss: all flushed data, and some sectors of the rest.
 fn tear(chance: &mut Chance, start: Vec<u8>, log: &[Event], loss: u64) -> Vec<u8> {
     let mut file = start;
     let durable = log
@@ -482,11 +482,11 @@ fn only_what_takes_the_place_of_data_is_waited_for() {
     }
     assert_eq!(flushes(0, 0, 4096), 0, "zeroes are found as they are read");
     assert_eq!(flushes(0, 7, 4096), 1, "all of a cluster is looked at");
-    // Nobody reads what is replaced as a whole.
+    // Data that is replaced as a whole is not read.
     assert_eq!(flushes(0, 0, 1 << 16), 1);
 }
 
-/// Nothing here writes to the files behind an image.
+/// Files behind an image are never written.
 #[test]
 fn files_behind_are_left_alone() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! The crate from the inside: what is on the disk when a process or a machine stops at any moment,
-//! and images that somebody has made to do harm.
+//! Tests of the crate from the inside: the state of the disk when a process or a machine stops at
+//! any moment, and malicious images.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

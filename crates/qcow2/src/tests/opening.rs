@@ -1,4 +1,4 @@
-//! Images that name what they may not, or whose tables are made to do harm.
+//! Images with forbidden names or malicious tables.
 
 use crate::Qcow2Volume;
 use crate::chain::{Qcow2Options, open};
@@ -93,7 +93,7 @@ fn formats_are_not_guessed() {
     bytes[104..108].copy_from_slice(&0x1234_5678u32.to_be_bytes());
     std::fs::write(&disk, bytes).unwrap();
     assert!(refused(&disk, Some(&dir)).contains("qemu-img rebase -u"));
-    // What its first bytes look like does not matter.
+    // The first bytes of the file do not matter.
     with_backing(&disk, "base", "raw");
     let options = Qcow2Options {
         backing: Some(dir.clone()),
@@ -118,7 +118,7 @@ fn chains_that_lead_back_end() {
     assert!(refused(&path("n0"), Some(&dir)).contains("more than 64"));
 }
 
-/// An image whose bytes are changed here and there.
+/// Creates an image with changed bytes at some offsets.
 fn changed(changes: &[(usize, &[u8])]) -> (tempfile::TempDir, PathBuf) {
     let (directory, dir) = dir();
     let path = dir.join("disk");
@@ -214,11 +214,11 @@ fn entries_lead_to_no_table_and_to_nothing_that_is_free() {
     let changed: Vec<usize> = (0..before.len() >> 16)
         .filter(|n| before[n << 16..][..CLUSTER] != after[n << 16..][..CLUSTER])
         .collect();
-    // Nothing was there before, and nothing but zeroes was written.
+    // The image had no data before, and only zeroes were written.
     assert!(changed.is_empty(), "{changed:?}");
 }
 
-/// Compressed clusters whose bytes are none, too few, too many, or behind the file's end.
+/// Compressed clusters with no, too few or too many bytes, or with bytes behind the file's end.
 #[test]
 fn compressed_clusters_that_lie_fail_alone() {
     let (l2, stream) = (4usize, 8usize);
@@ -233,7 +233,7 @@ fn compressed_clusters_that_lie_fail_alone() {
         };
         (0..blocks).flat_map(block).collect()
     };
-    // Cluster by cluster of 64 KiB: what lies where.
+    // Layout of the clusters, of 64 KiB each.
     let streams = [
         stored(2, 0x8000),
         stored(1, 0x4000),
@@ -293,7 +293,7 @@ fn compressed_clusters_that_lie_fail_alone() {
             false => {
                 let kind = done.result.unwrap_err().kind;
                 assert_eq!(kind, IoErrorKind::MediaRead, "{n}");
-                // A part of it cannot be written: what is around that is not known.
+                // A part of the cluster cannot be written: the content around it is unknown.
                 go(Op::Write { fua: false }, n).result.unwrap_err();
             }
         }
@@ -320,7 +320,7 @@ fn a_dirty_image_is_put_in_order_or_left_alone() {
     drop(open(&path, &Qcow2Options::default()).unwrap());
     let seen = crate::testing::see(&std::fs::read(&path).unwrap(), &[]);
     assert_eq!((seen.leaked, seen.wrong.len(), seen.dirty), (0, 0, false));
-    // Two entries for one cluster: nobody knows whose it is.
+    // Two entries for one cluster: its owner is unknown.
     let (_directory, path) = changed(&[
         dirty,
         (3 * CLUSTER, &table),

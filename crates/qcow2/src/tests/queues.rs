@@ -33,7 +33,7 @@ impl Worker {
         self.queue.as_mut().unwrap()
     }
 
-    /// One round, as a worker makes it.
+    /// Runs a round, as a worker does.
     pub fn round(&mut self, done: &mut Vec<Completion>) {
         self.io.poll(&mut |completion| done.push(completion));
         if let Some(queue) = &mut self.queue {
@@ -130,7 +130,7 @@ impl Case {
         Qcow2Volume::open(&self.path, &self.options).unwrap()
     }
 
-    /// As a kill would leave it; what there may be, and not: wrong counts.
+    /// Copies the image as a kill would leave it, which may only have wrong counts.
     fn copy(&self) -> PathBuf {
         let copy = self.dir.join("copy");
         std::fs::copy(&self.path, &copy).unwrap();
@@ -142,7 +142,7 @@ impl Case {
 
 const SIZE: u64 = 6 << 20;
 
-/// What a request does to the model when it ends.
+/// Effect of a request on the model when it ends.
 struct Expect {
     op: Op,
     offset: usize,
@@ -219,7 +219,7 @@ fn random(seed: u64) -> bool {
     true
 }
 
-/// Some requests at a time, on ranges of their own, but perhaps in the same clusters.
+/// Runs several requests at a time, on ranges of their own, but perhaps in the same clusters.
 fn batch(
     chance: &mut Chance,
     volume: &dyn Volume,
@@ -382,7 +382,7 @@ fn a_queue_at_rest_holds_up_nobody() {
     };
     write(&mut one, 0, 1, 65536);
     write(&mut two, 1 << 20, 1, 65536);
-    // It would sleep now, and is not polled again.
+    // The worker would sleep now, and does not poll the queue again.
     let mut done = Vec::new();
     two.settle(&mut done);
     assert_eq!(two.queue().state().in_flight, 0);
@@ -469,7 +469,7 @@ fn a_queue_that_goes_leaves_order() {
             let read = finish(io, queue.as_mut().unwrap(), |q| {
                 q.start(1, Op::Read, n * 40960, data)
             });
-            // One that was cut short is known to be of no use, until the next start.
+            // A read that was cut short may leave an unusable entry, until the next start.
             let _ = read.result;
         }
         drop(other);

@@ -1,5 +1,5 @@
-//! Libraries for tests: an image of this process's, whose answers a test chooses.
-// A handle is what this module made it; a pointer is the caller's, as the interface has it.
+//! Libraries for tests: an image in this process, whose answers a test chooses.
+// Handles are created by this module; pointers are the caller's, as in the real interface.
 #![allow(clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // A test fails by a panic.
 
@@ -10,16 +10,16 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What the library answers where it does what it was asked for.
+/// Answer that stands for the correct result.
 pub(crate) const RIGHT: i64 = i64::MAX;
 
 /// An image, by its name.
 pub(crate) struct FakeImage {
     pub(crate) size: AtomicU64,
     pub(crate) data: Mutex<Vec<u8>>,
-    /// [`RIGHT`], or what every request answers.
+    /// [`RIGHT`], or the answer to every request.
     pub(crate) answer: AtomicI64,
-    /// What every request answers when it is to be started.
+    /// Answer of the function that starts a request.
     pub(crate) refused: AtomicI64,
     /// Requests do not end until they are released.
     pub(crate) holds: AtomicBool,
@@ -61,7 +61,7 @@ impl FakeImage {
         }
     }
 
-    /// Gives it another size, and tells.
+    /// Changes the size, and notifies the watch.
     pub(crate) fn resize(&self, size: u64) {
         self.size.store(size, Ordering::SeqCst);
         self.data.lock().unwrap().resize(size as usize, 0);

@@ -13,7 +13,7 @@ pub(super) type Ended = extern "C" fn(Handle, *mut c_void);
 /// Called by a thread of the library when an image's header has changed.
 pub(super) type Changed = extern "C" fn(*mut c_void);
 
-/// Who watches an image's header (`rbd_image_watcher_t`).
+/// Watcher of an image's header (`rbd_image_watcher_t`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Watcher {
@@ -22,7 +22,7 @@ pub(super) struct Watcher {
     pub(super) cookie: u64,
 }
 
-/// Makes a structure of functions, and what looks them up.
+/// Defines a structure of function pointers, and the function that looks them up.
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*) -> $result:ty;)*) => {
         /// The functions that are used.
@@ -31,7 +31,7 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Looks all of them up.
+            /// Looks up all functions.
             fn find(libraries: &[Library]) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($name: {
@@ -94,7 +94,7 @@ functions! {
 /// A library that stays loaded until the process ends: its threads may run its code until then.
 struct Library(*mut c_void);
 
-/// Why there are no functions.
+/// Error of loading the libraries.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LibraryError {
     /// A library is not there.
@@ -102,21 +102,21 @@ pub enum LibraryError {
         "{name} cannot be loaded ({why}); install the package librbd1 (Debian, Ubuntu: apt install librbd1; others: dnf install librbd1)"
     )]
     Missing {
-        /// Its file's name.
+        /// File name of the library.
         name: &'static str,
-        /// What the system said.
+        /// Error of the system.
         why: String,
     },
-    /// It is too old.
+    /// The library is too old.
     #[error("librbd has no {function}; install a newer one (Ceph 16 or later)")]
     Old {
-        /// What is missing.
+        /// Name of the missing function.
         function: &'static str,
     },
 }
 
-/// Where the libraries are looked for, instead of where the system looks: for tests, and for those
-/// who have them elsewhere.
+/// Environment variable with the folder of the libraries, instead of the system's search path: for
+/// tests, and for libraries in other places.
 pub const LIBRARY_PATH: &str = "VNVME_LIBRBD";
 
 fn load(file: &'static str) -> Result<Library, LibraryError> {
@@ -155,7 +155,7 @@ fn find(libraries: &[Library], name: &str) -> Option<*mut c_void> {
 /// The functions of the process.
 static FUNCTIONS: OnceLock<Result<Functions, LibraryError>> = OnceLock::new();
 
-/// The functions; loaded when they are first asked for.
+/// Returns the functions, which the first call loads.
 pub(super) fn functions() -> Result<&'static Functions, LibraryError> {
     #[cfg(test)]
     return Ok(&super::fake::FUNCTIONS);

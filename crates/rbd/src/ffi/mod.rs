@@ -1,11 +1,11 @@
 //! Clusters and images, by the C libraries librados and librbd. The one module of this crate with
 //! `unsafe` code.
 //!
-//! What makes it right: a handle is used by its owner's methods alone, and ended by its owner's
-//! drop, after everything that was made of it ([`Image`] has its [`Cluster`]). The libraries may be
-//! called by several threads at a time. A request's memory belongs to a [`Pending`] until the
-//! library has said that it has ended; a guest's memory is read within a call, and the library has
-//! none of it afterwards.
+//! It is sound for these reasons. A handle is used by its owner's methods alone, and ended by its
+//! owner's drop, after everything that was made of it ([`Image`] has its [`Cluster`]). The
+//! libraries may be called by several threads at a time. A request's memory belongs to a
+//! [`Pending`] until the library has reported its end. A guest's memory is read within a call, and
+//! the library has none of it afterwards.
 #![allow(unsafe_code)]
 
 #[cfg(test)]
@@ -29,9 +29,9 @@ const EXCLUSIVE: c_int = 0;
 const THICK: c_int = 1;
 /// Bytes of stack of a thread that calls the library.
 pub const STACK: usize = 4 << 20;
-/// Most watchers of an image that are looked at.
+/// Maximum number of an image's watchers that are read.
 const MOST_WATCHERS: usize = 64;
-/// Most bytes of a setting's or a metadatum's value.
+/// Maximum size of a setting's or a metadatum's value, in bytes.
 const LONGEST: usize = 4096;
 
 /// Loads the libraries, if they are not there yet.
@@ -50,8 +50,8 @@ unsafe extern "C" {
     fn on_exit(call: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
-/// The process ends. The libraries' own destructors would take away what their threads use, which
-/// run as long as there is a client: a cluster that does not answer keeps one.
+/// Exit handler of the process. The libraries' own destructors would free data of their threads,
+/// which run as long as there is a client: a cluster that does not answer keeps one.
 extern "C" fn process_ends(status: c_int, _: *mut c_void) {
     for _ in 0..100 {
         if LIVE.load(Ordering::SeqCst) == 0 {
@@ -86,7 +86,7 @@ unsafe impl Send for Cluster {}
 unsafe impl Sync for Cluster {}
 
 impl Cluster {
-    /// A client of that name (`admin` for `client.admin`), which knows no cluster yet.
+    /// Creates a client of that name (`admin` for `client.admin`), which knows no cluster yet.
     ///
     /// # Errors
     /// The library's.
@@ -122,10 +122,10 @@ impl Cluster {
         })
     }
 
-    /// What a setting is.
+    /// Returns the value of a setting.
     ///
     /// # Errors
-    /// The library's: it does not know it.
+    /// The library's, if the setting is unknown.
     pub fn get(&self, name: &str) -> io::Result<String> {
         let name = text(name)?;
         let mut value = vec![0u8; LONGEST];
@@ -156,7 +156,7 @@ impl Drop for Cluster {
     }
 }
 
-/// What a client names.
+/// Name of an image or snapshot, as a client gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name {
     /// The pool.
@@ -172,9 +172,9 @@ pub struct Name {
 /// An open image.
 pub struct Image {
     handle: Handle,
-    /// Of the pool.
+    /// I/O context of the pool.
     context: Handle,
-    /// The registration of [`Image::watch`]: its number, and what is called.
+    /// Registration of [`Image::watch`]: its number, and its callback.
     watch: Option<(u64, Box<Watch>)>,
     cluster: Cluster,
 }
@@ -195,10 +195,10 @@ impl std::fmt::Debug for Image {
 /// A request that the library has.
 struct Pending {
     functions: &'static Functions,
-    /// What is read into, or written from.
+    /// Memory that is read into, or written from.
     buffer: Option<Buffer>,
     done: Done,
-    /// Its image stays open.
+    /// Keeps the image open.
     _image: Arc<Image>,
 }
 
@@ -206,7 +206,7 @@ struct Pending {
 /// library's. May not block.
 pub type Done = Box<dyn FnOnce(isize, Option<Buffer>) + Send>;
 
-/// What is to be done.
+/// Operation on an image.
 pub enum Work<'a> {
     /// Read into the buffer, all of it.
     Read(Buffer),
@@ -214,11 +214,11 @@ pub enum Work<'a> {
     Write(&'a SegmentList),
     /// Write the buffer, all of it.
     WriteBuffer(Buffer),
-    /// Make durable what has been written.
+    /// Make all completed writes durable.
     Flush,
     /// Give the space of so many bytes to the cluster.
     Discard(u64),
-    /// So many bytes of zeroes; `thick`: their space stays the image's.
+    /// Write zeroes; `thick`: their space remains allocated.
     Zeroes {
         /// Bytes.
         len: u64,
@@ -270,7 +270,7 @@ impl Image {
     /// Opens an image of a connected cluster.
     ///
     /// # Errors
-    /// What was tried, and the library's error.
+    /// The operation that failed, and the library's error.
     pub fn open(
         cluster: Cluster,
         name: &Name,
@@ -330,7 +330,7 @@ impl Image {
         Ok(number)
     }
 
-    /// Its size in bytes. May ask the cluster.
+    /// Returns the size in bytes. May ask the cluster.
     ///
     /// # Errors
     /// The library's.
@@ -338,7 +338,7 @@ impl Image {
         self.number(self.functions().rbd_get_size)
     }
 
-    /// Its features (`RBD_FEATURE_*`).
+    /// Returns the features (`RBD_FEATURE_*`).
     ///
     /// # Errors
     /// The library's.
@@ -346,7 +346,7 @@ impl Image {
         self.number(self.functions().rbd_get_features)
     }
 
-    /// Gives it another size, and waits for that.
+    /// Resizes the image, and waits for the end.
     ///
     /// # Errors
     /// The library's.
@@ -355,11 +355,11 @@ impl Image {
         check(unsafe { (self.functions().rbd_resize)(self.handle, bytes) })
     }
 
-    /// Takes the exclusive lock for good, and waits for that: a client that has it and is alive is
-    /// asked for it.
+    /// Acquires the exclusive lock for good, and waits for it. A living client that has it is asked
+    /// for it.
     ///
     /// # Errors
-    /// The library's: `EROFS`, `EBUSY`: another one keeps it.
+    /// The library's: `EROFS` or `EBUSY`, if another client keeps the lock.
     pub fn lock(&self) -> io::Result<()> {
         // SAFETY: an image that is not closed.
         check(unsafe { (self.functions().rbd_lock_acquire)(self.handle, EXCLUSIVE) })
@@ -374,7 +374,7 @@ impl Image {
         check(unsafe { (self.functions().rbd_lock_release)(self.handle) })
     }
 
-    /// Whether this client has it.
+    /// Returns whether this client has the lock.
     ///
     /// # Errors
     /// The library's.
@@ -387,7 +387,7 @@ impl Image {
         Ok(is_owner != 0)
     }
 
-    /// Who has the lock, as the library names clients.
+    /// Returns the owner of the lock, by the library's name of the client.
     ///
     /// # Errors
     /// The library's.
@@ -413,13 +413,13 @@ impl Image {
         let text = unsafe { CStr::from_ptr(owner) }
             .to_string_lossy()
             .into_owned();
-        // SAFETY: what the call above has made, and is not used any more.
+        // SAFETY: the list that the call above has made, and is not used any more.
         unsafe { (self.functions().rbd_lock_get_owners_cleanup)(&raw mut owner, count) };
         Ok(Some(text))
     }
 
-    /// The clients that watch its header: those that have it open and are alive, or were half a
-    /// minute ago. Each with its number and where it is.
+    /// Returns the clients that watch the image's header, with their numbers and addresses. They
+    /// have the image open and are alive, or were half a minute ago.
     ///
     /// # Errors
     /// The library's.
@@ -446,7 +446,7 @@ impl Image {
         let watchers = watchers
             .map(|watcher| (watcher.client, text(watcher.address)))
             .collect();
-        // SAFETY: what the call above has made, and is not used any more.
+        // SAFETY: the list that the call above has made, and is not used any more.
         unsafe { (self.functions().rbd_watchers_list_cleanup)(list.as_mut_ptr(), count) };
         Ok(watchers)
     }
@@ -461,10 +461,10 @@ impl Image {
         check(unsafe { (self.functions().rbd_lock_break)(self.handle, EXCLUSIVE, owner.as_ptr()) })
     }
 
-    /// A metadatum of the image.
+    /// Returns a metadatum of the image.
     ///
     /// # Errors
-    /// The library's: `ENOENT`: there is none of that name.
+    /// The library's: `ENOENT`, if there is none of that name.
     pub fn metadatum(&self, name: &str) -> io::Result<String> {
         let name = text(name)?;
         let (mut value, mut len) = (vec![0u8; LONGEST], LONGEST - 1);
@@ -489,7 +489,7 @@ impl Image {
         })
     }
 
-    /// Has `call` called, by threads of the library's, when the image's header changes.
+    /// Registers `call`, which threads of the library call when the image's header changes.
     ///
     /// # Errors
     /// The library's.
@@ -509,7 +509,7 @@ impl Image {
     /// Starts a request; `done` is called when it has ended, perhaps before this returns.
     ///
     /// # Errors
-    /// It was not started, and `done` is never called.
+    /// The library's, if the request was not started; `done` is never called then.
     pub fn start(self: &Arc<Self>, offset: u64, work: Work<'_>, done: Done) -> io::Result<()> {
         let functions = self.functions();
         let (buffer, work) = match work {
@@ -597,7 +597,7 @@ impl Image {
     }
 }
 
-/// [`Work`], whose buffer is where the library's answer finds it.
+/// [`Work`], with its buffer moved into the [`Pending`].
 enum Ready<'a> {
     Read,
     Write(&'a SegmentList),
@@ -615,7 +615,7 @@ impl Drop for Image {
             // SAFETY: an image that is not closed, and a watch of it.
             let ended = unsafe { (functions.rbd_update_unwatch)(self.handle, number) };
             if ended < 0 {
-                // It may be called once more.
+                // The callback may be called once more.
                 std::mem::forget(watch);
             }
         }

@@ -1,10 +1,10 @@
-//! The lists. CONTRIBUTING.md says how to find out what is missing from them.
+//! Lists of system calls. CONTRIBUTING.md explains how to find missing ones.
 
 use libc::c_long;
 
-/// Allowed, whatever the arguments are.
+/// Calls that are allowed with any arguments.
 pub(super) const ALWAYS: &[c_long] = &[
-    // Open files. There is no way to open another one.
+    // Operations on open files. No further file can be opened.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -22,22 +22,23 @@ pub(super) const ALWAYS: &[c_long] = &[
     libc::SYS_fdatasync,
     libc::SYS_fallocate,
     libc::SYS_ftruncate,
-    // From one open file to another: what reading and writing does, too.
+    // Copies between open files, equivalent to reading and writing.
     libc::SYS_copy_file_range,
     libc::SYS_flock,
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_close,
-    // Pipes of its own, and bytes between them and sockets.
+    // New pipes, and bytes between them and sockets.
     libc::SYS_pipe2,
     libc::SYS_splice,
-    // What a descriptor is (/proc/self/fd); whether a socket's file is still ours, at its removal.
-    // They tell of other files, too, what their directories let this user see.
+    // Identification of a descriptor (/proc/self/fd), and the check that a socket's file is still
+    // this process's at its removal. They also reveal the attributes of files that this user can
+    // see.
     libc::SYS_newfstatat,
     libc::SYS_statx,
     libc::SYS_readlinkat,
     libc::SYS_unlinkat,
-    // Clients: those that connect, not those that this process would connect to.
+    // Clients that connect to this process, not connections of its own.
     libc::SYS_accept4,
     libc::SYS_recvmsg,
     libc::SYS_recvfrom,
@@ -61,7 +62,7 @@ pub(super) const ALWAYS: &[c_long] = &[
     libc::SYS_clock_getres,
     libc::SYS_gettimeofday,
     libc::SYS_restart_syscall,
-    // Requests to files and devices.
+    // I/O on files and devices.
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
     // Interrupts that cannot block (crate `eventfd`): requests to open files.
@@ -92,14 +93,14 @@ pub(super) const ALWAYS: &[c_long] = &[
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
     libc::SYS_sigaltstack,
-    // What malloc, hash tables and libc's sort ask for.
+    // Calls of malloc, hash tables and libc's sort.
     libc::SYS_getrandom,
     libc::SYS_sysinfo,
     libc::SYS_uname,
     libc::SYS_getrusage,
 ];
 
-/// The older forms of some, which libc and rustix still take here.
+/// Older forms of allowed calls, which libc and rustix still use on this architecture.
 #[cfg(target_arch = "x86_64")]
 pub(super) const OF_ARCHITECTURE: &[c_long] = &[
     libc::SYS_poll,
@@ -108,12 +109,12 @@ pub(super) const OF_ARCHITECTURE: &[c_long] = &[
     libc::SYS_unlink,
 ];
 
-/// There are no older forms.
+/// No older forms exist.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) const OF_ARCHITECTURE: &[c_long] = &[];
 
-/// For the threads of Ceph's client library. They ask who they are, and go on without an answer to
-/// most else that they ask.
+/// Calls of the threads of Ceph's client library. They query their identity, and continue without
+/// an answer to most further queries.
 pub(super) const LIBRARY: &[c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_epoll_create,
@@ -125,7 +126,7 @@ pub(super) const LIBRARY: &[c_long] = &[
     libc::SYS_getegid,
 ];
 
-/// For a process that opens files while it runs: Landlock says which.
+/// Calls of a process that opens files while it runs; Landlock limits the files.
 pub(super) const OPENING: &[c_long] = &[
     libc::SYS_openat,
     #[cfg(target_arch = "x86_64")]
@@ -133,18 +134,18 @@ pub(super) const OPENING: &[c_long] = &[
     libc::SYS_getdents64,
 ];
 
-/// For one that makes sockets and files, too; socket and fchmod have rules.
+/// Calls of a process that also creates sockets and files; socket and fchmod have rules.
 pub(super) const LISTENING: &[c_long] = &[
     libc::SYS_bind,
     libc::SYS_listen,
     // Whether another one listens there, and is alive.
     libc::SYS_connect,
     libc::SYS_pidfd_open,
-    // Whose the lock file is.
+    // Check of the lock file's owner.
     libc::SYS_geteuid,
 ];
 
-/// A file takes another one's place as a whole.
+/// Atomic replacement of a file.
 pub(super) const RENAMING: &[c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_rename,
@@ -152,10 +153,10 @@ pub(super) const RENAMING: &[c_long] = &[
     libc::SYS_renameat2,
 ];
 
-/// What is asked of a block device when it is opened (`linux/fs.h`): its block size.
+/// Query when a block device is opened (`linux/fs.h`): its block size.
 pub(super) const DEVICE_IOCTLS: &[u64] = &[0x1268];
 
-/// What may be asked of a file by fcntl.
+/// Allowed fcntl commands.
 pub(super) const FCNTL: &[libc::c_int] = &[
     libc::F_DUPFD,
     libc::F_DUPFD_CLOEXEC,
@@ -163,15 +164,15 @@ pub(super) const FCNTL: &[libc::c_int] = &[
     libc::F_SETFD,
     libc::F_GETFL,
     libc::F_SETFL,
-    // Locks of ranges: those of volumes belong to the open file.
+    // Range locks: those of volumes belong to the open file.
     libc::F_OFD_GETLK,
     libc::F_OFD_SETLK,
-    // What a memory file is, and that it stays as large.
+    // Check of a memory file, and its seal against resizing.
     libc::F_GET_SEALS,
     libc::F_ADD_SEALS,
 ];
 
-/// The process ends at once.
+/// Calls that end the process at once.
 pub(super) const NEVER: &[c_long] = &[
     // Another program.
     libc::SYS_execve,

@@ -1,16 +1,17 @@
-//! System calls: what the process may still ask the kernel for.
+//! System call filters of the process.
 //!
-//! Three filters are installed, and the strictest answer counts (seccomp(2)):
+//! Three filters are installed, and the strictest result applies (seccomp(2)):
 //!
-//! - [`lists::NEVER`]: who calls one of these has taken the process over. The kernel ends it.
+//! - [`lists::NEVER`]: a process that makes one of these calls has been compromised. The kernel
+//!   ends it.
 //! - clone3: its flags are in memory, where no filter can see them. It "does not exist" (ENOSYS),
-//!   and libc takes clone, whose flags are looked at: threads yes, processes no.
-//! - The list of what the process needs ([`lists::ALWAYS`], and the rules of this module). What is
-//!   not on it fails with EPERM: a call that nobody thought of fails as it would for want of a
-//!   right, and the clients of the process go on.
+//!   and libc falls back to clone with visible flags: threads are allowed, processes are not.
+//! - The list of needed calls ([`lists::ALWAYS`], and the rules of this module). Any other call
+//!   fails with EPERM: an unforeseen call fails as it would for lack of a right, and the clients of
+//!   the process are served on.
 //!
-//! Requests that go through io_uring are no system calls, and no filter sees them. Landlock holds
-//! the rings as it holds the threads that made them; no further rings can be made, for
+//! Requests through io_uring are no system calls, and no filter sees them. Landlock restricts the
+//! rings as it restricts the threads that created them. No further rings can be created, since
 //! io_uring_setup is not on the list.
 
 mod lists;
@@ -23,17 +24,17 @@ use seccompiler::{
 };
 use std::collections::BTreeMap;
 
-/// The type of VFIO's and iommufd's ioctls, bits 8 to 15 (`linux/vfio.h`, `linux/iommufd.h`).
+/// Type of VFIO's and iommufd's ioctls, bits 8 to 15 (`linux/vfio.h`, `linux/iommufd.h`).
 const VFIO_TYPE: u64 = b';' as u64;
 
-/// The kind of a socket, beside its flags (`SOCK_TYPE_MASK`, `linux/net.h`).
+/// Mask of a socket's kind, without its flags (`SOCK_TYPE_MASK`, `linux/net.h`).
 const SOCK_TYPE: u64 = 0xf;
 
-/// Rules of each call; a call without rules is meant whatever its arguments are.
+/// Rules by call; a call without rules matches with any arguments.
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
-/// Whether there are lists for this architecture, and the kernel was built with seccomp (prctl(2),
-/// PR_GET_SECCOMP).
+/// Returns whether there are lists for this architecture, and the kernel was built with seccomp
+/// (prctl(2), PR_GET_SECCOMP).
 pub(crate) fn is_known() -> bool {
     architecture().is_some() && rustix::thread::secure_computing_mode().is_ok()
 }
@@ -42,13 +43,13 @@ fn architecture() -> Option<TargetArch> {
     TargetArch::try_from(std::env::consts::ARCH).ok()
 }
 
-/// Installs the filters in all threads. `holds`: Landlock holds what is opened.
+/// Installs the filters in all threads. `holds`: Landlock restricts opening.
 pub(crate) fn install(needs: &Needs, holds: bool) -> Result<(), Error> {
     let never = plain(lists::NEVER);
     let clone3 = plain(&[libc::SYS_clone3]);
     let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
     let refused = SeccompAction::Errno(libc::EPERM as u32);
-    // In this order: the last one refuses what installs filters.
+    // The order matters: the last filter refuses the installation of filters.
     for (rules, others, these) in [
         (never, SeccompAction::Allow, SeccompAction::KillProcess),
         (clone3, SeccompAction::Allow, unknown),
@@ -59,9 +60,9 @@ pub(crate) fn install(needs: &Needs, holds: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Installs a filter in the calling thread, and in all that it starts, that ends a process which
-/// calls what no process of this program needs: not one that starts others, nor one that is about
-/// to give up the rest.
+/// Installs a filter in the calling thread, and its later children, that ends a process after a
+/// call that no process of this program needs. Calls to start processes or to drop rights remain
+/// allowed.
 pub(crate) fn install_for_starter() -> Result<(), Error> {
     let needed = [libc::SYS_execve, libc::SYS_execveat, libc::SYS_capset];
     let mut never = plain(lists::NEVER);
@@ -82,24 +83,24 @@ fn plain(calls: &[c_long]) -> Rules {
     calls.iter().map(|call| (*call, Vec::new())).collect()
 }
 
-/// What the process needs.
+/// Returns the rules of the needed calls.
 fn allowed(needs: &Needs, holds: bool) -> Result<Rules, Error> {
     let mut rules = plain(lists::ALWAYS);
     rules.extend(plain(lists::OF_ARCHITECTURE));
     rules.extend(plain(&[libc::SYS_clone3]));
     let process = rustix::process::getpid().as_raw_nonzero().get();
-    // No memory that is executed, new or changed.
+    // Executable memory can neither be created nor changed.
     let no_code = || argument(2).has(libc::PROT_EXEC as u64, 0);
     rules.insert(libc::SYS_mmap, vec![no_code()?]);
     rules.insert(libc::SYS_mprotect, vec![no_code()?]);
     // Threads, not processes.
     let thread = libc::CLONE_THREAD as u64;
     rules.insert(libc::SYS_clone, vec![argument(0).has(thread, thread)?]);
-    // Signals to itself: the end by a signal's default action, abort.
+    // Signals to itself are allowed: the end by a signal's default action, abort.
     let itself = argument(0).is(process as u64)?;
     rules.insert(libc::SYS_tgkill, vec![itself]);
-    // Pairs of sockets of one's own that are connected for good; no other sockets. A datagram can
-    // be sent to any socket that has a path, whatever its own is connected to.
+    // Connected pairs of sockets are allowed, and no other sockets. A datagram can be sent to any
+    // socket with a path, even from a connected socket.
     let pairs = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET].map(|kind| {
         let unix = condition(0, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?;
         let kind = condition(1, SeccompCmpOp::MaskedEq(SOCK_TYPE), kind as u64)?;
@@ -110,22 +111,24 @@ fn allowed(needs: &Needs, holds: bool) -> Result<Rules, Error> {
         pairs.into_iter().collect::<Result<_, _>>()?,
     );
     sockets(needs, &mut rules)?;
-    // Not who gets a signal when something happens to a file (F_SETOWN): that may be anybody.
+    // Setting the recipient of a file's signals (F_SETOWN) is not allowed, since it could be any
+    // process.
     let commands = lists::FCNTL.iter();
     let commands = commands.map(|command| argument(1).is_word(*command as u64));
     rules.insert(libc::SYS_fcntl, commands.collect::<Result<_, _>>()?);
-    // Of the calling thread: all others of the same user could be moved to one CPU.
+    // Affinity of the calling thread only: otherwise all processes of the user could be moved to
+    // one CPU.
     rules.insert(libc::SYS_sched_setaffinity, vec![argument(0).is_word(0)?]);
-    // Limits are read, not set: there is no new one.
+    // Limits may be read, not set: the argument for a new one must be null.
     rules.insert(libc::SYS_prlimit64, vec![argument(2).is(0)?]);
-    // Names of threads and, by malloc, of mappings; when timers may be late.
+    // Names of threads and, by malloc, of mappings; and the slack of timers.
     let options = [libc::PR_SET_NAME, libc::PR_SET_VMA, libc::PR_SET_TIMERSLACK];
     let options = options.map(|option| argument(0).is_word(option as u64));
     rules.insert(
         libc::SYS_prctl,
         options.into_iter().collect::<Result<_, _>>()?,
     );
-    // The second lets an open file have the blocks of another open one.
+    // FICLONERANGE shares the blocks of one open file with another.
     let mut ioctls = Vec::new();
     for command in [
         c_ulong::from(libc::FIONBIO),
@@ -150,8 +153,8 @@ fn allowed(needs: &Needs, holds: bool) -> Result<Rules, Error> {
     }
     if !needs.open_below.is_empty() {
         rules.extend(plain(lists::LISTENING));
-        // Of a socket that was made, and of the lock file beside it: who may read and write. Not
-        // that a file is executed with this user's rights.
+        // Permissions of a new socket, and of the lock file beside it: read and write bits only. A
+        // file that runs with this user's rights is excluded.
         let mode = argument(1).has_word(!0o777 & u64::from(u32::MAX), 0)?;
         rules.insert(libc::SYS_fchmod, vec![mode]);
         for command in lists::DEVICE_IOCTLS {
@@ -168,7 +171,7 @@ fn allowed(needs: &Needs, holds: bool) -> Result<Rules, Error> {
     Ok(rules)
 }
 
-/// Stream sockets of those families that are needed, to listen or to connect. Landlock says where.
+/// Stream sockets of the needed families, to listen or to connect. Landlock limits the addresses.
 fn sockets(needs: &Needs, rules: &mut Rules) -> Result<(), Error> {
     let mut families = Vec::new();
     for connect in &needs.connect {
@@ -199,7 +202,7 @@ fn sockets(needs: &Needs, rules: &mut Rules) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the lower half of an argument has to be.
+/// Creates a condition on the lower half of an argument.
 fn condition(number: u8, compare: SeccompCmpOp, value: u64) -> Result<SeccompCondition, Error> {
     Ok(SeccompCondition::new(
         number,
@@ -209,7 +212,7 @@ fn condition(number: u8, compare: SeccompCmpOp, value: u64) -> Result<SeccompCon
     )?)
 }
 
-/// An argument of a call, by its number from 0.
+/// An argument of a call, by its index from 0.
 #[derive(Clone, Copy)]
 struct Argument(u8);
 
@@ -228,22 +231,22 @@ impl Argument {
         Ok(SeccompRule::new(vec![condition])?)
     }
 
-    /// It is exactly this.
+    /// Matches exactly this value.
     fn is(self, value: u64) -> Result<SeccompRule, Error> {
         self.rule(SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, value)
     }
 
-    /// Its lower half, which is all that the kernel looks at, is this.
+    /// Matches this value in the lower half, which is all that the kernel reads.
     fn is_word(self, value: u64) -> Result<SeccompRule, Error> {
         self.rule(SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
     }
 
-    /// These bits of it are so.
+    /// Matches these bits of the value.
     fn has(self, mask: u64, value: u64) -> Result<SeccompRule, Error> {
         self.rule(SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(mask), value)
     }
 
-    /// These bits of its lower half are so.
+    /// Matches these bits of the lower half.
     fn has_word(self, mask: u64, value: u64) -> Result<SeccompRule, Error> {
         self.rule(SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask), value)
     }

@@ -5,3 +5,4 @@
 mod dependencies;
 mod gate;
 mod ignored;
+mod named_paths;

@@ -1,11 +1,11 @@
-//! Why a call of the client failed.
+//! Errors of the client's calls.
 
 use rustix::io::Errno;
 
 use crate::version::CapabilitiesError;
 use crate::wire::Command;
 
-/// Why a call of the client failed.
+/// Reason why a call of the client failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
@@ -21,7 +21,8 @@ pub enum ClientError {
     /// The server closed the connection.
     #[error("connection closed by the server")]
     Closed,
-    /// The server ended the connection before it began, as one does that has a client already.
+    /// The server closed the connection before the first reply, for example because it has a client
+    /// already.
     #[error(
         "the server takes no client now: it most likely has one already, or is no vfio-user server"
     )]
@@ -31,11 +32,11 @@ pub enum ClientError {
     Refused {
         /// The command.
         command: Command,
-        /// The server's error number; `None` if it gave none that is valid.
+        /// The server's error number; `None` if it is missing or invalid.
         #[source]
         errno: Option<Errno>,
     },
-    /// The server sent a reply that nothing waits for, for example the error of a posted write.
+    /// The server sent a reply without a pending command, for example the error of a posted write.
     #[error("unsolicited reply to command {}", .command.0)]
     Unsolicited {
         /// The command in the reply.
@@ -44,24 +45,24 @@ pub enum ClientError {
         #[source]
         errno: Option<Errno>,
     },
-    /// The server's answer makes no sense.
+    /// The server's answer is malformed.
     #[error("malformed answer: {0}")]
     Malformed(&'static str),
-    /// The server's capabilities make no sense.
+    /// The server's capabilities are malformed.
     #[error("malformed capabilities")]
     Capabilities(#[from] CapabilitiesError),
     /// The server speaks another version.
     #[error("server speaks version {major}.{minor}")]
     Version {
-        /// Its major version.
+        /// Major version of the server.
         major: u16,
-        /// Its minor version.
+        /// Minor version of the server.
         minor: u16,
     },
-    /// More data than the server takes in one message.
+    /// The access is longer than the server's limit for one message.
     #[error("{count} bytes in one access, the server takes {limit}")]
     TooLong {
-        /// Bytes asked for.
+        /// Bytes of the access.
         count: usize,
         /// The server's limit.
         limit: u64,

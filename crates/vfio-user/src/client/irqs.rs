@@ -1,4 +1,4 @@
-//! The client's view of interrupts.
+//! Interrupt calls of the client.
 
 use std::os::fd::BorrowedFd;
 
@@ -8,14 +8,14 @@ use super::{Client, ClientError};
 use crate::device::IrqAction;
 use crate::wire::{self, Command};
 
-/// What interrupts to act on, or which eventfds to assign.
+/// Interrupts to act on, or eventfds to assign.
 #[derive(Clone, Copy, Debug)]
 pub enum Irqs<'a> {
-    /// That many.
+    /// This many interrupts.
     All(u32),
-    /// Those that are true.
+    /// The interrupts that are `true`.
     Chosen(&'a [bool]),
-    /// The eventfd of each; `None` de-assigns.
+    /// The eventfd of each interrupt; `None` de-assigns.
     Eventfds(&'a [Option<BorrowedFd<'a>>]),
 }
 

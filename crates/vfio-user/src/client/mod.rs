@@ -1,8 +1,8 @@
-//! The client: what a VMM, a host driver or a test does.
+//! Client side of the protocol, for a VMM, a host driver or a test.
 //!
-//! Blocking, one command at a time, every call with a time limit. After an error other than
-//! [`ClientError::Refused`] and the errors of wrong arguments the state of the stream is unknown,
-//! and all later calls give [`ClientError::Broken`].
+//! The client is blocking, sends one command at a time, and every call has a time limit. After an
+//! error other than [`ClientError::Refused`] and the errors of wrong arguments the state of the
+//! stream is unknown, and all later calls return [`ClientError::Broken`].
 
 mod error;
 mod irqs;
@@ -32,20 +32,20 @@ pub struct Client {
     server: Capabilities,
     next_id: u16,
     broken: bool,
-    /// Buffers that are used again and again.
+    /// Buffers for messages, reused by every call.
     out: Vec<u8>,
     reply: Vec<u8>,
 }
 
 impl Client {
-    /// Connects and negotiates. `timeout` is that of each call.
+    /// Connects and negotiates. `timeout` applies to each call.
     pub fn connect(path: impl AsRef<Path>, timeout: Duration) -> Result<Self, ClientError> {
         let mut client = Self::new(RawClient::connect(path.as_ref(), timeout)?);
         client.negotiate()?;
         Ok(client)
     }
 
-    /// A client over a connected socket, not yet negotiated.
+    /// Creates a client over a connected socket, not yet negotiated.
     pub fn new(raw: RawClient) -> Self {
         let (out, reply) = (Vec::new(), Vec::new());
         Self {
@@ -58,12 +58,12 @@ impl Client {
         }
     }
 
-    /// The socket, to send and receive messages of one's own.
+    /// Returns the socket, for raw messages.
     pub fn raw(&mut self) -> &mut RawClient {
         &mut self.raw
     }
 
-    /// What the server stated.
+    /// Returns the capabilities that the server has stated.
     pub fn server_capabilities(&self) -> &Capabilities {
         &self.server
     }
@@ -79,7 +79,7 @@ impl Client {
         self.negotiate_with(wire::VERSION_MINOR, &text)
     }
 
-    /// Negotiates the version with any minor version and text, which is empty or ends in NUL.
+    /// Negotiates the version with any minor version and text; the text is empty or ends in NUL.
     pub fn negotiate_with(&mut self, minor: u16, text: &[u8]) -> Result<(), ClientError> {
         let version = wire::Version {
             major: wire::VERSION_MAJOR,
@@ -113,7 +113,7 @@ impl Client {
         Ok(())
     }
 
-    /// Number of regions and interrupt types.
+    /// Asks for the number of regions and interrupt types.
     pub fn device_info(&mut self) -> Result<DeviceInfo, ClientError> {
         let request = wire::DeviceInfo {
             argsz: size_of::<wire::DeviceInfo>() as u32,
@@ -130,7 +130,7 @@ impl Client {
         })
     }
 
-    /// Number and kind of interrupts of one type.
+    /// Asks for the number and kind of interrupts of one type.
     pub fn irq_info(&mut self, index: u32) -> Result<IrqInfo, ClientError> {
         let request = wire::IrqInfo {
             argsz: size_of::<wire::IrqInfo>() as u32,
@@ -168,9 +168,9 @@ impl Client {
         self.no_fds(&fds)
     }
 
-    /// Takes memory away from the device; when this returns, the device no longer touches it.
-    /// Returns what the server says of the size: ours tells how much was mapped, others repeat the
-    /// request.
+    /// Unmaps memory from the device; when this returns, the device no longer accesses it. Returns
+    /// the size in the server's reply: this crate's server reports how much was mapped, some
+    /// servers repeat the request.
     pub fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<u64, ClientError> {
         let (flags, address, size) = match unmap {
             DmaUnmapping::Range { iova, size } => (0, iova, size),
@@ -231,7 +231,7 @@ impl Client {
         sent.map(|()| message_id)
     }
 
-    /// Sends a command and waits for its reply, whose payload is in `self.reply` then.
+    /// Sends a command and receives its reply, with the payload in `self.reply`.
     fn call(
         &mut self,
         command: Command,
@@ -253,7 +253,7 @@ impl Client {
             match header.flags & flags::TYPE_MASK {
                 flags::REPLY => {}
                 flags::COMMAND => {
-                    // Memory is shared; what else a server may ask for is not supported.
+                    // Memory is shared; no request of a server is supported.
                     if header.flags & flags::NO_REPLY == 0 {
                         self.raw.refuse(&header, Errno::NOTSUP)?;
                     }
@@ -283,7 +283,7 @@ impl Client {
         }
     }
 
-    /// The structure at the beginning of the reply, and what follows.
+    /// Parses the structure at the beginning of the reply; returns it and the rest.
     fn parse<T: FromBytes + KnownLayout + Immutable>(
         &mut self,
         what: &'static str,

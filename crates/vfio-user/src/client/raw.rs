@@ -1,4 +1,5 @@
-//! Messages without meaning: bytes and descriptors out, messages in, with a time limit.
+//! Uninterpreted messages with a time limit: bytes and descriptors are sent, whole messages
+//! received.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,22 +19,21 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::ClientError;
 use crate::wire::{HEADER_SIZE, Header, MAX_MSG_FDS};
 
-/// The longest message that is accepted: QEMU's bound of a transfer, and its header.
+/// Maximum accepted message: QEMU's limit of a transfer, and its header.
 const MAX_MESSAGE: usize = (64 << 20) + 64;
 
-/// One message as it came.
+/// A message as received.
 #[derive(Debug)]
 pub struct Frame {
-    /// Its header.
+    /// Header of the message.
     pub header: Header,
-    /// What follows the header.
+    /// Bytes after the header.
     pub payload: Vec<u8>,
-    /// Its descriptors.
+    /// Descriptors received with the message.
     pub fds: Vec<OwnedFd>,
 }
 
-/// A blocking socket that sends and receives whole messages, or whatever
-/// bytes a test wants to send.
+/// A blocking socket that sends and receives whole messages, or the raw bytes of a test.
 #[derive(Debug)]
 pub struct RawClient {
     socket: OwnedFd,
@@ -41,7 +41,7 @@ pub struct RawClient {
 }
 
 impl RawClient {
-    /// Connects to a server's socket. `timeout` is that of each later call.
+    /// Connects to a server's socket. `timeout` applies to each later call.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
         let address = SocketAddrUnix::new(path).map_err(ClientError::Connect)?;
         let socket = socket_with(
@@ -65,12 +65,12 @@ impl RawClient {
         Ok(Self { socket, timeout })
     }
 
-    /// When a call that begins now is to give up.
+    /// Returns the deadline of a call that begins now.
     pub fn deadline(&self) -> Instant {
         Instant::now() + self.timeout
     }
 
-    /// Sends bytes as they are; the descriptors go with the first of them.
+    /// Sends bytes as they are; the descriptors travel with the first byte.
     pub fn send(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         let deadline = self.deadline();
         let mut rest = bytes;
@@ -107,7 +107,7 @@ impl RawClient {
         Ok(())
     }
 
-    /// Receives the next message, whatever it is.
+    /// Receives the next message of any kind.
     pub fn recv(&mut self) -> Result<Frame, ClientError> {
         let mut payload = Vec::new();
         let (header, fds) = self.recv_into(&mut payload, self.deadline())?;
@@ -118,14 +118,13 @@ impl RawClient {
         })
     }
 
-    /// Receives the next message, its payload into a buffer that is used again and again.
+    /// Receives the next message, with its payload in a reused buffer.
     pub(super) fn recv_into(
         &mut self,
         payload: &mut Vec<u8>,
         deadline: Instant,
     ) -> Result<(Header, Vec<OwnedFd>), ClientError> {
-        // Header and payload are read apart, so that descriptors are those
-        // of this message for sure.
+        // Header and payload are read separately, so that the descriptors belong to this message.
         let mut fds = Vec::new();
         let mut head = [0; HEADER_SIZE];
         self.recv_exact(&mut head, &mut fds, deadline)?;
@@ -136,7 +135,7 @@ impl RawClient {
             return Err(ClientError::Malformed("message size"));
         }
         payload.clear();
-        // Grows with what arrives, not with what a header says.
+        // The buffer grows with the data that arrives, not with the size in a header.
         while payload.len() < size - HEADER_SIZE {
             let at = payload.len();
             let step = (size - HEADER_SIZE - at).min(64 << 10);

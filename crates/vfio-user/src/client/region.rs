@@ -1,4 +1,4 @@
-//! The client's view of regions.
+//! Region calls of the client.
 
 use std::os::fd::OwnedFd;
 
@@ -8,35 +8,35 @@ use super::{Client, ClientError};
 use crate::device::MmapArea;
 use crate::wire::{self, Command, flags};
 
-/// The largest region information that is asked for, in bytes.
+/// Maximum size of a region information request, in bytes.
 const MAX_REGION_INFO: u32 = 64 << 10;
 
 /// A region as the server describes it.
 #[derive(Debug)]
 pub struct Region {
-    /// Size in bytes; 0 means that there is none.
+    /// Size in bytes; 0 for a region that does not exist.
     pub size: u64,
-    /// It can be read.
+    /// The region is readable.
     pub read: bool,
-    /// It can be written.
+    /// The region is writable.
     pub write: bool,
-    /// How it can be mapped, if it can.
+    /// Mapping of the region, if it is mappable.
     pub mmap: Option<Mapping>,
 }
 
-/// How a region can be mapped.
+/// File and areas by which a region can be mapped.
 #[derive(Debug)]
 pub struct Mapping {
     /// The file to map.
     pub fd: OwnedFd,
     /// Offset in the file of the region's first byte.
     pub offset: u64,
-    /// The mappable areas, all inside the region; none means the whole region.
+    /// Mappable areas, all inside the region; an empty list means the whole region.
     pub areas: Vec<MmapArea>,
 }
 
 impl Client {
-    /// Size, flags and mapping of a region.
+    /// Asks for size, flags and mapping of a region.
     pub fn region_info(&mut self, index: u32) -> Result<Region, ClientError> {
         let head = size_of::<wire::RegionInfo>() as u32;
         let (mut info, mut fds) = self.ask_region_info(index, head)?;
@@ -119,7 +119,7 @@ impl Client {
         self.no_fds(&fds)
     }
 
-    /// Writes to a region without waiting, nor being told of errors.
+    /// Writes to a region without waiting for completion or errors.
     pub fn region_write_posted(
         &mut self,
         region: u32,
@@ -154,14 +154,14 @@ impl Client {
     }
 }
 
-/// The areas in the reply's capabilities; `None` if these make no sense.
+/// Parses the areas in the reply's capabilities; `None` if these are malformed.
 fn sparse_areas(reply: &[u8], info: &wire::RegionInfo) -> Option<Vec<MmapArea>> {
     let mut areas = Vec::new();
     if info.flags & wire::region::CAPS == 0 {
         return Some(areas);
     }
     let mut at = info.cap_offset as usize;
-    // Capabilities go upwards only, so that the list ends.
+    // Offsets of capabilities must ascend, so that the list ends.
     let mut lowest = size_of::<wire::RegionInfo>();
     while at != 0 {
         if at < lowest {

@@ -1,25 +1,26 @@
-//! What a connection leaves to the process that goes on with it, in an order such that each request
-//! is answered once, wherever this process is killed.
+//! State of a connection for the process that continues with it, written in an order that answers
+//! each request once, wherever this process is killed.
 //!
 //! A byte is in one place at a time: in the client's socket, in the session's memory, in the pipe
-//! of replies, or with the client. What moves it is one call of the kernel's, and how far that went
-//! is in the kernel, too, which outlives this process:
+//! of replies, or with the client. A single kernel call moves it, and the kernel, which outlives
+//! this process, also records the progress:
 //!
-//! - *Requests.* Bytes are looked at (`MSG_PEEK`), copied into the session's memory, and then moved
-//!   out of the socket into a pipe that counts them (`splice`): its level was noted before, so the
-//!   next process sees to the byte what was taken. Descriptors that come with them are kept before.
+//! - *Requests.* Bytes are peeked at (`MSG_PEEK`), copied into the session's memory, and then moved
+//!   out of the socket into a pipe that counts them (`splice`). The pipe's level was noted before,
+//!   so the next process knows to the byte how much was taken. Descriptors that arrive with the
+//!   bytes are kept before.
 //! - *Replies.* A reply is written into a pipe, and moved from there into the socket (`splice`).
-//!   What is in the pipe is not sent; what is not, is. Before it is in the pipe in full, its
-//!   request is handled again by the next process, which is harmless for each of them.
+//!   Bytes in the pipe are unsent; bytes no longer in it are sent. Until the reply is completely in
+//!   the pipe, the next process handles its request again, which is harmless for every request.
 //! - *A reply with a descriptor* is sent in two parts: its head with the descriptor, by `sendmsg`,
 //!   which no pipe can do, and the rest as above. The descriptor is an open file description of its
-//!   own that holds a lock ([`witness`]); this process has the only one until it is sent. A client
-//!   that has the head waits for the rest, and has the descriptor. So the lock is there in the next
-//!   process if the head was sent, and only then.
+//!   own that holds a lock ([`witness`]); this process has the only copy until it is sent. A client
+//!   that has the head waits for the rest, and has the descriptor. The lock therefore exists in the
+//!   next process exactly if the head was sent.
 //!
-//! One word ([`Hand`]) says which message is in hand and how far it is: a single store ends one and
-//! begins the next. Where a store says that something is done, it comes after it; where it says
-//! that something is about to be done, before it.
+//! One word ([`Hand`]) names the message in hand and its progress: a single store ends one message
+//! and begins the next. A store that marks a step as done follows that step; a store that marks a
+//! step as begun precedes it.
 
 mod replies;
 mod resume;
@@ -43,60 +44,60 @@ use words::{ABANDONED, CAPABILITIES, Hand, Phase, Word, Words};
 
 use crate::version::Capabilities;
 
-/// A descriptor that a client has sent.
+/// Kind of a descriptor that a client has sent.
 pub const SENT: DescriptorKind = DescriptorKind(64);
-/// One that was of no use: it has a number, and is not kept.
+/// Kind of a useless descriptor, which has a number and is not kept.
 pub const REFUSED: DescriptorKind = DescriptorKind(65);
 
-/// What is noted of a descriptor that is the device's.
+/// Note of a descriptor that belongs to the device.
 const SETTLED: u64 = 0;
 
-/// Why a connection cannot go on in this process, or its journal cannot.
+/// Reason why a connection, or its journal, cannot continue in this process.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The session's memory is too small, or there is none left.
+    /// The session's memory is too small, or no memory is left.
     #[error("no memory for the session")]
     Memory,
-    /// What was left does not fit together.
+    /// The previous process's state is inconsistent.
     #[error("what is left of the session is damaged: {0}")]
     Damaged(&'static str),
-    /// The previous process could not have the client's descriptors kept any more.
+    /// The previous process could no longer have the client's descriptors kept.
     #[error("the previous process could not have this client's descriptors kept")]
     Abandoned,
     /// A descriptor is missing.
     #[error("a descriptor of the client's was not kept")]
     Missing,
-    /// A pipe cannot be made or used.
+    /// A pipe cannot be created or used.
     #[error("a pipe")]
     Pipe(#[source] Errno),
 }
 
-/// A pipe of which both ends are kept.
+/// A pipe with both ends kept.
 #[derive(Debug)]
 pub struct Pipe {
-    /// The end that is read.
+    /// Read end.
     pub reader: OwnedFd,
-    /// The end that is written.
+    /// Write end.
     pub writer: OwnedFd,
 }
 
 impl Pipe {
-    /// A new one.
+    /// Creates a pipe.
     ///
     /// # Errors
-    /// There is no descriptor left.
+    /// The kernel's error when no descriptor is left.
     pub fn new() -> Result<Self, Errno> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         Ok(Self { reader, writer })
     }
 
-    /// Bytes that are in it.
+    /// Returns the number of bytes in the pipe.
     fn level(&self) -> Result<usize, Errno> {
         let level = rustix::io::ioctl_fionread(&self.reader)?;
         usize::try_from(level).map_err(|_| Errno::OVERFLOW)
     }
 
-    /// Empties it.
+    /// Empties the pipe.
     fn drain(&self) {
         let mut bytes = [0; 4096];
         loop {
@@ -108,23 +109,23 @@ impl Pipe {
     }
 }
 
-/// The descriptors of the disk, which the connection and its device both have kept.
+/// Ledger of the disk's kept descriptors, shared by the connection and its device.
 pub type SharedLedger = Rc<RefCell<Ledger>>;
 
-/// What a connection leaves to the next process.
+/// State of a connection for the next process.
 #[derive(Debug)]
 pub struct Journal {
     words: Words,
     ledger: SharedLedger,
-    /// Of replies on their way to the client.
+    /// Pipe of replies that are being sent to the client.
     replies: Pipe,
-    /// Of bytes that were taken from the client's socket: only their number matters.
+    /// Pipe of bytes taken from the client's socket; only their number matters.
     counter: Pipe,
-    /// The client's socket, once it is kept.
+    /// Number of the client's socket, once it is kept.
     client: Option<NonZeroU32>,
-    /// Until the client's socket is kept.
+    /// Number and ticket of the client's socket until it is kept.
     begins: Option<(NonZeroU32, Ticket)>,
-    /// Place in the stream of the message at the front.
+    /// Stream offset of the message at the front.
     place: u64,
     received: u64,
     base: u64,
@@ -133,43 +134,43 @@ pub struct Journal {
     groups: u8,
     next_group: u8,
     arriving: Option<Arriving>,
-    /// Calls whose bytes are in the counting pipe, and these bytes.
+    /// Number of calls that filled the counting pipe, and the bytes in it.
     counted: u32,
     level: u32,
-    /// Bytes that are in the pipe of replies.
+    /// Bytes in the pipe of replies.
     piped: usize,
-    /// Bytes of the message in hand.
+    /// Size of the message in hand.
     size: usize,
-    /// A descriptor whose reply's head could not be sent yet.
+    /// Descriptor that is to be sent with the head of a reply.
     witness: Option<OwnedFd>,
     /// Descriptors of the message in hand.
     in_hand: Vec<NonZeroU32>,
-    /// Those that are the device's.
+    /// Descriptors that belong to the device.
     settled: Vec<NonZeroU32>,
-    /// The message in hand may have made the device give some of them up.
+    /// The message in hand may have made the device release settled descriptors.
     frees: bool,
     is_abandoned: bool,
 }
 
-/// Where the journal is.
+/// Resources of a journal.
 #[derive(Debug)]
 pub struct JournalSetup {
     /// Memory of [`SESSION`] bytes.
     pub area: Area,
     /// The descriptors of the disk.
     pub ledger: SharedLedger,
-    /// For replies on their way to the client.
+    /// Pipe for replies that are being sent to the client.
     pub replies: Pipe,
-    /// For the number of the bytes that were taken from the client's socket.
+    /// Pipe that counts the bytes taken from the client's socket.
     pub counter: Pipe,
 }
 
 impl Journal {
-    /// With what is kept, and outlives the client. What an earlier client has left there is of no
-    /// interest: for that see [`crate::Connection::resume`].
+    /// Creates a journal from kept resources, which outlive the client. State of an earlier client
+    /// in them is ignored; [`crate::Connection::resume`] uses it.
     ///
     /// # Errors
-    /// [`JournalError::Memory`].
+    /// [`JournalError::Memory`] when the session's memory is too small.
     pub fn new(setup: JournalSetup) -> Result<Self, JournalError> {
         let JournalSetup {
             area,
@@ -206,18 +207,18 @@ impl Journal {
         })
     }
 
-    /// Nothing counts of a client that a process before has left.
+    /// Discards the client that a previous process has left.
     pub fn discard(mut self) {
         self.end();
     }
 
-    /// Place in the stream of the message at the front.
+    /// Returns the stream offset of the message at the front.
     pub(crate) fn place(&self) -> u64 {
         self.place
     }
 
-    /// The message that has brought a descriptor has been handled: from now on the descriptor is
-    /// the device's, if that needs it, or is not kept any more.
+    /// Hands a descriptor to the device after the message that brought it was handled. A descriptor
+    /// that the device does not need is no longer kept.
     pub(crate) fn settle(&mut self, number: NonZeroU32, is_needed: bool) {
         let mut ledger = self.ledger.borrow_mut();
         match is_needed {
@@ -229,19 +230,19 @@ impl Journal {
         }
     }
 
-    /// The number of the client's socket that a previous process went on with, if it did with one.
+    /// Returns the number of the client's socket that a previous process left, if there is one.
     pub fn client(&self) -> Option<NonZeroU32> {
         Self::client_in(self.words.area())
     }
 
-    /// The same of a journal that is in this memory.
+    /// Returns the number of the client's socket in a journal in this memory.
     pub fn client_in(area: &Area) -> Option<NonZeroU32> {
         let mut word = [0; 8];
         area.load(Word::Client as usize, &mut word).ok()?;
         NonZeroU32::new(u64::from_ne_bytes(word) as u32)
     }
 
-    /// Has a new client's socket kept. Until that is so nothing is read from it.
+    /// Asks the keeper to keep a new client's socket. Until that is done the socket is not read.
     pub(crate) fn begin(&mut self, socket: BorrowedFd<'_>) {
         let kept = {
             let mut ledger = self.ledger.borrow_mut();
@@ -254,7 +255,7 @@ impl Journal {
         }
     }
 
-    /// Begins with a client whose socket is kept already.
+    /// Begins with a client's socket that is already kept.
     pub(crate) fn begin_kept(&mut self, number: NonZeroU32) {
         crash::point!("vfio-user.journal.begins");
         self.replies.drain();
@@ -274,7 +275,7 @@ impl Journal {
         self.client = Some(number);
     }
 
-    /// Sees whether what was asked of the keeper has been done. `false`: it is to be waited for.
+    /// Checks the keeper's progress. Returns `false` while its answer is outstanding.
     pub(crate) fn is_settled(&mut self) -> bool {
         let Some((number, ticket)) = self.begins else {
             return self.arriving.is_none() || self.has_arrived();
@@ -291,12 +292,12 @@ impl Journal {
         true
     }
 
-    /// The keeper's answer is waited for.
+    /// Returns whether the keeper's answer is outstanding.
     pub(crate) fn is_waiting(&self) -> bool {
         self.begins.is_some() || self.arriving.is_some()
     }
 
-    /// Nothing is kept any more: the client lives as long as this process does.
+    /// Returns whether keeping has failed; the client then lives only as long as this process.
     fn has_failed(&mut self) -> bool {
         let failed = self.ledger.borrow().failed().cloned();
         if let Some(error) = failed {
@@ -318,7 +319,7 @@ impl Journal {
         );
     }
 
-    /// The client has gone, or is to go: nothing of it counts any more.
+    /// Ends the client, and discards its state.
     pub(crate) fn end(&mut self) {
         self.words.store(Word::Client, 0);
         crash::point!("vfio-user.journal.ended");
@@ -352,8 +353,8 @@ impl Journal {
         self.put_hand();
     }
 
-    /// The message at the front, of `size` bytes, which came with so many groups of descriptors, is
-    /// handled now. `frees`: the device may need fewer of those descriptors that it has, then.
+    /// Marks the message at the front as being handled. It has `size` bytes and brought `groups`
+    /// groups of descriptors. `frees`: the device may need fewer descriptors afterwards.
     pub(crate) fn handle(
         &mut self,
         (size, frees): (usize, bool),
@@ -366,7 +367,7 @@ impl Journal {
         crash::point!("vfio-user.message.handling");
     }
 
-    /// The same of one that a process before has handled: its reply is on its way.
+    /// Restores a message that a previous process has handled, with its reply being sent.
     pub(crate) fn handled(&mut self, (size, frees): (usize, bool), numbers: &[Option<NonZeroU32>]) {
         self.size = size;
         self.frees = frees;
@@ -374,8 +375,8 @@ impl Journal {
         self.in_hand.extend(numbers.iter().flatten());
     }
 
-    /// The message at the front has been handled and answered. Those of its descriptors that are
-    /// not said by `keeps` are not kept any more.
+    /// Marks the message at the front as handled and answered. Its descriptors are no longer kept
+    /// unless `keeps` returns `true`.
     pub(crate) fn done(&mut self, keeps: impl Fn(NonZeroU32) -> bool) {
         if self.phase == Phase::Idle {
             return;
@@ -398,20 +399,19 @@ impl Journal {
         }
     }
 
-    /// What is to be answered to the message in hand, and cannot be found out again when it is
-    /// handled again.
+    /// Notes a value of the message's answer that a second handling could not determine again.
     pub(crate) fn hint(&self, value: u64) {
         self.words.store(Word::Hint, value);
         self.words.store(Word::HintFor, self.place);
     }
 
-    /// What was noted for the message in hand by a process before.
+    /// Returns the value that a previous process noted for the message in hand.
     pub(crate) fn noted_hint(&self) -> Option<u64> {
         let is_there = self.words.load(Word::HintFor) == self.place;
         is_there.then(|| self.words.load(Word::Hint))
     }
 
-    /// The version is negotiated.
+    /// Notes the negotiated capabilities.
     pub(crate) fn negotiated(&self, told: &Capabilities, theirs: &Capabilities) {
         for (word, side) in [(Word::Told, told), (Word::Theirs, theirs)] {
             for (n, value) in side.to_words().into_iter().enumerate() {
@@ -422,7 +422,7 @@ impl Journal {
         crash::point!("vfio-user.version.noted");
     }
 
-    /// What the version message has brought, if it has come.
+    /// Returns the capabilities of the version message, if it has arrived.
     pub(crate) fn noted_version(&self) -> Option<(Capabilities, Capabilities)> {
         let side = |word: Word| {
             let mut words = [0; CAPABILITIES];

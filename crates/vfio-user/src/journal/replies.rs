@@ -1,4 +1,4 @@
-//! Replies on their way to the client.
+//! Sending of replies to the client.
 
 use super::words::{Phase, Word};
 use super::{Journal, witness};
@@ -8,19 +8,19 @@ use rustix::io::Errno;
 use rustix::pipe::{SpliceFlags, splice};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// In [`Word::Reply`]: the head is sent before, with a descriptor.
+/// Flag in [`Word::Reply`]: the head is sent separately, with a descriptor.
 pub(super) const WITH_HEAD: u64 = 1 << 32;
 
 impl Journal {
-    /// A reply is on its way that is not in the outbox: a previous process has made it.
+    /// Returns whether a reply of a previous process is being sent, which is not in the outbox.
     pub(crate) fn is_replying(&self) -> bool {
         matches!(self.phase, Phase::Heading | Phase::Piped)
     }
 
-    /// Sends the reply in the outbox, or what is left of one, as far as the socket takes it.
+    /// Sends the reply in the outbox, or the rest of one, as far as the socket accepts it.
     ///
     /// # Errors
-    /// The socket cannot be written to.
+    /// The kernel's error when writing to the socket fails.
     pub(crate) fn flush(
         &mut self,
         outbox: &mut Outbox,
@@ -35,7 +35,7 @@ impl Journal {
                 sent => sent,
             },
             Phase::Piped => self.send_rest(socket)?,
-            // It did not fit into the pipe.
+            // The reply did not fit into the pipe.
             _ => return outbox.flush(socket),
         };
         if sent == Sent::All {
@@ -44,7 +44,7 @@ impl Journal {
         Ok(sent)
     }
 
-    /// Puts a reply into the pipe. One that cannot be put there stays in the outbox.
+    /// Writes a reply into the pipe. A reply that does not fit stays in the outbox.
     fn write(&mut self, outbox: &mut Outbox) -> Result<(), Errno> {
         let (bytes, fd) = outbox.whole();
         let witness = fd.map(|fd| witness::make(fd, self.place)).transpose();
@@ -70,7 +70,7 @@ impl Journal {
         let written = rustix::io::write(&self.replies.writer, rest);
         crash::point!("vfio-user.reply.written");
         if written != Ok(rest.len()) {
-            // A pipe has few pages where its user has many of them (pipe(7)).
+            // A pipe has few pages when its user owns many pipes (pipe(7)).
             tracing::debug!(?written, "a reply does not fit into its pipe");
             self.enter(Phase::Handling);
             self.replies.drain();
@@ -86,7 +86,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The head of a reply, as it was noted.
+    /// Returns the noted head of a reply.
     fn head(&self) -> [u8; HEADER_SIZE] {
         let mut head = [0; HEADER_SIZE];
         for (n, word) in head.chunks_exact_mut(8).enumerate() {
@@ -99,7 +99,7 @@ impl Journal {
     fn send_head(&mut self, socket: BorrowedFd<'_>) -> Result<Sent, Errno> {
         let witness = match self.witness.take() {
             Some(witness) => witness,
-            // There is none any more, so it was sent.
+            // A missing witness was sent.
             None => {
                 self.enter(Phase::Piped);
                 return Ok(Sent::All);
@@ -109,13 +109,13 @@ impl Journal {
         crash::point!("vfio-user.reply.headed");
         match sent {
             Ok(HEADER_SIZE) => {
-                // Ours is closed before anything can be asked about it.
+                // This process's copy is closed before the lock is tested again.
                 drop(witness);
                 self.enter(Phase::Piped);
                 crash::point!("vfio-user.reply.head-noted");
                 Ok(Sent::All)
             }
-            // The kernel takes sixteen bytes, or none.
+            // The kernel accepts all sixteen bytes, or none.
             Ok(_) => Err(Errno::IO),
             Err(Errno::AGAIN) => {
                 self.witness = Some(witness);
@@ -126,7 +126,7 @@ impl Journal {
         }
     }
 
-    /// What a previous process has left of a reply with a descriptor: whether its head was sent.
+    /// Determines whether a previous process sent the head of a reply with a descriptor.
     pub(super) fn resume_head(&mut self, file: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         let file = file.ok_or(Errno::BADF)?;
         if !witness::is_held(file, self.place)? {
@@ -135,7 +135,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Moves the rest from the pipe into the socket.
+    /// Moves the rest of the reply from the pipe into the socket.
     fn send_rest(&mut self, socket: BorrowedFd<'_>) -> Result<Sent, Errno> {
         while self.piped > 0 {
             let reader = self.replies.reader.as_fd();

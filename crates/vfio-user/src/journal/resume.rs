@@ -1,4 +1,4 @@
-//! A process begins with what the one before it has left.
+//! Start of a process with the state of the previous one.
 
 use super::replies::WITH_HEAD;
 use super::words::{ABANDONED, Came, Hand, PLACE_BITS, Phase, RING_LEN, Take, Word};
@@ -10,26 +10,26 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Half of the places that a note can tell apart.
+/// Half of the stream offsets that a note can distinguish.
 const HALF: u32 = 1 << (PLACE_BITS - 1);
 const PLACES: u32 = 1 << PLACE_BITS;
 
-/// What is left of a connection.
+/// State left of a connection.
 #[derive(Debug)]
 pub(crate) struct Left {
     pub inbox: Inbox,
-    /// Descriptors of messages that have been handled: the device's, or nobody's.
+    /// Descriptors of messages that have been handled: the device's, or unused ones.
     pub earlier: Vec<NonZeroU32>,
-    /// The message at the front was being handled: it is handled again.
+    /// The message at the front was being handled, and is handled again.
     pub again: bool,
 }
 
 impl Journal {
-    /// Begins with the client of a previous process. `fd` is asked for descriptors by their
-    /// numbers, and `file` for the one that is sent with the reply to a message.
+    /// Begins with the client of a previous process. `fd` returns descriptors by their numbers, and
+    /// `file` the file that is sent with the reply to a message.
     ///
     /// # Errors
-    /// [`JournalError`]: nobody can go on with the client.
+    /// [`JournalError`] when no process can continue with the client.
     pub(crate) fn resume<'a>(
         setup: JournalSetup,
         mut fd: impl FnMut(NonZeroU32) -> Option<OwnedFd>,
@@ -58,7 +58,8 @@ impl Journal {
         Ok((journal, left))
     }
 
-    /// Bytes were being taken from the socket: the pipe says how many were.
+    /// Completes an interrupted take: the counting pipe holds the number of bytes taken from the
+    /// socket.
     fn resume_take(&mut self) -> Result<(), JournalError> {
         let level = self.counter.level().map_err(JournalError::Pipe)?;
         let level = u32::try_from(level).map_err(|_| JournalError::Damaged("a pipe"))?;
@@ -93,8 +94,8 @@ impl Journal {
         Ok(())
     }
 
-    /// The descriptors that have come with bytes which have not been handled. Others that were sent
-    /// are the device's, or nobody's.
+    /// Restores the descriptors of bytes that have not been handled. The remaining received ones
+    /// belong to the device, or are unused.
     fn resume_groups(
         &mut self,
         fd: &mut impl FnMut(NonZeroU32) -> Option<OwnedFd>,
@@ -113,7 +114,7 @@ impl Journal {
             let behind = (self.received as u32).wrapping_sub(came.end) % PLACES;
             let before = came.group.wrapping_sub(self.group) >= 0x80;
             if behind >= HALF {
-                // It was never taken from the socket, where it is still.
+                // The descriptor was never taken from the socket, where it still is.
                 self.ledger.borrow_mut().forget(descriptor.number);
             } else if before {
                 earlier.push(descriptor.number);
@@ -158,7 +159,7 @@ impl Journal {
         Ok((resumed, earlier))
     }
 
-    /// `true` if the message in hand is to be handled again.
+    /// Restores the message in hand. Returns `true` if it is to be handled again.
     fn resume_phase<'a>(
         &mut self,
         file: impl Fn() -> Option<BorrowedFd<'a>>,
@@ -181,8 +182,8 @@ impl Journal {
                 self.enter(Phase::Handling);
                 Ok(true)
             }
-            // It is noted before anything of it is sent: else the next process would take a reply
-            // that was sent for one that was never written.
+            // The phase is noted before the first byte is sent. Otherwise the next process would
+            // take a sent reply for one that was never written.
             Phase::Writing if reply & WITH_HEAD == 0 => {
                 self.enter(Phase::Piped);
                 crash::point!("vfio-user.resume.piped");
@@ -199,7 +200,8 @@ impl Journal {
     }
 }
 
-/// In place of a descriptor that was of no kind which a device takes: a pipe's is of none, either.
+/// Returns a stand-in for a descriptor of a kind that no device accepts; a pipe is of such a kind,
+/// too.
 fn useless() -> Result<OwnedFd, Errno> {
     Ok(Pipe::new()?.reader)
 }

@@ -1,4 +1,4 @@
-//! Bytes on their way from the client's socket into the session's memory.
+//! Transfer of bytes from the client's socket into the session's memory.
 
 use super::words::{Came, PLACE_BITS, Phase, RING, RING_LEN, Take, Word};
 use super::{Journal, REFUSED, SENT, pipe_error};
@@ -8,11 +8,11 @@ use rustix::io::Errno;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// The pipe that counts is emptied at this level: it has a place for each call's bytes, sixteen as
-/// a rule.
+/// Number of calls after which the counting pipe is emptied. Each call's bytes use one of its
+/// buffers, of which there are normally sixteen.
 const EMPTY_AFTER: u32 = 8;
 
-/// Bytes that have been looked at, and whose descriptors are about to be kept.
+/// Peeked bytes with descriptors that are about to be kept.
 #[derive(Debug)]
 pub(crate) struct Arriving {
     pub len: usize,
@@ -22,13 +22,13 @@ pub(crate) struct Arriving {
 }
 
 impl Journal {
-    /// Bytes that may be received beside those that are there.
+    /// Returns how many more bytes may be received.
     pub(crate) fn room(&self) -> usize {
         let held = self.received.wrapping_sub(self.place);
         RING_LEN.saturating_sub(usize::try_from(held).unwrap_or(RING_LEN))
     }
 
-    /// Bytes were looked at that came with descriptors: they are kept first.
+    /// Has the descriptors of peeked bytes kept, before the bytes are taken.
     pub(crate) fn arrive(&mut self, len: usize, fds: Vec<OwnedFd>) {
         let group = self.next_group;
         let kept = match self.has_failed() {
@@ -73,7 +73,8 @@ impl Journal {
             let detail = detail.to_detail();
             let number = match kind::is_memory(fd) || kind::is_eventfd(fd) {
                 true => ledger.keep(SENT, detail, fd.as_fd())?,
-                // The device refuses it; the next process's has another one of that sort.
+                // The device refuses the descriptor; the next process gets a stand-in of such a
+                // kind.
                 false => ledger.note(REFUSED, detail)?,
             };
             numbers.push(Some(number));
@@ -82,7 +83,7 @@ impl Journal {
         Ok((numbers, ledger.barrier()?))
     }
 
-    /// The descriptors of what was looked at are kept, or cannot be.
+    /// Returns whether the descriptors of the peeked bytes are kept, or cannot be.
     pub(super) fn has_arrived(&mut self) -> bool {
         let Some(ticket) = self.arriving.as_ref().map(|arriving| arriving.ticket) else {
             return true;
@@ -90,7 +91,7 @@ impl Journal {
         ticket == Ticket::ANSWERED || self.ledger.borrow().is_answered(ticket) || self.has_failed()
     }
 
-    /// What was looked at and is kept now.
+    /// Takes the peeked bytes after their descriptors were kept.
     pub(crate) fn take_arrived(&mut self) -> Option<Arriving> {
         if !self.has_arrived() {
             return None;
@@ -103,13 +104,13 @@ impl Journal {
         arrived
     }
 
-    /// Takes bytes that were looked at from the socket into the session's memory.
+    /// Takes peeked bytes from the socket into the session's memory.
     ///
     /// # Errors
-    /// [`ReadError`]: the stream cannot be read any more.
+    /// [`ReadError`] when the stream cannot be read any more.
     pub(crate) fn take(&mut self, socket: &mut Socket, bytes: &[u8]) -> Result<(), ReadError> {
         if self.received == self.place && self.phase == Phase::Idle {
-            // From the start: so a session that is never behind has few pages.
+            // The ring restarts at its beginning, so that a session without backlog uses few pages.
             self.base = self.received;
             self.words.store(Word::Base, self.base);
         }
@@ -123,7 +124,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Copies bytes behind those that are there.
+    /// Copies bytes behind the existing ones.
     fn put(&self, bytes: &[u8]) -> Option<()> {
         if bytes.len() > self.room() {
             return None;
@@ -137,7 +138,7 @@ impl Journal {
         area.store(RING, second).ok()
     }
 
-    /// Copies the bytes that are there, and have not been handled, out of the session's memory.
+    /// Copies the unhandled bytes out of the session's memory.
     pub(super) fn get(&self) -> Option<Vec<u8>> {
         let len = usize::try_from(self.received.wrapping_sub(self.place)).ok()?;
         let from = usize::try_from(self.place.wrapping_sub(self.base)).ok()? % RING_LEN;
@@ -154,7 +155,7 @@ impl Journal {
         Some(bytes)
     }
 
-    /// Moves some of the next bytes out of the socket; how many.
+    /// Moves some of the next bytes out of the socket; returns the number.
     fn consume(&mut self, socket: &mut Socket, len: usize) -> Result<usize, ReadError> {
         if self.counted >= EMPTY_AFTER {
             self.empty_counter();
@@ -163,7 +164,7 @@ impl Journal {
         crash::point!("vfio-user.take.noted");
         let moved = match socket.consume(self.counter.writer.as_fd(), take.len as usize) {
             Err(ReadError::System(Errno::AGAIN)) if take.level > 0 => {
-                // The pipe may be full by its places.
+                // The pipe may have used up its buffers.
                 self.words.store(Word::Take, 0);
                 self.empty_counter();
                 return Ok(0);
@@ -172,7 +173,7 @@ impl Journal {
         };
         crash::point!("vfio-user.take.moved");
         if moved == 0 {
-            // What was looked at has gone: another process reads.
+            // The peeked bytes have disappeared: another process reads the socket.
             return Err(pipe_error(Errno::IO));
         }
         self.counted += 1;
@@ -196,7 +197,7 @@ impl Journal {
         take
     }
 
-    /// Nothing is being taken.
+    /// Empties the counting pipe, when no take is in progress.
     pub(super) fn empty_counter(&mut self) {
         self.counter.drain();
         self.counted = 0;

@@ -1,7 +1,8 @@
-//! A descriptor that says by a lock whether it was sent.
+//! A descriptor with a lock that shows whether it was sent.
 //!
-//! The lock is of an open file description (F_OFD_SETLK, fcntl(2)): it goes with the last
-//! descriptor or mapping of that, wherever it is, also in a socket from which nobody has read it.
+//! The lock belongs to an open file description (F_OFD_SETLK, fcntl(2)). It lasts until the last
+//! descriptor or mapping of that description is closed, including one in a socket that is not read
+//! yet.
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{F_UNLCK, F_WRLCK, SEEK_SET, flock, off_t};
@@ -9,10 +10,10 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Locks lie behind all that a file can have.
+/// First offset of the locks, beyond the end of any file.
 const FIRST: u64 = 1 << 48;
 
-/// The lock of the reply to the message at this place in the stream: one byte.
+/// Returns the lock of the reply to the message at this stream offset: one byte.
 fn lock(place: u64) -> flock {
     let start = FIRST | (place & (FIRST - 1));
     flock {
@@ -28,10 +29,10 @@ fn errno(errno: nix::Error) -> Errno {
     Errno::from_raw_os_error(errno as i32)
 }
 
-/// The same file, opened once more, with the lock of the reply to the message at this place.
+/// Opens the same file again, with the lock of the reply to the message at this stream offset.
 ///
 /// # Errors
-/// The file cannot be opened: there is no /proc, or the sandbox forbids it.
+/// The kernel's error when the file cannot be opened: /proc is missing, or the sandbox forbids it.
 pub(super) fn make(file: BorrowedFd<'_>, place: u64) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let opened = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -39,11 +40,11 @@ pub(super) fn make(file: BorrowedFd<'_>, place: u64) -> Result<OwnedFd, Errno> {
     Ok(opened)
 }
 
-/// Whether somebody has the one that was made for the message at this place. Not to be asked with
-/// that one itself.
+/// Returns whether the witness of the message at this stream offset still exists. `file` must not
+/// be the witness itself.
 ///
 /// # Errors
-/// The file has no locks.
+/// The kernel's error when the file supports no locks.
 pub(super) fn is_held(file: impl AsFd, place: u64) -> Result<bool, Errno> {
     let mut asked = lock(place);
     fcntl(file.as_fd(), FcntlArg::F_OFD_GETLK(&mut asked)).map_err(errno)?;

@@ -1,70 +1,71 @@
-//! Where in the session's memory what is: words of eight bytes, then the bytes received.
+//! Layout of the session's memory: words of eight bytes, then the received bytes.
 
 use state_memory::Area;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A word, by its place in bytes.
+/// A word; its value is its offset in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(super) enum Word {
-    /// Number of the client's socket; zero: there is no client. See [`ABANDONED`].
+    /// Number of the client's socket; zero without a client. See [`ABANDONED`].
     Client = 0,
-    /// Place in the stream of the first byte that has not been received.
+    /// Stream offset of the first byte that has not been received.
     Received = 8,
-    /// Place in the stream of the byte that lies first in [`RING`].
+    /// Stream offset of the first byte in [`RING`].
     Base = 16,
     /// The message in hand, see [`Hand`].
     Hand = 24,
-    /// What `Received` was when bytes began to be taken from the socket.
+    /// Value of `Received` when the take in progress began.
     TakeFrom = 32,
-    /// How many, and the pipe's level before, see [`Take`]; zero: none.
+    /// Length of the take in progress and the pipe's level before, see [`Take`]; zero for none.
     Take = 40,
-    /// The reply in the pipe: its length, or the length of what follows its head.
+    /// Length of the reply in the pipe, without a head that is sent separately.
     Reply = 48,
-    /// The reply's head, which is sent with a descriptor: two words.
+    /// Head of the reply that is sent with a descriptor: two words.
     Head = 56,
-    /// The message whose answer is in `Hint`: its place in the stream.
+    /// Stream offset of the message that `Hint` belongs to.
     HintFor = 72,
-    /// What an answer says that could not be found out again.
+    /// Value of an answer that cannot be determined again.
     Hint = 80,
-    /// The version is negotiated: what follows counts.
+    /// The version is negotiated, and the following words are valid.
     Negotiated = 88,
-    /// What the client may rely on: [`CAPABILITIES`] words.
+    /// Capabilities that the client may rely on: [`CAPABILITIES`] words.
     Told = 96,
-    /// What the client has stated: as many.
+    /// Capabilities that the client has stated: [`CAPABILITIES`] words.
     Theirs = 136,
 }
 
-/// Words of one side's capabilities.
+/// Number of words of one side's capabilities.
 pub(super) const CAPABILITIES: usize = 5;
 
-/// In [`Word::Client`]: the client's descriptors are not kept any more, and the next process cannot
-/// go on with it.
+/// Flag in [`Word::Client`]: the client's descriptors are no longer kept, and the next process
+/// cannot continue with it.
 pub(super) const ABANDONED: u64 = 1 << 32;
 
-/// Where the bytes received lie.
+/// Offset of the received bytes.
 pub(super) const RING: usize = 4096;
-/// How many there may be: the longest message, and what a read brings beyond it.
+/// Maximum number of received bytes: the longest message, and the bytes that a read brings beyond
+/// it.
 pub(super) const RING_LEN: usize = (1 << 20) + (128 << 10);
 
-/// Changed where a process could not go on with what one of the version before has left.
+/// Version of the layout; it changes when a process could not use the previous version's state.
 pub const SESSION_VERSION: u32 = 1;
-/// Bytes of a session.
+/// Size of a session's memory in bytes.
 pub const SESSION: usize = RING + RING_LEN;
 
-/// What is being done with the message at the front of the stream.
+/// Progress of the message at the front of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nothing yet: it may not have come.
+    /// The message has not been handled, and may not have arrived.
     Idle,
-    /// It is handled. The next process does so again.
+    /// The message is being handled. The next process handles it again.
     Handling,
-    /// Its reply goes into the pipe. If it is there in full, it counts; else the message is handled
-    /// again.
+    /// The reply is being written into the pipe. If it is complete there, it is valid; otherwise
+    /// the message is handled again.
     Writing,
-    /// The reply is in the pipe, but for its head, which is sent with a descriptor.
+    /// The reply is in the pipe except its head, which is sent with a descriptor.
     Heading,
-    /// What is left of the reply is in the pipe, and nowhere else.
+    /// The rest of the reply is in the pipe, and nowhere else.
     Piped,
 }
 
@@ -81,12 +82,12 @@ impl Phase {
 /// The message in hand: one word, so that a single store ends one message and begins the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hand {
-    /// Its place in the stream, without the upper half.
+    /// Lower half of the message's stream offset.
     pub place: u32,
     pub phase: Phase,
-    /// Number of the first group of descriptors that no earlier message has had.
+    /// Number of the first group of descriptors not used by an earlier message.
     pub group: u8,
-    /// Groups that are this message's.
+    /// Number of groups that belong to this message.
     pub groups: u8,
 }
 
@@ -111,9 +112,9 @@ impl Hand {
 /// Bytes that are being taken from the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Take {
-    /// How many, at least one.
+    /// Number of bytes, at least one.
     pub len: u32,
-    /// The level of the pipe that counts them, before.
+    /// Previous level of the pipe that counts them.
     pub level: u32,
 }
 
@@ -128,22 +129,22 @@ impl Take {
     }
 }
 
-/// What a kept descriptor's note says: with which read it came, and as which of its descriptors.
+/// Note of a kept descriptor: the read that brought it, and its index there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Came {
-    /// Place in the stream behind the read's last byte: its lower 20 bits.
+    /// Stream offset behind the read's last byte: its lower 20 bits.
     pub end: u32,
     /// Bytes of the read.
     pub len: u16,
     /// The read's number among those that brought descriptors.
     pub group: u8,
-    /// Which of the read's descriptors.
+    /// Index among the read's descriptors.
     pub index: u8,
-    /// How many the read brought.
+    /// Number of descriptors that the read brought.
     pub count: u8,
 }
 
-/// Bits of a place in the stream that a note has.
+/// Number of bits of a stream offset in a note.
 pub(super) const PLACE_BITS: u32 = 20;
 
 impl Came {
@@ -166,12 +167,12 @@ impl Came {
     }
 }
 
-/// The words, all of which are there: [`Words::new`] has seen to it.
+/// Words of a session; [`Words::new`] has checked that all of them exist.
 #[derive(Clone, Debug)]
 pub(super) struct Words(Area);
 
 impl Words {
-    /// Of a session's memory. `None`: it is too small, or has no pages.
+    /// Opens a session's memory. `None` if it is too small or has no pages.
     pub(super) fn new(area: Area) -> Option<Self> {
         let is_large = area.len() >= SESSION && area.prepare(RING).is_ok();
         is_large.then_some(Self(area))
@@ -189,7 +190,7 @@ impl Words {
         self.load_at(word as usize)
     }
 
-    /// Everything that was stored before it is there when it is.
+    /// Stores a word; all earlier stores are visible with it.
     pub(super) fn store(&self, word: Word, value: u64) {
         self.store_at(word as usize, value);
     }

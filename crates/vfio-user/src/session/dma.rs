@@ -1,4 +1,4 @@
-//! Client memory: what becomes accessible and what goes away.
+//! Map and unmap requests for client memory.
 
 use std::os::fd::OwnedFd;
 
@@ -67,7 +67,7 @@ pub(super) fn dma_unmap(
         // no pages are tracked.
         _ => return Err(Errno::INVAL),
     };
-    // Where it is done again, less may be mapped there.
+    // A repeated request may find less memory mapped.
     let before = match journal {
         Some(journal) => match journal.noted_hint().filter(|_| again) {
             Some(size) => Some(size),
@@ -83,8 +83,8 @@ pub(super) fn dma_unmap(
     let Unmapped { size, outcome } = device.dma_unmap(unmap)?;
     let size = before.unwrap_or(size);
     // The reply repeats the request, which according to the specification names exactly one
-    // mapping. What it does not speak of is as with VFIO_IOMMU_UNMAP_DMA (type1 v2), whose callers
-    // QEMU's are: the size is what was really mapped there.
+    // mapping. Unspecified cases follow VFIO_IOMMU_UNMAP_DMA (type1 v2), on which QEMU's callers
+    // rely: the size is the amount that was mapped there.
     let answer = wire::DmaUnmap { size, ..request };
     Ok(match outcome {
         Outcome::Done => {
@@ -95,7 +95,7 @@ pub(super) fn dma_unmap(
     })
 }
 
-/// Whether a range of addresses is not empty and does not wrap.
+/// Returns whether a range of addresses is not empty and does not wrap.
 fn is_range(start: u64, size: u64) -> bool {
     size.checked_sub(1)
         .is_some_and(|last| start.checked_add(last).is_some())

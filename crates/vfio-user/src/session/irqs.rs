@@ -1,4 +1,4 @@
-//! Interrupts: what there is, and what is to be done with them.
+//! Requests that describe interrupts and act on them.
 
 use std::os::fd::OwnedFd;
 

@@ -1,4 +1,4 @@
-//! What one message means: checks it and calls the device.
+//! Interpretation of a message: checks, and calls of the device.
 
 mod dma;
 mod irqs;
@@ -16,38 +16,38 @@ use crate::journal::Journal;
 use crate::version::Capabilities;
 use crate::wire::{self, Command, HEADER_SIZE, Header};
 
-/// The longest message before the limits are negotiated: room for any sensible JSON text.
+/// Maximum message before the limits are negotiated: room for any sensible JSON text.
 const MAX_FIRST_MESSAGE: usize = 8 << 10;
 
 /// State of the protocol, without socket and buffers.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// What the server states.
+    /// Capabilities of the server.
     ours: Capabilities,
-    /// What the client may rely on, once negotiated.
+    /// Capabilities that the client may rely on, once negotiated.
     told: Option<Capabilities>,
-    /// What the client stated.
+    /// Capabilities that the client has stated.
     theirs: Capabilities,
 }
 
-/// A message, and what is to be known of its connection.
+/// A message, with context of its connection.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
     pub header: &'a Header,
     pub payload: &'a [u8],
     pub fds: Vec<OwnedFd>,
-    /// Where it is noted what the next process has to know.
+    /// Journal for values that the next process needs.
     pub journal: Option<&'a Journal>,
-    /// A process before has begun to handle it.
+    /// A previous process has begun to handle the message.
     pub again: bool,
 }
 
-/// How a message was handled.
+/// Result of handling a message.
 #[derive(Debug)]
 pub(crate) enum Handled {
-    /// The reply's payload is written; this descriptor goes with it.
+    /// The reply's payload is written; this descriptor is sent with it.
     Reply(Option<OwnedFd>),
-    /// The device will finish it later; then the reply has this payload.
+    /// The device will complete the message later; the reply then has this payload.
     Deferred(Vec<u8>),
 }
 
@@ -64,12 +64,12 @@ impl Session {
         self.told.is_some()
     }
 
-    /// What the client stated; the defaults before negotiation.
+    /// Returns the client's stated capabilities; the defaults before negotiation.
     pub fn client(&self) -> &Capabilities {
         &self.theirs
     }
 
-    /// The longest message that may come, in bytes.
+    /// Returns the maximum size of a message in bytes.
     pub fn max_message(&self) -> usize {
         let Some(told) = &self.told else {
             return MAX_FIRST_MESSAGE;
@@ -79,7 +79,7 @@ impl Session {
             .max(MAX_FIRST_MESSAGE)
     }
 
-    /// As it was negotiated by a process before.
+    /// Restores the capabilities that a previous process negotiated.
     pub fn resume(&mut self, told: Capabilities, theirs: Capabilities) {
         self.told = Some(told);
         self.theirs = theirs;
@@ -128,8 +128,8 @@ impl Session {
                 return irqs::set_irqs(payload, fds, device).map(without_payload);
             }
             Command::DEVICE_RESET => return reset(device),
-            // No ioeventfds: clients without them write to the region. DMA_READ and DMA_WRITE go
-            // the other way only, and dirty pages and migration are not offered.
+            // Ioeventfds are not supported: clients without them write to the region. DMA_READ and
+            // DMA_WRITE are sent by servers only; dirty pages and migration are not offered.
             _ => return Err(Errno::NOTSUP),
         }
         Ok(Handled::Reply(None))
@@ -153,7 +153,7 @@ impl Session {
         };
         let (text, told) = ours.text_within(text.len());
         self.told = Some(told);
-        // Minor 0 is the lowest there is, so it is never above the client's.
+        // Minor 0 is the lowest version, so it never exceeds the client's.
         let version = wire::Version {
             major: wire::VERSION_MAJOR,
             minor: wire::VERSION_MINOR,
@@ -187,7 +187,7 @@ fn reset(device: &mut dyn Device) -> Result<Handled, Errno> {
     device.reset().map(without_payload)
 }
 
-/// An operation whose reply is a header alone.
+/// Converts the outcome of an operation with a reply that is a header alone.
 fn without_payload(outcome: Outcome) -> Handled {
     match outcome {
         Outcome::Done => Handled::Reply(None),
@@ -199,7 +199,7 @@ fn flag(set: bool, bit: u32) -> u32 {
     if set { bit } else { 0 }
 }
 
-/// The payload's structure and what follows it.
+/// Parses the payload's structure; returns it and the rest.
 fn split<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<(T, &[u8]), Errno> {
     T::read_from_prefix(payload).map_err(|_| Errno::INVAL)
 }

@@ -1,4 +1,4 @@
-//! Regions: what there is, reads and writes.
+//! Requests that describe, read and write regions.
 
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
@@ -7,7 +7,7 @@ use super::{Handled, Session, flag, split};
 use crate::device::{Device, MmapArea, Outcome, RegionInfo, RegionMmap};
 use crate::wire::{self, MULTI_DATA, MULTI_ENTRIES};
 
-/// The answer to a write: now, or when the device says so.
+/// Answers a write, now or when the device completes it.
 fn written(outcome: Outcome, payload: &[u8], reply: &mut Vec<u8>) -> Handled {
     match outcome {
         Outcome::Done => {
@@ -18,7 +18,7 @@ fn written(outcome: Outcome, payload: &[u8], reply: &mut Vec<u8>) -> Handled {
     }
 }
 
-/// The region that a message asks about.
+/// Returns the region that a region information request names.
 pub(crate) fn asked_region(message: &[u8]) -> Option<u32> {
     let (header, payload) = split::<wire::Header>(message).ok()?;
     if header.command != wire::Command::DEVICE_GET_REGION_INFO {
@@ -83,8 +83,8 @@ impl Session {
         Ok(written(outcome, access.as_bytes(), reply))
     }
 
-    /// Handles the writes as if each had come by itself: a refused one does not keep the others
-    /// from being done, but its error is the reply's.
+    /// Handles the writes as if each had arrived separately: a refused write does not prevent the
+    /// remaining ones, but its error is the reply's.
     pub(super) fn region_write_multi(
         &self,
         payload: &[u8],
@@ -94,7 +94,7 @@ impl Session {
         let (count, entries) = split::<u64>(payload)?;
         let length = usize::try_from(count)
             .ok()
-            // They are done in one piece.
+            // All entries are handled in one piece.
             .filter(|_| count <= MULTI_ENTRIES)
             .and_then(|count| count.checked_mul(size_of::<wire::MultiWrite>()))
             .ok_or(Errno::INVAL)?;
@@ -134,15 +134,15 @@ impl Session {
         device: &mut dyn Device,
         reply: &mut Vec<u8>,
     ) -> Result<Handled, Errno> {
-        // One polling host sends as many bytes as the reply may have; those after
-        // the structure mean nothing.
+        // A known polling host sends as many bytes as the reply may have; bytes after the structure
+        // are ignored.
         let (request, _) = split::<wire::RegionInfo>(payload)?;
         let head = size_of::<wire::RegionInfo>();
         if (request.argsz as usize) < head || request.index >= device.info().num_regions {
             return Err(Errno::INVAL);
         }
-        // Clients ask for every index below num_regions and take no error for an answer: a region
-        // that is not there has size 0.
+        // Clients ask for every index below num_regions and accept no error as an answer: a missing
+        // region has size 0.
         let absent = RegionInfo {
             size: 0,
             read: false,
@@ -171,8 +171,8 @@ impl Session {
         }
         info.argsz = u32::try_from(needed).map_err(|_| Errno::INVAL)?;
         let fits = needed <= request.argsz as usize;
-        // The client asks again with the size that it is told here. Until then the capabilities are
-        // not announced: QEMU refuses the flag without an offset.
+        // The client repeats the request with the size returned here. Until then the capabilities
+        // are not announced: QEMU refuses the flag without an offset.
         if fits && !areas.is_empty() {
             info.flags |= wire::region::CAPS;
             info.cap_offset = u32::try_from(head).map_err(|_| Errno::INVAL)?;

@@ -1,5 +1,5 @@
-//! Several front-ends on one worker, by a counter that the front-ends themselves move on: what each
-//! gets of the time, and how long another one waits.
+//! Shares of time and waiting times of several front-ends on one worker, with a counter that the
+//! front-ends themselves advance.
 
 use super::*;
 use crate::{Context, Frontend, Handle, Interest, Options, Worker};
@@ -12,7 +12,7 @@ use std::time::Instant;
 use volume::{Budget, Completion, Io, IoOptions};
 
 thread_local! {
-    /// Nanoseconds.
+    /// Counter value in nanoseconds.
     static NOW: Cell<u64> = const { Cell::new(1) };
 }
 
@@ -20,7 +20,7 @@ fn now() -> u64 {
     NOW.get()
 }
 
-/// What takes time.
+/// Advances the counter.
 fn pass(nanos: u64) {
     NOW.set(now() + nanos);
 }
@@ -29,31 +29,32 @@ const fn us(micros: u64) -> u64 {
     micros * 1000
 }
 
-/// When the guest of a front-end has work.
+/// Load of a front-end's guest.
 #[derive(Clone, Copy)]
 enum Guest {
     /// Always, in pieces of so many nanoseconds.
     Busy { piece: u64 },
-    /// One piece, the next one so long after its end.
+    /// Single pieces, the next one this long after the last one's end.
     Thinks { piece: u64, pause: u64 },
-    /// Messages, always.
+    /// A continuous flow of messages.
     Sends { message: u64 },
-    /// A descriptor that is ready until a piece of work, to be told of which takes so long.
+    /// A level-triggered descriptor, ready until a piece of work; a notification takes this long.
     Tells { telling: u64, piece: u64 },
-    /// The same of one that becomes ready again and again, and is told of each time.
+    /// An edge-triggered descriptor that becomes ready again and again, with a notification each
+    /// time.
     Edges { telling: u64, piece: u64 },
     /// Volumes that do a piece of their work in each round.
     Volumes { piece: u64 },
-    /// Never.
+    /// No work.
     Idle,
 }
 
-/// What a front-end has done.
+/// Work done by a front-end.
 #[derive(Default)]
 struct Done {
     pieces: Cell<u64>,
     nanos: Cell<u64>,
-    /// The longest time between two pieces of a guest with work.
+    /// Longest time between two pieces of a guest with work.
     longest: Cell<u64>,
     ended: Cell<u64>,
 }
@@ -71,12 +72,12 @@ impl Done {
 struct Fake {
     guest: Rc<Cell<Guest>>,
     done: Rc<Done>,
-    /// In the worker's set, always readable.
+    /// A descriptor in the worker's epoll set, always readable.
     readable: Option<OwnedFd>,
     told: bool,
 }
 
-/// A look that finds nothing takes time, too.
+/// Cost of a look that finds nothing.
 const LOOK: u64 = 50;
 
 impl Frontend for Fake {
@@ -101,7 +102,7 @@ impl Frontend for Fake {
             Guest::Busy { piece } => {
                 while !budget.is_spent() {
                     self.done.piece(self.done.ended.get(), piece);
-                    // An estimate, and too low.
+                    // An estimate that is too low.
                     budget.spend(1 + (piece / us(4)) as u32);
                 }
                 true
@@ -210,14 +211,14 @@ impl World {
         World { worker, guests }
     }
 
-    /// Rounds for so long, with looks at the sockets between them; what each front-end had of it,
-    /// in nanoseconds.
+    /// Runs rounds for this long, with looks at the sockets in between. Returns the nanoseconds
+    /// that each front-end had.
     fn run(&mut self, nanos: u64) -> Vec<u64> {
         let before: Vec<u64> = self.guests.iter().map(|(_, d)| d.nanos.get()).collect();
         let end = now() + nanos;
         while now() < end {
             self.worker.poll_once().unwrap();
-            // Nobody has work: this takes time, too.
+            // A round without work takes time, too.
             pass(LOOK);
         }
         let after = self.guests.iter().map(|(_, done)| done.nanos.get());
@@ -237,7 +238,7 @@ impl World {
     }
 }
 
-/// Shares of the time that all together had, in thousandths.
+/// Shares of the total time, in thousandths.
 fn shares(had: &[u64]) -> Vec<u64> {
     let sum: u64 = had.iter().sum();
     had.iter().map(|had| had * 1000 / sum.max(1)).collect()
@@ -253,7 +254,7 @@ fn front_ends_with_work_have_equal_shares_whatever_their_pieces_take() {
         [us(10), us(90_000)],
     ] {
         let guests = pieces.map(|piece| Guest::Busy { piece });
-        // Each piece often enough.
+        // The time allows many of each piece.
         let mut world = World::of(&guests);
         world.run(us(10_000));
         let had = world.run(pieces[1].max(us(100)) * 400);
@@ -280,7 +281,7 @@ fn messages_and_commands_are_one_account() {
     }
 }
 
-/// However long it takes to be told of a descriptor: what it is told of is done.
+/// A notification of any length leaves the front-end time for the work that it announces.
 #[test]
 fn who_is_told_of_something_has_a_turn_for_it() {
     for telling in [us(1), us(20), us(30), us(500)] {
@@ -289,7 +290,7 @@ fn who_is_told_of_something_has_a_turn_for_it() {
         let mut world = World::of(&guests);
         let shares = shares(&world.run(us(200_000)));
         assert!(shares[0] >= 450, "{telling}: {shares:?}");
-        // It is told of nothing else until then.
+        // No second notification arrives before that turn.
         let (pieces, nanos) = (world.done(1).pieces.get(), world.done(1).nanos.get());
         assert!(pieces > 0, "{telling}: no turn in {nanos} ns");
         assert!(
@@ -299,7 +300,7 @@ fn who_is_told_of_something_has_a_turn_for_it() {
     }
 }
 
-/// Who has overdrawn waits, though something comes all the time.
+/// An overdrawn front-end waits although events arrive all the time.
 #[test]
 fn edges_give_nobody_more_than_its_share() {
     let (telling, piece) = (us(1), us(500));
@@ -308,7 +309,7 @@ fn edges_give_nobody_more_than_its_share() {
     assert!((400..=600).contains(&shares[0]), "{shares:?}");
 }
 
-/// Zeroing of memory, for example, goes on piece by piece, and nothing completes meanwhile.
+/// Zeroing of memory, for example, proceeds piece by piece, and nothing completes meanwhile.
 #[test]
 fn what_volumes_do_is_on_the_account_of_their_front_end() {
     for piece in [us(25), us(50), us(3000)] {
@@ -320,7 +321,7 @@ fn what_volumes_do_is_on_the_account_of_their_front_end() {
         let shares = shares(&world.run(us(1_000_000)));
         assert!((470..=600).contains(&shares[0]), "{piece}: {shares:?}");
         assert!(world.worker.accounts.is_shared());
-        // It is alone.
+        // The second front-end is alone now.
         world.becomes(0, Guest::Idle);
         world.run(us(10_000));
         let had = world.run(us(100_000));
@@ -337,7 +338,7 @@ fn a_front_end_that_is_alone_is_not_slowed() {
         let had = world.run(time);
         assert!(had[0] * 100 >= time * 99, "{piece}: {had:?}");
         assert!(!world.worker.accounts.is_shared());
-        // Another one had work for a moment, and has none any more.
+        // A second front-end had work for a moment, and has none any more.
         world.becomes(1, Guest::Busy { piece: us(1) });
         world.run(us(200));
         assert!(world.worker.accounts.is_shared());
@@ -348,8 +349,8 @@ fn a_front_end_that_is_alone_is_not_slowed() {
     }
 }
 
-/// Its guest has one command at a time, and sends the next one a little after the last one's end:
-/// what the other one overdraws is not forgiven in between.
+/// The guest has one command at a time, and sends the next one a little after the last one's end.
+/// The neighbour's debt is not forgiven in between.
 #[test]
 fn a_guest_with_one_command_at_a_time_waits_for_long_pieces_now_and_then_only() {
     let thinks = Guest::Thinks {
@@ -364,7 +365,7 @@ fn a_guest_with_one_command_at_a_time_waits_for_long_pieces_now_and_then_only() 
         world.run(us(200_000));
         (world.done(0).pieces.get(), world.done(0).longest.get())
     };
-    // Between the pieces of one whose pieces are short it is served at once.
+    // Between the short pieces of a neighbour the light front-end is served at once.
     let one = us(1) + us(3) + LOOK;
     let (beside_honest, _) = commands(100);
     assert!(
@@ -373,17 +374,17 @@ fn a_guest_with_one_command_at_a_time_waits_for_long_pieces_now_and_then_only() 
     );
     for piece in [us(50), us(300), us(2000)] {
         let (beside_costly, longest) = commands(piece);
-        // Half of the time is its own.
+        // The light front-end has half of the time.
         assert!(
             beside_costly * one * 10 >= us(100_000) * 8,
             "{piece}: {beside_costly}"
         );
-        // What 32 units are, estimated as they are.
+        // The longest wait is 32 estimated units and a piece.
         assert!(longest <= piece + us(32 * 4 + 50), "{piece}: {longest}");
     }
 }
 
-/// Nor does it wait until sixteen others have used up their quanta.
+/// A light guest does not wait until sixteen neighbours have used up their quanta.
 #[test]
 fn a_guest_with_one_command_at_a_time_is_served_between_the_pieces_of_many() {
     let busy = Guest::Busy { piece: 100 };
@@ -398,12 +399,12 @@ fn a_guest_with_one_command_at_a_time_is_served_between_the_pieces_of_many() {
         light.longest.set(0);
         let had = world.run(us(200_000));
         let light = world.done(16);
-        // A piece of another's, and what its part makes it wait for; twice, for some looks come
-        // later than others.
+        // The bound is a neighbour's piece and the wait that the share imposes; twice, since some
+        // looks are late.
         let longest = light.longest.get();
         let bound = 2 * (32 * 100 + 17 * (piece + LOOK) / LIGHT_SHARES);
         assert!(longest <= bound, "{pause}: {longest} of {bound}");
-        // It has no more than its part, and leaves the others theirs.
+        // The light front-end has no more than its share, and leaves the rest to its neighbours.
         let shares = shares(&had);
         assert!(
             shares[16] <= 1000 * LIGHT_SHARES / 17 + 5,
@@ -431,14 +432,14 @@ fn a_debt_is_bounded_and_a_sleeper_has_no_credit() {
     );
     world.run(us(10));
     world.becomes(1, cheap);
-    // Half of the time, but for the debt at its beginning.
+    // Half of the time, except for the debt at its beginning.
     let had = world.run(us(1_000_000));
     let most = MOST_DEBT.as_nanos() as u64;
     assert!(
         had[1] * 2 + most + us(1000) >= us(1_000_000) * 97 / 100,
         "{had:?}"
     );
-    // One that slept does not get more than the others when it comes back.
+    // A front-end that slept gets no larger share when it wakes.
     world.becomes(1, idle);
     world.run(us(1_000_000));
     world.becomes(1, cheap);
@@ -447,8 +448,8 @@ fn a_debt_is_bounded_and_a_sleeper_has_no_credit() {
     assert!((470..=530).contains(&shares[1]), "{shares:?}");
 }
 
-/// Any guests, any pieces: nobody who always has work gets less than a fair share, but for one turn
-/// of each other.
+/// For any guests and pieces, a front-end that always has work gets at least its fair share, less
+/// one turn of each neighbour.
 #[test]
 fn everyone_with_work_gets_a_fair_share() {
     let mut state = 88_172_645_463_325_252u64;
@@ -483,7 +484,7 @@ fn everyone_with_work_gets_a_fair_share() {
     }
 }
 
-/// A part of a system call that several share is each one's own, by what it started.
+/// A shared system call is charged to each front-end in proportion to its started units.
 #[test]
 fn what_is_sent_together_is_paid_by_parts() {
     let mut accounts = Accounts::new(counter());

@@ -7,8 +7,7 @@ fn of(count: u16) -> RunQueue {
     run_queue
 }
 
-/// A round in which the front-ends of `busy` have work, which all others have not. Those that it
-/// looked at.
+/// Runs a round in which only the front-ends of `busy` have work. Returns the polled front-ends.
 fn round(run_queue: &mut RunQueue, busy: &[usize], now: Instant) -> Vec<usize> {
     let (mut seen, mut place) = (Vec::new(), 0);
     while let Some(at) = run_queue.hot_at(place) {
@@ -40,7 +39,7 @@ impl RunQueue {
         assert_eq!(owners.len(), self.entries.len(), "{self:?}");
     }
 
-    /// All but these are armed.
+    /// Arms all front-ends except `busy`.
     fn lull(&mut self, busy: &[usize], now: Instant) {
         for _ in 0..=IDLE_AFTER {
             round(self, busy, now);
@@ -58,7 +57,7 @@ fn without_a_hot_one_each_round_looks_at_all_that_are_awake() {
     for round_number in 0..2 * IDLE_AFTER {
         let mut seen = round(&mut run_queue, &[], now);
         seen.sort_unstable();
-        // Twice in the round in which they demote.
+        // Front-ends are polled twice in the round that demotes them.
         seen.dedup();
         assert_eq!(seen, [0, 1, 2, 3, 4], "{round_number}");
     }
@@ -80,7 +79,7 @@ fn idle_ones_are_looked_at_in_turn_and_found() {
         seen.extend(looked);
     }
     assert_eq!(seen.len(), 40);
-    // One of them gets work: it is hot within a turn.
+    // An idle front-end with new work is hot within a turn.
     for _ in 0..=IDLE_TURN {
         round(&mut run_queue, &[7, 30], now);
     }
@@ -109,7 +108,7 @@ fn of_many_idle_ones_most_are_armed_and_cost_nothing() {
         .map(|_| round(&mut run_queue, &[3], now).len())
         .sum();
     assert!(looks <= 1600 + 1600 / 4 + 1, "{looks}");
-    // One wakes, and is looked at in the next round.
+    // An armed front-end wakes, and is polled in the next round.
     let sleeper = run_queue.armed_at(run_queue.first_armed() + 50).unwrap();
     assert!(run_queue.is_armed(sleeper as u16));
     run_queue.wake(sleeper as u16);

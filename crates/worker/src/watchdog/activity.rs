@@ -1,31 +1,32 @@
-//! What a worker may be at.
+//! Activities of a worker.
 
-/// What a worker is doing. Those with a number are about the front-end of that owner number.
+/// Current activity of a worker. Variants with a number concern the front-end with that owner
+/// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
-    /// It has not begun.
+    /// The worker has not begun.
     Starting,
-    /// It collects completions, or what comes between two steps.
+    /// Completions are collected, or the worker is between two steps.
     Round,
-    /// It runs jobs and reads messages that other threads have posted.
+    /// Jobs and messages posted by other threads are handled.
     Messages,
-    /// It fetches commands and starts them.
+    /// Commands are fetched and started.
     Polling(u16),
-    /// It sends what was started to the kernel (`io_uring_enter`).
+    /// Started requests are submitted to the kernel (`io_uring_enter`).
     Submitting,
-    /// It publishes completions, interrupts the guest, answers what had to wait.
+    /// Completions are published, the guest is interrupted, deferred messages are answered.
     Finishing(u16),
-    /// It handles a client's messages.
+    /// A client's messages are handled.
     Socket(u16),
-    /// It does what is not urgent: pins memory, migrates queues.
+    /// Work that is not urgent: memory is pinned, queues are migrated.
     Housekeeping,
-    /// It closes a front-end.
+    /// A front-end is closed.
     Closing(u16),
-    /// It waits until there is something to do.
+    /// The worker waits for an event.
     Asleep,
-    /// It has ended, and closes what is left.
+    /// The worker has ended and is being dropped.
     Dropping,
-    /// It has ended.
+    /// The worker has ended.
     Ended,
 }
 
@@ -66,7 +67,7 @@ impl Activity {
         }
     }
 
-    /// The front-end that it is about.
+    /// Returns the front-end that the activity concerns.
     pub fn owner(self) -> Option<u16> {
         match self {
             Self::Polling(owner)
@@ -77,7 +78,7 @@ impl Activity {
         }
     }
 
-    /// A worker may do this for any time.
+    /// Returns whether the activity may last for any time.
     pub(super) fn may_last(self) -> bool {
         matches!(self, Self::Starting | Self::Asleep | Self::Ended)
     }

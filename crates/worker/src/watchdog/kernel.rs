@@ -1,15 +1,15 @@
-//! Where a thread is in the kernel, for people.
+//! Human-readable state of a thread in the kernel.
 
 use std::fmt::Write;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// Longest text that is read: these files have a line.
+/// Maximum length read; these files have one line.
 const LONGEST: usize = 1024;
 
-/// What the kernel says of one thread. Its files are opened once: a process may have given up its
-/// right to open any when there is something to find out.
+/// Kernel files that describe one thread. They are opened once, at the start, because the process
+/// may later give up its right to open files.
 #[derive(Debug)]
 pub(super) struct KernelView {
     stat: Option<File>,
@@ -18,9 +18,9 @@ pub(super) struct KernelView {
 }
 
 impl KernelView {
-    /// Of the thread that calls.
+    /// Opens the files of the calling thread.
     pub(super) fn of_calling_thread() -> Self {
-        // This process's own files, made by the kernel. Some kernels have not all of them.
+        // These files belong to this process. Some kernels lack one or another.
         let open = |file: &str| File::open(format!("/proc/thread-self/{file}")).ok();
         Self {
             stat: open("stat"),
@@ -29,7 +29,7 @@ impl KernelView {
         }
     }
 
-    /// Processor time of the thread, to some hundredths of a second.
+    /// Returns the processor time of the thread, to some hundredths of a second.
     pub(super) fn cpu_time(&self) -> Option<Duration> {
         let ticks = ticks(&read(&self.stat))?;
         let per_second = rustix::param::clock_ticks_per_second().max(1);
@@ -38,8 +38,8 @@ impl KernelView {
         ))
     }
 
-    /// The thread's state, the system call with the descriptor that is its first argument, and the
-    /// kernel's function, as far as the kernel says.
+    /// Describes the thread's state, its system call with the descriptor in the first argument, and
+    /// its kernel function, where known.
     pub(super) fn describe(&self) -> String {
         // "number (name) state ...", where the name may hold anything.
         let stat = read(&self.stat);
@@ -59,7 +59,7 @@ impl KernelView {
             let _ = write!(text, ", system call {number}");
             let first = words.next().and_then(|word| word.strip_prefix("0x"));
             let first = first.and_then(|word| u64::from_str_radix(word, 16).ok());
-            // The name of what is open; nobody's file system is asked for it.
+            // The link is the name of the open file; reading it asks no file system.
             let link = first.map(|fd| std::fs::read_link(format!("/proc/self/fd/{fd}")));
             if let (Some(fd), Some(Ok(link))) = (first, link) {
                 let _ = write!(text, " on descriptor {fd} ({})", link.display());
@@ -73,7 +73,7 @@ impl KernelView {
     }
 }
 
-/// User and system time of a line of `/proc/PID/stat`: its fields 14 and 15, in ticks
+/// Parses the user and system time in a line of `/proc/PID/stat`: fields 14 and 15, in ticks
 /// (proc_pid_stat(5)).
 fn ticks(stat: &str) -> Option<u64> {
     let behind_name = stat.rsplit(')').next()?;
@@ -82,7 +82,7 @@ fn ticks(stat: &str) -> Option<u64> {
     next()?.checked_add(next()?)
 }
 
-/// A file of the kernel's, as it is now.
+/// Reads a kernel file's current content.
 fn read(file: &Option<File>) -> String {
     let mut text = [0; LONGEST];
     let read = file.as_ref().map(|file| file.read_at(&mut text, 0));

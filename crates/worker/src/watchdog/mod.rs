@@ -1,9 +1,10 @@
-//! Notices a worker that makes no round: what it does, and for how long it has.
+//! Detection of workers that make no progress, with their activity and the time since their last
+//! round.
 //!
-//! A worker says where it is ([`Pulse`]): a plain store at each step of a round, and a beat each
-//! time it reads the clock. A thread that looks now and then ([`Watchdog::look`]) finds out who
-//! does not beat. Nobody is stopped or woken by that: it tells what is wrong, so that it can be
-//! told apart from a guest's own fault, and the end of the process need not wait.
+//! A worker publishes its activity ([`Pulse`]): a plain store at each step of a round, and a beat
+//! each time it reads the clock. A thread that calls [`Watchdog::look`] periodically finds workers
+//! whose pulse does not beat. The watchdog stops and wakes nothing. Its report separates a stuck
+//! worker from a fault of the guest, and the end of the process need not wait for such a worker.
 
 mod activity;
 mod kernel;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often a worker stood still. The watchdog alone writes this.
+/// Stall counters of a worker. Only the watchdog writes them.
 #[derive(Debug, Default)]
 pub struct Stalls {
     count: AtomicU64,
@@ -25,17 +26,17 @@ pub struct Stalls {
 }
 
 impl Stalls {
-    /// How often.
+    /// Returns the number of stalls.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The longest time.
+    /// Returns the longest stall.
     pub fn longest(&self) -> Duration {
         Duration::from_nanos(self.longest_ns.load(Ordering::Relaxed))
     }
 
-    /// It stands still now, and has for so long, as of the last look; zero: it does not.
+    /// Returns the duration of the present stall as of the last look; zero when there is none.
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.now_ns.load(Ordering::Relaxed))
     }
@@ -48,48 +49,48 @@ impl Stalls {
     }
 }
 
-/// What a look has found. Times are as exact as looks are frequent.
+/// Result of a look. Times are as precise as looks are frequent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finding {
-    /// This worker stands still: told once.
+    /// The worker makes no progress: reported once per stall.
     Stuck {
-        /// Its index.
+        /// Index of the worker.
         worker: usize,
-        /// What it does.
+        /// Activity in which the worker is stuck.
         activity: Activity,
-        /// For so long.
+        /// Time without progress so far.
         time: Duration,
     },
-    /// It goes on.
+    /// The worker makes progress again.
     Recovered {
-        /// Its index.
+        /// Index of the worker.
         worker: usize,
-        /// After so long.
+        /// Duration of the stall.
         time: Duration,
     },
 }
 
-/// One worker, as it was at the last look.
+/// State of a worker at the last look.
 struct Watched {
     pulse: Arc<Pulse>,
     stalls: Arc<Stalls>,
     beats: u64,
-    /// When it was first seen at that beat.
+    /// Time of the first look that saw this beat count.
     since: Instant,
-    /// That was told.
+    /// The stall has been reported.
     told: bool,
 }
 
-/// Looks at workers from a thread that is none.
+/// Watches workers from a thread that is no worker.
 pub struct Watchdog {
     limit: Duration,
     watched: Vec<Watched>,
-    /// When it looked last.
+    /// Time of the last look.
     looked: Instant,
 }
 
 impl Watchdog {
-    /// For these workers, each of which has to get on within `limit`.
+    /// Watches these workers, each of which must make progress within `limit`.
     pub fn new(
         limit: Duration,
         workers: impl IntoIterator<Item = (Arc<Pulse>, Arc<Stalls>)>,
@@ -109,12 +110,12 @@ impl Watchdog {
         }
     }
 
-    /// Looks at all of them; to be called at least once within the limit.
+    /// Checks all workers; to be called at least once within the limit.
     pub fn look(&mut self, now: Instant) -> Vec<Finding> {
         let mut findings = Vec::new();
         let pause = now.saturating_duration_since(self.looked);
         self.looked = now;
-        // All of the process was stopped, or its machine: that is no fault of a worker.
+        // The whole process or its machine was suspended, which is no fault of a worker.
         let was_away = pause > 2 * self.limit;
         for (worker, watched) in self.watched.iter_mut().enumerate() {
             let activity = watched.pulse.activity();
@@ -146,7 +147,7 @@ impl Watchdog {
         findings
     }
 
-    /// For how long a worker has made no round, as of the last look.
+    /// Returns the time without progress of a worker, as of the last look.
     pub fn stuck_for(&self, worker: usize, now: Instant) -> Duration {
         self.watched.get(worker).map_or(Duration::ZERO, |watched| {
             now.saturating_duration_since(watched.since)
@@ -215,7 +216,7 @@ mod tests {
                 assert_eq!(watchdog.look(now), []);
             }
         }
-        // It woke up just before the look.
+        // The worker woke up just before the look.
         sleeper.0.enter(Activity::Socket(0));
         sleeper.0.beat();
         assert_eq!(watchdog.look(now + SECOND), []);

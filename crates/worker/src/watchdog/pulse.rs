@@ -1,4 +1,4 @@
-//! Where a worker is.
+//! A worker's published activity and progress.
 
 use super::Activity;
 use super::kernel::KernelView;
@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Where a worker is. It alone writes this, by plain stores; others look.
+/// Activity and progress of a worker. Only the worker writes them, by plain stores; other threads
+/// read.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Pulse {
@@ -16,41 +17,41 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// What it is doing now.
+    /// Returns the current activity.
     pub fn activity(&self) -> Activity {
         Activity::of(self.activity.load(Ordering::Relaxed))
     }
 
-    /// Where its thread is in the kernel, for people; `None` before it has begun.
+    /// Describes the state of the worker's thread in the kernel; `None` before it has begun.
     pub fn in_kernel(&self) -> Option<String> {
         self.thread.get().map(KernelView::describe)
     }
 
-    /// Processor time of its thread, to some hundredths of a second; none before it has begun, and
-    /// where the kernel does not say.
+    /// Returns the processor time of the worker's thread, to some hundredths of a second; `None`
+    /// before it has begun, and where the kernel does not report it.
     pub fn cpu_time(&self) -> Option<Duration> {
         self.thread.get().and_then(KernelView::cpu_time)
     }
 
-    /// The calling thread is the worker's.
+    /// Attaches the pulse to the calling thread, which is the worker's.
     pub(crate) fn attach(&self) {
         self.thread.get_or_init(KernelView::of_calling_thread);
     }
 
-    /// From here on it does this. Relaxed: a look that comes too early sees what was before.
+    /// Publishes an activity. Relaxed: an early look sees the previous one.
     #[inline(always)]
     pub(crate) fn enter(&self, activity: Activity) {
         self.activity.store(activity.code(), Ordering::Relaxed);
     }
 
-    /// It gets on.
+    /// Counts progress.
     #[inline]
     pub(crate) fn beat(&self) {
         let beats = self.beats().wrapping_add(1);
         self.beats.store(beats, Ordering::Relaxed);
     }
 
-    /// How often it got on.
+    /// Returns the count of progress.
     #[inline]
     pub(super) fn beats(&self) -> u64 {
         self.beats.load(Ordering::Relaxed)

@@ -1,5 +1,5 @@
-//! Many front-ends of which one is busy: the others are not looked at, and found when something
-//! comes for them, in whatever way.
+//! Many front-ends of which one is busy: the idle ones are not polled, and are found by every kind
+//! of event.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::convert::Infallible;
@@ -14,29 +14,29 @@ use worker::{Context, Frontend, Handle, Interest, Options, Worker};
 const TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE: usize = 40;
 
-/// What the test knows of a front-end, and does to it.
+/// State of a test front-end, and the test's control over it.
 #[derive(Default)]
 struct Disk {
     /// Commands that its guest has submitted.
     submitted: AtomicU64,
     done: AtomicU64,
     looks: AtomicU64,
-    /// A submission is to be announced.
+    /// A submission must be announced.
     armed: AtomicBool,
-    /// Microseconds from the next arming on to its deadline; none: 0.
+    /// Microseconds from the next arming to the deadline; 0 for none.
     due: AtomicU64,
-    /// Always has work, until that is taken away.
+    /// The front-end always has work, until this is cleared.
     busy: AtomicBool,
-    /// What threads leave for its volume, and how much of that was taken.
+    /// Inbox of messages from other threads for the volume, and the number taken.
     news: OnceLock<Arc<Inbox<()>>>,
     taken: AtomicU64,
-    /// Its socket was found readable so often.
+    /// Number of times that the socket was found readable.
     rung: AtomicU64,
 }
 
 impl Disk {
-    /// A guest that uses no barrier beside a controller that may just be arming: it announces too
-    /// often. `true` when it has to.
+    /// Submits a command. The guest uses no barrier beside a controller that may just be arming,
+    /// and announces too often. Returns `true` when it must announce.
     fn submit(&self) -> bool {
         self.submitted.fetch_add(1, Ordering::SeqCst);
         self.armed.load(Ordering::SeqCst)
@@ -168,7 +168,7 @@ impl World {
         self.disks.iter().map(looks).collect()
     }
 
-    /// Those that a busy worker has not looked at for many rounds.
+    /// Returns the front-ends that a busy worker has not polled for many rounds.
     fn armed(&self) -> Vec<usize> {
         let before = self.looks();
         wait_for(|| self.looks()[0] > before[0] + 2000);
@@ -191,7 +191,7 @@ impl World {
         disk.submitted.load(Ordering::SeqCst) == disk.done.load(Ordering::SeqCst)
     }
 
-    /// The busy one has no work any more: the worker sleeps soon.
+    /// Takes the work of the busy front-end away: the worker sleeps soon.
     fn rest(&self) {
         self.disks[0].0.busy.store(false, Ordering::Relaxed);
     }
@@ -242,7 +242,7 @@ fn a_wake_flag_has_all_of_them_looked_at() {
     for &at in &armed {
         world.disks[at].0.submit();
     }
-    // Not announced: another thread says that there is something to be looked for.
+    // Not announced: another thread raises the wake flag.
     world.handle.waker().wake();
     wait_for(|| armed.iter().all(|&at| world.is_done(at)));
 }
@@ -250,25 +250,25 @@ fn a_wake_flag_has_all_of_them_looked_at() {
 #[test]
 fn a_deadline_wakes() {
     let world = World::begin(|_, disk| disk.due.store(50_000, Ordering::SeqCst));
-    // Those that are still looked at need not be armed for it.
+    // Front-ends that are still polled need not be armed for the deadline.
     wait_for(|| {
         let woken = |(disk, _): &&(Arc<Disk>, _)| disk.due.load(Ordering::SeqCst) == 0;
         world.disks.iter().filter(woken).count() >= IDLE - 8
     });
 }
 
-/// A server can be reached again, while nothing waits for it.
+/// A server is reachable again while nothing waits for it.
 #[test]
 fn news_for_a_volume_with_nothing_in_flight_is_taken() {
     let world = World::begin(|_, _| ());
     let armed = world.lull();
     let leave = |at: usize| world.disks[at].0.news.get().unwrap().put(());
     let is_taken = |at: usize| world.disks[at].0.taken.load(Ordering::SeqCst) == 1;
-    // To be found on the way to sleep.
+    // The message is found on the way to sleep.
     leave(armed[0]);
     world.rest();
     wait_for(|| is_taken(armed[0]));
-    // To be woken for.
+    // The messages wake the worker.
     std::thread::sleep(Duration::from_millis(50));
     for &at in &armed[1..] {
         leave(at);
@@ -276,7 +276,7 @@ fn news_for_a_volume_with_nothing_in_flight_is_taken() {
     }
 }
 
-/// What keeps the thread from sleep keeps it from nothing else.
+/// An obstacle to sleep does not keep the thread from other work.
 #[test]
 fn a_volume_that_always_has_news_does_not_keep_others_from_their_sockets() {
     let world = World::begin(|_, _| ());

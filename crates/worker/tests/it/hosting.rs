@@ -1,5 +1,5 @@
-//! A worker and its front-ends: woken for each message and each descriptor, front-ends come and go,
-//! what a front-end left behind does not reach the next one in its place.
+//! A worker and its front-ends: each message and descriptor wakes it, front-ends are added and
+//! removed, and nothing of a removed front-end reaches the next one in its slot.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::RefCell;
@@ -18,9 +18,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 #[error("not durable")]
 struct NotDurable;
 
-/// How commands come to the front-end of the tests.
+/// Source of commands for the tests' front-end.
 enum Source {
-    /// By a cell of memory that its host stores to, and rings for if it is armed.
+    /// A memory cell that the host stores to; it rings when the cell is armed.
     Memory(Arc<Cell>),
     /// By a channel: the wake flag is raised.
     Channel(Receiver<u64>),
@@ -28,7 +28,7 @@ enum Source {
     Descriptor(OwnedFd),
 }
 
-/// A doorbell with its event index, as far as the loop can tell.
+/// A doorbell with its event index, as the loop sees it.
 #[derive(Default)]
 struct Cell {
     value: AtomicU64,
@@ -136,7 +136,7 @@ impl Frontend for Echo {
     }
 }
 
-/// A worker that sleeps at once, on a thread of its own, until `act` has ended.
+/// Runs a worker that sleeps at once, on a thread of its own, until `act` has ended.
 fn beside(act: impl FnOnce(&Handle<Echo>)) {
     let handle = Handle::new().unwrap();
     std::thread::scope(|scope| {
@@ -154,7 +154,7 @@ fn beside(act: impl FnOnce(&Handle<Echo>)) {
     });
 }
 
-/// Adds a front-end to a worker that runs; its answers.
+/// Adds a front-end to a running worker; returns its answers.
 fn add(handle: &Handle<Echo>, source: Source) -> Receiver<u64> {
     let (tell, told) = channel();
     handle.post(move |worker| {
@@ -178,7 +178,7 @@ fn no_wake_up_is_lost_for_a_command_in_memory() {
         for n in 1..=ROUNDS {
             cell.value.store(n, Ordering::Release);
             std::sync::atomic::fence(Ordering::SeqCst);
-            // As a host looks whether to ring its doorbell register.
+            // A host checks in this way whether to ring its doorbell register.
             if cell.armed.swap(false, Ordering::Relaxed) {
                 handle.waker().wake();
             }
@@ -212,7 +212,7 @@ fn no_wake_up_is_lost_for_a_descriptor() {
     });
 }
 
-/// A hundred front-ends, of which one is busy: it is served, and the others can still be.
+/// One of a hundred front-ends is busy: it is served, and the idle ones remain reachable.
 #[test]
 fn a_busy_front_end_leaves_the_others_their_turns() {
     beside(|handle| {
@@ -296,7 +296,8 @@ fn the_end_tells_of_a_front_end_that_could_not_close() {
     assert_eq!(worker.fronts().count(), 0);
 }
 
-/// Its descriptor is still in the epoll set, by a duplicate: the events are for nobody.
+/// A duplicate keeps the removed front-end's descriptor in the epoll set: its events have no
+/// recipient.
 #[test]
 fn events_of_a_front_end_that_has_gone_do_not_reach_the_next_one() {
     let mut worker = worker();

@@ -262,8 +262,8 @@ fn doorbell_at(view: &View<'_>, words: &str, points: &[Point]) -> Vec<Table> {
     tables.into_iter().chain(beside).collect()
 }
 
-/// Other ways of a bare ring than the best: its case's word, what it is, and how it is called in a
-/// ratio.
+/// Ways of using a bare ring, apart from the best: the word in the case, the description, and the
+/// name in a ratio.
 const OTHER_WAYS: [(&str, &str, &str); 3] = [
     (
         "waiting",
@@ -311,7 +311,7 @@ pub fn file(results: &Results) -> Section {
                 &points,
                 "iops",
             );
-            // What a medium has not is left out.
+            // Cases that a medium does not have are left out.
             for (way, is, ratio) in OTHER_WAYS {
                 let case = format!("{rw} {way} {medium}");
                 let name = format!("{rw} bare {medium}, {is}");
@@ -422,7 +422,7 @@ pub fn scale(results: &Results) -> Section {
             ("", false),
             (" one busy", false),
             (" two workers", false),
-            // Says what two workers cost, where they cannot gain.
+            // Shows the cost of two workers where they cannot gain.
             (CROWDED, true),
         ] {
             for (colour, &depth) in (0..).zip(&depths) {
@@ -469,7 +469,7 @@ pub fn scale(results: &Results) -> Section {
         }
         tables.push(table);
         tables.push(beside);
-        // One picture: of the distance that the CPUs had most of the time.
+        // Only one chart, for the distance that the CPUs had most of the time.
         if at.distance == view.distance {
             charts.push(rate);
         }

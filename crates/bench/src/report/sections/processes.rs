@@ -5,7 +5,7 @@ use super::{Section, View, filled};
 use crate::results::Results;
 use load::progress::quantity;
 
-/// What a process for each disk costs.
+/// Returns the section on the cost of a process for each disk.
 pub fn processes(results: &Results) -> Section {
     let view = View::new(results, "processes");
     let number = |value: f64| format!("{value:.1}");

@@ -5,7 +5,7 @@ use super::{Section, View, filled};
 use crate::results::Results;
 use load::progress::{nanos, quantity};
 
-/// What a slice gets, beside what is due to it.
+/// Returns the section on the share that a slice gets, beside its due share.
 pub fn share(results: &Results) -> Section {
     let view = View::new(results, "share");
     let percent = |value: f64| format!("{:.1}%", 100.0 * value);

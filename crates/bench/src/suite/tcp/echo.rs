@@ -1,8 +1,8 @@
-//! As many bytes there and back by TCP as a read has, and nothing else: no command is looked at, no
-//! answer placed. What an initiator and a target cannot do better together.
+//! Echo of as many bytes by TCP as a read has, without parsing commands or placing answers. No
+//! initiator and target can be faster together.
 //!
-//! The bytes of a read of 4 KiB ("NVMe over TCP Transport 1.1", 3.6.2): a command capsule there,
-//! and a C2HData with the data back, whose SUCCESS flag stands for the completion.
+//! The bytes are those of a read of 4 KiB ("NVMe over TCP Transport 1.1", 3.6.2): a command
+//! capsule, and a C2HData with the data back, whose SUCCESS flag stands for the completion.
 
 use anyhow::{Context, Result, bail};
 use load::lane::{Geometry, Lane, Outcome, Target};
@@ -18,17 +18,17 @@ const CAPSULE: usize = 8 + 64;
 const HEADER: usize = 24;
 /// A header's or some data's digest.
 const DIGEST: usize = 4;
-/// Of the buffer for what is received, as our own sides have it.
+/// Size of the receive buffer, as in our own initiator and target.
 const BUFFER: usize = 128 << 10;
 /// Answers in one send, at most.
 const MOST: usize = 64;
 
-/// How both sides wait.
+/// Way in which both sides wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// They ask again and again.
+    /// Both sides poll.
     Polling,
-    /// They sleep in the kernel.
+    /// Both sides sleep in the kernel.
     Blocking,
 }
 
@@ -43,9 +43,9 @@ struct Sizes {
 pub struct EchoTarget {
     pub wait: Wait,
     pub connections: u16,
-    /// There are as many bytes more as digests have.
+    /// The messages are longer by the size of digests.
     pub digests: bool,
-    /// Of the server.
+    /// CPU of the server.
     pub cpu: usize,
 }
 
@@ -115,7 +115,7 @@ fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Receives what there is; nothing when nothing is there.
+/// Receives the available bytes; `None` if there are none.
 fn receive(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<Option<usize>> {
     match stream.read(buffer) {
         Ok(len) => Ok(Some(len)),
@@ -149,7 +149,7 @@ fn serve(peers: &mut [Peer], sizes: Sizes) -> Result<()> {
                         whole -= count;
                         match send(&mut peer.stream, &answers[..count * sizes.answer]) {
                             Ok(()) => {}
-                            // It ends with answers on their way.
+                            // The connection ends with answers outstanding.
                             Err(_) => return Ok(()),
                         }
                     }

@@ -9,10 +9,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use volume::{Completion, Io, IoOptions, Op, OpenQueue, Volume};
 
-/// How long a path may take until it is there.
+/// Time limit for a path to become available.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How the initiator is set up.
+/// Parameters of the initiator.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Connections of the one queue.
@@ -166,7 +166,7 @@ impl Lane for InitiatorLane {
     }
 
     fn put(&mut self, slot: u16, data: &[u8]) {
-        // What could not be written shows when it is read back.
+        // A failed write is detected when the data is read back.
         let _ = self.memory.write(usize::from(slot) * self.bytes, data);
     }
 

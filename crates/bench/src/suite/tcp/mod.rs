@@ -1,8 +1,8 @@
 //! Suite `tcp`: our initiator against our front-end, process to process over TCP on this host, and
 //! beside it an echo of the same bytes, slice by slice: the limit.
 //!
-//! Both sides have a CPU each. The echo's two sides poll, or sleep in the kernel: the faster of the
-//! two is what ours is divided by.
+//! Both sides have a CPU each. The echo's two sides poll, or sleep in the kernel: our figure is
+//! divided by the faster of the two.
 
 mod echo;
 mod initiator;
@@ -19,7 +19,7 @@ use load::job::Job;
 use std::rc::Rc;
 
 const SUITE: &str = "tcp";
-/// Nothing but the way there takes time.
+/// A volume without latency: only the transport takes time.
 const VOLUME: &str = "null://1T";
 
 /// Depth, connections, digests.
@@ -97,7 +97,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// What one round has shown.
+/// Figures of one round.
 #[derive(Clone, Copy, Debug)]
 struct Quotient {
     ours: f64,
@@ -165,7 +165,7 @@ impl<'a> Sides<'a> {
             };
             slices::load(server.clone(), target, job.clone())
         };
-        // Nobody sleeps for one of several connections.
+        // Sleeping is measured with one connection only.
         let waits = match connections {
             1 => &[Wait::Polling, Wait::Blocking][..],
             _ => &[Wait::Polling],
@@ -190,7 +190,7 @@ impl<'a> Sides<'a> {
         })
     }
 
-    /// All sides in turn, as many times as the plan's run has slices.
+    /// Measures all sides in turn, as many times as the plan's run has slices.
     fn measure(
         &self,
         plan: &Plan,
@@ -205,7 +205,7 @@ impl<'a> Sides<'a> {
             let all: Vec<&Contender<'_>> =
                 std::iter::once(&self.ours).chain(&self.echoes).collect();
             let mut found = vec![None; all.len()];
-            // Another one begins each round: what is first after something is not always the same.
+            // The order rotates with each round, so that none is always measured first.
             for step in 0..all.len() {
                 let place = (step + round as usize) % all.len();
                 found[place] = slices::one(SUITE, all[place], id, pings, collector)?;

@@ -1,18 +1,19 @@
-//! Format NVM, and what it changes of a namespace: the size of its blocks, and their metadata.
+//! Format NVM, and the format of a namespace that it changes: the size of its blocks, and their
+//! metadata.
 //!
-//! A namespace that can have several formats has a [`FormatStore`](crate::FormatStore), which
-//! stores the new format when everything is erased, and before the namespace uses it. A process
-//! that dies before leaves the old format on blocks that are erased in part; one that dies later
-//! leaves the new format on erased blocks. The next process reads from the store which of them it
-//! is; where it continues the command, it erases and stores again, with the same result. Once a
-//! format may have been stored, a reset does not abort the command: the namespace must have the
-//! format that the next process finds.
+//! A namespace that can have several formats has a [`FormatStore`](crate::FormatStore). It stores
+//! the new format when all blocks are erased, and before the namespace uses the format. A process
+//! that dies before leaves the old format on partly erased blocks; one that dies later leaves the
+//! new format on erased blocks. The next process reads the format from the store; if it continues
+//! the command, it erases and stores again, with the same result. Once a format may have been
+//! stored, a reset does not abort the command: the namespace must have the format that the next
+//! process finds.
 //!
-//! Where the store does not know what the next process will find, the namespace stays closed: its
-//! commands end with Namespace Not Ready, also after a reset. Another format that is kept opens it,
-//! and so does the next process, which reads from the store.
+//! If the store cannot determine which format the next process will find, the namespace stays
+//! closed: its commands end with Namespace Not Ready, also after a reset. The namespace is opened
+//! by another format that is stored, or by the next process, which reads the store.
 //!
-//! The engines learn of it while the namespace is closed, and nothing is in flight on it.
+//! The engines learn the format while the namespace is closed, and no command is in flight on it.
 
 use super::{Cause, Erasure, Running, Stage};
 use crate::admin::{AdminResult, INVALID_FIELD, Outcome};
@@ -31,12 +32,13 @@ use std::sync::Arc;
 
 const INVALID_FORMAT: Status = Status::INVALID_FORMAT.with_dnr(true);
 
-/// The format that is asked for. MSET says nothing of blocks without metadata, and PIL nothing
-/// without protection information.
+/// Returns the requested format. MSET is ignored for blocks without metadata, and PIL without
+/// protection information.
 ///
 /// # Errors
-/// Invalid Format: the namespace cannot have it ("NVMe Base 2.1", 5.1.10; "NVM Command Set 1.1",
-/// 4.1.2). Invalid Field in Command: the type of protection information is reserved.
+/// Invalid Format when the namespace cannot have the format ("NVMe Base 2.1", 5.1.10; "NVM
+/// Command Set 1.1", 4.1.2). Invalid Field in Command when the type of protection information is
+/// reserved.
 fn chosen(cdw10: FormatCdw10, ns: &Namespace) -> Result<BlockFormat, Status> {
     let config = &ns.config;
     let formats = config.lba_formats();
@@ -64,7 +66,7 @@ fn chosen(cdw10: FormatCdw10, ns: &Namespace) -> Result<BlockFormat, Status> {
 }
 
 impl Running {
-    /// A change may be kept already, or is by now.
+    /// Returns whether a change may be stored already.
     pub(super) fn may_be_kept(&self) -> bool {
         let keeps = matches!(
             self.stage,
@@ -73,7 +75,7 @@ impl Running {
         keeps && !self.changes.is_empty()
     }
 
-    /// What follows when all is erased, or a change is kept.
+    /// Returns the stage after the erasure, or after a stored change.
     pub(super) fn keeps_next(&self) -> Stage {
         match self.failed.is_none() && self.kept < self.changes.len() {
             true => Stage::Keep,
@@ -83,12 +85,14 @@ impl Running {
 }
 
 impl Erasure {
-    /// What commands end with on a namespace that is not being erased; `None`: it is open.
+    /// Returns the status of commands on a namespace that is not being erased; `None` when it is
+    /// open.
     pub(crate) fn at_rest(&self, nsid: u32) -> Option<Status> {
         self.unknown.contains(&nsid).then_some(Erasing::UNKNOWN)
     }
 
-    /// Whether another controller knows which format of a namespace is kept.
+    /// Sets whether the stored format of a namespace is unknown, as another controller has
+    /// determined.
     pub(crate) fn set_unknown(&mut self, nsid: u32, unknown: bool) {
         self.unknown.retain(|other| *other != nsid);
         if unknown {
@@ -96,7 +100,7 @@ impl Erasure {
         }
     }
 
-    /// A namespace goes: another one may come in its place.
+    /// Forgets a namespace that is detached: another one may take its ID.
     pub(crate) fn forget(&mut self, nsid: u32) {
         self.unknown.retain(|unknown| *unknown != nsid);
     }
@@ -121,11 +125,11 @@ impl Controller {
         for ns in all.filter(|ns| nsids.contains(&ns.config.nsid)) {
             let format = chosen(cdw10, ns)?;
             let extended = ns.has_extended_format() || format.is_extended();
-            // ("NVM Command Set 1.1", 4.1.3.6.1)
+            // See "NVM Command Set 1.1", 4.1.3.6.1.
             if extended && !self.admin.features.lbafee() {
                 return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true));
             }
-            // Where it is not known which one is kept, any is another one.
+            // If the stored format is unknown, any format is a change.
             let known = self.admin.erasure.at_rest(ns.config.nsid).is_none();
             if format != ns.config.format() || !known {
                 changes.push((ns.config.nsid, format));
@@ -145,8 +149,7 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// Metadata of these namespaces is stored nowhere any more: the same format is to be kept, with
-    /// a new file.
+    /// Stores the same format with a new file for namespaces with a lost metadata file.
     pub(super) fn renew_lost(&mut self) {
         let Some(running) = &mut self.admin.erasure.running else {
             return;
@@ -163,12 +166,12 @@ impl Controller {
         }
     }
 
-    /// No other change of the pool is in flight.
+    /// Returns whether no other change of the pool is in flight.
     pub(super) fn may_keep(&self) -> bool {
         !self.admin.management.is_running()
     }
 
-    /// All is erased, and that is durable: has the next change kept.
+    /// Has the next change stored, when the erasure is done and durable.
     pub(super) fn keep_format(&mut self) -> bool {
         let may_keep = self.may_keep();
         let next = self.admin.erasure.running.as_ref();
@@ -184,7 +187,7 @@ impl Controller {
         };
         let index = self.engine.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.engine.namespaces.get(index));
-        // Not of one that has come in its place.
+        // A namespace that was attached in place of the closed one does not count.
         let ns = ns.filter(|ns| ns.closed == Some(running.cause.closes_with()) && mine);
         let formats = ns.and_then(|ns| ns.config.formats.as_ref());
         let Some(store) = formats.map(|formats| formats.store().clone()) else {
@@ -207,7 +210,7 @@ impl Controller {
         true
     }
 
-    /// A change is kept, or could not be; or there is no answer yet.
+    /// Handles the answer of the store, if there is one. Returns whether there was one.
     pub(super) fn format_kept(&mut self, number: u64) -> bool {
         let erasure = &mut self.admin.erasure;
         let Some(kept) = erasure.answers.take(number) else {
@@ -222,7 +225,7 @@ impl Controller {
         };
         let mut all = self.engine.active();
         let closed = Some(running.cause.closes_with());
-        // Not of one that has come in its place.
+        // A namespace that was attached in place of the closed one does not count.
         let ours = all.any(|ns| ns.config.nsid == nsid && ns.closed == closed);
         match kept {
             SavedFormat::New(kept)
@@ -252,14 +255,14 @@ impl Controller {
         true
     }
 
-    /// It is over, and that is committed: what is kept counts, and the namespaces are open. The
-    /// host is told when all engines know that.
+    /// Applies the stored formats, and opens the namespaces, after the end is committed. The
+    /// command completes when all engines have applied that.
     pub(super) fn open_formatted(&mut self) {
         let Some(running) = &self.admin.erasure.running else {
             return;
         };
         let nsids = running.nsids.clone();
-        // What the process before had kept is in the configuration of this one.
+        // Formats stored by the previous process are in this one's configuration.
         let metadata = running.metadata.iter().cloned().map(Some);
         let metadata = metadata.chain(std::iter::repeat(None));
         let changes = running.changes.iter().copied().take(running.kept);
@@ -272,7 +275,7 @@ impl Controller {
             if !self.may_still_erase(nsid) {
                 continue;
             }
-            // Marks are of blocks that there are no more, also where another namespace failed.
+            // Marks refer to blocks that no longer exist, also if another namespace failed.
             self.unmark_all(&[nsid]);
             self.reformat(nsid, format, metadata, closed);
         }
@@ -291,8 +294,8 @@ impl Controller {
         }
     }
 
-    /// A namespace that is closed so has that format from now on, and this metadata; `None`: its
-    /// own.
+    /// Sets the format of a closed namespace, and its metadata; `None`: that of the namespace
+    /// itself.
     pub(crate) fn reformat(
         &mut self,
         nsid: u32,
@@ -331,7 +334,7 @@ impl Controller {
         self.tell_changed(nsid);
     }
 
-    /// FLBAS of a namespace of the pool.
+    /// Returns FLBAS of a namespace of the pool.
     pub(in crate::admin) fn flbas_of(&self, namespace: &PooledNamespace) -> Flbas {
         let pool = self.config.pool.as_ref();
         let first = pool.is_none_or(|pool| pool.block_size() == namespace.block_size);

@@ -1,23 +1,24 @@
 //! Format NVM ("NVMe Base 2.1", 5.1.10; "NVM Command Set 1.1", 4.1.2) and Sanitize ("NVMe Base
-//! 2.1", 5.1.22 and 8.1.24): both of them erase.
+//! 2.1", 5.1.22 and 8.1.24), which both erase namespaces.
 //!
 //! 1. The namespaces are closed, in every engine: commands on them end with Format In Progress or
 //!    Sanitize In Progress.
-//! 2. A flush of the controller's own tells that nothing is left that was in flight.
-//! 3. They are erased, by one request at a time, and only where a round's budget has room for it:
-//!    the commands of other hosts come first.
+//! 2. The end of a flush on the controller's own account shows that no earlier command is in
+//!    flight.
+//! 3. The namespaces are erased, by one request at a time, and only while a round's budget has
+//!    room: the commands of other hosts come first.
 //! 4. A flush makes that durable.
-//! 5. Where a format changes their blocks ([`mod@format`]), that is kept.
-//! 6. That it is over is committed. Only in the next round they are open again, with new
-//!    blocks, and the host is told: no process that follows erases what was written since.
+//! 5. If a format changes their blocks ([`mod@format`]), the format is stored.
+//! 6. The end is committed. Only in the next round the namespaces are open again, with new
+//!    blocks, and the command completes: no later process erases data written since.
 //!
-//! A reset of the controller ends a format where it is, unless a new one may be kept already. A
-//! sanitize operation goes on when the controller is enabled again, and in the next process, where
-//! there is one. One that fails leaves the namespaces closed, until another one ends well or the
-//! host leaves the failure mode.
+//! A controller-level reset aborts a format, unless a new format may have been stored already. A
+//! sanitize operation continues when the controller is enabled again, and in the next process
+//! after a restart. A failed operation leaves the namespaces closed, until another one succeeds
+//! or the host exits the failure mode.
 //!
-//! What is erased is what the volumes let be reached: what a file system does with the blocks of a
-//! hole, or a device with what was overwritten, is theirs.
+//! The erasure covers the storage that the volumes make accessible. Blocks behind a file system's
+//! hole, or overwritten blocks inside a device, are beyond it.
 
 mod format;
 
@@ -43,26 +44,26 @@ use std::time::Instant;
 use volume::{Budget, IoError, IoErrorKind, Op};
 use zerocopy::IntoBytes;
 
-/// Bytes that are zeroed at a time.
+/// Bytes per zeroing request.
 const ZEROED: u64 = 4 << 20;
-/// Bytes that are written at a time.
+/// Bytes per write request.
 const WRITTEN: u64 = 256 << 10;
-/// What zeroing counts in a round's budget.
+/// Cost of a zeroing request in a round's budget.
 const ZEROES_UNITS: u32 = 16;
-/// How often a request is begun again that was interrupted.
+/// Maximum number of retries of an interrupted request.
 const TRIES: u32 = 64;
 
-/// Which command it is for.
+/// Command that erases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cause {
-    /// By its CID.
+    /// Format NVM, by its CID.
     Format(u16),
-    /// Dword 10, and the pattern of an overwrite.
+    /// Sanitize: dword 10, and the pattern of an overwrite.
     Sanitize(SanitizeCdw10, u32),
 }
 
 impl Cause {
-    /// What commands on the namespaces end with meanwhile.
+    /// Returns the status of commands on the namespaces meanwhile.
     fn closes_with(self) -> Status {
         match self {
             Cause::Format(_) => Status::FORMAT_IN_PROGRESS,
@@ -70,7 +71,7 @@ impl Cause {
         }
     }
 
-    /// How often the namespaces are erased.
+    /// Returns the number of erase passes.
     fn passes(self) -> u8 {
         match self {
             Cause::Sanitize(cdw10, _) if cdw10.sanact() == Action::OVERWRITE => cdw10.passes(),
@@ -81,25 +82,25 @@ impl Cause {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Stage {
-    /// The flush is to be ordered that waits for what is in flight.
+    /// The flush that waits for commands in flight is to be ordered.
     Close,
-    /// It is on its way.
+    /// The flush that waits for commands in flight is in progress.
     Closing,
     /// Other controllers have commands in flight.
     Others,
     Erase,
-    /// The flush is to be ordered that makes it durable.
+    /// The flush that makes the erasure durable is to be ordered.
     Flush,
     Flushing,
-    /// The next change of a format is to be kept.
+    /// The next change of a format is to be stored.
     Keep,
-    /// It is being kept: the number of the answer.
+    /// A change of a format is being stored: the number of the answer.
     Keeping(u64),
-    /// Everything is done, and that is to be committed.
+    /// All steps are done, and the end is to be committed.
     Done,
-    /// It is committed.
+    /// The end is committed.
     Over,
-    /// They are open. For each remote engine the order by which it knows.
+    /// The namespaces are open. For each remote engine, the number of the order that opens them.
     Opening(Vec<u64>),
 }
 
@@ -107,28 +108,27 @@ struct Running {
     cause: Cause,
     nsids: Vec<u32>,
     stage: Stage,
-    /// Passes over all of them that are done.
+    /// Completed passes over all namespaces.
     pass: u8,
-    /// Index of the namespace whose turn it is.
+    /// Index of the current namespace.
     at: usize,
-    /// Bytes of that, in this pass.
+    /// Bytes erased in the current namespace, in this pass.
     offset: u64,
-    /// The request in flight: its number, and bytes.
+    /// Number and length of the request in flight.
     request: Option<(u64, u64)>,
-    /// The volume whose turn it is cannot zero: it is written.
+    /// The current volume cannot zero: zeroes are written.
     writes: bool,
     tries: u32,
     failed: Option<Status>,
-    /// Namespaces that are to have another format then.
+    /// Namespaces that get another format.
     changes: Vec<(u32, BlockFormat)>,
-    /// Of these changes, so many are kept.
+    /// Number of these changes that are stored.
     kept: usize,
-    /// What the blocks of those that were kept have as metadata, as far as this process knows.
+    /// Metadata state of the namespaces with a stored format, as far as this process knows it.
     metadata: Vec<Option<Arc<MetadataState>>>,
     /// A reset has dropped the command: no completion is posted.
     abandoned: bool,
-    /// Other controllers that are waited for: gone when they have closed the namespaces, or opened
-    /// them.
+    /// Expires when all other controllers have closed or reopened the namespaces.
     others: Weak<Awaited>,
 }
 
@@ -153,12 +153,12 @@ impl Running {
         }
     }
 
-    /// Other controllers have not done yet what they were told.
+    /// Returns whether other controllers still have to close or reopen the namespaces.
     fn waits_for_others(&self) -> bool {
         self.others.strong_count() > 0
     }
 
-    /// To the next namespace, or the next pass over all of them.
+    /// Advances to the next namespace, or to the next pass.
     fn next_namespace(&mut self) {
         (self.offset, self.writes) = (0, false);
         self.at += 1;
@@ -172,7 +172,7 @@ impl Running {
         self.nsids.is_empty() || self.pass >= self.cause.passes()
     }
 
-    /// Four bytes that are written over and over; `None`: it is zeroed.
+    /// Returns the four-byte pattern to write; `None` when the namespace is zeroed.
     fn pattern(&self) -> Option<[u8; 4]> {
         let Cause::Sanitize(cdw10, pattern) = self.cause else {
             return self.writes.then_some([0; 4]);
@@ -180,13 +180,13 @@ impl Running {
         if cdw10.sanact() != Action::OVERWRITE {
             return self.writes.then_some([0; 4]);
         }
-        // The last pass has it as it is ("NVMe Base 2.1", 8.1.24).
+        // The last pass writes the pattern itself, not inverted ("NVMe Base 2.1", 8.1.24).
         let later = cdw10.passes().saturating_sub(1 + self.pass);
         let inverted = cdw10.oipbp() && later % 2 == 1;
         Some(if inverted { !pattern } else { pattern }.to_le_bytes())
     }
 
-    /// The request has ended.
+    /// Handles the end of the request.
     fn ended(&mut self, len: u64, result: Result<(), IoError>) {
         let Err(error) = result else {
             self.tries = 0;
@@ -202,13 +202,14 @@ impl Running {
         }
     }
 
-    /// Nothing more is erased.
+    /// Ends the erasure with an error.
     fn fail(&mut self, status: Status) {
         self.failed.get_or_insert(status);
         self.stage = Stage::Done;
     }
 
-    /// A controller-level reset: flushes that were ordered may never be told of.
+    /// Handles a controller-level reset: the end of earlier flushes may never be reported, so
+    /// they are repeated.
     fn reset(&mut self) {
         match self.stage {
             Stage::Closing => self.stage = Stage::Close,
@@ -218,7 +219,7 @@ impl Running {
     }
 }
 
-/// What is being erased, and how the last sanitize operation ended.
+/// State of the running operation, and outcome of the last sanitize operation.
 #[derive(Default)]
 pub(crate) struct Erasure {
     running: Option<Running>,
@@ -227,16 +228,17 @@ pub(crate) struct Erasure {
     outcome: SanitizeOutcome,
     /// Overwrite passes that the last operation completed.
     passes: u8,
-    /// Namespaces that a failed operation has left closed: there are some in the failure mode.
+    /// Namespaces left closed by a failed operation; not empty in the failure mode.
     locked: Vec<u32>,
-    /// Namespaces of which it is not known which format is kept. The next process knows.
+    /// Namespaces with a stored format that is unknown to this process. The next process reads
+    /// it.
     unknown: Vec<u32>,
-    /// Namespaces that other controllers share, of an operation that a reset has ended: they are
-    /// opened when nothing of it is in flight any more.
+    /// Shared namespaces of an operation that a reset has ended: they are opened when none of its
+    /// requests is in flight any more.
     left: Vec<u32>,
-    /// Of those who keep formats.
+    /// Answers of the format stores.
     answers: Arc<Answers<SavedFormat>>,
-    /// Of the last answer.
+    /// Number of the last answer.
     number: u64,
 }
 
@@ -245,18 +247,18 @@ impl Erasure {
         self.running.is_some()
     }
 
-    /// The namespace is being erased, or has not been opened since.
+    /// Returns whether the namespace is being erased, or has not been reopened since.
     pub fn erases(&self, nsid: u32) -> bool {
         let running = self.running.as_ref();
         running.is_some_and(|running| running.nsids.contains(&nsid)) || self.left.contains(&nsid)
     }
 
-    /// The worker is woken by this when a format is kept.
+    /// Sets the waker that is called when a format was stored.
     pub fn set_waker(&self, waker: Waker) {
         self.answers.set_waker(waker);
     }
 
-    /// CID of a Format NVM command that is not over.
+    /// Returns the CID of a Format NVM command in progress.
     pub fn format(&self) -> Option<u16> {
         let running = self.running.as_ref()?;
         match running.cause {
@@ -265,7 +267,7 @@ impl Erasure {
         }
     }
 
-    /// Operation in Progress of a Power-on or Reset event.
+    /// Returns Operation in Progress for a Power-on or Reset event.
     pub(super) fn operation(&self) -> u8 {
         match self.running.as_ref().map(|running| running.cause) {
             Some(Cause::Format(_)) => 1,
@@ -274,7 +276,7 @@ impl Erasure {
         }
     }
 
-    /// What commands end with that may not be executed beside it.
+    /// Returns the status of commands that are not allowed during the operation.
     pub(super) fn hinders(&self) -> Option<Status> {
         match &self.running {
             Some(running) => Some(running.cause.closes_with()),
@@ -283,7 +285,8 @@ impl Erasure {
         }
     }
 
-    /// A failed operation has left namespaces closed, and the host has not left that mode.
+    /// Returns whether a failed operation has left namespaces closed, and the host has not exited
+    /// that mode.
     fn has_failed(&self) -> bool {
         !self.locked.is_empty()
     }
@@ -322,7 +325,8 @@ impl Erasure {
         }
     }
 
-    /// As [`Erasure::save`] said; the namespaces are closed by [`Controller::restore_erasure`].
+    /// Restores the state saved by [`Erasure::save`]; [`Controller::restore_erasure`] closes the
+    /// namespaces.
     pub fn restore(saved: &EraseState) -> Self {
         let last = SanitizeCdw10::from_bits(saved.last);
         let running = saved.running.as_ref().map(|saved| {
@@ -342,7 +346,7 @@ impl Erasure {
                 failed: saved.failed.map(Status::from_bits),
                 kept: match saved.over {
                     true => (saved.kept as usize).min(saved.changes.len()),
-                    // What is kept is erased and kept again.
+                    // Stored changes are erased and stored again.
                     false => 0,
                 },
                 changes: saved.changes(),
@@ -361,19 +365,19 @@ impl Erasure {
     }
 }
 
-/// The same with bytes of a block in place of the format.
+/// Returns the changes with the block size in place of the format.
 fn plain_changes(changes: &[(u32, BlockFormat)]) -> Vec<(u32, u32)> {
     let sizes = changes.iter().map(|(nsid, format)| (*nsid, format.block));
     sizes.collect()
 }
 
-/// What Identify Controller says of Sanitize.
+/// Returns the Sanitize Capabilities of Identify Controller.
 pub(super) fn sanicap() -> Sanicap {
     Sanicap::new().with_bes(true).with_ows(true).with_nodmmas(1)
 }
 
-/// Bytes of a namespace that are erased: where its blocks may get another size, those behind its
-/// last one, too.
+/// Returns the number of bytes to erase. If the block size may change, the bytes behind the last
+/// block are included.
 fn size_of(ns: &Namespace) -> u64 {
     let blocks = ns.blocks << ns.shift;
     match ns.config.formats {
@@ -389,7 +393,8 @@ impl Controller {
             return Err(INVALID_FIELD);
         }
         let erasure = &self.admin.erasure;
-        // Without Allow Unrestricted Sanitize Exit only another restricted operation helps.
+        // Without Allow Unrestricted Sanitize Exit only another restricted operation ends the
+        // failure mode.
         let restricted = erasure.has_failed() && !erasure.last.ause();
         let running = erasure.running.as_ref().map(|r| r.cause.closes_with());
         match cdw10.sanact() {
@@ -453,8 +458,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Commands on these namespaces end with this status from now on; `None`: they are open again,
-    /// if their formats are known.
+    /// Closes namespaces with the status of their commands; `None` opens them again, if their
+    /// formats are known.
     pub(crate) fn close(&mut self, nsids: &[u32], status: Option<Status>) {
         for nsid in nsids {
             let status = status.or_else(|| self.admin.erasure.at_rest(*nsid));
@@ -470,7 +475,7 @@ impl Controller {
         self.touch();
     }
 
-    /// The state was restored: what was closed is closed.
+    /// Closes the namespaces again after the state was restored.
     pub(crate) fn restore_erasure(&mut self) {
         if let Some(running) = &self.admin.erasure.running {
             let (nsids, status) = (running.nsids.clone(), running.cause.closes_with());
@@ -481,8 +486,8 @@ impl Controller {
         self.admin.rearm();
     }
 
-    /// A controller-level reset ends a format; nothing of it is in flight when the host can send
-    /// commands again.
+    /// Ends a format in a controller-level reset. None of its requests is in flight when the host
+    /// can send commands again.
     pub(crate) fn reset_erasure(&mut self) {
         match &mut self.admin.erasure.running {
             Some(running) if matches!(running.cause, Cause::Sanitize(..)) => running.reset(),
@@ -496,13 +501,14 @@ impl Controller {
         self.admin.rearm();
     }
 
-    /// Nothing is in flight any more of what a reset has ended: the namespaces are open.
+    /// Opens the namespaces of an operation that a reset has ended: none of its requests is in
+    /// flight.
     pub(crate) fn open_left(&mut self) {
         let nsids = std::mem::take(&mut self.admin.erasure.left);
         self.open_erased(&nsids);
     }
 
-    /// The flushes of the controller's own that were ordered are over.
+    /// Handles the end of flushes on the controller's own account.
     pub(crate) fn erasure_flushed(&mut self, failed: Option<Status>) {
         let erasure = &self.admin.erasure;
         let running = erasure.running.as_ref();
@@ -513,7 +519,7 @@ impl Controller {
             return;
         };
         match running.stage {
-            // What was not made durable is erased anyway.
+            // Data that could not be made durable is erased anyway.
             Stage::Closing => running.stage = Stage::Others,
             Stage::Flushing => {
                 if let Some(status) = failed {
@@ -525,8 +531,8 @@ impl Controller {
         }
     }
 
-    /// What zones hold goes, and metadata: nothing is in flight that could change them, and the
-    /// flush at the end makes their tables durable, too.
+    /// Empties zones and metadata: no command in flight could change them, and the final flush
+    /// makes their tables durable, too.
     fn empty_zones(&self, nsids: &[u32]) {
         let namespaces = self.engine.active();
         let erased = namespaces.filter(|ns| nsids.contains(&ns.config.nsid));
@@ -540,7 +546,7 @@ impl Controller {
         }
     }
 
-    /// Goes on with what is being erased, by a request at most. `true`: there was something to do.
+    /// Advances the erasure, by one request at most. Returns whether there was anything to do.
     pub(super) fn go_on_erasing(&mut self, budget: &mut Budget) -> bool {
         let Some(running) = &mut self.admin.erasure.running else {
             return false;
@@ -577,7 +583,7 @@ impl Controller {
             Stage::Close => worked | self.order_flush(Stage::Closing),
             Stage::Flush => worked | self.order_flush(Stage::Flushing),
             Stage::Erase => worked | self.erase_piece(budget),
-            // It was ended beside a request.
+            // The operation was ended while a request is in flight.
             Stage::Done if running.request.is_some() => worked,
             Stage::Done => {
                 running.stage = Stage::Over;
@@ -594,7 +600,7 @@ impl Controller {
         }
     }
 
-    /// Orders a flush of the controller's own, if there can be one now.
+    /// Orders a flush on the controller's own account, if possible now.
     fn order_flush(&mut self, stage: Stage) -> bool {
         if !self.may_go_on() {
             return false;
@@ -606,12 +612,13 @@ impl Controller {
         true
     }
 
-    /// Something can be erased now. What others share waits for no host: they are kept out.
+    /// Returns whether the erasure may proceed now. On a shared namespace it does not wait for
+    /// the host, because other hosts are kept out meanwhile.
     fn may_go_on(&self) -> bool {
         self.is_shared() || self.may_test()
     }
 
-    /// Begins the next request.
+    /// Begins the next erase request.
     fn erase_piece(&mut self, budget: &mut Budget) -> bool {
         if budget.is_spent() || !self.may_go_on() || !self.engine.may_begin_own() {
             return false;
@@ -634,7 +641,7 @@ impl Controller {
         let Some(running) = &mut self.admin.erasure.running else {
             return false;
         };
-        // One that has come in the place of another is not to be erased.
+        // A namespace attached in place of another must not be erased.
         let Some(ns) = ns.filter(|ns| ns.closed == Some(cause.closes_with()) && mine) else {
             running.fail(Status::INVALID_NAMESPACE_OR_FORMAT);
             return true;
@@ -680,7 +687,7 @@ impl Controller {
         number.is_some()
     }
 
-    /// Other controllers show how far it is, too.
+    /// Publishes the progress to the other controllers.
     fn tell_progress(&self) {
         if let Some(running) = &self.admin.erasure.running
             && self.is_shared()
@@ -692,15 +699,15 @@ impl Controller {
         }
     }
 
-    /// Percent that are still to be erased, from 1 on.
+    /// Returns the percentage that is still to be erased, from 1 on.
     fn percent_left(&self, running: &Running) -> u8 {
         let (done, all) = self.erased(running);
         let left = all.saturating_sub(done) * 100 / all.max(1);
         left.clamp(1, 100) as u8
     }
 
-    /// What the host erases is left, with this status, if one of the namespaces is such a one and
-    /// no new format may be kept already.
+    /// Ends the erasure early with this status, if it concerns one of the selected namespaces and
+    /// no new format may have been stored.
     pub(crate) fn end_erasing_early(
         &mut self,
         status: Status,
@@ -718,7 +725,7 @@ impl Controller {
         }
     }
 
-    /// It is over, that is committed, and formatted namespaces are open.
+    /// Ends the operation, after its end is committed and formatted namespaces are open.
     fn end_erasing(&mut self) {
         let Some(running) = self.admin.erasure.running.take() else {
             return;
@@ -821,7 +828,7 @@ impl Controller {
         log
     }
 
-    /// The format progress indicator of a namespace.
+    /// Returns the format progress indicator of a namespace.
     pub(super) fn format_progress(&self, nsid: u32) -> Fpi {
         let idle = Fpi::new().with_fpis(true);
         match &self.admin.erasure.running {
@@ -834,11 +841,11 @@ impl Controller {
         }
     }
 
-    /// When to go on with what is being erased, though nothing else happens.
+    /// Returns the time at which the erasure continues, if no event precedes it.
     pub(crate) fn erase_deadline(&self) -> Option<Instant> {
         let running = self.admin.erasure.running.as_ref()?;
         let due = match running.stage {
-            // The worker is woken.
+            // Another event wakes the worker.
             Stage::Closing | Stage::Flushing | Stage::Keeping(_) | Stage::Opening(_) => false,
             Stage::Others => !running.waits_for_others(),
             Stage::Keep => self.may_keep(),

@@ -1,4 +1,4 @@
-//! What a command asks for, and whether it may.
+//! Parsing and checks of Namespace Management and Namespace Attachment commands.
 
 use super::{CONTROLLERS, DENIED, INVALID_NAMESPACE, Running, Stage, Task};
 use crate::admin::{AdminResult, INVALID_FIELD, Outcome};
@@ -16,7 +16,7 @@ use nvme::{Command, Status};
 use zerocopy::{FromZeros, IntoBytes};
 
 impl Controller {
-    /// Namespace Management or Namespace Attachment. One is at work at a time.
+    /// Namespace Management or Namespace Attachment. One command is executed at a time.
     pub(in crate::admin) fn manage(&mut self, command: &Command) -> AdminResult {
         if let Some(status) = self.admin.erasure.hinders() {
             return Err(status);
@@ -139,7 +139,7 @@ impl Controller {
         };
         let mut list = ControllerList::new_zeroed();
         self.read_host(command, list.as_mut_bytes())?;
-        // It is the only controller of its subsystem.
+        // This is the only controller of its subsystem.
         if list.numid.get() != 1 || list.iter().next() != Some(self.config.cntlid) {
             return Err(CONTROLLERS);
         }
@@ -152,7 +152,8 @@ impl Controller {
         }
     }
 
-    /// The namespace of this ID, if it is the pool's; one that is not is not the host's to manage.
+    /// Returns the namespace of this ID, if it is the pool's. The host may not manage any other
+    /// one.
     fn pooled_or_denied(
         &self,
         nsid: u32,

@@ -1,19 +1,19 @@
 //! Namespace Management and Namespace Attachment ("NVMe Base 2.1", 5.1.21 and 5.1.20): namespaces
-//! that a host makes, of a pool ([`NamespacePool`]), one command after the other.
+//! that a host creates from a pool ([`NamespacePool`]), one command after the other.
 //!
 //! | command | 1 | 2 | 3 |
 //! |---|---|---|---|
-//! | create | | the pool makes it | |
-//! | attach | | the pool opens it, and keeps that it is attached | the engines open it |
-//! | detach | no command finds it, those in flight end | the pool keeps that | |
-//! | delete | the same, if it is attached | the pool removes it | |
+//! | create | | the pool creates it | |
+//! | attach | | the pool opens it, and stores that it is attached | the engines open it |
+//! | detach | new commands no longer find it, those in flight end | the pool stores that | |
+//! | delete | as for detach, if it is attached | the pool removes it | |
 //!
-//! What is to be done is committed before the first step, and the pool's steps are in a later
-//! round. So a process that dies leaves a command that the next one does again from its beginning:
-//! each step names the namespace by its NGUID, and has no effect when it was done before. A reset
-//! of the controller takes the host's interest away, but what was begun is done.
+//! The task is committed before the first step, and the pool's steps are in a later round. After
+//! a crash, the next process therefore repeats the command from its beginning: each step names
+//! the namespace by its NGUID, and has no effect when it was done before. After a
+//! controller-level reset no completion is posted, but a command that was begun is finished.
 //!
-//! Namespaces of the configuration are not the host's to delete or to detach: Operation Denied.
+//! Namespaces of the configuration cannot be deleted or detached by the host: Operation Denied.
 
 mod commands;
 mod steps;
@@ -27,27 +27,27 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// After this time, commands in flight on a namespace that goes end early.
+/// Time after which commands in flight on a detached or deleted namespace end early.
 const GRACE: Duration = Duration::from_secs(5);
-/// Between two looks at what does not tell of its end.
+/// Interval of checks on operations that do not report their end.
 const LOOK: Duration = Duration::from_millis(2);
 
 const DENIED: Status = Status::OPERATION_DENIED.with_dnr(true);
 const CONTROLLERS: Status = Status::CONTROLLER_LIST_INVALID.with_dnr(true);
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true);
 
-/// What a command is to do. Namespaces by their NGUIDs.
+/// Task of a command. Namespaces are named by their NGUIDs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Task {
     Create {
         nsid: u32,
         blocks: u64,
-        /// Of a block.
+        /// Bytes of a block.
         block_size: u32,
         nguid: [u8; 16],
         shared: bool,
     },
-    /// The first is at work.
+    /// The front namespace is the current one.
     Delete(VecDeque<[u8; 16]>),
     Attach([u8; 16]),
     Detach([u8; 16]),
@@ -57,39 +57,40 @@ enum Task {
 enum Stage {
     /// The task is to be committed.
     Begin,
-    /// It is.
+    /// The task is committed.
     Ready,
-    /// Commands in flight on the namespace end, from this time on; early, if `true`.
+    /// Commands in flight on the namespace are awaited since this time; asked to end early, if
+    /// `true`.
     Leaving(Instant, bool),
-    /// The pool is at work: the number of the change.
+    /// The pool is making a change: the number of the change.
     Changing(u64),
-    /// It is to be opened by all engines.
+    /// The namespace is to be opened by all engines.
     Show,
     Showing,
-    /// One of them could not.
+    /// An engine could not open the namespace.
     NotShown,
 }
 
 struct Running {
-    /// The command, unless a reset was meanwhile.
+    /// CID of the command, unless a reset has intervened.
     cid: Option<u16>,
     nsid: u32,
     task: Task,
     stage: Stage,
     failed: Option<Status>,
-    /// What is to be deleted, as it was.
+    /// The namespace to delete, as it was before.
     before: Option<PooledNamespace>,
 }
 
-/// The command at work, and those that wait for it.
+/// The current command, and those that wait for it.
 #[derive(Default)]
 pub(crate) struct Management {
     running: Option<Running>,
     waiting: VecDeque<Command>,
     answers: Arc<Answers<Result<(), PoolError>>>,
-    /// Of the last change.
+    /// Number of the last change.
     number: u64,
-    /// When to look again.
+    /// Time of the next check.
     look: Option<Instant>,
 }
 
@@ -104,7 +105,7 @@ impl Management {
         usize::from(running.is_some()) + self.waiting.len()
     }
 
-    /// A controller-level reset: no command waits any more.
+    /// Handles a controller-level reset: no command waits any more.
     pub fn reset(&mut self) {
         self.waiting.clear();
         if let Some(running) = &mut self.running {
@@ -160,7 +161,8 @@ impl Management {
         Some(state)
     }
 
-    /// As [`Management::save`] said: from the beginning. `None`: there is no such task.
+    /// Restores the task saved by [`Management::save`], from its beginning. Returns `None` when
+    /// the saved task is invalid.
     pub fn restore(saved: &ManagementState) -> Option<Self> {
         let (nguids, rest) = saved.nguids.as_chunks::<16>();
         let task = match (saved.task, nguids) {
@@ -172,7 +174,7 @@ impl Management {
                 nguid: *nguid,
                 shared: saved.shared,
             }),
-            // None: of a pool that had none, when all of it was to be deleted.
+            // An empty list: the command was to delete all namespaces of a pool that had none.
             (2, _) => Some(Task::Delete(nguids.iter().copied().collect())),
             (3, [nguid]) => Some(Task::Attach(*nguid)),
             (4, [nguid]) => Some(Task::Detach(*nguid)),

@@ -1,4 +1,4 @@
-//! A command at work, step by step.
+//! Execution of the current namespace management command, step by step.
 
 use super::{GRACE, LOOK, Stage, Task};
 use crate::config::ConfigError;
@@ -13,7 +13,7 @@ use std::time::Instant;
 use volume::Io;
 
 impl Controller {
-    /// Goes on with the command at work. `true`: there was something to do.
+    /// Advances the current command. Returns whether there was anything to do.
     pub(in crate::admin) fn go_on_managing(&mut self) -> bool {
         let Some(running) = &mut self.admin.management.running else {
             return false;
@@ -36,7 +36,7 @@ impl Controller {
                     true
                 }
             },
-            // It needs the worker's ring: `show_pooled`.
+            // This needs the worker's ring, see `show_pooled`.
             Stage::Show => {
                 self.ask_for_tidy();
                 false
@@ -69,7 +69,7 @@ impl Controller {
         self.admin.management.look = None;
     }
 
-    /// The worker is to call `tidy`, now and then.
+    /// Requests a call of `tidy` by the worker, now and then.
     fn ask_for_tidy(&mut self) {
         let management = &mut self.admin.management;
         if management.look.is_none_or(|at| self.now >= at) {
@@ -78,7 +78,7 @@ impl Controller {
         }
     }
 
-    /// The namespace that the task is about now.
+    /// Returns the current namespace of the task.
     fn task_namespace(&self) -> Option<PooledNamespace> {
         let wanted = match &self.admin.management.running.as_ref()?.task {
             Task::Create { nguid, .. } | Task::Attach(nguid) | Task::Detach(nguid) => *nguid,
@@ -88,7 +88,7 @@ impl Controller {
         all.into_iter().find(|ns| ns.nguid == wanted)
     }
 
-    /// The engines have this very namespace.
+    /// Returns whether the engines have this very namespace.
     fn is_shown(&self, pooled: &PooledNamespace) -> bool {
         let index = self.engine.namespace_index(pooled.nsid).ok();
         let ns = index.and_then(|index| self.engine.namespaces.get(index));
@@ -120,12 +120,12 @@ impl Controller {
             self.set_stage(Stage::Leaving(since, true));
             self.end_detached_early();
         }
-        // What has ended is closed there.
+        // Namespaces without commands in flight are closed there.
         self.ask_for_tidy();
         false
     }
 
-    /// The pool's turn.
+    /// Starts the pool's step.
     fn change_pool(&mut self) {
         let cntlid = self.config.cntlid;
         let running = self.admin.management.running.as_ref();
@@ -142,7 +142,7 @@ impl Controller {
             } => PoolChange::Create {
                 nsid: *nsid,
                 blocks: *blocks,
-                // Processes that had one format did not say.
+                // Processes that supported one format did not save the block size.
                 block_size: match block_size {
                     0 => pool.block_size(),
                     size => *size,
@@ -180,7 +180,7 @@ impl Controller {
         pool.change(change, Box::new(done));
     }
 
-    /// The pool has made a change, or has not.
+    /// Handles the result of a change by the pool.
     fn changed_pool(&mut self, result: Result<(), PoolError>) {
         crash::point!("controller.pool.changed");
         let namespace = self.task_namespace();
@@ -199,7 +199,7 @@ impl Controller {
             (Task::Attach(_), Ok(())) if running.failed.is_none() => match (namespace, is_there) {
                 (Some(_), false) => self.set_stage(Stage::Show),
                 (Some(_), true) => self.end_managing(),
-                // Somebody has deleted it who has not asked the controller.
+                // The namespace was deleted by another party than this controller.
                 (None, _) => {
                     running.failed = Some(Status::INTERNAL_ERROR);
                     self.end_managing();
@@ -212,7 +212,7 @@ impl Controller {
                     false => self.set_stage(Stage::Begin),
                 }
             }
-            // It is kept that it is attached: so the host finds it, too.
+            // The namespace is still stored as attached, so the host must find it, too.
             (Task::Delete(_) | Task::Detach(_), Err(_)) => {
                 let attached = |ns: &PooledNamespace| ns.attached.contains(&self.config.cntlid);
                 match namespace.as_ref().is_some_and(attached) && !is_there {
@@ -225,7 +225,7 @@ impl Controller {
         self.touch();
     }
 
-    /// A namespace was created or deleted: the log has it.
+    /// Records the creation or deletion of a namespace in the persistent event log.
     fn record_change(&mut self, now: Option<&PooledNamespace>, result: Result<(), PoolError>) {
         let running = self.admin.management.running.as_mut();
         let Some(running) = running.filter(|_| result.is_ok()) else {
@@ -234,7 +234,7 @@ impl Controller {
         let before = running.before.take();
         let (select, namespace) = match &running.task {
             Task::Create { .. } => (ManagementSelect::CREATE, now.cloned()),
-            // Of one that was gone already nothing is known.
+            // A namespace that was removed already cannot be described.
             Task::Delete(_) => (ManagementSelect::DELETE, before),
             Task::Attach(_) | Task::Detach(_) => return,
         };
@@ -244,7 +244,7 @@ impl Controller {
         }
     }
 
-    /// The engines open what the pool has opened.
+    /// Opens a namespace in the engines after the pool has opened it.
     pub(crate) fn show_pooled(&mut self, io: &Io) {
         let running = self.admin.management.running.as_ref();
         if running.is_none_or(|running| running.stage != Stage::Show) {
@@ -258,30 +258,30 @@ impl Controller {
         };
         match attached {
             Ok(()) => self.set_stage(Stage::Showing),
-            // Another one is on its way.
+            // Another namespace is being attached.
             Err(ConfigError::Attaching) => {}
             Err(error) => {
                 tracing::error!(%error, "a namespace of the pool cannot be attached");
-                // Not here: the round that follows tells the host.
+                // The host is notified in the next round, not here.
                 self.set_stage(Stage::NotShown);
             }
         }
     }
 
-    /// An engine could not open it.
+    /// Handles the failure of an engine to open the namespace.
     fn not_shown(&mut self) {
         let Some(running) = &mut self.admin.management.running else {
             return;
         };
         running.failed.get_or_insert(Status::INTERNAL_ERROR);
         match running.task {
-            // It is to be kept that it is not attached.
+            // The pool has to store that the namespace is not attached.
             Task::Attach(_) => self.change_pool(),
             _ => self.end_managing(),
         }
     }
 
-    /// The command is over, and the next one begins.
+    /// Ends the command, and begins the next one.
     fn end_managing(&mut self) {
         let Some(running) = self.admin.management.running.take() else {
             return;
@@ -308,7 +308,7 @@ impl Controller {
         self.admin.rearm();
     }
 
-    /// When to go on with a command, though nothing else happens.
+    /// Returns the time at which a command continues, although no event precedes it.
     pub(crate) fn management_deadline(&self) -> Option<Instant> {
         let management = &self.admin.management;
         match management.running.as_ref()?.stage {
@@ -320,36 +320,36 @@ impl Controller {
         }
     }
 
-    // ---- what the host finds
+    // ---- namespaces reported to the host
 
-    /// The namespaces of the pool.
+    /// Returns the namespaces of the pool.
     pub(in crate::admin) fn pooled(&self) -> Vec<PooledNamespace> {
         let pool = self.config.pool.as_ref();
         pool.map_or_else(Vec::new, |pool| pool.namespaces())
     }
 
-    /// The namespaces that are not of the pool. Hosts ask for what is made of them as often as they
-    /// like, on a thread that is not theirs alone.
+    /// Returns the namespaces that are not of the pool. Hosts may ask for lists of them
+    /// arbitrarily often, on a thread shared with other hosts.
     pub(in crate::admin) fn not_pooled(&self) -> impl Iterator<Item = &Namespace> {
         let pooled: BTreeSet<_> = self.pooled().iter().map(|pooled| pooled.nguid).collect();
         let active = self.engine.active();
         active.filter(move |ns| !pooled.contains(&ns.config.nguid))
     }
 
-    /// Namespaces of the pool that the host does not find.
+    /// Returns the namespaces of the pool that are not attached to this controller.
     pub(in crate::admin) fn not_attached(&self) -> Vec<PooledNamespace> {
         let mut all = self.pooled();
         all.retain(|pooled| !self.is_shown(pooled));
         all
     }
 
-    /// Bytes that all namespaces may have, and those that none has.
+    /// Returns the total capacity in bytes, and the unallocated bytes.
     pub(in crate::admin) fn pool_capacity(&self) -> (u128, u128) {
         let Some(pool) = &self.config.pool else {
             return (0, 0);
         };
         let (capacity, used) = (pool.capacity(), pool.used());
-        // It may have been larger.
+        // The pool may have been larger before.
         (
             capacity.max(used).into(),
             capacity.saturating_sub(used).into(),

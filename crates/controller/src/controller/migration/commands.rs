@@ -7,13 +7,13 @@ use crate::controller::Controller;
 use crate::engine::{Order, SavedCq, SavedSq};
 use nvme::{Command, Status};
 
-/// Orders of one remote engine that may be under way before admin commands wait for it.
+/// Maximum number of pending orders of one remote engine before admin commands wait for it.
 const ORDERS: u64 = 256;
 
 /// A completion queue in a remote engine.
 pub(super) struct RemoteCq {
     pub link: usize,
-    /// Submission queues that complete there.
+    /// Number of submission queues that complete there.
     pub users: u16,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct RemoteSq {
 }
 
 impl Migration {
-    /// Admin commands that have not begun, in order.
+    /// Returns the admin commands that have not begun, in order.
     pub fn held(&self) -> impl Iterator<Item = &Command> {
         self.held.iter()
     }
@@ -34,12 +34,12 @@ impl Migration {
         self.held.push_back(command);
     }
 
-    /// Doorbell Buffer Config commands that wait for remote engines.
+    /// Returns the Doorbell Buffer Config commands that wait for remote engines.
     pub fn configuring(&self) -> impl Iterator<Item = u16> {
         self.configuring.iter().map(|(cid, _)| *cid)
     }
 
-    /// A submission queue of a remote engine is gone.
+    /// Removes a submission queue that a remote engine has deleted.
     pub(super) fn sq_gone(&mut self, qid: u16) {
         if let Some(sq) = self.sqs.remove(&qid)
             && let Some(cq) = self.cqs.get_mut(&sq.cqid)
@@ -48,7 +48,8 @@ impl Migration {
         }
     }
 
-    /// A remote engine has so many orders before it that no admin command may give more.
+    /// Returns whether a remote engine has so many orders pending that no admin command may add
+    /// more.
     pub(super) fn is_behind(&self) -> bool {
         let behind = |link: &Link| link.is_open() && link.sent > link.handled() + ORDERS;
         self.links.iter().any(behind)
@@ -74,7 +75,7 @@ impl Controller {
         self.advance_migrations();
     }
 
-    /// The engine that a completion queue is in.
+    /// Returns the engine that has a completion queue.
     pub(super) fn place_of_cq(&self, qid: u16) -> Option<Place> {
         match self.migration.cqs.get(&qid) {
             Some(cq) => Some(Place::Remote(cq.link)),
@@ -82,7 +83,7 @@ impl Controller {
         }
     }
 
-    /// The engine that a submission queue is in.
+    /// Returns the engine that has a submission queue.
     fn place_of_sq(&self, qid: u16) -> Option<Place> {
         match self.migration.sqs.get(&qid) {
             Some(sq) => Some(Place::Remote(sq.link)),
@@ -98,7 +99,7 @@ impl Controller {
         self.place_of_sq(qid).is_some()
     }
 
-    /// Submission queues complete there.
+    /// Returns whether submission queues complete there.
     pub(crate) fn cq_in_use(&self, qid: u16) -> bool {
         let remote = self.migration.cqs.get(&qid);
         self.engine.cq_in_use(qid) || remote.is_some_and(|cq| cq.users > 0)
@@ -134,7 +135,7 @@ impl Controller {
         ) else {
             return false;
         };
-        // A remote engine has its records since it was made.
+        // A remote engine has its records since its creation.
         if qid > 0 && place == Place::Own && !self.prepare_records(0) {
             return false;
         }
@@ -163,15 +164,16 @@ impl Controller {
         }
     }
 
-    /// Deletes a submission queue: it is gone when [`Event::SqDrained`](crate::engine::Event) says
-    /// so.
+    /// Deletes a submission queue. It is deleted when [`Event::SqDrained`](crate::engine::Event)
+    /// arrives.
     pub(crate) fn delete_sq(&mut self, qid: u16) {
         if let Some(place) = self.place_of_sq(qid) {
             self.order(place, Order::DeleteSq(qid));
         }
     }
 
-    /// Aborts a command: an event tells what became of it. `false` when there is no such queue.
+    /// Aborts a command; an event reports the outcome. Returns `false` when there is no such
+    /// queue.
     pub(crate) fn abort(&mut self, sqid: u16, cid: u16) -> bool {
         let place = self.place_of_sq(sqid);
         if let Some(place) = place {
@@ -180,8 +182,9 @@ impl Controller {
         place.is_some()
     }
 
-    /// Doorbell Buffer Config in all engines. `None` when a buffer's memory is not there; else
-    /// whether it is done: if not, the command completes when every remote engine has applied it.
+    /// Applies Doorbell Buffer Config in all engines. Returns `None` when a buffer's memory is
+    /// not there; otherwise whether it is done. If not, the command completes when every remote
+    /// engine has applied it.
     pub(crate) fn configure_shadow(
         &mut self,
         cid: u16,
@@ -202,7 +205,7 @@ impl Controller {
         Some(false)
     }
 
-    /// Tells the engines what they need of the features.
+    /// Sends the engines the feature values that they use.
     pub(crate) fn apply_features(&mut self) {
         let write_cache = self.admin.features.write_cache;
         let coalescing = self.admin.features.coalescing();
@@ -232,8 +235,7 @@ impl Controller {
         worked
     }
 
-    /// Runs the commands that were held, as far as they need not be any more. Returns whether there
-    /// was one.
+    /// Runs held commands that need not wait any more. Returns whether there was one.
     pub(super) fn release_held(&mut self) -> bool {
         let mut worked = false;
         while let Some(command) = self.migration.held.front().copied()

@@ -7,15 +7,15 @@ use crate::engine::Order;
 use nvme::Status;
 
 impl Controller {
-    /// Flushes every namespace, in every engine: each waits for its own commands in flight, and
-    /// flushes what they wrote.
+    /// Flushes every namespace in every engine. Each engine waits for its own commands in flight,
+    /// and flushes the data they wrote.
     pub(crate) fn flush_everywhere(&mut self) {
         self.migration.flushes += 1;
         let number = self.migration.flushes;
         self.order_all(|| Order::Flush(number));
     }
 
-    /// An engine's flushes have completed, those up to this number.
+    /// Handles the end of an engine's flushes up to this number.
     pub(in crate::controller) fn flush_completed(
         &mut self,
         place: Place,
@@ -30,7 +30,7 @@ impl Controller {
                 None => return,
             },
         };
-        // Not one that a reset has waited for already, though it was told of only afterwards.
+        // A reset may already have accounted for this flush before its report arrived.
         if number <= *flushed {
             return;
         }

@@ -7,26 +7,26 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::task::Waker;
 
-/// Orders go one way, reports and progress come back.
+/// Channels to one remote engine: orders in one direction, reports and progress in the other.
 pub(in crate::controller) struct Link {
     pub worker: u16,
     pub orders: Sender<Order>,
     pub reports: Receiver<Report>,
     pub waker: Waker,
     pub progress: Arc<Progress>,
-    /// Orders given.
+    /// Number of orders given.
     pub sent: u64,
-    /// Of these, the last one that took memory away.
+    /// Number of the last order that took memory away.
     pub unmap: u64,
-    /// And the last one about a receiver of interrupts, or about the controller memory buffer.
+    /// Number of the last order about an interrupt receiver or the controller memory buffer.
     pub receiver: u64,
-    /// The last flush that it has answered.
+    /// Number of the last flush that the engine has completed.
     pub flushed: u64,
-    /// And the last one about namespaces.
+    /// Number of the last order about namespaces.
     pub namespaces: u64,
 }
 
-/// The controller is gone: the engine's worker removes it.
+/// Ends the remote engine when the controller is dropped: the engine's worker removes it.
 impl Drop for Link {
     fn drop(&mut self) {
         let _ = self.orders.send(Order::End);
@@ -55,7 +55,7 @@ impl Link {
         }
     }
 
-    /// It may have queues and commands.
+    /// Returns whether the engine is open, and so may have queues and commands.
     pub fn is_open(&self) -> bool {
         self.progress.state.load(Ordering::Acquire) == OPEN
     }

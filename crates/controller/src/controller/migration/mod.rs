@@ -27,12 +27,13 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, sync_channel};
 use std::task::Waker;
 
-/// Reports of one remote engine that may be under way.
+/// Maximum number of pending reports of one remote engine.
 const REPORTS: usize = 64;
-/// Of these, so many are taken at a time: there is more to do than to log a host's errors.
+/// Maximum number of reports taken at a time, so that logging a host's errors does not delay
+/// other work.
 const REPORTS_PER_DRAIN: usize = 32;
 
-/// What the control half knows of the remote engines and their queues.
+/// The control half's view of the remote engines and their queues.
 #[derive(Default)]
 pub(crate) struct Migration {
     links: Vec<Link>,
@@ -43,25 +44,26 @@ pub(crate) struct Migration {
     migrating: Option<QueueMigration>,
     /// Admin commands that wait until no queue migrates.
     held: VecDeque<Command>,
-    /// Doorbell Buffer Config commands that wait for the remote engines: for each link the order
-    /// that it waits for.
+    /// Doorbell Buffer Config commands that wait for the remote engines, with the number of the
+    /// awaited order for each link.
     configuring: Vec<(u16, Vec<u64>)>,
-    /// One of these waits, or another controller for the end of commands.
+    /// Set while one of these commands waits, or another controller waits for the end of
+    /// commands.
     waiting: bool,
-    /// Controller-level resets so far.
+    /// Number of controller-level resets so far.
     epoch: u64,
-    /// Flushes on the controller's own account so far.
+    /// Number of flushes on the controller's own account so far.
     flushes: u64,
-    /// The last flush that this engine has answered.
+    /// Number of the last flush that this engine has completed.
     flushed_own: u64,
-    /// The first error of those flushes.
+    /// First error of those flushes.
     flush_failed: Option<Status>,
-    /// What a new remote engine is made of.
+    /// Configuration from which new remote engines are made.
     template: Option<(EngineConfig, Vec<NamespaceConfig>)>,
 }
 
 impl Migration {
-    /// Without remote engines; they will be made of this.
+    /// Creates the state without remote engines. Later ones are made of this configuration.
     pub fn new(config: EngineConfig, namespaces: Vec<NamespaceConfig>) -> Self {
         Migration {
             template: Some((config, namespaces)),
@@ -69,7 +71,7 @@ impl Migration {
         }
     }
 
-    /// What remote engines that are made later have at this index.
+    /// Sets the namespace that later remote engines have at this index.
     pub(crate) fn set_namespace(&mut self, index: usize, config: NamespaceConfig) {
         if let Some((_, namespaces)) = &mut self.template {
             match namespaces.get_mut(index) {
@@ -79,17 +81,18 @@ impl Migration {
         }
     }
 
-    /// The remote engines.
+    /// Returns the remote engines.
     pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.iter()
     }
 
-    /// How many orders each remote engine was given.
+    /// Returns the number of orders given to each remote engine.
     pub(crate) fn orders(&self) -> Vec<u64> {
         self.links.iter().map(|link| link.sent).collect()
     }
 
-    /// The remote engines have applied so many orders each. Those that came later knew already.
+    /// Returns whether each remote engine has applied that many orders. Engines added later
+    /// started with their effect.
     pub(crate) fn has_applied(&self, orders: &[u64]) -> bool {
         let mut links = self.links.iter().zip(orders);
         links.all(|(link, order)| !link.is_open() || link.handled() >= *order)
@@ -113,20 +116,21 @@ impl Migration {
         }
     }
 
-    /// No remote engine has a command in flight that can touch memory that was taken away.
+    /// Returns whether no remote engine has a command in flight that can touch memory that was
+    /// taken away.
     pub fn quiesced(&self) -> bool {
         let over = |link: &Link| link.progress.quiesced.load(Ordering::Acquire) >= link.unmap;
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// No remote engine signals receivers any more that were taken away, and all know where the
-    /// controller memory buffer is.
+    /// Returns whether no remote engine signals removed receivers any more, and all have applied
+    /// the location of the controller memory buffer.
     pub fn receivers_settled(&self) -> bool {
         let over = |link: &Link| link.handled() >= link.receiver;
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// A controller-level reset begins: no queue is left. Returns its number.
+    /// Begins a controller-level reset: no queue is left. Returns its number.
     pub fn next_epoch(&mut self) -> u64 {
         self.epoch += 1;
         self.cqs.clear();
@@ -137,13 +141,13 @@ impl Migration {
         self.epoch
     }
 
-    /// Nothing of before the last reset is in flight in any remote engine.
+    /// Returns whether no remote engine has commands in flight from before the last reset.
     pub fn stopped(&self) -> bool {
         let over = |link: &Link| link.progress.stopped.load(Ordering::Acquire) >= self.epoch;
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// It has ended: no flush is under way either.
+    /// Marks all flushes as completed after a reset has ended: none is under way.
     pub fn reset_completed(&mut self) {
         self.flushed_own = self.flushes;
         self.flush_failed = None;
@@ -152,8 +156,8 @@ impl Migration {
         }
     }
 
-    /// What wakes the worker that has a doorbell's queue, if that is another one: to be used after
-    /// the doorbell was stored.
+    /// Returns the waker of the other worker that has a doorbell's queue, if there is one. Call
+    /// it after the doorbell was stored.
     pub fn waker_of(&self, index: usize) -> Option<&Waker> {
         let qid = (index / 2) as u16;
         let link = if index.is_multiple_of(2) {
@@ -164,14 +168,14 @@ impl Migration {
         Some(&self.links.get(link)?.waker)
     }
 
-    /// A queue migrates, or admin commands wait for remote engines: each round looks whether they
-    /// can go on.
+    /// Returns whether a queue migrates, or admin commands wait for remote engines: each round
+    /// checks whether they can proceed.
     #[inline]
     fn is_busy(&self) -> bool {
         self.migrating.is_some() || !self.held.is_empty() || self.waiting
     }
 
-    /// Something waits that each round looks at.
+    /// Requests a check of waiting commands in each round.
     pub fn wait(&mut self) {
         self.waiting = true;
     }
@@ -182,7 +186,7 @@ impl Migration {
 }
 
 impl Controller {
-    /// Has every engine apply an order: this controller's own at once, the others when their
+    /// Has every engine apply an order: this controller's own at once, the remote ones when their
     /// workers drain their messages.
     pub(crate) fn order_all(&mut self, order: impl Fn() -> Order) {
         // Only a change of memory can fail, see `change_memory`.
@@ -200,7 +204,7 @@ impl Controller {
         }
     }
 
-    /// Names this controller's own worker, and says how remote engines wake it. To be called before
+    /// Sets this controller's own worker, and the waker that remote engines use. Call it before
     /// any [`Controller::remote_engine`].
     pub fn set_worker(&mut self, worker: u16, waker: Waker) {
         self.wake_for_others(waker.clone());
@@ -250,7 +254,7 @@ impl Controller {
             flushed: self.migration.flushes,
             namespaces: 0,
         };
-        // What it has missed.
+        // Orders that earlier remote engines have applied already.
         for order in self.engine.catch_up() {
             link.send(order);
         }
@@ -272,7 +276,8 @@ impl Controller {
         })
     }
 
-    /// Whether queues may migrate to that worker. `None`: not yet, its engine is being opened.
+    /// Returns whether queues may migrate to that worker; `None` while its engine is being
+    /// opened.
     pub fn has_remote_engine(&self, worker: u16) -> Option<bool> {
         let link = self.migration.link_of(worker);
         let Some(link) = link.and_then(|link| self.migration.links.get(link)) else {
@@ -287,7 +292,8 @@ impl Controller {
     /// Takes the reports of the remote engines. To be called when this worker was woken for
     /// messages. Returns whether there was anything.
     pub fn drain_messages(&mut self) -> bool {
-        // One that did not know of a receiver yet has left an interrupt pending; now it knows.
+        // A remote engine that did not have the receiver yet may have left an interrupt pending;
+        // it has the receiver now.
         self.engine.irqs.deliver_pending();
         let (mut worked, mut more) = (self.take_inbox(), false);
         // The pool, or the store of a format, may have answered.
@@ -328,8 +334,8 @@ impl Controller {
         }
     }
 
-    /// Goes on with a migration, and with commands that wait for remote engines. Returns whether
-    /// there was anything.
+    /// Advances a migration, and commands that wait for remote engines. Returns whether there was
+    /// anything to do.
     #[inline]
     pub(super) fn advance_if_migrating(&mut self) -> bool {
         (self.migration.is_busy() || (self.migration.any_queue() && self.engine.irqs.pin_based()))

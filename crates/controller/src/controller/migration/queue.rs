@@ -1,4 +1,4 @@
-//! One queue that migrates from one worker to another.
+//! Migration of a single queue from one worker to another.
 
 use super::commands::{RemoteCq, RemoteSq};
 use crate::controller::Controller;
@@ -6,14 +6,14 @@ use crate::controller::lifecycle::{Shutdown, State};
 use crate::engine::{MigratingQueues, Order};
 use std::time::{Duration, Instant};
 
-/// Time-out of a migration: a queue whose commands in flight take longer stays where it is, for
-/// nothing is fetched from it meanwhile.
+/// Time-out of a migration. A queue with commands in flight for longer stays with its worker,
+/// because no entry is fetched from it meanwhile.
 const MIGRATION_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// The engine that a queue is in.
+/// The engine that has a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::controller) enum Place {
-    /// The controller's own.
+    /// The controller's own engine.
     Own,
     /// The remote engine behind this link.
     Remote(usize),
@@ -24,13 +24,13 @@ pub(super) struct QueueMigration {
     pub from: Place,
     pub to: Place,
     pub since: Instant,
-    /// It was cancelled; the engine's answer is awaited.
+    /// Set when the migration was cancelled and the engine's answer is awaited.
     pub cancelled: bool,
 }
 
 impl Controller {
-    /// Completion queues, which are what can migrate, and the worker of each. The admin queue is
-    /// not among them.
+    /// Returns the completion queues, which are the units of migration, and the worker of each.
+    /// The admin queue is not among them.
     pub fn completion_queues(&self) -> Vec<(u16, u16)> {
         let mut all: Vec<(u16, u16)> = Vec::new();
         if let Some((own, _)) = &self.migration.own_worker {
@@ -44,7 +44,7 @@ impl Controller {
         all
     }
 
-    /// Submission queues that complete in `cqid`.
+    /// Returns the submission queues that complete in `cqid`.
     pub fn submission_queues(&self, cqid: u16) -> Vec<u16> {
         let there = self.migration.sqs.iter();
         let there = there.filter_map(|(&qid, sq)| (sq.cqid == cqid).then_some(qid));
@@ -64,14 +64,14 @@ impl Controller {
             && (self.engine.shadowed() || self.config.mapped_doorbells)
     }
 
-    /// A queue migrates from one worker to another.
+    /// Returns whether a queue migrates from one worker to another.
     pub fn is_migrating(&self) -> bool {
         self.migration.migrating.is_some()
     }
 
-    /// Migrates a completion queue, with its submission queues, to another worker. It goes as soon
-    /// as its commands in flight have completed; if that takes long, it stays. `false` when it
-    /// cannot go there now.
+    /// Migrates a completion queue, with its submission queues, to another worker. The queue
+    /// migrates as soon as its commands in flight have completed; if that takes too long, it
+    /// stays. Returns `false` when the migration cannot begin now.
     pub fn migrate_queue(&mut self, cqid: u16, worker: u16) -> bool {
         let own = self.migration.own_worker.as_ref().map(|(own, _)| *own);
         let to = if own == Some(worker) {
@@ -111,8 +111,8 @@ impl Controller {
         true
     }
 
-    /// Goes on with a migration from here, and cancels one that takes too long. Returns whether
-    /// there was anything.
+    /// Advances a migration away from the own engine, and cancels one that takes too long.
+    /// Returns whether there was anything to do.
     pub(super) fn advance_migration(&mut self) -> bool {
         let mut worked = false;
         if self.migration.migrating.is_some()
@@ -129,7 +129,8 @@ impl Controller {
         worked
     }
 
-    /// When [`Controller::advance_if_migrating`] has something to do though nothing happens.
+    /// Returns the time at which [`Controller::advance_if_migrating`] has work, although no event
+    /// precedes it.
     pub(in crate::controller) fn migration_deadline(&self) -> Option<Instant> {
         let migrating = self
             .migration
@@ -139,7 +140,7 @@ impl Controller {
         Some(migrating.since + MIGRATION_TIMEOUT)
     }
 
-    /// The queue that migrates stays where it is, unless it has been released already.
+    /// Cancels the migration: the queue stays, unless it has been released already.
     pub(super) fn cancel_migration(&mut self) {
         let Some(migrating) = &mut self.migration.migrating else {
             return;
@@ -186,7 +187,7 @@ impl Controller {
         }
     }
 
-    /// Tells of a submission queue's worker in its counters.
+    /// Stores the number of a submission queue's worker in its counters.
     pub(super) fn note_worker(&self, qid: u16, place: Place) {
         let worker = match place {
             Place::Remote(link) => self.migration.links.get(link).map(|link| link.worker),

@@ -1,7 +1,7 @@
 use super::*;
 use std::io::Cursor;
 
-/// A server whose every byte is known before; what it is sent is kept.
+/// A server whose bytes are all scripted; bytes sent to it are recorded.
 struct Script {
     says: Cursor<Vec<u8>>,
     received: Vec<u8>,
@@ -177,7 +177,7 @@ fn odd_block_sizes_are_made_usable() {
     assert_eq!((export.preferred, export.maximum), (4096, 4096));
 }
 
-/// Whatever comes, and wherever it ends.
+/// Every reply, cut off at every byte.
 #[test]
 fn every_early_end_is_an_error() {
     let says = [

@@ -42,7 +42,7 @@ fn simple_of(error: u32, cookie: u64, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What came of a stream: the data of each request, and how it ended.
+/// Result of parsing a stream: the data of each request, and how it ended.
 type Outcome = (Vec<(u64, Vec<u8>)>, Vec<(u64, Option<u32>)>);
 
 /// Feeds bytes in pieces of these lengths, by turns.
@@ -186,7 +186,7 @@ fn replies_come_in_any_order() {
     assert!(requests.is_empty());
 }
 
-/// Every lie that a server can tell.
+/// Every protocol violation that a server can commit.
 #[test]
 fn lies_are_violations() {
     let write = Asked {
@@ -297,8 +297,8 @@ fn lies_are_violations() {
             Box::new(move |c| [hole_of(0, c, base, 1000), hole_of(1, c, base, 1000)].concat()),
             Violation::Twice,
         ),
-        // A part of it twice, and as many bytes as were asked for: others would be left as they
-        // were in the request's memory.
+        // The number of bytes is right, but some arrive twice: the missing ones would keep the old
+        // content of the request's memory.
         (
             true,
             READ,
@@ -365,7 +365,7 @@ fn what_was_received_in_place_is_skipped() {
 }
 
 proptest! {
-    /// However the bytes are cut, the same comes of them.
+    /// The result does not depend on how the stream is split.
     #[test]
     fn pieces_do_not_matter(
         cuts in proptest::collection::vec(1..2000usize, 1..20),

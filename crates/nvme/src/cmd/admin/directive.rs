@@ -41,8 +41,7 @@ pub struct EnableDirectiveCdw12 {
     __: u16,
 }
 
-/// What Return Parameters of the Identify directive returns, 4096 bytes: a bit for each Directive
-/// Type.
+/// Data of Return Parameters of the Identify directive, 4096 bytes: a bit for each Directive Type.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DirectiveParameters {
