@@ -597,7 +597,7 @@ impl Open {
         Ok(())
     }
 
-    /// Takes back the memory of a batch that has been sent, and ends its commands that were
+    /// Reclaims the memory of a batch that has been sent, and ends its commands that were
     /// answered meanwhile.
     fn end_of_sending(
         &mut self,
