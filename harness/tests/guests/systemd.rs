@@ -403,16 +403,25 @@ fn restarted(machine: &Machine) -> Result<()> {
 }
 
 /// One in the configuration is told by the journal, and the unit does not go on trying for ever.
+/// A disk without its file is unavailable and stops nothing; a key that does not exist does.
 fn mistake(machine: &Machine) -> Result<()> {
     let config = machine.path("/etc/vnvme/vnvme.toml");
     let right = fs::read_to_string(&config)?;
     fs::write(&config, right.replace("/vm1.raw", "/none.raw"))?;
+    machine.run(&["systemctl", "restart", UNIT])?;
+    ensure!(machine.property(UNIT, "ActiveState")? == "active");
+    let journal = machine.journal(UNIT)?;
+    ensure!(
+        journal.contains("the disk is unavailable") && journal.contains("/none.raw: no such file"),
+        "{journal}"
+    );
+    fs::write(&config, format!("no-such-key = 1\n{right}"))?;
     let output = machine.output(&["systemctl", "restart", UNIT])?;
     ensure!(!output.status.success(), "it started");
     machine.wait_property(UNIT, "ActiveState", |state| state == "failed")?;
     let journal = machine.journal(UNIT)?;
     ensure!(
-        journal.contains("vnvme.toml, line") && journal.contains("/none.raw: no such file"),
+        journal.contains("parse error at line 1") && journal.contains("no-such-key"),
         "{journal}"
     );
     fs::write(&config, right)?;
