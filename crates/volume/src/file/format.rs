@@ -7,7 +7,7 @@
 //! `format=raw`. Formats that guests make on whole disks themselves (LUKS, filesystems) are raw
 //! disks and not looked for.
 
-/// So many first bytes say it.
+/// Number of first bytes that identify a format.
 pub(super) const HEAD: usize = 512;
 
 /// Name, place and value of the bytes by which a format is known; of those with several names for
