@@ -1,4 +1,4 @@
-//! Who keeps.
+//! Selection of the keeper.
 
 use clap::ValueEnum;
 use serde::Deserialize;
