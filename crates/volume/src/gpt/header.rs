@@ -2,13 +2,13 @@
 
 use super::{ENTRY, TABLE_MAX};
 
-/// What is wrong with a block that is no header at all.
+/// Error for a block that is no header at all.
 pub(super) const NO_SIGNATURE: &str = "there is no header";
 
 /// Bytes of a header that have a meaning.
 const HEADER: usize = 92;
 
-/// Which copy.
+/// A copy of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// The primary one, from block 1 on.
@@ -17,7 +17,7 @@ pub(super) enum Place {
     Last,
 }
 
-/// What a checked header says. Blocks count from 0.
+/// Fields of a checked header. Blocks count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     /// Size of a block in bytes.
