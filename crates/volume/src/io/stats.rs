@@ -1,8 +1,8 @@
-//! What has passed through a ring, for its owner and for others to read.
+//! Counters of a ring, for its owner and for other threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What has passed through a worker's [`Io`](crate::Io); counts from its creation.
+/// Counters of a worker's [`Io`](crate::Io), from its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoCounters {
     /// Requests started.
