@@ -1,5 +1,5 @@
-//! Sockets of disks that are unavailable: made at the start, when it can still be said who may
-//! connect, and held until the disk is served. A client that connects meanwhile waits.
+//! Sockets of unavailable disks: made at the start, when their access can still be set, and held
+//! until the disk is served. A client that connects meanwhile waits.
 
 use crate::access::SocketAccess;
 use crate::inherited;
