@@ -41,15 +41,15 @@ fn endpoint(
     })
 }
 
-/// The control socket, whose clients wait until they are answered.
+/// The control socket. Its clients wait until they are answered.
 pub struct ControlSocket(Server);
 
 impl ControlSocket {
-    /// Listens, if there is to be a control socket; beside it another one, if there is a group
-    /// whose members may ask questions.
+    /// Listens, if there is a path for the control socket. Listens at a second socket beside it if
+    /// there is a group whose members may send questions.
     ///
     /// # Errors
-    /// A socket cannot be made, and it was asked for.
+    /// A socket cannot be made, and it was configured.
     pub fn listen(
         place: &ControlPlace,
         group: Option<&Principal>,

@@ -7,15 +7,16 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// Says where it is, to a process that serves and to its clients.
+/// Environment variable with the control socket's path, for a process that serves and for its
+/// clients.
 pub const VARIABLE: &str = "VNVME_CONTROL";
-/// Said in place of a path: there is none.
+/// Value in place of a path: no control socket.
 const NONE: &str = "none";
 /// The socket's name in its directory.
 const NAME: &str = "control.sock";
 /// The name of the socket for questions.
 const QUESTIONS: &str = "control-ro.sock";
-/// Of a process of root.
+/// Directory of a process of root.
 const DIRECTORY: &str = "/run/vnvme";
 
 /// Where a process has its control socket.
@@ -23,14 +24,15 @@ const DIRECTORY: &str = "/run/vnvme";
 pub struct ControlPlace {
     /// There is to be none otherwise.
     pub path: Option<PathBuf>,
-    /// Nobody asked for it there: the process serves without it where it cannot be made.
+    /// The path is the default: the process serves without a control socket where it cannot be
+    /// made.
     pub is_default: bool,
 }
 
-/// What the environment says.
+/// Environment variables and identity that determine the place.
 struct Environment {
     control: Option<OsString>,
-    /// Of systemd (systemd.exec(5), RuntimeDirectory=).
+    /// Variable of systemd (systemd.exec(5), RuntimeDirectory=).
     runtime_directory: Option<OsString>,
     xdg_runtime_dir: Option<OsString>,
     is_root: bool,
