@@ -14,7 +14,7 @@ pub enum PathChoice {
 }
 
 impl PathChoice {
-    /// As it is written.
+    /// Returns the name in requests and answers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",

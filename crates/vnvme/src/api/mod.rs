@@ -1,4 +1,4 @@
-//! The control API of this process: its sockets, and what answers there (crate `control`).
+//! Control API of this process: its sockets, and the calls behind them (crate `control`).
 
 mod place;
 mod questions;
