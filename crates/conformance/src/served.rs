@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long the program may take to listen.
+/// Longest time for the program to listen.
 const START: Duration = Duration::from_secs(60);
 
 /// A running program; it ends with this.
@@ -191,7 +191,7 @@ impl Served {
         }
     }
 
-    /// Whether it runs still: it must, whatever a host does.
+    /// Returns whether the program still runs: it must, whatever a host does.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }

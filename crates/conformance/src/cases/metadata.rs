@@ -145,7 +145,7 @@ fn command(
         .dw(15, 0xffff_0000 | u32::from(tag)))
 }
 
-/// Writes what is in both buffers.
+/// Writes the contents of both buffers.
 fn write(
     host: &mut Host,
     ns: &Namespace,
