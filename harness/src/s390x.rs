@@ -127,7 +127,7 @@ const LIBRARY_DIR: &str = "lib/s390x-linux-gnu";
 const PERL: &str = "usr/lib/s390x-linux-gnu/perl-base";
 const PERL_MODULES: [&str; 2] = ["strict.pm", "warnings.pm"];
 
-/// What an s390x guest needs on this machine.
+/// Packages that an s390x guest needs on this machine.
 #[derive(Debug)]
 pub struct Mainframe {
     host: Tree,
@@ -136,7 +136,7 @@ pub struct Mainframe {
     guest: Tree,
 }
 
-/// What a guest is started with.
+/// Options for starting a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// Names its logs.
@@ -150,7 +150,7 @@ pub struct Options<'a> {
 }
 
 impl Mainframe {
-    /// The packages, fetched if they are not in the cache. An error says why this
+    /// Fetches the packages if they are not in the cache. The error names the reason why this
     /// machine cannot have them.
     pub fn fetch(cache: &Cache) -> Result<Mainframe> {
         let (host, words, version) = first_complete(cache, &HOST, |wish| from_debian(cache, wish))
