@@ -165,8 +165,8 @@ fn later(options: &ServeOptions) -> Needs {
 }
 
 /// Adds the rights to open the volumes of an unavailable disk, and the files beside them, while the
-/// process runs. The rights are for the folder, since another file may come to the file's place;
-/// for a device in /dev they are for that device, since all others are in the folder.
+/// process runs. The rights are for the folder, since another file may replace the present one. For
+/// a device in /dev they are for that device alone, since the folder contains all devices.
 fn to_open(disk: &DiskSpec, needs: &mut Needs) {
     needs.takes_over = true;
     let files = disk.files();

@@ -42,7 +42,8 @@ pub struct PathChange {
 }
 
 impl PathChange {
-    /// A change says where, so that none reaches more guests than was meant.
+    /// Checks that a change selects its disks explicitly, so that it reaches no more guests than
+    /// intended.
     ///
     /// # Errors
     /// A sentence for the user.

@@ -99,8 +99,8 @@ impl Environment {
 }
 
 impl ControlPlace {
-    /// Where it is to be, as the option says, else the environment, else where it is usual. Makes
-    /// the usual directory.
+    /// Selects the path: from the option, else from the environment, else the default. Makes the
+    /// default directory.
     pub fn new(said: Option<&Path>) -> Self {
         let environment = Environment::of_process();
         let place = environment.place(said);
@@ -109,7 +109,7 @@ impl ControlPlace {
             place.path.as_ref().and_then(|p| p.parent()),
         ) {
             let mode = if environment.is_root { 0o755 } else { 0o700 };
-            // What is wrong with it shows when the socket is made.
+            // An error shows when the socket is made.
             let _ = DirBuilder::new().mode(mode).create(directory);
         }
         place

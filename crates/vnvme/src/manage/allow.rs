@@ -108,8 +108,8 @@ impl Allow {
         pool.map_or(Ok(()), |pool| self.check_path(pool))
     }
 
-    /// Does the check of [`Allow::check`], and accepts what the known disks have opened before
-    /// there was a sandbox.
+    /// Does the check of [`Allow::check`], and accepts volumes and sockets that the known disks
+    /// have opened before there was a sandbox.
     ///
     /// # Errors
     /// As [`Allow::check`].
