@@ -2,9 +2,9 @@
 //! root and without installing.
 //!
 //! `apt-get` is given a sources list, package lists, a download directory and an empty dpkg status
-//! of its own, so it neither reads nor changes what is installed. Signatures are checked as always,
-//! against Debian's archive keyring; a machine that has no such keyring (Ubuntu) gets it from its
-//! own archive, unpacked into the cache as well.
+//! of its own, so it neither reads nor changes installed packages. Signatures are checked as
+//! always, against Debian's archive keyring; a machine that has no such keyring (Ubuntu) gets it
+//! from its own archive, unpacked into the cache as well.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

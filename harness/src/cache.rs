@@ -1,8 +1,8 @@
 //! The cache below `target/harness`: directories that are complete or absent, never half made.
 //!
-//! Each artefact is a directory whose name ends in a hash of everything it was made from. It is
-//! made under another name and renamed when complete, under a file lock, so that tests that start
-//! at the same time wait for one maker.
+//! Each artefact is a directory with a name that ends in a hash of everything it was made from. It
+//! is made under another name and renamed when complete, under a file lock, so that tests that
+//! start at the same time wait for one maker.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

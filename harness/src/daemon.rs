@@ -154,7 +154,7 @@ impl DaemonBuilder {
         self
     }
 
-    /// Serves the configuration as `vnvme daemon`, whose disks are added and removed at run time.
+    /// Serves the configuration as `vnvme daemon`, which adds and removes disks at run time.
     pub fn managed(self, file: &Path, socket: &Path) -> Self {
         let command = "daemon";
         Self {

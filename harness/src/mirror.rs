@@ -72,8 +72,8 @@ fn choose_mirror(targets: &str, codename: &str) -> Option<String> {
     likely
 }
 
-/// A release of Debian whose index older keyrings verify, and whose keyring package
-/// knows the newer releases.
+/// A release of Debian with an index that older keyrings verify, and a keyring package that knows
+/// the newer releases.
 pub const OLDER: &str = "bullseye";
 
 /// A keyring with newer keys than the machine's, verified with the machine's.

@@ -60,7 +60,7 @@ pub struct Tree {
 
 impl Tree {
     /// The tree for `wish` from the cache, fetched if it is not there. `accept` sees the package
-    /// list before the download and refuses it by an error (a QEMU that is too old, say).
+    /// list before the download and refuses it by an error (for example a QEMU that is too old).
     pub fn fetch(
         cache: &Cache,
         wish: &Wish,

@@ -8,7 +8,7 @@ use crate::verdict::Check;
 pub enum Need {
     /// Every I/O controller on PCIe.
     Always,
-    /// Those that report this capability.
+    /// Controllers that report this capability.
     If(&'static str),
 }
 

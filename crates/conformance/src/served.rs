@@ -1,6 +1,6 @@
 //! `vnvme` as a child process, for the suite to run against: a disk of its own (with a controller
-//! memory buffer and boot partitions), one whose host makes namespaces, one with placement handles,
-//! one whose blocks have metadata, one with zones, and two disks of one subsystem.
+//! memory buffer and boot partitions), one for namespaces made by its host, one with placement
+//! handles, one with metadata in its blocks, one with zones, and two disks of one subsystem.
 
 use crate::bytes::pattern;
 use crate::suite::Target;
@@ -151,7 +151,7 @@ impl Served {
         }
     }
 
-    /// The disk whose host makes namespaces.
+    /// Returns the disk for namespaces made by its host.
     pub fn pool(&self) -> Target {
         Target {
             socket: self.socket("pool"),

@@ -25,7 +25,7 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Starts a process whose standard input is a socket.
+    /// Starts a process with a socket as its standard input.
     pub(crate) fn start(
         programs: &mut dyn Programs,
         which: Which,

@@ -62,7 +62,7 @@ impl Ticket {
 struct Message {
     text: String,
     fd: Option<OwnedFd>,
-    /// Name of the descriptor that the message has closed.
+    /// Name of the descriptor that the keeper closes for this message.
     removes: Option<String>,
 }
 

@@ -383,7 +383,7 @@ impl Running<'_> {
         }
     }
 
-    /// Returns whether an upgrade was requested, and only the rest between two delays it.
+    /// Returns whether a requested upgrade may begin, after the pause between two upgrades.
     fn may_upgrade(&self) -> bool {
         self.upgrade_asked && self.has_served_now() && !self.upgrade.is_under_way()
     }

@@ -44,7 +44,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Creates the ledger of a disk whose descriptors' names begin with `prefix`.
+    /// Creates the ledger of a disk. The names of its descriptors begin with `prefix`.
     pub fn new(prefix: String, table: DescriptorTable, link: &Link) -> Self {
         Self {
             prefix,

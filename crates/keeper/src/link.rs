@@ -75,8 +75,7 @@ impl Link {
         }))
     }
 
-    /// Returns the names of all descriptors that the keeper may have by now, and whose removal has
-    /// not been sent.
+    /// Returns the names of all descriptors that the keeper may have by now, without removed ones.
     pub fn names(&self) -> Vec<String> {
         let names = self.0.names.lock().unpoisoned();
         names.iter().cloned().collect()
@@ -94,7 +93,7 @@ impl Link {
         true
     }
 
-    /// Releases the place of a descriptor whose removal has been sent.
+    /// Releases the place of a descriptor after its removal has been sent.
     pub(crate) fn leave(&self, name: &str) {
         self.0.names.lock().unpoisoned().remove(name);
     }

@@ -34,7 +34,7 @@ pub enum Which {
 
 /// The programs that a keeper process starts.
 pub trait Programs {
-    /// Starts a serving process, whose standard input is to be the socket. It is to call
+    /// Starts a serving process with the socket as its standard input. It is to call
     /// [`Arrival::receive`](crate::Arrival::receive) with it, and to end when this process ends.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ pub enum Kind {
     BlockDevice,
     /// Memory of this process, which is lost when the process ends.
     Memory,
-    /// Nothing: completes at once and stores nothing.
+    /// A null device: completes at once and stores nothing.
     Null,
 }
 

@@ -17,7 +17,7 @@ pub enum Op {
         /// The data is durable before the completion is posted (force unit access).
         fua: bool,
     },
-    /// Make every write durable whose completion has been seen. Takes no range and no data.
+    /// Make every completed write durable. Takes no range and no data.
     Flush,
     /// Make the range read as zeroes. Takes no data.
     WriteZeroes {

@@ -151,7 +151,7 @@ fn keep(device: &Device, kept: &AtomicU64) -> Result<()> {
     Ok(())
 }
 
-/// Returns the first durable write whose block has the wrong contents.
+/// Returns the first durable write with wrong contents in its block.
 pub(super) fn first_lost(dir: &Path, kept: u64) -> Result<Option<u64>> {
     let bytes = std::fs::read(place::good_file(dir))?;
     for number in kept.saturating_sub(KEPT - 1).max(1)..=kept {

@@ -50,7 +50,8 @@ impl Limits {
     };
 }
 
-/// Memory that may stay, in KiB, beside a tenth of what was there: pages that an allocator keeps.
+/// Memory in KiB that may remain in use, beside a tenth of the former size: pages that an allocator
+/// keeps.
 const SLACK_KIB: u64 = 1024;
 /// Descriptors that may come and go.
 const SLACK_DESCRIPTORS: u64 = 2;
@@ -117,7 +118,7 @@ impl Outcome {
         after.descriptors <= before.descriptors + before.descriptors / 10 + SLACK_DESCRIPTORS
     }
 
-    /// The neighbour's throughput under attack as a part of what it has beside an honest client.
+    /// The neighbour's throughput under attack as a part of that beside an honest client.
     pub(super) fn ratio(&self) -> Option<f64> {
         let honest = self.honest.filter(|rate| *rate > 0.0)?;
         Some(self.attacked? / honest)

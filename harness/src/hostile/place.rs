@@ -132,7 +132,7 @@ impl Place {
             process,
             log,
         };
-        // The socket made last, and the control socket, whose thread starts after the workers.
+        // The socket made last, and the control socket: its thread starts after the workers.
         let deadline = Instant::now() + Duration::from_secs(20);
         while !vhost_socket(dir).exists() || control_answers(dir).is_err() {
             if let Some(status) = place.process.ended() {

@@ -263,7 +263,7 @@ fn metadata_pointer_errors(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// A namespace whose metadata may be in an SGL.
+/// A namespace with metadata that may be in an SGL.
 fn with_metadata_sgl(host: &mut Host) -> Check<Namespace> {
     let said = host.controller()?.sgls() >> 19 & 1 != 0;
     applies_if(said, "SGLS bit 19 is 0: there are no SGLs of metadata")?;

@@ -175,7 +175,7 @@ fn format_other_formats(host: &mut Host) -> Check {
     let ns = host.namespace()?;
     let others = (0..=usize::from(u8_at(&ns.page, 25))).filter(|format| {
         let at = 128 + 4 * format;
-        // A format whose LBADS is 0 is not available now.
+        // A format with LBADS 0 is not available now.
         *format != ns.format() && u16_at(&ns.page, at) == 0 && u8_at(&ns.page, at + 2) >= 9
     });
     let others: Vec<usize> = others.collect();

@@ -184,7 +184,7 @@ fn command_identifiers(host: &mut Host) -> Check {
         host.wait_for(1, cid)?
             .succeeds(&format!("a command with identifier {cid:#x}"))?;
     }
-    // The same identifier waits in the admin queue meanwhile.
+    // A command with this identifier waits in the admin queue meanwhile.
     host.put_command_as(0, admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0), 0x4242)?;
     host.ring_tail(0)?;
     host.put_command_as(1, command, 0x4242)?;

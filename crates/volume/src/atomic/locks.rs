@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const STRIPES: u64 = if cfg!(test) { 8 } else { 1024 };
 /// Bit of a stripe that one request has for itself.
 const OWNED: u32 = 1 << 31;
-/// Bit of a stripe for whose ownership a request waits: no further request may share it.
+/// Bit of a stripe that a request waits to own: no further request may share it.
 const WANTED: u32 = 1 << 30;
 
 /// The stripes: how many requests share each, or [`OWNED`]; and [`WANTED`].

@@ -1,4 +1,4 @@
-//! One worker's queue into an [`AtomicVolume`](super::AtomicVolume).
+//! A worker's queue into an [`AtomicVolume`](super::AtomicVolume).
 //!
 //! ```text
 //! request -> waits for the journal to be read, for its units, for a slot
@@ -70,7 +70,7 @@ pub(super) struct AtomicQueue {
     ended: Vec<Completion>,
     /// Completions that have arrived and have not been processed.
     arrived: Vec<Completion>,
-    /// Jobs whose step must be started again: the ring had no room.
+    /// Jobs that must start their step again: the ring had no room.
     again: Vec<usize>,
     /// This queue reads the journal, and is at this slot.
     reading: Option<u32>,
@@ -427,7 +427,7 @@ impl AtomicQueue {
         }
     }
 
-    /// Advances all jobs whose operations have completed, and those that complete as a result.
+    /// Advances all jobs with completed operations, and those that complete as a result.
     fn go_on(&mut self) {
         while let Some(done) = self.arrived.pop() {
             self.advance(done);

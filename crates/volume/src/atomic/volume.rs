@@ -1,4 +1,4 @@
-//! A volume whose small writes are atomic, by a journal.
+//! A volume with small writes made atomic by a journal.
 
 use super::journal::{SLOTS, journal_len};
 use super::locks::{Hold, Locks};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// A wrapper whose writes within a unit are all atomic ([`AtomicWrites`]). They are atomic for
+/// A wrapper that makes all writes within a unit atomic ([`AtomicWrites`]). They are atomic for
 /// other commands, because a write has its unit for itself while it is in flight. They are atomic
 /// at a power cut, because a write is made durable in a journal first and only then done in place.
 /// Writes that the volume below does as a whole by itself need no journal.
@@ -41,7 +41,7 @@ pub(super) struct Shared {
     pub(super) recovery: Mutex<Recovery>,
     /// The journal's entries have been repeated.
     recovered: AtomicBool,
-    /// Writes whose queue was dropped in the middle: the next queue ends them.
+    /// Writes of a queue that was dropped in the middle: the next queue ends them.
     orphans: Mutex<Vec<Orphan>>,
     has_orphans: AtomicBool,
 }

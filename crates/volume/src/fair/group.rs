@@ -103,7 +103,7 @@ impl FlowEntry {
         busy != 0 && now.saturating_sub(busy) <= LATELY.as_nanos() as u64
     }
 
-    /// Returns whether the queue is to get a place before a queue whose start is `start`.
+    /// Returns whether the queue is to get a place before a queue with this start.
     pub(super) fn goes_before(&self, start: u64, now: u64) -> bool {
         ahead(start, self.share.start()) > 0 && self.is_waiting(now)
     }

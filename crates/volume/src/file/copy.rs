@@ -335,7 +335,7 @@ pub(super) struct Copies {
     refused: Vec<u64>,
 }
 
-/// A copy whose completion has not been reported.
+/// A copy without a reported completion.
 struct UnderWay {
     id: u64,
     tag: u64,

@@ -148,8 +148,8 @@ struct Shared {
     root: Option<String>,
     /// Keeps the system's own users off a block device.
     _exclusive: Option<Arc<OwnedFd>>,
-    /// Threads for a file whose filesystem is not on this machine's disks: no worker may wait for
-    /// it. Declared after `fd`, so that the file is not closed before they have ended.
+    /// Threads for a file that is not on this machine's disks: no worker may wait for it. Declared
+    /// after `fd`, so that the file is not closed before they have ended.
     threads: Option<Arc<FileThreads>>,
     /// The file has no fixed end.
     endless: bool,
@@ -269,7 +269,7 @@ impl FileVolume {
         })
     }
 
-    /// Locks `len` bytes (or all) from byte `offset` on against other users, as the options say:
+    /// Locks `len` bytes (or all) from byte `offset` on against other users, by the options:
     /// exclusively, or shared when it is read-only. The lock lasts as long as this opening of the
     /// file is used, and by any request that the kernel still works on. Where a process that has
     /// ended has left such requests behind, this waits for them ([`FileOptions::previous`]).

@@ -314,8 +314,7 @@ mod tests {
                 }
             }
             FileVolume::open(file.path(), options).expect_err("it is in use");
-            // The same test as QEMU's before it writes: no other process may hold one of these
-            // locks.
+            // QEMU's test before it writes: no other process may hold one of these locks.
             let asks = std::fs::File::open(file.path()).unwrap();
             let shared = |byte| lock(asks.as_fd(), false, byte, Some(1)).unwrap();
             assert!(![101, 201, 203].into_iter().all(shared), "{last}");

@@ -13,7 +13,7 @@ const HEADER: usize = 92;
 pub(super) enum Place {
     /// The primary one, from block 1 on.
     First,
-    /// The backup, whose header is in the last block.
+    /// The backup, with its header in the last block.
     Last,
 }
 

@@ -122,7 +122,7 @@ pub(super) struct RingCore {
     slow: u64,
     /// The counter's rate.
     cycles_per_second: f64,
-    /// Some unsent entries continue requests: they are sent without waiting for the worker's call.
+    /// Unsent entries continue requests: they are sent without waiting for the worker's call.
     urgent: bool,
     /// The last system call failed in an unexpected way, and the error has been logged.
     troubled: bool,
@@ -217,7 +217,7 @@ impl RingCore {
         self.counters
     }
 
-    /// Returns the number of started requests whose completions have not been returned.
+    /// Returns the number of outstanding requests.
     pub(super) fn in_flight(&self) -> usize {
         self.busy() + self.ready.len()
     }
@@ -396,7 +396,8 @@ impl RingCore {
         let moves = !matches!(job.step, Step::Punch | Step::ZeroRange | Step::Sync);
         let mut threaded = false;
         if moves && !open.inline.is_trusted() {
-            // One in each call, of any file: then the file that made the thread wait is known.
+            // A request in each call, of any file: then the file that made the thread wait is
+            // known.
             threaded = self.trying || !open.inline.admit(Instant::now());
             self.trying |= !threaded;
         }

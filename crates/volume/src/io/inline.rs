@@ -35,7 +35,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 enum State {
     /// All of them.
     Trusted,
-    /// One in each call, until so many have not waited.
+    /// A request in each call, until so many have not waited.
     Tried { left: u16 },
     /// None until then.
     Banned { until: Instant },
@@ -65,7 +65,8 @@ impl Inline {
         })
     }
 
-    /// The state of a file on a ring whose calls execute nothing: there is nothing to be measured.
+    /// The state of a file on a ring that executes nothing in its calls: there is nothing to
+    /// measure.
     pub(super) fn always() -> Self {
         Self::at(State::Trusted)
     }

@@ -21,7 +21,7 @@ impl LaneEnd {
     }
 }
 
-/// A worker's ring, for requests whose completions are returned to the lane's owner.
+/// A worker's ring, for requests that complete to the lane's owner.
 ///
 /// Requests of volumes that are opened on [`Lane::io`] count among the requests in flight of the
 /// worker's ring, and are sent with all others. Only their completions are returned by

@@ -164,7 +164,7 @@ impl Io {
         Ending::new(self.ending.clone(), limit, self.given_up.clone())
     }
 
-    /// Returns the hint for a queue whose requests are processed by threads of this host.
+    /// Returns the hint for a queue of requests that threads of this host process.
     pub fn sleep_hint(&self) -> SleepHint {
         SleepHint::new(self.sleep_hints.clone())
     }
@@ -195,7 +195,7 @@ impl Io {
         self.options.capacity.clamp(1, MAX_CAPACITY) as usize
     }
 
-    /// Returns the number of requests started on the ring whose completions have not been returned.
+    /// Returns the number of requests that were started on the ring and are outstanding.
     pub fn in_flight(&self) -> usize {
         self.ring.get().map_or(0, |ring| ring.in_flight())
     }
@@ -378,7 +378,7 @@ enum Step {
 }
 
 impl PinnedMemory {
-    /// Continues: allocates at most `bytes` bytes of pages, or pins a piece whose pages are there.
+    /// Continues: allocates at most `bytes` bytes of pages, or pins an allocated piece.
     fn step(&mut self, bytes: usize) -> Step {
         let end = self.end.min(self.pinned_to.saturating_add(fixed::LONGEST));
         if self.allocated_to < end {

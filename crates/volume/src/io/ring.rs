@@ -22,20 +22,20 @@ use std::sync::atomic::{Ordering, fence};
 pub(crate) struct RingFile {
     /// The open file, kept open while the ring uses it.
     pub(crate) fd: Arc<FileDescription>,
-    /// What direct I/O demands, or `None` for buffered I/O.
+    /// Alignment that direct I/O requires, or `None` for buffered I/O.
     pub(crate) direct: Option<Alignment>,
-    /// What the file supports.
+    /// Features that the file supports.
     pub(crate) abilities: Arc<Abilities>,
-    /// Who gets its completions, if not the ring's poller.
+    /// Lane that gets its completions, if not the ring's poller.
     pub(crate) lane: Option<Rc<LaneEnd>>,
 }
 
-/// What direct I/O demands; both are powers of two, in bytes.
+/// Alignment that direct I/O requires; both are powers of two, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alignment {
-    /// Of addresses in memory.
+    /// Alignment of addresses in memory.
     pub(crate) memory: u32,
-    /// Of offsets and lengths.
+    /// Alignment of offsets and lengths.
     pub(crate) block: u32,
 }
 
@@ -174,7 +174,7 @@ impl Ring {
         self.core.borrow_mut().pin(memory, offset, len)
     }
 
-    /// Says why memory could not be pinned, once.
+    /// Logs once why memory could not be pinned.
     pub(crate) fn say_not_pinned(&self, len: usize, error: &std::io::Error) {
         self.core.borrow_mut().say_not_pinned(len, error);
     }
@@ -189,7 +189,7 @@ impl Ring {
         self.core.borrow().pinned()
     }
 
-    /// Requests started whose completions have not been returned.
+    /// Returns the number of outstanding requests.
     pub(crate) fn in_flight(&self) -> usize {
         self.core.borrow().in_flight()
     }

@@ -1,4 +1,4 @@
-//! Requests for whose completion a worker had better sleep than poll.
+//! Requests for which a worker had better sleep than poll.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -17,7 +17,8 @@ pub struct IoCounters {
     pub system_calls: u64,
     /// Operations on memory that the kernel has pinned.
     pub fixed: u64,
-    /// Requests whose memory the device could not reach directly, copied through a bounce buffer.
+    /// Requests copied through a bounce buffer, as the device could not reach their memory
+    /// directly.
     pub bounced: u64,
     /// Operations that moved only a part of their data, and were continued.
     pub continued: u64,

@@ -1,7 +1,7 @@
 //! Connections on a worker's ring: bytes and requests' memory, sent and received.
 //!
-//! For volumes whose data arrives by a socket. One operation of each direction is in flight at a
-//! time. The memory to which it points (bytes, segments of guest memory) is moved into it and
+//! For volumes with data that arrives by a socket. One operation of each direction is in flight at
+//! a time. The memory to which it points (bytes, segments of guest memory) is moved into it and
 //! returned when the kernel has finished with it, so that nothing can be freed meanwhile. The
 //! results are not returned by [`Io::poll`](crate::Io::poll) but are fetched by their owner, which
 //! looks for them in [`VolumeQueue::poll`](crate::VolumeQueue::poll); the ring's event wakes the

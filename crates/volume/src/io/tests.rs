@@ -133,9 +133,9 @@ fn every_mode_completes_sleeps_and_wakes() {
     }
 }
 
-/// A file whose writes the kernel does not do as a whole refuses `RWF_ATOMIC`. The refusal shows
-/// that the flag was set for every promised write, on every path, from pinned memory and from
-/// several pieces, too.
+/// A file without atomic writes in the kernel refuses `RWF_ATOMIC`. The refusal shows that the flag
+/// was set for every promised write, on every path, from pinned memory and from several pieces,
+/// too.
 #[test]
 fn writes_that_are_promised_are_atomic_or_refused() {
     let directory = tempfile::tempdir().unwrap();

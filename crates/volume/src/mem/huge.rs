@@ -21,7 +21,7 @@ const PIECES: usize = 64;
 /// Memory that is looked at, by one thread for all, as long as there is any.
 static MEMORIES: Mutex<Vec<WeakMemory>> = Mutex::new(Vec::new());
 
-/// Registers memory whose written parts are made huge pages.
+/// Registers memory, in which written parts are made huge pages.
 pub(super) fn make(memory: &PrivateMemory) {
     let mut memories = MEMORIES.lock().unwrap_or_else(PoisonError::into_inner);
     memories.push(memory.downgrade());

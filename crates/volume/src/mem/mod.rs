@@ -81,7 +81,7 @@ impl MemVolume {
         })
     }
 
-    /// The same volume, refusing writes.
+    /// Returns the volume, refusing writes.
     pub fn read_only(self) -> Self {
         Self {
             read_only: true,

@@ -55,7 +55,7 @@ pub(super) struct Pieces {
     at_once: u64,
     /// Length of pieces that are copied or zeroed.
     moved: Length,
-    /// Length of pieces whose pages are released.
+    /// Length of pieces that are released to the system.
     released: Length,
 }
 
@@ -92,7 +92,7 @@ impl Pieces {
         }
     }
 
-    /// Takes a request whose turns begin in the next rounds.
+    /// Takes a request, which is processed in the next rounds.
     pub(super) fn push(&mut self, request: Request) {
         self.unfinished.push_back(Unfinished {
             request,

@@ -44,8 +44,8 @@ struct Repeated {
 struct Lists {
     waiting: VecDeque<Waiting>,
     repeated: Vec<Repeated>,
-    /// Tags of requests whose failure was returned as their end: the front-end offers such a
-    /// request once more, and must then report the error.
+    /// Tags of failed requests that were returned as their end: the front-end offers such a request
+    /// once more, and then gets the error as its result.
     over: Vec<u64>,
 }
 
@@ -133,7 +133,7 @@ impl Lists {
 
     /// The failure of this request is returned as its end.
     fn ended(&mut self, tag: u64) {
-        // A request whose client has disconnected is never offered.
+        // A request of a disconnected client is never offered.
         if self.over.len() >= MOST_OVER {
             self.over.remove(0);
         }

@@ -160,7 +160,7 @@ pub enum OpenError {
     /// The volume could not be opened.
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    /// A path or URL that is wrong in a way whose error does not name it.
+    /// A wrong path or URL; the error below does not name it.
     #[error("{url}: {why}")]
     Named {
         /// The path or URL.

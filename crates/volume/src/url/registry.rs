@@ -182,7 +182,7 @@ impl<X: 'static> Registry<X> {
         }
     }
 
-    /// Adds a kind whose volumes are files of a format: `PATH?format=NAME` and
+    /// Adds a kind of volumes that are files of a format: `PATH?format=NAME` and
     /// `file://PATH?format=NAME` name them as `NAME://PATH` does.
     pub fn with_format(mut self, kind: VolumeKind<X>) -> Self {
         self.formats.push(kind.scheme.name);

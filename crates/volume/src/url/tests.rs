@@ -120,7 +120,7 @@ fn files_by_path_and_by_url() {
             .size,
         3 << 20
     );
-    // The same file is the same volume, by any name.
+    // A file is the same volume by any name.
     let dotted = directory.path().join(".").join("disk.raw");
     let id = open(&plain).unwrap().id();
     assert_eq!(id, open(dotted.to_str().unwrap()).unwrap().id());

@@ -511,7 +511,7 @@ fn cut_again_and_again(by: By, promise: AtomicWrites, cuts: u64, seed: u64) -> (
                 Arc::new(AtomicVolume::new(below, beside, UNIT as u32).unwrap())
             }
         };
-        // Some cuts happen before the journal has been read again.
+        // A few cuts happen before the journal has been read again.
         let most = [100, 1000, 3000][power.below(3)];
         let left = 1 + power.below(most) as u64;
         power.left.store(left, Ordering::Relaxed);

@@ -406,7 +406,7 @@ fn a_file_that_shrinks_gives_errors_and_no_stale_data() {
                 worker.read(MIB / 2 - 4096, 8192),
                 Err(IoErrorKind::Truncated.into())
             );
-            // The same range through a bounce buffer.
+            // A read of this range through a bounce buffer.
             let unaligned = worker.guest.list(&[(1, 8192)]);
             let completion = worker.run(Op::Read, MIB / 2 - 4096, 8192, unaligned);
             assert_eq!(completion.result, Err(IoErrorKind::Truncated.into()));

@@ -1,4 +1,4 @@
-//! Attacks on the control socket and its directory, by users who may open them.
+//! Attacks on the control socket and its directory, by users with the right to open them.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -151,7 +151,7 @@ pub(super) fn is_still_there(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Any user who may read a directory may lock it.
+/// Locks a directory, as any user with read access may.
 pub(super) fn lock_directory(dir: &Path) -> Result<Vec<File>> {
     let directory = File::open(dir)?;
     flock(&directory, FlockOperation::NonBlockingLockExclusive)?;

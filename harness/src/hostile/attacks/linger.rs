@@ -1,4 +1,4 @@
-//! TCP sockets whose close waits, passed wherever a descriptor is accepted, with the daemon's copy
+//! TCP sockets that wait at close, passed wherever a descriptor is accepted, with the daemon's copy
 //! as the last.
 
 use std::io::Write;

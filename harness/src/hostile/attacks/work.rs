@@ -18,8 +18,8 @@ const SECTOR: u64 = 512;
 /// Attribute Deallocate of Dataset Management (NVM Command Set 1.1, 3.2.3).
 const DEALLOCATE: u32 = 4;
 
-/// A command of so many blocks whose data begins `data` bytes into the data area, modulo its size;
-/// at most 2 pages, or a list of which every page is the same.
+/// Builds a command for `blocks` blocks. Its data begins `data` bytes into the data area, modulo
+/// its size; at most 2 pages, or a list of which every page is the same.
 pub(super) fn transfer(opcode: NvmOpcode, nsid: u32, lba: u64, blocks: u32, data: u64) -> Command {
     let mut command = Command::new(opcode.0, 0, nsid);
     let size = if nsid == MEMORY_NSID {

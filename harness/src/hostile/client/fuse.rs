@@ -1,5 +1,5 @@
-//! A FUSE file system whose server falls silent. It answers until a file forbids it. Then it reads
-//! every request and answers none, so that a process that accesses it waits, SIGKILL or not
+//! A FUSE file system with a server that falls silent. It answers until a file forbids it. Then it
+//! reads every request and answers none, so that a process that accesses it waits, SIGKILL or not
 //! (`linux/fuse.h`).
 //!
 //! The server is a process of its own, which makes no requests to its own file system. When it is

@@ -1,4 +1,4 @@
-//! Descriptors that harm a process that takes them: sockets whose close waits, eventfds that
+//! Descriptors that harm a process that takes them: sockets that wait at close, eventfds that
 //! block, memory files of any size.
 
 use std::fs::File;
@@ -15,8 +15,8 @@ use rustix::net::sockopt::set_socket_linger;
 /// Time for which a close would wait.
 const LINGER: Duration = Duration::from_secs(3600);
 
-/// A TCP socket whose last close waits as long as its peer likes, and the peer, which reads
-/// nothing: SO_LINGER with data that cannot be sent (socket(7)).
+/// Creates a TCP socket, and its peer, which reads nothing. The socket's last close waits as long
+/// as the peer likes: SO_LINGER with data that cannot be sent (socket(7)).
 pub(in crate::hostile) fn lingering() -> Result<(OwnedFd, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut socket = TcpStream::connect(listener.local_addr()?)?;

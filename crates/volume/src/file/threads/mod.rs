@@ -161,7 +161,7 @@ impl FileThreads {
         id
     }
 
-    /// Marks work whose request has been given up.
+    /// Gives up the work: its request no longer waits.
     fn give_up(&self, id: u64) {
         let mut state = self.0.lock();
         state.due.retain(|job| job.id != id);

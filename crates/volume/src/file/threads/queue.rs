@@ -1,4 +1,4 @@
-//! One worker's queue into a file that has threads of its own.
+//! A worker's queue into a file that has threads of its own.
 
 use super::work::Work;
 use super::{Done, FileThreads};
@@ -129,8 +129,9 @@ impl ThreadsQueue {
         self.ended.extend(aborted);
     }
 
-    /// Fails requests whose time is over. The time of a request that waits here starts when it
-    /// begins. A request that has ended does not count, however late its end is seen.
+    /// Fails requests that have reached their time-out. The time of a request that waits here
+    /// starts when it begins. A request that has ended does not count, however late its end is
+    /// seen.
     fn fail_overdue(&mut self) {
         let Some(limit) = self.shared.options.timeout else {
             return;

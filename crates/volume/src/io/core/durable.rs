@@ -14,10 +14,10 @@ use crate::{IoError, IoErrorKind, Op};
 /// Durable writes of a file that the kernel works on one by one.
 const MOST_WRITES: u32 = 8;
 
-/// Slots whose requests make a file durable.
+/// Slots with requests that make a file durable.
 #[derive(Debug, Default)]
 pub(super) struct Durable {
-    /// Slot whose fsync is in flight.
+    /// Slot with the fsync in flight.
     leader: Option<u32>,
     /// Slots that end with the leader's fsync.
     riders: Vec<u32>,

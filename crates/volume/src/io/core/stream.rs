@@ -206,7 +206,7 @@ impl Stream {
 pub(super) struct Streams {
     places: Vec<Option<Stream>>,
     generation: u32,
-    /// Number of streams whose sockets are asked for bytes.
+    /// Number of sockets that are asked for bytes.
     tried: usize,
     /// [`WINDOW`] and [`SHORTEST`] in cycles.
     window: u64,

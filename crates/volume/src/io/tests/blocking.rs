@@ -33,7 +33,7 @@ enum Come {
     WhenCalled,
 }
 
-/// Memory whose pages arrive late.
+/// Memory with pages that arrive late.
 struct LateMemory {
     memory: Memory,
     next: usize,

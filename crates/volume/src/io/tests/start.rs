@@ -237,12 +237,12 @@ fn what_the_kernel_refuses_is_bounced_at_once() {
         let ring = io.ring().unwrap();
         let file = ring.open(strict);
         for (round, op) in [(1, Op::Read), (2, WRITE), (3, Op::Write { fua: true })] {
-            // One byte beside memory that the device reaches.
+            // A byte beside memory that the device reaches.
             let data = piece(&map, 4097, 8192);
             assert_eq!(data.copy_from(0, &[round; 8192]), 8192);
             assert!(ring.transfer(file, 5, op, 4096, data).is_none());
             io.flush();
-            // Its next operation is sent without a call.
+            // The request's next operation is sent without a call.
             let over = poll_for(&io, 1).remove(0);
             let what = format!("{mode:?}: {op:?}");
             assert_eq!((over.tag, over.result), (5, Ok(())), "{what}");
