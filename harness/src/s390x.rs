@@ -2,8 +2,8 @@
 //! perl for programs that speak to a device. It is made and reached as the other guests are, by the
 //! same init and the same channel.
 //!
-//! Its programs cannot run here, so nothing of it is executed while the image is made: busybox
-//! makes its own links and unpacks the modules in the guest.
+//! The guest's programs cannot run here, so nothing of it is executed while the image is made:
+//! busybox makes its own links and unpacks the modules in the guest.
 
 use std::ffi::OsString;
 use std::fs;

@@ -1,7 +1,7 @@
 //! The keeper process: keeps descriptors, and a process that serves with them.
 //!
-//! One thread, one `poll`. It never waits for the serving process, which may stand still, be
-//! stopped in a debugger, or send anything.
+//! The process has one thread and one `poll`. It never waits for the serving process, which may
+//! stand still, be stopped in a debugger, or send anything.
 
 use crate::arrival::{Facts, Sending, passed_name};
 use crate::child::Serving;
@@ -383,7 +383,7 @@ impl Running<'_> {
         }
     }
 
-    /// Returns whether a requested upgrade may begin, after the pause between two upgrades.
+    /// Returns whether a requested upgrade may begin; only the pause between upgrades may delay it.
     fn may_upgrade(&self) -> bool {
         self.upgrade_asked && self.has_served_now() && !self.upgrade.is_under_way()
     }

@@ -5,7 +5,7 @@ use crate::{Io, IoError, IoErrorKind, IoOptions, Op, OpenQueue, Request, Volume,
 use dma::{Buffer, SegmentList};
 use std::time::Duration;
 
-/// How long to sleep between two looks at a read that is under way.
+/// Sleep between two polls of an outstanding read.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// A way into a volume for one read at a time.

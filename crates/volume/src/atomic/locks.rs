@@ -4,7 +4,7 @@
 //! with each other. Units are counted by stripes: two that fall on the same one wait for each other
 //! without need, and nothing worse.
 //!
-//! Nothing waits here. A request that does not get all of its stripes keeps those that it has and
+//! No call waits here. A request that does not get all of its stripes keeps those that it has and
 //! asks again. It takes them in ascending order, and one that wants a unit for itself holds nothing
 //! while it waits, so no two wait for each other.
 

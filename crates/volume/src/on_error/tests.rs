@@ -10,7 +10,7 @@ const EIO: IoError = IoError::from_errno(libc::EIO, true);
 const ENOSPC: IoError = IoError::from_errno(libc::ENOSPC, true);
 const BLOCK: u64 = 4096;
 const WRITE: Op = Op::Write { fua: false };
-/// How failures come: within the call, and later.
+/// Times at which failures are reported: within the call, and later.
 const WAYS: [fn(IoError) -> Effect; 2] = [Effect::Fail, Effect::FailLater];
 
 /// A clock that stands still until it is moved.
