@@ -107,11 +107,11 @@ pub trait Daemon: Send + Sync + 'static {
     /// There is none of this name, it is not suspended, or it does not come up.
     fn resume(&self, device: &str) -> Result<DeviceStatus, Error>;
 
-    /// Has the program that is now where this one was found take this process's place: returns
-    /// only where that is refused, for else this process is ended.
+    /// Replaces this process by the program that is now installed at its path. Returns only if that
+    /// is refused, since otherwise this process is ended.
     ///
     /// # Errors
-    /// Always: nobody keeps the disks meanwhile, or the program does not fit.
+    /// Always: there is no keeper for the disks, or the program cannot replace this one.
     fn upgrade(&self) -> Result<Infallible, Error>;
 
     /// Returns the running configuration as a configuration file (TOML).

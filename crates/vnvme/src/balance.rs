@@ -151,7 +151,8 @@ impl Balance {
         }
     }
 
-    /// Whether queues can go to a worker now; if that was never tried, it is begun.
+    /// Returns whether queues can migrate to a worker now. On the first call the connection to it
+    /// is begun.
     fn reach(&self, controller: &mut Controller, worker: usize) -> bool {
         if worker == self.worker {
             return true;

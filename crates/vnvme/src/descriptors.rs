@@ -1,5 +1,5 @@
-//! How many descriptors this process may have open, and how many of them each client may take:
-//! together they leave enough for everything else, so that no client's are missing to another.
+//! Limits of the open descriptors of this process and of each client. Together they leave enough
+//! for everything else, so that no client can take the descriptors of another.
 
 use crate::spec::{ClientLimits, ControllerSpec, Specs};
 use anyhow::{Result, ensure};

@@ -437,8 +437,8 @@ impl Device for NvmeDevice {
                 && (window.prot.read, window.prot.write) == (map.read, map.write)
                 && offset == fd.as_ref().map(|_| map.offset)
         };
-        // The same window with the same backing is the request that was being handled when the
-        // process before died.
+        // A window with the same range and backing belongs to the request that was being handled
+        // when the process before died.
         if windows.any(|window| is_it(&window)) {
             return Ok(());
         }

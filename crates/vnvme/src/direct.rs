@@ -32,7 +32,7 @@ const LANES: usize = 4;
 /// Rounds without a command in flight after which the device is looked at all the same.
 const IDLE_ROUNDS: u32 = 1024;
 
-/// How commands of a namespace reach a device.
+/// Path of a namespace's commands to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PathChoice {
@@ -191,7 +191,7 @@ pub struct DirectPath {
     in_flight: usize,
     idle: u32,
     entry: PathEntry,
-    /// Where the control socket finds it.
+    /// Entry in the registry of the control socket.
     _entered: Listing<PathEntry>,
 }
 
@@ -242,8 +242,8 @@ impl DirectPath {
         Ok(())
     }
 
-    /// Has the worker woken by a queue pair. Whether that works: else it polls while commands are
-    /// in flight.
+    /// Lets a queue pair's interrupt wake the worker. Returns whether that works; otherwise the
+    /// worker polls while commands are in flight.
     fn watch(&self, queue: &DirectQueue) -> bool {
         let Some(waker) = queue.waker() else {
             return false;
@@ -368,7 +368,7 @@ impl Passthrough for DirectPath {
     }
 }
 
-/// Whether a namespace of this block size can have the direct path.
+/// Returns whether a namespace of this block size can have the direct path.
 pub fn check_block_size(direct: &Direct, block_size: u32) -> Result<()> {
     let device = 1u32 << direct.slice.block_shift();
     ensure!(

@@ -111,7 +111,7 @@ struct Kernel {
     ublk: bool,
     /// Kinds of volumes, as URLs.
     volumes: Vec<String>,
-    /// How disks are served: none of these needs anything of the kernel but ublk.
+    /// Kinds of front-ends: none of these needs anything of the kernel but ublk.
     front_ends: [&'static str; 3],
 }
 

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 /// Between two looks at threads that have not ended.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long a worker may close something, at least: a device that shuts down in order takes its
-/// time.
+/// Minimum time for a worker to close something: the orderly shutdown of a device may take long.
 const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Exit code of a process that could not make everything durable.

@@ -25,7 +25,7 @@ pub fn serial(volumes: &[Vec<u8>]) -> String {
     format!("VN{hex}")
 }
 
-/// Whether a serial number is one that [`serial`] makes.
+/// Returns whether a serial number is one that [`serial`] makes.
 pub fn is_serial(text: &str) -> bool {
     let digits = text.strip_prefix("VN").unwrap_or_default();
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'A'..=b'F').contains(&byte);

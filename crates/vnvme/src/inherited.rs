@@ -55,7 +55,7 @@ pub fn pass_on() {
     }
 }
 
-/// Where it listens, if it is a Unix stream socket that does.
+/// Returns the path at which a Unix stream socket listens.
 fn listens_at(socket: &OwnedFd) -> Option<PathBuf> {
     let listens = sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
@@ -77,7 +77,7 @@ fn find(path: &Path) -> Option<&'static Socket> {
     })
 }
 
-/// Whether one listens there.
+/// Returns whether an inherited socket listens at this path.
 pub fn is_there(path: &Path) -> bool {
     find(path).is_some()
 }

@@ -106,7 +106,7 @@ fn device_kind(scheme: Scheme, devices: Arc<Devices>) -> VolumeKind<Below> {
 /// Opener of volumes for all workers of the process, which share devices that can be opened only
 /// once. A device is shared by all its served namespaces and slices on all workers.
 pub struct Opener {
-    /// Where limits of volumes are entered, to be changed.
+    /// Registry of the volumes' limits, through which they are changed.
     limits: LimitRegistry,
     /// Registry of the volumes' error policies.
     on_error: OnErrorRegistry,
@@ -273,7 +273,7 @@ fn ensure_files(spec: &NamespaceSpec) -> Result<()> {
 
 /// The devices that are open.
 struct Devices {
-    /// Where they are entered, to be suspended and resumed.
+    /// Registry of devices, through which they are suspended and resumed.
     registry: DeviceRegistry,
     sandbox: SandboxMode,
     open: Mutex<Vec<(Place, Device, Option<RemovalWatch>)>>,

@@ -61,7 +61,7 @@ impl Peers {
         }
     }
 
-    /// How many there are.
+    /// Number of the workers.
     pub fn count(&self) -> usize {
         self.all.len()
     }
@@ -76,7 +76,7 @@ impl Peers {
         self.all.get(worker)
     }
 
-    /// Has a worker open an engine of another worker's controller.
+    /// Opens an engine of a controller on another worker.
     pub fn open_remote_engine(&self, worker: usize, setup: RemoteEngineSetup) {
         let Some(handle) = self.all.get(worker) else {
             return;

@@ -159,7 +159,7 @@ fn pin(cpu: usize) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("CPU {cpu}"))
 }
 
-/// How many workers there are: not more than front-ends, where queues do not leave their
+/// Returns the number of workers: not more than front-ends, where queues do not leave their
 /// controller's worker.
 fn workers(specs: &Specs, options: &ServeOptions) -> usize {
     let queues = specs.ublk.iter().map(|disk| usize::from(disk.queues()));
@@ -217,7 +217,7 @@ fn run_disks(
     go(made, started, |()| crew.disks.run(&stop, goes_on))
 }
 
-/// How a worker has ended.
+/// Converts a worker's error.
 fn ended(error: worker::Error<<Front as Frontend>::Error>) -> anyhow::Error {
     match error {
         worker::Error::GivenUp(_) | worker::Error::NotDurable(_) => {

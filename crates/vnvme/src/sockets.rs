@@ -48,7 +48,7 @@ pub fn hold(disk: &DiskSpec, usual: &SocketAccess) -> Result<()> {
     Ok(())
 }
 
-/// Whether a socket is held at this path.
+/// Returns whether a socket is held at this path.
 pub fn is_held(path: &Path) -> bool {
     let held = HELD.lock().unpoisoned();
     held.iter()

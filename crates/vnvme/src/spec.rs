@@ -104,7 +104,7 @@ pub struct NamespaceSpec {
     pub format_file: Option<PathBuf>,
     /// The ANA group of a namespace of a subsystem; the same for all disks.
     pub ana_group: Option<u32>,
-    /// How this disk's host reaches that group.
+    /// State of that group for this disk's host.
     pub ana_state: Option<AnaState>,
     /// Location in the configuration file.
     pub origin: Origin,
@@ -147,7 +147,7 @@ impl NamespaceSpec {
 pub struct ControllerSpec {
     /// Name of the disk.
     pub name: Option<String>,
-    /// Where the VMM connects.
+    /// Socket for the VMM.
     pub socket: PathBuf,
     /// Access to the socket.
     pub access: SocketAccess,
@@ -202,7 +202,7 @@ pub struct ControllerSpec {
 pub struct VhostBlkSpec {
     /// Name of the disk.
     pub name: Option<String>,
-    /// Where the VMM connects.
+    /// Socket for the VMM.
     pub socket: PathBuf,
     /// Access to the socket.
     pub access: SocketAccess,
@@ -248,7 +248,7 @@ impl VhostBlkSpec {
 pub struct NvmeTcpSpec {
     /// Name of the disk.
     pub name: Option<String>,
-    /// Where hosts connect.
+    /// Address for hosts.
     pub listen: Option<SocketAddr>,
     /// NQNs of the permitted hosts; all hosts are permitted without it.
     pub hosts: Option<Names>,
@@ -429,7 +429,7 @@ pub struct ClientLimits {
     pub windows: Option<u16>,
     /// Memory files and their bytes.
     pub memory: MemoryLimits,
-    /// How many may connect to each socket in a second.
+    /// Maximum number of connections to each socket in a second.
     pub connects: ConnectRate,
 }
 
@@ -438,9 +438,9 @@ pub struct ClientLimits {
 pub struct ServeOptions {
     /// Limits of each client.
     pub clients: ClientLimits,
-    /// How each thread polls and does its I/O.
+    /// Polling and I/O options of each thread.
     pub polling: LoopOptions,
-    /// How long files and block devices are waited for that another process had before.
+    /// Time limit for files and block devices that another process had before.
     pub previous: PreviousProcess,
     /// Worker threads: controllers, exports and queues of block devices are assigned to them in
     /// turn.
@@ -451,7 +451,7 @@ pub struct ServeOptions {
     pub cpus: Vec<usize>,
     /// The control socket.
     pub control: Option<PathBuf>,
-    /// Where to answer Prometheus.
+    /// Address for Prometheus.
     pub metrics: Option<SocketAddr>,
     /// Group whose members may send questions, at a socket beside the control socket.
     pub control_group: Option<Principal>,
@@ -463,7 +463,7 @@ pub struct ServeOptions {
     pub read_from: Option<PathBuf>,
     /// Folders, files and servers that may be opened at run time.
     pub allow: Vec<PathBuf>,
-    /// Where disks are kept that were added while it runs.
+    /// File of the disks that were added at run time.
     pub state: Option<PathBuf>,
     /// Options of a daemon, whose disks may change: room is left for them.
     pub daemon: Option<Daemon>,
@@ -485,7 +485,7 @@ pub struct Daemon {
 }
 
 impl ServeOptions {
-    /// Where a disk of this name is from, of those that are served from the start.
+    /// Returns the source of a disk of this name, among those that are served from the start.
     pub fn source(&self, name: &str) -> Source {
         let kept = self.daemon.iter().flat_map(|daemon| &daemon.kept);
         match kept.into_iter().any(|disk| disk.name() == name) {
@@ -549,9 +549,9 @@ pub struct ProcessSpec {
     pub client_connects: Option<u32>,
     /// Default access of sockets.
     pub access: SocketAccess,
-    /// Where to answer `vnvme stats`.
+    /// Control socket.
     pub control: Option<PathBuf>,
-    /// Where to answer Prometheus.
+    /// Address for Prometheus.
     pub metrics: Option<SocketAddr>,
     /// Group whose members may send questions.
     pub control_group: Option<Principal>,
@@ -561,7 +561,7 @@ pub struct ProcessSpec {
     pub keeper: Option<KeeperMode>,
     /// Folders, files and servers that may be opened at run time.
     pub allow: Option<Paths>,
-    /// Where disks are kept that were added while it runs.
+    /// File of the disks that were added at run time.
     pub state: Option<PathBuf>,
 }
 

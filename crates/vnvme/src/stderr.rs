@@ -14,9 +14,9 @@ use std::time::Duration;
 /// Longest piece that is written at one time, in bytes: where there is room for anything in a pipe,
 /// there is for so much (`PIPE_BUF`).
 const PIECE: usize = 4096;
-/// How long the first line waits for room. Those that follow it do not.
+/// Time that the first line waits for room. The lines after it do not wait.
 const WAIT: Duration = Duration::from_millis(10);
-/// How long the last words of the process wait.
+/// Time that the last message of the process waits for room.
 const LAST_WAIT: Duration = Duration::from_millis(200);
 
 /// Count of the lines that were lost on the way to one reader.

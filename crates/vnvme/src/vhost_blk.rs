@@ -25,7 +25,7 @@ use worker::{ConnectRate, Context};
 pub struct FrontEnds {
     /// Memory limits of each front-end.
     pub memory: MemoryLimits,
-    /// How many may connect to each socket in a second.
+    /// Maximum number of connections to each socket in a second.
     pub connects: ConnectRate,
 }
 

@@ -28,7 +28,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
-/// How long a question may take.
+/// Time limit of a question.
 const QUESTION_TIME: Duration = Duration::from_secs(10);
 /// Time limit of a change: a device that comes up, a disk that is drained.
 const CHANGE_TIME: Duration = Duration::from_secs(150);
@@ -89,7 +89,7 @@ impl Client {
         self.get(&format!("/v1/disks/{}", encoded(name)))
     }
 
-    /// Has a further disk served.
+    /// Adds a disk.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -98,7 +98,7 @@ impl Client {
         self.change(Method::POST, "/v1/disks", Some(&disk))?.json()
     }
 
-    /// Has a disk served no more.
+    /// Removes a disk.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -116,7 +116,7 @@ impl Client {
         self.change(Method::POST, &path, Some(config))?.json()
     }
 
-    /// Has the configuration read again, and applied.
+    /// Rereads the configuration, and applies it.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -124,7 +124,7 @@ impl Client {
         self.change(Method::POST, "/v1/reload", None::<&()>)?.json()
     }
 
-    /// Has a controller get a namespace.
+    /// Attaches a namespace to a controller.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -133,7 +133,7 @@ impl Client {
         self.change(Method::POST, &path, Some(table))?.json()
     }
 
-    /// Has a controller lose a namespace.
+    /// Detaches a namespace from a controller.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -142,7 +142,7 @@ impl Client {
         self.change(Method::DELETE, &path, None::<&()>).map(drop)
     }
 
-    /// Has a namespace get another size, in bytes.
+    /// Changes the size of a namespace, in bytes.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -201,7 +201,7 @@ impl Client {
         self.change(Method::PATCH, "/v1/ana", Some(change))?.json()
     }
 
-    /// Has a device shut down.
+    /// Shuts a device down.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -210,7 +210,7 @@ impl Client {
         self.change(Method::POST, &path, None::<&()>)?.json()
     }
 
-    /// Has a suspended device come up again.
+    /// Brings a suspended device up again.
     ///
     /// # Errors
     /// As [`Client::disks`].

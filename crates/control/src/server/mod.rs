@@ -45,9 +45,9 @@ use tokio::task::LocalSet;
 pub const MAX_CLIENTS: usize = 64;
 /// Maximum number of clients of a socket that listen to events.
 pub const MAX_LISTENERS: usize = 16;
-/// How long a client may take for its request, and again to take the answer.
+/// Time limit of a client's request, and again of reading the answer.
 pub const REQUEST_TIME: Duration = Duration::from_secs(2);
-/// How long a client may be connected that asks for nothing more.
+/// Time limit of a connection without a request.
 pub const IDLE_TIME: Duration = Duration::from_secs(30);
 /// Longest request line with its headers, in bytes.
 pub const HEAD_MAX: usize = 16 << 10;
@@ -82,7 +82,7 @@ pub struct Endpoint {
     /// The listening socket. The field precedes `intake`, which must be dropped after it: the last
     /// to close a listening socket also closes clients that wait to be accepted.
     pub listener: Box<dyn Listening>,
-    /// How its clients are read.
+    /// Reader of the clients' sockets.
     pub intake: Intake,
     /// Requests that the clients may send.
     pub access: Access,

@@ -1,4 +1,4 @@
-//! How often something may happen.
+//! Rate limit of events.
 
 use std::time::{Duration, Instant};
 

@@ -119,7 +119,7 @@ impl Arguments {
     }
 }
 
-/// How a request is answered.
+/// Way of answering a request.
 #[derive(Clone, Copy)]
 pub(super) enum Run {
     /// By the daemon, on a thread that may block.

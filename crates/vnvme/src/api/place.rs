@@ -1,4 +1,4 @@
-//! Where the control socket is.
+//! Path of the control socket.
 
 use rustix::process::geteuid;
 use std::env::var_os;
@@ -19,7 +19,7 @@ const QUESTIONS: &str = "control-ro.sock";
 /// Directory of a process of root.
 const DIRECTORY: &str = "/run/vnvme";
 
-/// Where a process has its control socket.
+/// Place of a process's control socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControlPlace {
     /// There is to be none otherwise.
@@ -116,7 +116,8 @@ impl ControlPlace {
     }
 }
 
-/// Where a client looks for the process that it asks: the first that can be connected to counts.
+/// Returns the paths at which a client looks for a process: the first that accepts a connection
+/// counts.
 pub fn client_paths(said: Option<&Path>) -> Vec<PathBuf> {
     Environment::of_process().client_paths(said)
 }

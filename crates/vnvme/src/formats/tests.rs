@@ -39,7 +39,7 @@ fn the_newest_format_is_found() {
         keep(&path, &volume, size);
         assert_eq!(opened(&path, &volume).unwrap().block_size, size);
     }
-    // Nothing of a torn write counts.
+    // A torn write has no effect.
     let before = std::fs::read(&path).unwrap();
     keep(&path, &volume, 512);
     let after = std::fs::read(&path).unwrap();
@@ -438,7 +438,7 @@ fn what_is_not_known_is_not_as_before() {
     both.finds(to);
 }
 
-/// Nothing can be restored from a file that another program has cut, and it is remade.
+/// A file that another program has cut cannot be restored, and is remade.
 #[test]
 fn a_file_that_was_cut_is_made_anew() {
     let both = Both::new();

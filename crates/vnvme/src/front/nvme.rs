@@ -55,7 +55,7 @@ pub fn intake(receiver: &Receiver) -> Intake {
 pub struct Served {
     pub controller: Controller,
     pub listener: Listener,
-    /// How its clients' sockets are read.
+    /// Reader of the clients' sockets.
     pub intake: Intake,
     /// Devices below it, which reach guest memory themselves.
     pub backends: Vec<Arc<NvmeVolume>>,

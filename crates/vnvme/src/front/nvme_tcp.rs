@@ -83,7 +83,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Has a new association served, by the worker with the fewest front-ends.
+    /// Serves a new association on the worker with the fewest front-ends.
     pub fn launch(&self, new: NewAssociation) {
         let (worker, assignment) = self.peers.assign_any();
         let Some(handle) = self.peers.handle(worker) else {

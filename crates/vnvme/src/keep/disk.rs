@@ -41,7 +41,7 @@ pub struct Identity {
     pub kind: String,
     /// Name of the disk.
     pub name: String,
-    /// Where its clients connect.
+    /// Path of the socket for clients.
     pub socket: Option<PathBuf>,
 }
 
@@ -218,11 +218,11 @@ pub fn settled(desk: &mut Desk) -> Result<(), KeepError> {
     Ok(())
 }
 
-/// Has the file of a controller memory buffer kept, in place of the one that was kept before. That
-/// it is shows a later [`Ledger::barrier`].
+/// Keeps the file of a controller memory buffer, in place of the one that was kept before. A later
+/// [`Ledger::barrier`] shows whether it is kept.
 ///
 /// # Errors
-/// Nothing more is kept.
+/// The ledger keeps nothing more.
 pub fn keep_memory_buffer(ledger: &mut Ledger, file: BorrowedFd<'_>) -> Result<(), LedgerError> {
     for noted in ledger.noted() {
         if noted.kind == DescriptorKind::PAGES && noted.detail == MEMORY_BUFFER {

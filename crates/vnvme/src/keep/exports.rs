@@ -27,7 +27,7 @@ pub struct LeftSocket {
     inode: u64,
 }
 
-/// Where one is listened on that a previous process has left.
+/// Returns whether a previous process has left a listening socket at this path.
 pub fn export_listens_at(path: &Path) -> bool {
     let Some(kept) = kept() else {
         return false;

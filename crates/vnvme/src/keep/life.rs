@@ -34,8 +34,8 @@ pub fn is_needed(name: &str, fd: Option<&OwnedFd>) -> bool {
     !fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
 }
 
-/// Has the receiver process leave clients' sockets as they are when this process ends, as long as
-/// the keeper is there: it has one end of a socket pair, which nobody else has.
+/// Makes the receiver process leave clients' sockets open when this process ends, as long as the
+/// keeper is there. The keeper alone has one end of a socket pair, which shows that.
 ///
 /// # Errors
 /// There is no descriptor left.
@@ -68,7 +68,7 @@ pub fn tell_receiver(receiver: &Receiver) -> Result<()> {
     Ok(())
 }
 
-/// How long nobody was served, where a process before this one has ended.
+/// Returns the time since the process before this one has ended, if there was one.
 fn pause() -> Option<Duration> {
     let ended = kept()?.facts().ended_at?;
     let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).ok()?;
@@ -77,7 +77,7 @@ fn pause() -> Option<Duration> {
 
 static PAUSE: OnceLock<Duration> = OnceLock::new();
 
-/// How long it was, once clients are served again.
+/// Returns the last pause in service, once clients are served again.
 pub fn last_pause() -> Option<Duration> {
     PAUSE.get().copied()
 }

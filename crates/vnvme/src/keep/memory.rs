@@ -65,7 +65,7 @@ impl Drop for MemoryName {
     }
 }
 
-/// Where the bytes of a volume are to be, if it is one in memory.
+/// Place for the bytes of a volume in memory.
 pub struct Place {
     pub memory: MemoryPlace,
     name: Option<MemoryName>,
@@ -91,8 +91,8 @@ pub fn place(disk: &str, nsid: u32) -> Place {
 }
 
 impl Place {
-    /// Has the bytes of the volume kept that was opened there, as long as it is open: if it is one
-    /// in memory.
+    /// Keeps the bytes of the volume that was opened there, as long as it is open, if it is a
+    /// volume in memory.
     pub fn keep(self, volume: Arc<dyn Volume>, url: &str) -> Arc<dyn Volume> {
         let inner = volume.clone();
         let (Some(kept), Some(name), Some(file)) = (kept(), self.name, inner.kept_memory()) else {

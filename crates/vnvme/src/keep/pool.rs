@@ -137,7 +137,7 @@ pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
     Ok(given)
 }
 
-/// Whether a descriptor of this name is one that this program has had kept, and not a socket that a
+/// Returns whether a descriptor of this name was kept by this program, and is no socket that a
 /// service manager has opened for it.
 fn is_ours(name: &str) -> bool {
     let is_number = |text: &str| text.parse::<u32>().is_ok();

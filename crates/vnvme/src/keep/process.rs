@@ -214,7 +214,7 @@ fn keep(sandbox: SandboxMode, args: &[OsString]) -> Result<End> {
 
 /// The files that serving processes are started from.
 struct Binaries<'a> {
-    /// Where this program was found; another version may be there later.
+    /// Path of this program; another version may be there later.
     path: Option<PathBuf>,
     present: String,
     /// Versions of state that the program reads and writes.

@@ -34,7 +34,7 @@ pub(super) fn take_socket(prefix: &str) -> Option<(String, OwnedFd, u64)> {
     None
 }
 
-/// Has a socket kept. `false`: there is no keeper, or it does not.
+/// Keeps a socket. `false`: there is no keeper, or it does not keep the socket.
 pub(super) fn keep_socket(name: &str, fd: BorrowedFd<'_>) -> bool {
     let Some(kept) = kept() else {
         return false;
@@ -96,7 +96,7 @@ impl Listens {
         same.then_some(socket)
     }
 
-    /// Has one kept.
+    /// Keeps a TCP listener.
     pub fn keep_tcp(self, socket: &TcpListener) {
         self.keep(0, socket.as_fd());
     }

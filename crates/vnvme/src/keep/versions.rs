@@ -7,7 +7,8 @@ use std::fmt;
 /// Arguments of a process that prints these versions.
 pub const VERSIONS: [&str; 2] = ["keep", "--versions"];
 
-/// How a process and its keeper talk: changed where one of them would not understand the other.
+/// Version of the protocol between a process and its keeper: changed where one of them would not
+/// understand the other.
 const PROTOCOL: u32 = 2;
 /// Version of the record of a process's configuration (`super::configuration`), and of the records
 /// of connections and disks.

@@ -250,7 +250,7 @@ fn scheme(url: &str) -> &str {
     url.split_once("://").map_or("", |(scheme, _)| scheme)
 }
 
-/// Where a path leads: the file itself, or the folder in which it is to be made.
+/// Resolves the links of a path: of the file itself, or of the folder in which it is to be made.
 fn real(path: &Path) -> PathBuf {
     if let Ok(real) = path.canonicalize() {
         return real;

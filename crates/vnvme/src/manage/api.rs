@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a client is kept waiting for the end of the start: less than it waits for an answer.
+/// Time that a client waits for the end of the start: less than its time limit for an answer.
 const START: Duration = Duration::from_secs(5);
 
 fn invalid(error: anyhow::Error) -> Error {

@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 use volume::Volume;
 
-/// How long a volume may take to be opened, or to be closed.
+/// Time limit for opening or closing a volume.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// How long the last to use a volume may take.
 const CLOSED: Duration = Duration::from_secs(10);
@@ -147,7 +147,7 @@ impl Manager {
         }
     }
 
-    /// Has a worker do something, and waits for its answer.
+    /// Runs a job on a worker, and waits for its result.
     pub(super) fn on_worker<T: Send + 'static>(
         &self,
         worker: usize,
@@ -179,7 +179,7 @@ impl Manager {
         })
     }
 
-    /// Has a disk served under the name that was taken for it.
+    /// Serves a disk under its reserved name.
     pub(super) fn serve_reserved(
         &self,
         ready: Ready,

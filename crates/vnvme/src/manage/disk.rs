@@ -89,7 +89,7 @@ impl DiskSpec {
         }
     }
 
-    /// Where it stands in a file.
+    /// Location in the configuration file.
     pub fn origin(&self) -> &Origin {
         match self {
             Self::Controller(spec) => &spec.origin,

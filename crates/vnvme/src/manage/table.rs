@@ -12,7 +12,7 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::Volume;
 
-/// Where a disk is from.
+/// Source of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The configuration: a reload that does not find it there removes it.

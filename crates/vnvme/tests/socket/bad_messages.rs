@@ -140,7 +140,7 @@ fn what_ends_the_connection_at_once() {
         let replies = closed(&mut client);
         assert!(replies.len() < 2, "{what}: {replies:?}");
     }
-    // One line gives the reason for each of them.
+    // The log has the reason for each of them.
     eventually("a reason for each", || {
         let log = daemon.log();
         let reasons = log

@@ -27,7 +27,7 @@ fn memory(host: &Host) -> Vec<u8> {
 fn memory_belongs_to_the_next_kernel_once_the_bit_is_clear() {
     let place = Place::new();
     let control = text(&place.path("control.sock"));
-    // One read in a second, so that most of these are in flight when the bit is cleared.
+    // A limit of one read in a second, so that most of these are in flight when the bit is cleared.
     let volume = "mem://4M?iops=1&burst=1ms";
     let daemon = Daemon::serve(&place, &["--control", &control, volume]);
     let mut host = Host::up(&place.socket());

@@ -39,8 +39,8 @@ fn more_clients_in_a_second_than_may_come_wait() {
     daemon.end();
 }
 
-/// Nothing spins, and the log stays short. The client is admitted when there is a descriptor for
-/// it.
+/// The process does not spin, and the log stays short. The client is admitted when there is a
+/// descriptor for it.
 #[test]
 fn a_client_for_which_no_descriptor_is_left_waits() {
     let place = Place::new();

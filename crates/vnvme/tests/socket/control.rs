@@ -185,7 +185,7 @@ fn slow_clients_hold_up_no_other() {
     for _ in 0..20 {
         assert!(ask_for_stats(&connect()).contains("controllers"));
     }
-    // One after the other, each with its two seconds, they would take longer.
+    // Sequential service, with two seconds for each client, would take longer.
     assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
     // A thousand silent clients: the oldest are dropped.
     for round in 0..1000 {

@@ -272,7 +272,7 @@ fn the_end_names_clients_that_are_attached() {
         "{line}"
     );
     drop(host);
-    // Nothing is logged about a disk without one.
+    // A disk without a client causes no such line.
     let daemon = Daemon::serve(&place, &["mem://1M"]);
     drop(Host::up(&place.socket()));
     daemon.wait_log(|line| line.contains("client disconnected"));

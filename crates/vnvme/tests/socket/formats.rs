@@ -300,8 +300,8 @@ fn shared(place: &Place, disk: &str) -> Vec<String> {
     ["serve", "--config", &text(&file)].map(String::from).into()
 }
 
-/// One disk formats the namespace that the other one writes to. Data written before is erased, and
-/// no old write arrives later.
+/// A disk formats the namespace that another one writes to. Data written before is erased, and no
+/// old write arrives later.
 #[test]
 fn disks_of_a_subsystem_format_for_each_other() {
     const WRITES: u64 = 24;
@@ -326,7 +326,7 @@ fn disks_of_a_subsystem_format_for_each_other() {
         let mut command = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
         command.cdw10 = lbaf.into();
         let size = 512 << (3 * lbaf);
-        // One block each, of the block size at the time of the write.
+        // A block each, of the block size at the time of the write.
         writes.ram.write_all_at(&[0xb7; 4096], 0x40_0000).unwrap();
         let mut cid = None;
         for slba in 0..WRITES {

@@ -99,7 +99,7 @@ fn a_volume_that_hangs_keeps_nobody_else() {
     pair.fuse.fall_silent();
     hang(&mut hangs, &pair.fuse);
     goes_on(&mut neighbour);
-    // Its own registers work, too, and a reset does not wait for hanging commands.
+    // The registers of the disk itself work, too, and a reset does not wait for hanging commands.
     let began = Instant::now();
     hangs.enable();
     hangs.create_queues(1, None);
@@ -251,7 +251,8 @@ fn a_worker_that_stands_still_is_named_and_not_waited_for() {
     let place = Place::new();
     let disk = place.disk("disk.raw", 4 << 20);
     let control = text(&place.path("ctl"));
-    // Such a worker polls all the time. A sleeping worker makes no rounds, either.
+    // The worker of a disk with mapped doorbells polls all the time. A sleeping worker makes no
+    // rounds, either.
     let args = ["--doorbells", "mapped", &disk, "--control", &control];
     let args = [&args[..], &["--stop-timeout", "1"]].concat();
     let daemon = Daemon::serve(&place, &args);

@@ -470,7 +470,8 @@ fn there_is_a_keeper_where_there_can_be_one() {
     daemon.end();
 }
 
-/// Its resources are free only a moment later, when the process that served has ended, too.
+/// The keeper's resources are free only a moment later, when the process that served has ended,
+/// too.
 #[test]
 fn a_killed_keeper_can_be_started_again_at_once() {
     let place = Place::new();

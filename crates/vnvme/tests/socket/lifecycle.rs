@@ -17,7 +17,7 @@ fn sigterm_and_sigint_end_it_well() {
         let mut host = Host::up(&place.socket());
         let data = pattern(1, 128 << 10);
         host.write(1, 100, &data);
-        // One client is connected, and a silent one waits behind it.
+        // A client is connected, and a silent one waits behind it.
         let waiting = std::os::unix::net::UnixStream::connect(place.socket()).unwrap();
         daemon.signal(signal);
         let ended = daemon.wait();

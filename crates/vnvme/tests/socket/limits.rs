@@ -76,8 +76,8 @@ fn many_clients_leave_nothing_behind() {
     let grown = status_kib(daemon.pid(), "VmRSS").saturating_sub(resident);
     assert!(grown < 8 << 10, "{grown} KiB more after 300 clients");
     let grown = status_kib(daemon.pid(), "VmSize").saturating_sub(mapped);
-    // One guest's memory not unmapped would be 16 MiB each time; a thread's first allocation takes
-    // 64 MiB of addresses.
+    // Memory of a guest that is not unmapped would be 16 MiB each time; a thread's first allocation
+    // takes 64 MiB of addresses.
     assert!(
         grown < 256 << 10,
         "{grown} KiB of address space more after 300 clients"

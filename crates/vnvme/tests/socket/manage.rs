@@ -530,8 +530,8 @@ fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
     let Managed { place, daemon, .. } = m;
     assert!(daemon.end().status.success());
     let before = fs::read_to_string(place.path("state.toml")).unwrap();
-    // One volume is missing. The configuration has another disk's volume by now, and the socket of
-    // a third. A regular file is at the socket's path of the fourth.
+    // The volume of the first disk is missing. The configuration has another disk's volume by now,
+    // and the socket of a third. A regular file is at the socket's path of the fourth.
     fs::remove_file(&gone).unwrap();
     fs::write(place.path("d.sock"), "no socket").unwrap();
     let configured = |name: &str, socket: &str, volume: &str| {

@@ -60,8 +60,8 @@ fn memory_is_pinned_while_it_is_mapped() {
                 assert!(host.read(1, 0, data.len()) == data);
             }
         }
-        // Transfers that a message announced before the unmap may be too late; a transfer in time is
-        // complete.
+        // Transfers that a message announced before the unmap may be too late; a transfer in
+        // time is complete.
         let data = pattern(99, 64 << 10);
         host.write(1, 0, &data);
         assert!(host.read(1, 0, data.len()) == data);

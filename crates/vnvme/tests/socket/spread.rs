@@ -1,4 +1,4 @@
-//! One controller's queues on two workers, migrated repeatedly: no command is lost or completes
+//! Queues of one controller on two workers, migrated repeatedly: no command is lost or completes
 //! twice.
 
 use std::os::unix::fs::FileExt;
@@ -255,7 +255,7 @@ fn every_worker_flushes_what_went_through_it_at_the_end() {
     lower.end();
 }
 
-/// One worker copies as fast as it can, another one is idle: half of the queues migrate.
+/// A worker copies as fast as it can, and another one is idle: half of the queues migrate.
 #[test]
 fn a_busy_worker_gives_queues_to_an_idle_one() {
     let place = Place::new();
@@ -326,7 +326,8 @@ fn a_busy_worker_gives_queues_to_an_idle_one() {
 fn limited_volumes_stay() {
     let place = Place::new();
     let [control, config] = ["control", "vnvme.toml"].map(|name| text(&place.path(name)));
-    // The same disk without a limit stands beside it: its queues do migrate meanwhile.
+    // A disk with the same volume and without a limit is served, too: its queues do migrate
+    // meanwhile.
     let volumes = ["mem://16M", "mem://16M?iops=100000"];
     let sockets = ["free.sock", "limited.sock"].map(|name| place.path(name));
     let tables = volumes.iter().zip(&sockets).map(|(volume, socket)| {

@@ -437,7 +437,7 @@ fn what_was_answered_outlasts_a_cut_of_the_power() {
         }
     };
     let disk = place.disk("disk.raw", 1 << 20);
-    // That disk makes no files, so a file of another process is copied there.
+    // The failing disk's file system makes no files, so a file of another process is copied there.
     let made = Daemon::spawn(&["serve", "--config", &config(&place, &disk)]);
     made.wait_listening(&place.path("b"));
     made.end();

@@ -296,7 +296,8 @@ fn two_hosts_append_at_once() {
                         let byte = who + 2 * (turn % 100) as u8;
                         places.insert(append(host, number, byte).unwrap(), byte);
                         if turn == 20 * u64::from(who) {
-                            // One of two concurrent resets of a zone may have to be repeated.
+                            // Concurrent resets of a zone may be interrupted, and have to be
+                            // repeated then.
                             let ended = run(host, send(Zsa::RESET, next));
                             let known = [Status::SUCCESS, Status::COMMAND_INTERRUPTED];
                             assert!(known.contains(&ended), "{ended}");
