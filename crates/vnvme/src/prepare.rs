@@ -100,7 +100,7 @@ impl Prepared {
     }
 }
 
-/// A controller whose volumes are open.
+/// A controller with open volumes.
 pub struct ReadyController {
     spec: ControllerSpec,
     volumes: Vec<Prepared>,
@@ -218,8 +218,8 @@ fn boot_image(spec: &ControllerSpec) -> Result<Option<BootImage>> {
     spec.origin.place("boot-partition", read)
 }
 
-/// A controller whose socket and volumes are open. Contains all that would delay other disks if its
-/// worker had to make it.
+/// A controller with an open socket and open volumes. Contains all that would delay other disks if
+/// its worker had to make it.
 pub struct OpenController {
     pub spec: ControllerSpec,
     pub listener: Listener,
@@ -247,7 +247,7 @@ impl OpenController {
     }
 }
 
-/// A vhost-user-blk export whose volume is open.
+/// A vhost-user-blk export with an open volume.
 pub struct ReadyExport {
     spec: VhostBlkSpec,
     volume: Prepared,
@@ -308,12 +308,12 @@ impl ReadyExport {
     }
 }
 
-/// A vhost-user-blk export whose socket and volume are open.
+/// A vhost-user-blk export with an open socket and an open volume.
 pub struct OpenExport {
     pub spec: VhostBlkSpec,
     /// Kept listening socket, for as long as the export is served.
     pub kept: Option<KeptSocket>,
-    /// Listener, whose drop removes the socket's file.
+    /// Listener; its drop removes the socket's file.
     pub listener: Listener,
     /// Duplicate of the listening socket.
     pub socket: OwnedFd,
@@ -334,7 +334,7 @@ impl OpenExport {
     }
 }
 
-/// A subsystem whose volumes are open.
+/// A subsystem with open volumes.
 pub struct ReadyTarget {
     spec: NvmeTcpSpec,
     keys: Vec<HostKey>,
@@ -379,7 +379,7 @@ impl ReadyTarget {
     }
 }
 
-/// A subsystem whose socket and volumes are open.
+/// A subsystem with an open socket and open volumes.
 pub struct OpenTarget {
     pub spec: NvmeTcpSpec,
     /// Secrets that authenticate hosts.

@@ -58,7 +58,7 @@ impl Watched {
     }
 }
 
-/// Volumes whose sizes are watched.
+/// Volumes with watched sizes.
 #[derive(Clone, Default)]
 pub struct Sizes(Arc<Shared>);
 

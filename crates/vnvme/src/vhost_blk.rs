@@ -33,7 +33,7 @@ pub struct FrontEnds {
 pub struct VhostBlk {
     /// Kept listening socket, for as long as the export is served. This field is dropped first.
     kept_socket: Option<KeptSocket>,
-    /// Listener, whose drop removes the socket's file. It is closed before the back-end's
+    /// Listener; its drop removes the socket's file. It is closed before the back-end's
     /// connection to the receiver process: the last to close it also closes clients that wait to be
     /// accepted.
     file: Listener,

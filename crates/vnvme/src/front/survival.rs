@@ -1,4 +1,4 @@
-//! A controller whose client survives this process.
+//! A controller with a client that survives this process.
 
 use super::nvme::{NvmeFront, TOKEN_KEEPER};
 use crate::device::NvmeDevice;

@@ -29,7 +29,7 @@ const CLOSED: Duration = Duration::from_secs(10);
 const EXPORT_IN_FLIGHT: usize = 256;
 const LOOK: Duration = Duration::from_millis(2);
 
-/// A disk whose volumes are open, and that cannot be reached yet.
+/// A disk with open volumes that cannot be reached yet.
 pub(super) enum Ready {
     Controller(ReadyController),
     Export(Box<ReadyExport>),
@@ -90,7 +90,7 @@ impl Manager {
         })
     }
 
-    /// Serves a disk whose volumes are open.
+    /// Serves a disk with open volumes.
     pub(super) fn serve(&self, ready: Ready) -> Result<Running, Error> {
         let (worker, assignment) = self.crew.peers.assign_any();
         let (access, receiver) = (&self.process.access, &self.crew.receiver);

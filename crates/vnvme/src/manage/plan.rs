@@ -476,7 +476,7 @@ fn differing(now: &DiskSpec, then: &DiskSpec) -> String {
     differing_keys(&now.to_table(), &then.to_table())
 }
 
-/// Returns the keys whose values differ.
+/// Returns the keys with different values.
 fn differing_keys(now: &toml::Table, then: &toml::Table) -> String {
     let mut keys: Vec<&String> = now.keys().chain(then.keys()).collect();
     keys.sort();

@@ -62,7 +62,7 @@ fn missing(what: &str, feature: &str) -> String {
     format!("{what}: this vnvme was built without it (cargo feature \"{feature}\")")
 }
 
-/// Refuses disks whose part is absent from this build.
+/// Refuses disks that need a part which is absent from this build.
 ///
 /// # Errors
 /// A sentence for the user, which names the feature.
