@@ -2,9 +2,9 @@
 //! root and without installing.
 //!
 //! `apt-get` is given a sources list, package lists, a download directory and an empty dpkg status
-//! of its own, so it neither reads nor changes what is installed. Signatures are checked as always,
-//! against Debian's archive keyring; a machine that has no such keyring (Ubuntu) gets it from its
-//! own archive, unpacked into the cache as well.
+//! of its own, so it neither reads nor changes installed packages. Signatures are checked as
+//! always, against Debian's archive keyring; a machine that has no such keyring (Ubuntu) gets it
+//! from its own archive, unpacked into the cache as well.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,7 @@ use crate::cache::Cache;
 use crate::mirror::{OLDER, keyring, mirrors, newer_keyring};
 use crate::progress::say;
 
-/// One package as `apt-get --print-uris` announces it.
+/// A package as `apt-get --print-uris` announces it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Package {
     /// Binary package name.
@@ -47,7 +47,7 @@ impl Apt {
         Apt::open_for(cache, suites, AMD64)
     }
 
-    /// The same for packages of another architecture, which are only unpacked here.
+    /// Opens an apt for packages of another architecture, which are only unpacked here.
     pub fn open_for(cache: &Cache, suites: &[&str], architecture: &'static str) -> Result<Apt> {
         for program in ["apt-get", "dpkg-deb"] {
             if !on_path(program) {
@@ -149,7 +149,8 @@ impl Apt {
         let fetched = self.run(&args, debs.path());
         fetched.map_err(|e| not_served(&e).unwrap_or(e))?;
         say(format!("apt: unpacking {} packages", packages.len()));
-        // What base-files would have made: one /usr, so that no package makes a second /lib.
+        // The directories that base-files would have made: one /usr, so that no package makes a
+        // second /lib.
         for dir in ["bin", "sbin", "lib", "lib64"] {
             fs::create_dir_all(into.join("usr").join(dir))?;
             std::os::unix::fs::symlink(format!("usr/{dir}"), into.join(dir))?;
@@ -258,8 +259,8 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
     Ok(out)
 }
 
-/// Where packages are named that the mirror does not have (it is in the middle of a
-/// synchronisation): which ones these are, and nothing else.
+/// Returns the names of packages that the mirror does not have (it is in the middle of a
+/// synchronisation), if the error contains any.
 fn not_served(error: &anyhow::Error) -> Option<anyhow::Error> {
     let said = error.to_string();
     let missing: Vec<&str> = said

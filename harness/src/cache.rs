@@ -1,8 +1,8 @@
 //! The cache below `target/harness`: directories that are complete or absent, never half made.
 //!
-//! Each artefact is a directory whose name ends in a hash of everything it was made from. It is
-//! made under another name and renamed when complete, under a file lock, so that tests that start
-//! at the same time wait for one maker.
+//! Each artefact is a directory with a name that ends in a hash of everything it was made from. It
+//! is made under another name and renamed when complete, under a file lock, so that tests that
+//! start at the same time wait for one maker.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Opens `target/harness` of this checkout, or what `VNVME_HARNESS_CACHE` names.
+    /// Opens `target/harness` of this checkout, or the directory in `VNVME_HARNESS_CACHE`.
     pub fn open() -> Result<Cache> {
         let root = match std::env::var_os("VNVME_HARNESS_CACHE") {
             Some(dir) => PathBuf::from(dir),
@@ -77,14 +77,14 @@ impl Cache {
         self.tidied("logs")
     }
 
-    /// A directory of its own for disks, on the same filesystem as the cache (not a tmpfs: disks
-    /// are opened with O_DIRECT); it goes when the value is dropped.
+    /// Creates a directory for disks, on the same filesystem as the cache (not a tmpfs: disks are
+    /// opened with O_DIRECT). It is removed when the value is dropped.
     pub fn scratch(&self) -> Result<tempfile::TempDir> {
         let dir = self.tidied("scratch")?;
         Ok(tempfile::Builder::new().prefix("disk-").tempdir_in(dir)?)
     }
 
-    /// A directory below the cache, without what a killed run left in it days ago.
+    /// Opens a directory below the cache, and removes files that a killed run left in it days ago.
     fn tidied(&self, name: &str) -> Result<PathBuf> {
         const KEEP: Duration = Duration::from_secs(2 * 24 * 3600);
         let dir = self.path(name);
@@ -103,7 +103,7 @@ impl Cache {
         Ok(dir)
     }
 
-    /// Removes the artefacts called `name` except `keep`: what an older recipe left behind.
+    /// Removes the artefacts called `name` except `keep`: those of an older recipe.
     pub fn prune(&self, name: &str, keep: &Path) -> Result<()> {
         let prefix = format!("{name}-");
         for entry in fs::read_dir(&self.root)? {

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use sync::Unpoisoned;
 
-/// What the guest answered to one request.
+/// Answer of the guest to one request.
 #[derive(Clone, Debug)]
 pub struct Reply {
     /// Exit status of the script, as a shell reports it.
     pub status: i32,
-    /// What it printed, or the file's content.
+    /// Output of the script, or the file's content.
     pub data: Vec<u8>,
 }
 
@@ -40,8 +40,8 @@ impl Channel {
         }
     }
 
-    /// Waits for the line that a booted guest sends; answers the boot's id and the guest's uptime
-    /// in seconds. What an earlier boot left unfinished on the port is skipped.
+    /// Waits for the line that a booted guest sends; returns the boot's id and the guest's uptime
+    /// in seconds. An incomplete line of an earlier boot on the port is skipped.
     pub fn ready(&mut self, deadline: Instant) -> Result<(String, f32)> {
         loop {
             let line = self.line(deadline)?;
@@ -155,7 +155,7 @@ impl Channel {
     }
 }
 
-/// What the host waits longer than the guest.
+/// Additional time for which the host waits beyond the guest's limit.
 const GRACE: Duration = Duration::from_secs(15);
 
 /// Lines that scripts in the guest send to the host while they run (`echo word >&4`).
@@ -189,7 +189,7 @@ impl Events {
         lock.lock().unpoisoned().clone()
     }
 
-    /// Waits until `enough` says so of all lines so far; answers them.
+    /// Waits until `enough` accepts all lines so far; returns them.
     pub fn wait(&self, limit: Duration, enough: impl Fn(&[String]) -> bool) -> Result<Vec<String>> {
         let deadline = Instant::now() + limit;
         let (lock, changed) = &*self.shared;
@@ -240,7 +240,7 @@ pub fn accept(
 mod tests {
     use super::*;
 
-    /// A guest's side that says what it is told to.
+    /// Creates a guest's side that sends these bytes.
     fn guest(says: &'static [u8]) -> Result<Channel> {
         let (ours, mut theirs) = UnixStream::pair()?;
         std::thread::spawn(move || {

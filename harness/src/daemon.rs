@@ -57,7 +57,7 @@ impl Daemon {
         &self.socket
     }
 
-    /// Its process.
+    /// Returns the daemon's process.
     pub fn process(&self) -> &Process {
         &self.process
     }
@@ -67,7 +67,7 @@ impl Daemon {
         testkit::serving(self.process.pid())
     }
 
-    /// All that it has logged so far.
+    /// Returns all log output so far.
     pub fn log(&self) -> Result<String> {
         Ok(String::from_utf8_lossy(&fs::read(&self.log)?).into_owned())
     }
@@ -147,14 +147,14 @@ impl DaemonBuilder {
         self
     }
 
-    /// Serves what a configuration file says, instead of volumes; `socket` is the one of
-    /// its sockets that comes last.
+    /// Serves the disks of a configuration file instead of volumes; `socket` is the last of its
+    /// sockets.
     pub fn config(mut self, file: &Path, socket: &Path) -> Self {
         self.config = Some((file.to_path_buf(), socket.to_path_buf()));
         self
     }
 
-    /// The same as `vnvme daemon`, whose disks come and go.
+    /// Serves the configuration as `vnvme daemon`, which adds and removes disks at run time.
     pub fn managed(self, file: &Path, socket: &Path) -> Self {
         let command = "daemon";
         Self {
@@ -195,7 +195,7 @@ impl DaemonBuilder {
         Ok(daemon)
     }
 
-    /// Starts it where it must refuse to run; answers its exit status and what it printed.
+    /// Starts the daemon where it must refuse to run; returns its exit status and its output.
     pub fn refuse(self) -> Result<(ExitStatus, String)> {
         let (process, _, log, _dir) = self.spawn()?;
         let status = process.wait(Duration::from_secs(30))?;
@@ -275,7 +275,7 @@ pub fn build(name: &str, args: &[&str]) -> Result<PathBuf> {
     build_in(name, args, None)
 }
 
-/// The same in a directory of its own, if one is given.
+/// Builds the program in a directory of its own, if one is given.
 pub fn build_in(name: &str, args: &[&str], target: Option<&Path>) -> Result<PathBuf> {
     say(format!("building {name}"));
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

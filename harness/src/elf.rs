@@ -1,6 +1,5 @@
-//! The little that the harness must know of ELF files: which libraries a program
-//! needs, and a kernel module's `.modinfo`. 64-bit little-endian only, which is what
-//! Debian's amd64 packages hold.
+//! Reader of the parts of ELF files that the harness needs: the libraries of a program, and a
+//! kernel module's `.modinfo`. 64-bit little-endian only, as in Debian's amd64 packages.
 
 /// Program header and dynamic section tags (System V ABI, chapter 5).
 const PT_LOAD: u32 = 1;

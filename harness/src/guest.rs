@@ -21,7 +21,7 @@ use crate::qemu::Qemu;
 use crate::qmp::Qmp;
 use sync::Unpoisoned;
 
-/// What programs of ours may need beyond the tools' libraries.
+/// Library that programs of ours may need beyond the tools' libraries.
 const LIBRARY: &str = "libgcc_s.so.1";
 
 /// Exit status and output of a script.
@@ -96,14 +96,14 @@ impl GuestBuilder {
     }
 }
 
-/// How a QEMU is started, whatever machine it makes.
+/// Parameters for starting a QEMU of any machine.
 #[derive(Debug)]
 pub(crate) struct Launch {
     /// Names the logs.
     pub name: String,
     /// The words that start QEMU.
     pub words: Vec<OsString>,
-    /// Its environment.
+    /// Environment of QEMU.
     pub envs: Vec<(String, OsString)>,
     /// Whether the guest takes scripts by the harness's init.
     pub scripts: bool,
@@ -194,12 +194,12 @@ impl Guest {
         })
     }
 
-    /// Runs a script that must succeed; answers what it printed.
+    /// Runs a script that must succeed; returns its output.
     pub fn run(&self, script: &str) -> Result<String> {
         self.run_for(SCRIPT_LIMIT, script)
     }
 
-    /// Runs a script that must succeed within `limit`; answers what it printed.
+    /// Runs a script that must succeed within `limit`; returns its output.
     pub fn run_for(&self, limit: Duration, script: &str) -> Result<String> {
         let output = self.sh_for(limit, script)?;
         if output.status != 0 {
@@ -299,12 +299,12 @@ impl Guest {
         &self.process
     }
 
-    /// The file with what QEMU itself has printed; it outlives the guest.
+    /// Returns the file with QEMU's own output; it outlives the guest.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// All that the guest has printed on its console so far.
+    /// Returns all console output of the guest so far.
     pub fn console(&self) -> Result<String> {
         Ok(String::from_utf8_lossy(&fs::read(&self.console)?).into_owned())
     }

@@ -1,10 +1,10 @@
-//! What the guest boots: the kernel, an initramfs with busybox and one script,
-//! and a read-only tools image.
+//! The files that the guest boots: the kernel, an initramfs with busybox and one script, and a
+//! read-only tools image.
 //!
-//! The initramfs holds only what is needed before the tools image is mounted, because every byte of
-//! it costs boot time. The tools image (ext4, attached by virtio-blk) holds the programs under
-//! test: nvme-cli, fio, e2fsprogs, xfsprogs, btrfs-progs, util-linux, with their libraries, all
-//! kernel modules that a test may load, and a tree of ordinary files to copy.
+//! The initramfs holds only files that are needed before the tools image is mounted, because every
+//! byte of it costs boot time. The tools image (ext4, attached by virtio-blk) holds the programs
+//! under test: nvme-cli, fio, e2fsprogs, xfsprogs, btrfs-progs, util-linux, with their libraries,
+//! all kernel modules that a test may load, and a tree of ordinary files to copy.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -98,7 +98,7 @@ const PROGRAMS: [&str; 19] = [
     "kexec",
 ];
 
-/// Modules that the initramfs loads at boot: what the tools image is read through.
+/// Modules that the initramfs loads at boot, through which the tools image is read.
 const BOOT_MODULES: [&str; 1] = ["virtio_blk"];
 
 /// Modules on the tools image, for `modprobe`.
@@ -199,7 +199,7 @@ const NEWER_WISH: Wish = Wish {
 };
 
 impl Image {
-    /// The same image with that kernel, and what of its modules a guest boots with.
+    /// Returns the same image with the newer kernel, and the modules with which a guest boots.
     pub fn with_newer_kernel(mut self, cache: &Cache) -> Result<Image> {
         let tree = Tree::fetch(cache, &NEWER_WISH, |_| Ok(()))?;
         let base = fs::read(&self.initramfs)?;
@@ -216,7 +216,7 @@ impl Image {
                 let path = format!("boot/{release}/{i:02}-{}.ko", module.name);
                 archive.file(&path, 0o644, &module.bytes);
             }
-            // One archive behind the other is one.
+            // Concatenated archives are read as a single one.
             let mut whole = base.clone();
             whole.resize(whole.len().next_multiple_of(512), 0);
             whole.extend(archive.finish());

@@ -14,7 +14,7 @@ use crate::tree::Tree;
 /// A kernel module, unpacked.
 #[derive(Clone, Debug)]
 pub struct Module {
-    /// Its name, with `_` for `-`.
+    /// Name of the module, with `_` for `-`.
     pub name: String,
     /// The `.ko` file's bytes.
     pub bytes: Vec<u8>,
@@ -108,7 +108,7 @@ fn unpack(tree: &Tree, packed: &[u8]) -> Result<Vec<u8>> {
     let output = std::thread::scope(|scope| {
         scope.spawn(move || {
             use std::io::Write;
-            // A tool that stops reading says why by its exit status.
+            // A tool that stops reading reports the reason by its exit status.
             stdin.map(|mut pipe| pipe.write_all(packed))
         });
         child.wait_with_output()

@@ -10,10 +10,10 @@
 //! attacks a daemon that serves a good neighbour; it needs no guest. [`systemd`] is a machine that
 //! starts the daemon as an installed unit.
 //!
-//! What may be touched here: processes, files below the cache and below a temporary directory
-//! of each guest. What may not: anything of the machine's package system, and the inside of
-//! the crates under test. They are reached only as a user reaches them, through the `vnvme`
-//! program and a virtual machine, or a client at its sockets.
+//! This crate accesses processes, files below the cache and below a temporary directory of each
+//! guest. It accesses nothing of the machine's package system, nor the inside of the crates under
+//! test. They are reached only as a user reaches them, through the `vnvme` program and a virtual
+//! machine, or a client at its sockets.
 //!
 //! Environment variables:
 //!

@@ -1,4 +1,4 @@
-//! What a guest is made of, and how that is said to QEMU.
+//! Description of a guest, and its translation into QEMU's options.
 
 use std::ffi::OsString;
 use std::fs;
@@ -21,7 +21,7 @@ pub enum Disk {
         /// Path of the server's socket.
         socket: PathBuf,
     },
-    /// QEMU's own NVMe controller on raw files, one namespace each: what ours is compared with.
+    /// QEMU's own NVMe controller on raw files, one namespace each: the comparison for ours.
     QemuNvme {
         /// The raw files.
         files: Vec<PathBuf>,
@@ -32,7 +32,7 @@ pub enum Disk {
     },
 }
 
-/// What starts the machine.
+/// Firmware that starts the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Firmware {
     /// SeaBIOS, which reads NVMe disks itself.
@@ -44,7 +44,7 @@ pub enum Firmware {
     Ovmf,
 }
 
-/// What a guest will be.
+/// Description of a guest to be started.
 #[derive(Clone, Debug)]
 pub struct GuestBuilder {
     pub(crate) name: String,
@@ -69,8 +69,8 @@ const APPEND: &str = "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check n
      cryptomgr.notests init_on_alloc=0 audit=0 apparmor=0 ipv6.disable=1 \
      initcall_blacklist=load_system_certificate_list,jent_mod_init";
 
-/// QEMU's end of what the harness talks with: QMP, a file for the console, and, with a `serial`
-/// device for them, the ports `agent` and `events`.
+/// QEMU's ends of the harness's channels: QMP, a file for the console, and, with a `serial` device
+/// for them, the ports `agent` and `events`.
 pub(crate) fn channels(
     add: &mut impl FnMut(&[&str]),
     dir: &Path,
@@ -117,13 +117,13 @@ impl Guest {
 }
 
 impl GuestBuilder {
-    /// Memory in MiB (512 unless told).
+    /// Sets the memory in MiB (default: 512).
     pub fn memory_mib(mut self, mib: u32) -> Self {
         self.memory_mib = mib;
         self
     }
 
-    /// Virtual processors (2 unless told).
+    /// Sets the number of virtual processors (default: 2).
     pub fn cpus(mut self, cpus: u32) -> Self {
         self.cpus = cpus;
         self

@@ -1,5 +1,4 @@
-//! Where Debian packages come from on this machine, and the keyring that their
-//! signatures are checked with.
+//! Mirrors of Debian packages for this machine, and the keyring that verifies their signatures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ use crate::progress::say;
 /// Debian's ordinary public mirror.
 const DEFAULT_MIRROR: &str = "http://deb.debian.org/debian";
 
-/// Where distributions keep Debian's archive keyring; the extension changed with trixie.
+/// Paths of Debian's archive keyring in distributions; the extension changed with trixie.
 const KEYRINGS: [&str; 2] = [
     "usr/share/keyrings/debian-archive-keyring.pgp",
     "usr/share/keyrings/debian-archive-keyring.gpg",
@@ -73,8 +72,8 @@ fn choose_mirror(targets: &str, codename: &str) -> Option<String> {
     likely
 }
 
-/// A release of Debian whose index older keyrings verify, and whose keyring package
-/// knows the newer releases.
+/// A release of Debian with an index that older keyrings verify, and a keyring package that knows
+/// the newer releases.
 pub const OLDER: &str = "bullseye";
 
 /// A keyring with newer keys than the machine's, verified with the machine's.
@@ -134,8 +133,8 @@ fn fetch_keyring(cache: &Cache, into: &Path) -> Result<()> {
         }
         capture(command.args(words))
     };
-    // Hooks that need root make `update` fail after its work is done; the download
-    // tells whether it was enough.
+    // Hooks that need root make `update` fail after its work is done; the download shows whether it
+    // was enough.
     let updated = apt(&["update"]);
     if let Err(e) = apt(&["download", "debian-archive-keyring"]) {
         updated?;

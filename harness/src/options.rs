@@ -1,26 +1,25 @@
-//! What the benchmarks' programs are told: `OUTPUT [--runtime SECONDS] [--runs N]`.
+//! Options of the benchmarks' programs: `OUTPUT [--runtime SECONDS] [--runs N]`.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// How to measure, and where to.
+/// Options of a benchmark: measurement and output.
 #[derive(Debug)]
 pub struct BenchOptions {
     /// The file for the figures, in the form of `results.json`.
     pub output: PathBuf,
-    /// Of one run of one case, in seconds; at least 1.
+    /// Duration of one run of one case, in seconds; at least 1.
     pub runtime: u32,
     /// Runs of each case; at least 1.
     pub runs: u32,
 }
 
 impl BenchOptions {
-    /// Reads the words after the program's name. Three runs, of `runtime` seconds,
-    /// unless they say otherwise.
+    /// Reads the words after the program's name. The defaults are three runs, of `runtime` seconds.
     ///
     /// # Errors
-    /// Words that it does not understand; the message says how `program` is used.
+    /// Words that it does not understand; the message shows the usage of `program`.
     pub fn parse(
         program: &str,
         runtime: u32,

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::apt::on_path;
 use sync::Unpoisoned;
 
-/// How often the watching thread looks.
+/// Interval of the watching thread.
 const TICK: Duration = Duration::from_millis(10);
 
 /// A watched child process; dropping it kills it.
@@ -99,12 +99,12 @@ impl Process {
         self.shared.state().pid.unwrap_or(0)
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, if the process has ended.
     pub fn ended(&self) -> Option<ExitStatus> {
         self.shared.state().ended
     }
 
-    /// Whether it was killed because its time had passed.
+    /// Returns whether it was killed because its time had passed.
     pub fn overdue(&self) -> bool {
         self.shared.state().overdue
     }
@@ -137,7 +137,7 @@ impl Process {
         }
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills the process and waits for its end.
     pub fn kill(&self) -> Result<()> {
         self.signal(Signal::KILL)?;
         self.wait(Duration::from_secs(30))?;
@@ -147,7 +147,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Nothing can be done here about a process that does not die.
+        // A process that does not die is left.
         let _ = self.kill();
     }
 }

@@ -1,4 +1,4 @@
-//! Lines on standard error that say what is going on, with the seconds since the program started.
+//! Progress lines on standard error, with the seconds since the program started.
 //!
 //! Plain lines, no cursor movement: they read the same on a terminal, in a CI log and in a file.
 

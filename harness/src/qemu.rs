@@ -17,14 +17,14 @@ use crate::tree::{Tree, Wish};
 /// The first version with `vfio-user-pci`.
 const NEEDED: (u32, u32) = (10, 1);
 
-/// Where Debian has it, best first.
+/// Debian's suites with it, best first.
 const WISHES: [Wish; 3] = [
     wish(&["trixie", "trixie-backports"], Some("trixie-backports")),
     wish(&["forky"], None),
     wish(&["sid"], None),
 ];
 
-/// What QEMU's packages depend on and no QEMU needs here.
+/// Dependencies of QEMU's packages that no QEMU needs here.
 pub(crate) const WITHOUT: [&str; 16] = [
     "adduser",
     "coreutils",
@@ -68,13 +68,13 @@ const OVMF: Wish = Wish {
 pub struct Qemu {
     /// The words that start it, before its options.
     pub words: Vec<OsString>,
-    /// Its environment.
+    /// Environment of QEMU.
     pub envs: Vec<(String, OsString)>,
-    /// Its version line.
+    /// Version line of QEMU.
     pub version: String,
 }
 
-/// What executes the guest's instructions.
+/// Executor of the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
     /// The processor.
@@ -92,7 +92,7 @@ impl Qemu {
         if let Ok(qemu) = Qemu::check(vec!["qemu-system-x86_64".into()], Vec::new()) {
             return Ok(qemu);
         }
-        // What is in the cache needs no mirror, whichever suite it is from.
+        // A cached tree of any suite needs no mirror.
         let cached = WISHES
             .iter()
             .find(|wish| Tree::cached(cache, wish).is_some());

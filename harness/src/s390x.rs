@@ -2,8 +2,8 @@
 //! perl for programs that speak to a device. It is made and reached as the other guests are, by the
 //! same init and the same channel.
 //!
-//! Its programs cannot run here, so nothing of it is executed while the image is made: busybox
-//! makes its own links and unpacks the modules in the guest.
+//! The guest's programs cannot run here, so nothing of it is executed while the image is made:
+//! busybox makes its own links and unpacks the modules in the guest.
 
 use std::ffi::OsString;
 use std::fs;
@@ -127,7 +127,7 @@ const LIBRARY_DIR: &str = "lib/s390x-linux-gnu";
 const PERL: &str = "usr/lib/s390x-linux-gnu/perl-base";
 const PERL_MODULES: [&str; 2] = ["strict.pm", "warnings.pm"];
 
-/// What an s390x guest needs on this machine.
+/// Packages that an s390x guest needs on this machine.
 #[derive(Debug)]
 pub struct Mainframe {
     host: Tree,
@@ -136,7 +136,7 @@ pub struct Mainframe {
     guest: Tree,
 }
 
-/// What a guest is started with.
+/// Options for starting a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// Names its logs.
@@ -150,7 +150,7 @@ pub struct Options<'a> {
 }
 
 impl Mainframe {
-    /// The packages, fetched if they are not in the cache. An error says why this
+    /// Fetches the packages if they are not in the cache. The error names the reason why this
     /// machine cannot have them.
     pub fn fetch(cache: &Cache) -> Result<Mainframe> {
         let (host, words, version) = first_complete(cache, &HOST, |wish| from_debian(cache, wish))

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::daemon::Daemon;
 use crate::machine::Disk;
 
-/// Who plays the controller.
+/// Program that emulates the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Controller {
     /// The program under test.
@@ -28,7 +28,7 @@ impl Controller {
     }
 }
 
-/// What to serve, and how.
+/// Volumes to serve, and options.
 #[derive(Clone, Debug)]
 pub struct Volumes {
     /// Names the logs.
@@ -44,7 +44,7 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// One raw file, 512-byte blocks, writable.
+    /// Describes one raw file, with 512-byte blocks, writable.
     pub fn file(name: &str, file: impl Into<PathBuf>) -> Volumes {
         Volumes {
             name: name.to_string(),

@@ -1,9 +1,9 @@
 //! A machine with a real systemd: process 1 of namespaces of its own, in a tree of Debian packages
-//! that looks freshly installed. What runs in it is this machine's kernel's, so it is up at once;
-//! what it changes is kept apart from the tree and thrown away in the end.
+//! that looks freshly installed. Its programs run on this machine's kernel, so it is up at once.
+//! Its changes are kept apart from the tree and thrown away in the end.
 //!
-//! It has no network and no devices. Its units see a cgroup of their own. Other processes reach its
-//! files, and sockets, by [`Machine::path`].
+//! The machine has no network and no devices. Its units see a cgroup of their own. Other processes
+//! reach its files, and sockets, by [`Machine::path`].
 
 use std::fs;
 use std::io;
@@ -19,7 +19,7 @@ use crate::guest::tail;
 use crate::process::Process;
 use crate::tree::{Tree, Wish};
 
-/// systemd, dpkg, a shell, and what finds faults in packages and manual pages.
+/// systemd, dpkg, a shell, and checkers of packages and manual pages.
 pub const PACKAGES: Wish = Wish {
     name: "systemd",
     suites: &["trixie"],
@@ -47,7 +47,7 @@ pub const PACKAGES: Wish = Wish {
     without: &[],
 };
 
-/// Nothing else is started: neither udev, nor a login, nor a message bus.
+/// Target without other units: neither udev, nor a login, nor a message bus.
 const TARGET: &str = "[Unit]\nDescription=The journal\nDefaultDependencies=no\n\
                       Wants=systemd-journald.service\n";
 
@@ -64,7 +64,7 @@ pub struct Machine {
     init: u32,
 }
 
-/// A directory of the cgroup2 file system; it goes when the value is dropped.
+/// A directory of the cgroup2 file system. It is removed when the value is dropped.
 #[derive(Debug)]
 struct Cgroup(PathBuf);
 
@@ -150,7 +150,7 @@ impl Machine {
             fs::create_dir_all(changed.join(directory))?;
         }
         fs::write(changed.join("etc/systemd/system/test.target"), TARGET)?;
-        // As the maintainer scripts of its packages would have left it.
+        // The state that the maintainer scripts of its packages would have left.
         for name in ["passwd", "group"] {
             let master = format!("usr/share/base-passwd/{name}.master");
             fs::copy(tree.root().join(master), changed.join("etc").join(name))?;
@@ -218,7 +218,7 @@ impl Machine {
             .with_context(|| format!("{words:?}"))
     }
 
-    /// Runs a command that must succeed; answers what it printed.
+    /// Runs a command that must succeed; returns its output.
     pub fn run(&self, words: &[&str]) -> Result<String> {
         let output = self.output(words)?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -257,9 +257,9 @@ impl Machine {
         }
     }
 
-    /// What the journal has of a unit: what the unit says, and what systemd says of it.
+    /// Returns the journal of a unit: the unit's own lines, and systemd's lines about it.
     pub fn journal(&self, unit: &str) -> Result<String> {
-        // What has been said may not have been read yet.
+        // Recent lines may not have been read yet.
         self.run(&["journalctl", "--sync"])?;
         self.run(&["journalctl", "--no-pager", "--output=cat", "--unit", unit])
     }

@@ -21,7 +21,7 @@ const RECIPE: &str = "tree-1";
 /// When mirrors are asked again that do not serve something.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// What a tree is made of.
+/// Packages of a tree.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
     /// Name of the artefact in the cache.
@@ -32,9 +32,9 @@ pub struct Wish {
     pub release: Option<&'static str>,
     /// The packages; their dependencies come along.
     pub packages: &'static [&'static str],
-    /// Packages not to fetch, by prefix: what only maintainer scripts and unused parts of other
-    /// packages need. A library that is missing after all is an error when the program is prepared,
-    /// not a surprise in the guest.
+    /// Packages not to fetch, by prefix: those that only maintainer scripts and unused parts of
+    /// other packages need. A library that is missing after all is an error when the program is
+    /// prepared, not a surprise in the guest.
     pub without: &'static [&'static str],
 }
 
@@ -44,8 +44,8 @@ impl Wish {
         cache::key(&[RECIPE, &format!("{what:?}")])
     }
 
-    /// The file that says which package versions, and so which directory, the wish led to: with it
-    /// a second run needs no network.
+    /// Returns the file that names the package versions, and therefore the directory, of the wish:
+    /// with it a second run needs no network.
     fn pointer(&self, cache: &Cache) -> PathBuf {
         cache.path(format!("{}.{}", self.name, self.recipe()))
     }
@@ -60,7 +60,7 @@ pub struct Tree {
 
 impl Tree {
     /// The tree for `wish` from the cache, fetched if it is not there. `accept` sees the package
-    /// list before the download and refuses it by an error (a QEMU that is too old, say).
+    /// list before the download and refuses it by an error (for example a QEMU that is too old).
     pub fn fetch(
         cache: &Cache,
         wish: &Wish,
@@ -69,7 +69,7 @@ impl Tree {
         Tree::fetch_for(cache, wish, AMD64, accept)
     }
 
-    /// The same for packages of another architecture. Its programs run in a guest, not here.
+    /// Fetches packages of another architecture. Their programs run in a guest, not here.
     pub fn fetch_for(
         cache: &Cache,
         wish: &Wish,
@@ -85,7 +85,7 @@ impl Tree {
         if let Some(dir) = current() {
             return Tree::open(dir);
         }
-        // A mirror that is being changed lacks for a moment what its lists name.
+        // A mirror that is being changed lacks for a moment files that its lists name.
         let first = Tree::fetch_now(cache, wish, architecture, &accept);
         match first {
             Err(error) if architecture == AMD64 && is_not_served(&error) => {

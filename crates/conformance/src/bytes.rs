@@ -1,5 +1,5 @@
 //! Fields of structures by their offsets, as the standard's figures have them. The layouts of crate
-//! `nvme` are not used for what a controller returns: a mistake there must not hide itself.
+//! `nvme` are not used for data that a controller returns: a mistake there must not hide itself.
 
 /// The byte at an offset; 0 past the end.
 pub fn u8_at(bytes: &[u8], at: usize) -> u8 {

@@ -3,43 +3,43 @@
 use crate::host::Host;
 use crate::verdict::Check;
 
-/// Whether every controller has to pass.
+/// Controllers that have to pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Every I/O controller on PCIe.
     Always,
-    /// Those that say that they have this.
+    /// Controllers that report this capability.
     If(&'static str),
 }
 
-/// What is done before the case.
+/// Preparation before the case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setup {
     /// The controller is disabled.
     Disabled,
-    /// It is enabled, with admin queues.
+    /// The controller is enabled, with admin queues.
     Admin,
     /// There is I/O queue pair 1, too.
     Io,
-    /// The same by a second controller of the subsystem, which is [`Host`] number two.
+    /// I/O queue pair 1 on two controllers of the subsystem; the second is [`Host`] number two.
     Pair,
 }
 
-/// One case.
+/// A conformance case.
 pub struct Case {
-    /// Its name, unique.
+    /// Unique name.
     pub name: &'static str,
     /// Entries of the test plan that it stands for; none is one of our own.
     pub plan: &'static [&'static str],
-    /// What is required.
+    /// Requirement that the case checks.
     pub title: &'static str,
-    /// Where the standard requires it.
+    /// Section of the standard that requires it.
     pub section: &'static str,
-    /// Of whom.
+    /// Controllers that have to pass.
     pub need: Need,
-    /// What is done before.
+    /// Preparation before the case.
     pub setup: Setup,
-    /// What is done and looked at.
+    /// Function that runs the case.
     pub run: Run,
 }
 
@@ -69,7 +69,7 @@ macro_rules! cases {
     };
 }
 
-/// The same for cases with two hosts.
+/// Builds the table of cases with two hosts.
 macro_rules! pair_cases {
     ($($name:ident, [$($plan:literal),*], $need:expr, $section:literal, $title:literal;)*) => {
         /// The cases of this module that have two hosts.

@@ -1,9 +1,9 @@
 //! A host as the cases need it: registers, memory, queues, and commands that nobody checks.
 //!
-//! It is not crate `driver`, which sends nothing that is wrong. Each case has a host of its own, by
-//! a connection of its own, so that none depends on another. Completions are checked for what holds
-//! of every one of them: the queue and the head pointer that they name, the reserved dword, and
-//! that each comes once.
+//! This is not crate `driver`, which sends no wrong commands. Each case has a host of its own, by a
+//! connection of its own, so that none depends on another. Completions are checked for the
+//! properties of every one of them: the named queue and head pointer, the reserved dword, and that
+//! each arrives once.
 
 use crate::verdict::{Check, Expect, Verdict, failed, require, same};
 use dma::Memory;
@@ -18,13 +18,13 @@ use test_host::{
 };
 use vfio_user::DmaUnmapping;
 
-/// How long the server may take for a message, and a command for its completion.
+/// Longest time for the server's answer to a message, and for a command's completion.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long nothing may come where nothing is to come.
+/// Time without a completion after which none is expected.
 pub const QUIET: Duration = Duration::from_millis(60);
 /// Guest memory begins at this IOVA.
 pub const RAM_BASE: u64 = 0x1_0000_0000;
-/// Its bytes.
+/// Size of guest memory in bytes.
 const RAM_SIZE: u64 = 96 << 20;
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -38,7 +38,7 @@ struct Sq {
     outstanding: Vec<u16>,
 }
 
-/// How the controller is to be enabled.
+/// Values with which the controller is enabled.
 #[derive(Clone, Copy, Debug)]
 pub struct Enable {
     /// Entries of the admin submission queue.
@@ -83,7 +83,7 @@ pub struct Host {
     sqs: BTreeMap<u16, Sq>,
     cqs: BTreeMap<u16, Cq>,
     next_cid: u16,
-    /// Completions that came while another one was waited for: completion queue and entry.
+    /// Completions that arrived while another one was waited for: completion queue and entry.
     kept: Vec<(u16, Completion)>,
 }
 
@@ -141,7 +141,7 @@ impl Host {
         Ok(Csts::from_bits(self.read32(regs::CSTS)?))
     }
 
-    /// How long CSTS.RDY may take to follow CC.EN: CAP.TO, or one unit more than nothing.
+    /// Returns the longest time for CSTS.RDY to follow CC.EN: CAP.TO, or one unit where that is 0.
     pub fn ready_time(&self) -> Duration {
         Duration::from_millis(500) * u32::from(self.cap.to()).max(1)
     }
@@ -291,7 +291,7 @@ impl Host {
         self.sqs.get_mut(&qid).ok_or_else(|| without(qid))
     }
 
-    /// Writes a command behind the others, without ringing; its identifier.
+    /// Appends a command without ringing the doorbell; returns its identifier.
     pub fn put_command(&mut self, qid: u16, command: Command) -> Check<u16> {
         self.next_cid = self.next_cid.wrapping_add(1) & 0x7fff;
         let cid = self.next_cid;
@@ -299,7 +299,7 @@ impl Host {
         Ok(cid)
     }
 
-    /// The same with an identifier of the case's choice.
+    /// Appends a command with an identifier of the case's choice.
     pub fn put_command_as(&mut self, qid: u16, command: Command, cid: u16) -> Check {
         let sq = self.sqs.get_mut(&qid).ok_or_else(|| without(qid))?;
         sq.ring.push(&self.ram, &command.with_cid(cid))?;
@@ -312,7 +312,7 @@ impl Host {
         Ok(self.sq(qid)?.ring.tail as u16)
     }
 
-    /// Rings a submission queue's doorbell for what was put.
+    /// Rings a submission queue's doorbell for the appended commands.
     pub fn ring_tail(&mut self, qid: u16) -> Check {
         let tail = self.sq(qid)?.ring.tail;
         self.ring(qid, false, tail)
@@ -325,7 +325,8 @@ impl Host {
         Ok(cid)
     }
 
-    /// The next completion of a queue if there is one; checked, the head moved and told.
+    /// Returns the next completion of a queue if there is one. The entry is checked, and the head
+    /// doorbell is written.
     pub fn poll(&mut self, cqid: u16) -> Check<Option<Completion>> {
         let entry = self.poll_quietly(cqid)?;
         if entry.is_some() {
@@ -334,13 +335,13 @@ impl Host {
         Ok(entry)
     }
 
-    /// Tells the controller how far a completion queue was read.
+    /// Writes the head doorbell of a completion queue.
     pub fn ring_head(&mut self, cqid: u16) -> Check {
         let head = self.cqs.get(&cqid).map_or(0, |cq| cq.head);
         self.ring(cqid, true, head)
     }
 
-    /// The same without telling the controller.
+    /// Returns the next completion without writing the head doorbell.
     pub fn poll_quietly(&mut self, cqid: u16) -> Check<Option<Completion>> {
         let Some(cq) = self.cqs.get_mut(&cqid) else {
             return failed(format!(
@@ -372,7 +373,7 @@ impl Host {
         Ok(Some(entry))
     }
 
-    /// Waits for a completion of a queue, whichever comes.
+    /// Waits for any completion of a queue.
     pub fn next(&mut self, cqid: u16) -> Check<Completion> {
         if let Some(at) = self.kept.iter().position(|(qid, _)| *qid == cqid) {
             return Ok(self.kept.remove(at).1);
@@ -397,7 +398,7 @@ impl Host {
         }
     }
 
-    /// Waits for the completion of one command; others are kept.
+    /// Waits for the completion of one command; completions of other commands are kept.
     pub fn wait_for(&mut self, qid: u16, cid: u16) -> Check<Completion> {
         let cqid = self.sq(qid)?.cqid;
         let kept = self
@@ -417,7 +418,7 @@ impl Host {
         }
     }
 
-    /// Nothing completes for a while.
+    /// Checks that no command completes for a while.
     pub fn stays_quiet(&mut self, cqid: u16, what: &str) -> Check {
         let until = Instant::now() + QUIET;
         while Instant::now() < until {

@@ -1,4 +1,4 @@
-//! What the controller says of itself, and the commands that nearly every case needs.
+//! Identify data of the controller, and the commands that nearly every case needs.
 
 use crate::bytes::{u8_at, u16_at, u32_at, u64_at};
 use crate::host::{Host, PAGE, admin, nvm};
@@ -87,7 +87,7 @@ impl Controller {
 
 /// A namespace as Identify Namespace describes it (NVM Command Set 1.1, 4.1.5.1).
 pub struct Namespace {
-    /// Its NSID.
+    /// NSID of the namespace.
     pub nsid: u32,
     /// The data structure.
     pub page: Vec<u8>,
@@ -126,7 +126,7 @@ impl Host {
         cdw11: u32,
     ) -> Check<(Completion, Vec<u8>)> {
         let at = self.alloc(PAGE)?;
-        // What the controller does not write is seen.
+        // Shows bytes that the controller does not write.
         self.put(at, &[0xa5; PAGE as usize])?;
         let command = admin(AdminOpcode::IDENTIFY, nsid)
             .prp(at, 0)
@@ -276,8 +276,8 @@ impl Host {
         self.admin(command)
     }
 
-    /// Says by Host Behavior Support whether it enables extended LBA formats, and which formats of
-    /// Copy's descriptors it uses.
+    /// Sets Host Behavior Support: whether extended LBA formats are enabled, and the formats of
+    /// Copy's descriptors.
     pub fn behaves(&mut self, lbafee: u8, formats: u16) -> Check {
         let at = self.alloc(512)?;
         let mut data = [0; 512];

@@ -1,27 +1,28 @@
 //! The public test plan: the UNH-IOL NVMe conformance test suite for PCIe controllers.
 //!
 //! Numbers are those of its editions for NVMe 1.3 (v9, 2018; groups 6 and 10) and for the NVM
-//! command set 1.1 (v24, 2025; all others), as far as public copies tell them; what is required is
-//! said in words of our own. `1.3-4` is case 4 of test 1.3, `4.12` a whole test. Where the number
-//! of a case is not known, or several cases try the same, a letter takes its place: `1.4-a`.
+//! command set 1.1 (v24, 2025; all remaining groups), as far as public copies contain them.
+//! Requirements are stated in our own words. `1.3-4` is case 4 of test 1.3, `4.12` a whole test.
+//! Where the number of a case is not known, or several cases try the same, a letter takes its
+//! place: `1.4-a`.
 
 use crate::case::Need::{self, Always, If};
 
 /// A group of tests.
 pub struct Group {
-    /// Its number and name.
+    /// Number and name of the group.
     pub title: &'static str,
-    /// What it requires for which there is no case of ours.
+    /// Requirements of the group for which there is no case of ours.
     pub left_out: &'static [LeftOut],
 }
 
 /// An entry of the plan without a case.
 pub struct LeftOut {
-    /// Its number.
+    /// Number of the entry.
     pub id: &'static str,
-    /// What is required.
+    /// Requirement of the entry.
     pub title: &'static str,
-    /// Of whom.
+    /// Controllers that have to pass.
     pub need: Need,
     /// Why there is no case.
     pub reason: &'static str,

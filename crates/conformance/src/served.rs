@@ -1,6 +1,6 @@
 //! `vnvme` as a child process, for the suite to run against: a disk of its own (with a controller
-//! memory buffer and boot partitions), one whose host makes namespaces, one with placement handles,
-//! one whose blocks have metadata, one with zones, and two disks of one subsystem.
+//! memory buffer and boot partitions), one for namespaces made by its host, one with placement
+//! handles, one with metadata in its blocks, one with zones, and two disks of one subsystem.
 
 use crate::bytes::pattern;
 use crate::suite::Target;
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long the program may take to listen.
+/// Longest time for the program to listen.
 const START: Duration = Duration::from_secs(60);
 
 /// A running program; it ends with this.
@@ -151,7 +151,7 @@ impl Served {
         }
     }
 
-    /// The disk whose host makes namespaces.
+    /// Returns the disk for namespaces made by its host.
     pub fn pool(&self) -> Target {
         Target {
             socket: self.socket("pool"),
@@ -191,7 +191,7 @@ impl Served {
         }
     }
 
-    /// Whether it runs still: it must, whatever a host does.
+    /// Returns whether the program still runs: it must, whatever a host does.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }

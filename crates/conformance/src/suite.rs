@@ -1,4 +1,4 @@
-//! Runs cases, and says how each ended.
+//! Runner of cases, and their outcomes.
 
 use crate::case::{Case, Need, Run, Setup};
 use crate::cases::CASES;
@@ -8,33 +8,33 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// What the cases run against.
+/// Controllers that the cases run against.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The vfio-user socket of the controller.
     pub socket: PathBuf,
-    /// That of a second controller of the same subsystem, if there is one.
+    /// The socket of a second controller of the same subsystem, if there is one.
     pub second: Option<PathBuf>,
 }
 
-/// How a case ended.
+/// Outcome of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The controller does what is required.
+    /// The controller meets the requirement.
     Passed,
-    /// It does not: what was expected and what came.
+    /// The controller does not: the text has the expected and the actual result.
     Failed(String),
-    /// It does not have what the case is about.
+    /// The controller lacks the feature of the case.
     NotApplicable(String),
 }
 
 /// A case that ran.
 pub struct Report {
-    /// Which.
+    /// The case.
     pub case: &'static Case,
-    /// How it ended.
+    /// Outcome of the case.
     pub outcome: Outcome,
-    /// How long it took.
+    /// Duration of the case.
     pub took: Duration,
 }
 
@@ -93,7 +93,7 @@ fn prepare(host: &mut Host, setup: Setup) -> Check {
 }
 
 impl Report {
-    /// One line.
+    /// Formats the report as a line.
     pub fn line(&self) -> String {
         let (name, plan) = (self.case.name, self.case.plan.join(" "));
         match &self.outcome {
@@ -103,7 +103,7 @@ impl Report {
         }
     }
 
-    /// The same for programs.
+    /// Formats the report as JSON.
     pub fn json(&self) -> Value {
         let (outcome, text) = match &self.outcome {
             Outcome::Passed => ("passed", None),

@@ -1,4 +1,4 @@
-//! How a case ends, and the words that cases are written in.
+//! Verdicts of cases, and the helpers with which cases are written.
 
 use nvme::Status;
 use test_host::Completion;
@@ -7,13 +7,13 @@ use vfio_user::client::ClientError;
 /// Why a case did not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The controller does not do what the standard says: what was expected, and what came.
+    /// The controller violates the standard: the text has the expected and the actual result.
     Failed(String),
-    /// The controller does not have what the case is about: what it says of itself.
+    /// The controller lacks the feature of the case: the text has its report.
     NotApplicable(String),
 }
 
-/// What a case, or a step of one, comes to.
+/// Result of a case, or of a step of one.
 pub type Check<T = ()> = Result<T, Verdict>;
 
 /// The case fails, with this text.
@@ -44,7 +44,7 @@ macro_rules! require {
     };
 }
 
-/// Fails unless two numbers are the same; says both.
+/// Fails unless two numbers are the same; the text names both.
 macro_rules! same {
     ($got:expr, $expected:expr, $($what:tt)+) => {{
         let (got, expected) = (u128::from($got), u128::from($expected));
@@ -86,19 +86,19 @@ impl From<rustix::io::Errno> for Verdict {
     }
 }
 
-/// What is asked of a completion.
+/// Checks of a completion.
 pub trait Expect {
-    /// Its status.
+    /// Returns the completion's status.
     fn status(&self) -> Status;
-    /// Its status is this one; the flags do not count.
+    /// Checks that the status is this one; the flags do not count.
     fn expect(&self, status: Status, what: &str) -> Check;
-    /// Its status is one of these.
+    /// Checks that the status is among `statuses`.
     fn expect_one(&self, statuses: &[Status], what: &str) -> Check;
-    /// It succeeded.
+    /// Checks that the command succeeded.
     fn succeeds(&self, what: &str) -> Check;
-    /// Its status is this one, with Do Not Retry: the same command would fail again.
+    /// Checks for this status with Do Not Retry: the same command would fail again.
     fn refused(&self, status: Status, what: &str) -> Check;
-    /// It failed, however.
+    /// Checks that the command failed with any status.
     fn fails(&self, what: &str) -> Check;
 }
 

@@ -1,4 +1,4 @@
-//! What the server asks the program for.
+//! Interface of the daemon that the server calls.
 
 use crate::api::{
     AnaChange, AnaStatus, DeviceStatus, Disk, DiskKind, ErrorChange, LimitChange, Namespace,
@@ -38,12 +38,11 @@ pub trait Daemon: Send + Sync + 'static {
     /// There is none of this name; or a client is attached, and `force` is not set.
     fn remove(&self, name: &str, force: bool) -> Result<(), Error>;
 
-    /// Makes what is served be what a configuration says. With `dry_run` it only tells what would
-    /// be done. What cannot be done stands in [`Plan::refused`]; if anything does, nothing was
-    /// done.
+    /// Applies a configuration. With `dry_run` it only returns the changes. Impossible changes are
+    /// listed in [`Plan::refused`]; if there are any, nothing was done.
     ///
     /// # Errors
-    /// It is no configuration, or something failed on the way.
+    /// The configuration is invalid, or a change failed midway.
     fn apply(&self, config: Map<String, Value>, dry_run: bool) -> Result<Plan, Error>;
 
     /// Reads the configuration that the process was started with once more, and applies it.
@@ -52,7 +51,7 @@ pub trait Daemon: Send + Sync + 'static {
     /// It was started without one; or as [`Daemon::apply`].
     fn reload(&self) -> Result<Plan, Error>;
 
-    /// Adds a namespace to a controller, whose client sees it without a reset.
+    /// Adds a namespace to a controller. Its client notices without a reset.
     ///
     /// # Errors
     /// There is no such disk, it is no controller, or the namespace cannot be opened.
@@ -71,30 +70,29 @@ pub trait Daemon: Send + Sync + 'static {
     /// There is no such namespace, or its volume cannot have that size.
     fn resize(&self, name: &str, nsid: u32, bytes: u64) -> Result<Namespace, Error>;
 
-    /// Changes limits and weights; tells those of the volumes that were meant.
+    /// Changes limits and weights; returns those of the selected volumes.
     ///
     /// # Errors
-    /// Nothing is meant, or it cannot have what it is to have.
+    /// No volume is selected, or a selected volume cannot have these limits.
     fn limits(&self, change: &LimitChange) -> Result<Vec<VolumeLimits>, Error>;
 
-    /// Changes what becomes of requests that fail, or has those that wait begun again; tells it of
-    /// the volumes that were meant.
+    /// Changes error policies, or repeats requests that wait; returns the policies of the selected
+    /// volumes.
     ///
     /// # Errors
-    /// Nothing is meant.
+    /// No volume is selected.
     fn on_error(&self, change: &ErrorChange) -> Result<Vec<VolumeErrors>, Error>;
 
-    /// Changes how namespaces reach a device below; tells the paths of those that were meant.
+    /// Changes how namespaces reach a device below; returns the paths of the selected namespaces.
     ///
     /// # Errors
-    /// Nothing is meant, or it has no direct path.
+    /// No namespace is selected, or a selected one has no direct path.
     fn path(&self, change: &PathChange) -> Result<Vec<PathState>, Error>;
 
-    /// Changes how a disk's host reaches namespaces that other disks share; tells the states of
-    /// those groups that were meant.
+    /// Changes the ANA states of a disk's groups; returns the states of the selected groups.
     ///
     /// # Errors
-    /// Nothing is meant, or commands that came before do not end.
+    /// No group is selected, or commands in flight before the change do not end.
     fn ana(&self, change: &AnaChange) -> Result<Vec<AnaStatus>, Error>;
 
     /// Shuts a device below down; commands wait until it is resumed.
@@ -109,23 +107,23 @@ pub trait Daemon: Send + Sync + 'static {
     /// There is none of this name, it is not suspended, or it does not come up.
     fn resume(&self, device: &str) -> Result<DeviceStatus, Error>;
 
-    /// Has the program that is now where this one was found take this process's place: returns
-    /// only where that is refused, for else this process is ended.
+    /// Replaces this process by the program that is now installed at its path. Returns only if that
+    /// is refused, since otherwise this process is ended.
     ///
     /// # Errors
-    /// Always: nobody keeps the disks meanwhile, or the program does not fit.
+    /// Always: there is no keeper for the disks, or the program cannot replace this one.
     fn upgrade(&self) -> Result<Infallible, Error>;
 
-    /// What is served now, as a configuration file (TOML).
+    /// Returns the running configuration as a configuration file (TOML).
     ///
     /// # Errors
-    /// It cannot be written down.
+    /// The configuration cannot be written as a file.
     fn save(&self) -> Result<String, Error>;
 
     /// Counters of everything, as of one moment.
     fn stats(&self) -> Stats;
 
-    /// The same for monitoring, in Prometheus' text form.
+    /// Returns the metrics in Prometheus' text format.
     ///
     /// # Errors
     /// This process has none.
@@ -137,6 +135,6 @@ pub trait Daemon: Send + Sync + 'static {
     /// This program has none.
     fn page(&self) -> Result<&'static str, Error>;
 
-    /// What happens from now on.
+    /// Returns a receiver of events from now on.
     fn events(&self) -> EventReceiver;
 }

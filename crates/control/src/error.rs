@@ -2,19 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What kind of refusal it is: the status of the answer follows from it.
+/// Kind of a refusal, which determines the status of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
     /// There is nothing of this name: 404.
     NotFound,
-    /// It is not possible as things are: the name is taken, or a client is attached. 409.
+    /// The request conflicts with the present state: the name is taken, or a client is attached.
+    /// 409.
     Conflict,
     /// The request is wrong whatever is served: 400.
     Invalid,
     /// This program, or this process, cannot do that: 501.
     Unsupported,
-    /// It was tried, and has failed: 500.
+    /// The attempt has failed: 500.
     Failed,
     /// Not yet, or not now: 503.
     Busy,
@@ -24,7 +25,7 @@ pub enum ErrorKind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
-    /// What kind of refusal it is.
+    /// Kind of the refusal.
     pub kind: ErrorKind,
     /// A sentence for the user.
     pub message: String,
@@ -36,7 +37,7 @@ impl Error {
         Self::new(ErrorKind::NotFound, message)
     }
 
-    /// It is not possible as things are.
+    /// Makes the error of a request that conflicts with the present state.
     pub fn conflict(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Conflict, message)
     }
@@ -51,7 +52,7 @@ impl Error {
         Self::new(ErrorKind::Unsupported, message)
     }
 
-    /// It was tried, and has failed.
+    /// Makes the error of a failed attempt.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Failed, message)
     }

@@ -1,4 +1,4 @@
-//! What happens, told to every listener, none of which is waited for.
+//! Distribution of events to listeners. The sender waits for none of them.
 
 use crate::api::{Event, EventKind};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::sync::broadcast::{Receiver, Sender, channel};
 /// Events that are kept for listeners that have not taken them yet.
 const KEPT: usize = 1024;
 
-/// Where what happens is told. Cloned ones tell the same listeners.
+/// Sender of events. Clones send to the same listeners.
 #[derive(Clone, Debug)]
 pub struct EventSender {
     sender: Sender<Event>,
@@ -18,7 +18,7 @@ pub struct EventSender {
 }
 
 impl EventSender {
-    /// One without listeners.
+    /// Makes a sender without listeners.
     pub fn new() -> Self {
         Self {
             sender: channel(KEPT).0,
@@ -26,8 +26,8 @@ impl EventSender {
         }
     }
 
-    /// Tells an event of a disk, from any thread: waits for no listener, and does next to nothing
-    /// where there is none. Not for what happens with each command.
+    /// Sends an event of a disk, from any thread. It waits for no listener, and costs almost
+    /// nothing without listeners. Not for events of single commands.
     pub fn send(&self, kind: EventKind, disk: &str, nsid: Option<u32>, message: Option<String>) {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
         if !self.has_listeners() {
@@ -42,7 +42,7 @@ impl EventSender {
             nsid,
             message,
         };
-        // It fails if the last listener has gone.
+        // The call fails if the last listener has disconnected.
         let _ = self.sender.send(event);
     }
 
@@ -51,7 +51,7 @@ impl EventSender {
         self.sender.receiver_count() > 0
     }
 
-    /// What is told from now on.
+    /// Returns a receiver of events from now on.
     pub fn receiver(&self) -> EventReceiver {
         EventReceiver(self.sender.subscribe())
     }
@@ -63,7 +63,7 @@ impl Default for EventSender {
     }
 }
 
-/// What a listener gets.
+/// Message that a listener receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
     /// Something happened.

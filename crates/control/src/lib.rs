@@ -1,13 +1,14 @@
-//! How a running vnvme is managed: HTTP with JSON on a Unix socket.
+//! Management interface of a running vnvme: HTTP with JSON on a Unix socket.
 //!
-//! - [`api`]: what requests and answers are made of, with the schemas of the OpenAPI document.
-//! - [`Daemon`]: what the server asks the program for. The program implements it; nothing here
-//!   knows what a disk is made of.
+//! - [`api`]: types of requests and answers, with the schemas of the OpenAPI document.
+//! - [`Daemon`]: the calls that the server makes. The program implements them; this crate does not
+//!   know the parts of a disk.
 //! - [`server`]: the server, in one thread of its own.
 //! - [`Client`]: a blocking client, for the command line.
-//! - [`EventSender`]: what happens, told to every listener, none of which is waited for.
+//! - [`EventSender`]: distribution of events to listeners, none of which is waited for.
 //!
-//! Names are exact: a request that names no disk, or could mean several, is refused in words.
+//! Names are exact: a request that names no disk, or could mean several, is refused with an error
+//! text.
 #![forbid(unsafe_code)]
 
 pub mod api;

@@ -1,4 +1,4 @@
-//! What a serving process finds when it is started: all that is kept, and what became of the
+//! State that a serving process receives at its start: all kept descriptors, and the end of the
 //! process before it.
 
 use crate::link::{Keeping, Link};
@@ -16,16 +16,16 @@ use std::time::Duration;
 /// Most descriptors in one packet: their names are in its text.
 const IN_PACKET: usize = 48;
 
-/// What has been before.
+/// History of the serving processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Processes that have served before this one, since the keeper was started.
     pub restarts: u32,
-    /// Of these the last ones, in a row, that did not become ready.
+    /// Number of last processes, in a row, that did not become ready.
     pub failures: u32,
     /// When the last one ended: time since the machine's start (CLOCK_MONOTONIC).
     pub ended_at: Option<Duration>,
-    /// How it ended, in words.
+    /// Description of its end.
     pub how: Option<String>,
 }
 
@@ -36,22 +36,22 @@ pub struct Arrival {
     pub link: Link,
     /// Descriptors by their names.
     pub kept: Vec<(String, OwnedFd)>,
-    /// What a service manager had opened for the keeper process.
+    /// Descriptors that a service manager had opened for the keeper process.
     pub given: Vec<(String, OwnedFd)>,
-    /// What has been before.
+    /// History of the serving processes.
     pub facts: Facts,
 }
 
 /// Why a serving process cannot have it.
 #[derive(Debug, thiserror::Error)]
 pub enum ArrivalError {
-    /// The keeper has gone.
+    /// The keeper process has ended.
     #[error("the keeper process has ended")]
     Gone,
     /// The socket cannot be read.
     #[error("the keeper process's socket")]
     System(#[from] Errno),
-    /// What it says is not understood.
+    /// A message of the keeper process is not understood.
     #[error("the keeper process says what is not understood")]
     Unknown,
     /// Descriptors are missing.
@@ -60,7 +60,7 @@ pub enum ArrivalError {
 }
 
 impl Arrival {
-    /// Takes what the keeper process at the other end of `channel` sends at first. Waits for it.
+    /// Receives the keeper process's first messages at the other end of `channel`. Waits for them.
     ///
     /// # Errors
     /// [`ArrivalError`].
@@ -121,7 +121,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// The keeper process's side: what is to be sent, in packets.
+/// The keeper process's side: packets that are to be sent.
 #[derive(Debug, Default)]
 pub(crate) struct Sending {
     packets: std::collections::VecDeque<(String, Vec<Rc<OwnedFd>>)>,
@@ -172,8 +172,8 @@ impl Sending {
     }
 }
 
-/// A name under which a descriptor of a service manager's is passed on: its own, as far as it can
-/// be told.
+/// Returns the name under which a service manager's descriptor is passed on: its own, if that is a
+/// valid name.
 pub(crate) fn passed_name(name: &str) -> Rc<str> {
     match is_name(name) {
         true => name.into(),

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, ExitStatus};
 
-/// A serving process, and what the keeper shares with it.
+/// A serving process, and the objects that the keeper shares with it.
 #[derive(Debug)]
 pub(crate) struct Serving {
     child: Child,
@@ -18,14 +18,14 @@ pub(crate) struct Serving {
     /// None when it has closed its end.
     pub channel: Option<OwnedFd>,
     pub sending: Sending,
-    /// It has said that it serves.
+    /// The process has reported that it serves.
     pub is_ready: bool,
-    /// What it has last said of itself (sd_notify(3), `STATUS=`).
+    /// Last status that the process reported (sd_notify(3), `STATUS=`).
     pub status: Option<String>,
 }
 
 impl Serving {
-    /// Starts one, whose standard input is a socket.
+    /// Starts a process with a socket as its standard input.
     pub(crate) fn start(
         programs: &mut dyn Programs,
         which: Which,
@@ -62,12 +62,12 @@ impl Serving {
         }
     }
 
-    /// How it has ended, if it has.
+    /// Returns the exit status, if the process has ended.
     pub(crate) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// What is waited for: its end, and its messages.
+    /// Adds the descriptors to wait for: the end of the process, and its messages.
     pub(crate) fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         fds.push(PollFd::new(&self.pidfd, PollFlags::IN));
         if let Some(channel) = &self.channel {

@@ -1,4 +1,4 @@
-//! Where one owner of descriptors, a disk, has them kept.
+//! Requests of one owner of descriptors, a disk, to the keeper.
 
 use crate::link::{Keeping, Link};
 use crate::text;
@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How long an answer may take.
+/// Longest wait for an answer.
 const LIMIT: Duration = Duration::from_secs(5);
-/// The same where systemd keeps: it does much else, and stands still while it reads its units.
+/// Longest wait for an answer of systemd: it does much else, and stands still while it reads its
+/// units.
 const LIMIT_OF_SYSTEMD: Duration = Duration::from_secs(15);
 /// Until a message is sent again for which there was no room. A service manager's socket takes ten.
 const RETRY: Duration = Duration::from_millis(1);
@@ -22,16 +23,16 @@ pub enum KeepError {
     /// No answer has come in time: it does not run, or has refused something.
     #[error("the keeper has not answered within {} s", .0.as_secs())]
     Late(Duration),
-    /// The keeper has gone, or takes no messages.
+    /// The keeper has ended, or takes no messages.
     #[error("the keeper cannot be reached: {0}")]
     Unreachable(Errno),
-    /// As many descriptors are kept as may be.
+    /// The limit of kept descriptors is reached.
     #[error(
         "{most} descriptors are kept already, and more may not be (FileDescriptorStoreMax=, \
          ulimit -n)"
     )]
     Full {
-        /// So many.
+        /// The limit.
         most: usize,
     },
     /// This process has no descriptor left to ask with.
@@ -39,7 +40,7 @@ pub enum KeepError {
     Pipe(Errno),
 }
 
-/// How long an answer of this keeper may take.
+/// Longest wait for an answer of this keeper.
 fn limit(keeping: Keeping) -> Duration {
     match keeping {
         Keeping::Process(_) => LIMIT,
@@ -47,12 +48,12 @@ fn limit(keeping: Keeping) -> Duration {
     }
 }
 
-/// What was asked for with a barrier; later ones are greater.
+/// Number of a barrier; later ones are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
 impl Ticket {
-    /// Of nothing, which has been done.
+    /// Number before the first barrier, which counts as answered.
     pub const ANSWERED: Self = Self(0);
 }
 
@@ -61,19 +62,19 @@ impl Ticket {
 struct Message {
     text: String,
     fd: Option<OwnedFd>,
-    /// What the keeper closes by it.
+    /// Name of the descriptor that the keeper closes for this message.
     removes: Option<String>,
 }
 
 #[derive(Debug)]
 struct Barrier {
     ticket: Ticket,
-    /// Its other end is closed when the barrier is answered.
+    /// Read end of the barrier's pipe; the keeper closes the other end to answer.
     reader: OwnedFd,
     since: Instant,
 }
 
-/// Has descriptors kept, for one owner. Nothing waits here: the owner calls
+/// Requests to the keeper for one owner's descriptors. No call waits: the owner calls
 /// [`advance`](Self::advance) when [`fd`](Self::fd) is hung up, and at the
 /// [`deadline`](Self::deadline).
 #[derive(Debug)]
@@ -87,7 +88,7 @@ pub struct Desk {
 }
 
 impl Desk {
-    /// One at which nothing has been asked for.
+    /// Creates a desk without requests.
     pub fn new(link: &Link) -> Self {
         Self {
             link: link.clone(),
@@ -104,8 +105,8 @@ impl Desk {
         &self.link
     }
 
-    /// Has a descriptor kept under a name that no other one has. It is kept for sure when a barrier
-    /// that is asked for afterwards is answered.
+    /// Has a descriptor kept under a unique name. It is certainly kept when a later barrier is
+    /// answered.
     ///
     /// # Errors
     /// [`KeepError`], from the first one on for all that is asked for.
@@ -118,11 +119,11 @@ impl Desk {
         self.send(text::store(name), Some(fd), None)
     }
 
-    /// Has the keeper close what it keeps under this name. That is done for sure when a barrier
-    /// that is asked for afterwards is answered.
+    /// Has the keeper close the descriptor of this name. That is certainly done when a later
+    /// barrier is answered.
     ///
     /// # Errors
-    /// As [`Desk::store`].
+    /// The errors of [`Desk::store`].
     pub fn remove(&mut self, name: &str) -> Result<(), KeepError> {
         self.check()?;
         self.send(text::remove(name), None, Some(name))
@@ -131,7 +132,7 @@ impl Desk {
     /// Asks whether all has been done that was asked for before.
     ///
     /// # Errors
-    /// As [`Desk::store`].
+    /// The errors of [`Desk::store`].
     pub fn barrier(&mut self) -> Result<Ticket, KeepError> {
         self.check()?;
         let pipe = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
@@ -151,17 +152,18 @@ impl Desk {
         self.answered >= ticket
     }
 
-    /// Something has been asked for whose answer has not come.
+    /// Returns whether a request has not been answered.
     pub fn is_waiting(&self) -> bool {
         self.failed.is_none() && (!self.waiting.is_empty() || !self.barriers.is_empty())
     }
 
-    /// Which answer is waited for next.
+    /// Returns the barrier that is to be answered next.
     pub fn next_answer(&self) -> Option<Ticket> {
         self.barriers.front().map(|barrier| barrier.ticket)
     }
 
-    /// Is hung up when the next answer has come. Another one after each.
+    /// Returns the descriptor that is hung up when the next answer has arrived. It changes after
+    /// each answer.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.barriers.front().map(|barrier| barrier.reader.as_fd())
     }
@@ -174,7 +176,7 @@ impl Desk {
         late.into_iter().chain(retry).min()
     }
 
-    /// Sends what has waited, and sees which answers have come. `true` if one has.
+    /// Sends waiting messages, and checks for answers. Returns whether one has arrived.
     ///
     /// # Errors
     /// [`KeepError`]: from now on nothing is kept any more.
@@ -361,9 +363,9 @@ mod tests {
         other.store("b", event().as_fd()).unwrap();
         let full = Err(KeepError::Full { most: 2 });
         assert_eq!(one.store("c", event().as_fd()), full);
-        // What is there is there.
+        // A name that is kept already needs no room.
         assert_eq!(other.store("a", event().as_fd()), Ok(()));
-        // The other one goes on.
+        // The other desk continues.
         other.remove("b").unwrap();
         other.store("d", event().as_fd()).unwrap();
         let come = std::iter::from_fn(|| next(&keeper)).count();

@@ -1,7 +1,7 @@
 //! The keeper process: keeps descriptors, and a process that serves with them.
 //!
-//! One thread, one `poll`. It never waits for the serving process, which may stand still, be
-//! stopped in a debugger, or send whatever it likes.
+//! The process has one thread and one `poll`. It never waits for the serving process, which may
+//! stand still, be stopped in a debugger, or send anything.
 
 use crate::arrival::{Facts, Sending, passed_name};
 use crate::child::Serving;
@@ -31,17 +31,17 @@ const AT_ONCE: usize = 64;
 /// again and again, and has no more of the machine by that.
 const UPGRADE_REST: Duration = Duration::from_secs(1);
 
-/// Exit codes of a serving process that has ended because it was to. All others, and signals, are
-/// errors of its own, after which the next one takes its place.
+/// Exit codes of a serving process that was meant to end. All other codes, and signals, are errors
+/// of its own, after which the next one takes its place.
 const MEANT: [i32; 3] = [0, 2, 3];
-/// One that could not start, or that has found something wrong.
+/// Exit code of a process that could not start, or that has found an error.
 const ERROR: i32 = 1;
 
 /// A descriptor that a service manager has opened for the keeper process: the serving one gets it
 /// each time.
 #[derive(Debug)]
 pub struct Given {
-    /// As the service manager calls it.
+    /// Name given by the service manager.
     pub name: String,
     /// The descriptor.
     pub fd: OwnedFd,
@@ -49,24 +49,24 @@ pub struct Given {
 
 /// The keeper process.
 pub struct Keeper<'a> {
-    /// What serves.
+    /// Programs that serve.
     pub programs: &'a mut dyn Programs,
     /// Most descriptors that are kept.
     pub most: usize,
-    /// What a service manager has opened.
+    /// Descriptors that a service manager has opened.
     pub given: Vec<Given>,
     /// A socket that is connected to the service manager, if there is one.
     pub manager: Option<OwnedFd>,
 }
 
-/// How the keeper process is to end.
+/// End of the keeper process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// With this exit code.
     Code(u8),
     /// By this signal.
     Signal(i32),
-    /// No process could be ended in order: what was not flushed may not be durable.
+    /// No process could be ended in order: data that was not flushed may not be durable.
     NotDurable,
 }
 
@@ -76,7 +76,7 @@ pub enum KeepFailed {
     /// A system call failed.
     #[error("{0}")]
     System(&'static str, #[source] io::Error),
-    /// It could not be confined, as its caller wants it.
+    /// The process could not be confined as its caller wants it.
     #[error("the process cannot be confined")]
     Confine(#[source] Box<dyn Error + Send + Sync>),
 }
@@ -92,17 +92,17 @@ struct Running<'a> {
     serving: Option<Serving>,
     /// When the next serving process is started, while there is none.
     next_start: Instant,
-    /// One of them was ready.
+    /// A serving process has been ready.
     has_served: bool,
     /// Somebody has asked for an upgrade, which begins when a process serves.
     upgrade_asked: bool,
     /// And not before.
     next_upgrade: Instant,
-    /// It was the serving process, which is to be told if there is none.
+    /// The serving process has asked for the upgrade, and is to be notified of a refusal.
     tells_refusal: bool,
     /// The first signal that asked for the end.
     ordered: Option<Signal>,
-    /// It is passed on when a process serves that can make everything durable.
+    /// Signal that is passed on when a process serves that can make everything durable.
     held: Option<Signal>,
 }
 
@@ -158,16 +158,16 @@ impl Running<'_> {
         end
     }
 
-    /// Has another process close what is kept: in a socket's queue there may be a descriptor whose
-    /// close lasts as long as its sender likes (`SO_LINGER`), and the end of this process is waited
-    /// for. The last one to close is the one that waits: that process outlives this one.
+    /// Has another process close the kept descriptors. In a socket's queue there may be a
+    /// descriptor whose close lasts as long as its sender likes (`SO_LINGER`), and the end of this
+    /// process is waited for. The last process to close one waits: that process outlives this one.
     fn leave(&mut self) {
         let kept = self.store.all();
         if kept.is_empty() {
             return;
         }
         for kept in &kept {
-            // One that this fails for is closed here.
+            // A descriptor for which this fails is closed here.
             let _ = fcntl_setfd(&*kept.fd, FdFlags::empty());
         }
         let this = pidfd_open(getpid(), PidfdFlags::empty()).map_err(io::Error::from);
@@ -211,7 +211,7 @@ impl Running<'_> {
         self.upgrade();
         let ended = match &mut self.serving {
             Some(serving) => serving.ended().map_err(|e| KeepFailed::System("wait", e))?,
-            // What the last one was to make durable cannot be asked for.
+            // Data that the last process was to make durable cannot be flushed.
             None if self.ordered.is_some() && self.held.is_none() => {
                 return Ok(Some(End::NotDurable));
             }
@@ -220,8 +220,8 @@ impl Running<'_> {
         Ok(ended.and_then(|status| self.ended(status)))
     }
 
-    /// A signal asks for the end. `true`: it waits until the next process serves, for what the last
-    /// one was to make durable can be asked for then; another one does not wait.
+    /// Handles a signal that asks for the end. `true`: it waits until the next process serves,
+    /// which can make the last one's data durable; a further signal does not wait.
     fn order(&mut self, signal: Signal) -> bool {
         let is_first = self.ordered.is_none();
         self.ordered.get_or_insert(signal);
@@ -272,7 +272,7 @@ impl Running<'_> {
         }
     }
 
-    /// Handles what the serving process has said, and sends what it is to have.
+    /// Handles messages of the serving process, and sends those for it.
     fn read(&mut self) {
         let Some(serving) = &mut self.serving else {
             return;
@@ -307,7 +307,7 @@ impl Running<'_> {
 
     /// The serving process has ended.
     fn ended(&mut self, status: ExitStatus) -> Option<End> {
-        // What it has sent before counts.
+        // Messages that it has sent before its end count.
         while self.serving.as_ref().is_some_and(is_readable) {
             self.read();
         }
@@ -331,8 +331,8 @@ impl Running<'_> {
         }
         match (status.code(), status.signal()) {
             (Some(code), _) if MEANT.contains(&code) => return Some(end_with(code)),
-            // It has found out what is wrong, and said so: the same would be found again. But the
-            // next one after one that has served may find something free a moment later.
+            // The process has found an error and reported it: another would find the same. But the
+            // first one after one that has served may find something free a moment later.
             (Some(code @ ERROR), _) if was_ready || !self.has_served => {
                 return Some(end_with(code));
             }
@@ -383,12 +383,12 @@ impl Running<'_> {
         }
     }
 
-    /// One was asked for, and nothing but time is in its way.
+    /// Returns whether a requested upgrade may begin; only the pause between upgrades may delay it.
     fn may_upgrade(&self) -> bool {
         self.upgrade_asked && self.has_served_now() && !self.upgrade.is_under_way()
     }
 
-    /// There is no upgrade: says so, and to who has asked.
+    /// Logs that there is no upgrade, and notifies the requester.
     fn refuse(&mut self, why: &str) {
         self.say(&format!("no upgrade: {why}"));
         let channel = self.serving.as_ref().and_then(|s| s.channel.as_ref());
@@ -396,7 +396,7 @@ impl Running<'_> {
             && let Some(channel) = channel
         {
             let why = why.replace('\n', " ");
-            // Where there is no room, who has asked gives up after its own limit.
+            // Where there is no room, the requester gives up after its own limit.
             let _ = packet::send(channel.as_fd(), &format!("{NO_UPGRADE}{why}\n"), &[]);
         }
     }
@@ -407,7 +407,7 @@ impl Running<'_> {
             .is_some_and(|serving| serving.is_ready)
     }
 
-    /// Goes on with an upgrade, as far as it can.
+    /// Continues an upgrade, as far as possible.
     fn upgrade(&mut self) {
         let now = Instant::now();
         let serves = self.has_served_now();
@@ -428,7 +428,7 @@ impl Running<'_> {
         }
     }
 
-    /// The new program does not serve: the one before goes on.
+    /// Restores the previous program, because the new one does not serve.
     fn back(&mut self, why: &str) {
         self.upgrade.give_up(self.keeper.programs);
         let said = format!("no upgrade, and back to the program before: {why}");
@@ -454,7 +454,7 @@ fn is_readable(serving: &Serving) -> bool {
 
 fn tell(manager: Option<&OwnedFd>, lines: &str) {
     if let Some(manager) = manager {
-        // It will find out.
+        // The service manager will find out by itself.
         let _ = packet::send(manager.as_fd(), lines, &[]);
     }
 }

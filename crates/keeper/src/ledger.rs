@@ -27,12 +27,12 @@ impl From<StateError> for LedgerError {
     }
 }
 
-/// Which descriptors of a disk are kept. Each has a number, under which it is noted in the disk's
-/// state memory before the keeper gets it, so that the next process knows what each is; the keeper
+/// Kept descriptors of a disk. Each has a number, under which it is noted in the disk's state
+/// memory before the keeper gets it, so that the next process knows the use of each. The keeper
 /// knows it by the disk's name here, a dot, and that number.
 ///
-/// What the keeper has and the state memory does not is rubbish. What the state memory has and the
-/// keeper does not was about to be kept, or removed: its owner knows that it is not needed.
+/// A descriptor that only the keeper has is garbage. A descriptor that only the state memory notes
+/// was about to be kept, or removed: its owner knows that it is not needed.
 #[derive(Debug)]
 pub struct Ledger {
     prefix: String,
@@ -44,7 +44,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Of a disk whose descriptors' names begin with `prefix`.
+    /// Creates the ledger of a disk. The names of its descriptors begin with `prefix`.
     pub fn new(prefix: String, table: DescriptorTable, link: &Link) -> Self {
         Self {
             prefix,
@@ -65,23 +65,23 @@ impl Ledger {
         self.desk.link()
     }
 
-    /// What the keeper knows the disk by.
+    /// Returns the keeper's name of the disk.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// All that are noted.
+    /// Returns all noted descriptors.
     pub fn noted(&self) -> Vec<Descriptor> {
         self.table.iter().collect()
     }
 
-    /// What `number` is noted as.
+    /// Returns the note of `number`.
     pub fn find(&self, number: NonZeroU32) -> Option<Descriptor> {
         self.table.iter().find(|noted| noted.number == number)
     }
 
-    /// The same where the state memory is kept already, by a process before, under this name after
-    /// the prefix.
+    /// Creates the ledger where a previous process has had the state memory kept, under the name
+    /// `state` after the prefix.
     pub fn resume(prefix: String, table: DescriptorTable, link: &Link, state: &str) -> Self {
         let mut ledger = Self::new(prefix, table, link);
         ledger.state = Some(state.to_owned());
@@ -108,10 +108,11 @@ impl Ledger {
         Ok(number)
     }
 
-    /// Has the state memory itself kept, which knows all others: under this name after the prefix.
+    /// Has the state memory itself kept, which notes all other descriptors: under this name after
+    /// the prefix.
     ///
     /// # Errors
-    /// As [`Ledger::keep`].
+    /// The errors of [`Ledger::keep`].
     pub fn keep_state(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), LedgerError> {
         self.check()?;
         let stored = self.desk.store(&format!("{}.{name}", self.prefix), fd);
@@ -121,7 +122,8 @@ impl Ledger {
 
     /// The disk is not there any more: nothing of it is kept.
     pub fn close(&mut self) {
-        // Without it the others are rubbish: a process that follows removes them.
+        // Without the state memory the remaining descriptors are garbage: the next process removes
+        // them.
         if let Some(name) = self.state.take() {
             let _ = self.desk.remove(&format!("{}.{name}", self.prefix));
         }
@@ -133,19 +135,19 @@ impl Ledger {
     /// Notes a descriptor that is not kept.
     ///
     /// # Errors
-    /// As [`Ledger::keep`].
+    /// The errors of [`Ledger::keep`].
     pub fn note(&mut self, kind: DescriptorKind, detail: u64) -> Result<NonZeroU32, LedgerError> {
         self.check()?;
         let number = self.table.add(kind, detail);
         self.checked(number.map_err(Into::into))
     }
 
-    /// Changes what is noted about a descriptor: by one store.
+    /// Changes the detail of a noted descriptor, by one store.
     pub fn set_detail(&mut self, number: NonZeroU32, detail: u64) {
         self.table.set_detail(number, detail);
     }
 
-    /// Has a descriptor removed from the keeper, and its note.
+    /// Has a descriptor removed from the keeper, and removes its note.
     pub fn forget(&mut self, number: NonZeroU32) {
         if self.find(number).is_none() {
             return;
@@ -159,7 +161,7 @@ impl Ledger {
     /// Asks whether all has been done that was asked for.
     ///
     /// # Errors
-    /// As [`Ledger::keep`].
+    /// The errors of [`Ledger::keep`].
     pub fn barrier(&mut self) -> Result<Ticket, LedgerError> {
         self.check()?;
         let asked = self.desk.barrier();
@@ -171,7 +173,8 @@ impl Ledger {
         self.desk.is_waiting()
     }
 
-    /// Which answer is waited for next: another one has another descriptor to be watched.
+    /// Returns the barrier that is to be answered next: each one has its own descriptor to be
+    /// watched.
     pub fn next_answer(&self) -> Option<Ticket> {
         self.desk.next_answer()
     }
@@ -194,7 +197,7 @@ impl Ledger {
     /// See [`Desk::advance`].
     ///
     /// # Errors
-    /// As [`Ledger::keep`].
+    /// The errors of [`Ledger::keep`].
     pub fn advance(&mut self, now: Instant) -> Result<bool, LedgerError> {
         self.check()?;
         let advanced = self.desk.advance(now);

@@ -1,8 +1,8 @@
 //! Descriptors that outlive the process which uses them.
 //!
-//! A process that serves disks may be killed at any instruction. What must not close then, sockets,
-//! guest memory, eventfds, the memory that says what a disk is, has a duplicate in another process,
-//! the *keeper*. The next serving process gets all of it from there.
+//! A process that serves disks may be killed at any instruction. Descriptors that must not close
+//! then have a duplicate in another process, the *keeper*: sockets, guest memory, eventfds, the
+//! memory that describes a disk's state. The next serving process gets all of it from there.
 //!
 //! ```text
 //!   operator --starts--> keeper (this crate's `Keeper`: a few hundred kilobytes, no thread, no
@@ -13,25 +13,25 @@
 //! ```
 //!
 //! There are two keepers and one protocol. systemd has a store of descriptors for each service
-//! (sd_notify(3), `FDSTORE=1`; systemd.service(5), `FileDescriptorStoreMax=`); the keeper process
+//! (sd_notify(3), `FDSTORE=1`; systemd.service(5), `FileDescriptorStoreMax=`). The keeper process
 //! of this crate takes the same messages, on a socket pair of its own in place of `$NOTIFY_SOCKET`.
-//! It passes on what is meant for a service manager (`READY=1` and the like).
+//! It passes on messages for a service manager (`READY=1` and the like).
 //!
 //! *How descriptors come back.* systemd passes them on across `execve`, by number (crate
 //! `inherit`). The keeper process sends them over the socket pair, before anything else: there is
 //! no number to believe in, no second `execve`, and no limit by the length of a variable.
 //!
-//! *Which is which.* A disk notes in its state memory what each of its descriptors is, before the
-//! keeper has it ([`Ledger`]): names here are short and say nothing.
+//! *Identity.* A disk notes the use of each of its descriptors in its state memory, before the
+//! keeper has it ([`Ledger`]): names here are short and have no meaning.
 //!
 //! *The order.* Messages of a process are handled in the order in which they were sent. A barrier
-//! ([`Desk::barrier`]) is answered when all that came before it has been handled: only then a
-//! descriptor is kept. Nothing here waits for it.
+//! ([`Desk::barrier`]) is answered when all earlier messages have been handled: only then a
+//! descriptor is kept. No call here waits for it.
 //!
 //! *Trust.* The serving process may have been taken over by a client. The keeper takes from it
 //! well-formed messages only, a bounded number of descriptors, and no kind whose `close` asks a
-//! file system (`receive::kind`); it closes no socket of a client as the last, for its owner does
-//! so later, or has another process do it. The keeper reads nothing of what it keeps.
+//! file system (`receive::kind`). It closes no socket of a client as the last, for its owner does
+//! so later, or has another process do it. The keeper reads no kept descriptor.
 //!
 //! No unsafe code.
 #![forbid(unsafe_code)]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Who keeps.
+/// The keeper of this process's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeping {
     /// The process of this number, which has started this one.
@@ -29,9 +29,10 @@ struct Shared {
     socket: OwnedFd,
     keeping: Keeping,
     most: usize,
-    /// Of what the keeper may have by now.
+    /// Names of the descriptors that the keeper may have by now.
     names: Mutex<BTreeSet<String>>,
-    /// One upgrade is asked for at a time: the keeper process's answers do not say whose they are.
+    /// Lock for one upgrade request at a time: the keeper process's answers do not name their
+    /// requester.
     upgrade: Mutex<()>,
 }
 
@@ -52,7 +53,8 @@ pub enum UpgradeError {
     Unreachable(Errno),
 }
 
-/// How long the keeper process may take: it gives a new program some seconds to say what it reads.
+/// Longest wait for the keeper process: it gives a new program some seconds to report the formats
+/// that it reads.
 const UPGRADE_LIMIT: Duration = Duration::from_secs(20);
 
 impl Link {
@@ -73,13 +75,13 @@ impl Link {
         }))
     }
 
-    /// Names of all that the keeper may have by now, and has not been told to close.
+    /// Returns the names of all descriptors that the keeper may have by now, without removed ones.
     pub fn names(&self) -> Vec<String> {
         let names = self.0.names.lock().unpoisoned();
         names.iter().cloned().collect()
     }
 
-    /// Takes a place for what is stored under this name, if there is one left, or it has one.
+    /// Reserves a place for the descriptor of this name, if there is one left, or it has one.
     pub(crate) fn enter(&self, name: &str) -> bool {
         let mut names = self.0.names.lock().unpoisoned();
         if !names.contains(name) {
@@ -91,12 +93,12 @@ impl Link {
         true
     }
 
-    /// The keeper has been told to close it.
+    /// Releases the place of a descriptor after its removal has been sent.
     pub(crate) fn leave(&self, name: &str) {
         self.0.names.lock().unpoisoned().remove(name);
     }
 
-    /// Who keeps.
+    /// Returns the kind of keeper.
     pub fn keeping(&self) -> Keeping {
         self.0.keeping
     }
@@ -111,16 +113,16 @@ impl Link {
         self.0.most
     }
 
-    /// Tells a service manager something: lines of sd_notify(3). Never waits.
+    /// Sends lines of sd_notify(3) to a service manager. Never waits.
     ///
     /// # Errors
-    /// It cannot be told now.
+    /// The message cannot be sent now.
     pub fn tell(&self, lines: &str) -> Result<(), Errno> {
         self.send(lines, None)
     }
 
-    /// Has the program that is now where this one was found take this process's place. Waits, and
-    /// returns only where that is refused, for else this process is ended.
+    /// Replaces this process by the program now installed at its path. Waits, and returns only
+    /// where that is refused, for else this process is ended.
     ///
     /// # Errors
     /// Always: why not.
@@ -130,7 +132,7 @@ impl Link {
         }
         let _one = self.0.upgrade.lock().unpoisoned();
         let socket = self.0.socket.as_fd();
-        // An answer that came too late for who had asked.
+        // Discards an answer that arrived too late for its requester.
         while let Ok(Some(_)) = packet::receive(socket, RecvFlags::DONTWAIT) {}
         self.send(text::UPGRADE, None)
             .map_err(UpgradeError::Unreachable)?;

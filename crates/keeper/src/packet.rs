@@ -18,8 +18,8 @@ pub(crate) const MAX_FDS: usize = 128;
 pub(crate) struct Packet {
     pub text: Vec<u8>,
     pub fds: Vec<OwnedFd>,
-    /// It was longer, or had more descriptors, than there was room for; or this process may not
-    /// have another one open.
+    /// The message was longer, or had more descriptors, than there was room for; or this process
+    /// may not have another one open.
     pub cut: bool,
 }
 

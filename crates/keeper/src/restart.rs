@@ -1,16 +1,17 @@
-//! How soon a serving process that has ended is followed by the next.
+//! Pauses between the end of a serving process and the start of the next.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// So many within [`WINDOW`] follow at once; later ones after [`PAUSE`]. Each costs some tens of
-/// milliseconds of a processor.
+/// Number of restarts within [`WINDOW`] without a pause; later ones follow after [`PAUSE`]. Each
+/// costs some tens of milliseconds of a processor.
 const AT_ONCE: usize = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// So many processes in a row that never became ready follow at once; each later one after a pause
-/// twice as long as the one before. None is the last: the disks have no other.
+/// Number of processes in a row that never became ready and are followed without a pause. Each
+/// later one follows after a pause twice as long as the one before. None is the last: the disks
+/// have no other.
 const FAILURES_AT_ONCE: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
@@ -92,7 +93,7 @@ mod tests {
             (before, now) = (pause, now + pause);
         }
         assert_eq!(before, MAX_PAUSE);
-        // One that was ready makes up for them.
+        // A process that was ready resets the count.
         assert_eq!(pace.ended(true, now + WINDOW), Duration::ZERO);
         assert_eq!(pace.ended(false, now + WINDOW), Duration::ZERO);
     }

@@ -14,7 +14,7 @@ const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::QUIT, Signal::XC
 /// Another program is to take the present one's place.
 pub(crate) const UPGRADE: Signal = Signal::USR2;
 
-/// They end nothing; the serving process says what they are.
+/// Signals that end nothing; the serving process defines their meaning.
 const OTHERS: [Signal; 8] = [
     Signal::HUP,
     Signal::USR1,
@@ -53,7 +53,7 @@ impl Signals {
         self.come.as_fd()
     }
 
-    /// Those that have come since the last call.
+    /// Returns the signals that have arrived since the last call.
     pub(crate) fn take(&self) -> Vec<Signal> {
         let mut bytes = [0; 64];
         while let Ok(1..) | Err(Errno::INTR) = rustix::io::read(&self.come, &mut bytes) {}
@@ -63,7 +63,7 @@ impl Signals {
     }
 }
 
-/// Whether it asks for the end.
+/// Returns whether the signal asks for the end.
 pub(crate) fn ends(signal: Signal) -> bool {
     ENDING.contains(&signal)
 }

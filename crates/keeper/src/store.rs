@@ -1,4 +1,4 @@
-//! What the keeper process keeps.
+//! The keeper process's store of descriptors.
 
 use crate::packet::Packet;
 use crate::text::{self, Request};
@@ -15,16 +15,16 @@ pub(crate) struct Kept {
     pub fd: Rc<OwnedFd>,
 }
 
-/// What follows from a message.
+/// Result of a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Done {
-    /// It was one of the store's.
+    /// The message was for the store, and is handled.
     Handled,
     /// Lines for the service manager.
     Tell(String),
     /// Another program is asked for.
     Upgrade,
-    /// It was not understood, or asks for more than there may be; nothing was done.
+    /// The message was not understood, or exceeds a limit; nothing was done.
     Refused,
 }
 
@@ -33,8 +33,8 @@ pub(crate) enum Done {
 pub(crate) struct Store {
     kept: Vec<Kept>,
     most: usize,
-    /// Barriers that are not answered: something before them was refused, and what waits for
-    /// them is to find out that it is not kept.
+    /// Barriers that are not answered: a message before them was refused, and their senders are to
+    /// find out that it is not kept.
     held: Vec<OwnedFd>,
     refused: bool,
 }
@@ -50,7 +50,7 @@ impl Store {
         }
     }
 
-    /// All that is kept.
+    /// Returns all kept descriptors.
     pub(crate) fn all(&self) -> Vec<Kept> {
         self.kept.clone()
     }
@@ -60,13 +60,13 @@ impl Store {
         self.most
     }
 
-    /// Another process begins: what the one before it did not get an answer to is nobody's.
+    /// Prepares for another process: unanswered barriers of the one before it are closed.
     pub(crate) fn begin(&mut self) {
         self.held.clear();
         self.refused = false;
     }
 
-    /// Does what a message says.
+    /// Executes a message.
     pub(crate) fn handle(&mut self, packet: Packet) -> Done {
         let Packet { text, mut fds, cut } = packet;
         let request = match cut {
@@ -75,7 +75,7 @@ impl Store {
         };
         let fd = match fds.len() {
             0 | 1 => fds.pop(),
-            // One at a time.
+            // A message has one descriptor at most.
             _ => return self.refuse(),
         };
         match (request, fd) {
@@ -85,7 +85,7 @@ impl Store {
                 Done::Handled
             }
             (Some(Request::Barrier), Some(fd)) => {
-                // It is answered by being closed.
+                // Closing the descriptor answers the barrier.
                 if self.refused && self.held.len() < self.most {
                     self.held.push(fd);
                 }
@@ -120,13 +120,14 @@ impl Store {
     }
 }
 
-/// Whether what is kept under this name stays what it is.
+/// Returns whether the descriptor of this name may not be replaced or removed.
 fn is_lasting(name: &str) -> bool {
     name.starts_with(text::LASTING)
 }
 
-/// Whether a descriptor is of a kind that is kept: one whose end does not ask a file system, a
-/// process or a machine. Files of memory, eventfds, pipes, Unix sockets, and TCP sockets.
+/// Returns whether a descriptor is of a kind that is kept: one whose close does not ask a file
+/// system, a process or a machine. These are files of memory, eventfds, pipes, Unix sockets, and
+/// TCP sockets.
 pub fn may_be_kept(fd: &OwnedFd) -> bool {
     if kind::is_memory(fd) || kind::is_eventfd(fd) {
         return true;
@@ -190,7 +191,7 @@ mod tests {
             Done::Handled
         );
         assert_eq!(names(&store), ["r", "e", "s"]);
-        // The same name again stands for another one.
+        // A second descriptor of the same name replaces the first.
         let before = store.all().len();
         assert_eq!(
             store.handle(packet(&text::store("e"), vec![memory()])),

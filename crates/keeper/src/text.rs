@@ -1,4 +1,4 @@
-//! What a keeper is told: lines of a datagram (sd_notify(3)).
+//! Messages to a keeper: lines of a datagram (sd_notify(3)).
 
 /// Longest name of a descriptor here. systemd takes 255 bytes.
 pub const MAX_NAME: usize = 64;
@@ -6,26 +6,26 @@ pub const MAX_NAME: usize = 64;
 /// Longest message, as with systemd (its NOTIFY_BUFFER_MAX).
 pub(crate) const MAX_TEXT: usize = 4096;
 
-/// What names begin with under which the keeper process keeps what it gets first, until it ends: a
-/// serving process that was taken over later can change nothing of it. systemd knows no such thing,
-/// and nothing is kept there that has to last.
+/// Prefix of names under which the keeper process keeps the first descriptor until it ends: a
+/// serving process that was taken over later can change none of them. systemd knows no such thing,
+/// and keeps nothing that has to last.
 pub const LASTING: &str = "lasting.";
 
-/// Whether a descriptor may be called so: letters, digits, dots, dashes and underlines. systemd
-/// takes more, but for control characters and colons.
+/// Returns whether a descriptor may have this name: letters, digits, dots, dashes and underlines.
+/// systemd takes more, but for control characters and colons.
 pub fn is_name(name: &str) -> bool {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(known)
 }
 
-/// What a message asks for.
+/// Request in a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request<'a> {
-    /// Keep the descriptor that comes with it under this name.
+    /// Keep the attached descriptor under this name.
     Store(&'a str),
-    /// Close what has this name.
+    /// Close the descriptor of this name.
     Remove(&'a str),
-    /// Close the descriptor that comes with it when all messages before it have been handled.
+    /// Close the attached descriptor when all messages before it have been handled.
     Barrier,
     /// Have the program that is there now take this process's place.
     Upgrade,
@@ -43,8 +43,8 @@ const TOLD: [&str; 6] = [
     "STATUS",
 ];
 
-/// Takes a message apart. `None`: it is not understood, and nothing of it is done. Lines of unknown
-/// names say nothing, as with systemd.
+/// Parses a message. `None`: it is not understood, and none of it is done. Lines of unknown names
+/// are ignored, as with systemd.
 pub(crate) fn parse(text: &[u8]) -> Option<Request<'_>> {
     let text = std::str::from_utf8(text).ok()?;
     if text.len() > MAX_TEXT || text.bytes().any(|byte| byte < b' ' && byte != b'\n') {
@@ -61,7 +61,7 @@ pub(crate) fn parse(text: &[u8]) -> Option<Request<'_>> {
             ("BARRIER", "1") => barrier = true,
             ("UPGRADE", "1") => upgrade = true,
             ("FDNAME", value) if name.is_none() && is_name(value) => name = Some(value),
-            // Nothing that is kept is looked at.
+            // Kept descriptors are not polled.
             ("FDPOLL", "0") => {}
             ("FDSTORE" | "FDSTOREREMOVE" | "BARRIER" | "FDNAME" | "FDPOLL" | "UPGRADE", _) => {
                 return None;
@@ -80,17 +80,17 @@ pub(crate) fn parse(text: &[u8]) -> Option<Request<'_>> {
     }
 }
 
-/// Has a descriptor kept.
+/// Builds a message that has a descriptor kept.
 pub(crate) fn store(name: &str) -> String {
     format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n")
 }
 
-/// Has it closed.
+/// Builds a message that has a descriptor closed.
 pub(crate) fn remove(name: &str) -> String {
     format!("FDSTOREREMOVE=1\nFDNAME={name}\n")
 }
 
-/// Is to stand alone in its message (sd_notify_barrier(3)).
+/// Barrier line, which must stand alone in its message (sd_notify_barrier(3)).
 pub(crate) const BARRIER: &str = "BARRIER=1";
 
 /// Asks the keeper process for an upgrade. systemd knows no such line.

@@ -1,6 +1,6 @@
-//! Another program takes the place of the one that serves: it is asked first whether it reads what
-//! is kept. The process that serves is ended as if it had been killed, for what it has in hand is
-//! noted at any time; should the new one not serve soon, the one before goes on.
+//! Upgrade to another program. The new program is asked first whether it reads the kept state. The
+//! serving process is ended as if it had been killed, for its outstanding work is noted at any
+//! time. If the new program does not serve soon, the previous one continues.
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -11,18 +11,19 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a program may take to say what it reads.
+/// Longest time for a program to report the formats that it reads.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
-/// How long it may take to serve. It usually takes a tenth of a second; on a machine that has much
+/// Longest time for it to serve. It usually takes a tenth of a second; on a machine that has much
 /// else to do, or with many disks, more. No guest takes a disk for dead so soon.
 const SERVE_LIMIT: Duration = Duration::from_secs(5);
-/// Most that it says (bytes).
+/// Longest report of a program (bytes).
 const LONGEST: usize = 1024;
 
-/// How a process has ended that was replaced by an upgrade ([`Facts::how`](crate::Facts::how)).
+/// Description of the end of a process that was replaced by an upgrade
+/// ([`Facts::how`](crate::Facts::how)).
 pub const REPLACED: &str = "it was replaced by another version";
 
-/// One of two programs.
+/// Selector of one of two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// The one that serves, or has served last.
@@ -33,22 +34,22 @@ pub enum Which {
 
 /// The programs that a keeper process starts.
 pub trait Programs {
-    /// Starts a serving process, whose standard input is to be the socket. It is to call
+    /// Starts a serving process with the socket as its standard input. It is to call
     /// [`Arrival::receive`](crate::Arrival::receive) with it, and to end when this process ends.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     fn start(&mut self, which: Which, channel: OwnedFd) -> io::Result<Child>;
 
-    /// Finds another program, and asks it what it reads: it says so on this standard output, and
-    /// ends.
+    /// Finds another program, and asks for the formats that it reads. The program writes them to
+    /// this standard output, and ends.
     ///
     /// # Errors
     /// There is none, in words.
     fn ask(&mut self, output: Stdio) -> Result<Child, String>;
 
-    /// Whether the program that was found last, and has said this, can go on with what is kept, and
-    /// the present one with what it leaves.
+    /// Checks that the program that was found last, with this report, can continue with the kept
+    /// state, and the present one with the state that the new one leaves.
     ///
     /// # Errors
     /// Why not, in words.
@@ -58,17 +59,17 @@ pub trait Programs {
     fn decide(&mut self, which: Which);
 
     /// Starts a process that calls [`outlive`](crate::outlive) with its standard input, which is to
-    /// be this, and ends. It inherits what is open.
+    /// be `keeper`, and ends. It inherits the open descriptors.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     fn start_last(&mut self, keeper: OwnedFd) -> io::Result<()>;
 
-    /// Says something to the operator.
+    /// Reports a line to the operator.
     fn say(&mut self, text: &str);
 }
 
-/// What is to be done.
+/// Next action of the keeper.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Nothing,
@@ -78,7 +79,7 @@ pub(crate) enum Step {
     Replace,
     /// The new one serves.
     Done,
-    /// It does not serve in time, and is to be ended.
+    /// The new program does not serve in time, and is to be ended.
     Late,
 }
 
@@ -94,8 +95,8 @@ pub(crate) enum Upgrade {
         said: OwnedFd,
         end: Instant,
     },
-    /// It fits; the process that served has ended of itself meanwhile, and the next one is to serve
-    /// first.
+    /// The program fits. The process that served has ended by itself meanwhile, and the next one is
+    /// to serve first.
     Waiting,
     /// The process that serves is being ended.
     Ending,
@@ -129,7 +130,7 @@ impl Upgrade {
         Ok(())
     }
 
-    /// Goes on. `serves`: the process that runs has said that it does.
+    /// Advances the upgrade. `serves`: the running process has reported that it serves.
     pub(crate) fn advance(
         &mut self,
         programs: &mut dyn Programs,
@@ -179,7 +180,7 @@ impl Upgrade {
                 Step::Done
             }
             Self::Tried { end } if now >= *end => {
-                // Its end is waited for then.
+                // The end of the process is waited for then.
                 *end = now + SERVE_LIMIT;
                 Step::Late
             }
@@ -187,8 +188,8 @@ impl Upgrade {
         }
     }
 
-    /// The process that served has ended. `true`: it was to, and the new program's follows; `how`
-    /// says so.
+    /// Handles the end of the process that served. `true`: the upgrade has ended it, the new
+    /// program's process follows, and `how` is set.
     pub(crate) fn ended(&mut self, how: &mut Option<String>) -> bool {
         if !matches!(self, Self::Ending) {
             return false;
@@ -200,7 +201,7 @@ impl Upgrade {
         true
     }
 
-    /// One has been asked for, and it is not decided.
+    /// Returns whether an upgrade was requested and is not decided.
     pub(crate) fn is_under_way(&self) -> bool {
         !matches!(self, Self::None)
     }
@@ -210,7 +211,7 @@ impl Upgrade {
         matches!(self, Self::Tried { .. })
     }
 
-    /// Which program is to be started.
+    /// Returns the program that is to be started.
     pub(crate) fn which(&self) -> Which {
         match self.is_tried() {
             true => Which::New,
@@ -224,7 +225,7 @@ impl Upgrade {
         *self = Self::None;
     }
 
-    /// What is waited for, and until when.
+    /// Adds the descriptors to wait for, and returns the deadline.
     pub(crate) fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Option<Instant> {
         match self {
             Self::Asked { pidfd, end, .. } => {
@@ -242,7 +243,7 @@ fn end(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// What it has said; what is too long, or no text, says nothing.
+/// Reads the program's report, up to [`LONGEST`] bytes.
 fn read(said: &OwnedFd) -> String {
     let mut bytes = [0; LONGEST];
     let len = rustix::io::read(said, &mut bytes).unwrap_or(0);

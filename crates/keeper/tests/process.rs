@@ -20,14 +20,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Set for a process that is to be a keeper, or one that serves: what the latter does.
+/// Environment variable of a keeper or serving process; its value selects the behaviour of the
+/// latter.
 const KEEPER: &str = "VNVME_TEST_KEEPER";
 const SERVE: &str = "VNVME_TEST_SERVE";
 /// Set for the process that a keeper leaves.
 const LAST: &str = "VNVME_TEST_LAST";
-/// Where a connection goes whose close takes long.
+/// Destination of a connection whose close takes long.
 const LINGERS: &str = "VNVME_TEST_LINGERS";
-/// What the new program does.
+/// Behaviour of the new program.
 const NEW: &str = "VNVME_TEST_NEW";
 /// Exit codes of the keeper for ends that have no code.
 const BY_SIGNAL: i32 = 100;
@@ -90,7 +91,7 @@ impl Programs for Pair {
         command.args(["--exact", "child_last", "--nocapture"]);
         command.env_remove(KEEPER).env(LAST, "");
         command.stdin(Stdio::from(keeper)).spawn()?;
-        // It may have all the time that it likes to end before this one.
+        // The process may take any time to end before this one.
         std::thread::sleep(Duration::from_millis(500));
         Ok(())
     }
@@ -100,7 +101,7 @@ impl Programs for Pair {
     }
 }
 
-/// A connection whose close takes a minute: nobody reads what was sent there.
+/// Opens a connection whose close takes a minute: no peer reads the sent data.
 fn lingering(address: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nonblocking(true).unwrap();
@@ -109,7 +110,7 @@ fn lingering(address: &str) -> TcpStream {
     stream
 }
 
-/// What it keeps is closed by another process, for a client may see to it that this takes long.
+/// Another process closes the kept descriptors, for a client may see to it that this takes long.
 #[test]
 fn the_end_waits_for_no_close() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -124,7 +125,7 @@ fn the_end_waits_for_no_close() {
     assert!(began.elapsed() < LIMIT);
 }
 
-/// Not a test of its own: what [`start`] starts.
+/// Not a test of its own: the process that [`start`] starts.
 #[test]
 fn child_keeper() {
     let Ok(what) = std::env::var(KEEPER) else {
@@ -156,7 +157,7 @@ fn child_keeper() {
     std::process::exit(code);
 }
 
-/// Not a test of its own: what the keeper starts.
+/// Not a test of its own: the process that the keeper starts.
 #[test]
 fn child_serving() {
     let Ok(what) = std::env::var(SERVE) else {
@@ -250,7 +251,7 @@ fn child_serving() {
             }
         }
         "ends in order" => {
-            // One that is told earlier cannot do so.
+            // A process that is notified earlier cannot do so.
             std::thread::sleep(Duration::from_millis(50));
             let told = Arc::new(AtomicBool::new(false));
             signal_hook::flag::register(Signal::TERM.as_raw(), told.clone()).unwrap();
@@ -293,7 +294,7 @@ fn child_serving() {
     }
 }
 
-/// Not a test of its own: what the keeper leaves.
+/// Not a test of its own: the process that the keeper leaves.
 #[test]
 fn child_last() {
     if std::env::var_os(LAST).is_some() {
@@ -304,8 +305,7 @@ fn child_last() {
 struct Running {
     keeper: Child,
     lines: BufReader<std::process::ChildStdout>,
-    /// What the keeper and the serving processes have said, and nobody has waited for yet: they say
-    /// it in any order.
+    /// Lines of the keeper and the serving processes, in any order, that no call has consumed yet.
     said: Vec<String>,
 }
 
@@ -334,7 +334,7 @@ fn started(mut command: Command) -> Running {
 }
 
 impl Running {
-    /// What the next line says after this.
+    /// Returns the rest of the next line that begins with `begin`.
     fn next(&mut self, begin: &str) -> String {
         let found = |line: &String| line.starts_with(begin);
         loop {
@@ -435,13 +435,13 @@ fn a_stopped_process_holds_up_nothing_and_a_killed_one_is_followed() {
     let second = running.serving();
     assert_ne!(first, second);
     kill_process(second, Signal::STOP).unwrap();
-    // It dies of it when it goes on.
+    // The process dies of the signal when it continues.
     kill_process(running.pid(), Signal::INT).unwrap();
     kill_process(second, Signal::CONT).unwrap();
     assert_eq!(running.code(), Some(BY_SIGNAL + Signal::INT.as_raw()));
 }
 
-/// A keeper whose process goes on, and is to be replaced by one that does this.
+/// Starts a keeper whose process continues, and is to be replaced by one that does `new`.
 fn upgrade(new: &str) -> (Running, Pid) {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", "child_keeper", "--nocapture"]);
@@ -451,13 +451,13 @@ fn upgrade(new: &str) -> (Running, Pid) {
         .stdin(Stdio::null());
     let mut running = started(command);
     let first = running.serving();
-    // It is ready before it says so.
+    // The process is ready before it reports so.
     kill_process(running.pid(), Signal::USR2).unwrap();
     (running, first)
 }
 
 impl Running {
-    /// Waits until the keeper has said this.
+    /// Waits until the keeper has logged this.
     fn wait_said(&mut self, wanted: &str) {
         let said = self.next("keeper: ");
         assert!(said.contains(wanted), "{said}");
@@ -475,7 +475,7 @@ fn a_new_program_takes_the_place_of_the_present_one() {
     let second = running.serving();
     assert_ne!(first, second);
     running.wait_said("upgraded");
-    // From now on it is the one that follows.
+    // From now on the new program follows a killed one.
     kill_process(second, Signal::KILL).unwrap();
     running.serving();
     running.end();
@@ -486,12 +486,12 @@ fn an_upgrade_waits_for_the_process_that_follows() {
     let (mut running, _) = upgrade("goes on, too");
     let second = running.serving();
     running.wait_said("upgraded");
-    // The next one is not started before the keeper goes on.
+    // The next process is not started before the keeper continues.
     kill_process(running.pid(), Signal::STOP).unwrap();
     kill_process(second, Signal::KILL).unwrap();
     kill_process(running.pid(), Signal::USR2).unwrap();
     kill_process(running.pid(), Signal::CONT).unwrap();
-    // The one in between may not come to say who it is.
+    // The one in between may not reach the point of reporting its process id.
     assert_ne!(running.serving(), second);
     running.wait_said("upgraded");
     running.end();

@@ -9,7 +9,7 @@ pub(crate) mod admin {
     pub(crate) const DOORBELL_BUFFER_CONFIG: u8 = 0x7c;
 }
 
-/// Submission queue entry, whose fields are set in a chain.
+/// Submission queue entry, built by a chain of setters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Command([[u8; 4]; 16]);

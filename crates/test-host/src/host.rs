@@ -29,7 +29,7 @@ pub struct Host {
     pub mapped: Option<Memory>,
     /// Shadow doorbells of I/O queues.
     pub shadow: Option<Shadow>,
-    /// No doorbell is rung: the server is gone.
+    /// The server has ended: no doorbell is rung.
     pub silent: bool,
     next_cid: u16,
 }
@@ -85,7 +85,7 @@ impl Host {
         Ok(())
     }
 
-    /// Creates an I/O queue pair, whose interrupts go to this vector.
+    /// Creates an I/O queue pair with this interrupt vector.
     pub fn create_pair(&mut self, qid: u16, pair: Pair, vector: Option<u16>) -> Result<()> {
         pair.clear(&self.ram)?;
         for command in pair.create(qid, vector) {
@@ -102,7 +102,7 @@ impl Host {
         Ok(())
     }
 
-    /// Tells the controller a doorbell's value.
+    /// Writes a doorbell, by the mapped page, the shadow buffer or a register.
     pub fn ring(&mut self, qid: u16, cq: bool, value: u32) -> Result<()> {
         let offset = doorbell(qid, cq, 0);
         if self.silent {
@@ -125,8 +125,7 @@ impl Host {
         written
     }
 
-    /// Writes a command behind the others without ringing; returns its identifier and the queue's
-    /// new tail.
+    /// Appends a command without ringing; returns its identifier and the queue's new tail.
     pub fn push(&mut self, qid: u16, command: &(impl IntoBytes + Immutable)) -> Result<(u16, u32)> {
         let cid = self.next_cid;
         self.next_cid = cid.wrapping_add(1);
@@ -143,7 +142,7 @@ impl Host {
         Ok(cid)
     }
 
-    /// Takes the next completion if it is there, and tells the controller.
+    /// Takes the next completion if it is there, and writes the head doorbell.
     pub fn poll(&mut self, qid: u16) -> Result<Option<Completion>> {
         let pair = self.pairs.get_mut(&qid).context("no such queue pair")?;
         let entry = pair.pop(&self.ram)?;
@@ -187,7 +186,7 @@ impl Host {
         Ok(())
     }
 
-    /// Takes all completions that are there, and tells the controller once.
+    /// Takes all available completions, and writes the head doorbell once.
     pub fn reap(&mut self, qid: u16) -> Result<Vec<Completion>> {
         let pair = self.pairs.get_mut(&qid).context("no such queue pair")?;
         let mut reaped = Vec::new();

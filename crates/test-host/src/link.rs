@@ -60,7 +60,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// A link whose writes are answered.
+    /// Creates a link with writes that are answered.
     pub fn new(client: Client) -> Self {
         let posted = false;
         Self { client, posted }

@@ -37,7 +37,7 @@ impl Windows {
         Self(vec![(iova, memory)])
     }
 
-    /// Adds a mapping, which hides what others have at its addresses.
+    /// Adds a mapping, which hides other mappings at its addresses.
     pub fn add(&mut self, iova: u64, memory: Memory) {
         self.0.insert(0, (iova, memory));
     }

@@ -10,7 +10,7 @@ pub fn prp_list_bytes(page: u64, len: u64) -> u64 {
 }
 
 /// Returns PRP entries 1 and 2 of `len` bytes from an IOVA on. A list that is needed is written at
-/// `list`, and goes on in the pages behind.
+/// `list`, and continues in the pages behind.
 pub fn prps(
     memory: &impl GuestMemory,
     page: u64,

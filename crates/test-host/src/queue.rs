@@ -51,7 +51,7 @@ pub struct Cq {
 }
 
 impl Cq {
-    /// An empty queue, whose memory is zero.
+    /// Creates an empty queue; its memory must be zero.
     pub fn new(iova: u64, size: u32) -> Self {
         Self {
             iova,
@@ -131,8 +131,8 @@ impl Pair {
         Ok(entry)
     }
 
-    /// Returns the commands that create both queues, whose memory is contiguous: the completion
-    /// queue first (NVMe Base 2.1, 5.2.1 and 5.2.2).
+    /// Returns the commands that create both queues with contiguous memory: the completion queue
+    /// first (NVMe Base 2.1, 5.2.1 and 5.2.2).
     pub fn create(&self, qid: u16, vector: Option<u16>) -> [Command; 2] {
         let size = |entries: u32| entries.wrapping_sub(1) << 16 | u32::from(qid);
         let (ien, iv) = (vector.is_some(), vector.unwrap_or(0));

@@ -1,4 +1,4 @@
-//! Who may connect to a socket, as options say it: users and groups by name or number, a mode in
+//! Access control of a socket, as options state it: users and groups by name or number, a mode in
 //! octal digits.
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -33,7 +33,8 @@ impl fmt::Display for Principal {
 }
 
 impl Principal {
-    /// Its number, if it is one that a file can have: the largest stands for "no change".
+    /// Returns the number of a numeric user or group. The largest number is refused, since it
+    /// stands for "no change".
     fn number(&self) -> Option<Result<u32>> {
         let digits = self.0.bytes().all(|byte| byte.is_ascii_digit());
         digits.then(|| match self.0.parse() {
@@ -98,7 +99,7 @@ impl FromStr for SocketMode {
     }
 }
 
-/// What is said of the access to a socket.
+/// Access options of a socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SocketAccess {
     /// Owner.
@@ -110,7 +111,7 @@ pub struct SocketAccess {
 }
 
 impl SocketAccess {
-    /// With what counts where it says nothing.
+    /// Returns these options, with `other` as the default of each.
     #[must_use]
     pub fn or(&self, other: &Self) -> Self {
         Self {
@@ -138,7 +139,7 @@ impl SocketAccess {
         Ok(access)
     }
 
-    /// Nobody but the process's own user may connect, as is usual.
+    /// Returns whether only the process's own user may connect, as by default.
     pub fn is_usual(&self) -> bool {
         let mode = self.mode.is_none_or(|SocketMode(mode)| mode == 0o600);
         self.owner.is_none() && self.group.is_none() && mode

@@ -1,19 +1,19 @@
-//! Events that are found by looking at counters, once a second: what happens with commands is told
-//! by no worker. Nothing is looked at while nobody listens.
+//! Events that are found by a comparison of counters, once a second: workers send no events about
+//! commands. Counters are not read while there is no listener.
 
 use control::EventSender;
 use control::api::{EventKind, Stats};
 use std::collections::{HashMap, HashSet};
 
-/// What was seen of a disk.
+/// Counters of a disk at the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     errors: u64,
-    /// Of an export: others tell themselves.
+    /// True if an export has a front-end; other disks send this event themselves.
     connected: bool,
 }
 
-/// What was seen of a volume's limits.
+/// Counters of a volume's limits at the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Held {
     delayed: u64,
@@ -21,7 +21,7 @@ struct Held {
     waits: bool,
 }
 
-/// What was seen when it was looked at last.
+/// Counters of all disks and volumes at the last look.
 #[derive(Debug, Default)]
 pub struct Alarms {
     disks: HashMap<String, Seen>,
@@ -31,14 +31,16 @@ pub struct Alarms {
 }
 
 impl Alarms {
-    /// Looks, and tells what has changed since the last look, of what was there then.
+    /// Compares counters with those of the last look, and sends events about the changes of disks
+    /// that were there then.
     pub fn look(&mut self, stats: &Stats, events: &EventSender) {
         self.look_at_disks(stats, events);
         self.look_at_limits(stats, events);
         self.look_at_stops(stats, events);
     }
 
-    /// Also what had stopped before anybody listened: it still waits for somebody.
+    /// Sends events about stopped volumes. Includes those that stopped before the first listener,
+    /// since they still wait for an operator.
     fn look_at_stops(&mut self, stats: &Stats, events: &EventSender) {
         let stopped = stats.on_error.iter().filter(|one| one.stopped);
         let mut now = HashSet::new();
@@ -200,7 +202,7 @@ mod tests {
         assert_eq!(look(stats(9, true, 20)), nothing);
         let both = [(EventKind::Detached, b()), (EventKind::Limited, a())];
         assert_eq!(look(stats(9, false, 21)), both);
-        // A disk that has gone, and another of its name.
+        // A disk is removed, and another disk gets its name.
         assert_eq!(look(Stats::default()), nothing);
         assert_eq!(look(stats(50, true, 50)), nothing);
     }

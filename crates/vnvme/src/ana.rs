@@ -1,5 +1,5 @@
-//! By which disk of a subsystem a host reaches which namespaces (ANA), as users say it and the
-//! control API shows it.
+//! Asymmetric namespace access (ANA): states of a subsystem's disks as options and the control API
+//! name them.
 
 use clap::ValueEnum;
 use control::api;

@@ -91,11 +91,11 @@ struct Snapshot {
     at: Instant,
     busy: Vec<u64>,
     commands: Arc<[u64]>,
-    /// Of this controller's queues.
+    /// Counts of this controller's queues.
     queues: Vec<u64>,
 }
 
-/// One controller's balance.
+/// Balance of one controller's queues between workers.
 pub struct Balance {
     spread: Spread,
     worker: usize,
@@ -122,8 +122,8 @@ impl Balance {
         }
     }
 
-    /// Looks whether a queue is to migrate, if it is time; goes on with migrations. To be called
-    /// now and then while the worker is awake.
+    /// Decides whether a queue migrates, if it is time, and continues migrations. The worker calls
+    /// it repeatedly while it is awake.
     pub fn rebalance(&mut self, controller: &mut Controller, now: Instant) {
         if self.spread == Spread::Off || self.peers.count() < 2 {
             return;
@@ -151,7 +151,8 @@ impl Balance {
         }
     }
 
-    /// Whether queues can go to a worker now; if that was never tried, it is begun.
+    /// Returns whether queues can migrate to a worker now. On the first call the connection to it
+    /// is begun.
     fn reach(&self, controller: &mut Controller, worker: usize) -> bool {
         if worker == self.worker {
             return true;
@@ -188,7 +189,7 @@ impl Balance {
             return;
         };
         let elapsed = now.saturating_duration_since(old.at);
-        // This worker slept meanwhile: an average over that time says nothing.
+        // This worker slept meanwhile: an average over that time has no meaning.
         if elapsed > PERIOD * 2 || !self.moves.is_empty() || !controller.may_migrate() {
             return;
         }

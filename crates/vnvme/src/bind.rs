@@ -1,4 +1,4 @@
-//! `vnvme bind` and `vnvme unbind`: an NVMe device is handed to vfio-pci, and back to the kernel.
+//! `vnvme bind` and `vnvme unbind`: bind an NVMe device to vfio-pci, and return it to the kernel.
 //!
 //! Everything is checked for all devices before anything is changed for the first one. A device
 //! whose disks are in use is refused; the disks are claimed exclusively from that check until the
@@ -60,7 +60,7 @@ impl BindArgs {
     }
 }
 
-/// Where the system tells about itself.
+/// Directories with the system's device information.
 pub struct Host {
     pub sysfs: Sysfs,
     pub proc: PathBuf,
@@ -73,7 +73,7 @@ impl Host {
         Host::below(Path::new("/"))
     }
 
-    /// One whose files are below a directory.
+    /// Uses the files below a directory.
     pub fn below(root: &Path) -> Host {
         Host {
             sysfs: Sysfs::at(root.join("sys")),
@@ -83,11 +83,11 @@ impl Host {
     }
 }
 
-/// What changes the system; tests have a kernel of their own.
+/// Operations that change the system; tests have a kernel of their own.
 trait Kernel {
     /// Writes to a sysfs attribute.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
-    /// Loads a module; the error is what there is to tell.
+    /// Loads a module. The error is a text for the user.
     fn modprobe(&self, module: &str) -> Result<(), String>;
 }
 
@@ -110,18 +110,18 @@ impl Kernel for System {
     }
 }
 
-/// What happened to one device.
+/// Result for one device.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Report {
     /// The device's address.
     device: String,
-    /// Its driver before.
+    /// Driver before the command.
     from: Option<String>,
-    /// Its driver now.
+    /// Driver after the command.
     driver: Option<String>,
     /// Whether anything was changed.
     changed: bool,
-    /// Its IOMMU group.
+    /// IOMMU group of the device.
     iommu_group: Option<u32>,
     /// The device nodes that a user needs, for a device that is bound to vfio-pci.
     nodes: Vec<String>,
@@ -240,8 +240,8 @@ fn unbind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<Report>
     Ok(reports)
 }
 
-/// An NVMe controller; anything else may be what the system runs on, in ways that are not looked
-/// for here.
+/// Finds an NVMe controller. Other devices are refused, since the system may depend on them in ways
+/// that are not checked here.
 fn find(host: &Host, bdf: Bdf) -> Result<PciDevice> {
     let found = host.sysfs.device(bdf);
     let device = found.ok_or(VfioError::NoDevice { bdf })?;

@@ -1,5 +1,5 @@
-//! What must not be there twice in one process, has to be there, or cannot be, before anything is
-//! opened.
+//! Validation of the whole configuration before anything is opened: duplicates, missing values,
+//! contradictions.
 
 use crate::crew::{config, target_controller};
 use crate::direct::PathChoice;
@@ -14,12 +14,12 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
-/// Refuses what a namespace cannot have, and two of what has to be unique. What a guest or a VMM
-/// finds by it, it would find by chance.
+/// Refuses values that a namespace cannot have, and duplicates of values that have to be unique. A
+/// guest or a VMM that looks a disk up by a duplicate would find either of the two.
 ///
-/// Only what was said counts: serial numbers and identifiers that are made from volumes are equal
-/// where two controllers show the same file to two guests, which may be meant. The serial number of
-/// a virtio disk is a name for its guest alone ("ROOT"), and may be there again.
+/// Only given values count. Serial numbers and identifiers that are made from volumes are equal
+/// where two controllers show the same file to two guests, which may be intended. The serial number
+/// of a virtio disk is a name for its guest alone ("ROOT"), and may be repeated.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -68,8 +68,8 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a controller that has no namespace, and can get none: in a process whose disks stay as
-/// they are. Under `vnvme daemon` namespaces are attached while it runs, and the last one may have
+/// Refuses a controller that has no namespace, and can get none: in a process whose disks do not
+/// change. Under `vnvme daemon` namespaces are attached while it runs, and the last one may have
 /// been detached.
 ///
 /// # Errors
@@ -108,7 +108,7 @@ fn check_name(name: &str) -> Result<()> {
     )
 }
 
-/// What controllers have said of themselves.
+/// Values of the controllers that were checked so far.
 struct Seen {
     serials: Unique<String>,
     subnqns: Unique<String>,
@@ -120,7 +120,7 @@ struct Seen {
     subsystems: HashMap<String, InOne>,
 }
 
-/// What the disks of one subsystem have said.
+/// Values of the disks of one subsystem.
 struct InOne {
     serial: Option<String>,
     subnqn: Option<String>,
@@ -132,14 +132,14 @@ impl Seen {
     fn check(&mut self, controller: &ControllerSpec) -> Result<()> {
         let origin = &controller.origin;
         self.check_pool(controller)?;
-        // Those of one subsystem have its names.
+        // Disks of one subsystem share its names.
         if self.check_subsystem(controller)? {
             self.check_names(&controller.serial, &controller.subnqn, origin)?;
         }
         self.check_namespaces(Some(controller), &controller.namespaces)
     }
 
-    /// What is said of the namespaces that the guest makes.
+    /// Checks the options of a pool of namespaces that the guest makes.
     fn check_pool(&mut self, controller: &ControllerSpec) -> Result<()> {
         let origin = &controller.origin;
         let Some(path) = &controller.pool else {
@@ -190,7 +190,7 @@ impl Seen {
         origin: &Origin,
     ) -> Result<()> {
         if let Some(serial) = serial {
-            // As the guest sees it: padded with spaces (NVMe Base 2.1, 5.1.13.2.1).
+            // The guest sees the serial number padded with spaces (NVMe Base 2.1, 5.1.13.2.1).
             let entered = self.serials.enter(serial.trim_end().to_owned(), serial);
             origin.place("serial", entered)?;
         }
@@ -257,7 +257,7 @@ impl Seen {
             {
                 continue;
             }
-            // All zeroes say that there is none (NVMe NVM 1.1, 4.1.5.1).
+            // All zeroes mean that there is no identifier (NVMe NVM 1.1, 4.1.5.1).
             if let Some(text) = &namespace.nguid {
                 let nguid = origin.place("nguid", hex::<16>("nguid", text))?;
                 let entered = self.nguids.enter_unless(nguid == [0; 16], nguid, text);
@@ -272,8 +272,8 @@ impl Seen {
         Ok(())
     }
 
-    /// The place of a controller in its subsystem. Whether it is the first of it: the others say
-    /// the same of it.
+    /// Checks a controller against the other disks of its subsystem. Returns whether it is the
+    /// first of them: later disks have the same values.
     fn check_subsystem(&mut self, controller: &ControllerSpec) -> Result<bool> {
         let origin = &controller.origin;
         let Some(name) = &controller.subsystem else {
@@ -343,7 +343,7 @@ impl Seen {
         }
         let said = NamespaceSpec {
             nsid: Some(nsid),
-            // That is each disk's own.
+            // The ANA state differs between disks.
             ana_state: None,
             ana_group: Some(namespace.ana_group()),
             origin: Origin::default(),
@@ -380,7 +380,7 @@ fn ensure_named(host: [u8; 16]) -> Result<()> {
     Ok(())
 }
 
-/// What a controller says of itself, under the names that options have.
+/// Checks the identity fields of a controller, and names the options in errors.
 fn check_fields(spec: &ControllerSpec) -> Result<()> {
     let serial = spec.serial.clone().unwrap_or_default();
     checked(config(spec, serial).check(), &spec.origin)
@@ -398,7 +398,7 @@ fn checked(checked: Result<(), ConfigError>, origin: &Origin) -> Result<()> {
     }
 }
 
-/// What is said of a namespace's zones. `remote`: it is for other hosts.
+/// Checks the zone options of a namespace. `remote`: the namespace is for other hosts.
 fn check_zones(namespace: &NamespaceSpec, remote: bool) -> Result<()> {
     let origin = &namespace.origin;
     for (key, said) in [
@@ -431,7 +431,7 @@ fn check_zones(namespace: &NamespaceSpec, remote: bool) -> Result<()> {
     Ok(())
 }
 
-/// What is said of a namespace's placement handles.
+/// Checks the placement options of a namespace.
 fn check_placement(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
     let origin = &namespace.origin;
     for (key, said) in [
@@ -453,7 +453,7 @@ fn check_placement(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
     Ok(())
 }
 
-/// What is said of the metadata of a namespace's blocks.
+/// Checks the metadata options of a namespace.
 fn check_metadata(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
     let origin = &namespace.origin;
     if namespace.metadata.is_some()
@@ -493,7 +493,7 @@ fn check_metadata(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
     Ok(())
 }
 
-/// What is said of a namespace's LBA formats.
+/// Checks the LBA format options of a namespace.
 fn check_formats(namespace: &NamespaceSpec, for_hosts: bool, shares: bool) -> Result<()> {
     let direct = namespace.path == Some(PathChoice::Direct);
     let accounted = namespace.zone_size.is_some() || namespace.fdp_handles.is_some();
@@ -514,10 +514,10 @@ fn check_formats(namespace: &NamespaceSpec, for_hosts: bool, shares: bool) -> Re
     Ok(())
 }
 
-/// The same of a subsystem for other hosts.
+/// Checks a subsystem for other hosts.
 fn check_target(spec: &NvmeTcpSpec) -> Result<()> {
     let (listen, origin) = (spec.listen(), &spec.origin);
-    // Nothing says who a host is.
+    // Without host keys no host is authenticated.
     if !listen.ip().is_loopback() && spec.host_keys.is_none() {
         let why = format!(
             "{listen}: hosts are not authenticated without a file of their secrets (host-keys): \

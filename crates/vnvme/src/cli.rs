@@ -218,7 +218,7 @@ struct Named {
 /// Options of `vnvme serve`.
 struct ServeArgs {
     named: Named,
-    /// The others, which come from the tables of [`crate::options`].
+    /// Options from the tables of [`crate::options`].
     given: Given,
 }
 
@@ -248,8 +248,8 @@ impl Args for ServeArgs {
 
 /// Sets up the log: to standard error.
 pub fn init_logging(filter: Filter, format: LogFormat) {
-    // Else a line that cannot be written (the pipe's reader or the terminal is gone) is a panic of
-    // its thread.
+    // With internal error reports, a line that cannot be written (the pipe's reader or the terminal
+    // is gone) is a panic of its thread.
     let lines = tracing_subscriber::fmt::layer().log_internal_errors(false);
     let lines = match format {
         LogFormat::Text => {
@@ -269,7 +269,7 @@ pub fn init_logging(filter: Filter, format: LogFormat) {
 }
 
 impl Cli {
-    /// What to log.
+    /// Returns the log filter.
     pub fn log(&self) -> Filter {
         match (&self.log, &self.command) {
             (Some(filter), _) => filter.clone(),
@@ -285,7 +285,7 @@ impl Cli {
         self.log_format.unwrap_or_else(LogFormat::usual)
     }
 
-    /// Does what was asked for.
+    /// Runs the command.
     pub fn run(self) -> Result<()> {
         match self.command {
             Command::Serve(args) => args.run(),
@@ -335,7 +335,7 @@ fn end_with(parent: i32) -> Result<()> {
 
 impl ServeArgs {
     fn run(self) -> Result<()> {
-        // One that is kept ends with its keeper, which ends with the parent.
+        // A kept process ends with its keeper, which ends with the parent.
         if let Some(parent) = self.named.end_with_parent
             && !keep::is_kept()
         {

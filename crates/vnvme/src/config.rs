@@ -1,6 +1,6 @@
 //! The configuration: a file, or a folder of fragments (`*.toml`, in the order of their names).
 //!
-//! What is wrong is told with the file, the line, and the disk that it concerns.
+//! Errors name the file, the line, and the disk that they concern.
 
 use crate::spec::{Specs, parse_config};
 use anyhow::{Context, Result, bail, ensure};

@@ -1,4 +1,5 @@
-//! What the process gives up once everything is open: crate `sandbox`, as the configuration has it.
+//! The sandbox of the process, entered once everything is open: crate `sandbox`, with the rights
+//! that the configuration needs.
 
 use crate::keep;
 use crate::manage::{DiskSpec, allows_ublk, places, servers};
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{OnceLock, mpsc};
 use std::thread::JoinHandle;
 
-/// What the kernel tells of this process's threads.
+/// Directory of this process's threads.
 const THREADS: &str = "/proc/self/task";
 
 /// Properties of devices, as the kernel shows them.
@@ -40,7 +41,8 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// With what is needed to serve that, and to open the disks that are unavailable.
+    /// Makes the sandbox with the rights to serve the disks of `specs`, and to open the unavailable
+    /// disks.
     pub fn new(specs: &Specs, options: &ServeOptions, unavailable: &[DiskSpec]) -> Self {
         let sandbox = match options.sandbox {
             SandboxMode::On => {
@@ -81,8 +83,8 @@ impl Confinement {
         Ok(report)
     }
 
-    /// When the workers have made what they need. Lets them go on in any case: where it fails, they
-    /// are told to end.
+    /// Seals the sandbox, when the workers have made all that they need. Releases the workers in
+    /// any case: after a failure they are told to end.
     pub fn seal(&self) -> Result<()> {
         let sealed = self.sandbox.as_ref().map_or(Ok(()), Sandbox::seal);
         self.release();
@@ -137,7 +139,7 @@ pub fn own_folder(config: &Path) -> Option<PathBuf> {
     (folder.file_name()? == "vnvme").then(|| folder.to_owned())
 }
 
-/// What a daemon may open while it runs.
+/// Returns the rights of a daemon to open files and servers while it runs.
 fn later(options: &ServeOptions) -> Needs {
     let Some(daemon) = &options.daemon else {
         return Needs::default();
@@ -152,7 +154,7 @@ fn later(options: &ServeOptions) -> Needs {
     let mut read_below: Vec<PathBuf> = daemon.config.iter().cloned().collect();
     read_below.extend(daemon.config.as_deref().and_then(own_folder));
     if open_below.iter().any(|place| place.starts_with("/dev")) {
-        // What the system tells of block devices.
+        // Properties of block devices in sysfs.
         read_below.push(DEVICES.into());
     }
     Needs {
@@ -163,8 +165,8 @@ fn later(options: &ServeOptions) -> Needs {
 }
 
 /// Adds the rights to open the volumes of an unavailable disk, and the files beside them, while the
-/// process runs. The rights are for the folder, since another file may come to the file's place;
-/// for a device in /dev they are for that device, since all others are in the folder.
+/// process runs. The rights are for the folder, since another file may replace the present one. For
+/// a device in /dev they are for that device alone, since the folder contains all devices.
 fn to_open(disk: &DiskSpec, needs: &mut Needs) {
     needs.takes_over = true;
     let files = disk.files();
@@ -205,12 +207,13 @@ fn connection(server: Address) -> Connect {
     }
 }
 
-/// To whom it is connected, each once: the servers of volumes, and of what may be added later.
+/// Returns the servers to connect to, each once: those of volumes, and those that may be added
+/// later.
 fn connections(volumes: &[&str], options: &ServeOptions) -> Vec<Connect> {
     let later = options.daemon.as_ref().map(|_| servers(options));
     let of_volumes = volumes.iter().flat_map(|url| open::servers(url));
     let mut connect = Vec::new();
-    // Its library connects to any of the cluster's daemons.
+    // The library of RBD connects to any of the cluster's daemons.
     let clusters = volumes.iter().filter_map(|url| rbd::reach(url));
     let clusters = clusters.flat_map(|cluster| cluster.ports.into_iter().map(Connect::Tcp));
     let of_volumes = of_volumes.chain(later.unwrap_or_default());
@@ -247,7 +250,7 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
     Needs {
         remove_in,
         files_in: pools.collect(),
-        // What the watchdog tells of a worker that stands still: its files are opened by itself.
+        // State of a worker's thread, for the watchdog's messages. Each thread opens its own files.
         read_in: vec![THREADS.into()],
         connect: connections(&volumes, options),
         library: volumes.iter().any(|url| rbd::is_image(url)),
@@ -345,7 +348,7 @@ mod tests {
             ..plain.clone()
         };
         assert_eq!(pooled, more);
-        // A daemon's disks may be on others later.
+        // Disks of a daemon may be on other servers later.
         let process = "[process]\nallow = [\"nbd://10.0.0.2/\", \"/run/x\"]\n";
         let specs: Specs = toml::from_str(&format!("{process}{file}")).unwrap();
         let mut options = specs.process.clone().options(1);

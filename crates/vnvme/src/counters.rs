@@ -1,4 +1,4 @@
-//! The counters of what a process serves, as the control API shows them: numbers of one moment.
+//! Counters of the served disks, as the control API shows them: a snapshot of one moment.
 
 use crate::parts::{ublk, vhost_blk};
 use control::api::{
@@ -10,7 +10,7 @@ use probes::IoKind;
 use std::path::Path;
 use worker::AcceptStats;
 
-/// Of a socket.
+/// Returns the counters of a socket.
 fn socket_counters(stats: &AcceptStats) -> SocketCounters {
     SocketCounters {
         accepted: stats.accepted(),
@@ -19,7 +19,7 @@ fn socket_counters(stats: &AcceptStats) -> SocketCounters {
     }
 }
 
-/// Of a controller.
+/// Returns the counters of a controller.
 pub fn controller(
     name: &str,
     socket: &Path,
@@ -59,7 +59,7 @@ pub fn controller(
     }
 }
 
-/// Of an export.
+/// Returns the counters of an export.
 pub fn vhost_blk(name: &str, socket: &Path, stats: &vhost_blk::Stats) -> VhostBlkCounters {
     let queue = |(queue, q): (usize, &vhost_blk::QueueStats)| VhostBlkQueueCounters {
         queue,
@@ -88,7 +88,7 @@ pub fn vhost_blk(name: &str, socket: &Path, stats: &vhost_blk::Stats) -> VhostBl
     }
 }
 
-/// Of a block device.
+/// Returns the counters of a block device.
 pub fn ublk(name: &str, volume: &str, stats: &ublk::DiskStats) -> UblkCounters {
     let queue = |q: &ublk::QueueStats| UblkQueueCounters {
         reads: q.io.operations(IoKind::Read).get(),

@@ -1,5 +1,5 @@
-//! What all workers have in common, and how one gets what it serves: at the start, and while it
-//! runs.
+//! State shared by all workers, and the functions that open a disk on a worker, at start-up and at
+//! run time.
 
 use crate::balance::Spread;
 use crate::confine::Confinement;
@@ -31,10 +31,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use volume::{Extras, Io, Volume};
 
-/// Largest NSID of a daemon's controllers, and of those with a pool, where nothing else is said.
+/// Default of the largest NSID, for controllers of a daemon and controllers with a pool.
 const DAEMON_NAMESPACES: u32 = 16;
 
-/// What all workers have in common.
+/// State shared by all workers.
 pub struct Crew {
     pub options: ServeOptions,
     pub opener: Opener,
@@ -50,27 +50,27 @@ pub struct Crew {
     pub controllers: usize,
     /// Requests that all block devices may have together, at the start.
     pub tags: usize,
-    /// What runs.
+    /// Table of the running disks.
     pub table: Arc<Table>,
     /// Room for the requests of other hosts, on each worker's ring.
     pub hosts: usize,
     /// Block devices.
     pub disks: Disks,
-    /// Memory of those that have gone.
+    /// Release of the memory of removed disks.
     pub heap: Heap,
-    /// What the service manager is told.
+    /// Connection to the service manager.
     pub service: Arc<ServiceLink>,
 }
 
-/// What a worker serves from now on.
+/// A front-end that a worker has begun to serve.
 pub struct Added {
-    /// Its number on the worker.
+    /// Number of the front-end on the worker.
     pub owner: u16,
     pub serial: String,
 }
 
-/// Says in the log that clients may connect. Not on the worker's thread where that serves others:
-/// who reads the log may be slow.
+/// Logs that clients may connect. Not called on a worker's thread that serves other disks, since
+/// the log's reader may be slow.
 pub fn say_listening(disk: &DiskSpec, serial: &str) {
     match disk {
         DiskSpec::Controller(spec) => {
@@ -269,8 +269,8 @@ impl Crew {
     }
 }
 
-/// Opens a queue of a block device on the worker that is to serve it. The device waits to be told
-/// how that went.
+/// Opens a queue of a block device on the worker that is to serve it. The device waits for the
+/// result.
 fn serve_queue(worker: &mut Worker, setup: QueueSetup) {
     let name = format!("queue {} of /dev/ublkb{}", setup.number(), setup.stats().id);
     let added = worker.add(|context| Ok::<_, Told>(Front::Ublk(Box::new(setup.open(context)?))));
@@ -283,7 +283,7 @@ fn serve_queue(worker: &mut Worker, setup: QueueSetup) {
     }
 }
 
-/// A namespace's block size: what was asked for, else what the volume wants, 512 bytes at least.
+/// Returns a namespace's block size: the configured one, or else the volume's, at least 512 bytes.
 fn block_size(spec: &NamespaceSpec, volume: &dyn Volume) -> u32 {
     spec.block_size
         .unwrap_or_else(|| volume.info().block_size.max(512))
@@ -326,7 +326,7 @@ pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     }
 }
 
-/// The same of a subsystem for other hosts.
+/// Returns the configuration of a subsystem for other hosts.
 pub fn target_controller(spec: &NvmeTcpSpec, serial: String) -> ControllerConfig {
     let default = ControllerConfig::default();
     ControllerConfig {
@@ -403,8 +403,9 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
     {
         volumes.push(volume);
         backends.extend(device);
-        // Of writes to zones each is checked here, of those by handles each is counted, and
-        // metadata is kept here; what a device has of blocks is of one size.
+        // The direct path does not apply with zones, placement or metadata, because this process
+        // checks writes to zones, counts writes by handles, and keeps the metadata. With several
+        // formats it does not apply either, because the device's blocks have one size.
         let plain = zones.is_none() && placement.is_none() && metadata.is_none();
         directs.push(direct.filter(|_| plain && formats.is_none()));
         kept.push((zones, placement, metadata, formats));
@@ -443,7 +444,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         .iter()
         .map(|ns| (ns.nsid, ns.block_size))
         .collect();
-    // What is limited gains nothing by another worker.
+    // A limited volume gains nothing from another worker.
     let limited =
         |ns: &NamespaceSpec| Extras::split(&ns.volume).is_ok_and(|(_, extras)| extras.is_limited());
     let limited = spec.namespaces.iter().any(limited);

@@ -1,5 +1,4 @@
-//! What disks are called and what they show, for those who know them by their address only:
-//! counters, events.
+//! Names and volumes of disks by address, for counters and events, which know only addresses.
 
 use crate::manage::DiskSpec;
 use crate::registry::disk_name;
@@ -22,7 +21,8 @@ struct Description {
 #[derive(Clone, Default)]
 pub struct Described(Arc<Mutex<BTreeMap<PathBuf, Description>>>);
 
-/// Where a disk is reached; not known of a block device whose number the kernel has not chosen yet.
+/// Returns the address of a disk; `None` for a block device whose number the kernel has not chosen
+/// yet.
 fn address(disk: &DiskSpec) -> Option<PathBuf> {
     match disk {
         DiskSpec::Ublk(spec) => spec.id.map(device),
@@ -60,7 +60,7 @@ fn description(disk: &DiskSpec) -> Description {
 }
 
 impl Described {
-    /// One disk more, or one that has changed.
+    /// Adds or updates a disk.
     pub fn add(&self, disk: &DiskSpec) {
         if let Some(address) = address(disk) {
             self.0
@@ -70,14 +70,14 @@ impl Described {
         }
     }
 
-    /// These disks, and no others.
+    /// Replaces all entries by these disks.
     pub fn set<'a>(&self, disks: impl Iterator<Item = &'a DiskSpec>) {
         let all = disks.filter_map(|disk| Some((address(disk)?, description(disk))));
         *self.0.lock().unpoisoned() = all.collect();
     }
 
-    /// What the disk of this address is called; the file's name, where nobody has said it. What is
-    /// below an address (a host's controller) has its own behind the disk's.
+    /// Returns the name of the disk at this address; without an entry, the file's name. An address
+    /// below a disk's (a host's controller) has its own name appended.
     pub fn name(&self, address: &Path) -> String {
         let told = self.0.lock().unpoisoned();
         let name = told.get(address).map(|of| of.name.clone());
@@ -99,8 +99,8 @@ impl Described {
         })
     }
 
-    /// The volume of a namespace; of one that the guest has made, its pool; empty, where nobody has
-    /// said it.
+    /// Returns the volume of a namespace. For a namespace that the guest has made, returns its
+    /// pool. Empty without an entry.
     pub fn volume(&self, address: &Path, nsid: u32) -> String {
         let told = self.0.lock().unpoisoned();
         let entry = told.get(address).or_else(|| told.get(address.parent()?));

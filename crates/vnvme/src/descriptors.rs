@@ -1,5 +1,5 @@
-//! How many descriptors this process may have open, and how many of them each client may take:
-//! together they leave enough for everything else, so that no client's are missing to another.
+//! Limits of the open descriptors of this process and of each client. Together they leave enough
+//! for everything else, so that no client can take the descriptors of another.
 
 use crate::spec::{ClientLimits, ControllerSpec, Specs};
 use anyhow::{Result, ensure};
@@ -7,39 +7,41 @@ use controller::DEFAULT_IO_QUEUES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vfio_user::wire::MAX_MSG_FDS;
 
-/// Of the process itself: output, signals, the control socket with its clients, the receiver
-/// process, devices below.
+/// Descriptors of the process itself: output, signals, the control socket with its clients, the
+/// receiver process, devices below.
 const OWN: u64 = 128;
-/// Of each worker: its ring, its epoll set, its wake-up, and an answer of the receiver process.
+/// Descriptors of each worker: its ring, its epoll set, its wake-up, and an answer of the receiver
+/// process.
 const WORKER: u64 = 48;
-/// Of each socket that clients connect to, without what they send: the listening socket, one
-/// connection and one that is refused, the way to the receiver process, the volumes below.
+/// Descriptors of each socket that clients connect to, without those that clients send: the
+/// listening socket, one connection and one that is refused, the connection to the receiver
+/// process, the volumes below.
 const SOCKET: u64 = 24;
-/// Descriptors of a controller's client whose messages are incomplete.
+/// Descriptors that a controller's client has sent in incomplete messages.
 const INCOMPLETE: u64 = 3 * MAX_MSG_FDS as u64;
-/// Request queues of an export that does not say how many it has, and descriptors of each.
+/// Default number of request queues of an export, and descriptors of each.
 const EXPORT_QUEUES: u64 = 128;
 const QUEUE: u64 = 3;
-/// Descriptors of a front-end whose message is incomplete.
+/// Descriptors that a front-end has sent in an incomplete message.
 const INCOMPLETE_REQUEST: u64 = 32;
-/// Hosts of a subsystem that does not say how many there may be, and I/O queues of each.
+/// Default number of hosts of a subsystem, and I/O queues of each.
 const HOSTS: u64 = 64;
 const HOST_QUEUES: u64 = 16;
 /// Descriptors of a queue's connection: on the ring, and in the epoll set.
 const HOST_QUEUE: u64 = 2;
 /// Descriptors of a host beside those: events, memory.
 const HOST: u64 = 8;
-/// Connections that have not said who they are, and discoveries.
+/// Connections that have not identified themselves, and discoveries.
 const NEWCOMERS: u64 = 96;
-/// What a client needs at least: an ordinary VMM has one memory file for each NUMA node of its
-/// guest, and one for each piece of device memory.
+/// Minimum of memory files for a client. A common VMM has one for each NUMA node of its guest, and
+/// one for each piece of device memory.
 const FEWEST_FILES: u64 = 16;
 /// A daemon leaves room for as many disks again as it has at the start, and for so many at least.
 const MORE: usize = 64;
 /// Descriptors that a client takes as a rule, beside its memory files: its queues' interrupts.
 const USUAL: u64 = 8;
 
-/// What the process's descriptors last for.
+/// Limit of the process's descriptors, and the number of workers, to check whether disks fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     limit: Option<u64>,
@@ -67,8 +69,8 @@ impl Room {
     }
 }
 
-/// Raises this process's limit of open descriptors as far as it goes. Where that is too little for
-/// what the clients may take together, each may take less.
+/// Raises this process's limit of open descriptors to the maximum. Lowers the limits of each client
+/// if the clients' descriptors together would exceed it.
 pub fn limit_clients(
     specs: &Specs,
     workers: usize,

@@ -25,8 +25,7 @@ const IRQS: u32 = 5;
 const IRQ_INTX: u32 = 0;
 const IRQ_MSIX: u32 = 2;
 
-/// Guest RAM is at least this large; what is smaller and comes without a descriptor is a ROM or
-/// another device.
+/// Minimum size of guest RAM. A smaller window without a descriptor is a ROM or another device.
 const RAM_AT_LEAST: u64 = 16 << 20;
 
 static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
@@ -34,10 +33,10 @@ static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
     size: pci::DOORBELL_SIZE,
 }];
 
-/// What the VMM waits for.
+/// Event that a VMM's request waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waiting {
-    /// Nothing.
+    /// No request waits.
     No,
     /// Commands in flight may still touch memory that is being unmapped.
     Unmap,
@@ -60,7 +59,7 @@ pub struct NvmeDevice {
     /// Devices below, which reach guest memory themselves once it is registered with them.
     backends: Vec<Arc<NvmeVolume>>,
     registered: Vec<(Memory, Vec<Registration>)>,
-    /// Of a client that has gone: kept until no command of it is in flight.
+    /// Windows of a disconnected client, kept until none of its commands is in flight.
     leaving: Vec<(Memory, Vec<Registration>)>,
     /// Pins guest memory for the worker's requests, where that was asked for.
     pinned: PinnedWindows,
@@ -70,7 +69,7 @@ pub struct NvmeDevice {
     /// For the line about guest memory that is not shared: other lines do not keep it from being
     /// seen.
     not_shared: LogLimit,
-    /// It was written, or left out, for this client.
+    /// The warning was logged, or suppressed, for this client.
     warned_not_shared: bool,
     /// Numbers under which the descriptors of the present message are kept.
     numbers: VecDeque<Option<NonZeroU32>>,
@@ -129,7 +128,7 @@ impl NvmeDevice {
             .collect()
     }
 
-    /// What a client is told.
+    /// Returns the limits that a client is sent.
     pub fn protocol_limits(&self) -> Limits {
         let windows = self.limits.windows.map(u32::from);
         Limits {
@@ -158,7 +157,7 @@ impl NvmeDevice {
         }
     }
 
-    /// What the VMM waits for is over.
+    /// Returns whether the event that the VMM waits for has happened.
     pub fn wait_is_over(&mut self) -> bool {
         if !self.leaving.is_empty() && !self.controller.is_resetting() {
             self.leaving.clear();
@@ -382,7 +381,7 @@ impl Device for NvmeDevice {
             );
             });
         }
-        // As the kernel's VFIO answers when the mappings that it grants are used up.
+        // The error of the kernel's VFIO when the permitted mappings are used up.
         let most = self.protocol_limits().max_dma_maps;
         if self.controller.dma().window_count() >= most as usize {
             return Err(Errno::NOSPC);
@@ -438,7 +437,8 @@ impl Device for NvmeDevice {
                 && (window.prot.read, window.prot.write) == (map.read, map.write)
                 && offset == fd.as_ref().map(|_| map.offset)
         };
-        // Nothing else can be there: this is the message that was in hand.
+        // A window with the same range and backing belongs to the request that was being handled
+        // when the process before died.
         if windows.any(|window| is_it(&window)) {
             return Ok(());
         }
@@ -511,7 +511,8 @@ impl Device for NvmeDevice {
         self.controller.disconnect();
         self.pinned.clear();
         self.leaving.append(&mut self.registered);
-        // The next client has an account of its own: what this one had is returned a moment later.
+        // The next client has an account of its own. Memory of the last client is returned to the
+        // old account a moment later.
         self.memories = MemoryCache::with_limits(self.limits.memory);
     }
 }

@@ -12,16 +12,16 @@ use sync::Unpoisoned;
 #[derive(Clone, Default)]
 pub struct DeviceRegistry {
     devices: Arc<Mutex<Vec<(String, Device)>>>,
-    /// Of volumes that may be closed by now.
+    /// Connections of volumes that may be closed by now.
     servers: Arc<Mutex<Vec<ReachWatch>>>,
 }
 
-/// What a device is to do.
+/// Request to a device below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Shut down, and keep commands until it is resumed.
     Suspend,
-    /// Come up again, and repeat what was kept.
+    /// Restart the device, and repeat the kept commands.
     Resume,
 }
 
@@ -38,7 +38,7 @@ fn status(name: &str, device: &Device) -> DeviceStatus {
     }
 }
 
-/// What a device's URL says behind its scheme: a PCI address, or the path of a socket.
+/// Returns the address of a device's URL: a PCI address, or the path of a socket.
 fn address(url: &str) -> &str {
     url.split_once("://").map_or(url, |(_, address)| address)
 }

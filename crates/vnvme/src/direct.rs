@@ -32,7 +32,7 @@ const LANES: usize = 4;
 /// Rounds without a command in flight after which the device is looked at all the same.
 const IDLE_ROUNDS: u32 = 1024;
 
-/// How commands of a namespace reach a device.
+/// Path of a namespace's commands to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PathChoice {
@@ -42,7 +42,7 @@ pub enum PathChoice {
     Generic,
 }
 
-/// What a namespace needs for the direct path.
+/// Parameters of a namespace's direct path.
 #[derive(Clone, Debug)]
 pub struct Direct {
     pub device: Device,
@@ -177,7 +177,7 @@ impl PathRegistry {
     }
 }
 
-/// What serves a namespace's commands on the direct path. One worker's.
+/// Direct path of a namespace's commands, for one worker.
 pub struct DirectPath {
     pool: Pool,
     options: DirectOptions,
@@ -191,13 +191,13 @@ pub struct DirectPath {
     in_flight: usize,
     idle: u32,
     entry: PathEntry,
-    /// Where the control socket finds it.
+    /// Entry in the registry of the control socket.
     _entered: Listing<PathEntry>,
 }
 
 impl DirectPath {
-    /// A direct path for the namespace `nsid` of the controller at `socket`, whose commands carry
-    /// `max_transfer` bytes at most. Takes its first queue pair of the device.
+    /// Makes a direct path for the namespace `nsid` of the controller at `socket`, whose commands
+    /// carry `max_transfer` bytes at most. Takes its first queue pair of the device.
     pub fn new(
         direct: &Direct,
         nsid: u32,
@@ -242,13 +242,14 @@ impl DirectPath {
         Ok(())
     }
 
-    /// Has the worker woken by a queue pair. Whether that works: else it polls while commands are
-    /// in flight.
+    /// Lets a queue pair's interrupt wake the worker. Returns whether that works; otherwise the
+    /// worker polls while commands are in flight.
     fn watch(&self, queue: &DirectQueue) -> bool {
         let Some(waker) = queue.waker() else {
             return false;
         };
-        // A descriptor of its own: the other one goes into what is asked.
+        // The watch needs a duplicate of the descriptor, because the original moves into the
+        // closure that is called.
         let Ok(fd) = waker.event_fd().try_clone_to_owned() else {
             return false;
         };
@@ -314,8 +315,8 @@ impl Passthrough for DirectPath {
 
     fn poll(&mut self, done: &mut dyn FnMut(u64, Status, u32)) -> usize {
         if self.in_flight == 0 {
-            // Now and then, for what does not come with a command: memory that is to be released,
-            // a device that was reset.
+            // An occasional poll finds events without a command: memory to be released, a device
+            // that was reset.
             self.idle = self.idle.wrapping_add(1);
             if !self.idle.is_multiple_of(IDLE_ROUNDS) {
                 return 0;
@@ -350,7 +351,7 @@ impl Passthrough for DirectPath {
         let slice = namespace.ok().and_then(|namespace| {
             Slice::new(&namespace, before.first_lba(), blocks, before.read_only()).ok()
         });
-        // Of one that is gone altogether, the device refuses all there is.
+        // The device itself refuses all commands of a namespace that no longer exists.
         let Some(slice) = slice else {
             return;
         };
@@ -367,7 +368,7 @@ impl Passthrough for DirectPath {
     }
 }
 
-/// Whether a namespace of this block size can have the direct path.
+/// Returns whether a namespace of this block size can have the direct path.
 pub fn check_block_size(direct: &Direct, block_size: u32) -> Result<()> {
     let device = 1u32 << direct.slice.block_shift();
     ensure!(

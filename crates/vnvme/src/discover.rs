@@ -1,6 +1,6 @@
-//! `vnvme devices`: what this machine has that could be a volume, and who uses it.
+//! `vnvme devices`: devices of this machine that could be volumes, and their present users.
 //!
-//! Read from sysfs, without opening any device: a tree of a test's own does as well.
+//! Read from sysfs, without opening any device. Tests use a directory tree of their own.
 
 use crate::bind::{Host, users};
 use crate::open::kinds;
@@ -25,7 +25,7 @@ pub struct DevicesArgs {
 }
 
 impl DevicesArgs {
-    /// Prints what there is.
+    /// Prints the devices.
     pub fn run(self) -> Result<()> {
         let found = Found::on(&Host::below(&self.root));
         if self.json {
@@ -39,23 +39,24 @@ impl DevicesArgs {
     }
 }
 
-/// What a machine has.
+/// Devices of a machine.
 #[derive(Debug, Serialize)]
 struct Found {
     /// NVMe controllers, by their PCI address.
     nvme: Vec<Nvme>,
     /// Disks of vnvme's that are block devices of this machine.
     ublk: Vec<Ublk>,
-    /// What this kernel offers.
+    /// Features of this kernel.
     kernel: Kernel,
 }
 
 /// An NVMe controller.
 #[derive(Debug, Serialize)]
 struct Nvme {
-    /// Its PCI address.
+    /// PCI address of the controller.
     address: String,
-    /// What it says of itself; the kernel's driver tells, and no other.
+    /// Model as the controller reports it, read from the kernel's NVMe driver; no other driver
+    /// shows it.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,21 +72,21 @@ struct Nvme {
     group_members: Vec<String>,
     /// The kernel's disks on it.
     namespaces: Vec<Namespace>,
-    /// What vnvme can do with it now, as a command or a URL.
+    /// Next possible step with vnvme, as a command or a URL.
     next: String,
 }
 
 /// A namespace that the kernel shows.
 #[derive(Debug, Serialize)]
 struct Namespace {
-    /// Its device node.
+    /// Device node of the namespace.
     node: String,
     /// Bytes.
     bytes: u64,
-    /// Its number, if it is known.
+    /// NSID, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     nsid: Option<u32>,
-    /// Who uses it: a mount point, swap, another device. None: it is free.
+    /// User of the namespace: a mount point, swap, another device. `None`: it is free.
     #[serde(skip_serializing_if = "Option::is_none")]
     used: Option<String>,
 }
@@ -99,7 +100,7 @@ struct Ublk {
     used: Option<String>,
 }
 
-/// What the kernel offers.
+/// Features of the kernel that vnvme can use.
 #[derive(Debug, Serialize)]
 struct Kernel {
     /// There is an IOMMU that devices are behind.
@@ -110,7 +111,7 @@ struct Kernel {
     ublk: bool,
     /// Kinds of volumes, as URLs.
     volumes: Vec<String>,
-    /// How disks are served: none of these needs anything of the kernel but ublk.
+    /// Kinds of front-ends: none of these needs anything of the kernel but ublk.
     front_ends: [&'static str; 3],
 }
 
@@ -261,7 +262,7 @@ impl Nvme {
     }
 }
 
-/// What can be done with a controller.
+/// Returns the possible next step for a controller.
 fn next(bdf: Bdf, driver: Option<&str>, has_group: bool, namespaces: &[Namespace]) -> String {
     if driver == Some(VFIO_PCI) {
         return format!("serve it: nvme://{bdf}/1 (vnvme info nvme://{bdf} shows it)");
@@ -316,7 +317,7 @@ fn bytes(path: &Path) -> u64 {
     sectors.saturating_mul(512)
 }
 
-/// Who uses a block device.
+/// Returns the user of a block device.
 fn used(host: &Host, path: &Path) -> Option<String> {
     let number = fs::read_to_string(path.join("dev")).ok()?;
     users(host, number.trim())

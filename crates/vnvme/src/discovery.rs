@@ -1,4 +1,4 @@
-//! `vnvme discover`: what a discovery controller knows.
+//! `vnvme discover`: prints the log page of a discovery controller.
 
 use crate::cli::table::{Column, Table};
 use anyhow::{Result, bail};
@@ -31,20 +31,20 @@ pub struct DiscoverArgs {
 /// A way to a subsystem.
 #[derive(Debug, Serialize)]
 struct Record {
-    /// What it leads to: an NVMe subsystem, or another discovery subsystem.
+    /// Kind of the record: an NVMe subsystem, or another discovery subsystem.
     kind: String,
     /// The subsystem's name.
     subnqn: String,
     transport: String,
     /// The address, without a port.
     address: String,
-    /// The port, or what the transport has in its place.
+    /// The port, or the transport's equivalent.
     service: String,
-    /// What the channel is: none, or TLS.
+    /// Security of the channel: none, or TLS.
     security: String,
     /// A secure channel is needed.
     secure_channel_required: bool,
-    /// As a volume: behind it comes the number of a namespace.
+    /// URL as a volume, to which the number of a namespace is appended.
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
 }
@@ -56,7 +56,7 @@ struct Report {
 }
 
 impl DiscoverArgs {
-    /// Prints what the controller knows.
+    /// Prints the records of the discovery log page.
     pub fn run(self) -> Result<()> {
         let place = place(&self.address)?;
         let identity = match &self.hostnqn {

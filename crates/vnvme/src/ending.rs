@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 /// Between two looks at threads that have not ended.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long a worker may close something, at least: a device that shuts down in order takes its
-/// time.
+/// Minimum time for a worker to close something: the orderly shutdown of a device may take long.
 const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Exit code of a process that could not make everything durable.
@@ -24,24 +23,24 @@ pub const NOT_DURABLE: u8 = 3;
 #[error("{0}")]
 pub struct NotDurable(pub String);
 
-/// How each thread says that it has ended, and how.
+/// Receiver of the results with which threads end.
 pub struct Ends {
     told: Sender<(usize, Result<()>)>,
     ends: Receiver<(usize, Result<()>)>,
 }
 
-/// How one thread says so. Before the kernel ends it: that may take long.
+/// Sender of one thread's result. Sent before the kernel ends the thread, which may take long.
 pub struct Tell {
     index: usize,
     told: Sender<(usize, Result<()>)>,
 }
 
 impl Tell {
-    /// Runs what the thread is for, and tells how that has ended; also by a panic.
+    /// Runs the thread's function and sends its result, also after a panic.
     pub fn run(self, run: impl FnOnce() -> Result<()>) {
         let result = catch_unwind(AssertUnwindSafe(run));
         let result = result.unwrap_or_else(|payload| {
-            // It may panic in its own drop.
+            // The payload's own drop may panic.
             std::mem::forget(payload);
             Err(anyhow!("a worker ended by a bug"))
         });
@@ -86,7 +85,7 @@ impl Ends {
             match self.ends.recv_timeout(LOOK) {
                 Ok((index, end)) => {
                     left.remove(&index);
-                    // One that failed asks the others to end, too.
+                    // A failed worker asks all others to end, too.
                     end_all();
                     result = result.and(end);
                 }
@@ -117,7 +116,7 @@ pub fn exit(error: &NotDurable) -> ! {
     std::process::exit(NOT_DURABLE.into())
 }
 
-/// Says which workers are left behind.
+/// Logs the workers that do not end.
 fn give_up(stuck: &[usize], watch: &Watch) -> NotDurable {
     let mut lost = Vec::new();
     for &worker in stuck {

@@ -1,13 +1,14 @@
-//! LBA formats of namespaces: what a user says of them, and the file that keeps the one that a host
-//! has chosen (Format NVM).
+//! LBA formats of namespaces: their options, and the file that keeps the format that a host has
+//! chosen (Format NVM).
 //!
 //! The file has a place in each of two pages, which are written in turn, each write made durable
-//! before it counts: so one of them is whole at any moment, and the newer one of those that are
-//! whole is the format.
+//! before it counts. So one of them is whole at any moment, and the newer one of the whole places
+//! is the format.
 //!
-//! Of a namespace with metadata this file says what the file of the metadata is of. Where another
-//! format is kept, it says first that the metadata is to be made anew, and when that is done, that
-//! it is there: the next process does it where this one has died between. All is erased by then.
+//! For a namespace with metadata, this file also determines the format of the metadata file. A new
+//! format is first recorded with the mark that the metadata has to be remade, and then without the
+//! mark when that is done. If this process dies in between, the next process remakes the metadata.
+//! All data is erased by then.
 
 use crate::identity;
 use crate::metadata::{self, Before, MetadataFile};
@@ -31,9 +32,9 @@ use volume::{FileVolume, PreviousProcess, Volume};
 const MAGIC: [u8; 8] = *b"vnvmefmt";
 /// The form of the file of a format without metadata.
 const PLAIN: u32 = 1;
-/// The same of any format.
+/// Version of the file of a format with or without metadata.
 const VERSION: u32 = 2;
-/// Bytes of what a place holds; its last four are the checksum of the others.
+/// Bytes of a place; the last four are the checksum of the rest.
 const LEN: usize = 64;
 /// Between the two places.
 const APART: usize = table_file::PAGE;
@@ -63,8 +64,7 @@ impl Chosen {
     }
 }
 
-/// Bytes of a block of the namespaces that can have several formats, by disk and NSID, for those
-/// who show them.
+/// Block sizes of namespaces with several formats, by disk and NSID, for displays.
 #[derive(Default)]
 pub struct BlockSizes(Mutex<HashMap<(String, u32), Weak<AtomicU32>>>);
 
@@ -78,7 +78,7 @@ impl BlockSizes {
         }
     }
 
-    /// What is kept of it; `None`: it has one format.
+    /// Returns the namespace's present block size; `None` if it has only one format.
     pub fn of(&self, disk: &str, nsid: u32) -> Option<u32> {
         let all = self.0.lock().unpoisoned();
         let size = all.get(&(disk.to_owned(), nsid))?.upgrade()?;
@@ -169,13 +169,13 @@ fn open_files(
     Ok((file, state))
 }
 
-/// What a place holds.
+/// Content of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kept {
     format: BlockFormat,
     /// The metadata is to be made anew for it.
     remake: bool,
-    /// Of the namespace.
+    /// NGUID of the namespace.
     namespace: [u8; 16],
     /// The higher one is the newer one.
     sequence: u64,
@@ -247,11 +247,11 @@ impl Kept {
 struct FormatFile {
     path: PathBuf,
     file: File,
-    /// Whose lock is the file's.
+    /// Volume whose lock also protects this file.
     _locked: FileVolume,
     newest: Kept,
-    /// That is what the next process finds, with metadata that fits or is made anew; and it is
-    /// what the namespace has.
+    /// True if the next process finds `newest`, with metadata that fits or is remade, and the
+    /// namespace has that format.
     known: bool,
     /// The place that is written next.
     next: usize,
@@ -343,7 +343,7 @@ impl FormatFile {
         crash::point!("vnvme.format.grown");
         let kept = self.remake(format, size);
         if kept.is_err() && self.newest.remake {
-            // The namespace goes on with the one that it had, if that can be.
+            // The namespace continues with its old format, if that is possible.
             let restored = self.restore(old.as_ref());
             if let Err(error) = &restored {
                 tracing::error!(
@@ -382,11 +382,10 @@ impl FormatFile {
         Ok(KeptFormat { metadata })
     }
 
-    /// When this returns, the format outlasts the process and a loss of power, and that its
-    /// metadata is to be made anew.
+    /// Records a format durably, with the mark whether its metadata has to be remade.
     ///
     /// # Errors
-    /// The one before is what the file says, if that is known.
+    /// The write failed. The file has the old format, if `known` is true.
     fn keep(&mut self, format: BlockFormat, remake: bool) -> std::io::Result<()> {
         let before = self.newest;
         let kept = Kept {
@@ -396,7 +395,8 @@ impl FormatFile {
             ..before
         };
         if let Err(error) = self.write(kept) {
-            // It may be there for all that: the one before is to count.
+            // The failed write may be in the file all the same: a newer record restores the old
+            // format.
             let again = Kept {
                 sequence: kept.sequence + 1,
                 ..before

@@ -1,26 +1,26 @@
-//! Memory of disks that have gone: the allocator keeps it in pieces, unless it is asked not to.
+//! Release of the memory of removed disks, which the allocator otherwise keeps.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// So many disks are worth it: releasing memory keeps workers waiting that allocate meanwhile.
+/// Number of removed disks that justifies a release, which delays workers that allocate meanwhile.
 const MANY: u32 = 32;
 
-/// Disks that have gone since memory was released.
+/// Count of the disks removed since the last release.
 #[derive(Default)]
 pub struct Heap {
     gone: AtomicU32,
-    /// Those that had gone when it was looked last.
+    /// Count of removed disks at the last look.
     seen: AtomicU32,
 }
 
 impl Heap {
-    /// A disk has gone.
+    /// Counts a removed disk.
     pub fn freed(&self) {
         self.gone.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// To be called from time to time by one thread: releases memory when many disks have gone,
-    /// and none has since the last call.
+    /// Releases memory when many disks have been removed, and none since the last call. One thread
+    /// calls it from time to time.
     pub fn look(&self) {
         self.look_with(|| {
             dma::heap::release();

@@ -1,5 +1,4 @@
-//! The file of hosts that may connect to a subsystem, with the secrets by which they prove who they
-//! are.
+//! The file of hosts that may connect to a subsystem, with the secrets that authenticate them.
 
 use anyhow::{Context, Result, anyhow, bail};
 use dhchap::{Secret, Secrets};
@@ -7,10 +6,11 @@ use fabrics_target::HostKey;
 use nvme::identify::Nqn;
 use std::path::Path;
 
-/// Reads it.
+/// Reads the file of host keys.
 ///
 /// # Errors
-/// What is wrong with it, and where; nothing of what stands there.
+/// The file cannot be read or has an invalid line. The error names the line, and never quotes its
+/// content.
 pub fn read(path: &Path) -> Result<Vec<HostKey>> {
     let text = dhchap::read_private(path).with_context(|| path.display().to_string())?;
     parse(&text).with_context(|| path.display().to_string())
@@ -39,7 +39,8 @@ fn parse(text: &str) -> Result<Vec<HostKey>> {
             bail!("{}: there is something behind the secrets", at());
         }
         if controller.as_ref() == Some(&host) {
-            // What the host says could be said to it again ("NVMe Base 2.1", 8.3.5.5.7).
+            // With equal secrets, the host's response could be replayed to it ("NVMe Base 2.1",
+            // 8.3.5.5.7).
             bail!("{}: both secrets are the same", at());
         }
         keys.push(HostKey {

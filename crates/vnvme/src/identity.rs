@@ -1,5 +1,5 @@
-//! Identifiers that nobody set: stable, made from what the volume is, so that a guest finds the
-//! same disk after each restart.
+//! Default identifiers: stable, derived from the volume, so that a guest finds the same disk after
+//! each restart.
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
@@ -25,34 +25,35 @@ pub fn serial(volumes: &[Vec<u8>]) -> String {
     format!("VN{hex}")
 }
 
-/// Whether a serial number is one that [`serial`] makes.
+/// Returns whether a serial number is one that [`serial`] makes.
 pub fn is_serial(text: &str) -> bool {
     let digits = text.strip_prefix("VN").unwrap_or_default();
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'A'..=b'F').contains(&byte);
     digits.len() == 16 && digits.bytes().all(is_digit)
 }
 
-/// What a keeper calls the memory of a volume: that of this namespace of this disk, and where
-/// several have both, the `nth` of them.
+/// Returns the keeper's name for the memory of a volume: of this namespace of this disk, and of the
+/// `nth` such volume if there are several.
 pub fn memory(disk: &str, nsid: u32, nth: u32) -> String {
     let numbers = u64::from(nth) << 32 | u64::from(nsid);
     let digest = digest("memory", &[disk.as_bytes(), &numbers.to_le_bytes()]);
     digest.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// What a keeper calls connections to a server, before their numbers.
+/// Returns the keeper's name for connections to a server, before their numbers.
 pub fn server(name: &str) -> String {
     let digest = digest("server", &[name.as_bytes()]);
     digest.iter().take(8).map(|b| format!("{b:02x}")).collect()
 }
 
-/// What a keeper calls the listening socket of an export, before the inode of its file.
+/// Returns the keeper's name for the listening socket of an export, before the inode of its file.
 pub fn export(socket: &Path) -> String {
     let digest = digest("export", &[socket.as_os_str().as_bytes()]);
     digest.iter().take(8).map(|b| format!("{b:02x}")).collect()
 }
 
-/// An NGUID: as an RFC 4122 version 8 UUID, which is what identifiers of one's own making are for.
+/// Returns an NGUID in the form of an RFC 4122 version 8 UUID, which is meant for custom
+/// identifiers.
 pub fn nguid(serial: &str, nsid: u32, volume: &[u8]) -> [u8; 16] {
     let mut id = digest("nguid", &[serial.as_bytes(), &nsid.to_le_bytes(), volume]);
     id[6] = id[6] & 0x0f | 0x80;

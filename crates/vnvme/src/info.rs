@@ -1,4 +1,4 @@
-//! `vnvme info`: what a device says about itself.
+//! `vnvme info`: prints a device's identification and health.
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -30,7 +30,7 @@ struct Info {
     controller: ControllerInfo,
     queues: Queues,
     namespaces: Vec<NamespaceInfo>,
-    /// Absent where the controller does not tell.
+    /// Health log; absent where the controller does not report it.
     health: Option<Health>,
 }
 
@@ -63,7 +63,7 @@ struct NamespaceInfo {
     bytes: u64,
     blocks: u64,
     block_size: u32,
-    /// Of atomic writes, in bytes: at least a block.
+    /// Atomic write unit in bytes: at least a block.
     atomic_unit: u32,
     write_protected: bool,
     nguid: String,
@@ -88,7 +88,7 @@ struct Health {
 }
 
 impl InfoArgs {
-    /// Asks the device and prints what it says.
+    /// Queries the device and prints the result.
     pub fn run(self) -> Result<()> {
         let target = driver::Target::parse(&self.url)?;
         let device = target.open()?;

@@ -1,6 +1,6 @@
-//! Sockets that a service manager has opened for this process (crate `inherit`): what is configured
-//! with the path of one gets it, in place of a socket of its own. They are kept to the end, so that
-//! a disk that is removed and comes back has it again.
+//! Sockets that a service manager has opened for this process (crate `inherit`). A disk that is
+//! configured with the path of such a socket uses it instead of making its own. The sockets are
+//! kept to the end, so that a disk that is removed and added again gets its socket again.
 
 use crate::access::SocketAccess;
 use anyhow::{Context, Result};
@@ -17,11 +17,11 @@ use vfio_user::Listener;
 
 static ALL: OnceLock<Inherited> = OnceLock::new();
 
-/// What this process was given.
+/// Descriptors that this process has inherited.
 #[derive(Default)]
 struct Inherited {
     sockets: Vec<Socket>,
-    /// The numbers of others.
+    /// Numbers of other descriptors.
     strange: Vec<i32>,
 }
 
@@ -48,14 +48,14 @@ pub fn take(given: Vec<(String, OwnedFd)>) {
     let _ = ALL.set(all);
 }
 
-/// They are there for the program that this process executes, too.
+/// Passes the sockets to the program that this process executes.
 pub fn pass_on() {
     for socket in ALL.get().iter().flat_map(|all| &all.sockets) {
         let _ = fcntl_setfd(&socket.descriptor, FdFlags::empty());
     }
 }
 
-/// Where it listens, if it is a Unix stream socket that does.
+/// Returns the path at which a Unix stream socket listens.
 fn listens_at(socket: &OwnedFd) -> Option<PathBuf> {
     let listens = sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
@@ -77,15 +77,16 @@ fn find(path: &Path) -> Option<&'static Socket> {
     })
 }
 
-/// Whether one listens there.
+/// Returns whether an inherited socket listens at this path.
 pub fn is_there(path: &Path) -> bool {
     find(path).is_some()
 }
 
-/// The one that listens there, if there is one. Who opened it has said who may connect.
+/// Returns the inherited listener at this path, if there is one. Its opener has set the access to
+/// it.
 ///
 /// # Errors
-/// It cannot be used.
+/// The socket cannot be used.
 pub fn listener(path: &Path, access: &SocketAccess) -> Result<Option<Listener>> {
     let Some(socket) = find(path) else {
         return Ok(None);
@@ -103,7 +104,7 @@ pub fn listener(path: &Path, access: &SocketAccess) -> Result<Option<Listener>> 
     Ok(Some(Listener::inherited(descriptor, path)?))
 }
 
-/// Says what nobody was configured with.
+/// Warns of descriptors that the configuration does not use.
 pub fn warn_of_others() {
     let Some(all) = ALL.get() else {
         return;

@@ -12,12 +12,12 @@ use volume::{LimitHandle, Limits, MAX_WEIGHT, ShareHandle, Volume};
 #[derive(Clone, Default)]
 pub struct LimitRegistry(Arc<Mutex<Vec<LimitEntry>>>);
 
-/// One volume's; it has at least one of both.
+/// Limits and share of one volume, which has at least one of both.
 struct LimitEntry {
     name: String,
     limits: Option<LimitHandle>,
     share: Option<ShareHandle>,
-    /// It goes with the volume.
+    /// Volume of the entry, which is removed with it.
     volume: Weak<dyn Volume>,
 }
 
@@ -97,7 +97,7 @@ fn apply_limits(change: &LimitChange, handle: &LimitHandle) {
     handle.set(Limits { iops, bps, burst });
 }
 
-/// Refuses what no volume can have: not each client is this program.
+/// Refuses values that no volume can have, since clients other than this program exist.
 fn check(change: &LimitChange) -> Result<(), Error> {
     change.check().map_err(Error::invalid)?;
     match change.weight {
@@ -109,7 +109,7 @@ fn check(change: &LimitChange) -> Result<(), Error> {
 }
 
 impl LimitRegistry {
-    /// Enters what a volume has of both.
+    /// Registers the limits and the share of a volume.
     pub fn enter(&self, name: &str, volume: &Arc<dyn Volume>) {
         let entry = LimitEntry {
             name: name.to_owned(),
@@ -122,7 +122,7 @@ impl LimitRegistry {
         }
     }
 
-    /// Of those volumes that are there.
+    /// Locks the list, and removes the entries of closed volumes.
     fn lock(&self) -> MutexGuard<'_, Vec<LimitEntry>> {
         let mut list = self.0.lock().unpoisoned();
         list.retain(|entry| entry.volume.strong_count() > 0);
@@ -134,11 +134,12 @@ impl LimitRegistry {
         self.lock().iter().map(LimitEntry::shown).collect()
     }
 
-    /// Changes limits and weights, and answers those of the volumes that were meant. `volumes` are
-    /// those of the disk that the change names, if it names one.
+    /// Changes limits and weights, and returns those of the selected volumes. `volumes` are those
+    /// of the disk that the change names, if it names one.
     ///
     /// # Errors
-    /// Nothing is meant, or it cannot have what it is to have; nothing was changed then.
+    /// No volume is selected, or a selected volume cannot have these limits; nothing is changed
+    /// then.
     pub fn change(
         &self,
         change: &LimitChange,

@@ -24,7 +24,7 @@ const PARTS: [&str; 17] = [
     "worker",
 ];
 
-/// What is logged.
+/// Filter of log messages, by level and part of the program.
 #[derive(Clone, Debug)]
 pub struct Filter(pub Targets);
 

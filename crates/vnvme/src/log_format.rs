@@ -1,4 +1,4 @@
-//! `--log-format`: how lines of the log look, by who reads them.
+//! `--log-format`: form of the log's lines, for people, programs or systemd's journal.
 
 use clap::ValueEnum;
 use rustix::fs::fstat;
@@ -42,7 +42,7 @@ fn is_standard_error(stream: &str) -> bool {
 /// The journal reads the last words of the process, too.
 static TO_JOURNAL: AtomicBool = AtomicBool::new(false);
 
-/// What stands before the last words of the process (see [`crate::stderr::say`]).
+/// Prefix of the last message of the process (see [`crate::stderr::say`]).
 pub fn prefix_of_errors() -> &'static str {
     match TO_JOURNAL.load(Ordering::Relaxed) {
         true => prefix(Level::ERROR),
@@ -73,7 +73,7 @@ pub fn has_colours() -> bool {
 /// Lines for the journal, each with its level.
 pub struct JournalLines;
 
-/// One line of a level.
+/// Line of a level.
 pub struct JournalLine(Level);
 
 impl<'a> MakeWriter<'a> for JournalLines {
@@ -90,7 +90,8 @@ impl<'a> MakeWriter<'a> for JournalLines {
 
 impl Write for JournalLine {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // The level is of one line: what has several is several entries, each with it.
+        // The level applies to one line. A text of several lines is several entries, each with the
+        // level.
         let lines = line.split_inclusive(|byte| *byte == b'\n');
         let text = lines.flat_map(|line| [prefix(self.0).as_bytes(), line]);
         LogLines.write_all(&text.collect::<Vec<_>>().concat())?;

@@ -1,9 +1,8 @@
 //! Virtual NVMe disks for virtual machines, served from userspace.
 //!
-//! This room is the program: command line, configuration, what its workers serve, and the glue
-//! between a controller and its vfio-user connection. Everything that a guest or a VMM sends is
-//! handled further down; here are only words for people and the order in which things are started
-//! and ended.
+//! This crate is the program: command line, configuration, the front-ends of its workers, and the
+//! connection of a controller to its vfio-user socket. Requests of guests and VMMs are handled in
+//! the crates below; this one contains user interfaces and the order of start and end.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -109,7 +108,7 @@ fn main() -> ExitCode {
             Err(error) => failed(&error),
         };
     }
-    // A shell asks what may follow, and nothing else is done.
+    // For a shell's completion request, only completions are printed.
     let complete = clap_complete::CompleteEnv::with_factory(cli::Cli::command);
     match complete.try_complete(std::env::args_os(), None) {
         Ok(true) => return ExitCode::SUCCESS,
@@ -121,7 +120,7 @@ fn main() -> ExitCode {
     }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
-        // Help, or what is wrong with the command line.
+        // Help, or an error of the command line.
         Err(error) => {
             let error = cli::explain(error);
             return match error.print() {
@@ -139,7 +138,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what went wrong.
+/// Prints an error, and returns the exit code.
 fn failed(error: &anyhow::Error) -> ExitCode {
     let closed = error.downcast_ref::<output::OutputError>();
     if closed.is_some_and(output::OutputError::is_closed) {

@@ -1,4 +1,4 @@
-//! Metadata of a namespace's blocks: what a user says of it, and the file that it is kept in.
+//! Metadata of a namespace's blocks: its options, and the file that keeps it.
 
 use crate::identity;
 use crate::options::Bits;
@@ -126,13 +126,13 @@ fn kept(
     kept.with_context(|| format!("{shown}: the file is shorter than the metadata of the blocks"))
 }
 
-/// The file of the metadata of a namespace that can have several formats: of one of them at a
-/// time, or of none, where that one has no metadata: the file of the format says of which. Every
-/// call may block.
+/// Metadata file of a namespace with several formats. It contains the metadata of one format at a
+/// time, or none where that format has no metadata; the format file records which. Every call may
+/// block.
 pub struct MetadataFile {
     path: PathBuf,
     file: File,
-    /// Whose lock is the file's, and which makes durable what is stored there.
+    /// Volume whose lock also protects this file, and whose flush makes the metadata durable.
     volume: Arc<FileVolume>,
     namespace: [u8; 16],
 }
@@ -173,13 +173,13 @@ impl MetadataFile {
         })
     }
 
-    /// It is another file from now on.
+    /// Replaces the file.
     #[cfg(test)]
     pub fn exchange(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 
-    /// What makes durable what is stored there.
+    /// Returns the volume whose flush makes the metadata durable.
     pub fn volume(&self) -> Arc<dyn Volume> {
         self.volume.clone()
     }
@@ -203,7 +203,7 @@ impl MetadataFile {
         format!("{shown}: to remove the file is to have all blocks without what was kept")
     }
 
-    /// As much as there is of the header, and the length of the file.
+    /// Returns the header as far as it exists, and the length of the file.
     fn header(&self) -> Result<(Vec<u8>, u64)> {
         let found = self.file.metadata()?.len();
         let mut header = vec![0; table::HEADER.min(usize::try_from(found)?)];
@@ -219,7 +219,7 @@ impl MetadataFile {
         let shown = self.path.display();
         let (layout, identity, len) = self.content(format, size)?;
         let (header, found) = self.header()?;
-        // It may be longer, of a format before, or of one that was not kept.
+        // The file may be longer, from an earlier format or from one that was not kept.
         let generation = table::decode(&header, found.min(len), &layout, identity);
         let generation = generation.with_context(|| self.advice())?;
         let Some(layout) = format.layout() else {
@@ -233,7 +233,8 @@ impl MetadataFile {
         Ok(Some(Arc::new(state)))
     }
 
-    /// What [`MetadataFile::restore`] restores: the file of this format. `None`: it is not of that.
+    /// Returns the state for [`MetadataFile::restore`]: the file as it is for this format. `None`:
+    /// the file is of another format.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -267,7 +268,7 @@ impl MetadataFile {
     /// The same.
     pub fn remake(&self, format: BlockFormat, size: u64) -> Result<()> {
         let (layout, identity, len) = self.content(format, size)?;
-        // Nothing of what is behind the header is ever read again.
+        // Old content behind the header is never read again.
         table_file::zero(&self.file, table::HEADER as u64, len)?;
         crash::point!("vnvme.metadata.zeroed");
         self.file
@@ -300,8 +301,8 @@ impl MetadataFile {
     }
 }
 
-/// What the file at that path is of for a format: layout, blocks, and bytes of the file. Blocks
-/// without metadata may become more, and larger.
+/// Returns the content of the file at that path for a format: layout, identity, and bytes of the
+/// file. A format without metadata may have more and larger blocks later.
 fn content(
     path: &Path,
     format: BlockFormat,
@@ -418,7 +419,7 @@ mod tests {
         assert!(error(&url).contains("in use"), "{}", error(&url));
         drop(held);
         assert!(error(&url.replace("protection=1", "protection=2")).contains("protection 1"));
-        // The file has the tag's size; what of it is compared may change.
+        // The file records the tag's size; the compared bits of the tag may change.
         let tagged = format!("{url}&storage-tag=12");
         let text = error(&tagged);
         assert!(text.contains("storage tag of 0"), "{text}");

@@ -15,11 +15,11 @@ use sync::Unpoisoned;
 
 /// Names its socket.
 const NAME: &str = "NOTIFY_SOCKET";
-/// Microseconds within which it wants to be told something again and again, and the process that it
-/// wants to be told by.
+/// Variables of systemd's watchdog: the interval in microseconds, and the process that has to send
+/// notifications.
 const WATCHDOG: &str = "WATCHDOG_USEC";
 const WATCHDOG_PROCESS: &str = "WATCHDOG_PID";
-/// It is told so many times within that.
+/// Notifications within one interval of the watchdog.
 const TIMES: u32 = 3;
 
 /// A connection to it, made while sockets can be reached by their paths.
@@ -28,20 +28,20 @@ pub struct ServiceManager {
     watchdog: Option<Watchdog>,
 }
 
-/// What it is told, by whichever thread.
+/// Notifications to the service manager, from any thread.
 pub struct ServiceLink {
     way: Option<Way>,
     phase: Mutex<Phase>,
 }
 
-/// How it is told.
+/// Transport of notifications.
 enum Way {
     Socket(UnixDatagram),
     /// By the process that has started this one.
     Keeper(Link),
 }
 
-/// What it believes.
+/// Phase of the service that was last sent to the service manager.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Starting,
@@ -52,7 +52,7 @@ enum Phase {
 /// The configuration is read again, until this is dropped.
 pub struct Reloading<'a>(&'a ServiceLink);
 
-/// What it wants to be told regularly.
+/// Schedule of the watchdog's notifications.
 struct Watchdog {
     interval: Duration,
     next: Instant,
@@ -77,27 +77,27 @@ impl ServiceManager {
         Self { link, watchdog }
     }
 
-    /// For those who tell it something else.
+    /// Returns the link, for other notifications.
     pub fn link(&self) -> &Arc<ServiceLink> {
         &self.link
     }
 
-    /// Says that clients are served from now on.
+    /// Notifies that clients are served from now on.
     pub fn ready(&self) {
         let mut phase = self.link.phase.lock().unpoisoned();
         *phase = Phase::Serving;
         self.link.tell("READY=1\n");
     }
 
-    /// Says that the end has begun, and is meant.
+    /// Notifies that an intended end has begun.
     pub fn stopping(&self) {
         let mut phase = self.link.phase.lock().unpoisoned();
         *phase = Phase::Ending;
         self.link.tell("STOPPING=1\n");
     }
 
-    /// Says that the process is alive, if it is time to, and it is: one whose workers all stand
-    /// still is not.
+    /// Notifies the watchdog, if it is time and the process is alive. A process whose workers all
+    /// stand still is not alive.
     pub fn alive(&mut self, is_alive: impl FnOnce(Duration) -> bool) {
         let now = Instant::now();
         let Some(watchdog) = self.watchdog.as_mut().filter(|dog| now >= dog.next) else {
@@ -116,11 +116,11 @@ impl ServiceLink {
         Self { way, phase }
     }
 
-    /// Says that the configuration is read again, and in the end that this is done, however it
-    /// went: what was served is served. Before clients are served, and after the end has begun,
-    /// that is of no interest.
+    /// Notifies that the configuration is reloaded, and at the end that the reload is done,
+    /// whatever its result. Before clients are served, and after the end has begun, no notification
+    /// is sent.
     pub fn reloading(&self) -> Reloading<'_> {
-        // It asks for the time, by which it knows a reload that it has asked for.
+        // The time identifies a reload that the service manager has requested.
         let now = clock_gettime(ClockId::Monotonic);
         let micros = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;
         self.tell_serving(&format!("RELOADING=1\nMONOTONIC_USEC={micros}\n"));
@@ -152,7 +152,7 @@ impl Drop for Reloading<'_> {
     }
 }
 
-/// How often it wants to be told, if it wants to be by this process.
+/// Returns the watchdog's interval, if the watchdog expects this process.
 fn interval(micros: Option<&str>, process: Option<&str>) -> Option<Duration> {
     let own = std::process::id().to_string();
     if process.is_some_and(|process| process != own) {
@@ -179,7 +179,7 @@ pub fn socket() -> Option<UnixDatagram> {
     }
 }
 
-/// Its socket: a path, or "@" and an abstract name.
+/// Connects to the service manager's socket: a path, or "@" and an abstract name.
 fn connect(name: &OsStr) -> Result<UnixDatagram> {
     let address = match name.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name),
@@ -238,7 +238,7 @@ mod tests {
         told.watchdog.as_mut().unwrap().next = Instant::now();
         told.alive(|_| false);
         assert_eq!(received(), None, "it is not alive");
-        // A reload is told while clients are served.
+        // A reload is notified while clients are served.
         drop(told.link().reloading());
         assert_eq!(received(), None, "the start is not done");
         told.ready();

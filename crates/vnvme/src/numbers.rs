@@ -1,4 +1,4 @@
-//! What the process tells of itself in numbers: a snapshot of everything that it serves.
+//! Metrics of the process: a snapshot of everything that it serves.
 
 use crate::described::{Described, device};
 use crate::keep;
@@ -17,14 +17,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use worker::AcceptStats;
 
-/// What stays the same while the process lives.
+/// Constant data of the process.
 #[derive(Clone)]
 pub struct About {
     began: Instant,
     /// Seconds since 1970.
     start: f64,
-    /// What the kernel tells of the process; opened before the sandbox is entered, in which no file
-    /// can be opened.
+    /// The kernel's status file of the process, opened before the sandbox is entered, in which no
+    /// file can be opened.
     status: Option<Arc<File>>,
 }
 
@@ -47,7 +47,8 @@ fn nanoseconds(time: Duration) -> u64 {
 pub(crate) struct Numbers<'a> {
     described: &'a Described,
     ns_per_cycle: f64,
-    /// Names that disks have: two of one name would be one to those who are told.
+    /// Names that were assigned to disks: two disks of one name would be one to readers of the
+    /// metrics.
     names: BTreeSet<String>,
 }
 
@@ -60,7 +61,7 @@ impl<'a> Numbers<'a> {
         }
     }
 
-    /// What it is called; the whole path where another one is called so.
+    /// Returns the disk's name, or the whole path if another disk has that name.
     fn name(&mut self, socket: &Path) -> String {
         let name = self.described.name(socket);
         if self.names.insert(name.clone()) {
@@ -101,7 +102,7 @@ impl<'a> Numbers<'a> {
         let queues = (0..).zip(&stats.queues).map(|(id, queue)| Queue {
             id,
             worker: Some(queue.worker.get()),
-            // First: what is read later is not less.
+            // Read first, so that the counters that are read later are not less.
             completions: queue.completions.get(),
             commands: queue.commands.get(),
             mmio_doorbells: queue.mmio_doorbells.get(),
@@ -270,7 +271,7 @@ impl Registry {
             at_ns: nanoseconds(self.about.began.elapsed()),
             disks: self.disks(Numbers::new(&self.described)),
             unserved: self.unserved.all(),
-            // A volume that several disks have is told of once.
+            // A volume of several disks is listed once.
             limits: limits
                 .filter(|limits| seen.insert(limits.volume.clone()))
                 .collect(),

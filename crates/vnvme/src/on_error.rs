@@ -1,4 +1,4 @@
-//! What becomes of requests that fail, as users say it and the control API shows and changes it.
+//! Error policy of requests, as options state it and the control API shows and changes it.
 
 use crate::described::Described;
 use clap::ValueEnum;
@@ -59,7 +59,7 @@ impl From<OnWriteError> for ErrorAction {
     }
 }
 
-/// What an entry of the configuration says.
+/// Returns the error policy of a configuration entry.
 pub fn policy(read: Option<OnReadError>, write: Option<OnWriteError>) -> OnError {
     OnError {
         read: read.unwrap_or_default().into(),
@@ -67,7 +67,7 @@ pub fn policy(read: Option<OnReadError>, write: Option<OnWriteError>) -> OnError
     }
 }
 
-/// As the command line says it, for the API.
+/// Converts an action to that of the API.
 pub fn shown(action: ErrorAction) -> api::ErrorAction {
     match action {
         ErrorAction::Report => api::ErrorAction::Report,
@@ -93,7 +93,7 @@ pub struct OnErrorRegistry(Arc<Mutex<Vec<Entry>>>);
 struct Entry {
     name: String,
     handle: OnErrorHandle,
-    /// It goes with the volume.
+    /// Volume of the entry, which is removed with it.
     volume: Weak<dyn Volume>,
 }
 
@@ -139,7 +139,7 @@ impl Entry {
 }
 
 impl OnErrorRegistry {
-    /// Enters what a volume has.
+    /// Registers the error policy of a volume.
     pub fn enter(&self, name: &str, volume: &Arc<dyn Volume>) {
         if let Some(handle) = volume.on_error() {
             self.lock().push(Entry {
@@ -150,14 +150,14 @@ impl OnErrorRegistry {
         }
     }
 
-    /// Of those volumes that are there.
+    /// Locks the list, and removes the entries of closed volumes.
     fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
         let mut list = self.0.lock().unpoisoned();
         list.retain(|entry| entry.volume.strong_count() > 0);
         list
     }
 
-    /// Those of which there is something to tell.
+    /// Returns the volumes with a changed policy or with errors.
     pub fn list(&self, described: &Described) -> Vec<VolumeErrors> {
         let list = self.lock();
         let all = list.iter().map(|entry| entry.shown(described));

@@ -1,4 +1,4 @@
-//! From what a user named to an opened volume, for every worker and every way to serve it.
+//! Opening of volumes from a user's options, for every worker and every kind of front-end.
 
 use crate::confine::SandboxMode;
 use crate::devices::DeviceRegistry;
@@ -38,9 +38,9 @@ pub struct Opened {
     pub device: Option<Arc<NvmeVolume>>,
     /// The direct path to it, if that is possible.
     pub direct: Option<Direct>,
-    /// Its zones, if the namespace is to have any.
+    /// State of the zones, for a zoned namespace.
     pub zones: Option<Arc<ZonedState>>,
-    /// Its placement handles, if it is to have any.
+    /// State of the placement handles, if the namespace has any.
     pub placement: Option<Arc<PlacementState>>,
     /// The metadata of its blocks, if they are to have any.
     pub metadata: Option<Arc<MetadataState>>,
@@ -103,25 +103,25 @@ fn device_kind(scheme: Scheme, devices: Arc<Devices>) -> VolumeKind<Below> {
     })
 }
 
-/// Opens volumes for all workers of the process, so that they share what can be opened only once: a
-/// device, however many of its namespaces and slices are served, and by whichever worker.
+/// Opener of volumes for all workers of the process, which share devices that can be opened only
+/// once. A device is shared by all its served namespaces and slices on all workers.
 pub struct Opener {
-    /// Where limits of volumes are entered, to be changed.
+    /// Registry of the volumes' limits, through which they are changed.
     limits: LimitRegistry,
-    /// Where it is entered what becomes of requests that fail.
+    /// Registry of the volumes' error policies.
     on_error: OnErrorRegistry,
     /// How long the previous process of a file is waited for.
     pub previous: PreviousProcess,
     kinds: Registry<Below>,
-    /// What is below the volumes that their workers open.
+    /// Open volumes below the volumes that their workers open.
     within: Arc<Within>,
-    /// What disks share.
+    /// Namespaces that disks of a subsystem share.
     pub subsystems: Subsystems,
     /// Pools of namespaces that guests make.
     pub pools: Pools,
-    /// What guests have chosen of their namespaces' formats.
+    /// Block sizes of namespaces whose formats guests have chosen.
     pub block_sizes: BlockSizes,
-    /// Where changes of these are told.
+    /// Events about changes of the opened volumes.
     events: EventSender,
     /// Volumes that an earlier process has opened: a raw one is not examined for the signature of
     /// an image again, since its guest may have written one.
@@ -132,7 +132,8 @@ impl Opener {
     pub fn new(registry: &crate::registry::Registry, options: &ServeOptions) -> Self {
         let within = Arc::default();
         let devices = registry.devices.clone();
-        // Files say who this host is to a subsystem: later, in the sandbox, they cannot be read.
+        // The files with this host's identity are read now, since they cannot be read inside the
+        // sandbox.
         fabrics::local_identity();
         Self {
             limits: registry.limits.clone(),
@@ -169,8 +170,8 @@ impl Opener {
         self.served_before.lock().unpoisoned().contains(volume)
     }
 
-    /// Opens what is below a volume that only the thread may open which serves it
-    /// ([`Opener::open`]). `false` for all other volumes.
+    /// Opens the volume below one that only its serving thread may open ([`Opener::open`]). `false`
+    /// for all other volumes.
     pub fn open_below(&self, spec: &NamespaceSpec) -> Result<bool> {
         if !is_within(&spec.volume) {
             return Ok(false);
@@ -253,8 +254,8 @@ impl Opener {
     }
 }
 
-/// Refuses a namespace that an earlier process has served, and of which a file is missing that
-/// keeps something beside the volume: it would be made anew, and what the guest relies on be lost.
+/// Refuses a namespace that an earlier process has served if a file beside the volume is missing. A
+/// new file would lose state that the guest relies on.
 fn ensure_files(spec: &NamespaceSpec) -> Result<()> {
     for (key, path) in spec.kept_files() {
         let found = path.metadata();
@@ -272,7 +273,7 @@ fn ensure_files(spec: &NamespaceSpec) -> Result<()> {
 
 /// The devices that are open.
 struct Devices {
-    /// Where they are entered, to be suspended and resumed.
+    /// Registry of devices, through which they are suspended and resumed.
     registry: DeviceRegistry,
     sandbox: SandboxMode,
     open: Mutex<Vec<(Place, Device, Option<RemovalWatch>)>>,
@@ -305,7 +306,7 @@ fn device_name(place: &Place) -> String {
     }
 }
 
-/// What is wrong with a URL of an NBD server that other programs know, and this one does not.
+/// Returns the error for a URL of an NBD server that other programs support, and this one does not.
 fn no_nbd(url: &str) -> Option<&'static str> {
     const NO_TLS: &str = "NBD with TLS is not supported; connect by nbd:// or nbd+unix://, through \
                           a TLS tunnel on this host where the network is not trusted";
@@ -342,8 +343,8 @@ pub fn is_within(url: &str) -> bool {
     url.starts_with(CONTROLLER.name)
 }
 
-/// Volumes below those that their workers open, under what they are called: opened by the main
-/// thread, which may open files, and taken by the workers.
+/// Volumes below those that their workers open, by name. The main thread, which may open files,
+/// opens them, and the workers take them.
 #[derive(Default)]
 struct Within(Mutex<Vec<(String, Arc<dyn Volume>)>>);
 
@@ -398,7 +399,7 @@ fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<
     Below::new(
         Device::open(transport, Options::default())?,
         1,
-        // It works only while this thread polls.
+        // The volume works only while this thread polls.
         QueueOptions {
             interrupts: false,
             ..QueueOptions::default()
@@ -415,7 +416,7 @@ pub struct Below {
     nsid: u32,
     queue: QueueOptions,
     read_only: bool,
-    /// The same as a volume.
+    /// The namespace as a volume.
     volume: Arc<NvmeVolume>,
 }
 
@@ -437,7 +438,8 @@ impl Below {
         })
     }
 
-    /// With `volume`, which stands on this one: what the URL asked for.
+    /// Returns the opened namespace with `volume`, the layer on top of this one that the URL asked
+    /// for.
     fn opened(
         self,
         spec: &NamespaceSpec,
@@ -469,7 +471,7 @@ impl Below {
                 formats: None,
             });
         }
-        // The same blocks that the volume stands on.
+        // The slice has the same blocks as the volume.
         let namespace = device.namespace(nsid)?;
         let block = u64::from(namespace.block_size());
         let extent = volume.extent().context("the volume has no place")?;

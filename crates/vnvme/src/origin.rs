@@ -1,5 +1,5 @@
-//! Where a configuration file says what: file and line of each table and key, for errors that are
-//! found after the file was read.
+//! Source locations (file and line) of configuration tables and keys, for errors that are found
+//! after the file was read.
 
 use crate::spec::Specs;
 use anyhow::Result;
@@ -9,18 +9,18 @@ use std::path::Path;
 use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
-/// The place of a table in a configuration file; none of what the command line says. Two that
-/// describe the same thing are equal wherever they stand.
+/// Location of a table in a configuration file; empty for values of the command line. All locations
+/// compare as equal, so that equal tables are equal wherever they stand.
 #[derive(Clone, Debug, Default)]
 pub struct Origin(Option<Arc<Told>>);
 
 #[derive(Debug)]
 struct Told {
     file: String,
-    /// What the table describes: `controller /run/vnvme/vm0.sock`.
+    /// Name of the described disk or table: `controller /run/vnvme/vm0.sock`.
     what: String,
     line: usize,
-    /// Of its keys.
+    /// Lines of the table's keys.
     lines: BTreeMap<String, usize>,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for Origin {
 }
 
 impl Origin {
-    /// `FILE, line N, WHAT: `; empty if it is not from a file.
+    /// Returns `FILE, line N, WHAT: `; empty without a file.
     fn prefix(&self, key: &str) -> String {
         let Some(told) = &self.0 else {
             return String::new();
@@ -52,7 +52,7 @@ impl Origin {
         format!("{}, line {line}, {}: ", told.file, told.what)
     }
 
-    /// It is from a file.
+    /// Returns whether the table is from a file.
     pub fn is_known(&self) -> bool {
         self.0.is_some()
     }
@@ -66,7 +66,7 @@ impl Origin {
     pub fn place<T>(&self, key: &str, result: Result<T>) -> Result<T> {
         result.map_err(|error| match self.0 {
             None => error,
-            // Others look for a cause: the chain stays, and the place comes first.
+            // The error stays as the cause, since callers look for it in the chain.
             Some(_) => {
                 let prefix = self.prefix(key);
                 error.context(prefix.trim_end_matches([':', ' ']).to_owned())

@@ -1,5 +1,5 @@
-//! What the workers of the process know of each other: how to wake one, what to have it do, how
-//! busy it is.
+//! State of all workers that each of them can read: handles to wake a worker or to send it a job,
+//! and the load of each.
 
 use crate::front::{Front, Handle, Remote};
 use crate::roll::{Listing, Roll};
@@ -48,7 +48,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Peers {
-    /// Of these workers, by index.
+    /// Makes the list of these workers, by index.
     pub fn new(all: Vec<Handle>) -> Self {
         Peers {
             all,
@@ -61,7 +61,7 @@ impl Peers {
         }
     }
 
-    /// How many there are.
+    /// Number of the workers.
     pub fn count(&self) -> usize {
         self.all.len()
     }
@@ -76,7 +76,7 @@ impl Peers {
         self.all.get(worker)
     }
 
-    /// Has a worker open an engine of another worker's controller.
+    /// Opens an engine of a controller on another worker.
     pub fn open_remote_engine(&self, worker: usize, setup: RemoteEngineSetup) {
         let Some(handle) = self.all.get(worker) else {
             return;
@@ -121,7 +121,7 @@ impl Peers {
         (worker, self.assign(worker))
     }
 
-    /// Enters a front-end that is no controller and stays with its worker. What it fetches takes a
+    /// Registers a front-end that is no controller and stays with its worker. Its requests take a
     /// part of the worker's time that no queue's migration would change.
     pub fn enter_fixed(
         &self,
@@ -131,9 +131,9 @@ impl Peers {
         self.fixed.enter((worker, Box::new(fetched)))
     }
 
-    /// Commands that each worker has fetched so far, of all front-ends, as far as queues are where
-    /// they were: so only differences over a short time mean something. As of some milliseconds
-    /// ago, if others have asked.
+    /// Returns the number of commands that each worker has fetched so far, over all front-ends.
+    /// Commands of a migrated queue count for its present worker, so only differences over a short
+    /// time have a meaning. The count may be some milliseconds old.
     pub fn commands(&self, now: Instant) -> Arc<[u64]> {
         let mut count = lock(&self.count);
         if let Some(count) = &*count
@@ -175,8 +175,8 @@ impl Peers {
         self.all.iter().map(busy).collect()
     }
 
-    /// Whether to decide now: not if any worker did within `pause`. What it decided has to show
-    /// first.
+    /// Returns whether a worker may decide now: only if no worker has decided within `pause`,
+    /// because the effect of a decision has to show first.
     pub fn may_decide(&self, now: Instant, pause: Duration) -> bool {
         let now = now.saturating_duration_since(self.start).as_nanos() as u64;
         let decided = self.decided.load(Ordering::Relaxed);

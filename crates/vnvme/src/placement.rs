@@ -1,5 +1,5 @@
-//! Flexible Data Placement: what a user says of a namespace's placement handles, and the file that
-//! these are kept in.
+//! Flexible Data Placement: the options of a namespace's placement handles, and the file that keeps
+//! their state.
 
 use crate::identity;
 use crate::options::Size;
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use volume::{PreviousProcess, Volume};
 
-/// Bytes of a reclaim unit where nothing is said.
+/// Default size of a reclaim unit in bytes.
 const UNIT: u64 = 256 << 20;
 
 /// The placement handles of a namespace on this volume, if it is to have any.

@@ -1,5 +1,5 @@
-//! Pools of namespaces that guests make: what a user says of them, and the thread that changes a
-//! pool's folder (crate `namespace-pool`).
+//! Pools of namespaces that guests make: their options, and the thread that changes a pool's folder
+//! (crate `namespace-pool`).
 
 use crate::on_error::OnErrorRegistry;
 use crate::options::Size;
@@ -62,7 +62,7 @@ impl Pools {
     }
 }
 
-/// Opens a pool's folder. A process that has it may be ending: it is waited for, as the log says.
+/// Opens a pool's folder. If an ending process has the folder, the call waits for it and logs that.
 fn open_folder(path: &Path, limit: Duration) -> Result<PoolFolder, namespace_pool::PoolError> {
     match PoolFolder::open(path, Duration::ZERO) {
         Err(namespace_pool::PoolError::Locked(_)) if !limit.is_zero() => {
@@ -88,7 +88,7 @@ fn check_numbers(folder: &PoolFolder, namespaces: &[NamespaceSpec]) -> Result<()
     Ok(())
 }
 
-/// Opens the files of namespaces, and tells of changes.
+/// Opener of the namespaces' files, which sends events about changes.
 struct Opener {
     on_error: OnErrorRegistry,
     events: EventSender,
@@ -100,7 +100,7 @@ impl Opener {
     fn open(&self, path: &Path, entry: &Entry) -> Result<Arc<dyn Volume>> {
         let options = FileOptions {
             block_size: Some(entry.block_size()),
-            // What a guest writes into its first blocks does not make it something else.
+            // The format stays raw, whatever a guest writes into its first blocks.
             format: Format::Raw,
             previous: self.previous,
             ..FileOptions::default()
@@ -115,13 +115,13 @@ impl Opener {
     }
 }
 
-/// What is in the folder, for those who may not wait.
+/// Known content of the folder, for callers that must not wait.
 #[derive(Default)]
 struct Known(Mutex<Vec<PooledNamespace>>);
 
 impl Known {
-    /// Takes over what the folder has; volumes that are open stay so where they are needed. Those
-    /// that are not are returned: to be closed here, with no lock.
+    /// Takes the content of the folder. Open volumes stay open where they are needed. Unneeded
+    /// volumes are returned, to be closed without the lock.
     fn update(&self, folder: &PoolFolder) -> Vec<Arc<dyn Volume>> {
         let mut known = self.0.lock().unpoisoned();
         let before = std::mem::take(&mut *known);
@@ -165,7 +165,7 @@ impl Known {
     }
 }
 
-/// Who changes the folder.
+/// Writer of the folder, on a thread of its own.
 struct Writer {
     folder: PoolFolder,
     opener: Opener,
@@ -467,7 +467,7 @@ mod tests {
         assert_eq!(shape(&open(&pools, &spec).unwrap()), (4096, 2, true));
     }
 
-    /// A guest may write what it wants.
+    /// A guest may write any data.
     #[test]
     fn what_a_guest_wrote_is_no_format() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
-//! What is opened before anything is served: volumes, block devices, and then the sockets.
+//! Opening of volumes, block devices, and sockets before anything is served.
 //!
-//! All of it is opened before the threads start that serve it: those are born in the sandbox
+//! Everything is opened before the serving threads start: those begin inside the sandbox
 //! (`crate::confine`), where nothing can be opened any more.
 
 use crate::access::SocketAccess;
@@ -47,8 +47,8 @@ pub struct Prepared {
     spec: NamespaceSpec,
     /// The disk's name, and its number there.
     of: (String, u32),
-    /// `None`: it belongs to the thread that serves it, and what is below it is open
-    /// ([`Opener::open_below`]).
+    /// `None`: the volume is opened by the thread that serves it, and only the volume below it is
+    /// open ([`Opener::open_below`]).
     opened: Option<Opened>,
 }
 
@@ -67,7 +67,7 @@ impl Prepared {
         Self { spec, of, opened }
     }
 
-    /// Its queues go through the ring of the worker that they are on.
+    /// Returns whether the volume's queues use the ring of their worker.
     pub fn needs_ring(&self) -> bool {
         let own = self
             .opened
@@ -84,7 +84,8 @@ impl Prepared {
             .map(|opened| Arc::downgrade(&opened.volume))
     }
 
-    /// What the process before has given its volume is over when this process has opened it.
+    /// Returns whether requests that the previous process has sent to the volume have ended when
+    /// this process has opened it.
     fn outlives_its_process(&self) -> bool {
         let is_remote = fabrics::portals(&self.spec.volume).is_some();
         let opened = self.opened.as_ref();
@@ -99,13 +100,13 @@ impl Prepared {
     }
 }
 
-/// A controller whose volumes are open.
+/// A controller with open volumes.
 pub struct ReadyController {
     spec: ControllerSpec,
     volumes: Vec<Prepared>,
-    /// That it is in.
+    /// Subsystem of the controller.
     subsystem: Option<Arc<Subsystem>>,
-    /// Of namespaces that its guest makes.
+    /// Pool of the namespaces that the guest makes.
     pool: Option<Arc<Pool>>,
     boot: Option<BootImage>,
 }
@@ -133,9 +134,8 @@ impl ReadyController {
         })
     }
 
-    /// Makes its socket: a client may connect, and waits until it is served. `usual` says who may
-    /// where the controller does not.
-    /// The disk is on one of so many workers.
+    /// Makes the controller's socket: a client may connect, and waits until it is served. `usual`
+    /// is the default access. `workers` is the number of workers among which the disk gets one.
     pub fn listen(
         self,
         usual: &SocketAccess,
@@ -194,7 +194,7 @@ impl ReadyController {
     }
 }
 
-/// What the disk's Boot Partitions hold, if it is to have them.
+/// Reads the content of the disk's Boot Partitions, if it has any.
 fn boot_image(spec: &ControllerSpec) -> Result<Option<BootImage>> {
     let read = |path: &PathBuf| {
         let what = || format!("boot partition {}", path.display());
@@ -218,36 +218,36 @@ fn boot_image(spec: &ControllerSpec) -> Result<Option<BootImage>> {
     spec.origin.place("boot-partition", read)
 }
 
-/// A controller whose socket and volumes are open, with all that its worker needs not make while it
-/// serves others.
+/// A controller with an open socket and open volumes. Contains all that would delay other disks if
+/// its worker had to make it.
 pub struct OpenController {
     pub spec: ControllerSpec,
     pub listener: Listener,
     /// Connected to the receiver process.
     pub intake: Intake,
     pub page: DoorbellPage,
-    /// What it has kept, if it outlives its process.
+    /// Kept state of a disk that survives its process.
     pub survival: Option<Survival>,
-    /// One for each namespace.
+    /// Volumes, one for each namespace.
     pub volumes: Vec<Prepared>,
-    /// That it is in.
+    /// Subsystem of the controller.
     pub subsystem: Option<Arc<Subsystem>>,
-    /// Of namespaces that its guest makes.
+    /// Pool of the namespaces that the guest makes.
     pub pool: Option<Arc<Pool>>,
-    /// What its Boot Partitions hold.
+    /// Content of the Boot Partitions.
     pub boot: Option<BootImage>,
     /// Becomes readable when a volume has been resized.
     pub resized: Arc<OwnedFd>,
 }
 
 impl OpenController {
-    /// Its volumes by their NSIDs; they are not kept open.
+    /// Returns weak references to the volumes, by their NSIDs.
     pub fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
         by_nsid(&self.spec.namespaces, &self.volumes)
     }
 }
 
-/// A vhost-user-blk export whose volume is open.
+/// A vhost-user-blk export with an open volume.
 pub struct ReadyExport {
     spec: VhostBlkSpec,
     volume: Prepared,
@@ -308,14 +308,14 @@ impl ReadyExport {
     }
 }
 
-/// A vhost-user-blk export whose socket and volume are open.
+/// A vhost-user-blk export with an open socket and an open volume.
 pub struct OpenExport {
     pub spec: VhostBlkSpec,
-    /// Its listening socket is kept as long as it is served.
+    /// Kept listening socket, for as long as the export is served.
     pub kept: Option<KeptSocket>,
-    /// Its file goes with this.
+    /// Listener; its drop removes the socket's file.
     pub listener: Listener,
-    /// The same socket.
+    /// Duplicate of the listening socket.
     pub socket: OwnedFd,
     /// Connected to the receiver process.
     pub intake: Intake,
@@ -327,14 +327,14 @@ pub struct OpenExport {
 }
 
 impl OpenExport {
-    /// Its volume, under the NSID 1; it is not kept open.
+    /// Returns a weak reference to the volume, under the NSID 1.
     pub fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
         let volume = self.volume.volume().map(|volume| (1, volume));
         volume.into_iter().collect()
     }
 }
 
-/// A subsystem whose volumes are open.
+/// A subsystem with open volumes.
 pub struct ReadyTarget {
     spec: NvmeTcpSpec,
     keys: Vec<HostKey>,
@@ -379,20 +379,20 @@ impl ReadyTarget {
     }
 }
 
-/// A subsystem whose socket and volumes are open.
+/// A subsystem with an open socket and open volumes.
 pub struct OpenTarget {
     pub spec: NvmeTcpSpec,
-    /// By which hosts prove who they are.
+    /// Secrets that authenticate hosts.
     pub keys: Vec<HostKey>,
     pub listener: TcpListener,
-    /// One for each namespace.
+    /// Volumes, one for each namespace.
     pub volumes: Vec<Prepared>,
     /// Becomes readable when a volume has been resized.
     pub resized: Arc<OwnedFd>,
 }
 
 impl OpenTarget {
-    /// Its volumes by their NSIDs; they are not kept open.
+    /// Returns weak references to the volumes, by their NSIDs.
     pub fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
         by_nsid(&self.spec.namespaces, &self.volumes)
     }
@@ -416,8 +416,8 @@ fn event() -> Result<Arc<OwnedFd>> {
     Ok(Arc::new(eventfd(0, flags).context("eventfd")?))
 }
 
-/// What a controller has kept: its page and the rest. Where a previous process has left one with a
-/// client, that is gone on with.
+/// Returns a controller's doorbell page and kept state. Continues from the state of a previous
+/// process whose controller has a client.
 fn survive(
     identity: &Identity,
     left: Option<Left>,
@@ -445,7 +445,7 @@ fn survive(
                     left.discard(&mut desk, &format!("{why:#}"));
                 }
             },
-            // One that has said nothing yet finds the disk as it would have found it before.
+            // A client that has not sent anything yet finds the same disk as before.
             None => before = Some(left),
         }
     }
@@ -470,7 +470,7 @@ fn survive(
     }
 }
 
-/// The disk is not kept, nor is what a previous process has left of it.
+/// Gives up the kept state of a disk, including the state that a previous process has left.
 fn end_with_process(identity: &Identity, left: Option<Left>, why: &str) {
     let Some(kept) = keep::kept() else {
         return;
@@ -524,7 +524,7 @@ pub fn make_room(socket: &Path, origin: &Origin) -> Result<()> {
     origin.place("socket", free)
 }
 
-/// What one worker serves.
+/// Disks that one worker serves at the start.
 #[derive(Default)]
 pub struct Load {
     pub controllers: Vec<OpenController>,
@@ -549,7 +549,7 @@ pub struct Unserved {
 }
 
 impl Unserved {
-    /// Says so in the log.
+    /// Makes the record of an unavailable disk, and logs the error.
     pub fn new(disk: DiskSpec, error: &anyhow::Error) -> Self {
         let (name, why) = (disk.name(), format!("{error:#}"));
         tracing::error!(disk = name, "the disk is unavailable: {why}");
@@ -559,13 +559,14 @@ impl Unserved {
 
 /// Everything that is to be served.
 pub struct Open {
-    /// Of each worker: controllers, exports and subsystems in turn.
+    /// Loads of the workers: controllers, exports and subsystems in turn.
     pub loads: Vec<Load>,
     pub disks: Vec<OpenDisk>,
     pub unserved: Vec<Unserved>,
 }
 
-/// What has been opened so far, in the order of the specification. Nobody can connect yet.
+/// Disks that have been opened so far, in the order of the specification. No client can connect
+/// yet.
 #[derive(Default)]
 struct Opening {
     controllers: Vec<ReadyController>,
@@ -621,11 +622,11 @@ pub fn not_served(name: &str, error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Sees to it that the sockets of the disks can be made that are not left out: before anything is
-/// opened, for a process that is ending and has the same sockets has the rest, too.
+/// Makes sure that the sockets can be made, for all disks that must not be left out. Called before
+/// anything is opened: an ending process that has the same sockets has the volumes, too.
 ///
 /// # Errors
-/// One that serves such a socket goes on.
+/// A process that serves such a socket does not end.
 pub fn make_room_for_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let disks = DiskSpec::all(specs).into_iter();
     let mut needed = disks.filter(|disk| !options.may_be_left_out(&disk.name()));
@@ -773,8 +774,8 @@ pub fn open_all(
                 Err(RecvTimeoutError::Timeout) if !stop.is_ordered() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     if ordered.get_or_insert_with(Instant::now).elapsed() >= limit {
-                        // The scope would wait for it. Files that are open are free for others,
-                        // who come before the kernel has ended this process.
+                        // The scope would wait for the thread. Open files are free for other
+                        // processes before the kernel has ended this one.
                         clean_up();
                         let mut all = all.lock().unpoisoned();
                         all.controllers.clear();
@@ -788,7 +789,7 @@ pub fn open_all(
                 Err(RecvTimeoutError::Disconnected) => break Err(anyhow!("it ended by a bug")),
             }
         };
-        // Its end is the end of the kernel's threads that were its.
+        // The kernel's threads that work for this thread end with it.
         let _ = thread.join();
         opened
     })?;

@@ -1,4 +1,4 @@
-//! What README.md and the documents tell people to type exists.
+//! Tests that the commands, options and files in README.md and the documents exist.
 
 use crate::bench::suites;
 use crate::cli::Cli;
@@ -40,7 +40,7 @@ fn documents() -> String {
     all
 }
 
-/// The blocks of code, each with what is said of its language.
+/// Returns the blocks of code, each with its language.
 fn blocks(documents: &str) -> Vec<(&str, &str)> {
     let parts = documents.split("```").skip(1).step_by(2);
     parts.filter_map(|block| block.split_once('\n')).collect()
@@ -75,7 +75,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// The arguments of all calls of vnvme, each with whether it is said in full.
+/// Returns the arguments of all calls of vnvme, each with whether the call is complete.
 fn calls(documents: &str) -> Vec<(Vec<String>, bool)> {
     let lines = blocks(documents)
         .into_iter()

@@ -14,12 +14,12 @@ use std::sync::atomic::AtomicBool;
 
 const LIBRARIES: &str = "LD_LIBRARY_PATH";
 
-/// What such a process does.
+/// Role of a helper process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It receives descriptors.
+    /// Receives descriptors of clients.
     Receive(SandboxMode),
-    /// It starts those that do.
+    /// Starts receiver processes.
     Start(SandboxMode),
 }
 
@@ -44,7 +44,7 @@ impl Role {
         }
     }
 
-    /// What these arguments (without the program's name) ask for.
+    /// Parses arguments (without the program's name).
     pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<Self> {
         // There may be many.
         let args: Vec<OsString> = args.take(3).collect();
@@ -63,7 +63,7 @@ impl Role {
         command
     }
 
-    /// Does that until the server has gone.
+    /// Runs the role until the server has ended.
     ///
     /// # Errors
     /// A sentence for the user.

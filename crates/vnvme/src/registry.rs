@@ -1,4 +1,5 @@
-//! What a process serves, as far as its control socket tells and changes it: workers enter it here.
+//! Registry of the served disks and their counters, for the control socket. Workers register their
+//! disks here.
 
 use crate::alarms::Alarms;
 use crate::counters;
@@ -27,8 +28,8 @@ use worker::AcceptStats;
 /// Where workers enter their controllers.
 #[derive(Clone, Default)]
 pub struct Registry {
-    /// Sockets as the configuration has them: workers that start at the same time enter what they
-    /// serve in any order.
+    /// Sockets in the order of the configuration: workers that start at the same time register
+    /// their disks in any order.
     order: Arc<[PathBuf]>,
     controllers: Roll<ControllerEntry>,
     vhost_blk: Roll<VhostBlkEntry>,
@@ -37,7 +38,7 @@ pub struct Registry {
     pub unserved: Roll<String>,
     /// Limits of volumes.
     pub limits: LimitRegistry,
-    /// What becomes of requests that fail.
+    /// Error policies of volumes.
     pub on_error: OnErrorRegistry,
     /// Direct paths to devices.
     pub paths: PathRegistry,
@@ -45,14 +46,14 @@ pub struct Registry {
     pub devices: DeviceRegistry,
     /// The workers' rings.
     pub rings: RingRegistry,
-    /// Where it is told what happens.
+    /// Sender of events.
     pub events: EventSender,
     alarms: Arc<Mutex<Alarms>>,
     /// The workers.
     workers: Option<Arc<Peers>>,
-    /// What stays the same.
+    /// Constant data of the process.
     pub about: About,
-    /// What disks are called, and their volumes.
+    /// Names of disks, and their volumes.
     pub described: Described,
 }
 
@@ -63,7 +64,8 @@ pub type ControllerEntry = (PathBuf, (Arc<ControllerStats>, Arc<AcceptStats>));
 /// An export's socket and counters.
 pub type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 
-/// What a disk is called that has a socket: as that, without its directory and `.sock`.
+/// Returns the default name of a disk with a socket: the socket's path without its directory and
+/// `.sock`.
 pub fn disk_name(socket: &Path) -> String {
     let name = socket.file_name().unwrap_or(socket.as_os_str());
     let name = name.to_string_lossy();
@@ -71,7 +73,7 @@ pub fn disk_name(socket: &Path) -> String {
 }
 
 impl Registry {
-    /// One that tells of what is served in the order of its configuration.
+    /// Makes a registry that lists disks in the order of the configuration.
     pub fn new(specs: &Specs, workers: &Arc<Peers>) -> Self {
         let controllers = specs.controllers.iter().map(|spec| &spec.socket);
         let exports = specs.vhost_user_blk.iter().map(|spec| &spec.socket);
@@ -88,7 +90,7 @@ impl Registry {
     /// Entries in the order of the configuration.
     fn sorted<T: Clone>(&self, list: &Roll<(PathBuf, T)>) -> Vec<(PathBuf, T)> {
         let mut list = list.all();
-        // What was added later is behind.
+        // Disks that were added later are last.
         list.sort_by_cached_key(|(socket, _)| {
             let order = self.order.iter().position(|known| known == socket);
             (order.unwrap_or(usize::MAX), socket.clone())
@@ -96,7 +98,8 @@ impl Registry {
         list
     }
 
-    /// Enters a controller under its socket, as long as the listing is kept; so the others.
+    /// Registers a controller under its socket, until the listing is dropped. The other `enter_`
+    /// functions do so for their kinds.
     pub fn enter(
         &self,
         socket: &Path,
@@ -121,20 +124,19 @@ impl Registry {
         self.disks.enter((volume.to_owned(), stats))
     }
 
-    /// What happens from now on.
+    /// Returns a receiver of events from now on.
     pub fn listen(&self) -> EventReceiver {
         let is_first = !self.events.has_listeners();
         let receiver = self.events.receiver();
         if is_first {
-            // What was before is not told.
+            // Changes before the first listener cause no event.
             *self.alarms.lock().unpoisoned() = Alarms::default();
             self.look();
         }
         receiver
     }
 
-    /// Tells what counters say that nobody else tells, if somebody listens: to be called from time
-    /// to time.
+    /// Sends the events that only counters show, if there is a listener. Called from time to time.
     pub fn look(&self) {
         if self.events.has_listeners() {
             let stats = self.snapshot();
@@ -147,7 +149,7 @@ impl Registry {
         self.workers.as_deref()
     }
 
-    /// What is served, in numbers of this moment.
+    /// Returns the metrics of all served disks, as of now.
     pub fn disks(&self, mut numbers: Numbers<'_>) -> Vec<metrics::Disk> {
         let mut all = Vec::new();
         for (socket, (stats, accepts)) in self.sorted(&self.controllers) {

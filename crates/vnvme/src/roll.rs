@@ -1,4 +1,5 @@
-//! Lists whose entries go when what they tell of goes: of counters, of who is served where.
+//! A list whose entries are removed when their guard is dropped. It holds counters and the
+//! assignment of front-ends to workers.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
@@ -9,7 +10,7 @@ struct Inner<T> {
     entries: Vec<(u64, T)>,
 }
 
-/// Such a list; clones are the same.
+/// List of entries with guards; a clone is the same list.
 pub struct Roll<T>(Arc<Mutex<Inner<T>>>);
 
 impl<T> Clone for Roll<T> {
@@ -42,7 +43,7 @@ impl<T> Roll<T> {
         }
     }
 
-    /// Looks at all entries, in the order in which they came.
+    /// Calls `look` with all entries, in the order of their registration.
     pub fn look<R>(&self, look: impl FnOnce(&mut dyn Iterator<Item = &T>) -> R) -> R {
         let inner = self.0.lock().unpoisoned();
         look(&mut inner.entries.iter().map(|(_, entry)| entry))
@@ -57,7 +58,7 @@ impl<T> Roll<T> {
     }
 }
 
-/// An entry of a [`Roll`], which goes when this is dropped.
+/// Guard of an entry of a [`Roll`], which removes the entry when it is dropped.
 pub struct Listing<T> {
     roll: Weak<Mutex<Inner<T>>>,
     number: u64,
@@ -79,7 +80,7 @@ impl<T> Drop for Listing<T> {
             .entries
             .binary_search_by_key(&self.number, |(number, _)| *number);
         let gone = at.ok().map(|at| inner.entries.remove(at));
-        // What it holds may take its time to go.
+        // Dropping the entry's content may take long: not under the lock.
         drop(inner);
         drop(gone);
     }

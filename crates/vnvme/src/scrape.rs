@@ -1,9 +1,9 @@
-//! `/metrics` on a TCP address, for those who cannot reach the control socket: this and nothing
-//! else, to be read by anyone who reaches the address.
+//! `/metrics` on a TCP address, for clients that cannot reach the control socket. Only this path is
+//! served, to any client that reaches the address.
 //!
-//! Each client has a thread of its own and a time in which it has to be done, so that one that
-//! never reads, or sends its request byte by byte, keeps others waiting only if it has taken all
-//! places, and then not for longer than that.
+//! Each client has a thread of its own and a time limit. A client that never reads, or sends its
+//! request byte by byte, delays other clients only if such clients have taken all places, and then
+//! only up to the limit.
 
 use crate::keep::Listens;
 use crate::registry::Registry;
@@ -106,7 +106,7 @@ impl MetricsListener {
                     // Where there is no thread the client is disconnected.
                     let _ = builder.spawn(move || {
                         let _place = place;
-                        // It has gone, or was too slow: that is its own affair.
+                        // Errors of a client that has disconnected or was too slow need no message.
                         let _ = serve(&socket, &registry).and_then(|()| close(&socket));
                     });
                 }
@@ -209,8 +209,8 @@ fn serve(socket: &OwnedFd, registry: &Registry) -> Result<(), Errno> {
     write(socket, &answer, until)
 }
 
-/// Ends the connection so that the client gets the whole answer: what it has sent and nobody has
-/// read would reset it.
+/// Ends the connection so that the client gets the whole answer: unread data from the client would
+/// reset it.
 fn close(socket: &OwnedFd) -> Result<(), Errno> {
     shutdown(socket, Shutdown::Write)?;
     let until = Instant::now() + LINGER;

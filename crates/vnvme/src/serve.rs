@@ -39,7 +39,7 @@ use worker::Frontend;
 
 /// Most requests that a worker's ring takes.
 const RING_CAPACITY: usize = 16384;
-/// Those that it takes at least where more disks may come.
+/// Minimum size of a worker's ring where more disks may be added.
 const RING_OF_DAEMON: usize = 4096;
 /// Requests of one export that may be with its volume, where the ring has room for all.
 const EXPORT_IN_FLIGHT: usize = 1024;
@@ -52,9 +52,9 @@ const START_LOOK: Duration = Duration::from_millis(250);
 /// How late a sleeping worker may be woken, in nanoseconds.
 const TIMER_SLACK: u64 = 1000;
 
-/// Makes a worker and what it serves, on its own thread.
+/// Makes a worker and its front-ends, on its own thread.
 fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker> {
-    // Else a guest would find out that no interrupt comes.
+    // A failure now is better than a guest whose interrupts are missing.
     eventfd::prepare()?;
     let options = &crew.options;
     let handle = crew
@@ -66,7 +66,8 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker
         Spread::Off => load.controllers.len(),
         Spread::Auto | Spread::Stir => crew.controllers,
     };
-    // So may queues of any block device. Requests that each may have in flight:
+    // Queues of any block device may come here, too. The room is for the requests that each
+    // front-end may have in flight.
     let room = controllers * usize::from(ControllerConfig::default().max_in_flight)
         + load.exports.len() * EXPORT_IN_FLIGHT
         + crew.tags
@@ -158,7 +159,7 @@ fn pin(cpu: usize) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("CPU {cpu}"))
 }
 
-/// How many workers there are: not more than front-ends, where queues do not leave their
+/// Returns the number of workers: not more than front-ends, where queues do not leave their
 /// controller's worker.
 fn workers(specs: &Specs, options: &ServeOptions) -> usize {
     let queues = specs.ublk.iter().map(|disk| usize::from(disk.queues()));
@@ -173,10 +174,10 @@ fn workers(specs: &Specs, options: &ServeOptions) -> usize {
     usize::from(options.workers).min(most)
 }
 
-/// Says so when workers have to share CPUs: one that polls keeps the others waiting.
+/// Warns when workers have to share CPUs: a polling worker delays the rest.
 fn warn_of_few_cpus(workers: usize, pinned: &[usize]) {
     let cpus = match pinned {
-        // Those that the process may use.
+        // CPUs that the process may use.
         [] => std::thread::available_parallelism().map_or(workers, NonZeroUsize::get),
         pinned => pinned.iter().collect::<BTreeSet<_>>().len(),
     };
@@ -188,7 +189,7 @@ fn warn_of_few_cpus(workers: usize, pinned: &[usize]) {
     }
 }
 
-/// Makes a worker and all that it serves, says how that went, and serves it.
+/// Makes a worker and its front-ends, reports the result, and runs the worker.
 fn run_worker(
     index: usize,
     load: Load,
@@ -203,8 +204,8 @@ fn run_worker(
     })
 }
 
-/// Starts the block devices, whose queues go to the workers, says how that went, and removes them
-/// in the end.
+/// Starts the block devices, whose queues are served by the workers, reports the result, and
+/// removes the devices at the end.
 fn run_disks(
     disks: Vec<OpenDisk>,
     stop: OwnedFd,
@@ -216,7 +217,7 @@ fn run_disks(
     go(made, started, |()| crew.disks.run(&stop, goes_on))
 }
 
-/// How a worker has ended.
+/// Converts a worker's error.
 fn ended(error: worker::Error<<Front as Frontend>::Error>) -> anyhow::Error {
     match error {
         worker::Error::GivenUp(_) | worker::Error::NotDurable(_) => {
@@ -226,7 +227,7 @@ fn ended(error: worker::Error<<Front as Frontend>::Error>) -> anyhow::Error {
     }
 }
 
-/// Says how the start went, and goes on if it went well.
+/// Reports the result of a start, and runs if it succeeded.
 fn go<T>(
     made: Result<T>,
     started: &mpsc::Sender<Result<()>>,
@@ -244,8 +245,8 @@ fn go<T>(
     }
 }
 
-/// Closes a worker's handle when it is dropped: what was posted to a worker that could not start is
-/// not waited for.
+/// Guard that closes a worker's handle: jobs posted to a worker that could not start are not waited
+/// for.
 struct Close<'a>(Option<&'a Handle>);
 
 impl Drop for Close<'_> {
@@ -265,8 +266,8 @@ impl Drop for EndAll<'_> {
     }
 }
 
-/// Every disk says its name. Where two are called by the same file name, `serve` has their whole
-/// paths; a daemon, whose disks come and go under their names, refuses that.
+/// Gives every disk a name. Where two have the same file name, `serve` names both by their whole
+/// paths; a daemon, whose disks are added and removed by name, refuses that.
 pub fn named(specs: &Specs, options: &ServeOptions) -> Result<Specs> {
     let mut specs = specs.clone();
     let all = DiskSpec::all(&specs);
@@ -304,7 +305,7 @@ fn reload_on_hangup(stop: &Stop, managed: &Arc<Manager>) -> Result<()> {
             managed.reload_and_tell();
         }
     };
-    // It lives as long as the process.
+    // The thread runs as long as the process.
     builder.spawn(reload).context("reload thread")?;
     Ok(())
 }
@@ -370,7 +371,8 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     warn_of_few_cpus(workers, &options.cpus);
     let grows = options.daemon.is_some();
     let room = limit_clients(specs, workers, grows, &mut options.clients);
-    // First: it is to have no thread's affinity, and no descriptor of what is opened later.
+    // The receiver process starts first: it must not have any thread's CPU affinity, nor
+    // descriptors that are opened later.
     let receiver = receiver::start(options.sandbox)?;
     keep::tell_receiver(&receiver)?;
     keep::die_of_panics();
@@ -483,8 +485,8 @@ fn serve_opened(
                 if let Err(error) = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)) {
                     tracing::debug!(%error, "timers stay as late as they are");
                 }
-                // When one fails, or panics, the others are to end well: queues of theirs may be
-                // here.
+                // If this worker fails or panics, all others are to end in order: queues of their
+                // controllers may be here.
                 let end = EndAll(stop);
                 let _close = Close(crew.peers.handle(i));
                 match cpu.map_or(Ok(()), pin) {
@@ -500,8 +502,8 @@ fn serve_opened(
         }
         drop(started);
         let mut result = all_started(&starts, workers, stop, &mut watch);
-        // The queues of the block devices need workers that run: the list of system calls has what
-        // they are made with.
+        // The queues of block devices need running workers. The sandbox permits the system calls
+        // that make them.
         result = result.and(crew.confinement.seal());
         let mut threads = workers;
         if (!disks.is_empty() || crew.confinement.has_ublk()) && result.is_ok() {
@@ -547,7 +549,7 @@ fn serve_opened(
             // Threads are left that the scope would wait for.
             Err(left) => {
                 drop(control.take());
-                // Files whose workers have ended are free for others.
+                // Files whose workers have ended are free for other processes.
                 sizes.end();
                 if let Err(error) = &result {
                     tracing::error!(error = format_args!("{error:#}"), "not everything started");
@@ -559,8 +561,8 @@ fn serve_opened(
     })
 }
 
-/// Waits until so many threads have said how their start went; one that cannot start ends them all.
-/// The order to end is not kept waiting.
+/// Waits until `count` threads have reported their start. A thread that cannot start ends all of
+/// them. An order to end is obeyed at once.
 fn all_started(
     starts: &mpsc::Receiver<Result<()>>,
     count: usize,
@@ -595,7 +597,7 @@ impl Drop for Release<'_> {
     }
 }
 
-/// Lets clients know what is served when it is dropped: they are not left waiting for a start that
+/// Guard that marks the table of disks as complete, so that clients do not wait for a start that
 /// has failed.
 struct Complete<'a>(&'a Table);
 

@@ -1,9 +1,8 @@
-//! What the process does on a signal: it ends, with everything durable, or it goes on.
+//! Signal handling: a signal ends the process in order, with all data durable, or changes nothing.
 //!
-//! A signal that is not handled ends a process at once, and the default of nearly all of them is
-//! that. Here each one that can come from outside has its meaning: [`ENDING`] ask for the end,
-//! [`OTHERS`] are logged and change nothing. SIGPIPE is ignored by Rust's start-up code; SIGBUS
-//! belongs to `dma`.
+//! Nearly all signals end a process at once by default. Here each signal from outside has a defined
+//! effect: [`ENDING`] ask for the end, [`OTHERS`] are logged and change nothing. SIGPIPE is ignored
+//! by Rust's start-up code; SIGBUS belongs to `dma`.
 
 use crate::confine::{SandboxMode, spawn_early};
 use crate::keep::is_systemd;
@@ -27,9 +26,9 @@ use sync::Unpoisoned;
 /// little later (setrlimit(2), RLIMIT_CPU).
 const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGQUIT, SIGXCPU];
 
-/// They end nothing. SIGHUP also comes when the terminal is closed that the process was started
-/// from. SIGXFSZ comes with a write beyond the limit of files' sizes (RLIMIT_FSIZE), which a guest
-/// can cause: the write fails, and that is all.
+/// Signals that do not end the process. SIGHUP is also sent when the terminal closes from which the
+/// process was started. SIGXFSZ is sent for a write beyond the file size limit (RLIMIT_FSIZE),
+/// which a guest can cause: only the write fails.
 const OTHERS: [i32; 8] = [
     SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,
 ];
@@ -46,19 +45,19 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Stop {
     reader: UnixStream,
     writer: UnixStream,
-    /// Who is to know of SIGHUP.
+    /// Receiver of SIGHUP.
     hangups: Hangups,
 }
 
 type Hangups = Arc<Mutex<Option<SyncSender<()>>>>;
 
 impl Stop {
-    /// The order comes with the first of the signals that ask for the end. One that comes more than
-    /// [`SAME_ORDER`] later is meant: it ends the process at once, by its default action. All other
-    /// signals change nothing.
+    /// Starts the handling of signals. The first of [`ENDING`] orders the end. A second one more
+    /// than [`SAME_ORDER`] later ends the process at once, by its default action. All other signals
+    /// change nothing.
     pub fn on_signals(sandbox: SandboxMode) -> Result<Stop> {
         let (reader, writer) = UnixStream::pair().context("socket pair for signals")?;
-        // Where systemd keeps, SIGUSR2 is what a kill is: another process goes on.
+        // With systemd as the keeper, SIGUSR2 acts as a kill: the next process continues.
         let others = OTHERS.iter();
         let others = others.filter(|signal| **signal != SIGUSR2 || !is_systemd());
         let signals = Signals::new(ENDING.iter().chain(others)).context("signal handlers")?;
@@ -142,7 +141,7 @@ fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups) {
     }
 }
 
-/// Says that a signal changes nothing.
+/// Logs that a signal changes nothing.
 fn tell(signal: i32, name: &str) {
     match signal {
         SIGHUP => tracing::info!(

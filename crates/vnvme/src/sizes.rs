@@ -1,12 +1,12 @@
-//! Volumes that are resized while they are served: they are asked from time to time, as that may
-//! take a device's time (tens of seconds, where it does not answer), and the thread that serves one
-//! is woken: a worker, or the one that keeps the block devices. Those never ask a volume
-//! themselves.
+//! Detection of volumes that are resized while they are served. Volumes are queried periodically,
+//! which may block for tens of seconds if a device does not answer. A changed size wakes the thread
+//! that serves the volume: a worker, or the thread of the block devices. Those threads never query
+//! a volume themselves.
 //!
 //! One thread keeps the time ([`Sizes::run`]). Once in an interval it wakes an asker, a thread that
-//! asks the volumes which are due, one after the other. A volume that hangs keeps its asker; in the
-//! next interval another asker goes on with the others. There are [`ASKERS`] at most, and one while
-//! none hangs.
+//! queries the volumes which are due, one after the other. A volume that hangs blocks its asker; in
+//! the next interval another asker continues with the rest. There are [`ASKERS`] at most, and one
+//! while none hangs.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -21,16 +21,16 @@ const INTERVAL: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
-/// Threads that wait for volumes' answers at one time, at most: while so many hang, the sizes of
-/// the others are not asked for either.
+/// Maximum number of threads that wait for volumes. While all of them hang, no volume's size is
+/// queried.
 const ASKERS: usize = 8;
-/// How long the end waits for askers, so that what they hold is closed in order.
+/// Time that the end waits for askers, so that their volumes are closed in order.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
 struct Watched {
-    /// It goes when nobody serves it any more.
+    /// Volume, which may be closed when no thread serves it any more.
     volume: Weak<dyn Volume>,
-    /// As it was told last.
+    /// Size that was last reported.
     size: u64,
     /// An eventfd of the thread that serves it.
     wake: Arc<OwnedFd>,
@@ -58,7 +58,7 @@ impl Watched {
     }
 }
 
-/// The volumes whose sizes are watched.
+/// Volumes with watched sizes.
 #[derive(Clone, Default)]
 pub struct Sizes(Arc<Shared>);
 
@@ -79,20 +79,20 @@ impl Shared {
 
 #[derive(Default)]
 struct State {
-    /// Those that were asked in this interval.
+    /// Volumes that were queried in this interval.
     asked: Vec<Watched>,
-    /// Those that are to be asked next. What an asker asks is in neither list.
+    /// Volumes that are queried next. A volume under query is in neither list.
     due: VecDeque<Watched>,
     askers: usize,
-    /// Of those, the ones that wait for volumes to be due: one at most.
+    /// Number of askers that wait for volumes to be due: one at most.
     idle: usize,
-    /// It was said that too many hang.
+    /// The warning about too many hanging volumes was logged.
     said: bool,
     /// No more are asked.
     ending: bool,
 }
 
-/// A thread that asks what is due.
+/// Thread that queries the volumes which are due.
 struct Asker(Arc<Shared>);
 
 impl Asker {
@@ -168,7 +168,7 @@ impl Sizes {
             std::mem::take(&mut state.due),
         );
         drop(state);
-        // What closes a file or a device takes its time.
+        // Closing a file or a device may take long: not under the lock.
         drop(done);
         let state = self.0.lock();
         let waited = self
@@ -341,7 +341,7 @@ mod tests {
         hangs.iter().for_each(|volume| volume.wait_until_asked());
         let asked = |volume: &Slow| volume.asked.load(Ordering::SeqCst);
         assert!(hangs.iter().all(|volume| asked(volume) == 1));
-        // They answer late, and are asked again.
+        // Late answers count, and the volumes are queried again.
         hangs.iter().for_each(|volume| volume.answer());
         wait_for_askers(&sizes);
         wait_for(&sizes, &unused, "late, but told");

@@ -1,5 +1,5 @@
-//! Sockets of disks that are unavailable: made at the start, when it can still be said who may
-//! connect, and held until the disk is served. A client that connects meanwhile waits.
+//! Sockets of unavailable disks: made at the start, when their access can still be set, and held
+//! until the disk is served. A client that connects meanwhile waits.
 
 use crate::access::SocketAccess;
 use crate::inherited;
@@ -48,7 +48,7 @@ pub fn hold(disk: &DiskSpec, usual: &SocketAccess) -> Result<()> {
     Ok(())
 }
 
-/// Whether a socket is held at this path.
+/// Returns whether a socket is held at this path.
 pub fn is_held(path: &Path) -> bool {
     let held = HELD.lock().unpoisoned();
     held.iter()

@@ -1,5 +1,5 @@
-//! What is to be served, as the command line or a configuration file says it. What is not said is
-//! `None`; [`crate::options`] has what can be said, and how.
+//! Configuration of the served disks, from the command line or a configuration file. An absent
+//! option is `None`; [`crate::options`] defines the options and their syntax.
 
 use crate::access::{Principal, SocketAccess};
 use crate::ana::AnaState;
@@ -39,7 +39,7 @@ pub enum DoorbellMode {
     Mapped,
 }
 
-/// One namespace: a volume and how it is shown.
+/// Configuration of one namespace: a volume and how it is shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceSpec {
     /// Path or URL.
@@ -50,9 +50,9 @@ pub struct NamespaceSpec {
     pub block_size: Option<u32>,
     /// Refuse writes.
     pub read_only: Option<bool>,
-    /// What becomes of reads that fail.
+    /// Error policy for reads.
     pub on_read_error: Option<OnReadError>,
-    /// What becomes of other requests that fail.
+    /// Error policy for other requests.
     pub on_write_error: Option<OnWriteError>,
     /// NGUID, 32 hexadecimal digits.
     pub nguid: Option<String>,
@@ -94,19 +94,19 @@ pub struct NamespaceSpec {
     pub protection: Option<u8>,
     /// Bits of its guard.
     pub guard: Option<u8>,
-    /// It is in the first bytes of the metadata.
+    /// The protection information is in the first bytes of the metadata.
     pub protection_first: Option<bool>,
     /// Bits of its storage tag.
     pub storage_tag: Option<u8>,
-    /// Those of them that are compared.
+    /// Bits of the storage tag that are compared.
     pub storage_tag_mask: Option<Bits>,
     /// File that keeps the LBA format that its host has chosen.
     pub format_file: Option<PathBuf>,
     /// The ANA group of a namespace of a subsystem; the same for all disks.
     pub ana_group: Option<u32>,
-    /// How this disk's host reaches that group.
+    /// State of that group for this disk's host.
     pub ana_state: Option<AnaState>,
-    /// Where the configuration file says so.
+    /// Location in the configuration file.
     pub origin: Origin,
 }
 
@@ -126,7 +126,7 @@ impl NamespaceSpec {
         tables.chain(journal).collect()
     }
 
-    /// Its ANA group, if it is one of a subsystem.
+    /// ANA group of a subsystem's namespace.
     pub fn ana_group(&self) -> u32 {
         self.ana_group.unwrap_or(1)
     }
@@ -136,24 +136,24 @@ impl NamespaceSpec {
         self.read_only.unwrap_or(false)
     }
 
-    /// What becomes of requests that fail.
+    /// Returns the error policy.
     pub fn on_error(&self) -> volume::OnError {
         on_error::policy(self.on_read_error, self.on_write_error)
     }
 }
 
-/// One controller: a socket and its namespaces.
+/// Configuration of one controller: a socket and its namespaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControllerSpec {
-    /// What it is called.
+    /// Name of the disk.
     pub name: Option<String>,
-    /// Where the VMM connects.
+    /// Socket for the VMM.
     pub socket: PathBuf,
-    /// Who may.
+    /// Access to the socket.
     pub access: SocketAccess,
     /// Model number.
     pub model: Option<String>,
-    /// Whose disk it looks like.
+    /// Cloud whose disks the controller imitates.
     pub cloud: Option<Cloud>,
     /// Serial number.
     pub serial: Option<String>,
@@ -163,7 +163,7 @@ pub struct ControllerSpec {
     pub subnqn: Option<String>,
     /// Names the subsystem that it shares with other disks.
     pub subsystem: Option<String>,
-    /// Its ID there.
+    /// Controller ID in the subsystem.
     pub cntlid: Option<u16>,
     /// The host that uses it, 32 hexadecimal digits.
     pub host_id: Option<String>,
@@ -191,20 +191,20 @@ pub struct ControllerSpec {
     pub pool_capacity: Option<Size>,
     /// Their logical block size in bytes.
     pub pool_block_size: Option<u32>,
-    /// Its namespaces.
+    /// Namespaces of the controller.
     pub namespaces: Vec<NamespaceSpec>,
-    /// Where the configuration file says so.
+    /// Location in the configuration file.
     pub origin: Origin,
 }
 
-/// One export: a socket and its volume.
+/// Configuration of one export: a socket and its volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VhostBlkSpec {
-    /// What it is called.
+    /// Name of the disk.
     pub name: Option<String>,
-    /// Where the VMM connects.
+    /// Socket for the VMM.
     pub socket: PathBuf,
-    /// Who may.
+    /// Access to the socket.
     pub access: SocketAccess,
     /// Path or URL.
     pub volume: Url,
@@ -218,13 +218,13 @@ pub struct VhostBlkSpec {
     pub block_size: Option<u32>,
     /// Refuse writes.
     pub read_only: Option<bool>,
-    /// What becomes of reads that fail.
+    /// Error policy for reads.
     pub on_read_error: Option<OnReadError>,
-    /// What becomes of other requests that fail.
+    /// Error policy for other requests.
     pub on_write_error: Option<OnWriteError>,
     /// Volatile write cache on at first.
     pub write_cache: Option<bool>,
-    /// Where the configuration file says so.
+    /// Location in the configuration file.
     pub origin: Origin,
 }
 
@@ -243,16 +243,16 @@ impl VhostBlkSpec {
     }
 }
 
-/// One NVM subsystem for other hosts, by NVMe over TCP.
+/// Configuration of one NVM subsystem for other hosts, by NVMe over TCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NvmeTcpSpec {
-    /// What it is called.
+    /// Name of the disk.
     pub name: Option<String>,
-    /// Where hosts connect.
+    /// Address for hosts.
     pub listen: Option<SocketAddr>,
-    /// Hosts that may, by their NQNs; all where nothing is said.
+    /// NQNs of the permitted hosts; all hosts are permitted without it.
     pub hosts: Option<Names>,
-    /// File of the hosts that may, with the secrets by which they prove who they are.
+    /// File of the permitted hosts, with the secrets that authenticate them.
     pub host_keys: Option<PathBuf>,
     /// Model number.
     pub model: Option<String>,
@@ -272,9 +272,9 @@ pub struct NvmeTcpSpec {
     pub mdts: Option<u8>,
     /// Associations at a time.
     pub max_hosts: Option<u16>,
-    /// Its namespaces.
+    /// Namespaces of the subsystem.
     pub namespaces: Vec<NamespaceSpec>,
-    /// Where the configuration file says so.
+    /// Location in the configuration file.
     pub origin: Origin,
 }
 
@@ -294,23 +294,23 @@ impl NvmeTcpSpec {
         Ok(spec)
     }
 
-    /// Where hosts connect; a configuration has to say it.
+    /// Returns the address where hosts connect, which a configuration has to state.
     pub fn listen(&self) -> SocketAddr {
         self.listen.unwrap_or(NOWHERE)
     }
 
-    /// The address as others name it: as those of sockets, a path.
+    /// Returns the address in the form of a path, like those of sockets.
     pub fn address(&self) -> PathBuf {
         format!("tcp://{}", self.listen()).into()
     }
 
-    /// What it is called; its address, where it has no name.
+    /// Returns the name, or the address of a subsystem without a name.
     pub fn any_name(&self) -> String {
         let own = self.name.clone();
         own.unwrap_or_else(|| format!("tcp-{}", self.listen()))
     }
 
-    /// As that of a controller.
+    /// Sets the NSIDs of namespaces that have none.
     pub fn number_namespaces(&mut self) {
         number(&mut self.namespaces);
     }
@@ -330,17 +330,17 @@ fn nsids(namespaces: &[NamespaceSpec]) -> Vec<u32> {
     nsids.collect()
 }
 
-/// Each namespace says its ID.
+/// Sets the NSIDs of namespaces that have none, by their positions.
 fn number(namespaces: &mut [NamespaceSpec]) {
     for (namespace, nsid) in namespaces.iter_mut().zip(1..) {
         namespace.nsid.get_or_insert(nsid);
     }
 }
 
-/// One block device of the host.
+/// Configuration of one block device of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UblkSpec {
-    /// What it is called.
+    /// Name of the disk.
     pub name: Option<String>,
     /// Path or URL.
     pub volume: Url,
@@ -354,13 +354,13 @@ pub struct UblkSpec {
     pub block_size: Option<u32>,
     /// Refuse writes.
     pub read_only: Option<bool>,
-    /// What becomes of reads that fail.
+    /// Error policy for reads.
     pub on_read_error: Option<OnReadError>,
-    /// What becomes of other requests that fail.
+    /// Error policy for other requests.
     pub on_write_error: Option<OnWriteError>,
     /// The device outlives a killed process, and waits for the next one.
     pub recover: Option<bool>,
-    /// Where the configuration file says so.
+    /// Location in the configuration file.
     pub origin: Origin,
 }
 
@@ -375,7 +375,7 @@ impl UblkSpec {
         self.depth.unwrap_or(128)
     }
 
-    /// Its volume, as one that is opened for a namespace.
+    /// Returns the volume as a namespace, to be opened like one.
     pub fn namespace(&self) -> NamespaceSpec {
         NamespaceSpec {
             volume: self.volume.clone(),
@@ -392,7 +392,8 @@ impl UblkSpec {
 /// Workers at most.
 pub const MAX_WORKERS: u16 = 256;
 
-/// How long the end waits for what does not answer, in seconds: less than an administrator does.
+/// Time in seconds that the end waits for devices and servers that do not answer: less than an
+/// administrator waits.
 const STOP_TIMEOUT: u64 = 4;
 
 /// Options of every thread that serves, whatever it serves.
@@ -404,12 +405,12 @@ pub struct LoopOptions {
     pub pin_memory: bool,
     /// A thread of the kernel takes the requests (io_uring's SQPOLL).
     pub sqpoll: bool,
-    /// How long the end waits for what does not answer.
+    /// Time that the end waits for devices and servers that do not answer.
     pub stop_timeout: Duration,
 }
 
 impl LoopOptions {
-    /// Of a thread's ring.
+    /// Returns the options of a thread's ring.
     pub fn io(&self) -> IoOptions {
         IoOptions {
             fixed_buffers: self.pin_memory,
@@ -420,71 +421,71 @@ impl LoopOptions {
     }
 }
 
-/// What each client may take.
+/// Limits of each client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientLimits {
-    /// Windows of guest memory that a client of a controller may map, as it is told
-    /// (`max_dma_maps`); what the protocol's default is if not said.
+    /// Windows of guest memory that a client of a controller may map, which it is sent as
+    /// `max_dma_maps`; the protocol's default if `None`.
     pub windows: Option<u16>,
     /// Memory files and their bytes.
     pub memory: MemoryLimits,
-    /// How many may connect to each socket in a second.
+    /// Maximum number of connections to each socket in a second.
     pub connects: ConnectRate,
 }
 
 /// Options of the whole process.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// What each client may take.
+    /// Limits of each client.
     pub clients: ClientLimits,
-    /// How each thread polls and does its I/O.
+    /// Polling and I/O options of each thread.
     pub polling: LoopOptions,
-    /// How long files and block devices are waited for that another process had before.
+    /// Time limit for files and block devices that another process had before.
     pub previous: PreviousProcess,
     /// Worker threads: controllers, exports and queues of block devices are assigned to them in
     /// turn.
     pub workers: u16,
-    /// What becomes of a controller's queues where there are several.
+    /// Distribution of a controller's queues over several workers.
     pub spread: Spread,
     /// CPUs to pin the workers to, one each, in turn; no pinning when empty.
     pub cpus: Vec<usize>,
     /// The control socket.
     pub control: Option<PathBuf>,
-    /// Where to answer Prometheus.
+    /// Address for Prometheus.
     pub metrics: Option<SocketAddr>,
-    /// Group whose members may ask questions, at a socket beside it.
+    /// Group whose members may send questions, at a socket beside the control socket.
     pub control_group: Option<Principal>,
-    /// Whether the process gives up what it does not need.
+    /// Sandbox of the process.
     pub sandbox: SandboxMode,
-    /// Who keeps what the disks need, for a process that follows.
+    /// Keeper of the disks' descriptors, for the next process.
     pub keeper: KeeperMode,
     /// The configuration file, or folder, that the process has read.
     pub read_from: Option<PathBuf>,
-    /// What may be opened while it runs.
+    /// Folders, files and servers that may be opened at run time.
     pub allow: Vec<PathBuf>,
-    /// Where disks are kept that were added while it runs.
+    /// File of the disks that were added at run time.
     pub state: Option<PathBuf>,
-    /// What is served may change: room is left for it.
+    /// Options of a daemon, whose disks may change: room is left for them.
     pub daemon: Option<Daemon>,
     /// Disks that the process before did not serve.
     pub unavailable: Unavailable,
 }
 
-/// A process whose disks may come and go.
+/// Options of a process whose disks may be added and removed.
 #[derive(Clone, Debug, Default)]
 pub struct Daemon {
-    /// Its configuration, to be read again.
+    /// Path of the configuration, for a reload.
     pub config: Option<PathBuf>,
-    /// What that says of the process.
+    /// Process options of the configuration.
     pub process: ProcessSpec,
-    /// What an earlier process has kept of disks that were added while it ran.
+    /// Disks that an earlier process has kept because they were added at run time.
     pub kept: Vec<DiskSpec>,
     /// No other process keeps its disks in the same file.
     pub _lock: Option<Arc<StateLock>>,
 }
 
 impl ServeOptions {
-    /// Where a disk of this name is from, of those that are served from the start.
+    /// Returns the source of a disk of this name, among those that are served from the start.
     pub fn source(&self, name: &str) -> Source {
         let kept = self.daemon.iter().flat_map(|daemon| &daemon.kept);
         match kept.into_iter().any(|disk| disk.name() == name) {
@@ -493,8 +494,9 @@ impl ServeOptions {
         }
     }
 
-    /// Whether a disk whose volumes cannot be opened is left out, while all others are served. Of
-    /// a process that is tried in the place of another version: no disk that that one serves.
+    /// Returns whether a disk whose volumes cannot be opened may be unavailable, while all other
+    /// disks are served. A process that replaces another version has to serve all disks that the
+    /// other version serves.
     pub fn may_be_unavailable(&self, name: &str) -> bool {
         match keep::is_replacement() {
             true => self.unavailable.disks.contains(name),
@@ -510,8 +512,8 @@ impl ServeOptions {
         }
     }
 
-    /// What an earlier process has kept, as far as it can stand beside what is configured; and the
-    /// rest.
+    /// Splits the disks that an earlier process has kept into those that can be served beside the
+    /// configured ones, and the rest.
     pub fn kept_beside(&self, configured: &Specs) -> (Specs, Vec<Unserved>) {
         let kept = self.daemon.as_ref().map_or(&[][..], |daemon| &daemon.kept);
         beside(configured, kept, self.control.as_deref())
@@ -527,13 +529,13 @@ pub struct ProcessSpec {
     pub pin_memory: Option<bool>,
     /// A thread of the kernel takes requests.
     pub sqpoll: Option<bool>,
-    /// Seconds that the end waits for what does not answer.
+    /// Seconds that the end waits for devices and servers that do not answer.
     pub stop_timeout: Option<u16>,
     /// Seconds that volumes are waited for which a killed process had before.
     pub previous_timeout: Option<u32>,
     /// Worker threads.
     pub workers: Option<u16>,
-    /// What becomes of a controller's queues.
+    /// Distribution of a controller's queues over workers.
     pub spread: Option<Spread>,
     /// CPUs of the workers.
     pub cpus: Option<Vec<usize>>,
@@ -541,30 +543,31 @@ pub struct ProcessSpec {
     pub client_windows: Option<u16>,
     /// Bytes of one client's memory files.
     pub client_memory: Option<Size>,
-    /// One client's memory files.
+    /// Maximum number of one client's memory files.
     pub client_files: Option<u32>,
     /// Clients that may connect to each socket in a second.
     pub client_connects: Option<u32>,
-    /// Who may connect to sockets that say nothing about it themselves.
+    /// Default access of sockets.
     pub access: SocketAccess,
-    /// Where to answer `vnvme stats`.
+    /// Control socket.
     pub control: Option<PathBuf>,
-    /// Where to answer Prometheus.
+    /// Address for Prometheus.
     pub metrics: Option<SocketAddr>,
-    /// Group whose members may ask questions.
+    /// Group whose members may send questions.
     pub control_group: Option<Principal>,
-    /// Whether the process gives up what it does not need.
+    /// Sandbox of the process.
     pub sandbox: Option<SandboxMode>,
-    /// Who keeps what the disks need.
+    /// Keeper of the disks' descriptors.
     pub keeper: Option<KeeperMode>,
-    /// What may be opened while it runs.
+    /// Folders, files and servers that may be opened at run time.
     pub allow: Option<Paths>,
-    /// Where disks are kept that were added while it runs.
+    /// File of the disks that were added at run time.
     pub state: Option<PathBuf>,
 }
 
 impl ProcessSpec {
-    /// With what counts where nothing was said; `workers` differs from command to command.
+    /// Returns the options with defaults for absent ones; the default of `workers` depends on the
+    /// command.
     pub fn options(self, workers: u16) -> ServeOptions {
         let memory = MemoryLimits::DEFAULT;
         ServeOptions {
@@ -608,7 +611,7 @@ impl ProcessSpec {
     }
 }
 
-/// What a process serves.
+/// Configuration of all disks of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Specs {
     /// NVMe controllers.
@@ -644,14 +647,14 @@ tables!(
     UblkSpec
 );
 
-/// Reads what a configuration file says; [`Origin`] of each part names the file and the line.
+/// Parses a configuration file; [`Origin`] of each part names the file and the line.
 ///
 /// # Errors
 /// The text is not TOML, has keys that are unknown, or values that cannot be read.
 pub fn parse_config(path: &Path, text: &str) -> Result<Specs> {
     let mut specs: Specs = toml::from_str(text).with_context(|| format!("{}", path.display()))?;
     origin::note(&mut specs, path, text);
-    // A volume's URL says the same here as on the command line.
+    // The options of a volume's URL have the same meaning as on the command line.
     specs.take_url_options()?;
     Ok(specs)
 }
@@ -668,10 +671,10 @@ pub fn read_config(path: &Path) -> Result<Specs> {
 }
 
 impl Specs {
-    /// Takes the options out of all URLs that concern what shows the volume.
+    /// Takes the options of the namespace or export out of all volumes' URLs.
     ///
     /// # Errors
-    /// One cannot be read.
+    /// An option cannot be read.
     pub fn take_url_options(&mut self) -> Result<()> {
         let of_targets = self.nvme_tcp.iter_mut().flat_map(|t| &mut t.namespaces);
         let namespaces = self.controllers.iter_mut().flat_map(|c| &mut c.namespaces);
@@ -690,7 +693,7 @@ impl Specs {
         Ok(())
     }
 
-    /// Adds what another one says is to be served.
+    /// Adds the disks of another configuration.
     pub fn extend(&mut self, other: Specs) {
         self.controllers.extend(other.controllers);
         self.vhost_user_blk.extend(other.vhost_user_blk);
@@ -698,7 +701,7 @@ impl Specs {
         self.ublk.extend(other.ublk);
     }
 
-    /// Leaves out the disks whose names are not wanted.
+    /// Removes the disks whose names are not wanted.
     pub fn retain_disks(&mut self, wanted: impl Fn(&str) -> bool) {
         self.controllers.retain(|spec| wanted(&spec.any_name()));
         self.vhost_user_blk.retain(|spec| wanted(&spec.any_name()));
@@ -706,7 +709,7 @@ impl Specs {
         self.ublk.retain(|spec| wanted(&spec.any_name()));
     }
 
-    /// Nothing is to be served.
+    /// Returns whether there is no disk.
     pub fn is_empty(&self) -> bool {
         self.controllers.is_empty()
             && self.vhost_user_blk.is_empty()
@@ -716,13 +719,13 @@ impl Specs {
 }
 
 impl ControllerSpec {
-    /// What it is called; the name of its socket's file, where it has no name.
+    /// Returns the name, or the name of the socket's file for a controller without a name.
     pub fn any_name(&self) -> String {
         let own = self.name.clone();
         own.unwrap_or_else(|| disk_name(&self.socket))
     }
 
-    /// Each namespace says its ID.
+    /// Sets the NSIDs of namespaces that have none.
     pub fn number_namespaces(&mut self) {
         number(&mut self.namespaces);
     }
@@ -734,7 +737,7 @@ impl ControllerSpec {
 }
 
 impl VhostBlkSpec {
-    /// As that of a controller.
+    /// Returns the name, or the name of the socket's file for an export without a name.
     pub fn any_name(&self) -> String {
         let own = self.name.clone();
         own.unwrap_or_else(|| disk_name(&self.socket))
@@ -742,8 +745,8 @@ impl VhostBlkSpec {
 }
 
 impl UblkSpec {
-    /// What it is called; the name of its device, where it has no name; `ublk` where the kernel is
-    /// to choose that.
+    /// Returns the name, or the name of the device; `ublk` if the kernel chooses the device's
+    /// number.
     pub fn any_name(&self) -> String {
         match (&self.name, self.id) {
             (Some(name), _) => name.clone(),

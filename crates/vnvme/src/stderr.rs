@@ -1,6 +1,7 @@
-//! Standard error, whose reader may stop reading without going away: a pager, a log collector that
-//! hangs. A write would then block its thread, be it a worker or the one that is to end the
-//! process. So a line that finds no room is lost; the next one that finds some says how many were.
+//! Standard error, whose reader may stop reading without closing it: a pager, a log collector that
+//! hangs. A write would then block its thread, be it a worker or the thread that ends the process.
+//! So a line that finds no room is lost, and the next written line is preceded by the number of
+//! lost lines.
 
 use crate::log_format::prefix_of_errors;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,12 +14,12 @@ use std::time::Duration;
 /// Longest piece that is written at one time, in bytes: where there is room for anything in a pipe,
 /// there is for so much (`PIPE_BUF`).
 const PIECE: usize = 4096;
-/// How long the first line waits for room. Those that follow it do not.
+/// Time that the first line waits for room. The lines after it do not wait.
 const WAIT: Duration = Duration::from_millis(10);
-/// How long the last words of the process wait.
+/// Time that the last message of the process waits for room.
 const LAST_WAIT: Duration = Duration::from_millis(200);
 
-/// What was lost on the way to one reader.
+/// Count of the lines that were lost on the way to one reader.
 struct Losses(AtomicU64);
 
 static LOSSES: Losses = Losses(AtomicU64::new(0));
@@ -37,7 +38,8 @@ impl Write for LogLines {
     }
 }
 
-/// Says why the process ends. Nobody may read it: that is no reason to end otherwise.
+/// Writes the reason for the end of the process. A reader that does not read it does not delay the
+/// end.
 pub fn say(words: Arguments<'_>) {
     let line = format!("{}vnvme: {words}\n", prefix_of_errors());
     LOSSES.write(io::stderr().as_fd(), line.as_bytes(), LAST_WAIT);
@@ -55,7 +57,7 @@ impl Losses {
             self.0.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        // Of threads that write at the same time one says it.
+        // Only one of several threads that write at the same time reports the losses.
         let told = self.0.fetch_sub(lost, Ordering::Relaxed) >= lost && lost > 0;
         let note = match told {
             true => format!("vnvme: {lost} lines of the log are lost: nobody read them\n"),
@@ -63,7 +65,7 @@ impl Losses {
         };
         let pieces = note.as_bytes().chunks(PIECE).chain(line.chunks(PIECE));
         for (at, piece) in pieces.enumerate() {
-            // Errors (the reader has gone, no descriptor) are nobody's business.
+            // Errors (the reader has closed the pipe, no descriptor) are ignored.
             if at > 0 && !has_room(fd, Duration::ZERO) || write(fd, piece).is_err() {
                 return;
             }

@@ -31,7 +31,7 @@ struct Known {
     open: HashMap<u32, Open>,
 }
 
-/// What disks share of a namespace.
+/// Shared parts of an open namespace, as weak references.
 struct Open {
     volume: Weak<dyn Volume>,
     /// `None`: it has none.
@@ -46,7 +46,7 @@ impl Open {
         let zones = self.zones.as_ref().map(Weak::upgrade);
         Some(Shared {
             volume: self.volume.upgrade()?,
-            // A volume that is open without the zones that it had is not what disks shared.
+            // A volume that is open without its zones is not the one that the disks share.
             zones: match zones {
                 None => None,
                 Some(zones) => Some(zones?),
@@ -56,7 +56,7 @@ impl Open {
     }
 }
 
-/// The same, for one of them.
+/// Shared parts of an open namespace, as strong references of one disk.
 struct Shared {
     volume: Arc<dyn Volume>,
     zones: Option<Arc<ZonedState>>,

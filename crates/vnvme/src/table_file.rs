@@ -12,8 +12,8 @@ use volume::{Direct, FileOptions, FileVolume, Format, PreviousProcess};
 /// The file is whole pages.
 pub const PAGE: usize = 4096;
 
-/// The file, whose lock is the table's: the previous process has ended when this one has it; and
-/// its pages. `fresh` is what it is made of if it is not there.
+/// Opens the file and its pages. The file's lock protects the table: the previous process has ended
+/// when this one has the lock. `fresh` makes the content of a new file.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -25,8 +25,8 @@ pub fn open(
     open_sized(path, 0, fresh, previous)
 }
 
-/// The same of a file that has zeroes behind what it is made of, `size` bytes in all. Its blocks
-/// are allocated: what is stored there later has its place.
+/// Opens a file as [`open`] does. A new one has zeroes behind its content, `size` bytes in all,
+/// whose blocks are allocated: later stores find space.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -57,7 +57,7 @@ pub fn open_sized(
     Ok((volume, pages))
 }
 
-/// As much of the file as a table of so many bytes has, or all of it.
+/// Reads the first `len` bytes of the file, or all of it.
 pub fn read(pages: &SharedPages, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; pages.len().min(len)];
     pages.memory().read(0, &mut bytes)?;
@@ -115,12 +115,12 @@ pub fn allocate(file: &File, size: u64) -> Result<()> {
     }
 }
 
-/// Bytes of the file from `from` to `end` are zeroes, which is its end where it was shorter. What
-/// room it has there it keeps, where its file system can do that; elsewhere all behind `from` is
-/// given up, and had anew.
+/// Makes the bytes of the file from `from` to `end` zeroes, and extends a shorter file to `end`.
+/// Allocated space is kept where the file system can do that; elsewhere all behind `from` is
+/// released and allocated anew.
 ///
 /// # Errors
-/// There is no room. They may be anything.
+/// There is no space. The bytes may then have any value.
 pub fn zero(file: &File, from: u64, end: u64) -> Result<()> {
     let Some(len) = end.checked_sub(from).filter(|len| *len > 0) else {
         return Ok(());

@@ -4,8 +4,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-/// How long another process that listens there is waited for: it may be ending, as one does whose
-/// keeper was killed.
+/// Time to wait for another process that listens at the address: it may be ending, as one does
+/// whose keeper was killed.
 const ENDING: Duration = Duration::from_secs(1);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(10);

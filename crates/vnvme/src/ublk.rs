@@ -34,7 +34,7 @@ struct Ublk {
     /// Readable when the volume has been resized.
     resized: Arc<OwnedFd>,
     _entry: Listing<DiskEntry>,
-    /// Its queues' places with their workers.
+    /// Assignments of the device's queues to workers.
     _queues: Vec<(Fixed, Assignment)>,
 }
 
@@ -119,8 +119,8 @@ impl OpenDisk {
     }
 }
 
-/// All block devices of the process: their queues are with the workers; one thread tells the kernel
-/// of their sizes, and removes them in the end.
+/// All block devices of the process. The workers serve their queues; one thread reports their sizes
+/// to the kernel, and removes them at the end.
 pub struct Disks {
     all: Mutex<Vec<Ublk>>,
     /// Readable when the list has changed.
@@ -201,8 +201,8 @@ impl Disks {
         matches!(open(path, flags, Mode::empty()), Err(Errno::BUSY))
     }
 
-    /// Keeps them until the process is asked to end, then removes them. The workers make everything
-    /// durable meanwhile. Where one that has gone is no reason to end (`goes_on`), the others stay.
+    /// Keeps the devices until the process is asked to end, then removes them. The workers make
+    /// everything durable meanwhile. With `goes_on`, the end of one device does not end the rest.
     pub fn run(&self, stopped: &OwnedFd, goes_on: bool) -> Result<()> {
         loop {
             let resized: Vec<Arc<OwnedFd>> = {
@@ -239,8 +239,8 @@ impl Disks {
                 }
             }
         }
-        // Each waits for what the block layer still has to write, and then for those that have the
-        // device open.
+        // Each removal waits for the remaining writes of the block layer, and then for processes
+        // that have the device open.
         let all = std::mem::take(&mut *self.all.lock().unpoisoned());
         at_once(all, stop)
     }
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn devices_end_at_the_same_time() {
-        // Each tells the next one that it has begun, and ends only when another has.
+        // Each device signals the next one that it has begun, and ends only when another has.
         let (first, at_first) = mpsc::channel();
         let (second, at_second) = mpsc::channel();
         let bound = Duration::from_secs(60);

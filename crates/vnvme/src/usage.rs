@@ -3,12 +3,12 @@
 
 use std::fmt;
 
-/// What is wrong with the command line.
+/// Error of the command line.
 #[derive(Debug)]
 pub struct Usage(String);
 
 impl Usage {
-    /// As an error.
+    /// Makes an error of the command line.
     pub fn error(text: impl Into<String>) -> anyhow::Error {
         anyhow::Error::new(Usage(text.into()))
     }

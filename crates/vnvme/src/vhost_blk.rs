@@ -21,20 +21,21 @@ use std::sync::Arc;
 use vfio_user::Listener;
 use worker::{ConnectRate, Context};
 
-/// What all front-ends have in common.
+/// Limits that all front-ends share.
 pub struct FrontEnds {
-    /// What the memory of each may take.
+    /// Memory limits of each front-end.
     pub memory: MemoryLimits,
-    /// How many may connect to each socket in a second.
+    /// Maximum number of connections to each socket in a second.
     pub connects: ConnectRate,
 }
 
 /// An export that a worker serves.
 pub struct VhostBlk {
-    /// Its socket is kept as long as it is served: this goes first.
+    /// Kept listening socket, for as long as the export is served. This field is dropped first.
     kept_socket: Option<KeptSocket>,
-    /// Its file goes when this goes. It is closed before the back-end's door to the receiver
-    /// process is: the last to close it also closes what waits to be accepted.
+    /// Listener; its drop removes the socket's file. It is closed before the back-end's
+    /// connection to the receiver process: the last to close it also closes clients that wait to be
+    /// accepted.
     file: Listener,
     backend: Backend,
     _entry: Listing<VhostBlkEntry>,
@@ -109,17 +110,18 @@ impl VhostBlk {
 }
 
 impl VhostBlk {
-    /// Keeps what is to go with it.
+    /// Stores guards that are dropped together with the export.
     pub fn keep(&mut self, fixed: Fixed, assignment: Assignment) {
         self.kept = Some((fixed, assignment));
     }
 
-    /// Its serial number.
+    /// Serial number of the disk.
     pub fn serial(&self) -> &String {
         &self.serial
     }
 
-    /// What of it need not be closed on its worker's thread, in this order.
+    /// Returns the parts that need not be closed on the worker's thread, in the order of their
+    /// drop.
     pub fn into_remains(self) -> (Option<KeptSocket>, Listener, (OwnedFd, Intake)) {
         (self.kept_socket, self.file, self.backend.into_sockets())
     }

@@ -1,4 +1,4 @@
-//! What `vnvme serve --help` says about volumes: made of the registry of their kinds.
+//! Text about volumes in `vnvme serve --help`, made from the registry of their kinds.
 
 use crate::devices::DeviceRegistry;
 use crate::open::kinds;
@@ -8,7 +8,7 @@ use volume::{Extras, READ_ONLY, Scheme, UrlOption};
 
 /// Columns of a line.
 const WIDTH: usize = 100;
-/// Where what an option is for begins.
+/// Column where the description of an option begins.
 const COLUMN: usize = 34;
 
 /// Every kind of volume, with its options, and the options of every volume and namespace.
@@ -34,7 +34,7 @@ pub fn volume_help() -> String {
     help
 }
 
-/// Options of what shows the volume.
+/// Returns the URL options of a namespace, export or block device.
 fn shown<S: Spec>() -> String {
     let options = url::options::<S>();
     options.map(|(name, help)| entry(6, &name, &help)).collect()
@@ -47,7 +47,7 @@ fn options<'a>(options: impl IntoIterator<Item = &'a UrlOption>) -> String {
     lines.collect()
 }
 
-/// A name, and beside it what it is.
+/// Formats a name with its description beside it.
 fn entry(indent: usize, name: &str, help: &str) -> String {
     let width = COLUMN - indent - 1;
     let mut line = format!("{:indent$}{name:<width$}", "");

@@ -17,7 +17,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Of all workers.
+    /// Makes the watchdog of all workers.
     pub fn new(peers: &Arc<Peers>) -> Self {
         let pulses = peers
             .handles()
@@ -29,7 +29,7 @@ impl Watch {
         }
     }
 
-    /// Looks, and says what has changed.
+    /// Checks the workers, and logs changes.
     pub fn look(&mut self) {
         for finding in self.watchdog.look(Instant::now()) {
             match finding {
@@ -64,12 +64,12 @@ impl Watch {
         workers.all(|worker| self.is_stuck(worker, limit, limit))
     }
 
-    /// What a worker is doing.
+    /// Describes the activity of a worker.
     pub fn describe(&self, worker: usize) -> String {
         self.peers.handle(worker).map_or_else(String::new, describe)
     }
 
-    /// What a worker serves.
+    /// Returns the names of the disks that a worker serves.
     pub fn names(&self, worker: usize) -> Vec<String> {
         self.peers
             .handle(worker)
@@ -77,7 +77,7 @@ impl Watch {
     }
 }
 
-/// What a worker is doing, for which client, and where its thread is.
+/// Describes the activity of a worker, its client, and the place of its thread in the kernel.
 fn describe(handle: &Handle) -> String {
     let pulse = handle.pulse();
     let activity = pulse.activity();

@@ -1,4 +1,5 @@
-//! What the libraries' errors say, they say once: `{:#}` prints an error and all of its sources.
+//! Test that an error's message does not repeat its source: `{:#}` prints an error and all of its
+//! sources.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Messages that contain what is their source, too: `(message, the variant below it)`.
+/// Returns messages that contain their source as well: `(message, the variant below it)`.
 fn said_twice(text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut parts = text.split("#[error(");

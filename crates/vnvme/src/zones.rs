@@ -1,4 +1,4 @@
-//! Zoned namespaces: what a user says of their zones, and the file that these are kept in.
+//! Zoned namespaces: the options of their zones, and the file that keeps the zones' state.
 
 use crate::identity;
 use crate::options::Size;
@@ -85,7 +85,7 @@ fn geometry(spec: &NamespaceSpec, size: u64, block: u64, bytes: u64) -> Result<G
     Ok(geometry)
 }
 
-/// What zones' random write areas are like, if they may have any.
+/// Returns the geometry of the zones' random write areas, if there are any.
 fn zrwa(
     spec: &NamespaceSpec,
     block: u64,
@@ -94,7 +94,7 @@ fn zrwa(
     let Some(Size(size)) = spec.zrwa_size else {
         return Ok(None);
     };
-    // Fields of 16 bits say so to the guest.
+    // The guest reads these values in fields of 16 bits.
     let few = |key: &str, value: u64| {
         let blocks = u16::try_from(blocks(key, value)?);
         blocks.with_context(|| format!("{key}: {} blocks at most are allowed", u16::MAX))

@@ -1,14 +1,14 @@
-//! Copies between two files that it makes in a directory, by the file system, and says what came of
-//! it:
+//! Copies ranges between two files that it creates in a directory, through the file system, and
+//! prints the byte counts:
 //!
 //! ```text
 //! cargo run --release -p volume --example file_copy -- /mnt [auto|off] [off|reflink|on]
 //! {"direct":true,"reflinked":8388608,"copied":1572864,"others":0,"requests":0,"seconds":0.02}
 //! ```
 //!
-//! `others` are the bytes that were read and written instead, `requests` those of the ring
-//! meanwhile. Fails when what arrives is something else. The project's guest tests run it on Btrfs,
-//! XFS and ext4 (`harness/tests/guests/file_copy.rs`).
+//! `others` are bytes that were read and written instead of copied. `requests` are the requests of
+//! the ring for them. The program fails when the copied data differs. The project's guest tests run
+//! it on Btrfs, XFS and ext4 (`harness/tests/guests/file_copy.rs`).
 #![allow(clippy::indexing_slicing)] // The ranges are its own.
 
 use dma::{Buffer, SegmentList};
@@ -23,7 +23,7 @@ use volume::{
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 const MIB: u64 = 1 << 20;
-/// Of the files, in bytes.
+/// Size of each of the two files in bytes.
 const SIZE: u64 = 12 * MIB;
 /// Bytes that are read or written at a time, as a controller's Copy does.
 const PIECE: u64 = 256 << 10;
@@ -89,7 +89,7 @@ fn wait(io: &Io, queue: &mut dyn FastPath) -> Outcome<Completion> {
     done.pop().ok_or_else(|| "nothing".into())
 }
 
-/// What the source has in a piece; each block of 512 bytes is another one.
+/// Contents of the source from `offset` on, for one piece; each block of 512 bytes differs.
 fn pattern(offset: u64) -> Vec<u8> {
     let words = (offset / 512..(offset + PIECE) / 512).map(|block| {
         let byte = block.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[1];

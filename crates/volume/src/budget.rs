@@ -1,12 +1,12 @@
-//! How much a front-end may do before its worker looks at the time again.
+//! The amount of work that a front-end may do before its worker checks the time again.
 
-/// What a front-end may do in one call of its `poll`, in units of work: as Linux's NAPI gives a
-/// network driver a budget of packets.
+/// Budget of one call of a front-end's `poll`, in units of work: as Linux's NAPI gives a network
+/// driver a budget of packets.
 ///
 /// A unit is a command, 16 KiB of data, or 16 pieces of memory: a microsecond or less of most
-/// processors, as long as all is in the caches. It need not be exact. A budget only bounds what is
-/// done between two looks at the processor's counter, and the time that has passed by then is what
-/// the worker charges the front-end with.
+/// processors, as long as all is in the caches. It need not be exact. A budget only bounds the work
+/// between two reads of the processor's counter. The worker charges the front-end with the time
+/// that has passed by then.
 #[derive(Debug)]
 pub struct Budget {
     granted: u32,
@@ -19,7 +19,7 @@ impl Budget {
     /// Pieces of memory that count as one unit.
     pub const PIECES_PER_UNIT: u64 = 16;
 
-    /// Of so many units.
+    /// Creates a budget of `units` units.
     #[inline(always)]
     pub const fn new(units: u32) -> Self {
         Self {
@@ -33,13 +33,14 @@ impl Budget {
         Self::new(u32::MAX)
     }
 
-    /// Takes units away; where there are not so many, what is left.
+    /// Subtracts units, down to 0.
     #[inline(always)]
     pub fn spend(&mut self, units: u32) {
         self.left = self.left.saturating_sub(units);
     }
 
-    /// Nothing more is to be begun in this call. What was not begun is there in the next one.
+    /// Returns whether no more work may be begun in this call. The remaining work waits for the
+    /// next call.
     #[inline(always)]
     pub fn is_spent(&self) -> bool {
         self.left == 0
@@ -61,7 +62,7 @@ impl Budget {
     pub fn units_of(bytes: u64, pieces: usize) -> u32 {
         let units =
             (bytes / Self::BYTES_PER_UNIT).saturating_add(pieces as u64 / Self::PIECES_PER_UNIT);
-        // More than 32 bits hold is more than any budget: what they hold is enough.
+        // Saturates at 32 bits, which is more than any budget.
         units.min(u32::MAX.into()) as u32
     }
 }

@@ -1,18 +1,19 @@
-//! Who serves which bytes: two exports of one process must not write the same ones.
+//! Registry of the byte ranges that are served: two exports of one process must not write the same
+//! ones.
 //!
-//! Files are locked against other processes besides (`file::lock`). What is kept here covers
-//! everything that can be opened twice in one process, devices driven by the process itself among
-//! them, and knows both by name.
+//! Files are also locked against other processes (`file::lock`). This registry covers everything
+//! that can be opened twice in one process, including devices driven by the process itself, and
+//! knows the names of both exports.
 
 use crate::Volume;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, Weak};
 use sync::Unpoisoned;
 
-/// Where the bytes of a volume lie, in something that can be opened more than once.
+/// Location of a volume's bytes in an object that can be opened more than once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Extent {
-    /// Names what they lie in; the same for every opening of it.
+    /// Name of the object that holds the bytes; equal for all openings of it.
     pub root: String,
     /// First byte.
     pub offset: u64,
@@ -79,7 +80,7 @@ pub struct Overlap {
     pub old: String,
     /// The bytes that both have, in words.
     pub range: String,
-    /// What they lie in.
+    /// Name of the object that holds the bytes.
     pub root: String,
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::time::Instant;
 
-/// Where the time comes from.
+/// A source of time.
 pub trait Clock: Send + Sync + Debug {
     /// Now.
     fn now(&self) -> Instant;

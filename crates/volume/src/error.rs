@@ -5,15 +5,15 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// What went wrong with one request, as far as a caller can act on it.
+/// Class of a request's error, as far as a caller can act on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IoErrorKind {
     /// The medium could not be read.
     MediaRead,
     /// The medium could not be written.
     MediaWrite,
-    /// What was written could not be made durable, and may be lost. To repeat the request would
-    /// hide that: it might succeed, for the system forgets what it could not write.
+    /// Written data could not be made durable, and may be lost. To repeat the request would hide
+    /// that: it might succeed, for the system forgets the data that it could not write.
     NotDurable,
     /// No space left for the write (also: quota or file size limit reached).
     NoSpace,
@@ -21,8 +21,8 @@ pub enum IoErrorKind {
     ReadOnly,
     /// The range does not lie within the volume.
     OutOfRange,
-    /// The range lies within the volume, but what is behind it has become shorter since it was
-    /// opened.
+    /// The range lies within the volume, but the file or device behind it has become shorter since
+    /// it was opened.
     Truncated,
     /// Offset, length and data do not fit together, or are no multiples of the volume's block size.
     Invalid,
@@ -31,9 +31,9 @@ pub enum IoErrorKind {
     Memory,
     /// The request was cancelled before it took effect, or took effect only in part.
     Aborted,
-    /// What is behind the volume has gone away (device unplugged).
+    /// The device behind the volume has been removed (unplugged).
     Gone,
-    /// What is behind the volume cannot be reached, and was waited for: a server.
+    /// The server behind the volume cannot be reached, even after a wait.
     Unreachable,
     /// The volume cannot do this operation at all.
     Unsupported,
@@ -43,7 +43,7 @@ pub enum IoErrorKind {
 }
 
 impl IoErrorKind {
-    /// For the counters of those who serve the volume.
+    /// Returns the failure class for the counters of the volume's servers.
     pub const fn failure(self) -> probes::Failure {
         use probes::Failure;
         match self {
@@ -86,7 +86,7 @@ impl IoErrorKind {
 /// Why one request failed. Carries the system's error number up to where it is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IoError {
-    /// What a caller can act on.
+    /// Class of the error, on which a caller can act.
     pub kind: IoErrorKind,
     /// The system's error number (`errno`), or 0 where the failure did not come from the system.
     pub errno: i32,
@@ -98,8 +98,8 @@ impl IoError {
         Self { kind, errno: 0 }
     }
 
-    /// The error that the system reported as `errno` (positive). `write` tells whether the failed
-    /// operation changes the volume (write, flush, zeroing, deallocation).
+    /// The error that the system reported as `errno` (positive). `write`: the failed operation
+    /// changes the volume (write, flush, zeroing, deallocation).
     pub const fn from_errno(errno: i32, write: bool) -> Self {
         let kind = match errno {
             libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoErrorKind::NoSpace,
@@ -120,7 +120,7 @@ impl IoError {
     pub const fn of_sync(errno: i32) -> Self {
         let Self { kind, errno } = Self::from_errno(errno, true);
         let kind = match kind {
-            // Also for want of space: what was lost was written before.
+            // Also for want of space: the lost data was written before.
             IoErrorKind::MediaWrite | IoErrorKind::NoSpace => IoErrorKind::NotDurable,
             kind => kind,
         };
@@ -129,13 +129,12 @@ impl IoError {
 }
 
 impl IoError {
-    /// The same of a write that is durable when it ends, to a file that is accessed in multiples of
-    /// `unit` bytes (1: through the page cache, where the write may not be the only one that is
-    /// lost).
+    /// The error of a write that is durable when it ends, to a file that is accessed in multiples
+    /// of `unit` bytes (1: through the page cache, where other writes may be lost with this one).
     pub(crate) const fn of_durable(errno: i32, unit: u64) -> Self {
         let error = Self::from_errno(errno, true);
         match error.kind {
-            // Nothing was written for it, and nothing else is concerned.
+            // No data was written for this write, and no other write is affected.
             IoErrorKind::NoSpace if unit > 1 => error,
             _ => Self::of_sync(errno),
         }
@@ -160,38 +159,38 @@ impl fmt::Display for IoError {
 
 impl std::error::Error for IoError {}
 
-/// Why a volume could not be opened, in words that tell the user what to do about it.
+/// The reason why a volume could not be opened, with a remedy for the user.
 ///
-/// What stands in the words is no [`source`](std::error::Error::source): it would be said twice
-/// where the chain is printed.
+/// A cause that the message contains is no [`source`](std::error::Error::source): it would appear
+/// twice where the chain is printed.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// There is nothing at this path.
     #[error("{}: no such file; create a raw disk with: truncate -s 1G {}", path.display(), path.display())]
     NotFound {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
     },
     /// The process may not open the file.
     #[error("{}: permission denied{}", path.display(), if *read_only { "" } else { " (opened for writing; --read-only needs only the right to read)" })]
     Permission {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
-        /// Whether it was to be opened for reading only.
+        /// Whether the path was to be opened for reading only.
         read_only: bool,
     },
     /// A directory cannot be a disk.
     #[error("{}: is a directory; name a raw disk image or a block device", path.display())]
     IsDirectory {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
     },
     /// Neither a regular file nor a block device.
     #[error("{}: is a {what}; a volume is a regular file or a block device", path.display())]
     WrongType {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
-        /// What it is instead.
+        /// Actual type of the file.
         what: &'static str,
     },
     /// An image of another format than raw.
@@ -201,7 +200,7 @@ pub enum VolumeError {
         path.display(), served_as(format), path.display(), path.display()
     )]
     ImageFormat {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
         /// The format's name.
         format: &'static str,
@@ -209,10 +208,10 @@ pub enum VolumeError {
     /// A volume of no bytes.
     #[error("{}: is empty; give it a size with: truncate -s 1G {}", path.display(), path.display())]
     Empty {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
     },
-    /// What is behind the volume has the size that it has: only files are resized from here.
+    /// The storage behind the volume has a fixed size: only files are resized from here.
     #[error("its size cannot be changed: only whole files can be resized")]
     FixedSize,
     /// The size is not a multiple of the block size.
@@ -221,9 +220,9 @@ pub enum VolumeError {
         path.display(), path.display()
     )]
     OddSize {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
-        /// Its size in bytes.
+        /// The file's size in bytes.
         size: u64,
         /// The block size in bytes.
         block_size: u32,
@@ -231,7 +230,7 @@ pub enum VolumeError {
     /// The medium or filesystem is read-only, and the volume was to be written.
     #[error("{}: is on a read-only medium; serve it with --read-only (or ?read-only=on)", path.display())]
     ReadOnlyMedium {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
     },
     /// Someone else uses the file in a way that excludes this use.
@@ -240,11 +239,11 @@ pub enum VolumeError {
         if *read_only { "" } else { ", or share the disk by opening it read-only on both sides" }
     )]
     Locked {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
-        /// Who holds it, as far as that can be found out.
+        /// Holder of the lock, as far as that can be found out.
         holder: String,
-        /// Whether it was to be opened for reading only.
+        /// Whether the path was to be opened for reading only.
         read_only: bool,
     },
     /// Requests of the process that had the file before are not over.
@@ -254,23 +253,23 @@ pub enum VolumeError {
          when it answers (--previous-timeout waits longer)", path.display()
     )]
     PreviousProcess {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
-        /// How long it was waited for.
+        /// Duration of the wait.
         waited: std::time::Duration,
     },
     /// The filesystem cannot lock the file.
     #[error("{}: cannot be locked against a second user ({error}); add ?lock=off if you make sure of that yourself", path.display())]
     LockUnsupported {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system call.
         error: io::Error,
     },
     /// O_DIRECT was asked for and cannot be had.
     #[error("{}: direct I/O is not possible: {why}; use ?direct=auto or ?direct=off", path.display())]
     DirectUnsupported {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
         /// The reason.
         why: String,
@@ -280,7 +279,7 @@ pub enum VolumeError {
         "a block size of {block_size} bytes is not possible: it must be a power of two from 512 to 65536"
     )]
     BlockSize {
-        /// What was asked for.
+        /// Requested block size in bytes.
         block_size: u32,
     },
     /// The journal of a volume's atomic writes cannot be used.
@@ -296,7 +295,7 @@ pub enum VolumeError {
     SliceRange {
         /// First byte of the slice.
         offset: u64,
-        /// Its length in bytes.
+        /// Length of the slice in bytes.
         len: u64,
         /// The size of the volume below in bytes.
         size: u64,
@@ -308,7 +307,7 @@ pub enum VolumeError {
     SliceAlignment {
         /// First byte of the slice.
         offset: u64,
-        /// Its length in bytes.
+        /// Length of the slice in bytes.
         len: u64,
         /// Block size of the volume below in bytes.
         block_size: u32,
@@ -324,32 +323,32 @@ pub enum VolumeError {
     /// The kernel does not give this process an io_uring.
     #[error("io_uring is not available: {why}")]
     NoIoUring {
-        /// What is missing and how to get it.
+        /// The missing feature and its remedy.
         why: &'static str,
-        /// What the system said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// Memory for the volume or for its requests could not be had.
     #[error("no memory for {what}: {error}")]
     Memory {
-        /// What it was for.
+        /// Purpose of the memory.
         what: &'static str,
-        /// What the system said.
+        /// Error of the system call.
         error: io::Error,
     },
     /// Anything else that the system refused.
     #[error("{}: {what}: {error}", path.display())]
     System {
-        /// What was to be opened.
+        /// Path that was to be opened.
         path: PathBuf,
         /// The step that failed.
         what: &'static str,
-        /// What the system said.
+        /// Error of the system call.
         error: io::Error,
     },
 }
 
-/// How images of a format can be served.
+/// Describes the options for serving an image of this format.
 fn served_as(format: &str) -> String {
     match format {
         "qcow2" => "is served as one by ?format=qcow2".into(),
@@ -357,7 +356,7 @@ fn served_as(format: &str) -> String {
     }
 }
 
-/// What is wrong with a slice; one without a length goes to the end, wherever that is.
+/// Describes an invalid slice. A slice of length 0 extends to the end of the volume.
 fn slice_range(offset: u64, len: u64, size: u64) -> String {
     match len {
         0 => format!("byte {offset} does not lie within the volume's {size} bytes"),

@@ -1,7 +1,6 @@
 //! Declared faults: another volume that fails, delays or holds chosen requests.
 //!
-//! Tests of everything above a volume put this one in between: what they see is what a failing disk
-//! would give them.
+//! Tests of the layers above a volume insert this one: they see the behaviour of a failing disk.
 
 use crate::{
     AtomicWrites, Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind,
@@ -14,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Which operations a fault concerns.
+/// Operations that a fault affects.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OpKind {
     /// All.
@@ -45,32 +44,32 @@ impl OpKind {
     }
 }
 
-/// What happens to a request.
+/// Effect of a fault on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// It fails at once, and never reaches the volume.
+    /// The request fails at once, and never reaches the volume.
     Fail(IoError),
-    /// It fails as what a disk has worked on does: its completion comes later. It never reaches the
-    /// volume.
+    /// The request fails with a later completion, as on a disk that has worked on it. It never
+    /// reaches the volume.
     FailLater(IoError),
-    /// It reaches the volume this much later.
+    /// The request reaches the volume this much later.
     Delay(Duration),
-    /// It reaches the volume when [`Faults::release`] is called.
+    /// The request reaches the volume when [`Faults::release`] is called.
     Hold,
 }
 
-/// A fault: which requests, and what happens to them.
+/// A fault: the affected requests, and the effect on them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// Operations that it concerns.
     pub op: OpKind,
     /// Bytes that a request must touch; `None`: any. Flushes touch none.
     pub range: Option<Range<u64>>,
-    /// So many matching requests pass first.
+    /// Number of matching requests that pass first.
     pub skip: u64,
-    /// So many are hit then; after that the fault is removed.
+    /// Number of requests that are affected then; after that the fault is removed.
     pub times: u64,
-    /// What happens to them.
+    /// Effect on the requests.
     pub effect: Effect,
 }
 
@@ -137,7 +136,7 @@ impl Faults {
         self.held.load(Ordering::Acquire)
     }
 
-    /// What happens to this request, if anything.
+    /// Returns the effect on this request, if any.
     fn strike(&self, request: &Request) -> Option<Effect> {
         let mut list = self.list.lock().unpoisoned();
         let mut struck = None;
@@ -170,7 +169,7 @@ impl FaultVolume {
         }
     }
 
-    /// Where faults are declared.
+    /// Returns the list in which faults are declared.
     pub fn faults(&self) -> Arc<Faults> {
         self.faults.clone()
     }
@@ -206,7 +205,7 @@ impl Volume for FaultVolume {
     }
 }
 
-/// One worker's queue into a [`FaultVolume`].
+/// A worker's queue into a [`FaultVolume`].
 struct FaultQueue {
     queue: OpenQueue,
     faults: Arc<Faults>,

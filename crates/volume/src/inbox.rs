@@ -1,4 +1,4 @@
-//! Where other threads leave things for a worker.
+//! Messages from other threads to a worker.
 
 use crate::{Armed, Io};
 use rustix::event::{EventfdFlags, eventfd};
@@ -18,7 +18,7 @@ pub struct Inbox<T> {
     count: AtomicUsize,
     /// The worker may be asleep: the next one to leave something wakes it.
     armed: AtomicBool,
-    /// The queue has gone; threads that hang may keep this for long.
+    /// The queue was dropped; threads that hang may keep the inbox for long.
     closed: AtomicBool,
     event: OwnedFd,
 }
@@ -33,7 +33,7 @@ impl<T> fmt::Debug for Inbox<T> {
 }
 
 impl<T: Send + 'static> Inbox<T> {
-    /// One that wakes the worker of `io`.
+    /// Creates an inbox that wakes the worker of `io`.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -62,33 +62,33 @@ impl<T: Send + 'static> Inbox<T> {
         // In one order with `arm`: either this finds it armed, or that finds the count.
         self.count.fetch_add(1, Ordering::SeqCst);
         if self.armed.swap(false, Ordering::SeqCst) {
-            // It is this process's own and non-blocking; full means signalled.
+            // The eventfd is this process's own and non-blocking; full means signalled.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
     /// The worker wants to sleep. `false`: there is something.
     fn arm(&self) -> bool {
-        // Nothing there: something else has ended the last sleep.
+        // An error means that the counter is 0: another event has ended the last sleep.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
         self.armed.store(true, Ordering::SeqCst);
         self.count.load(Ordering::SeqCst) == 0
     }
 
-    /// Nobody takes anything any more, and nothing keeps the worker awake.
+    /// Closes the inbox: its contents are dropped, and it no longer keeps the worker awake.
     pub fn close(&self) {
         // On the thread that asks for it, too.
         self.closed.store(true, Ordering::Relaxed);
         drop(self.take());
     }
 
-    /// Whether there is something.
+    /// Returns whether the inbox contains something.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// All that there is.
+    /// Removes and returns all contents.
     pub fn take(&self) -> Vec<T> {
         let left = std::mem::take(&mut *self.left.lock().unpoisoned());
         self.count.fetch_sub(left.len(), Ordering::SeqCst);

@@ -1,25 +1,25 @@
-//! What a volume is and can do.
+//! Properties of a volume.
 
-/// What kind of thing a volume is.
+/// Kind of the storage behind a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A regular file.
     File,
     /// A block device.
     BlockDevice,
-    /// Memory of this process; gone when the process ends.
+    /// Memory of this process, which is lost when the process ends.
     Memory,
-    /// Nothing: completes at once and stores nothing.
+    /// A null device: completes at once and stores nothing.
     Null,
 }
 
-/// What a volume is and can do. All sizes in bytes.
+/// Properties of a volume. All sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Info {
     /// Size of the volume. A multiple of `block_size`. Changes when the volume is resized.
     pub size: u64,
-    /// Smallest unit of I/O: offset and length of every request are multiples of it (1: anything
-    /// goes). A power of two. A namespace's blocks must be at least this big.
+    /// Smallest unit of I/O: offset and length of every request are multiples of it (1: any are
+    /// allowed). A power of two. A namespace's blocks must be at least this big.
     pub block_size: u32,
     /// Unit of I/O that the volume handles best; a power of two, a multiple of `block_size`.
     pub optimal_io: u32,
@@ -37,8 +37,8 @@ pub struct Info {
     /// [`Op::WriteZeroes`](crate::Op::WriteZeroes) is expected to be faster than writing zeroes. It
     /// works either way.
     pub write_zeroes: bool,
-    /// What is behind it.
+    /// Kind of the storage behind the volume.
     pub kind: Kind,
-    /// One line for people: what it is, how it is accessed, and what had to be given up.
+    /// Description in one line for people: kind, access mode, and features that had to be given up.
     pub description: String,
 }

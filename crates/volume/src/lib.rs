@@ -1,14 +1,14 @@
-//! What a namespace stands on: volumes, and I/O on them.
+//! Volumes, on which namespaces are stored, and I/O on them.
 //!
 //! This crate turns reads, writes, flushes, zeroing and deallocation of byte ranges into I/O on
-//! something real: a file or block device by io_uring ([`FileVolume`]), memory ([`MemVolume`]), or
-//! nothing ([`NullVolume`]). A volume may stand in another one: a part of it ([`SliceVolume`]),
-//! with limits ([`LimitVolume`]), with its share of a device ([`FairVolume`]), with a policy for
+//! real storage: a file or block device by io_uring ([`FileVolume`]), memory ([`MemVolume`]), or
+//! nothing ([`NullVolume`]). A volume may wrap another one: a part of it ([`SliceVolume`]), with
+//! limits ([`LimitVolume`]), with its share of a device ([`FairVolume`]), with a policy for
 //! requests that fail ([`OnErrorVolume`]), with declared faults for tests ([`FaultVolume`]).
-//! [`gpt`] finds partitions, [`claim()`] keeps exports apart, [`open_url`] opens what a user typed
-//! by the [`Registry`] of kinds, to which a program can add its own.
+//! [`gpt`] finds partitions, [`claim()`] keeps exports apart. [`open_url`] opens a user's URL by
+//! the [`Registry`] of kinds, to which a program can add its own.
 //!
-//! What may be touched here: files, block devices, the kernel's io_uring. What may not: NVMe. A
+//! This crate accesses files, block devices and the kernel's io_uring, but nothing of NVMe. A
 //! volume counts in bytes, knows neither namespaces nor queues nor status codes, and never looks at
 //! guest memory except through the [`SegmentList`](dma::SegmentList) that a request owns. `unsafe`
 //! stays in the modules that talk to the kernel (`io`, `file::sys`).
@@ -33,7 +33,7 @@
 //!
 //! # Write a volume
 //!
-//! A [`Volume`] says what it is and opens a queue for each worker; its [`VolumeQueue`] has four
+//! A [`Volume`] describes itself and opens a queue for each worker; its [`VolumeQueue`] has four
 //! methods, none of which has a default. This one reads as zeroes and refuses the rest:
 //!
 //! ```
@@ -106,8 +106,8 @@
 //! # Ok::<(), VolumeError>(())
 //! ```
 //!
-//! [`OpenQueue`] is what callers have: it answers the calls of the fast path, too ([`FastPath`]),
-//! whether the queue has one or not. A queue that has one is returned by
+//! [`OpenQueue`] is the queue that callers use: it answers the calls of the fast path, too
+//! ([`FastPath`]), whether the queue has one or not. A queue that has one is returned by
 //! [`OpenQueue::with_fast_path`]. Put the kind into the [`Registry`], and users can name it.
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A volume that stores nothing: what is left when the medium costs nothing.
+//! A volume that stores nothing: it measures the cost of all other layers.
 
 use crate::request::check_range;
 use crate::{
@@ -12,21 +12,21 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// How a [`NullVolume`] behaves.
+/// Behaviour of a [`NullVolume`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NullOptions {
     /// Size in bytes.
     pub size: u64,
-    /// Reads fill their data with zeroes. Otherwise they leave it as it is: what the reader's
-    /// memory held before.
+    /// Reads fill their data with zeroes. Otherwise they leave it as it is: the former contents of
+    /// the reader's memory.
     pub read_zeroes: bool,
     /// Writes are refused.
     pub read_only: bool,
     /// Each request completes this long after it was submitted, by [`VolumeQueue::poll`]; zero: at
     /// once, by `submit`.
     pub latency: Duration,
-    /// Requests that are worked on at one time, over all queues; the others wait for their turn, in
-    /// the order of their coming. 0: as many as there are. Means nothing without a latency.
+    /// Limit of requests in progress at one time, over all queues. Further requests wait for their
+    /// turn, in the order of submission. 0: no limit. Means nothing without a latency.
     pub units: usize,
 }
 
@@ -40,7 +40,7 @@ const WORTH_SLEEPING: Duration = Duration::from_micros(100);
 #[derive(Debug)]
 pub struct NullVolume {
     options: NullOptions,
-    /// What several volumes have in common, and its name.
+    /// Units that several volumes share, and the name of their device.
     device: Option<Arc<Units>>,
     root: Option<String>,
 }
@@ -64,7 +64,7 @@ impl Units {
         }
     }
 
-    /// When a request that comes now completes.
+    /// Returns the time at which a request that begins now completes.
     fn end(&self, now: Instant, latency: Duration) -> Option<Instant> {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let (now, latency) = (
@@ -86,7 +86,7 @@ impl Units {
 static DEVICES: Mutex<Vec<(String, Weak<Units>)>> = Mutex::new(Vec::new());
 
 impl NullVolume {
-    /// One of 512 bytes that may not be written: it stands where there is no volume.
+    /// Creates a volume of 512 bytes that may not be written, in place of a missing one.
     pub fn placeholder() -> Self {
         Self {
             options: NullOptions {
@@ -144,7 +144,7 @@ impl Volume for NullVolume {
             volatile_cache: false,
             deallocate: !self.options.read_only,
             deallocate_granularity: if self.options.read_only { 0 } else { 4096 },
-            // A read does not even touch the buffer, unless it was told to.
+            // A read does not even touch the buffer, unless the option is set.
             zeroes_after_deallocate: self.options.read_zeroes,
             write_zeroes: true,
             kind: Kind::Null,
@@ -179,7 +179,7 @@ impl Volume for NullVolume {
     }
 }
 
-/// One worker's queue into a [`NullVolume`].
+/// A worker's queue into a [`NullVolume`].
 struct NullQueue {
     options: NullOptions,
     /// There is no latency.
@@ -249,7 +249,7 @@ impl VolumeQueue for NullQueue {
         }
     }
 
-    /// Its requests end after their latency, whatever happens.
+    /// Does nothing: requests end after their latency.
     fn cancel(&mut self, _: u64) {}
 }
 

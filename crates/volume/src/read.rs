@@ -5,13 +5,13 @@ use crate::{Io, IoError, IoErrorKind, IoOptions, Op, OpenQueue, Request, Volume,
 use dma::{Buffer, SegmentList};
 use std::time::Duration;
 
-/// How long to sleep between two looks at a read that is under way.
+/// Sleep between two polls of an outstanding read.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// A way into a volume for one read at a time.
 pub(crate) struct Reader<'a> {
     volume: &'a dyn Volume,
-    /// Of a volume that cannot be read otherwise.
+    /// Queue into a volume that cannot be read without one.
     queue: Option<Queue>,
 }
 
@@ -30,7 +30,7 @@ impl<'a> Reader<'a> {
     /// `len` bytes from byte `offset` on: both multiples of the volume's block size.
     ///
     /// # Errors
-    /// It cannot be opened, or not be read.
+    /// An error when the volume cannot be opened or read.
     pub(crate) fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, GptError> {
         let mut buffer = Buffer::new(len);
         if let Some(read) = self.volume.read_at(offset, &mut buffer) {

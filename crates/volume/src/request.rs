@@ -1,4 +1,4 @@
-//! One piece of work for a volume, and its end.
+//! Requests to a volume, and their completions.
 
 use crate::{Info, IoError, IoErrorKind};
 use dma::{SegmentList, View};
@@ -7,7 +7,7 @@ use dma::{SegmentList, View};
 /// other clients wait meanwhile.
 pub(crate) const AT_ONCE: u64 = 128 << 10;
 
-/// What to do with a range of bytes.
+/// Operation on a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Fill the request's data from the range.
@@ -17,7 +17,7 @@ pub enum Op {
         /// The data is durable before the completion is posted (force unit access).
         fua: bool,
     },
-    /// Make every write durable whose completion has been seen. Takes no range and no data.
+    /// Make every completed write durable. Takes no range and no data.
     Flush,
     /// Make the range read as zeroes. Takes no data.
     WriteZeroes {
@@ -26,14 +26,14 @@ pub enum Op {
         /// The zeroes are durable before the completion is posted.
         fua: bool,
     },
-    /// Give the range's space back. When it succeeds, the range reads as zeroes where
-    /// [`Info::zeroes_after_deallocate`] says so. [`IoErrorKind::Unsupported`] where that cannot be
-    /// done: nothing has happened then. Takes no data.
+    /// Release the range's space. When it succeeds, the range reads as zeroes where
+    /// [`Info::zeroes_after_deallocate`] is set. [`IoErrorKind::Unsupported`] where that cannot be
+    /// done: the range is unchanged then. Takes no data.
     Deallocate,
 }
 
 impl Op {
-    /// The operation changes what the volume holds, or how durably it does.
+    /// Returns whether the operation changes the volume's contents or their durability.
     pub const fn changes(self) -> bool {
         !matches!(self, Self::Read)
     }
@@ -44,19 +44,19 @@ impl Op {
     }
 }
 
-/// One piece of work. Owns its data segments until its [`Completion`] gives them back.
+/// A request. Owns its data segments until its [`Completion`] returns them.
 #[derive(Debug)]
 pub struct Request {
-    /// The caller's name for the request; comes back in the completion. Unique among the requests
-    /// in flight on one worker, across its volumes.
+    /// The caller's name for the request, returned in the completion. Unique among the requests in
+    /// flight on one worker, across its volumes.
     pub tag: u64,
-    /// What to do.
+    /// Operation of the request.
     pub op: Op,
     /// First byte of the range.
     pub offset: u64,
     /// Length of the range in bytes. For read and write it equals the length of `data`.
     pub len: u64,
-    /// Where data comes from or goes to; empty for operations without data.
+    /// Memory that the data is copied from or to; empty for operations without data.
     pub data: SegmentList,
 }
 
@@ -97,7 +97,7 @@ impl Request {
         Ok(())
     }
 
-    /// [`Request::check`] against what `info` says.
+    /// Performs [`Request::check`] with the values of `info`.
     pub fn check_info(&self, info: &Info) -> Result<(), IoError> {
         self.check(info.size, info.block_size, info.read_only)
     }
@@ -140,8 +140,8 @@ pub(crate) fn check_data(op: Op, len: u64, data: View<'_>) -> Result<(), IoError
 pub struct Completion {
     /// The request's tag.
     pub tag: u64,
-    /// How it went. After an error the range of a write holds the old data, the new, or a mixture
-    /// of blocks; the data of a read is undefined, but never another volume's.
+    /// Result of the request. After an error the range of a write holds the old data, the new, or a
+    /// mixture of blocks; the data of a read is undefined, but never another volume's.
     pub result: Result<(), IoError>,
     /// The request's data segments.
     pub data: SegmentList,

@@ -87,7 +87,7 @@ impl Volume for SliceVolume {
         Some(self.whole.extent()?.part(self.offset, self.len))
     }
 
-    /// The rest belongs to others.
+    /// Refuses: the rest of the volume below has other users.
     fn resize(&self, _: u64) -> Result<(), VolumeError> {
         Err(VolumeError::FixedSize)
     }
@@ -99,7 +99,7 @@ impl Volume for SliceVolume {
     }
 }
 
-/// One worker's queue into a [`SliceVolume`].
+/// A worker's queue into a [`SliceVolume`].
 struct SliceQueue {
     whole: OpenQueue,
     offset: u64,
@@ -107,8 +107,8 @@ struct SliceQueue {
 }
 
 impl SliceQueue {
-    /// Where a range lies in the whole. What lies behind the end of the whole is the whole's to
-    /// refuse.
+    /// Translates an offset into the whole volume. A range behind the end of the whole is refused
+    /// by that volume.
     fn place(&self, offset: u64, len: u64) -> Result<u64, IoError> {
         let end = offset.checked_add(len);
         let inside = end.is_some_and(|end| self.len.is_none_or(|len| end <= len));
@@ -147,7 +147,7 @@ impl FastPath for SliceQueue {
     fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
         match self.place(offset, data.len_bytes()) {
             Ok(offset) => self.whole.start(tag, op, offset, data),
-            // It has no range, whatever is said.
+            // A flush has no range.
             Err(_) if op == Op::Flush => self.whole.start(tag, op, offset, data),
             Err(error) => Some(Completion {
                 tag,

@@ -12,11 +12,11 @@ use std::os::fd::BorrowedFd;
 
 /// A thing to do I/O on. Shared between threads; a worker that wants to do I/O opens its own queue.
 ///
-/// Four methods are required. The others say what a kind of volume may have beside its bytes; a
-/// wrapper has what the volume inside it has, unless it says something else: it names that volume
-/// ([`Volume::inner`]), and what it does not think of is asked there.
+/// Four methods are required. The rest describe optional features of a kind of volume. A wrapper
+/// names the volume inside it ([`Volume::inner`]) and has that volume's features, unless it
+/// overrides a method.
 pub trait Volume: Send + Sync + Debug {
-    /// What the volume is and can do. Cheap enough for control paths, not for every request.
+    /// Returns the properties of the volume. Cheap enough for control paths, not for every request.
     fn info(&self) -> Info;
 
     /// Opens a queue for the calling thread, on that thread's `io`.
@@ -31,14 +31,15 @@ pub trait Volume: Send + Sync + Debug {
     /// itself.
     fn inner(&self) -> Option<&dyn Volume>;
 
-    /// Which writes are atomic. Promised by a volume that says so itself, a wrapper included: one
-    /// that says nothing may do a write in several steps. Does not change to less.
+    /// Returns the writes that are atomic. Only a volume that implements this promises any, a
+    /// wrapper included; without it a write may take several steps. Does not change to less.
     fn atomic_writes(&self) -> AtomicWrites {
         AtomicWrites::NONE
     }
 
-    /// Where the volume's bytes lie, if they lie in something that can be opened a second time.
-    /// `None`: there is no second way to reach them, or the user answers for it.
+    /// Returns the location of the volume's bytes, if they lie in an object that can be opened a
+    /// second time. `None`: there is no second way to reach them, or the user is responsible for
+    /// it.
     fn extent(&self) -> Option<Extent> {
         self.inner()?.extent()
     }
@@ -48,7 +49,7 @@ pub trait Volume: Send + Sync + Debug {
         self.inner()?.limits()
     }
 
-    /// What becomes of requests that fail, if that can be changed.
+    /// Returns the handle of the error policy, if there is one that can be changed.
     fn on_error(&self) -> Option<OnErrorHandle> {
         self.inner()?.on_error()
     }
@@ -65,8 +66,8 @@ pub trait Volume: Send + Sync + Debug {
         self.inner()?.share()
     }
 
-    /// Gives what is behind the volume another size, in bytes, where it can have one: a file. Those
-    /// who serve the volume are told as of any other change of its size.
+    /// Changes the size of the file behind the volume, in bytes, where that is possible. Servers of
+    /// the volume are notified as of any other change of its size.
     ///
     /// # Errors
     /// [`VolumeError::FixedSize`]; it cannot have this size.
@@ -82,61 +83,62 @@ pub trait Volume: Send + Sync + Debug {
         None
     }
 
-    /// Looks again at what is behind the volume, which may have been resized. `true` when the size
-    /// that [`Volume::info`] tells has changed. May take as long as the device takes to answer.
+    /// Rereads the size of the storage behind the volume, which may have been resized. `true` when
+    /// the size in [`Volume::info`] has changed. May take as long as the device takes to answer.
     fn refresh(&self) -> Result<bool, VolumeError> {
         self.inner().map_or(Ok(false), Volume::refresh)
     }
 }
 
-/// One worker's way into a volume. Belongs to the thread that opened it.
+/// A worker's queue into a volume. Belongs to the thread that opened it.
 ///
-/// All methods are required: what a queue or a wrapper leaves out, the compiler reports. They are
-/// enough for everything that a volume does; [`FastPath`] does some of it in fewer steps.
+/// All methods are required, so that the compiler reports a method that a queue or a wrapper omits.
+/// They are enough for everything that a volume does; [`FastPath`] does some of it in fewer steps.
 ///
-/// Dropping a queue cancels what can be cancelled and waits for the rest; completions of its
-/// requests that have not been seen still come out of [`Io::poll`] (or are dropped, for volumes
-/// that complete by [`VolumeQueue::poll`]).
+/// Dropping a queue cancels the requests that can be cancelled and waits for the rest. Completions
+/// of its requests that have not been seen are still returned by [`Io::poll`] (or are dropped, for
+/// volumes that complete by [`VolumeQueue::poll`]).
 pub trait VolumeQueue {
     /// Starts a request. `Some` when it is already done (memory, null, refused requests); otherwise
-    /// its completion comes out of [`Io::poll`] or [`VolumeQueue::poll`]. [`Io::flush`] and
-    /// [`FastPath::push`] send what was started: a system call is done here for one request of a
-    /// burst at most.
+    /// its completion is returned by [`Io::poll`] or [`VolumeQueue::poll`]. [`Io::flush`] and
+    /// [`FastPath::push`] send the started requests: a system call is done here for one request of
+    /// a burst at most.
     ///
     /// Requests may be executed in any order. A flush covers the writes whose completions have been
     /// returned.
     fn submit(&mut self, request: Request) -> Option<Completion>;
 
-    /// Gives `done` the completions that do not come through the ring; returns their number. `done`
-    /// may not start new requests on this queue. Called in each of the worker's rounds. A queue
-    /// whose requests all complete through the ring or in `submit` returns 0.
+    /// Passes to `done` the completions that do not arrive through the ring; returns their number.
+    /// `done` may not start new requests on this queue. Called in each of the worker's rounds. A
+    /// queue whose requests all complete through the ring or in `submit` returns 0.
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize;
 
-    /// What is in flight, and how the worker learns of its completion. Asked before the worker
-    /// sleeps, and in rounds that found nothing to do: no system call.
+    /// Returns the number of outstanding requests, and the way in which the worker learns of their
+    /// completion. Called before the worker sleeps, and in rounds that found nothing to do: no
+    /// system call.
     fn state(&self) -> QueueState;
 
-    /// Tries to end the request early. Its completion still comes, with the result that it had by
-    /// then. A queue that cannot end requests early does nothing here.
+    /// Tries to end the request early. Its completion is still returned, with the result that it
+    /// had by then. A queue that cannot end requests early does nothing here.
     fn cancel(&mut self, tag: u64);
 }
 
-/// What a [`VolumeQueue`] is at.
+/// State of a [`VolumeQueue`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueState {
     /// Requests that the device or the kernel works on, or that [`VolumeQueue::poll`] returns
     /// later: started and not completed. Those that only wait for a limit's tokens do not count.
     pub in_flight: usize,
-    /// How the worker learns that it has to call [`VolumeQueue::poll`].
+    /// The way in which the worker learns that it has to call [`VolumeQueue::poll`].
     pub wake: Wake,
 }
 
 impl QueueState {
-    /// Nothing is in flight.
+    /// State without outstanding requests.
     pub const IDLE: Self = Self::of_ring(0);
 
-    /// So many requests are in flight, all of which complete through the ring or wake the worker
-    /// otherwise ([`Io::watch`]).
+    /// State with `in_flight` outstanding requests, all of which complete through the ring or wake
+    /// the worker otherwise ([`Io::watch`]).
     pub const fn of_ring(in_flight: usize) -> Self {
         Self {
             in_flight,
@@ -145,10 +147,10 @@ impl QueueState {
     }
 }
 
-/// The fast path into a volume: what [`VolumeQueue`] does, in fewer steps. Optional as a whole
-/// ([`OpenQueue::new`] is for queues without it), but not in parts: no method has a default, so
-/// that a wrapper which offers it says of each how it passes on, and a method that is added later
-/// is reported by the compiler in every wrapper.
+/// The fast path into a volume: the operations of [`VolumeQueue`], in fewer steps. Optional as a
+/// whole ([`OpenQueue::new`] is for queues without it), but not in parts. No method has a default:
+/// a wrapper that offers the fast path must forward each method, and the compiler reports a method
+/// that is added later in every wrapper.
 ///
 /// ```compile_fail,E0046
 /// # use volume::{Completion, FastPath, OpenQueue, QueueState, Request, VolumeQueue};
@@ -179,8 +181,8 @@ pub trait FastPath: VolumeQueue {
     /// moved from call to call.
     fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion>;
 
-    /// What was started is a batch, and all of it for now. It is sent at once when the worker's
-    /// ring has nothing else in flight; what is for a device at work goes with [`Io::flush`].
+    /// Ends a batch of started requests. It is sent at once when the worker's ring has nothing else
+    /// in flight; requests for a busy device are sent with [`Io::flush`].
     fn push(&mut self);
 
     /// Whether [`FastPath::try_now`] does anything. Does not change.
@@ -195,8 +197,9 @@ pub trait FastPath: VolumeQueue {
     /// Whether [`FastPath::prefetch`] does anything. Does not change.
     fn prefetches(&self) -> bool;
 
-    /// A prefetch hint: a request like this comes soon, most likely the next one, and what it needs
-    /// may be fetched meanwhile. It is not checked yet, and may never come. No effect but speed.
+    /// Hints that a request like this follows soon, most likely the next one, so that its data may
+    /// be fetched meanwhile. The request is not checked yet, and may never follow. No effect but
+    /// speed.
     fn prefetch(&mut self, op: Op, offset: u64, len: u64);
 
     /// A range of the volume, for [`FastPath::copy`] of this or another queue of the same worker.
@@ -205,20 +208,20 @@ pub trait FastPath: VolumeQueue {
     fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource>;
 
     /// Has the file system copy, without reads and writes. `false`: not to this volume, or not from
-    /// there, or not now; nothing has happened. `true`: a completion comes out of
-    /// [`VolumeQueue::poll`], without data. Where that has an error, the range is as after a write
-    /// that failed, and the copy may be done by reads and writes instead; not where it is
-    /// [`IoErrorKind::NotDurable`](crate::IoErrorKind::NotDurable), for that may be of other writes
+    /// there, or not now; nothing has happened. `true`: [`VolumeQueue::poll`] returns a completion,
+    /// without data. After an error, the range is as after a write that failed, and the copy may be
+    /// done by reads and writes instead. This does not hold for
+    /// [`IoErrorKind::NotDurable`](crate::IoErrorKind::NotDurable), which may concern other writes
     /// too.
     fn copy(&mut self, copy: CopyRequest) -> bool;
 }
 
-/// A queue that [`Volume::open`] has made, with or without a fast path of its own: what uses it
-/// calls the methods of both traits, and need not ask which it is. One virtual call each, either
-/// way.
+/// A queue that [`Volume::open`] has made, with or without a fast path of its own. Its users call
+/// the methods of both traits, and need not check which it is. Each call is one virtual call,
+/// either way.
 pub struct OpenQueue {
     queue: Box<dyn FastPath>,
-    /// What becomes of requests that fail.
+    /// Error policy of the queue.
     policy: Option<Box<QueuePolicy>>,
 }
 
@@ -237,8 +240,8 @@ impl OpenQueue {
         }
     }
 
-    /// The same queue within another one that `wrap` makes of it: what becomes of requests that
-    /// fail stays as it is, and repeated ones go through the outer one.
+    /// Wraps the queue in another one that `wrap` makes of it. The error policy is unchanged, and
+    /// repeated requests pass through the outer queue.
     pub fn wrapped(mut self, wrap: impl FnOnce(Self) -> Self) -> Self {
         let policy = self.policy.take();
         Self {
@@ -254,11 +257,11 @@ impl OpenQueue {
         }
     }
 
-    /// A request has failed: offers it back, as it was submitted, with the data that its completion
-    /// has returned. A front-end that gets a failed completion of a request of its client calls
-    /// this; one that succeeded has no business here. `Some`: the client is to be told. `None`: the
-    /// volume's policy ([`OnErrorVolume`](crate::OnErrorVolume)) has the request repeated, now or
-    /// later; another completion comes, under the same tag.
+    /// Offers a failed request to the policy, as it was submitted, with the data that its
+    /// completion has returned. A front-end that gets a failed completion of a request of its
+    /// client calls this, but not for one that succeeded. `Some`: the error is to be reported to
+    /// the client. `None`: the volume's policy ([`OnErrorVolume`](crate::OnErrorVolume)) has the
+    /// request repeated, now or later; another completion follows, under the same tag.
     #[cold]
     #[inline(never)]
     pub fn failed(&mut self, request: Request, error: IoError) -> Option<Completion> {
@@ -269,7 +272,7 @@ impl OpenQueue {
     }
 
     /// Whether [`OpenQueue::failed`] would keep a request. For errors of [`FastPath::try_now`],
-    /// after which there is no request: such a one is to be submitted instead.
+    /// after which there is no request: a request is to be submitted instead.
     #[cold]
     pub fn keeps_failed(&self, op: Op, error: IoError) -> bool {
         let policy = self.policy.as_ref();

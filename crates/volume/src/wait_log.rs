@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-/// The first line comes after so long, the next ones at growing intervals of up to a minute.
+/// Time until the first line; the next ones follow at growing intervals of up to a minute.
 const FIRST: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// How long something is waited for, and when to say so: soon, and then ever more rarely.
+/// Duration of a wait, and the times of its log lines: soon, and then ever more rarely.
 #[derive(Debug)]
 pub struct WaitLog {
     began: Instant,
@@ -26,12 +26,12 @@ impl Default for WaitLog {
 }
 
 impl WaitLog {
-    /// How long it has been waited.
+    /// Returns the duration of the wait so far.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// A line is due, which says that it has been waited for so long.
+    /// Returns the duration of the wait if a line is due.
     pub fn due(&mut self) -> Option<Duration> {
         let waited = self.elapsed();
         if waited < self.next {
@@ -42,7 +42,7 @@ impl WaitLog {
         Some(waited)
     }
 
-    /// How long it is until the next line is due.
+    /// Returns the time until the next line is due.
     pub fn next(&self) -> Duration {
         self.next.saturating_sub(self.elapsed())
     }

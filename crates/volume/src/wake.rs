@@ -1,18 +1,19 @@
-//! How a worker learns that a queue has to be polled.
+//! Wake-up of a worker for a queue that has to be polled.
 
 use std::time::{Duration, Instant};
 
-/// How the worker learns that it has to call [`VolumeQueue::poll`](crate::VolumeQueue::poll).
+/// The way in which the worker learns that it has to call
+/// [`VolumeQueue::poll`](crate::VolumeQueue::poll).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
     /// A descriptor wakes it: the ring's ([`Io::event_fd`](crate::Io::event_fd)) or one that the
     /// queue has given to [`Io::watch`](crate::Io::watch). Also where nothing is in flight.
     Event,
-    /// No wake-up comes before this time-out: poll then.
+    /// No wake-up arrives before this time-out: poll then.
     After(Duration),
-    /// No wake-up comes before this time: poll then.
+    /// No wake-up arrives before this time: poll then.
     At(Instant),
-    /// No wake-up comes at all: the worker has to keep polling.
+    /// No wake-up arrives at all: the worker has to keep polling.
     Poll,
 }
 
@@ -32,8 +33,8 @@ impl Wake {
         }
     }
 
-    /// When to poll next although no wake-up comes; `None` where one comes, or the worker may not
-    /// sleep.
+    /// Returns the time of the next poll where no wake-up arrives; `None` where one arrives, or the
+    /// worker may not sleep.
     pub fn deadline(self, now: impl FnOnce() -> Instant) -> Option<Instant> {
         match self {
             Self::Event | Self::Poll => None,

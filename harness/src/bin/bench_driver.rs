@@ -28,7 +28,7 @@ fn main() {
     }
 }
 
-/// One measured case.
+/// Measured values of a case.
 #[derive(Clone, Copy, Default)]
 struct Figure {
     iops: f64,
@@ -69,7 +69,7 @@ fn boot() -> Result<Guest> {
             format!("nvme,serial={id},drive={id}"),
         ]);
     }
-    // One processor: the other core is the device's.
+    // A single processor: the other core is the device's.
     let guest = Guest::builder("bench-driver")
         .cpus(1)
         .memory_mib(1024)
@@ -117,7 +117,7 @@ fn measure(guest: &Guest, pattern: &str, depth: u32, engine: &str, runtime: u32)
     let job = &report["jobs"][0];
     let sides = [&job["read"], &job["write"]];
     let iops: f64 = sides.iter().filter_map(|s| s["iops"].as_f64()).sum();
-    // Of a mixture, the reads' latency.
+    // For a mixture, the reads' latency.
     let side = if pattern == "randwrite" {
         sides[1]
     } else {
@@ -159,7 +159,7 @@ fn report(options: &BenchOptions, runs: &[Vec<Figure>]) -> Result<()> {
         row("p50_ns", "ns", |f| f.p50_ns);
         row("p99_ns", "ns", |f| f.p99_ns);
     }
-    // The document's own figures: what its driver gained over linux-aio.
+    // The document's own figures: the gain of its driver over linux-aio.
     let document = ["+12%", "+20%", "+22%", "+12%", "+3%", "+22%"];
     println!(
         "\n{:<20} {:>9} {:>9} {:>9} {:>12} {:>12} {:>10}",

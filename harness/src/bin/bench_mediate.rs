@@ -3,9 +3,9 @@
 //! of our daemon that mediates it, direct and generic. Data is verified on a controller with a
 //! disk, figures are of one with a null device.
 //!
-//! The guest's two processors and the thread of QEMU's that is the device share what the machine
-//! has. So the client waits for interrupts, where it would poll on a machine with processors
-//! enough; with two, figures are of who runs when.
+//! The guest's two processors and QEMU's thread for the device share the machine's processors. The
+//! client therefore waits for interrupts, where it would poll on a machine with processors enough;
+//! with two, the figures depend on the order of scheduling.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -158,7 +158,7 @@ fn passed(counters: &Value) -> (u64, u64) {
     )
 }
 
-/// Whether the commands took the way that they were to take.
+/// Checks that the commands took the expected path.
 fn check_way(way: &str, counters: &Value) -> Result<()> {
     let (direct, all) = passed(counters);
     let right = match way {

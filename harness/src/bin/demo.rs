@@ -22,7 +22,7 @@ use harness::{Cache, Guest};
 const DISK_BYTES: u64 = 1 << 30;
 const FIO_SECONDS: u32 = 3;
 
-/// Said where QEMU translates the guest.
+/// Text printed where QEMU translates the guest.
 const OF_TCG: &str = "\
 The figures above are not the disk's: KVM cannot run a guest on this machine, so QEMU translates the
 guest's instructions (TCG), and nearly all of the time goes there. What the disk can do is measured
@@ -31,7 +31,7 @@ without a guest by
     make bench                                 everything, with a report in target/bench/report.html
 and by this demo on a machine with KVM.";
 
-/// Said at the end.
+/// Text printed at the end.
 const NEXT: &str = "\
 What to do next:
     truncate -s 20G disk.raw
@@ -138,8 +138,8 @@ fn check(
     let copy = dir.join("copy");
     fs::create_dir(&copy)?;
     let request = format!("rdump /share {}", copy.display());
-    // As an ordinary user debugfs cannot give the files to their owners and says so;
-    // the content is what counts.
+    // Run by an ordinary user, debugfs cannot give the files to their owners and prints a warning;
+    // only the content matters.
     image.tree.run("debugfs", &["-R", &request, &disk])?;
     let mut found = BTreeMap::new();
     sums_of(&copy.join("share"), Path::new("."), &mut found)?;

@@ -1,4 +1,4 @@
-//! The chart and the table of docs/figures.md, made of what suite `guest` measured.
+//! The chart and the table of docs/figures.md, made of the results of suite `guest`.
 //!
 //! Usage: `figures GUEST.json DOCS [--timed]`. Draws DOCS/figures.svg, and writes the table into
 //! DOCS/figures.md between its two marks, with the machine that this runs on and the day. With
@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-/// What is compared: the case, its name for readers, and its class in the drawing.
+/// Compared cases: the case, its name for readers, and its class in the drawing.
 const CASES: [(&str, &str, &str); 4] = [
     ("vnvme shadow on", "vnvme, shadow doorbells", "a"),
     ("qemu dbcs on", "QEMU's nvme, shadow doorbells", "b"),

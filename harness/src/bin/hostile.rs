@@ -1,4 +1,4 @@
-//! Attacks a running daemon by clients of every hostile kind, and tells what they did to a good
+//! Attacks a running daemon by clients of every hostile kind, and reports the effects on a good
 //! neighbour: `cargo run --release -p harness --bin hostile -- --long`.
 #![forbid(unsafe_code)]
 

@@ -30,12 +30,12 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Says why an attack cannot be tried here.
+/// Creates the error of an attack that cannot be tried here.
 pub(super) fn skip(why: String) -> anyhow::Error {
     Skip(why).into()
 }
 
-/// A process of the suite's, with what it has said.
+/// A process of the suite, with its output lines.
 pub(super) struct Child {
     process: StdChild,
     stdin: Option<ChildStdin>,
@@ -43,7 +43,8 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Starts one: what it is, its name, its directory, whether it has seconds.
+    /// Starts a process of the kind `what`, with its name, its directory, and whether it has
+    /// seconds.
     pub(super) fn start(what: &str, name: &str, dir: &Path, long: bool) -> Result<Self> {
         let long = if long { "long" } else { "short" };
         let mut process = Command::new(std::env::current_exe()?)
@@ -73,7 +74,8 @@ impl Child {
         self.lines.lock().unpoisoned()
     }
 
-    /// Waits until it has said a line that begins so; answers its rest.
+    /// Waits until the process has printed a line that begins with `word`; returns the rest of the
+    /// line.
     pub(super) fn wait_for(&mut self, word: &str, limit: Duration) -> Result<String> {
         let deadline = Instant::now() + limit;
         loop {
@@ -134,7 +136,7 @@ impl Drop for Child {
     }
 }
 
-/// Such a process, from the words after [`WORD`].
+/// Runs such a process, from the words after [`WORD`].
 pub(super) fn main(words: &[String]) -> Result<()> {
     let [what, name, long, dir] = words else {
         bail!("{WORD}: WHAT NAME LENGTH DIRECTORY");
@@ -143,14 +145,14 @@ pub(super) fn main(words: &[String]) -> Result<()> {
     // Whatever happens to its parent.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     if what != "good" && what != "fuse" {
-        // The machine's processors are the kernel's to share, and not what is measured: clients on
-        // the daemon's other side give way.
+        // The processors' sharing by the kernel is not measured here: clients on the daemon's other
+        // side give way.
         let _ = rustix::process::nice(19);
     }
     let long = long == "long";
     match what.as_str() {
         "attack" => return attack(name, dir, long),
-        // Nothing but reads, and always enough of them that the worker could do nothing else.
+        // Only reads, and always enough of them that the worker could do nothing else.
         "honest" => {
             neighbour::fill(dir)?;
             return attack("deep-memory", dir, long);
@@ -215,7 +217,7 @@ fn attack(name: &str, dir: &Path, long: bool) -> Result<()> {
                 if error.is::<Skip>() {
                     return Ok(());
                 }
-                // Disconnected, most likely; it comes again.
+                // Disconnected, most likely; it connects again.
                 std::thread::sleep(Duration::from_millis(2));
             }
         }

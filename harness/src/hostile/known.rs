@@ -1,12 +1,12 @@
-//! What does not hold yet, each with its reason. `make test-guests` accepts these and nothing else;
-//! one that shows each time and begins to hold has to be taken from the list.
+//! Known failures of bounds, each with its reason. `make test-guests` accepts only these. A failure
+//! that shows each time has to be removed from the list when its bound begins to hold.
 
-/// What an attack still does.
+/// Known failure of an attack.
 pub(super) struct Known {
     pub(super) attack: &'static str,
-    /// Of [`super::outcome::Outcome::failures`].
+    /// Names of failures in [`super::outcome::Outcome::failures`].
     pub(super) fails: &'static [&'static str],
-    /// It shows in each run, also a short one: if it does not, it is mended.
+    /// The failure shows in each run, also a short one: if it does not, it is mended.
     pub(super) always: bool,
     pub(super) why: &'static str,
 }
@@ -20,7 +20,7 @@ const fn known(attack: &'static str, fails: &'static [&'static str], why: &'stat
     }
 }
 
-/// What shows in some runs only.
+/// Creates a failure that shows in some runs only.
 const fn at_times(
     attack: &'static str,
     fails: &'static [&'static str],

@@ -1,5 +1,5 @@
-//! One attack on one daemon, measured: first beside an honest client, then under attack, then
-//! when the client has gone, then asked to end while it is attacked again.
+//! Measurement of one attack on one daemon: first beside an honest client, then under attack, then
+//! after the client has disconnected, then during the daemon's end while it is attacked again.
 
 use std::path::Path;
 use std::sync::mpsc;
@@ -16,7 +16,7 @@ use super::outcome::Outcome;
 use super::place::{self, Footprint, Place};
 use super::sampler::Sampler;
 
-/// How long each part takes.
+/// Durations of the parts.
 #[derive(Clone, Copy)]
 pub(super) struct Times {
     /// Beside the honest client.
@@ -45,16 +45,16 @@ impl Times {
 
 /// Until the first figures, while a client starts or leaves.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Until what a client had must be free.
+/// Time until a client's resources must be free.
 const FREE: Duration = Duration::from_secs(4);
 /// A daemon that has not ended by then does not.
 const END: Duration = Duration::from_secs(8);
 const START: Duration = Duration::from_secs(20);
-/// An attack whose first command has not ended by then was not tried. Zeroes of 32 MiB on each of
-/// 16 queues take 20 s of an unoptimized program, and end at about the same time.
+/// Time in which the first command of an attack must end; else the attack was not tried. Zeroes of
+/// 32 MiB on each of 16 queues take 20 s of an unoptimized program, and end at about the same time.
 const TRIED: Duration = Duration::from_secs(90);
 
-/// Runs one attack; what could not be measured is none.
+/// Runs one attack; values that could not be measured are `None`.
 pub(super) fn run(program: &Path, attack: &Attack, times: Times) -> Result<Outcome> {
     let dir = tempfile::Builder::new()
         .prefix("vnvme-hostile-")
@@ -80,7 +80,7 @@ fn fuse_server(attack: &Attack, dir: &Path) -> Result<Option<Child>> {
     Ok(Some(server))
 }
 
-/// What an attack has done so far: commands, messages, connections.
+/// Returns the number of an attack's attempts so far: commands, messages, connections.
 fn tried(hostile: &Child) -> u64 {
     let did = hostile.said("did ");
     did.and_then(|did| did.parse().ok()).unwrap_or(0)
@@ -123,7 +123,7 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
     std::thread::sleep(times.attack / 2);
     let probes = Probes::start(dir, attack.after.is_none());
     std::thread::sleep(times.attack / 2);
-    // A machine that does much else gives an attack that yields to all others no time.
+    // A machine with much other work gives no time to an attack that yields to all other processes.
     let tries = Instant::now() + TRIED;
     while tried(&hostile) == 0 && hostile.said("skip ").is_none() && Instant::now() < tries {
         std::thread::sleep(Duration::from_millis(20));
@@ -165,7 +165,7 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
         outcome.note(place.tail());
     }
     drop(server);
-    // Both directions of every socket are closed now; what the neighbour knows is final.
+    // Both directions of every socket are closed now; the neighbour's counts are final.
     std::thread::sleep(neighbour::PERIOD * 2);
     if let Some(kept) = last(&good) {
         outcome.kept = kept.kept;
@@ -182,7 +182,7 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
     Ok(outcome)
 }
 
-/// Waits until memory and descriptors are what they were, or for as long as that may take.
+/// Waits until memory and descriptors are back to their former size, up to a limit.
 fn freed(place: &Place, before: Footprint) -> Footprint {
     let deadline = Instant::now() + FREE;
     loop {
@@ -219,7 +219,7 @@ fn end(
         }
         None if !place.kill(Duration::from_secs(5)) => {
             outcome.note("SIGKILL did not end it".to_owned());
-            // Whatever it waits for goes now.
+            // The object for which it waits is dropped now.
             drop(server.take());
             drop(hostile);
             place.kill(END);
@@ -229,7 +229,7 @@ fn end(
     Ok(())
 }
 
-/// What the neighbour said last.
+/// Returns the last report of the neighbour.
 fn last(good: &Child) -> Option<Seen> {
     good.said("seen ")
         .and_then(|rest| Seen::parse(&format!("seen {rest}")))
@@ -255,12 +255,12 @@ fn window(good: &Child, from: Instant, until: Instant) -> (f64, Duration) {
         .collect();
     rates.sort_by(f64::total_cmp);
     let median = rates.get(rates.len() / 2).copied().unwrap_or(0.0);
-    // The first line tells of what was before, too.
+    // The first line covers an earlier time, too.
     let longest = seen.iter().skip(1).map(|(_, seen)| seen.longest).max();
     (median, Duration::from_micros(longest.unwrap_or(0)))
 }
 
-/// Others who want something of the daemon while it is attacked.
+/// Further clients that use the daemon while it is attacked.
 struct Probes {
     control: Option<JoinHandle<()>>,
     answers: mpsc::Receiver<(bool, Result<Duration>)>,
@@ -272,7 +272,7 @@ impl Probes {
         let spawn = |is_control: bool, ask: fn(&Path) -> Result<Duration>| {
             let (dir, tell) = (dir.to_owned(), tell.clone());
             std::thread::spawn(move || {
-                // Nobody may listen any more.
+                // The receiver may have been dropped.
                 let _ = tell.send((is_control, ask(&dir)));
             })
         };

@@ -1,5 +1,5 @@
 //! The hostile-client suite: attacks on a running daemon that serves a good neighbour on the same
-//! worker, and what they did to it.
+//! worker, and their effects on it.
 //!
 //! ```text
 //! suite --- the daemon: vnvme serve, default options, one worker
@@ -9,10 +9,10 @@
 //!   `--- FUSE server                    for attacks that need files that hang
 //! ```
 //!
-//! Each attack has a daemon of its own. `attacks` has their table, `measure` what is done in which
-//! order, `outcome` what must hold, `known` what does not yet. The clients here reach the daemon as
-//! others do, by its sockets; `client` are those that break rules, `neighbour` the others, by the
-//! project's own driver.
+//! Each attack has a daemon of its own. `attacks` has their table, `measure` the sequence of each
+//! test, `outcome` the bounds, `known` the failures that are accepted so far. The clients here
+//! reach the daemon by its sockets only. `client` has those that break rules, `neighbour` the
+//! well-behaved ones, by the project's own driver.
 
 mod attacks;
 mod child;
@@ -36,7 +36,7 @@ use attacks::{ATTACKS, Attack};
 use measure::Times;
 use outcome::{Limits, Outcome};
 
-/// A machine with other work may fail an attack once; what is broken fails it each time.
+/// A machine with other work may fail an attack once; a broken bound fails each time.
 const TRIES: usize = 3;
 
 /// Attacks a running daemon by hostile clients, and tells what became of a good neighbour
@@ -170,7 +170,7 @@ fn run(program: &Path, options: &Options, times: Times, limits: Limits) -> Resul
     })
 }
 
-/// The best of a few runs; and what is known not to hold, and held in all of them.
+/// Returns the best of a few runs, and the known failures that showed in none of them.
 fn best(
     program: &Path,
     attack: &Attack,

@@ -1,8 +1,8 @@
-//! The good neighbour: what a guest does that nobody has to fear, by the project's own driver.
+//! The good neighbour: a guest with harmless I/O, by the project's own driver.
 //!
-//! A neighbour reads at random, reads a register again and again, and writes what it wants to keep.
-//! What it sees goes to its standard output, a line each [`PERIOD`]; it is a process of its own,
-//! which can be killed whatever it waits for.
+//! A neighbour reads at random, reads a register again and again, and writes data that must be
+//! kept. It prints its counts to standard output, a line each [`PERIOD`]. It is a process of its
+//! own, which can be killed at any time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use driver::{Device, DmaBuffer, Op, Options, QueueOptions, QueuePair, Request};
 use super::client::nvme::REG_CSTS;
 use super::place::{self, GOOD_FILE_NSID, GOOD_MEMORY_NSID, MEMORY_NSID, VOLUME_SIZE};
 
-/// How often it says what it sees.
+/// Interval of its output lines.
 pub(super) const PERIOD: Duration = Duration::from_millis(50);
 /// Reads in flight.
 const DEPTH: u32 = 32;
@@ -25,7 +25,7 @@ const BLOCK: u64 = 4096;
 const SECTORS: u32 = 8;
 /// Blocks that are written in turn.
 pub(super) const KEPT: u64 = 512;
-/// It waits as long as it takes; its process has an end.
+/// Time-out of a request: it waits as long as needed; its process has an end.
 const FOREVER: Duration = Duration::from_secs(600);
 
 /// A line of its output.
@@ -105,7 +105,7 @@ fn read(device: &Device, nsid: u32, reads: &AtomicU64) -> Result<()> {
     }
 }
 
-/// One request from beginning to end.
+/// Executes a request from beginning to end.
 fn execute(
     queue: &mut QueuePair,
     op: Op,
@@ -125,7 +125,7 @@ fn execute(
     Ok(completion.buffer)
 }
 
-/// What block `number % KEPT` holds after write `number`.
+/// Returns the contents of block `number % KEPT` after write `number`.
 pub(super) fn content(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(BLOCK as usize / 8)
 }
@@ -151,13 +151,13 @@ fn keep(device: &Device, kept: &AtomicU64) -> Result<()> {
     Ok(())
 }
 
-/// The first write whose block does not hold what it should, of those that are durable.
+/// Returns the first durable write with wrong contents in its block.
 pub(super) fn first_lost(dir: &Path, kept: u64) -> Result<Option<u64>> {
     let bytes = std::fs::read(place::good_file(dir))?;
     for number in kept.saturating_sub(KEPT - 1).max(1)..=kept {
         let at = (number % KEPT * BLOCK) as usize;
         let block = bytes.get(at..at + BLOCK as usize).context("a short file")?;
-        // One that came later may be there, whole.
+        // A later write may be there, whole.
         let found = u64::from_le_bytes(block[..8].try_into()?);
         if found < number || found % KEPT != number % KEPT || block != content(found) {
             return Ok(Some(number));

@@ -1,4 +1,4 @@
-//! What an attack has done, and what it may not do.
+//! Effects of an attack, and their bounds.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use super::attacks::Attack;
 use super::known::KNOWN;
 use super::place::Footprint;
 
-/// What must hold.
+/// Bounds that must hold.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
-    /// Of the neighbour's throughput beside an equally busy honest client.
+    /// Lowest ratio of the neighbour's throughput to that beside an equally busy honest client.
     ratio: f64,
     /// The neighbour's longest register read.
     read: Duration,
@@ -19,16 +19,16 @@ pub(super) struct Limits {
     blocked: Duration,
     /// Until a question at the control socket is answered.
     control: Duration,
-    /// Until a client that comes meanwhile has read a register.
+    /// Time until a new client has read a register.
     newcomer: Duration,
-    /// From SIGTERM to the end.
+    /// Time from SIGTERM to the end.
     end: Duration,
     /// Bytes of log in a second.
     log: f64,
 }
 
 impl Limits {
-    /// Of a release build with a machine of its own.
+    /// Bounds of a release build with a machine of its own.
     pub(super) const LONG: Self = Self {
         ratio: 0.8,
         read: Duration::from_millis(50),
@@ -38,7 +38,7 @@ impl Limits {
         end: Duration::from_secs(5),
         log: 32_768.0,
     };
-    /// Of any build, on a machine that has other work: what fails this is broken.
+    /// Bounds of any build, on a machine that has other work: a daemon that fails these is broken.
     pub(super) const SHORT: Self = Self {
         ratio: 0.05,
         read: Duration::from_secs(2),
@@ -50,12 +50,13 @@ impl Limits {
     };
 }
 
-/// Memory that may stay, in KiB, beside a tenth of what was there: pages that an allocator keeps.
+/// Memory in KiB that may remain in use, beside a tenth of the former size: pages that an allocator
+/// keeps.
 const SLACK_KIB: u64 = 1024;
 /// Descriptors that may come and go.
 const SLACK_DESCRIPTORS: u64 = 2;
 
-/// What an attack has done. What is none could not be measured.
+/// Measured effects of an attack. Values that could not be measured are `None`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
     pub(super) name: &'static str,
@@ -64,7 +65,7 @@ pub(super) struct Outcome {
     pub(super) skipped: Option<String>,
     /// The daemon served at all.
     pub(super) started: bool,
-    /// How often the attack did what it is for.
+    /// Number of the attack's completed attempts.
     pub(super) tried: u64,
     /// Reads per second of the neighbour: beside an honest client, and under attack.
     pub(super) honest: Option<f64>,
@@ -79,7 +80,7 @@ pub(super) struct Outcome {
     pub(super) asked_control: bool,
     pub(super) control: Option<Duration>,
     pub(super) newcomer: Option<Duration>,
-    /// It was there when the client had gone.
+    /// The daemon was alive when the client had disconnected.
     pub(super) alive: bool,
     pub(super) end: Option<Duration>,
     /// Durable writes of the neighbour, and whether one of them is not in the file.
@@ -104,7 +105,7 @@ impl Outcome {
         self.notes.push(text);
     }
 
-    /// Whether memory and descriptors are within a tenth of what they were.
+    /// Returns whether memory and descriptors are within a tenth of their former size.
     pub(super) fn is_freed(before: Footprint, after: Footprint) -> bool {
         Self::memory_is_freed(before, after) && Self::descriptors_are_freed(before, after)
     }
@@ -117,13 +118,13 @@ impl Outcome {
         after.descriptors <= before.descriptors + before.descriptors / 10 + SLACK_DESCRIPTORS
     }
 
-    /// The neighbour's throughput under attack as a part of what it has beside an honest client.
+    /// The neighbour's throughput under attack as a part of that beside an honest client.
     pub(super) fn ratio(&self) -> Option<f64> {
         let honest = self.honest.filter(|rate| *rate > 0.0)?;
         Some(self.attacked? / honest)
     }
 
-    /// What does not hold.
+    /// Returns the bounds that do not hold.
     pub(super) fn failures(&self, limits: Limits) -> Vec<&'static str> {
         if self.skipped.is_some() {
             return Vec::new();
@@ -162,7 +163,7 @@ impl Outcome {
         failures
     }
 
-    /// What does not hold and is not known, and what is known and holds.
+    /// Returns the new failures, and the known ones that no longer occur.
     pub(super) fn verdict(&self, limits: Limits) -> (Vec<&'static str>, Vec<&'static str>) {
         let known: Vec<&str> = KNOWN
             .iter()

@@ -1,4 +1,4 @@
-//! The daemon under attack: what it serves, where, and what the system says of it.
+//! The daemon under attack: its disks, its directory, and the system's figures about it.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -21,11 +21,11 @@ pub(super) const LARGE_NSID: u32 = 3;
 pub(super) const SILENT_NSID: u32 = 4;
 /// Bytes of the first, of the neighbour's in memory, and of the export's volume.
 pub(super) const VOLUME_SIZE: u64 = 64 << 20;
-/// Of the files.
+/// Size of the files.
 pub(super) const FILE_SIZE: u64 = 16 << 20;
-/// Of the third.
+/// Size of the third namespace.
 pub(super) const LARGE_SIZE: u64 = 2 << 30;
-/// Namespaces of the good neighbour: in memory, and in a file that keeps what was flushed.
+/// Namespaces of the good neighbour: in memory, and in a file that keeps flushed data.
 pub(super) const GOOD_MEMORY_NSID: u32 = 1;
 pub(super) const GOOD_FILE_NSID: u32 = 2;
 
@@ -90,7 +90,7 @@ fn configuration(dir: &Path, silent: bool) -> String {
     .concat()
 }
 
-/// What the system says of the daemon, its children included.
+/// Resources of the daemon by the system's figures, its children included.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Footprint {
     /// Resident memory in KiB.
@@ -110,7 +110,7 @@ impl Place {
     pub(super) fn start(program: &Path, dir: &Path, silent: bool) -> Result<Self> {
         for name in ["good.raw", "bad.raw"] {
             let file = File::create(dir.join(name))?;
-            // Blocks that exist: what is measured is not the file system's allocation.
+            // Blocks that exist: the file system's allocation is not measured.
             (&file).write_all(&vec![0; FILE_SIZE as usize])?;
         }
         let config = dir.join("vnvme.toml");
@@ -132,7 +132,7 @@ impl Place {
             process,
             log,
         };
-        // The one that comes last, and the control socket, whose thread comes after the workers.
+        // The socket made last, and the control socket: its thread starts after the workers.
         let deadline = Instant::now() + Duration::from_secs(20);
         while !vhost_socket(dir).exists() || control_answers(dir).is_err() {
             if let Some(status) = place.process.ended() {
@@ -148,7 +148,7 @@ impl Place {
         Ok(place)
     }
 
-    /// Its processes.
+    /// Returns the daemon's processes.
     pub(super) fn family(&self) -> Vec<u32> {
         family(self.process.pid())
     }
@@ -182,8 +182,8 @@ impl Place {
         all
     }
 
-    /// Asks it to end; how long that took, and whether it said that all was well. `None`: it did
-    /// not end.
+    /// Asks the daemon to end. Returns the duration, and whether it reported success. `None`: it
+    /// did not end.
     pub(super) fn terminate(&self, limit: Duration) -> Option<(Duration, bool)> {
         let start = Instant::now();
         self.process.signal(Signal::TERM).ok()?;

@@ -20,7 +20,7 @@ fn millis(time: Option<Duration>) -> String {
     or_none(time, |t| format!("{:.1}", t.as_secs_f64() * 1e3))
 }
 
-/// One attack.
+/// Formats the line of an attack.
 pub(super) fn line(outcome: &Outcome, limits: Limits) -> String {
     if let Some(why) = &outcome.skipped {
         return format!("| {} | skipped: {why} |", outcome.name);
@@ -102,7 +102,7 @@ fn short(one: &Value) -> String {
     )
 }
 
-/// The same attacks on two daemons, from their JSON.
+/// Compares the same attacks on two daemons, from their JSON.
 pub(super) fn compare(before: &Path, after: &Path) -> Result<String> {
     let (before, after) = (read(before)?, read(after)?);
     let mut text = String::from(

@@ -1,4 +1,4 @@
-//! How long the daemon's worker is blocked, as the system sees it.
+//! Sampler of the time for which the daemon's worker is blocked, as the system sees it.
 //!
 //! A thread that runs, or could run, is "running" in `/proc/PID/task/TID/syscall`; else the file
 //! names the system call that it waits in, or -1 for a page fault. A worker may wait in
@@ -28,7 +28,7 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// Watches the worker of one of these processes; `None` where the system does not tell.
+    /// Watches the worker of one of these processes; `None` where the system does not show it.
     pub(super) fn start(pids: &[u32]) -> Option<Self> {
         let tasks = pids
             .iter()
@@ -66,7 +66,7 @@ impl Sampler {
 
 fn watch(file: PathBuf, stop: &AtomicBool, longest: &AtomicU64) -> Option<String> {
     let mut place = None;
-    // What it waits in, since when, and when it was last seen there.
+    // The system call in which it waits, and the time since when.
     let mut waits: Option<(String, Instant)> = None;
     while !stop.load(Ordering::Relaxed) {
         let text = fs::read_to_string(&file).ok()?;

@@ -38,7 +38,7 @@ cases! {
 const CRE: u64 = 1;
 const CMSE: u64 = 2;
 
-/// What the registers say.
+/// Location and abilities of the buffer by the registers.
 struct Buffer {
     bir: u32,
     /// In its BAR, in bytes.
@@ -84,7 +84,7 @@ impl Buffer {
         host.know_buffer(base, memory);
         host.write64(regs::CMBMSC, base | CMSE | CRE)?;
         same!(host.read32(regs::CMBSTS)?, 0u32, "CMBSTS at {base:#x}");
-        // It begins with whatever was there before.
+        // The buffer keeps its previous contents.
         let zeroes = vec![0; self.size as usize];
         host.put(base, &zeroes)?;
         Ok(base)
@@ -137,7 +137,7 @@ fn cmb_base_address(host: &mut Host) -> Check {
             continue;
         }
         let value = base | CRE | CMSE;
-        // The upper half first: what is between is nothing that the host has asked for.
+        // The upper half first: an intermediate value would be one that the host has not asked for.
         host.write32(regs::CMBMSC, CRE as u32)?;
         host.write32(regs::CMBMSC + 4, (value >> 32) as u32)?;
         host.write32(regs::CMBMSC, value as u32)?;
@@ -172,7 +172,7 @@ fn cmb_bar(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Has data written and read by queue pair 1.
+/// Writes and reads data by queue pair 1.
 fn moves_data(host: &mut Host, ns: &Namespace, seed: u64) -> Check {
     let data = pattern(seed, (8 * ns.block) as usize);
     host.write(ns, 0, &data)?;

@@ -160,7 +160,7 @@ fn event_retained(host: &mut Host) -> Check {
 
 fn event_before_request(host: &mut Host) -> Check {
     host.ring(2, false, 1)?;
-    // A doorbell is told of in its own time.
+    // The controller processes a doorbell in its own time.
     host.controller()?;
     let cid = request(host)?;
     event(

@@ -222,7 +222,7 @@ fn features_reset(host: &mut Host) -> Check {
     let mut before = Vec::new();
     for (fid, value) in TRIED {
         let now = host.get_feature(fid, 0, 0, 0)?.dw0();
-        // What the host found may be what an earlier host has left: the default is asked for.
+        // The value that the host found may be left from an earlier host: the default is read.
         let default = match select {
             true => host.get_feature(fid, 1, 0, 0)?.dw0(),
             false => now,
@@ -519,7 +519,7 @@ fn features_not_offered(host: &mut Host) -> Check {
 }
 
 fn feature_event_configuration(host: &mut Host) -> Check {
-    // Only what OAES offers, and the bits of the SMART warnings.
+    // Only events that OAES offers, and the bits of the SMART warnings.
     let oaes = u32_at(&host.controller()?.0, 92);
     let value = oaes & 0x0000_ff00 | 0x1f;
     host.set_feature(0x0b, 0, value)?

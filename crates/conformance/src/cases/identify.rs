@@ -286,7 +286,7 @@ fn identify_controller_reserved(host: &mut Host) -> Check {
         vs <= 0x2_0100,
         "the version is newer than the layout that the case knows",
     )?;
-    // Of NVMe Base 2.1. Bytes 1792 to 2047 are for fabrics.
+    // Reserved bytes in NVMe Base 2.1. Bytes 1792 to 2047 are for fabrics.
     for (from, to) in [
         (104, 110),
         (134, 135),
@@ -497,7 +497,7 @@ const OTHER_SET: u32 = 0x2f << 24;
 fn identify_command_set_namespace(host: &mut Host) -> Check {
     version_2(host)?;
     for nsid in host.nsids()? {
-        // Of other command sets' namespaces the command is refused.
+        // For namespaces of other command sets the command is refused.
         let set = descriptors(&host.identify(3, nsid)?)?;
         let csi = set.iter().find(|(kind, _)| *kind == 4);
         if csi.is_none_or(|(_, csi)| u8_at(csi, 0) == 0) {

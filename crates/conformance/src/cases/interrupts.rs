@@ -110,7 +110,7 @@ fn listen(host: &mut Host) -> Check<[OwnedFd; 2]> {
     Ok(fds)
 }
 
-/// Whether the eventfd was signalled within a time; it is cleared then.
+/// Returns whether the eventfd was signalled within a time, and clears it.
 fn fired(fd: &OwnedFd, within: Duration) -> Check<bool> {
     let limit = Timespec {
         tv_sec: within.as_secs() as i64,

@@ -199,7 +199,7 @@ fn deallocate(host: &mut Host) -> Check {
             "blocks beside the range that was deallocated have changed"
         );
     }
-    // DLFEAT bits 2:0: not told, zeroes, ones. A block that was not deallocated is as it was.
+    // DLFEAT bits 2:0: not reported, zeroes, ones. A block that was not deallocated is unchanged.
     let expected = match u8_at(&ns.page, 33) & 7 {
         1 => Some(0u8),
         2 => Some(0xff),

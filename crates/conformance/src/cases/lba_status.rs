@@ -1,5 +1,5 @@
-//! Get LBA Status and what belongs to it: the LBA Status Information log page and its feature (NVM
-//! Command Set 1.1, 4.2.1, 4.1.4.5, 4.1.3.5).
+//! Get LBA Status, the LBA Status Information log page and its feature (NVM Command Set 1.1, 4.2.1,
+//! 4.1.4.5, 4.1.3.5).
 
 use crate::bytes::{u8_at, u16_at, u32_at, u64_at};
 use crate::case::{Need::*, cases};
@@ -146,7 +146,7 @@ fn lba_status_invalid(host: &mut Host) -> Check {
         .expect(Status::LBA_OUT_OF_RANGE, "a Starting LBA behind the end")
 }
 
-/// Its Generation Counter, and whether it has this block of the namespace.
+/// Returns the log's Generation Counter, and whether it has this block of the namespace.
 fn log(host: &mut Host, rae: bool, nsid: u32, lba: u64) -> Check<(u16, bool)> {
     let at = host.alloc(PAGE)?;
     let numd = (PAGE / 4 - 1) as u32;

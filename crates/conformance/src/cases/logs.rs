@@ -375,7 +375,7 @@ fn log_telemetry_again(host: &mut Host) -> Check {
     let (_, first) = host.log_raw(7, ALL, 2048, 0, 0)?;
     let (entry, second) = host.log_raw(7, ALL, 2048, 0, 0)?;
     entry.succeeds("telemetry that is not captured anew")?;
-    // Bytes 382 and 383 tell of the controller's telemetry, which may come meanwhile.
+    // Bytes 382 and 383 describe the controller's telemetry, which may arrive meanwhile.
     require!(
         slice(&first, 0, 382) == slice(&second, 0, 382)
             && slice(&first, 384, 2048) == slice(&second, 384, 2048),

@@ -145,7 +145,7 @@ fn command(
         .dw(15, 0xffff_0000 | u32::from(tag)))
 }
 
-/// Writes what is in both buffers.
+/// Writes the contents of both buffers.
 fn write(
     host: &mut Host,
     ns: &Namespace,
@@ -263,7 +263,7 @@ fn metadata_pointer_errors(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// A namespace whose metadata may be in an SGL.
+/// A namespace with metadata that may be in an SGL.
 fn with_metadata_sgl(host: &mut Host) -> Check<Namespace> {
     let said = host.controller()?.sgls() >> 19 & 1 != 0;
     applies_if(said, "SGLS bit 19 is 0: there are no SGLs of metadata")?;

@@ -100,7 +100,7 @@ fn detach(host: &mut Host, nsid: u32) -> Check {
         .succeeds("Namespace Attachment, detach")
 }
 
-/// It is in the list of this CNS, or it is not.
+/// Checks whether the namespace is in the list of this CNS.
 fn listed(host: &mut Host, cns: u8, nsid: u32, wanted: bool) -> Check {
     let page = host.identify(cns, 0)?;
     let found = (0..1024).any(|at| u32_at(&page, at * 4) == nsid);

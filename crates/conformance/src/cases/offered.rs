@@ -1,5 +1,5 @@
-//! Commands that a controller offers or not (OACS, ONCS): what is not offered is refused as the
-//! standard says, what is offered answers wrong fields (NVMe Base 2.1, 5).
+//! Optional commands (OACS, ONCS): a command that is not offered is refused as the standard
+//! requires, and one that is offered rejects wrong fields (NVMe Base 2.1, 5).
 
 use crate::bytes::{pattern, u8_at, u16_at, u32_at};
 use crate::case::{Need::*, cases};
@@ -175,7 +175,7 @@ fn format_other_formats(host: &mut Host) -> Check {
     let ns = host.namespace()?;
     let others = (0..=usize::from(u8_at(&ns.page, 25))).filter(|format| {
         let at = 128 + 4 * format;
-        // One whose LBADS is 0 is not available now.
+        // A format with LBADS 0 is not available now.
         *format != ns.format() && u16_at(&ns.page, at) == 0 && u8_at(&ns.page, at + 2) >= 9
     });
     let others: Vec<usize> = others.collect();
@@ -308,7 +308,7 @@ fn sanitize_operation(host: &mut Host) -> Check {
     let ns = host.namespace()?;
     let data = pattern(6, 8 * ns.block as usize);
     host.write(&ns, 0, &data)?;
-    // Block erase before the others: it is over soonest.
+    // Block erase first: it is over soonest.
     let order = [(1u32, 2u32), (0, 4), (2, 1 << 4 | 3)];
     let action = order.iter().find(|(bit, _)| capabilities >> bit & 1 != 0);
     let action = action.map_or(2, |(_, action)| *action);

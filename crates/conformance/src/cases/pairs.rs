@@ -1,5 +1,5 @@
-//! Two hosts, each at a controller of its own of one subsystem: what they share, and how one is
-//! fenced from it (NVMe Base 2.1, 2.4.1, 8.1.22).
+//! Two hosts, each at its own controller of one subsystem: shared state, and fencing of one host
+//! (NVMe Base 2.1, 2.4.1, 8.1.22).
 
 use super::reservations::{
     KEY, OTHER, WRITE_EXCLUSIVE, acquire, clear, conflict, identify_host, is, kinds, ok, register,
@@ -59,7 +59,7 @@ fn shared(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     Ok(ns)
 }
 
-/// The same, with both hosts registered.
+/// Finds a shared namespace, and registers both hosts.
 fn registered(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     let ns = shared(a, b)?;
     ok(register(a, &ns, 0, [0, KEY])?, "Register by the first host")?;
@@ -70,7 +70,7 @@ fn registered(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     Ok(ns)
 }
 
-/// The same, with a reservation of the first host's: Write Exclusive.
+/// Registers both hosts, and makes a Write Exclusive reservation of the first one.
 fn held(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     let ns = registered(a, b)?;
     ok(
@@ -458,7 +458,7 @@ fn pair_release_by_other(a: &mut Host, b: &mut Host) -> Check {
 
 fn pair_notification(a: &mut Host, b: &mut Host) -> Check {
     let ns = registered(a, b)?;
-    // What other cases have left in the log.
+    // Removes entries of other cases from the log.
     while u8_at(&b.log(0x80, 64)?, 8) != 0 {}
     let waiting = b.submit(0, admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0))?;
     ok(

@@ -46,7 +46,7 @@ const PLACEMENT: u32 = 2;
 const NOT_FULL: u8 = 0;
 const INVALID_ID: u8 = 3;
 
-/// Fails unless two things are the same; says both.
+/// Fails unless two values are the same; the text names both.
 fn alike<T: PartialEq + std::fmt::Debug>(got: T, expected: T, what: &str) -> Check {
     require!(
         got == expected,

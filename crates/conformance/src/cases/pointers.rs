@@ -186,7 +186,7 @@ fn prp_list_within_page(host: &mut Host) -> Check {
     let ns = host.namespace()?;
     let pages = scattered(host, 20)?;
     let (list, next) = (host.alloc(PAGE)?, host.alloc(PAGE)?);
-    // Five entries to the page's end: four of data, and where it goes on.
+    // Five entries to the page's end: four of data, and the pointer to the next list.
     let at = list + PAGE - 40;
     put_list(host, at, pages.get(1..5).unwrap_or_default())?;
     put_list(host, at + 32, &[next])?;
@@ -333,7 +333,7 @@ fn sgl_segments(host: &mut Host) -> Check {
         found.extend(host.get(at, len as usize)?);
     }
     require!(found == data, "the data that were read by segments differ");
-    // One last segment alone.
+    // A last segment alone.
     host.put(last, &descriptor(to, len / 2, DATA_BLOCK))?;
     host.put(
         last + 16,

@@ -64,7 +64,7 @@ cases! {
         "a queue of CAP.MQES entries works";
 }
 
-/// How many I/O queues there may be: submission and completion queues.
+/// Returns the numbers of I/O submission and completion queues that the controller grants.
 fn granted(host: &mut Host) -> Check<(u32, u32)> {
     let entry = host.set_feature(0x07, 0, 0xfffe_fffe)?;
     entry.succeeds("Number of Queues")?;
@@ -72,7 +72,7 @@ fn granted(host: &mut Host) -> Check<(u32, u32)> {
     Ok(((told & 0xffff) + 1, (told >> 16) + 1))
 }
 
-/// The same where queues exist: by Get Features.
+/// Returns the same numbers by Get Features, where queues exist.
 fn told(host: &mut Host) -> Check<(u32, u32)> {
     let told = host.get_feature(0x07, 0, 0, 0)?.dw0();
     Ok(((told & 0xffff) + 1, (told >> 16) + 1))
@@ -119,7 +119,7 @@ fn cq(host: &mut Host) -> Check<Command> {
 }
 
 fn sq(host: &mut Host) -> Check<Command> {
-    // Of completion queue 1, which is there.
+    // Uses completion queue 1, which exists.
     Ok(host.pair_commands(2, 16)?.1.dw(11, 1 << 16 | 1))
 }
 

@@ -418,7 +418,7 @@ fn controller_ready_timeouts(host: &mut Host) -> Check {
         crms & 2 == 0 || crto >> 16 != 0,
         "CRTO.CRIMT is zero, and CAP.CRMS bit 1 is set"
     );
-    // CAP.TO is the smaller of 255 and CRWMT, if CRIMS is 0; never larger than what is allowed.
+    // CAP.TO is the smaller of 255 and CRWMT, if CRIMS is 0; never larger than allowed.
     let to = u32::from(host.cap.to());
     require!(
         crms & 2 != 0 || to == (crto & 0xffff).min(255),

@@ -139,7 +139,7 @@ pub(super) fn report(host: &mut Host, ns: &Namespace) -> Check<Report> {
             .dw(10, 1023)
             .dw(11, extended.into());
         let entry = host.io(command)?;
-        // Hosts with identifiers of 128 bits are told of by the extended form only.
+        // Hosts with identifiers of 128 bits are reported by the extended form only.
         if !extended
             && entry
                 .status()

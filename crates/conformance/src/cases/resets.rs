@@ -90,7 +90,7 @@ fn reset_controller(host: &mut Host) -> Check {
     let ns = host.namespace()?;
     host.disable()?;
     host.enable()?;
-    // Doorbells of queues that are gone.
+    // Rings doorbells of queues that do not exist any more.
     host.ring(1, false, 1)?;
     host.stays_quiet(0, "the doorbell of a queue that a reset has removed")?;
     let entries = host.io_entries();

@@ -130,7 +130,7 @@ fn ring_completion_full(host: &mut Host) -> Check {
     }
     host.ring_tail(1)?;
     std::thread::sleep(QUIET);
-    // Three fit into four entries; the fourth stays free until the head is told.
+    // Three fit into four entries; the fourth stays free until the head is written.
     let mut taken = 0;
     while host.poll_quietly(1)?.is_some() {
         taken += 1;
@@ -184,7 +184,7 @@ fn command_identifiers(host: &mut Host) -> Check {
         host.wait_for(1, cid)?
             .succeeds(&format!("a command with identifier {cid:#x}"))?;
     }
-    // The same identifier waits in the admin queue meanwhile.
+    // A command with this identifier waits in the admin queue meanwhile.
     host.put_command_as(0, admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0), 0x4242)?;
     host.ring_tail(0)?;
     host.put_command_as(1, command, 0x4242)?;
@@ -205,7 +205,7 @@ fn commands_out_of_order(host: &mut Host) -> Check {
                 0 => host.rw_command(Op::READ, &ns, n * large, large, at)?,
                 1 => nvm(Op::FLUSH, ns.nsid),
                 2 => host.rw_command(Op::READ, &ns, n, 1, at)?,
-                // One that fails at once.
+                // A command that fails at once.
                 _ => nvm(Op::READ, 0),
             };
             sent.push((n, host.put_command(1, command)?));
@@ -227,7 +227,7 @@ fn command_read_once(host: &mut Host) -> Check {
     let command = flush(host)?;
     let cid = host.submit(1, command)?;
     host.wait_for(1, cid)?.succeeds("Flush")?;
-    // A new command goes into the next entry; the one before is not looked at again.
+    // A new command is written to the next entry; the previous one is not fetched again.
     for _ in 0..3 {
         host.io(command)?.succeeds("Flush")?;
     }

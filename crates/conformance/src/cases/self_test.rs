@@ -41,7 +41,7 @@ fn offered(host: &mut Host) -> Check {
         host.controller()?.oacs(4),
         "OACS bit 4 is 0: there is no self-test",
     )?;
-    // One that another case or host has left.
+    // Aborts a test that another case or host has left.
     host.admin(test(ALL, ABORT))?
         .succeeds("Device Self-test, abort")
 }

@@ -1,4 +1,4 @@
-//! What zoned namespaces say of themselves (Zoned Namespace Command Set 1.1).
+//! Identify data of zoned namespaces (Zoned Namespace Command Set 1.1).
 
 use super::zoned::{CSI, effects, enable, listed, present, zoned};
 use crate::bytes::{u8_at, u16_at, u32_at, u64_at};

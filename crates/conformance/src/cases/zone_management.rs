@@ -1,4 +1,4 @@
-//! What Zone Management Send makes of zones (Zoned Namespace Command Set 1.1).
+//! Effects of Zone Management Send on zones (Zoned Namespace Command Set 1.1).
 
 use super::zoned::{
     CLOSED, EMPTY, EXPLICIT, FULL, IMPLICIT, Zoned, any, done, each, holds, is, send, send_command,
@@ -178,7 +178,7 @@ fn zone_open_limit(host: &mut Host) -> Check {
         entry.expect_one(too_many, "a write to an empty zone beyond MOR")?;
         is(host, z, open, EMPTY, 0)?;
         done(host, z, Zsa::FINISH, 0)?;
-        // One that a write has opened is closed for another one.
+        // A zone that a write has opened is closed for another one.
         write(host, z, z.start(open), 1, 1)?.succeeds("a write that opens the last zone")?;
         if z.active.is_none_or(|active| u64::from(active) > open) {
             write(host, z, z.start(open + 1), 1, 1)?

@@ -122,7 +122,7 @@ fn zone_report_states(host: &mut Host) -> Check {
                 other.is_none(),
                 "a report of zones in state {state:x}h has {other:x?}"
             );
-            // Others may be worn out.
+            // Further zones may be worn out.
             if ![EMPTY, 0xd, 0xf].contains(&state) {
                 same!(number, 1u32, "zones in state {state:x}h");
             }

@@ -1,4 +1,4 @@
-//! What may be written to zones, and read from them (Zoned Namespace Command Set 1.1).
+//! Writes to zones, and reads from them (Zoned Namespace Command Set 1.1).
 
 use super::zoned::{
     CSI, EMPTY, FULL, IMPLICIT, MOST, any, each, effects, enable, fill, holds, is, put, small,

@@ -34,7 +34,7 @@ pub(super) struct Zoned {
     pub(super) active: Option<u32>,
     pub(super) open: Option<u32>,
     pub(super) ozcs: u16,
-    /// Of a zone's descriptor extension, bytes.
+    /// Bytes of a zone's descriptor extension.
     pub(super) extension: u64,
     /// Zone Random Write Areas: how many, their size, and the granularity, in blocks.
     pub(super) areas: (u64, u64, u64),
@@ -150,7 +150,7 @@ pub(super) fn any(_: &Zoned) -> bool {
     true
 }
 
-/// One whose zones are written to their ends.
+/// Returns whether the namespace's zones are small enough to be written to their ends.
 pub(super) fn small(z: &Zoned) -> bool {
     z.capacity * z.ns.block <= MOST
 }

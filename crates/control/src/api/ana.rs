@@ -21,7 +21,7 @@ pub enum AnaState {
 }
 
 impl AnaState {
-    /// As it is written.
+    /// Returns the name in requests and answers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Optimized => "optimized",
@@ -50,7 +50,7 @@ pub struct AnaChange {
 }
 
 impl AnaChange {
-    /// A change says of which disk, so that no guest loses all of its paths by one.
+    /// Checks that a change names a disk, so that no guest loses all of its paths by one request.
     ///
     /// # Errors
     /// A sentence for the user.

@@ -18,7 +18,7 @@ pub enum DeviceState {
 }
 
 impl DeviceState {
-    /// As metrics have it.
+    /// Returns the name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Live => "live",

@@ -29,7 +29,7 @@ impl DiskKind {
         Self::Ublk,
     ];
 
-    /// Its name, which is that of its tables in a configuration file.
+    /// Returns the name, which is that of the disk's tables in a configuration file.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Controller => "controller",

@@ -1,4 +1,4 @@
-//! What happens.
+//! Events of disks and of the process.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -30,7 +30,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// As it is written.
+    /// Returns the name in events.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Added => "added",

@@ -85,7 +85,7 @@ pub struct LimitChange {
 }
 
 impl LimitChange {
-    /// Of what it is about, without what is to change.
+    /// Returns the selection of the change, without its new values.
     fn target(&self) -> Self {
         Self {
             disk: self.disk.clone(),
@@ -96,17 +96,17 @@ impl LimitChange {
         }
     }
 
-    /// It names a disk or a volume.
+    /// Returns whether the change names a disk or a volume.
     pub fn names_one(&self) -> bool {
         self.disk.is_some() || self.volume.is_some()
     }
 
-    /// It only asks.
+    /// Returns whether the request changes nothing.
     pub fn is_question(&self) -> bool {
         *self == self.target()
     }
 
-    /// It is about limits, not only about the weight.
+    /// Returns whether the change concerns limits, not only the weight.
     pub fn wants_limits(&self) -> bool {
         !Self {
             weight: None,
@@ -115,7 +115,8 @@ impl LimitChange {
         .is_question()
     }
 
-    /// A change says of which volume, so that none reaches more guests than was meant.
+    /// Checks that a change selects its volumes explicitly, so that it reaches no more guests than
+    /// intended.
     ///
     /// # Errors
     /// A sentence for the user.

@@ -1,6 +1,6 @@
-//! What requests and answers are made of. Numbers are in the units that their names say; times are
-//! in those of their suffix. Fields may be added within a version of the API, never change their
-//! meaning: a client ignores those that it does not know.
+//! Types of requests and answers. Numbers are in the units of their names, times in those of their
+//! suffixes. Within a version of the API, fields may be added but never change their meaning: a
+//! client ignores fields that it does not know.
 
 mod ana;
 mod device;

@@ -1,4 +1,4 @@
-//! What becomes of requests that fail.
+//! Error policies of volumes, and counters of failed requests.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -19,7 +19,7 @@ pub enum ErrorAction {
 }
 
 impl ErrorAction {
-    /// As it is written.
+    /// Returns the name in requests and answers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Report => "report",
@@ -68,7 +68,7 @@ pub struct VolumeErrors {
 }
 
 impl VolumeErrors {
-    /// Nothing has failed, and nothing but telling the guest would be done about it.
+    /// Returns whether no request has failed, and the policy is to report every error.
     pub fn is_plain(&self) -> bool {
         let policy = [self.on_read_error, self.on_write_error];
         policy == [ErrorAction::Report; 2] && self.read_errors + self.write_errors == 0
@@ -104,17 +104,18 @@ pub struct ErrorChange {
 }
 
 impl ErrorChange {
-    /// It names a disk or a volume.
+    /// Returns whether the change names a disk or a volume.
     pub fn names_one(&self) -> bool {
         self.disk.is_some() || self.volume.is_some()
     }
 
-    /// It only asks.
+    /// Returns whether the request changes nothing.
     pub fn is_question(&self) -> bool {
         self.on_read_error.is_none() && self.on_write_error.is_none() && !self.resume
     }
 
-    /// A change says of which volume, so that none reaches more guests than was meant.
+    /// Checks that a change selects its volumes explicitly, so that it reaches no more guests than
+    /// intended.
     ///
     /// # Errors
     /// A sentence for the user.

@@ -14,7 +14,7 @@ pub enum PathChoice {
 }
 
 impl PathChoice {
-    /// As it is written.
+    /// Returns the name in requests and answers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -42,7 +42,8 @@ pub struct PathChange {
 }
 
 impl PathChange {
-    /// A change says where, so that none reaches more guests than was meant.
+    /// Checks that a change selects its disks explicitly, so that it reaches no more guests than
+    /// intended.
     ///
     /// # Errors
     /// A sentence for the user.

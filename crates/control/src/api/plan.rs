@@ -1,4 +1,4 @@
-//! What a configuration comes to.
+//! Result of applying a configuration.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 pub enum ClientError {
     /// No socket could be connected to: those that were tried.
     NotThere(Vec<(PathBuf, io::Error)>),
-    /// What answers there is no control socket.
+    /// The process behind the socket serves no control API.
     NotControl(PathBuf),
-    /// The process did not do what it was asked for.
+    /// The process has refused the request.
     Refused {
         /// The control socket.
         path: PathBuf,
@@ -34,9 +34,9 @@ impl ClientError {
         Self::Broken(path.to_owned(), error.to_string())
     }
 
-    /// Of a request that has no answer.
+    /// Makes the error of a request without an answer.
     pub(super) fn of_exchange(path: &Path, error: &hyper::Error) -> Self {
-        // What serves a disk closes its socket as soon as it has read HTTP.
+        // A disk's socket closes the connection as soon as it has read HTTP.
         let source = std::error::Error::source(error);
         let is_reset = source
             .and_then(|source| source.downcast_ref::<io::Error>())
@@ -67,7 +67,7 @@ impl Display for ClientError {
                         io::ErrorKind::ConnectionRefused => {
                             f.write_str("the process that made this socket has ended")?;
                         }
-                        // So says the standard library of a path that does not fit.
+                        // Error of the standard library for a path that is too long.
                         io::ErrorKind::InvalidInput => {
                             f.write_str("the path of a socket has at most 107 bytes")?;
                         }
@@ -99,7 +99,7 @@ impl Display for ClientError {
     }
 }
 
-/// What cannot be looked at may be one.
+/// Returns whether a path is a socket. A path that cannot be examined may be one.
 fn is_socket(path: &Path) -> bool {
     path.metadata()
         .map_or(true, |file| file.file_type().is_socket())

@@ -3,7 +3,7 @@
 use crate::events::Received;
 use serde::Deserialize;
 
-/// What has come of a line, and of an event.
+/// Incomplete line and event of a stream.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     line: Vec<u8>,
@@ -17,7 +17,7 @@ struct Lost {
 }
 
 impl Lines {
-    /// Takes bytes; what is complete by them.
+    /// Parses bytes, and returns the events that they complete.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Vec<Result<Received, serde_json::Error>> {
         let mut all = Vec::new();
         for byte in bytes {

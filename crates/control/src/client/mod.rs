@@ -28,9 +28,9 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
-/// How long a question may take.
+/// Time limit of a question.
 const QUESTION_TIME: Duration = Duration::from_secs(10);
-/// How long a change may take: a device that comes up, a disk that is drained.
+/// Time limit of a change: a device that comes up, a disk that is drained.
 const CHANGE_TIME: Duration = Duration::from_secs(150);
 
 /// A client of a control socket. Each request has a connection of its own.
@@ -58,7 +58,7 @@ fn encoded(name: &str) -> impl std::fmt::Display {
 }
 
 impl Client {
-    /// Of the process behind the first of these sockets that can be connected to.
+    /// Makes a client of the process behind the first of these sockets that accepts a connection.
     ///
     /// # Errors
     /// There is no epoll set or eventfd to be had.
@@ -89,7 +89,7 @@ impl Client {
         self.get(&format!("/v1/disks/{}", encoded(name)))
     }
 
-    /// Has a further disk served.
+    /// Adds a disk.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -98,7 +98,7 @@ impl Client {
         self.change(Method::POST, "/v1/disks", Some(&disk))?.json()
     }
 
-    /// Has a disk served no more.
+    /// Removes a disk.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -107,7 +107,7 @@ impl Client {
         self.change(Method::DELETE, &path, None::<&()>).map(drop)
     }
 
-    /// Has what is served be what a configuration says.
+    /// Applies a configuration.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -116,7 +116,7 @@ impl Client {
         self.change(Method::POST, &path, Some(config))?.json()
     }
 
-    /// Has the configuration read again, and applied.
+    /// Rereads the configuration, and applies it.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -124,7 +124,7 @@ impl Client {
         self.change(Method::POST, "/v1/reload", None::<&()>)?.json()
     }
 
-    /// Has a controller get a namespace.
+    /// Attaches a namespace to a controller.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -133,7 +133,7 @@ impl Client {
         self.change(Method::POST, &path, Some(table))?.json()
     }
 
-    /// Has a controller lose a namespace.
+    /// Detaches a namespace from a controller.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -142,7 +142,7 @@ impl Client {
         self.change(Method::DELETE, &path, None::<&()>).map(drop)
     }
 
-    /// Has a namespace get another size, in bytes.
+    /// Changes the size of a namespace, in bytes.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -164,8 +164,8 @@ impl Client {
             .json()
     }
 
-    /// Changes what becomes of requests that fail, has those that wait begun again, or asks;
-    /// answers it of the volumes that were meant.
+    /// Changes error policies, repeats requests that wait, or only queries; returns the policies of
+    /// the selected volumes.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -201,7 +201,7 @@ impl Client {
         self.change(Method::PATCH, "/v1/ana", Some(change))?.json()
     }
 
-    /// Has a device shut down.
+    /// Shuts a device down.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -210,7 +210,7 @@ impl Client {
         self.change(Method::POST, &path, None::<&()>)?.json()
     }
 
-    /// Has a suspended device come up again.
+    /// Brings a suspended device up again.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -231,7 +231,7 @@ impl Client {
         }
     }
 
-    /// What is served, as a configuration file.
+    /// Returns the running configuration as a configuration file.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -247,7 +247,7 @@ impl Client {
         self.get("/v1/stats")
     }
 
-    /// What `/metrics` says.
+    /// Returns the text of `/metrics`.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -354,7 +354,7 @@ impl Client {
         let (path, stream) = self.connect().await?;
         let failed = |error: hyper::Error| ClientError::of_exchange(path, &error);
         let (mut sender, connection) = http1::handshake(Io(stream)).await.map_err(failed)?;
-        // It is polled as long as the caller waits; its error is the request's, too.
+        // The connection is polled as long as the caller waits; its error is the request's, too.
         self.runtime.spawn(async {
             let _ = connection.await;
         });

@@ -1,4 +1,4 @@
-//! Who comes in at a socket, and who is dropped for others.
+//! Acceptance of clients at a socket, and the choice of the client to drop when there are too many.
 
 use super::answer::{Limits, Shared, answer};
 use super::clock::{Clock, Phase};
@@ -40,7 +40,8 @@ pub(super) struct Acceptor {
     listener: Box<dyn Listening>,
     /// Behind the socket: see [`Endpoint::intake`].
     intake: Intake,
-    /// Readable when the receiver process says something: a duplicate, to be waited for alone.
+    /// Connection to the receiver process: readable when it has sent a message. A duplicate, used
+    /// only for waiting.
     channel: Option<UnixStream>,
     pace: Pace,
     /// The next client is not looked for before.
@@ -111,7 +112,7 @@ impl Acceptor {
         }
     }
 
-    /// The receiver process says something.
+    /// Handles a message of the receiver process.
     fn intake_ready(&mut self) {
         let Self {
             intake, channel, ..
@@ -144,7 +145,7 @@ impl Acceptor {
             .line(|left_out| tracing::warn!(%error, left_out, "control socket"));
     }
 
-    /// A client comes in, or could not.
+    /// Admits a client, or handles the error of accepting it.
     fn admit(&mut self, socket: io::Result<UnixStream>) {
         let now = Instant::now();
         let socket = match socket {
@@ -171,7 +172,8 @@ impl Acceptor {
         self.clients.push(Client { clock, task });
     }
 
-    /// There are too many. Who sends a request at once is answered at once: these have not.
+    /// Drops a client, because there are too many. Idle clients are dropped first: a request that
+    /// is sent at once is answered at once.
     fn drop_one(&mut self) {
         let rank = |phase| match phase {
             Phase::Idle => 0,
@@ -180,7 +182,7 @@ impl Acceptor {
             Phase::Listening => 3,
             Phase::Waiting => 4,
         };
-        // Of those that are equal, the first: the oldest.
+        // The first of several with the same rank is the oldest.
         let client = (0..self.clients.len())
             .min_by_key(|at| self.clients.get(*at).map(|one| rank(one.clock.phase())));
         if let Some(at) = client {
@@ -189,15 +191,15 @@ impl Acceptor {
     }
 }
 
-/// A duplicate for tokio, whose own flag it also sets: who has the other asks not to wait for each
-/// call, or never does.
+/// Returns a non-blocking duplicate for tokio. The flag is shared with the original, whose owner
+/// either requests non-blocking calls in each call, or makes none.
 fn duplicate(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let fd = fd.try_clone_to_owned()?;
     rustix::io::ioctl_fionbio(&fd, true)?;
     Ok(fd)
 }
 
-/// Serves a client, until it goes or is too slow.
+/// Serves a client until it disconnects or is too slow.
 async fn serve(stream: Stream, clock: Rc<Clock>, shared: Rc<Shared>, log: Rc<LogLimit>) {
     let service = service_fn({
         let clock = clock.clone();

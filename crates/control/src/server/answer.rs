@@ -18,10 +18,10 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
-/// What a browser may do with what it gets: the page has all that it shows in itself.
+/// Content security policy for browsers: the page contains all that it shows.
 const CONTENT_POLICY: &str = "default-src 'self' 'unsafe-inline' data:; frame-ancestors 'none'";
 
-/// What all sockets have in common.
+/// Limits that all sockets share.
 pub(super) struct Limits {
     questions: Arc<Semaphore>,
     changes: Arc<Semaphore>,
@@ -36,13 +36,14 @@ impl Limits {
     }
 }
 
-/// What all clients of a socket have in common.
+/// State that all clients of a socket share.
 pub(super) struct Shared {
     daemon: Arc<dyn Daemon>,
     limits: Rc<Limits>,
     access: Access,
     listeners: Arc<Semaphore>,
-    /// Requests come through here one by one, in turn: who goes meanwhile leaves the queue.
+    /// Queue of requests, which pass one by one, in turn. A client that disconnects leaves the
+    /// queue.
     pace: Mutex<Pace>,
 }
 
@@ -106,7 +107,7 @@ impl From<Error> for Refused {
     }
 }
 
-/// Answers a request. The clock says when its client is dropped.
+/// Answers a request. The clock determines when the client is dropped.
 pub(super) async fn answer(
     shared: Rc<Shared>,
     clock: Rc<Clock>,
@@ -212,7 +213,7 @@ fn events(body: AnswerBody) -> Response<AnswerBody> {
     response
 }
 
-/// What the request carries.
+/// Reads the body of a request.
 async fn whole_body(mut body: Incoming) -> Result<Vec<u8>, Refused> {
     let too_large = || {
         let message = format!("the request is longer than {BODY_MAX} bytes");
@@ -221,13 +222,13 @@ async fn whole_body(mut body: Incoming) -> Result<Vec<u8>, Refused> {
     if body.size_hint().lower() > BODY_MAX as u64 {
         return Err(too_large());
     }
-    // Not as pieces: a client that sends small chunks would have one kept for each of them, in
-    // memory that stays in pieces when they have gone.
+    // The body is one buffer and not a list of frames: a client that sends small chunks would
+    // occupy a piece of memory for each of them, and leave the memory fragmented.
     let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame =
             frame.map_err(|error| Refused::new(StatusCode::BAD_REQUEST, error.to_string()))?;
-        // Trailers say nothing.
+        // Trailers are ignored.
         let Ok(data) = frame.into_data() else {
             continue;
         };
@@ -245,7 +246,7 @@ fn bug() -> Refused {
     Refused::new(StatusCode::INTERNAL_SERVER_ERROR, message)
 }
 
-/// Has a thread that may block do what is asked for.
+/// Runs the handler of a request on a thread that may block.
 async fn work(
     shared: &Shared,
     route: &'static Route,
@@ -265,7 +266,7 @@ async fn work(
     let daemon = shared.daemon.clone();
     let task = tokio::task::spawn_blocking(move || {
         let reply = call(&*daemon, &arguments);
-        // Also where the client has gone meanwhile.
+        // The permit is also dropped if the client has disconnected meanwhile.
         drop(permit);
         reply
     });

@@ -1,4 +1,4 @@
-//! What is done for each request, with its description for the OpenAPI document.
+//! Handlers of all requests, with their descriptions for the OpenAPI document.
 
 use super::openapi;
 use super::route::{Arguments, Reply};

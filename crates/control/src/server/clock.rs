@@ -1,23 +1,24 @@
-//! How long a client may take for what it does.
+//! Time limits of a client, by the phase of its connection.
 
 use super::{IDLE_TIME, REQUEST_TIME};
 use std::cell::Cell;
 use tokio::time::Instant;
 
-/// What a client is at.
+/// Phase of a client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It asks for nothing.
+    /// No request is pending.
     Idle,
-    /// Its request is incomplete.
+    /// The request is incomplete.
     Asking,
     /// The daemon works for it, or will: it may take its time.
     Waiting,
-    /// It is to take the answer.
+    /// The client has to read the answer.
     Answering,
     /// The answer is complete, and partly on its way.
     Answered,
-    /// It listens to events: it may take its time, but not for those that have happened.
+    /// The client listens to events. There is no time limit for new events, but there is one for
+    /// reading those that were sent.
     Listening,
 }
 
@@ -30,7 +31,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Of a client that has just come: it is to ask.
+    /// Makes the clock of a new client, which has to send a request.
     pub(super) fn new() -> Self {
         Self {
             phase: Cell::new(Phase::Asking),
@@ -53,7 +54,7 @@ impl Clock {
         self.deadline.set(match phase {
             Phase::Idle => Some(Instant::now() + IDLE_TIME),
             Phase::Asking | Phase::Answering => Some(Instant::now() + REQUEST_TIME),
-            // The time for the answer goes on.
+            // The time limit of the answer continues.
             Phase::Answered => self.deadline.get(),
             Phase::Waiting | Phase::Listening => None,
         });
@@ -73,7 +74,7 @@ impl Clock {
         }
     }
 
-    /// All bytes that were to go have gone.
+    /// Notes that all bytes have been sent.
     pub(super) fn flushed(&self) {
         match self.phase() {
             Phase::Listening => self.deadline.set(None),
@@ -83,7 +84,7 @@ impl Clock {
     }
 }
 
-/// Tells a clock when it is dropped that the answer is complete.
+/// Guard of an answer, which reports to the clock on drop that the answer is complete.
 pub(super) struct Complete(pub std::rc::Rc<Clock>);
 
 impl Drop for Complete {

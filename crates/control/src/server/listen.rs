@@ -14,7 +14,8 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-/// Between two lines without an event: one that cannot be sent shows that the listener has gone.
+/// Interval of empty lines on a stream without events. A failed send shows that the listener has
+/// disconnected.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 
 type Next = Pin<Box<dyn Future<Output = (Option<Received>, EventReceiver)>>>;
@@ -31,7 +32,7 @@ pub(super) enum AnswerBody {
     Events(Box<Listener>),
 }
 
-/// One that listens.
+/// Stream of events for one listener.
 pub(super) struct Listener {
     next: Next,
     alive: Interval,
@@ -64,7 +65,7 @@ fn next(mut receiver: EventReceiver) -> Next {
 
 /// An event as it is sent.
 fn written(event: &Event) -> String {
-    // Its strings become JSON's: there is no line feed in it.
+    // JSON escapes control characters in strings, so the text contains no line feed.
     let data = serde_json::to_string(event).unwrap_or_default();
     format!(
         "id: {}\nevent: {}\ndata: {data}\n\n",

@@ -1,8 +1,8 @@
 //! The server: HTTP/1.1 on Unix sockets, by hyper, in one thread of its own.
 //!
-//! The thread serves all its clients at the same time and waits for none of them. What the daemon
-//! is asked for may block, and is done on a bounded number of further threads. A client that is not
-//! trusted costs no more than this, whatever it does:
+//! The thread serves all its clients concurrently and waits for none of them. Calls of the daemon
+//! may block, and run on a bounded number of further threads. An untrusted client costs at most the
+//! following, whatever it does:
 //!
 //! | what | bound |
 //! |---|---|
@@ -43,11 +43,11 @@ use tokio::task::LocalSet;
 
 /// Clients of one socket at a time.
 pub const MAX_CLIENTS: usize = 64;
-/// Of them, those that listen to events.
+/// Maximum number of clients of a socket that listen to events.
 pub const MAX_LISTENERS: usize = 16;
-/// How long a client may take for its request, and again to take the answer.
+/// Time limit of a client's request, and again of reading the answer.
 pub const REQUEST_TIME: Duration = Duration::from_secs(2);
-/// How long a client may be connected that asks for nothing more.
+/// Time limit of a connection without a request.
 pub const IDLE_TIME: Duration = Duration::from_secs(30);
 /// Longest request line with its headers, in bytes.
 pub const HEAD_MAX: usize = 16 << 10;
@@ -63,12 +63,12 @@ pub const MAX_CHANGES: usize = 8;
 /// How long the end waits for the thread.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
-/// What the clients of a socket may ask for.
+/// Requests that the clients of a socket may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Everything.
     Full,
-    /// What changes nothing.
+    /// Requests that change nothing.
     ReadOnly,
 }
 
@@ -79,12 +79,12 @@ impl<T: AsFd + Send + 'static> Listening for T {}
 
 /// A socket that the API is served on.
 pub struct Endpoint {
-    /// The socket. In front of `intake`, which is to be dropped after it: the last to close a
-    /// listening socket also closes what waits to be accepted.
+    /// The listening socket. The field precedes `intake`, which must be dropped after it: the last
+    /// to close a listening socket also closes clients that wait to be accepted.
     pub listener: Box<dyn Listening>,
-    /// How its clients are read.
+    /// Reader of the clients' sockets.
     pub intake: Intake,
-    /// What they may do.
+    /// Requests that the clients may send.
     pub access: Access,
     /// Clients that may come in, and requests that they may make, in a second.
     pub rate: u32,
@@ -163,7 +163,7 @@ async fn serve(endpoints: Vec<Endpoint>, daemon: Arc<dyn Daemon>, stopped: onesh
             Err(error) => tracing::error!(%error, "control socket"),
         }
     }
-    // An error says that the sender has gone: the end, too.
+    // An error means that the sender was dropped, which also means the end.
     let _ = stopped.await;
     tasks.shutdown().await;
 }

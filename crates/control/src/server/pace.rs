@@ -1,8 +1,8 @@
-//! How often something may happen.
+//! Rate limit of events.
 
 use std::time::{Duration, Instant};
 
-/// A token bucket, with room for what may happen in a second.
+/// A token bucket, with room for the events of one second.
 #[derive(Debug)]
 pub(super) struct Pace {
     interval: Duration,
@@ -27,7 +27,7 @@ impl Pace {
         due.map_or(now, |due| due.max(now))
     }
 
-    /// It happens, at the time that [`Pace::next`] says. Returns this time.
+    /// Takes a token at the time that [`Pace::next`] returns. Returns this time.
     pub(super) fn take(&mut self, now: Instant) -> Instant {
         let next = self.next(now);
         let full = self.full.map_or(now, |full| full.max(now));

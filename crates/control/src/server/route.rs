@@ -1,4 +1,4 @@
-//! What can be asked for, and where: a table.
+//! Table of the requests and their paths.
 
 use super::calls;
 use crate::daemon::Daemon;
@@ -8,7 +8,7 @@ use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What a request's method is, of those that are used here.
+/// Method of a request, of those that the API uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
     Get,
@@ -28,12 +28,12 @@ impl Method {
     }
 }
 
-/// What a request does.
+/// Effect of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// It changes nothing.
+    /// The request changes nothing.
     Question,
-    /// It may change something.
+    /// The request may change something.
     Change,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// Some value.
+    /// Makes an answer with a JSON body.
     pub(super) fn json(value: &impl Serialize) -> Result<Self, Error> {
         let body = serde_json::to_vec(value).map_err(|error| Error::failed(error.to_string()))?;
         Ok(Self::text("application/json", body))
@@ -61,7 +61,7 @@ impl Reply {
         }
     }
 
-    /// It is done, and there is nothing to say.
+    /// Makes the answer of a successful request without a body.
     pub(super) fn done() -> Self {
         Self {
             status: StatusCode::NO_CONTENT,
@@ -75,17 +75,17 @@ impl Reply {
     }
 }
 
-/// What a request says.
+/// Parameters of a request.
 #[derive(Debug, Default)]
 pub(super) struct Arguments {
-    /// What stands in the path for `{...}`.
+    /// Values of the `{...}` segments of the path.
     path: Vec<(&'static str, String)>,
     query: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
 impl Arguments {
-    /// What stands in the path for `{name}`.
+    /// Returns the value of the segment `{name}`.
     pub(super) fn path(&self, name: &str) -> &str {
         let found = self.path.iter().find(|(known, _)| *known == name);
         found.map_or("", |(_, value)| value)
@@ -119,7 +119,7 @@ impl Arguments {
     }
 }
 
-/// How a request is answered.
+/// Way of answering a request.
 #[derive(Clone, Copy)]
 pub(super) enum Run {
     /// By the daemon, on a thread that may block.
@@ -132,12 +132,12 @@ pub(super) enum Run {
 #[derive(Clone, Copy)]
 pub(super) struct Route {
     pub method: Method,
-    /// With `{name}` for what differs.
+    /// Path, with `{name}` for variable segments.
     pub path: &'static str,
     pub access: Access,
-    /// It has a body.
+    /// The request has a body.
     pub body: bool,
-    /// What its query may have.
+    /// Names of permitted query parameters.
     query: &'static [&'static str],
     pub run: Run,
 }
@@ -229,7 +229,7 @@ pub(super) static ROUTES: &[Route] = &[
 #[derive(Debug)]
 pub(super) struct Missing {
     pub error: Error,
-    /// The methods of what there is of that path.
+    /// Methods of the routes with this path.
     pub allow: Option<String>,
 }
 
@@ -239,7 +239,7 @@ impl From<Error> for Missing {
     }
 }
 
-/// Finds the route of a request, and what its address says.
+/// Finds the route of a request, and parses the parameters of its address.
 pub(super) fn find(method: &str, uri: &Uri) -> Result<(&'static Route, Arguments), Missing> {
     let segments = uri.path().split('/').map(decode);
     let segments = segments.collect::<Result<Vec<_>, _>>()?;
@@ -279,7 +279,7 @@ fn decode(text: &str) -> Result<String, Error> {
     Ok(decoded.into_owned())
 }
 
-/// What stands for the names of a route's path, if these are of its shape.
+/// Returns the values of a route's `{...}` segments, if the segments match the route.
 fn matched(path: &'static str, segments: &[String]) -> Option<Vec<(&'static str, String)>> {
     let mut found = Vec::new();
     let mut wanted = path.split('/');
@@ -358,7 +358,7 @@ mod tests {
         }
     }
 
-    /// What the document says there is, is what there is.
+    /// The document describes exactly the existing routes.
     #[test]
     fn the_document_has_all_routes_and_no_other() {
         let text = super::super::openapi::document();

@@ -1,4 +1,4 @@
-//! The control API of this process: its sockets, and what answers there (crate `control`).
+//! Control API of this process: its sockets, and the calls behind them (crate `control`).
 
 mod place;
 mod questions;
@@ -41,15 +41,15 @@ fn endpoint(
     })
 }
 
-/// The control socket, whose clients wait until they are answered.
+/// The control socket. Its clients wait until they are answered.
 pub struct ControlSocket(Server);
 
 impl ControlSocket {
-    /// Listens, if there is to be a control socket; beside it another one, if there is a group
-    /// whose members may ask questions.
+    /// Listens, if there is a path for the control socket. Listens at a second socket beside it if
+    /// there is a group whose members may send questions.
     ///
     /// # Errors
-    /// A socket cannot be made, and it was asked for.
+    /// A socket cannot be made, and it was configured.
     pub fn listen(
         place: &ControlPlace,
         group: Option<&Principal>,

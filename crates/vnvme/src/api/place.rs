@@ -1,4 +1,4 @@
-//! Where the control socket is.
+//! Path of the control socket.
 
 use rustix::process::geteuid;
 use std::env::var_os;
@@ -7,30 +7,32 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// Says where it is, to a process that serves and to its clients.
+/// Environment variable with the control socket's path, for a process that serves and for its
+/// clients.
 pub const VARIABLE: &str = "VNVME_CONTROL";
-/// Said in place of a path: there is none.
+/// Value in place of a path: no control socket.
 const NONE: &str = "none";
 /// The socket's name in its directory.
 const NAME: &str = "control.sock";
 /// The name of the socket for questions.
 const QUESTIONS: &str = "control-ro.sock";
-/// Of a process of root.
+/// Directory of a process of root.
 const DIRECTORY: &str = "/run/vnvme";
 
-/// Where a process has its control socket.
+/// Place of a process's control socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControlPlace {
     /// There is to be none otherwise.
     pub path: Option<PathBuf>,
-    /// Nobody asked for it there: the process serves without it where it cannot be made.
+    /// The path is the default: the process serves without a control socket where it cannot be
+    /// made.
     pub is_default: bool,
 }
 
-/// What the environment says.
+/// Environment variables and identity that determine the place.
 struct Environment {
     control: Option<OsString>,
-    /// Of systemd (systemd.exec(5), RuntimeDirectory=).
+    /// Variable of systemd (systemd.exec(5), RuntimeDirectory=).
     runtime_directory: Option<OsString>,
     xdg_runtime_dir: Option<OsString>,
     is_root: bool,
@@ -97,8 +99,8 @@ impl Environment {
 }
 
 impl ControlPlace {
-    /// Where it is to be, as the option says, else the environment, else where it is usual. Makes
-    /// the usual directory.
+    /// Selects the path: from the option, else from the environment, else the default. Makes the
+    /// default directory.
     pub fn new(said: Option<&Path>) -> Self {
         let environment = Environment::of_process();
         let place = environment.place(said);
@@ -107,14 +109,15 @@ impl ControlPlace {
             place.path.as_ref().and_then(|p| p.parent()),
         ) {
             let mode = if environment.is_root { 0o755 } else { 0o700 };
-            // What is wrong with it shows when the socket is made.
+            // An error shows when the socket is made.
             let _ = DirBuilder::new().mode(mode).create(directory);
         }
         place
     }
 }
 
-/// Where a client looks for the process that it asks: the first that can be connected to counts.
+/// Returns the paths at which a client looks for a process: the first that accepts a connection
+/// counts.
 pub fn client_paths(said: Option<&Path>) -> Vec<PathBuf> {
     Environment::of_process().client_paths(said)
 }

@@ -1,4 +1,4 @@
-//! What a process answers on its control socket.
+//! Answers of a process on its control socket.
 
 use crate::devices::Action;
 use crate::keep;
@@ -13,16 +13,17 @@ use serde_json::{Map, Value};
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// Such a process.
+/// A serving process, as the control API sees it.
 pub struct Served(Arc<Manager>);
 
 impl Served {
-    /// One whose disks are managed so.
+    /// Makes the API of the process whose disks `manager` manages.
     pub fn new(manager: Arc<Manager>) -> Self {
         Self(manager)
     }
 
-    /// Its disks come and go. Those of `vnvme serve` stay as they are: its sandbox is closed.
+    /// Returns the manager of a daemon, whose disks may change. The disks of `vnvme serve` do not
+    /// change: its sandbox is closed.
     fn changing(&self) -> Result<&Arc<Manager>, Error> {
         match self.0.may_change() {
             true => self.started(),
@@ -30,7 +31,7 @@ impl Served {
         }
     }
 
-    /// It is known what is served.
+    /// Returns the manager once all disks of the start are known.
     fn started(&self) -> Result<&Arc<Manager>, Error> {
         self.0.wait_started()?;
         Ok(&self.0)

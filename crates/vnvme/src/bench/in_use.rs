@@ -1,5 +1,5 @@
-//! Keeps a load that writes off what is in use, as serving does: the system's users by a claim on
-//! the block device, other processes by a lock on the file.
+//! Guards against a writing load on a volume that is in use, as serving does: users of the system
+//! by a claim on the block device, other processes by a lock on the file.
 
 use crate::bind::{Host, users};
 use anyhow::{Context, Result, bail};
@@ -25,7 +25,7 @@ pub fn claim(host: &Host, path: &Path) -> Result<Option<FileVolume>> {
     }
     match FileVolume::open(path, FileOptions::default()) {
         Ok(volume) => Ok(Some(volume)),
-        // Nothing else can have locked it either.
+        // Without lock support no other process can have locked it either.
         Err(VolumeError::LockUnsupported { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }

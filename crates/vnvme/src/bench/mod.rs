@@ -1,7 +1,7 @@
 //! `vnvme bench`: the load generator (crate `load`) on the target that a user names.
 //!
-//! [`in_use`] keeps it off disks that others use. The suites of measurements are a program of their
-//! own, which [`suites`] runs.
+//! [`in_use`] refuses disks that are in use. The suites of measurements are a separate program,
+//! which [`suites`] runs.
 
 mod in_use;
 pub mod suites;
@@ -18,7 +18,7 @@ use load::stats::{Flow, Measured};
 use output::{OutputError, outln};
 use target::with_target;
 
-/// Help that comes after the options.
+/// Help text after the options.
 pub const HELP: &str = "\
 Targets:
   nvme://0000:44:00.0/1       namespace 1 of an NVMe device, through VFIO (hand it over with: vnvme bind 0000:44:00.0)
@@ -76,7 +76,7 @@ impl BenchArgs {
     }
 }
 
-/// What is done with a target of whatever type.
+/// Run of a single job on a target of any type.
 struct Single<'a> {
     name: &'a str,
     job: &'a Job,

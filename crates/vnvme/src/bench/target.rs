@@ -1,4 +1,4 @@
-//! From what a user typed to a target.
+//! Opening of a target by its URL or path.
 
 use super::in_use;
 use crate::bind::Host;
@@ -16,14 +16,14 @@ pub trait Visitor {
     fn visit<T: Target>(self, target: &T) -> Result<Measured>;
 }
 
-/// Opens what `text` names and does that with it.
+/// Opens the target that `text` names and runs the visitor with it.
 pub fn with_target<V: Visitor>(text: &str, job: &Job, visitor: V) -> Result<Measured> {
     if text.contains("://") && !Path::new(text).exists() {
         visitor.visit(&DeviceTarget::open(text, job)?)
     } else {
         let path = Path::new(text);
-        // Held until the load has ended. Of what a URL names, the volume or driver that
-        // opens it sees to the same.
+        // Held until the load has ended. For a URL, the volume or driver that opens it makes its
+        // own claim.
         let _claim = if job.rw.writes() {
             in_use::claim(&Host::system(), path)?
         } else {

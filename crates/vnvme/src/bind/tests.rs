@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 const A: &str = "0000:01:00.0";
 const B: &str = "0000:01:00.1";
 
-/// A kernel that does to a tree what Linux does to sysfs.
+/// A simulated kernel that changes a directory tree as Linux changes sysfs.
 struct Fake {
     root: PathBuf,
     /// vfio-pci can be loaded.

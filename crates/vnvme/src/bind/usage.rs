@@ -1,4 +1,4 @@
-//! Whether anybody uses the disks of an NVMe device, or a device that was given to userspace.
+//! Use of an NVMe device's disks, or of a device that was given to userspace.
 //!
 //! Disks are those whose sysfs directories are below the device's, and, with native multipath, the
 //! shared ones of its NVM subsystem. They are in use when they, or partitions of them, are mounted,
@@ -22,7 +22,7 @@ pub struct Usage {
     _claims: Vec<OwnedFd>,
 }
 
-/// A device node: what `/dev` calls it, its number, and its directory.
+/// A device node: its name in `/dev`, its number, and its directory.
 struct Node {
     name: String,
     /// `major:minor`, as in mountinfo.
@@ -31,7 +31,7 @@ struct Node {
 }
 
 impl Usage {
-    /// Claims the disks of a device; an error in one line says who uses them.
+    /// Claims the disks of a device. The error names their user in one line.
     pub fn of(host: &Host, device: &PciDevice) -> Result<Usage> {
         let below = directories(host, device);
         let disks = nodes(host, "block", &below);
@@ -52,8 +52,8 @@ impl Usage {
         let whole = |node: &&Node| !node.path.join("partition").exists();
         for node in nodes(host, "block", &below).iter().filter(whole) {
             // Refused when the kernel itself holds the disk, or another mount namespace has mounted
-            // it. What cannot be opened for other reasons (hidden paths of a multipath disk have no
-            // node) is not claimed.
+            // it. A disk that cannot be opened for other reasons (hidden paths of a multipath disk
+            // have no node) is not claimed.
             let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
             match rustix::fs::open(host.dev.join(&node.name), flags, Mode::empty()) {
                 Ok(fd) => claims.push(fd),
@@ -68,8 +68,8 @@ impl Usage {
     }
 }
 
-/// Who uses the block device with this number (`major:minor`) or one of its partitions, by the
-/// system's own tables.
+/// Returns the user of the block device with this number (`major:minor`) or of one of its
+/// partitions, from the system's own tables.
 pub fn users(host: &Host, number: &str) -> Option<String> {
     let device = host.sysfs.path("dev/block").join(number);
     let disks = nodes(host, "block", &[device.canonicalize().ok()?]);
@@ -126,7 +126,7 @@ fn mounted(host: &Host, disks: &[Node]) -> Option<String> {
     let table = fs::read_to_string(host.proc.join("self/mountinfo")).unwrap_or_default();
     table.lines().find_map(|line| {
         // "36 35 259:1 / /mnt rw,noatime master:1 - ext4 /dev/nvme0n1p1 rw"; some filesystems have
-        // a number of their own, and only the source tells the disk.
+        // a number of their own, and only the source identifies the disk.
         let (front, back) = line.split_once(" - ")?;
         let mut fields = front.split(' ');
         let (number, point) = (fields.nth(2)?, fields.nth(1)?);

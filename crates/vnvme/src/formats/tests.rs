@@ -39,7 +39,7 @@ fn the_newest_format_is_found() {
         keep(&path, &volume, size);
         assert_eq!(opened(&path, &volume).unwrap().block_size, size);
     }
-    // Of a write that was cut off nothing counts.
+    // A torn write has no effect.
     let before = std::fs::read(&path).unwrap();
     keep(&path, &volume, 512);
     let after = std::fs::read(&path).unwrap();
@@ -113,7 +113,7 @@ fn who_asks_is_answered() {
     assert_eq!(opened(&path, &volume).unwrap().block_size, 4096);
 }
 
-/// Who asks is told which one is kept, or that nobody knows.
+/// The caller gets the recorded format, or that it is unknown.
 #[test]
 fn who_asks_is_told_how_it_ended() {
     let folder = tempfile::tempdir().unwrap();
@@ -154,7 +154,7 @@ fn protected(block: u32, metadata: u16, guard: Guard) -> BlockFormat {
     }
 }
 
-/// The same with a storage tag.
+/// Returns a protected format with a storage tag.
 fn tagged(block: u32, metadata: u16, guard: Guard, bits: u8, mask: u64) -> BlockFormat {
     BlockFormat {
         storage: StorageTag { bits, mask },
@@ -198,7 +198,7 @@ impl Both {
         self.opened_as(BlockFormat::plain(512), metadata)
     }
 
-    /// The same with that format configured.
+    /// Opens both files with `first` as the configured format.
     fn opened_as(
         &self,
         first: BlockFormat,
@@ -213,7 +213,7 @@ impl Both {
         open_files(&self.path("format"), table, first, &self.volume, previous)
     }
 
-    /// What the next process finds.
+    /// Checks the format that the next process finds.
     fn finds(&self, format: BlockFormat) -> Option<Arc<MetadataState>> {
         let (file, state) = self.opened(true).unwrap();
         assert_eq!((file.newest.format, file.newest.remake), (format, false));
@@ -299,7 +299,7 @@ fn one_file_decides() {
                 let (mut file, _) = both.opened(true).unwrap();
                 file.save(from).unwrap();
             }
-            // One that cannot be made is given up.
+            // Metadata that cannot be made is given up.
             let (file, _) = both.opened(true).unwrap();
             let table = file.metadata.as_ref().unwrap();
             let old = table.before(from, 1 << 20).unwrap().unwrap();
@@ -311,7 +311,7 @@ fn one_file_decides() {
     }
 }
 
-/// The same of a process that dies at each of its points.
+/// A process dies at each of its points.
 #[test]
 fn a_format_and_its_metadata_are_kept_wherever_the_process_dies() {
     let mut names = std::collections::BTreeSet::new();
@@ -354,7 +354,7 @@ fn a_format_and_its_metadata_are_kept_wherever_the_process_dies() {
     assert!(names.into_iter().eq(all.iter().chain(&of_file)));
 }
 
-/// The namespace goes on with the format that it had, and so does the next process.
+/// The namespace continues with its old format, and so does the next process.
 #[test]
 fn what_cannot_be_kept_is_as_before() {
     let [_, from, to, ..] = all();
@@ -391,7 +391,7 @@ fn sealed(bytes: &[u8]) -> File {
     file
 }
 
-/// Nobody knows what a file has of which no write was told to be there. So it is until one is.
+/// The format is unknown after a write with an unknown result, until a write succeeds.
 #[test]
 fn what_is_not_known_is_not_as_before() {
     let [plain, from, to, ..] = all();
@@ -438,7 +438,7 @@ fn what_is_not_known_is_not_as_before() {
     both.finds(to);
 }
 
-/// Of a file that others have cut nothing is left to be restored, and it is made anew.
+/// A file that another program has cut cannot be restored, and is remade.
 #[test]
 fn a_file_that_was_cut_is_made_anew() {
     let both = Both::new();
@@ -456,7 +456,7 @@ fn a_file_that_was_cut_is_made_anew() {
     }
 }
 
-/// Whatever the user names where it is to be made anew: nothing of others is lost.
+/// A path that belongs to another owner is never overwritten when metadata is remade.
 #[test]
 fn only_metadata_of_the_namespace_is_made_anew() {
     let [_, from, to, ..] = all();
@@ -484,7 +484,7 @@ fn only_metadata_of_the_namespace_is_made_anew() {
         assert!(said.is_empty() || error.contains("remove the file"));
         assert_eq!(std::fs::read(&path).unwrap(), bytes, "{error}");
     }
-    // Its own is, also where it is not whole.
+    // The namespace's own file is remade, even if it is incomplete.
     let mut torn = ours;
     torn[45] ^= 1;
     std::fs::write(&path, torn).unwrap();
@@ -532,7 +532,7 @@ fn a_format_with_less_metadata_needs_no_room() {
         let (mut file, _) = both.opened(true).unwrap();
         file.save(from).unwrap();
         both.soil();
-        // Of one that is given up, the one before has its room yet.
+        // After a change that is given up, the old metadata still has its space.
         let table = file.metadata.as_ref().unwrap();
         let old = table.before(from, 1 << 20).unwrap().unwrap();
         limit(Some(2 * APART as u64));
@@ -580,8 +580,8 @@ fn files_that_do_not_fit_are_refused() {
     assert!(both.opened(false).is_ok());
 }
 
-/// Of the format that is there the mask is the configured one, and the size is that of its
-/// tuples; other formats are as they were kept.
+/// The present format has the configured mask and the tag size of its tuples; other formats are as
+/// they were kept.
 #[test]
 fn the_mask_is_configured_and_the_size_is_kept() {
     let with = |bits, mask| tagged(512, 8, Guard::Bits16, bits, mask);
@@ -610,7 +610,7 @@ fn the_mask_is_configured_and_the_size_is_kept() {
     let other = protected(512, 16, Guard::Bits16);
     finds(first, bare(first)).save(other).unwrap();
     finds(longer, other);
-    // What is formatted again is as it is configured then.
+    // A new format operation takes the configured format.
     finds(longer, other).save(longer).unwrap();
     finds(longer, longer);
     // A file of tuples of another size is noticed.

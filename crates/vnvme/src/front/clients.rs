@@ -1,4 +1,4 @@
-//! The clients of a controller: who is accepted, what they send, when they go.
+//! The clients of a controller: acceptance, messages, disconnection.
 
 use super::nvme::{NvmeFront, TOKEN_CLIENT, TOKEN_INTAKE};
 use crate::device::Waiting;
@@ -49,7 +49,7 @@ impl NvmeFront {
 
     /// Accepts a client.
     pub(super) fn accept(&mut self) {
-        // The old client may be gone without our having noticed yet.
+        // The old client's disconnection may not have been noticed yet.
         self.serve();
         if self.intake.is_crowded() || self.is_receiving() {
             // The receiver process has to answer first.
@@ -131,7 +131,7 @@ impl NvmeFront {
         }
     }
 
-    /// The receiver process says something.
+    /// Handles a message of the receiver process.
     pub(super) fn intake_ready(&mut self) {
         self.intake.ready();
         if self.is_receiving() {
@@ -140,7 +140,7 @@ impl NvmeFront {
         self.listen(!self.intake.is_crowded() && !self.is_receiving());
     }
 
-    /// Looks after what the receiver process was asked for, and after itself.
+    /// Checks the outstanding requests to the receiver process, and the connection to it.
     pub(super) fn check_intake(&mut self, now: Instant) {
         if self.intake.deadline().is_some_and(|at| now >= at)
             && let Ok(true) = self.intake.connect(self.acceptor.listener().as_fd())
@@ -160,8 +160,8 @@ impl NvmeFront {
         }
     }
 
-    /// Ends the connection of a client that has closed its socket: what it left there is handled
-    /// first, but nothing is waited for.
+    /// Ends the connection of a client that has closed its socket. Unread messages are handled
+    /// first, without waiting for anything.
     pub(super) fn close_if_gone(&mut self) {
         let gone = self.connection.as_ref().is_some_and(|connection| {
             let mut fds = [PollFd::new(connection, PollFlags::empty())];
@@ -171,7 +171,7 @@ impl NvmeFront {
         if !gone {
             return;
         }
-        // It cannot send more, so this ends.
+        // The client cannot send more, so the loop ends.
         while std::mem::take(&mut self.more) {
             self.serve();
         }
@@ -196,7 +196,7 @@ impl NvmeFront {
         self.device.controller.stats().connected.set(0);
     }
 
-    /// Handles what a client has sent.
+    /// Handles a client's messages.
     pub(super) fn serve(&mut self) {
         let Some(connection) = &mut self.connection else {
             return;
@@ -228,7 +228,7 @@ impl NvmeFront {
         self.watch_keeper();
     }
 
-    /// Keeps the epoll set in step with what the connection waits for.
+    /// Updates the epoll set with the events that the connection waits for.
     fn rewatch(&mut self) {
         let Some(connection) = &self.connection else {
             return;

@@ -1,5 +1,5 @@
-//! What this process's workers serve: every kind of front-end, in one enum, so that no call on the
-//! way of a command is virtual.
+//! Front-ends of this process's workers: every kind in one enum, so that no call in the path of a
+//! command is virtual.
 
 mod clients;
 mod nvme;
@@ -47,7 +47,7 @@ pub enum FrontError {
 
 /// A worker of this process.
 pub type Worker = worker::Worker<Front>;
-/// What other threads know of one.
+/// Handle of a worker for other threads.
 pub type Handle = worker::Handle<Front>;
 
 macro_rules! each {
@@ -64,8 +64,8 @@ macro_rules! each {
 }
 
 impl Front {
-    /// What is left of one that was removed and closed, and may be dropped on another thread, which
-    /// waits while sockets are closed and memory is unmapped. The rest is dropped here.
+    /// Returns the parts of a removed and closed front-end that may be dropped on another thread,
+    /// which waits while sockets are closed and memory is unmapped. The rest is dropped here.
     pub fn into_remains(self) -> Option<Box<dyn Any + Send>> {
         match self {
             Self::Nvme(front) => Some(Box::new(front.into_remains())),

@@ -34,18 +34,19 @@ pub(super) const TOKEN_CLIENT: u32 = 1;
 const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// A volume has been resized.
 const TOKEN_RESIZED: u32 = 2;
-/// The receiver process says something.
+/// The receiver process has sent a message.
 pub(super) const TOKEN_INTAKE: u32 = 3;
 /// The keeper has answered.
 pub(super) const TOKEN_KEEPER: u32 = 4;
 
-/// What a VMM sends: memory files and eventfds.
+/// Descriptors that a VMM sends: memory files and eventfds.
 const WANTED: Wanted = Wanted {
     max_fds: MAX_MSG_FDS as u8,
     streams: false,
 };
 
-/// Has the receiver process read what the clients of a controller send.
+/// Makes the connection to the receiver process, which reads the messages of a controller's
+/// clients.
 pub fn intake(receiver: &Receiver) -> Intake {
     Intake::new(receiver, WANTED)
 }
@@ -54,19 +55,19 @@ pub fn intake(receiver: &Receiver) -> Intake {
 pub struct Served {
     pub controller: Controller,
     pub listener: Listener,
-    /// How its clients' sockets are read.
+    /// Reader of the clients' sockets.
     pub intake: Intake,
     /// Devices below it, which reach guest memory themselves.
     pub backends: Vec<Arc<NvmeVolume>>,
-    /// What becomes of its queues.
+    /// Distribution of the controller's queues over workers.
     pub spread: Spread,
     /// An eventfd that becomes readable when a volume of its namespaces has been resized.
     pub resized: Arc<OwnedFd>,
-    /// What each client may take.
+    /// Limits of each client.
     pub limits: ClientLimits,
     /// Files of guest memory that a previous process's client has mapped.
     pub memories: MemoryCache,
-    /// What of it outlives this process.
+    /// State that survives this process.
     pub survival: Option<Survival>,
 }
 
@@ -75,25 +76,26 @@ pub struct NvmeFront {
     pub(super) device: NvmeDevice,
     balance: Balance,
     pub(super) acceptor: Acceptor<Listener>,
-    /// How clients' sockets are read. Behind the listening socket, which is to be closed first: the
-    /// last to close it also closes what waits to be accepted.
+    /// Reader of clients' sockets. The field follows the listening socket, which must be closed
+    /// first: the last to close it also closes clients that wait to be accepted.
     pub(super) intake: Intake,
     pub(super) descriptors: Descriptors,
     resized: Arc<OwnedFd>,
-    /// Of its worker: namespaces may be attached.
+    /// I/O of the worker, for namespaces that are attached later.
     io: Rc<Io>,
     pub(super) connection: Option<Connection>,
-    /// What of it outlives this process, if anything does.
+    /// State that survives this process, if the controller does.
     pub(super) survival: Option<FrontSurvival>,
-    /// What the socket is in the epoll set for.
+    /// Events for which the socket is in the epoll set.
     pub(super) watched: Interest,
     /// The connection's budget was used up: there is more to read.
     pub(super) more: bool,
     /// For the log lines that clients cause by coming and going.
     pub(super) log: LogLimit,
-    /// For those about clients that cannot come in: the others do not keep them from being seen.
+    /// Limit for the log lines about refused clients. A separate limit, so that frequent other
+    /// lines do not suppress them.
     pub(super) accept_log: LogLimit,
-    /// Where it is told that clients come and go, and as what: the disk's name.
+    /// Sender of events about connected and disconnected clients, and the disk's name in them.
     pub(super) events: Option<(EventSender, String)>,
     /// Where it is entered, as long as it is served.
     _entered: Listing<Arc<ControllerStats>>,
@@ -171,18 +173,19 @@ impl NvmeFront {
         Ok(front)
     }
 
-    /// What of it need not be closed on its worker's thread, in this order.
+    /// Returns the parts that need not be closed on the worker's thread, in the order of their
+    /// drop.
     pub fn into_remains(self) -> (Listener, Intake, DoorbellPage) {
         let page = self.device.controller.doorbell_page();
         (self.acceptor.into_listener(), self.intake, page)
     }
 
-    /// Has it told what happens: who listens is not waited for.
+    /// Sets the receiver of events. The sender never waits for listeners.
     pub fn tell(&mut self, events: &EventSender, name: String) {
         self.events = Some((events.clone(), name));
     }
 
-    /// Tells what happens.
+    /// Sends an event.
     pub(super) fn happened(&self, kind: EventKind, message: Option<String>) {
         if let Some((events, name)) = &self.events {
             events.send(kind, name, None, message);
@@ -194,7 +197,7 @@ impl NvmeFront {
         self.acceptor.stats()
     }
 
-    /// Keeps what is to go with it.
+    /// Stores guards that are dropped together with the front-end.
     pub fn keep(&mut self, entry: Listing<ControllerEntry>, assignment: Assignment) {
         self.kept = Some((entry, assignment));
     }
@@ -205,7 +208,7 @@ impl NvmeFront {
         self.connection.is_some()
     }
 
-    /// Nobody can connect any more, and its client is disconnected.
+    /// Stops listening, and disconnects the client.
     pub fn dismiss(&mut self) {
         self.listen(false);
         if let Some(mut connection) = self.connection.take() {

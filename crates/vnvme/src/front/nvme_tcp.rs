@@ -34,12 +34,12 @@ impl NvmeTcpDoor {
         !self.door.target().hosts().is_empty()
     }
 
-    /// Nobody can connect any more, and all hosts are disconnected.
+    /// Stops listening, and disconnects all hosts.
     pub fn dismiss(&mut self) {
         self.door.dismiss();
     }
 
-    /// What of it need not be closed on its worker's thread.
+    /// Returns the part that need not be closed on the worker's thread.
     pub fn into_remains(self) -> OwnedFd {
         self.door.into_listener()
     }
@@ -71,7 +71,7 @@ pub struct NvmeTcpHost {
     _assignment: Assignment,
 }
 
-/// What the associations of a disk are entered by.
+/// Data for the registration of a disk's associations.
 #[derive(Clone)]
 pub struct Hosts {
     pub peers: Arc<Peers>,
@@ -83,7 +83,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Has a new association served, by the worker with the fewest front-ends.
+    /// Serves a new association on the worker with the fewest front-ends.
     pub fn launch(&self, new: NewAssociation) {
         let (worker, assignment) = self.peers.assign_any();
         let Some(handle) = self.peers.handle(worker) else {

@@ -14,7 +14,7 @@ pub struct Remote {
     engine: RemoteEngine,
     /// When the controller's own worker is woken next.
     next_call: Instant,
-    /// It was asked to make everything durable, once is enough.
+    /// A flush was requested, which is needed only once.
     flushed: bool,
 }
 
@@ -113,7 +113,8 @@ impl Frontend for Remote {
         self.engine.is_drained()
     }
 
-    /// Its controller is gone: the worker removes it, unless it ends itself.
+    /// Returns whether the controller was removed. The worker then removes this engine, unless the
+    /// worker itself ends.
     fn has_ended(&self) -> bool {
         self.engine.has_ended() && !self.flushed
     }

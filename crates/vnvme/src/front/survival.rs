@@ -1,4 +1,4 @@
-//! A controller whose client outlives this process.
+//! A controller with a client that survives this process.
 
 use super::nvme::{NvmeFront, TOKEN_KEEPER};
 use crate::device::NvmeDevice;
@@ -14,13 +14,12 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use vfio_user::{Connection, Journal, JournalError, JournalSetup, Limits, Pipe, SharedLedger};
 
-/// How long the keeper is told at the end what is not to be kept any more: systemd takes ten
-/// messages at a time, and reads them at once as a rule. What it is not told then, the next process
-/// removes.
+/// Maximum time at the end to remove kept descriptors from the keeper. systemd takes ten messages
+/// at a time, and usually reads them at once. The next process removes the rest.
 const SETTLE: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_micros(200);
 
-/// What of it is kept.
+/// Kept state of a front-end.
 pub struct FrontSurvival {
     pub ledger: SharedLedger,
     state: StateMemory,
@@ -31,7 +30,8 @@ pub struct FrontSurvival {
 }
 
 impl FrontSurvival {
-    /// The rest is what a previous process has left of a client, or that client's socket alone.
+    /// Splits the kept state: the front-end's part, the state that a previous process has left of a
+    /// client, and the socket of a client without state.
     pub fn new(survival: Survival) -> (Self, Option<Left>, Option<(OwnedFd, NonZeroU32)>) {
         let Survival {
             ledger,
@@ -61,8 +61,9 @@ impl FrontSurvival {
         })
     }
 
-    /// A connection with a client that has just come, who will know the controller memory buffer
-    /// in this file. Both are kept first; not the client, if it is already, under this number.
+    /// Makes the connection of a new client, to which `buffer` is the file of the controller memory
+    /// buffer. Buffer and client are kept first; the client only if it is not kept yet, under the
+    /// number `kept`.
     pub fn connect(
         &self,
         socket: Socket,
@@ -71,7 +72,7 @@ impl FrontSurvival {
         buffer: Option<BorrowedFd<'_>>,
     ) -> Result<Connection, JournalError> {
         if let Some(file) = buffer {
-            // Where that fails nothing more is kept, as the connection will say.
+            // After a failure nothing more is kept, which the connection reports.
             let _ = keep_memory_buffer(&mut self.ledger.borrow_mut(), file);
         }
         let setup = self.setup().map_err(JournalError::Pipe)?;
@@ -107,7 +108,7 @@ fn copy(pipe: &Pipe) -> Result<Pipe, Errno> {
 }
 
 impl NvmeFront {
-    /// Goes on with the client of a previous process.
+    /// Continues with the client of a previous process.
     pub(super) fn resume(&mut self, mut left: Left) {
         let Some(survival) = &self.survival else {
             return;
@@ -132,7 +133,7 @@ impl NvmeFront {
         }
     }
 
-    /// Nothing is kept of a client.
+    /// Removes the kept state of the client.
     fn forget_client(&mut self) {
         let Some(survival) = &self.survival else {
             return;
@@ -151,7 +152,7 @@ impl NvmeFront {
         let Some(survival) = &self.survival else {
             return;
         };
-        // Why it failed the connection says.
+        // The connection reports the reason of a failure.
         let _ = survival.ledger.borrow_mut().advance(Instant::now());
         if self.connection.as_ref().is_some_and(Connection::is_keeping) {
             self.serve();
@@ -159,7 +160,7 @@ impl NvmeFront {
         self.watch_keeper();
     }
 
-    /// Keeps the epoll set in step with what is asked of the keeper.
+    /// Updates the epoll set with the answers that the keeper still has to send.
     pub(super) fn watch_keeper(&mut self) {
         let Some(survival) = &mut self.survival else {
             return;
@@ -182,7 +183,7 @@ impl NvmeFront {
         }
     }
 
-    /// Nothing is kept any more.
+    /// Stops keeping, and waits a moment for the keeper.
     pub(super) fn release(&mut self) {
         let Some(survival) = &self.survival else {
             return;

@@ -1,9 +1,9 @@
-//! Disks that are being recovered, noted in a memory file that the keeper has: should the process
-//! die meanwhile, the next one knows at which disk. After [`MAX_DEATHS`] deaths in a row the disk
-//! is left out, and all others are served.
+//! Records of disks under recovery, in a memory file that the keeper holds. If the process dies
+//! during a recovery, the next process knows which disk it was. After [`MAX_DEATHS`] deaths in a
+//! row the disk is left out, and all other disks are served.
 //!
-//! A process that a client has taken over may write there whatever it likes: at most it has other
-//! disks served a little later.
+//! A process that a client has taken over may write anything into the file. The worst effect is
+//! that other disks are served a little later.
 
 use super::disk::settled;
 use super::pool::{Kept, is_systemd, kept};
@@ -23,8 +23,8 @@ use sync::Unpoisoned;
 const NAME: &str = "vnvme.attempts";
 /// Longest content that is read (bytes).
 const MAX_LEN: usize = 1 << 20;
-/// So many processes die one after the other while they recover a disk before it is left out. One
-/// may be killed at that moment by chance.
+/// Number of processes that die in a row while they recover a disk before the disk is left out. A
+/// single death may be a coincidence.
 const MAX_DEATHS: u32 = 2;
 /// Until a disk that was left out is tried again, which may end the process: as many seconds as two
 /// to the power of its deaths, at most this.
@@ -81,8 +81,8 @@ impl Attempts {
         let written = || -> Result<()> {
             let text = serde_json::to_vec(&self.noted)?;
             let len = u32::try_from(text.len())?.to_le_bytes();
-            // By one call: what a process that is killed meanwhile has written is old or new, or
-            // is not understood, and says nothing.
+            // A single write call: after a kill, the content is the old one, the new one, or
+            // unreadable. Unreadable content counts as no record.
             self.file.write_all_at(&[&len[..], &text].concat(), 0)?;
             Ok(())
         };
@@ -118,7 +118,8 @@ pub fn begin_attempts(is_replacement: bool) {
     }
 }
 
-/// Why a disk is left out at the start of a process, if it is: others died while they recovered it.
+/// Returns the reason to leave a disk out at the start of this process, if earlier processes died
+/// while they recovered it.
 pub fn deaths_of(disk: &str) -> Option<String> {
     let deaths = deaths(disk);
     (deaths >= MAX_DEATHS).then(|| {

@@ -1,14 +1,14 @@
-//! What the previous process served, and how: this one serves the same, whatever has become of the
-//! configuration meanwhile. It is written into a memory file, a new one each time, and each has a
-//! number: the highest counts.
+//! Record of the served configuration, for the next process. The next process serves the same
+//! disks, even if the configuration file has changed meanwhile. Each record is a new numbered
+//! memory file, and the highest number counts.
 //!
-//! A process that a client has taken over writes there what it likes, and the next one is not in
-//! the sandbox while it opens everything. So the first of these files, which is written before
-//! there are clients, stays with the keeper as it is, and says what the process is; of another one
-//! only disks count that could have been added in the sandbox.
+//! A process that a client has taken over may write anything there, and the next process opens
+//! everything before it enters its sandbox. The first record is written before there are clients,
+//! stays with the keeper unchanged, and defines the process. From a later record only those disks
+//! are used that could have been added inside the sandbox.
 //!
-//! With systemd nothing of this is kept, for a process may replace what it keeps there: each
-//! process reads its configuration, and the file of what was added (`state`).
+//! With systemd no record is kept, because a process may replace descriptors that systemd holds.
+//! Each process reads its configuration and the file of added disks (`state`).
 
 use super::disk::settled;
 use super::pool::{is_systemd, kept};
@@ -32,15 +32,15 @@ use sync::Unpoisoned;
 
 /// The name of the first one, after [`LASTING`].
 const FIRST: &str = "served";
-/// What the names of others begin with; the number follows.
+/// Prefix of the names of later records; the number follows.
 const PREFIX: &str = "vnvme.c";
 /// Longest that is read (bytes).
 const LONGEST: u64 = 64 << 20;
 
-/// What is served, each as a configuration file would say it.
+/// Served disks and process options, each in the syntax of a configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Text {
-    /// What was configured, with what the command line says of the process.
+    /// Configured disks, and the process options including those of the command line.
     configured: String,
     /// Disks that were added later.
     added: String,
@@ -56,14 +56,15 @@ struct Text {
 pub struct Unavailable {
     /// Names of all unavailable disks.
     pub disks: BTreeSet<String>,
-    /// Names of those whose volumes no process has opened since they were configured.
+    /// Names of the unavailable disks whose volumes no process has opened since they were
+    /// configured.
     pub never_opened: BTreeSet<String>,
 }
 
-/// What is served.
+/// Configuration that a process serves, as recorded for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Before {
-    /// What was configured, with what the command line says of the process.
+    /// Configured disks, and the process options including those of the command line.
     pub configured: Specs,
     /// Disks that were added later.
     pub added: Vec<DiskSpec>,
@@ -75,9 +76,9 @@ pub struct Before {
 
 /// The number of the last one.
 static LAST: Mutex<u32> = Mutex::new(0);
-/// It can be read.
+/// True if the next process can read a record.
 static IS_NOTED: AtomicBool = AtomicBool::new(false);
-/// A process before this one has noted what it served.
+/// True if a process before this one has recorded its configuration.
 static WAS_NOTED: AtomicBool = AtomicBool::new(false);
 
 impl Before {
@@ -100,7 +101,7 @@ impl Before {
         }
     }
 
-    /// What is served after changes, as far as they can have been made in the sandbox.
+    /// Applies the changes of a later record, as far as they can have been made inside the sandbox.
     fn with_changes(self, changed: Self) -> Self {
         let process = self.configured.process.clone();
         let access = process.access.clone();
@@ -139,7 +140,7 @@ impl Before {
             process: to_file(process(&self.process), std::iter::empty())?,
             unavailable: self.unavailable.clone(),
         };
-        // What could not be read again would keep the next process from serving anything.
+        // A record that cannot be read again would keep the next process from serving anything.
         let again = Self::of_text(&text)?;
         ensure!(again == *self, "it would be read as something else");
         Ok(text)
@@ -165,10 +166,10 @@ impl Before {
     }
 }
 
-/// What a previous process served that has not ended in order.
+/// Returns the recorded configuration of a previous process that has not ended in order.
 ///
 /// # Errors
-/// It cannot be read.
+/// The record cannot be read.
 pub fn before() -> Result<Option<Before>> {
     let Some(kept) = kept() else {
         return Ok(None);
@@ -209,20 +210,20 @@ fn read(file: OwnedFd) -> Result<Before> {
     Before::of_text(&serde_json::from_slice(&bytes)?)
 }
 
-/// It is kept what is served: as the previous process has left it.
+/// Returns whether the served configuration is recorded, by this process or by the previous one.
 pub fn is_noted() -> bool {
     IS_NOTED.load(Ordering::Relaxed)
 }
 
-/// A process before this one has noted what it served.
+/// Returns whether a process before this one has recorded its configuration.
 pub(super) fn was_noted() -> bool {
     WAS_NOTED.load(Ordering::Relaxed)
 }
 
-/// Has it kept what is served at first.
+/// Records the configuration at the start, which the keeper holds unchanged.
 ///
 /// # Errors
-/// It is not: a process that follows would not know what to serve.
+/// The keeper does not hold the record: the next process would not know which disks to serve.
 pub fn note_first(now: &Before) -> Result<()> {
     let Some(kept) = kept().filter(|_| !is_systemd()) else {
         return Ok(());
@@ -237,7 +238,7 @@ pub fn note_first(now: &Before) -> Result<()> {
     Ok(())
 }
 
-/// Has it kept what is served now, for the next process.
+/// Records the present configuration for the next process.
 pub fn note(now: &Before) {
     if let Err(error) = write(now) {
         let error = format_args!("{error:#}");
@@ -307,7 +308,7 @@ mod tests {
         assert_eq!(Before::of_text(&none.to_text().unwrap()).unwrap(), none);
     }
 
-    /// As one would say who has taken the process over.
+    /// A record as an attacker who has taken the process over would write it.
     #[test]
     fn no_change_opens_what_the_sandbox_does_not() {
         let read = |text: &str| parse_config(Path::new("f"), text).unwrap();

@@ -1,4 +1,5 @@
-//! A controller that goes on where another process has left it, or begins.
+//! Construction of a controller: a new one, or one that continues from the state that the previous
+//! process left.
 
 use super::disk::{First, Left, Survival};
 use crate::irq_eventfd::IrqEventfd;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use vfio_user::Listener;
 use volume::Io;
 
-/// What a controller is made of.
+/// Parts from which a controller is made.
 pub struct Made<'a> {
     pub id: u16,
     pub config: ControllerConfig,
@@ -23,7 +24,7 @@ pub struct Made<'a> {
     pub page: DoorbellPage,
 }
 
-/// What the previous process's controller had of its client.
+/// Client resources of the previous process's controller.
 struct Found<'a> {
     fds: &'a BTreeMap<NonZeroU32, OwnedFd>,
     memories: &'a mut MemoryCache,
@@ -77,11 +78,11 @@ impl Made<'_> {
         Ok(Controller::with_page(id, config, namespaces, io, page)?)
     }
 
-    /// One that does not: it goes on where the previous process's has ended, if that can be.
-    /// `memories` gets the guest memory that it has.
+    /// Makes a controller that survives its process. It continues from the previous process's
+    /// state, if that is possible. `memories` gets the guest memory that it has.
     ///
     /// # Errors
-    /// It cannot be made like this.
+    /// The controller cannot be made with this configuration.
     pub fn survive(
         mut self,
         mut survival: Survival,

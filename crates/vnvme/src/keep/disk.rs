@@ -1,5 +1,5 @@
-//! A disk's part of what is kept: what a new one has kept, and what a previous process has left of
-//! one.
+//! State of a disk that survives the process: what a new disk gives to the keeper, and what the
+//! next process finds.
 
 use super::exports;
 use super::life::is_needed;
@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use vfio_user::{Listener, Pipe};
 
-/// The descriptor of a disk's state memory, after the disk's prefix: what the others are stands
-/// there.
+/// Name of a disk's state memory, after the disk's prefix. The state memory describes the disk's
+/// other descriptors.
 const STATE: &str = "s";
 /// Between two looks whether the keeper has answered, where nobody is served meanwhile.
 const LOOK: Duration = Duration::from_micros(200);
@@ -37,17 +37,17 @@ const COUNTER: u64 = 1;
 /// Which disk it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// What kind of disk: `controller`, `vhost-user-blk`, `ublk`.
+    /// Kind of disk: `controller`, `vhost-user-blk`, `ublk`.
     pub kind: String,
-    /// What it is called.
+    /// Name of the disk.
     pub name: String,
-    /// Where its clients connect.
+    /// Path of the socket for clients.
     pub socket: Option<PathBuf>,
 }
 
 impl Identity {
-    /// Writes it into a disk's state memory. The length comes last: a state memory without one is
-    /// of a disk that was being made, and of which not everything is kept.
+    /// Writes the identity into a disk's state memory. The length is written last: a state memory
+    /// without a length belongs to a disk that was being made, and not all of that disk is kept.
     fn write(&self, area: &Area, kept: impl FnOnce() -> Result<()>) -> Result<()> {
         let text = serde_json::to_vec(self)?;
         let len = u32::try_from(text.len())?;
@@ -74,7 +74,7 @@ impl Identity {
     }
 }
 
-/// What a previous process has left of a disk.
+/// State of a disk that a previous process has left.
 #[derive(Debug)]
 pub struct Left {
     prefix: String,
@@ -91,7 +91,7 @@ pub struct Left {
 }
 
 impl Left {
-    /// What there is of the disk with this prefix.
+    /// Finds the kept state of the disk with this prefix.
     fn find(kept: &Kept, age: u32, prefix: &str, numbers: &[NonZeroU32]) -> Result<Self> {
         let state = kept.take(&format!("{prefix}.{STATE}"));
         let state = StateMemory::open(state.context("there is no state memory")?)?;
@@ -99,7 +99,8 @@ impl Left {
         let noted: Vec<Descriptor> = state.descriptors()?.iter().collect();
         let mut fds = BTreeMap::new();
         for number in numbers {
-            // What nobody has noted stays behind, and is removed with all that is not taken.
+            // A descriptor without a record is left with the keeper, and is removed with all that
+            // is not taken.
             if noted.iter().any(|noted| noted.number == *number)
                 && let Some(fd) = kept.take(&format!("{prefix}.{number}"))
             {
@@ -149,7 +150,7 @@ impl Left {
         self.fds.get(&number)?.try_clone().ok()
     }
 
-    /// Its listening socket, and the inode of that one's file.
+    /// Returns the listening socket, and the inode of its file.
     pub fn listener(&self) -> Option<(OwnedFd, u64)> {
         let number = self.of_kind(DescriptorKind::LISTENER, None)?;
         let noted = self.noted.iter().find(|noted| noted.number == number)?;
@@ -173,9 +174,9 @@ impl Left {
         self.take(DescriptorKind::CLIENT, None)
     }
 
-    /// Disconnects its client, and has the keeper close everything of it. `desk` is told first:
-    /// what a client has sent may make the last `close` of its socket block, which is not to be the
-    /// keeper's.
+    /// Disconnects the disk's client, and makes the keeper close all descriptors of the disk. The
+    /// keeper closes them before this process does: data that a client has sent may make the last
+    /// `close` of its socket block, and that `close` must not be the keeper's.
     pub fn discard(self, desk: &mut Desk, why: &str) {
         for noted in &self.noted {
             let is_client = noted.kind == DescriptorKind::CLIENT && !self.is_succeeded;
@@ -186,7 +187,8 @@ impl Left {
                     Some(Identity { name, .. }) => {
                         tracing::error!(disk = name, "its client is disconnected: {why}");
                     }
-                    // It was handed on to a disk that was not finished: nobody has answered it.
+                    // The client was passed to a disk that was not finished: no process has
+                    // answered it.
                     None => tracing::warn!(
                         "a client has to connect again: the process has died while it made its disk"
                     ),
@@ -202,10 +204,11 @@ impl Left {
     }
 }
 
-/// Waits until the keeper has done what it was asked for: where nobody is served meanwhile.
+/// Waits until the keeper has done all that `desk` has asked for. Only for times when no client is
+/// served.
 ///
 /// # Errors
-/// It has not, and nothing more is kept.
+/// The keeper has not done it, and keeps nothing more.
 pub fn settled(desk: &mut Desk) -> Result<(), KeepError> {
     let ticket = desk.barrier()?;
     while !desk.is_answered(ticket) {
@@ -215,11 +218,11 @@ pub fn settled(desk: &mut Desk) -> Result<(), KeepError> {
     Ok(())
 }
 
-/// Has the file of a controller memory buffer kept, in place of the one that was kept before. That
-/// it is shows a later [`Ledger::barrier`].
+/// Keeps the file of a controller memory buffer, in place of the one that was kept before. A later
+/// [`Ledger::barrier`] shows whether it is kept.
 ///
 /// # Errors
-/// Nothing more is kept.
+/// The ledger keeps nothing more.
 pub fn keep_memory_buffer(ledger: &mut Ledger, file: BorrowedFd<'_>) -> Result<(), LedgerError> {
     for noted in ledger.noted() {
         if noted.kind == DescriptorKind::PAGES && noted.detail == MEMORY_BUFFER {
@@ -235,7 +238,7 @@ pub fn keep_memory_buffer(ledger: &mut Ledger, file: BorrowedFd<'_>) -> Result<(
 #[derive(Debug, Default)]
 struct Disks {
     left: Vec<Left>,
-    /// Of the last prefix that was given.
+    /// Number in the last prefix that was assigned.
     last: u32,
 }
 
@@ -297,7 +300,7 @@ pub fn listens_at(path: &Path) -> bool {
     })
 }
 
-/// What a previous process has left of this disk.
+/// Takes the state that a previous process has left of this disk.
 pub fn left_of(identity: &Identity) -> Option<Left> {
     let mut disks = disks().lock().unpoisoned();
     let mut left = disks.left.iter();
@@ -305,8 +308,8 @@ pub fn left_of(identity: &Identity) -> Option<Left> {
     Some(disks.left.remove(place))
 }
 
-/// Has the keeper close what nobody has taken: when all that is configured is there. What belongs
-/// to disks that are unavailable stays, for when they are served again.
+/// Makes the keeper close all that no disk has taken, once all configured disks are open. State of
+/// unavailable disks stays until they are served again.
 pub fn discard_rest(unavailable: &[DiskSpec]) {
     let Some(kept) = kept() else {
         return;
@@ -341,8 +344,8 @@ pub fn discard_rest(unavailable: &[DiskSpec]) {
     sync::discard(fds);
 }
 
-/// Disconnects the client of a disk that is unavailable, and has the keeper close everything of the
-/// disk: it was removed, or the process ends. The file of its socket goes, too.
+/// Disconnects the client of an unavailable disk, and makes the keeper close all descriptors of the
+/// disk: it was removed, or the process ends. The file of the disk's socket is removed, too.
 pub fn give_up(disk: &DiskSpec, why: &str) {
     let Some(kept) = kept() else {
         return;
@@ -373,7 +376,7 @@ pub fn give_up(disk: &DiskSpec, why: &str) {
     let _ = settled(&mut desk);
 }
 
-/// What a disk has kept, and what the process that follows finds.
+/// Kept state of a disk, which the next process finds.
 #[derive(Debug)]
 pub struct Survival {
     identity: Identity,
@@ -383,27 +386,27 @@ pub struct Survival {
     /// For a client's messages.
     pub replies: Pipe,
     pub counter: Pipe,
-    /// What a previous process has left, with its client.
+    /// State that a previous process has left, with its client.
     pub left: Option<Left>,
     /// A client that a previous process has accepted and not answered, and its number.
     pub waiting: Option<(OwnedFd, NonZeroU32)>,
 }
 
-/// What a new disk has kept from the start.
+/// Descriptors of a new disk that are kept from the start.
 #[derive(Debug)]
 pub struct First<'a> {
-    /// Its doorbell page.
+    /// Doorbell page of the disk.
     pub page: Option<BorrowedFd<'a>>,
     pub listener: &'a Listener,
-    /// A client that nothing was said to yet.
+    /// Accepted client that has not been answered yet.
     pub client: Option<OwnedFd>,
 }
 
-/// What cannot be gone on with, and why.
+/// State from which the disk cannot continue, and the reason.
 type Refused = Box<(Left, anyhow::Error)>;
 
 impl Survival {
-    /// Of a new disk.
+    /// Makes the kept state of a new disk.
     ///
     /// # Errors
     /// There is no memory, or the keeper keeps nothing more.
@@ -462,8 +465,8 @@ impl Survival {
         controller::serial_number_in(&left.state)
     }
 
-    /// Nothing of a previous process counts: its client is disconnected, and the disk is a new one
-    /// with another page.
+    /// Discards the state of the previous process: its client is disconnected, and the disk is a
+    /// new one with another page.
     ///
     /// # Errors
     /// As [`Survival::new`].
@@ -474,8 +477,9 @@ impl Survival {
         Self::new(&self.identity, self.layout, first)
     }
 
-    /// Of a disk with a client, which a previous process has left: with its page. What cannot be
-    /// gone on with comes back, with the reason. `layout` is that of a new one.
+    /// Continues from the state of a disk with a client that a previous process has left, with its
+    /// doorbell page. State from which the disk cannot continue is returned with the reason.
+    /// `layout` is that of a new disk.
     pub fn resume(
         mut left: Left,
         identity: &Identity,

@@ -1,6 +1,6 @@
-//! Listening sockets of vhost-user-blk exports, whose front-ends connect again: one that does while
-//! no process serves waits for the next. What else an export needs its front-end has: the guest's
-//! memory, the rings, and which requests are in flight (`vhost_blk`, inflight tracking).
+//! Kept listening sockets of vhost-user-blk exports. A front-end that reconnects while no process
+//! serves waits for the next process. All other state of an export is held by its front-end: guest
+//! memory, rings, and the requests in flight (`vhost_blk`, inflight tracking).
 
 use super::disk::settled;
 use super::pool::kept;
@@ -12,14 +12,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use vfio_user::Listener;
 
-/// What their names begin with; a digest of the path follows, and the inode of the socket's file.
+/// Prefix of the sockets' names. A digest of the path follows, then the inode of the socket's file.
 const PREFIX: &str = "vnvme.blk-";
 
 fn prefix(path: &Path) -> String {
     format!("{PREFIX}{}", identity::export(path))
 }
 
-/// What a previous process has left at this path: the socket, and the inode of its file.
+/// Socket that a previous process has left at a path, and the inode of its file.
 #[derive(Debug)]
 pub struct LeftSocket {
     name: String,
@@ -27,7 +27,7 @@ pub struct LeftSocket {
     inode: u64,
 }
 
-/// Where one is listened on that a previous process has left.
+/// Returns whether a previous process has left a listening socket at this path.
 pub fn export_listens_at(path: &Path) -> bool {
     let Some(kept) = kept() else {
         return false;
@@ -46,7 +46,7 @@ pub fn left_socket(path: &Path) -> Option<LeftSocket> {
     })
 }
 
-/// Whether what is kept under this name is the socket of this disk.
+/// Returns whether the descriptor kept under this name is the socket of this disk.
 pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
     let DiskSpec::VhostBlk(spec) = disk else {
         return false;
@@ -76,14 +76,15 @@ impl LeftSocket {
     }
 }
 
-/// A socket that is kept, until this is dropped. To be dropped first: what waits to be accepted is
-/// not to be closed by the keeper.
+/// A socket that is kept until this value is dropped. Drop this value before the socket is closed:
+/// clients that wait to be accepted must not be closed by the keeper.
 #[derive(Debug)]
 pub struct KeptSocket(String);
 
 impl KeptSocket {
-    /// Has the socket kept that is listened on at a path; `left` is what the previous process has
-    /// left there, which it may be. `None`: it is not kept, or another process has it, too.
+    /// Keeps the listening socket of a path. `left` is the socket that the previous process has
+    /// left there, which may be the same one. `None`: the socket is not kept, or another process
+    /// has it, too.
     pub fn new(listener: &Listener, left: Option<LeftSocket>) -> Option<Self> {
         let kept = kept()?;
         let own = listener.own_file();

@@ -1,5 +1,5 @@
-//! The serving process under a keeper: how its helpers tell its end from the end of everything, and
-//! that it ends where it cannot go on.
+//! The serving process under a keeper: its helpers distinguish the end of the process from the end
+//! of the service, and the process ends where it cannot continue.
 
 use super::pool::{is_successor, is_systemd, kept};
 use anyhow::{Context, Result};
@@ -13,17 +13,18 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Threads whose panic is the end of the process: each has disks that nobody else can serve, and
-/// the process that follows serves them again.
+/// Prefix of the names of threads whose panic ends the process. Each has disks that no other thread
+/// can serve, and the next process serves them again.
 const ESSENTIAL: &str = "worker-";
 
 static SERVES: AtomicBool = AtomicBool::new(false);
 
-/// What the names begin with of sockets that say to a receiver process that there is a keeper.
+/// Prefix of the names of sockets that show a receiver process that there is a keeper.
 const LIFE: &str = "vnvme.life-";
 
-/// Whether what is kept under this name tells a receiver process of an earlier process that there
-/// is a keeper: one that has not ended yet would shut down clients' sockets without it.
+/// Returns whether the socket kept under this name still shows a receiver process of an earlier
+/// process that there is a keeper. Without the socket, a receiver process that has not ended yet
+/// would shut down its clients' sockets.
 pub fn is_needed(name: &str, fd: Option<&OwnedFd>) -> bool {
     let Some(socket) = fd.filter(|_| name.starts_with(LIFE)) else {
         return false;
@@ -33,8 +34,8 @@ pub fn is_needed(name: &str, fd: Option<&OwnedFd>) -> bool {
     !fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
 }
 
-/// Has the receiver process leave clients' sockets as they are when this process ends, as long as
-/// the keeper is there: it has one end of a socket pair, which nobody else has.
+/// Makes the receiver process leave clients' sockets open when this process ends, as long as the
+/// keeper is there. The keeper alone has one end of a socket pair, which shows that.
 ///
 /// # Errors
 /// There is no descriptor left.
@@ -67,7 +68,7 @@ pub fn tell_receiver(receiver: &Receiver) -> Result<()> {
     Ok(())
 }
 
-/// How long nobody was served, where a process before this one has ended.
+/// Returns the time since the process before this one has ended, if there was one.
 fn pause() -> Option<Duration> {
     let ended = kept()?.facts().ended_at?;
     let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).ok()?;
@@ -76,7 +77,7 @@ fn pause() -> Option<Duration> {
 
 static PAUSE: OnceLock<Duration> = OnceLock::new();
 
-/// How long it was, once clients are served again.
+/// Returns the last pause in service, once clients are served again.
 pub fn last_pause() -> Option<Duration> {
     PAUSE.get().copied()
 }
@@ -86,7 +87,7 @@ pub fn serves() -> bool {
     SERVES.load(Ordering::Acquire)
 }
 
-/// Says that clients are served, and what has been before.
+/// Marks that clients are served, and logs how the process before ended.
 pub fn say_served() {
     SERVES.store(true, Ordering::Release);
     if is_systemd() && is_successor() {

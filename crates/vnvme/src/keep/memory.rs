@@ -1,7 +1,7 @@
-//! Volumes in memory, whose bytes outlive the process as its disks do: each is in a memory file,
-//! which the keeper knows by a name that is made of the disk's and the namespace's.
+//! Volumes in memory whose bytes survive the process, as their disks do. Each is a memory file,
+//! which the keeper holds under a name made from the disk's name and the namespace's.
 //!
-//! A volume that is closed in order is not kept any more: that is what `mem://` means.
+//! A volume that is closed in order is no longer kept: `mem://` promises no more.
 
 use super::disk::settled;
 use super::pool::kept;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 use volume::{Info, Io, MemoryPlace, OpenQueue, Volume, VolumeError};
 
-/// What their names begin with; a digest of the disk's name and the NSID follows.
+/// Prefix of the volumes' names; a digest of the disk's name and the NSID follows.
 const PREFIX: &str = "vnvme.m";
 
 /// Names that volumes of this process have.
@@ -30,7 +30,8 @@ pub struct MemoryName(String);
 const ALIKE: u32 = 64;
 
 impl MemoryName {
-    /// One that no other volume has, of a namespace of a disk: `wanted` says which are of use.
+    /// Reserves a name that no other volume has, for a namespace of a disk. `wanted` selects usable
+    /// names.
     fn new(disk: &str, nsid: u32, mut wanted: impl FnMut(&str) -> bool) -> Option<Self> {
         let mut used = USED.lock().unpoisoned();
         let names = (0..ALIKE).map(|nth| format!("{PREFIX}{}", identity::memory(disk, nsid, nth)));
@@ -42,7 +43,7 @@ impl MemoryName {
     }
 }
 
-/// Whether what is kept under this name is the memory of a volume of this disk.
+/// Returns whether the descriptor kept under this name is the memory of a volume of this disk.
 pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
     let Some(name) = name.strip_prefix(PREFIX) else {
         return false;
@@ -64,7 +65,7 @@ impl Drop for MemoryName {
     }
 }
 
-/// Where the bytes of a volume are to be, if it is one in memory.
+/// Place for the bytes of a volume in memory.
 pub struct Place {
     pub memory: MemoryPlace,
     name: Option<MemoryName>,
@@ -90,8 +91,8 @@ pub fn place(disk: &str, nsid: u32) -> Place {
 }
 
 impl Place {
-    /// Has the bytes of the volume kept that was opened there, as long as it is open: if it is one
-    /// in memory.
+    /// Keeps the bytes of the volume that was opened there, as long as it is open, if it is a
+    /// volume in memory.
     pub fn keep(self, volume: Arc<dyn Volume>, url: &str) -> Arc<dyn Volume> {
         let inner = volume.clone();
         let (Some(kept), Some(name), Some(file)) = (kept(), self.name, inner.kept_memory()) else {
@@ -136,7 +137,7 @@ impl Drop for KeptVolume {
         let unused = unused.and_then(|file| file.try_clone().ok());
         match unused {
             Some(file) => kept.put_back(&self.name.0, file),
-            // What the keeper is not told now the next process finds and removes.
+            // If the removal fails, the next process finds the file and removes it.
             None => {
                 let _ = Desk::new(kept.link()).remove(&self.name.0);
             }
@@ -167,7 +168,7 @@ impl Volume for KeptVolume {
 mod tests {
     use super::*;
 
-    /// One that is replaced has the same name and number as the one that takes its place.
+    /// A replaced disk has the same name and number as the disk that takes its place.
     #[test]
     fn volumes_that_are_there_together_have_different_names() {
         let name = || MemoryName::new("memory-test", 1, |_| true).unwrap();
@@ -175,7 +176,7 @@ mod tests {
         assert_ne!(first.0, second.0);
         let free = first.0.clone();
         drop(first);
-        // It is the first one's again, which a next process looks for first.
+        // The first name is free again, and is the one that a next process looks for first.
         assert_eq!(name().0, free);
         let none = MemoryName::new("memory-test", 1, |_| false);
         assert!(none.is_none());

@@ -1,5 +1,5 @@
-//! Disks that outlive their process: who keeps what they need (crate `keeper`), and what of it is
-//! there when a process starts.
+//! Disks that survive their process: the keeper that holds their descriptors (crate `keeper`), and
+//! the descriptors that are there when a process starts.
 //!
 //! ```text
 //! vnvme serve ... : reads command line and configuration, then becomes (execve)
@@ -7,8 +7,8 @@
 //!     vnvme serve ... with VNVME_KEPT: the serving process, which takes what is kept (`arrive`)
 //! ```
 //!
-//! Where systemd keeps there is no such process: systemd starts the one that serves, again and
-//! again, with what it keeps among its sockets (`pool::take_systemd`).
+//! With systemd as the keeper there is no keeper process. systemd restarts the serving process, and
+//! passes the kept descriptors among its sockets (`pool::take_systemd`).
 
 mod attempts;
 mod configuration;

@@ -1,4 +1,4 @@
-//! Who keeps.
+//! Selection of the keeper.
 
 use clap::ValueEnum;
 use serde::Deserialize;
@@ -19,8 +19,8 @@ pub enum KeeperMode {
     Off,
 }
 
-/// How many descriptors systemd keeps for this service, if it is there and keeps any
-/// (systemd.exec(5), `$FDSTORE`).
+/// Returns the number of descriptors that systemd keeps for this service, if it is there and keeps
+/// any (systemd.exec(5), `$FDSTORE`).
 pub fn room_of_systemd() -> Option<usize> {
     let text = std::env::var("FDSTORE").ok()?;
     std::env::var_os("NOTIFY_SOCKET")?;

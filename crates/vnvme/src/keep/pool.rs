@@ -1,4 +1,4 @@
-//! What is kept when this process starts, until its owner takes it.
+//! Kept descriptors that this process has got at its start, until their owners take them.
 
 use super::disk::settled;
 use crate::notify;
@@ -15,10 +15,10 @@ use sync::Unpoisoned;
 pub const KEPT: &str = "VNVME_KEPT";
 
 static ALL: OnceLock<Kept> = OnceLock::new();
-/// What systemd has kept: whether this process uses it is not known yet.
+/// Descriptors that systemd has kept. Whether this process uses them is not known yet.
 static OF_SYSTEMD: Mutex<Vec<(String, OwnedFd)>> = Mutex::new(Vec::new());
 
-/// What a keeper keeps for this process.
+/// Descriptors that a keeper holds for this process.
 #[derive(Debug)]
 pub struct Kept {
     link: Link,
@@ -34,24 +34,24 @@ impl Kept {
         &self.link
     }
 
-    /// What became of the process before this one.
+    /// Returns how the process before this one ended.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Takes what is kept under this name.
+    /// Takes the descriptor kept under this name.
     pub fn take(&self, name: &str) -> Option<OwnedFd> {
         self.descriptors.lock().unpoisoned().remove(name)
     }
 
-    /// The same, if that is so of it.
+    /// Takes the descriptor kept under this name, if `is_so` accepts it.
     pub fn take_if(&self, name: &str, is_so: impl FnOnce(&OwnedFd) -> bool) -> Option<OwnedFd> {
         let mut descriptors = self.descriptors.lock().unpoisoned();
         descriptors.get(name).filter(|fd| is_so(fd))?;
         descriptors.remove(name)
     }
 
-    /// Puts back what was taken under this name, and not used.
+    /// Returns an unused descriptor to the pool, under the name it was taken from.
     pub fn put_back(&self, name: &str, fd: OwnedFd) {
         let mut descriptors = self.descriptors.lock().unpoisoned();
         descriptors.insert(name.to_owned(), fd);
@@ -68,7 +68,7 @@ impl Kept {
     }
 }
 
-/// What is kept for this process, if a keeper is there.
+/// Returns the descriptors kept for this process, if there is a keeper.
 pub fn kept() -> Option<&'static Kept> {
     ALL.get()
 }
@@ -86,8 +86,8 @@ pub fn pid() -> Option<u32> {
     }
 }
 
-/// systemd keeps: what is configured it has this process read again, and how often there was one it
-/// does not say.
+/// Returns whether systemd is the keeper. Each process then reads its configuration again, and the
+/// number of earlier processes is unknown.
 pub fn is_systemd() -> bool {
     kept().is_some_and(|kept| kept.link.keeping() == Keeping::Systemd)
 }
@@ -97,8 +97,8 @@ pub fn is_successor() -> bool {
     kept().is_some_and(|kept| kept.facts.restarts > 0 || kept.had_any)
 }
 
-/// First of all in `main`: takes what the keeper that has started this process keeps, and what a
-/// service manager has opened for the keeper.
+/// Takes the descriptors that the keeper of this process holds, and those that a service manager
+/// has opened for the keeper. The first call in `main`.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -118,7 +118,7 @@ pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
         matches!(arrival.link.keeping(), Keeping::Process(keeper) if Some(keeper) == parent),
         "the keeper process has ended"
     );
-    // Nobody else is to get the keeper's socket.
+    // No other code may use the keeper's socket.
     let null = open("/dev/null", OFlags::RDONLY, Mode::empty()).context("/dev/null")?;
     rustix::stdio::dup2_stdin(null).context("standard input")?;
     crash::begin();
@@ -137,7 +137,7 @@ pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
     Ok(given)
 }
 
-/// Whether a descriptor of this name is one that this program has had kept, and not a socket that a
+/// Returns whether a descriptor of this name was kept by this program, and is no socket that a
 /// service manager has opened for it.
 fn is_ours(name: &str) -> bool {
     let is_number = |text: &str| text.parse::<u32>().is_ok();
@@ -167,10 +167,11 @@ fn taken_of_systemd() -> Vec<(String, OwnedFd)> {
     std::mem::take(&mut *OF_SYSTEMD.lock().unpoisoned())
 }
 
-/// systemd keeps, at most so many: what it has kept is this process's.
+/// Makes systemd the keeper, for at most `most` descriptors. This process takes all that systemd
+/// has kept.
 ///
 /// # Errors
-/// It cannot be reached.
+/// systemd cannot be reached.
 pub(super) fn take_systemd(most: usize) -> Result<()> {
     let socket = notify::socket().context("systemd cannot be reached (NOTIFY_SOCKET)")?;
     let kept = taken_of_systemd();
@@ -192,7 +193,8 @@ pub(super) fn take_systemd(most: usize) -> Result<()> {
     Ok(())
 }
 
-/// systemd is not to keep any more: what it has kept is given up, and so are the clients of it.
+/// Stops using systemd as the keeper: its descriptors are closed, and their clients are
+/// disconnected.
 pub(super) fn leave_systemd() {
     let kept = taken_of_systemd();
     if kept.is_empty() {

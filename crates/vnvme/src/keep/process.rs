@@ -1,5 +1,5 @@
-//! The keeper process: what it is started with, and how the process that an operator has started
-//! becomes it.
+//! The keeper process: its arguments, and how the process that an operator has started becomes the
+//! keeper.
 
 use super::KeeperMode;
 use super::mode::room_of_systemd;
@@ -30,12 +30,13 @@ const WITHOUT_SANDBOX: &str = "--sandbox=off";
 /// The arguments of the process that a keeper process leaves ([`last`]).
 pub const LAST: [&str; 2] = ["keep", "--last"];
 
-/// What the kernel says of a program's file that was replaced (proc(5), /proc/pid/exe).
+/// Suffix that the kernel adds to the path of a replaced program (proc(5), /proc/pid/exe).
 const GONE: &[u8] = b" (deleted)";
 
-/// Of systemd (sd_watchdog_enabled(3)): who is to say that it is alive.
+/// Variables of systemd's watchdog (sd_watchdog_enabled(3)): its interval, and the process that it
+/// expects to notify it.
 const WATCHDOG: [&str; 2] = ["WATCHDOG_USEC", "WATCHDOG_PID"];
-/// What is the keeper process's, of its environment.
+/// Variables of the environment that belong to the keeper process alone.
 const OWN: [&str; 5] = [
     "NOTIFY_SOCKET",
     "LISTEN_FDS",
@@ -46,11 +47,11 @@ const OWN: [&str; 5] = [
 
 /// Descriptors that the keeper process leaves for itself, of those that it may have.
 const RESERVE: u64 = 64;
-/// What it keeps at most, however many it may have: more than any machine's disks need.
+/// Maximum number of kept descriptors, regardless of the limit: more than any machine's disks need.
 const MOST: u64 = 1 << 20;
 
-/// Finds out who keeps. Where a process is to, this one becomes it, and starts another one that
-/// serves: then this does not return.
+/// Selects the keeper. If a keeper process is needed, this process becomes it and starts the
+/// serving process: the function then does not return.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -60,7 +61,7 @@ pub fn begin(specs: &Specs, options: &ServeOptions) -> Result<()> {
     }
     let mode = match (options.keeper, obstacle(specs, options)) {
         (KeeperMode::Auto, Some(why)) => {
-            // Nobody expects one where it would have nothing to keep.
+            // No message where a keeper would have nothing to keep.
             if has_clients(specs) {
                 tracing::info!("no keeper: {why}");
             }
@@ -104,7 +105,7 @@ fn obstacle(specs: &Specs, options: &ServeOptions) -> Option<String> {
     ))
 }
 
-/// It can be read again and again.
+/// Returns whether a path can be read repeatedly.
 fn is_lasting(path: &Path) -> bool {
     path.is_file() || path.is_dir()
 }
@@ -118,7 +119,8 @@ fn program(file: &str) -> Command {
     command
 }
 
-/// The process has the same number, and begins anew: it needs nothing of what it has read.
+/// Replaces the program of this process (`execve`) by the keeper. The process number stays, and
+/// nothing that was read is needed.
 fn become_keeper(sandbox: SandboxMode) -> Result<()> {
     inherited::pass_on();
     let mode = match sandbox {
@@ -132,8 +134,7 @@ fn become_keeper(sandbox: SandboxMode) -> Result<()> {
     Err(command.exec()).context("the keeper process")
 }
 
-/// What these arguments (without the program's name) ask for: the sandbox, and the serving
-/// process's arguments.
+/// Parses arguments (without the program's name): the sandbox, and the serving process's arguments.
 pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<(SandboxMode, Vec<OsString>)> {
     let mut args = args;
     if args.next()? != ARGUMENTS[0] {
@@ -148,7 +149,7 @@ pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<(SandboxMode, Vec<
     Some((mode, args.collect()))
 }
 
-/// Is the process that closes what a keeper has kept.
+/// Runs the process that closes all that a keeper has kept.
 pub fn last() -> ExitCode {
     let outlived = keeper::outlive(io::stdin());
     outlived.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
@@ -159,7 +160,7 @@ pub fn run(sandbox: SandboxMode, args: &[OsString]) -> ExitCode {
     match keep(sandbox, args) {
         Ok(End::Code(code)) => ExitCode::from(code),
         Ok(End::Signal(signal)) => {
-            // As a process does that has no keeper.
+            // The same end as that of a process without a keeper.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
             ExitCode::FAILURE
         }
@@ -184,7 +185,7 @@ fn keep(sandbox: SandboxMode, args: &[OsString]) -> Result<End> {
     // This process is to have no more descriptors than there is room for in a serving one.
     let limit = raised_limit();
     let most = limit.saturating_sub(RESERVE).clamp(RESERVE, MOST) / 2;
-    // Of the service manager's watchdog, which means this process.
+    // Owner of the service manager's watchdog: this process or another one.
     let own = std::process::id().to_string();
     let other = std::env::var(WATCHDOG[1]).is_ok_and(|process| process != own);
     let mut programs = Binaries {
@@ -213,10 +214,10 @@ fn keep(sandbox: SandboxMode, args: &[OsString]) -> Result<End> {
 
 /// The files that serving processes are started from.
 struct Binaries<'a> {
-    /// Where this program was found; another version may be there later.
+    /// Path of this program; another version may be there later.
     path: Option<PathBuf>,
     present: String,
-    /// What it reads and writes.
+    /// Versions of state that the program reads and writes.
     versions: Versions,
     new: Option<New>,
     args: &'a [OsString],
@@ -302,7 +303,7 @@ impl Programs for Binaries<'_> {
     }
 }
 
-/// Raises the limit of open descriptors as far as it goes; how many there may be.
+/// Raises the limit of open descriptors to its maximum, and returns the limit.
 fn raised_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -7,12 +7,12 @@ use super::pool::kept;
 use crate::manage::DiskSpec;
 use keeper::REPLACED;
 
-/// Characters that the keeper is told at most of what is wrong.
+/// Maximum length of the error text that is sent to the keeper (characters).
 const MAX_STATUS: usize = 500;
 
 /// Whether an earlier process has opened the volumes of this disk, and has not ended in order.
 pub fn was_served(disk: &DiskSpec, unavailable: &Unavailable) -> bool {
-    // systemd keeps no record of what is served: the socket of such a disk is kept.
+    // systemd keeps no record of the configuration. A disk that was served has a kept socket.
     let has_socket = |path| listens_at(path) || export_listens_at(path);
     match was_noted() {
         true => !unavailable.never_opened.contains(&disk.name()),
@@ -20,15 +20,15 @@ pub fn was_served(disk: &DiskSpec, unavailable: &Unavailable) -> bool {
     }
 }
 
-/// Whether this process is of another version, which is tried in the place of the one that served:
-/// that one goes on if this one does not serve its disks.
+/// Returns whether this process is a new version that replaces the one that served. The old version
+/// continues if this one does not serve its disks.
 pub fn is_replacement() -> bool {
     let facts = kept().map(|kept| kept.facts());
     facts.is_some_and(|facts| facts.how.as_deref() == Some(REPLACED))
 }
 
-/// Tells the keeper why this process cannot serve: the operator of an upgrade asks what became of
-/// it when the version before serves again.
+/// Sends the keeper the reason why this process cannot serve. The operator of a failed upgrade
+/// reads it when the old version serves again.
 pub fn tell_failure(error: &anyhow::Error) {
     let why = format!("{error:#}").replace(char::is_control, " ");
     let why: String = why.chars().take(MAX_STATUS).collect();

@@ -13,15 +13,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use sync::Unpoisoned;
 
-/// What their names begin with; what the server is called follows, this process's number, and that
-/// of the connection.
+/// Prefix of the connections' names. The server's name follows, then the numbers of this process
+/// and of the connection.
 const PREFIX: &str = "vnvme.n";
 
 /// Keeps connections, and ends those of the previous process.
 #[derive(Debug)]
 pub struct KeptServers {
     kept: &'static Kept,
-    /// Those of the previous process, with their names, by what their servers are called.
+    /// Connections of the previous process, with their names, by the names of their servers.
     left: Mutex<BTreeMap<String, Vec<(String, OwnedFd)>>>,
     last: AtomicU32,
     /// How long a server may take to end one.
@@ -101,7 +101,7 @@ struct Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // What the keeper is not told now the next process ends once more.
+        // If the removal fails, the next process ends the connection once more.
         let _ = Desk::new(self.kept.link()).remove(&self.name);
     }
 }

@@ -1,5 +1,5 @@
-//! Listening sockets that belong to no disk: who connects to one while no process serves waits for
-//! the next.
+//! Listening sockets that belong to no disk. A client that connects while no process serves waits
+//! for the next process.
 
 use super::disk::settled;
 use super::pool::kept;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use vfio_user::Listener;
 
-/// What the process listens on, beside its disks' sockets.
+/// Listening sockets of the process, beside those of its disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listens {
     /// The control socket.
@@ -20,8 +20,8 @@ pub enum Listens {
     Metrics,
 }
 
-/// What a previous process has left under a name that begins so: the name, the socket, and the
-/// inode of its file, which the name ends with.
+/// Takes the socket that a previous process has left under a name with this prefix: the name, the
+/// socket, and the inode of its file, with which the name ends.
 pub(super) fn take_socket(prefix: &str) -> Option<(String, OwnedFd, u64)> {
     let kept = kept()?;
     let file = |name: &str| name.strip_prefix(prefix)?.strip_prefix('.')?.parse().ok();
@@ -34,7 +34,7 @@ pub(super) fn take_socket(prefix: &str) -> Option<(String, OwnedFd, u64)> {
     None
 }
 
-/// Has a socket kept. `false`: there is no keeper, or it does not.
+/// Keeps a socket. `false`: there is no keeper, or it does not keep the socket.
 pub(super) fn keep_socket(name: &str, fd: BorrowedFd<'_>) -> bool {
     let Some(kept) = kept() else {
         return false;
@@ -62,7 +62,7 @@ impl Listens {
         format!("{}.{file}", self.prefix())
     }
 
-    /// What a previous process has left, and the inode of its file.
+    /// Takes the socket that a previous process has left, and the inode of its file.
     fn take(self) -> Option<(OwnedFd, u64)> {
         let (_, socket, file) = take_socket(self.prefix())?;
         Some((socket, file))
@@ -81,7 +81,7 @@ impl Listens {
             .ok()
     }
 
-    /// Has one kept whose file is this process's.
+    /// Keeps a listening socket whose file this process has made.
     pub fn keep_listener(self, listener: &Listener) {
         if let Some(file) = listener.own_file() {
             self.keep(file, listener.as_fd());
@@ -96,7 +96,7 @@ impl Listens {
         same.then_some(socket)
     }
 
-    /// Has one kept.
+    /// Keeps a TCP listener.
     pub fn keep_tcp(self, socket: &TcpListener) {
         self.keep(0, socket.as_fd());
     }

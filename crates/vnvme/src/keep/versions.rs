@@ -1,19 +1,20 @@
-//! What a version of this program reads of what another one has left: asked before one takes the
-//! other's place.
+//! Versions of the state that one program reads from another one, checked before one replaces the
+//! other.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The arguments of a process that says it.
+/// Arguments of a process that prints these versions.
 pub const VERSIONS: [&str; 2] = ["keep", "--versions"];
 
-/// How a process and its keeper talk: changed where one of them would not understand the other.
+/// Version of the protocol between a process and its keeper: changed where one of them would not
+/// understand the other.
 const PROTOCOL: u32 = 2;
-/// Of what a process serves (`super::configuration`), and of what is noted of connections and
-/// disks.
+/// Version of the record of a process's configuration (`super::configuration`), and of the records
+/// of connections and disks.
 const GLUE: u32 = 1;
 
-/// Of each kind of state: the version that is written, and the oldest one that is read.
+/// Versions of each kind of state: the one that is written, and the oldest one that is read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Versions(BTreeMap<String, (u32, u32)>);
 
@@ -39,7 +40,7 @@ impl Versions {
         Self(all.map(|(name, both)| (name.to_owned(), both)).into())
     }
 
-    /// What another program says, as [`Versions`] writes it.
+    /// Parses the output of another program, as [`Versions`] writes it.
     pub fn read(text: &str) -> Option<Self> {
         let line = |line: &str| {
             let mut words = line.split(' ');
@@ -51,11 +52,11 @@ impl Versions {
         all.filter(|all| !all.is_empty()).map(Self)
     }
 
-    /// Whether this one can go on with what the one before has left, and that one with what this
-    /// one leaves, should it fail.
+    /// Checks that this version can continue from the state of the version before, and that the
+    /// version before can continue from this one's, should it fail.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason why not, in words.
     pub fn follows(&self, before: &Self) -> Result<(), String> {
         if !self.0.keys().eq(before.0.keys()) {
             return Err("the new program keeps other things".to_owned());

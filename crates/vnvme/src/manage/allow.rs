@@ -1,5 +1,6 @@
-//! What may be opened while the process runs: it lies below folders that the configuration names.
-//! The sandbox holds that in any case; here it is said in words, before anything is tried.
+//! Access checks for files and servers that are opened while the process runs. They must lie below
+//! the folders that the configuration lists. The sandbox enforces this in any case. The checks here
+//! produce readable errors before anything is tried.
 
 use super::DiskSpec;
 use crate::access::SocketAccess;
@@ -17,15 +18,15 @@ use volume::path_of_url;
 /// Stands in the list for block devices of the host.
 pub const UBLK: &str = "ublk";
 
-/// The option, and what it has.
+/// The `allow` option, resolved for checks.
 pub struct Allow {
     /// Without links and dots. `None`: everything is allowed, for there is no sandbox.
     places: Option<Vec<PathBuf>>,
     servers: Vec<Address>,
     ublk: bool,
-    /// Where relative paths begin: in the sandbox the system does not tell.
+    /// Base of relative paths. Inside the sandbox the kernel does not return the current directory.
     here: PathBuf,
-    /// Who may connect to sockets that say nothing about it themselves.
+    /// Access to sockets whose disks do not set it themselves.
     access: SocketAccess,
 }
 
@@ -57,7 +58,8 @@ pub fn allows_ublk(options: &ServeOptions) -> bool {
 }
 
 impl Allow {
-    /// Of a process with these options, whose sockets are `access`'s where they do not say it.
+    /// Makes the checks of a process with these options. `access` is the default access of its
+    /// sockets.
     pub fn new(options: &ServeOptions, access: &SocketAccess) -> Self {
         let real = |path: PathBuf| path.canonicalize().unwrap_or(path);
         let places = places(options).into_iter().map(real).collect();
@@ -78,7 +80,7 @@ impl Allow {
     /// Refuses a disk that could not be opened.
     ///
     /// # Errors
-    /// What is not allowed, and which option allows it.
+    /// The disk's volume or socket is not allowed; the error names the option that allows it.
     pub fn check(&self, disk: &DiskSpec) -> Result<(), Error> {
         if let Some(socket) = disk.socket() {
             self.check_path(socket)?;
@@ -106,7 +108,8 @@ impl Allow {
         pool.map_or(Ok(()), |pool| self.check_path(pool))
     }
 
-    /// The same, where what these disks have was opened before there was a sandbox.
+    /// Does the check of [`Allow::check`], and accepts volumes and sockets that the known disks
+    /// have opened before there was a sandbox.
     ///
     /// # Errors
     /// As [`Allow::check`].
@@ -142,7 +145,7 @@ impl Allow {
         if access.is_usual() {
             return Ok(());
         }
-        // Who has opened it has given it to whomever it is for.
+        // The opener of an inherited socket has set its access already.
         if disk.socket().is_some_and(inherited::is_there) {
             return Ok(());
         }
@@ -154,7 +157,7 @@ impl Allow {
         )))
     }
 
-    /// The same of one volume.
+    /// Refuses a volume that could not be opened.
     ///
     /// # Errors
     /// As [`Allow::check`].
@@ -181,7 +184,7 @@ impl Allow {
         path_option(url, "backing").map_or(Ok(()), |path| self.check_path(path))
     }
 
-    /// Nobody is connected to but servers of the list, and those of disks that were there at the
+    /// Refuses servers other than those of the list and those of the disks that were there at the
     /// start.
     fn check_server(&self, url: &str, address: Address) -> Result<(), Error> {
         if self.places.is_none() {
@@ -247,7 +250,7 @@ fn scheme(url: &str) -> &str {
     url.split_once("://").map_or("", |(scheme, _)| scheme)
 }
 
-/// Where a path leads: the file itself, or the folder in which it is to be made.
+/// Resolves the links of a path: of the file itself, or of the folder in which it is to be made.
 fn real(path: &Path) -> PathBuf {
     if let Ok(real) = path.canonicalize() {
         return real;

@@ -1,4 +1,5 @@
-//! By which disk of a subsystem its host reaches which namespaces (ANA): told, and changed.
+//! Asymmetric namespace access (ANA) of a subsystem's disks: reads and changes the state of each
+//! group.
 
 use super::table::Entry;
 use super::{DiskSpec, Manager};
@@ -8,11 +9,11 @@ use control::api::{self, AnaChange, AnaStatus, EventKind};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long commands may take that came before a change.
+/// Maximum time for commands in flight before a change to complete.
 const IN_FLIGHT: Duration = Duration::from_secs(10);
 
 impl Manager {
-    /// Changes states, and tells those of the groups that were meant.
+    /// Changes states, and returns the states of the selected groups.
     ///
     /// # Errors
     /// See [`control::Daemon::ana`].
@@ -65,7 +66,7 @@ impl Manager {
         };
         for namespace in &mut spec.namespaces {
             if let Some(state) = groups.get(&namespace.ana_group()) {
-                // As one of which nothing is said.
+                // The default state is written as no state at all.
                 let is_usual = *state == api::AnaState::default();
                 namespace.ana_state = (!is_usual).then(|| (*state).into());
             }
@@ -87,7 +88,7 @@ impl Manager {
         let events = &self.crew.registry.events;
         events.send(EventKind::Changed, name, None, Some(said));
         self.keep_state();
-        // Another change need not wait for what does not end.
+        // Another change need not wait for commands that do not end.
         drop(taken);
         if !changes.iter().all(|change| change.wait(IN_FLIGHT)) {
             return Err(Error::failed(format!(
@@ -113,7 +114,7 @@ pub(super) fn groups(spec: &ControllerSpec) -> BTreeMap<u32, api::AnaState> {
     }
 }
 
-/// What is to be told of a disk.
+/// Returns the ANA states of a disk.
 fn states(name: &str, entry: &Entry) -> Vec<AnaStatus> {
     let DiskSpec::Controller(spec) = &entry.spec else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The control API, as far as it concerns what is served.
+//! Calls of the control API that read or change the served disks.
 
 use super::plan::Scope;
 use super::request::{namespace_of, table_of};
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a client is kept waiting for the end of the start: less than it waits for an answer.
+/// Time that a client waits for the end of the start: less than its time limit for an answer.
 const START: Duration = Duration::from_secs(5);
 
 fn invalid(error: anyhow::Error) -> Error {
@@ -25,7 +25,7 @@ fn invalid(error: anyhow::Error) -> Error {
 }
 
 impl Manager {
-    /// Waits until it is known what is served from the start.
+    /// Waits until all disks of the start are known.
     ///
     /// # Errors
     /// The start takes longer.
@@ -120,7 +120,7 @@ impl Manager {
         self.remove_disk(name, force)
     }
 
-    /// Makes what is served be what a configuration says.
+    /// Applies a configuration: adds, changes and removes disks until it is met.
     ///
     /// # Errors
     /// See [`control::Daemon::apply`].
@@ -175,10 +175,10 @@ impl Manager {
             .ok_or_else(|| Error::not_found(format!("\"{name}\" has no namespace {nsid} any more")))
     }
 
-    /// What runs, as a configuration file.
+    /// Returns the running configuration as the text of a configuration file.
     ///
     /// # Errors
-    /// It cannot be written down.
+    /// The configuration cannot be written as a file.
     pub fn save(&self) -> Result<String, Error> {
         let (served, unavailable): (Vec<_>, Vec<_>) = self
             .crew
@@ -188,7 +188,7 @@ impl Manager {
             .partition(|(_, entry)| entry.failed.is_none());
         let mut disks: Vec<DiskSpec> = served.into_iter().map(|(_, entry)| entry.spec).collect();
         let control = self.crew.options.control.as_deref();
-        // One that is unavailable because another has its place by now is not written down.
+        // An unavailable disk that conflicts with another disk by now is not written.
         for (_, entry) in unavailable {
             disks.push(entry.spec);
             if check(&DiskSpec::specs(disks.iter()), control).is_err() {

@@ -8,11 +8,11 @@ use sync::Unpoisoned;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// It may be given up at any time.
+    /// The work may be given up at any time.
     Open,
-    /// It has been decided: it is waited for.
+    /// The work takes effect, and is waited for.
     Decided,
-    /// Nobody waits any more.
+    /// The work was given up: no caller waits any more.
     GivenUp,
 }
 
@@ -30,7 +30,7 @@ impl Decision {
         *phase == Phase::Decided
     }
 
-    /// Nobody waits any more; `false` where it has been decided.
+    /// Gives the work up; `false` where it has been decided.
     fn give_up(&self) -> bool {
         let mut phase = self.0.lock().unpoisoned();
         if *phase == Phase::Open {
@@ -40,12 +40,11 @@ impl Decision {
     }
 }
 
-/// Does work on a thread of its own. Where it has not ended after `limit`, and nothing has been
-/// decided, it is given up, and ends without effect when it ends; else it is waited for as long
-/// again.
+/// Does work on a thread of its own. Work that has not ended after `limit`, and has not decided
+/// anything, is given up and ends without effect. Decided work is waited for as long again.
 ///
 /// # Errors
-/// That of the work; what did not end.
+/// The error of the work, or a timeout that names `what`.
 pub fn bounded<T: Send + 'static>(
     what: &str,
     limit: Duration,

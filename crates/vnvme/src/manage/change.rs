@@ -1,8 +1,8 @@
-//! How a disk comes and goes while the process runs.
+//! Addition and removal of disks while the process runs.
 //!
-//! What may hang is done on a thread of its own ([`bounded`]): a volume is opened there, never on a
-//! worker. A worker gets what is open by a job, and makes its front-end of it; a front-end that is
-//! to go drains on its worker, beside all others, which do not stop.
+//! Calls that may hang run on a thread of their own ([`bounded`]): a volume is opened there, never
+//! on a worker. A worker gets an open volume by a job, and makes its front-end. A removed front-end
+//! drains on its worker, while all other front-ends continue.
 
 use super::bounded::{Decision, bounded};
 use super::refused::failed;
@@ -20,16 +20,16 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 use volume::Volume;
 
-/// How long a volume may take to be opened, or to be closed.
+/// Time limit for opening or closing a volume.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// How long the last to use a volume may take.
 const CLOSED: Duration = Duration::from_secs(10);
-/// Requests of an export that may be with its volume: it shares the worker's ring with others that
-/// come and go.
+/// Maximum number of outstanding requests of an export: it shares the worker's ring with front-ends
+/// that are added and removed.
 const EXPORT_IN_FLIGHT: usize = 256;
 const LOOK: Duration = Duration::from_millis(2);
 
-/// A disk whose volumes are open, and which nobody can reach yet.
+/// A disk with open volumes that cannot be reached yet.
 pub(super) enum Ready {
     Controller(ReadyController),
     Export(Box<ReadyExport>),
@@ -43,7 +43,7 @@ pub(super) fn ending() -> Error {
 }
 
 impl Manager {
-    /// Refuses what can be known to fail.
+    /// Refuses a disk that is known to fail.
     pub(super) fn admit(&self, spec: &DiskSpec) -> Result<(), Error> {
         if let DiskSpec::Controller(spec) = spec
             && spec.subsystem.is_some()
@@ -90,7 +90,7 @@ impl Manager {
         })
     }
 
-    /// Has a disk served whose volumes are open.
+    /// Serves a disk with open volumes.
     pub(super) fn serve(&self, ready: Ready) -> Result<Running, Error> {
         let (worker, assignment) = self.crew.peers.assign_any();
         let (access, receiver) = (&self.process.access, &self.crew.receiver);
@@ -147,7 +147,7 @@ impl Manager {
         }
     }
 
-    /// Has a worker do something, and waits for its answer.
+    /// Runs a job on a worker, and waits for its result.
     pub(super) fn on_worker<T: Send + 'static>(
         &self,
         worker: usize,
@@ -179,7 +179,7 @@ impl Manager {
         })
     }
 
-    /// Has a disk served under the name that was taken for it.
+    /// Serves a disk under its reserved name.
     pub(super) fn serve_reserved(
         &self,
         ready: Ready,
@@ -209,7 +209,7 @@ impl Manager {
         })
     }
 
-    /// Removes a disk that is unavailable, if it is; what is kept of it stays, until [`give_up`].
+    /// Removes a disk if it is unavailable. Its kept descriptors stay until [`give_up`].
     pub(super) fn forget_unavailable(&self, name: &str) -> Option<DiskSpec> {
         let entry = self.crew.table.forget(name)?;
         self.crew.opener.forget_served_before(&entry.spec.volumes());
@@ -249,7 +249,7 @@ impl Manager {
                     });
                     Ok(())
                 })?;
-                // It drains; its worker may end meanwhile, and closes it then.
+                // The front-end drains. If its worker ends meanwhile, the worker closes it.
                 if let Ok((remains, end)) = removed.recv() {
                     drop(remains);
                     if let Err(error) = end {
@@ -282,13 +282,13 @@ impl Manager {
     }
 }
 
-/// Gives up what is kept of a disk that was unavailable, and has been removed.
+/// Closes the kept descriptors of a disk that was unavailable and has been removed.
 pub(super) fn give_up(spec: &DiskSpec) {
     keep::give_up(spec, "the disk was removed");
     sockets::release(spec);
 }
 
-/// That disks of a subsystem are what they were at the start.
+/// Returns the error for changes of a disk in a subsystem, which stays as it was at the start.
 pub(super) fn in_subsystem(name: &str) -> Error {
     Error::unsupported(format!(
         "\"{name}\" is in a subsystem: such disks and their namespaces belong into the configuration \
@@ -296,7 +296,7 @@ pub(super) fn in_subsystem(name: &str) -> Error {
     ))
 }
 
-/// That a client keeps a disk from being removed.
+/// Returns the error for the removal of a disk with an attached client.
 pub(super) fn attached(name: &str) -> Error {
     Error::conflict(format!(
         "a client is attached to \"{name}\": detach it first, or force the removal. (To take a \
@@ -314,7 +314,7 @@ fn has_client(front: &mut Front) -> bool {
     }
 }
 
-/// Its controller, if the front-end of this number has one.
+/// Returns the controller of the front-end with this number, if it is a controller.
 pub(super) fn controller(thread: &mut Worker, owner: u16) -> Result<&mut NvmeFront, Error> {
     match thread.front_mut(owner) {
         Some(Front::Nvme(front)) => Ok(front),
@@ -330,8 +330,8 @@ pub(super) fn keep(volumes: &[(u32, Weak<dyn Volume>)]) -> Vec<Arc<dyn Volume>> 
     volumes.filter_map(|(_, volume)| volume.upgrade()).collect()
 }
 
-/// Closes volumes after everybody else has: queues of all workers, who asks for a size. So it is
-/// this thread that waits while memory is freed or a file is closed, and no worker.
+/// Closes volumes after all other owners have: queues of all workers, and threads that query a
+/// size. The caller's thread, and no worker, then waits while memory is freed or a file is closed.
 pub(super) fn close_last<T: ?Sized>(volumes: Vec<Arc<T>>) {
     let limit = Instant::now() + CLOSED;
     while volumes.iter().any(|volume| Arc::strong_count(volume) > 1) {

@@ -10,7 +10,7 @@ use control::api::DiskKind;
 use std::path::{Path, PathBuf};
 use volume::path_of_url;
 
-/// What one front-end is to serve.
+/// Configuration of one front-end: a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskSpec {
     Controller(ControllerSpec),
@@ -46,13 +46,14 @@ impl DiskSpec {
         specs
     }
 
-    /// The same, with what [`DiskSpec::all`] says beside.
+    /// Returns the disk with the defaults of [`DiskSpec::all`] written into it.
     pub fn completed(mut self) -> Self {
         self.complete();
         self
     }
 
-    /// Says what else would count by its place: its name, the IDs of its namespaces.
+    /// Sets the values that would otherwise depend on the position: the disk's name, the IDs of its
+    /// namespaces.
     pub(super) fn complete(&mut self) {
         match self {
             Self::Controller(spec) => {
@@ -78,7 +79,7 @@ impl DiskSpec {
         }
     }
 
-    /// What it is called.
+    /// Returns the disk's name.
     pub fn name(&self) -> String {
         match self {
             Self::Controller(spec) => spec.any_name(),
@@ -88,7 +89,7 @@ impl DiskSpec {
         }
     }
 
-    /// Where it stands in a file.
+    /// Location in the configuration file.
     pub fn origin(&self) -> &Origin {
         match self {
             Self::Controller(spec) => &spec.origin,
@@ -98,7 +99,7 @@ impl DiskSpec {
         }
     }
 
-    /// It shares its namespaces with other disks.
+    /// Returns whether the disk shares its namespaces with other disks.
     pub fn is_in_subsystem(&self) -> bool {
         matches!(self, Self::Controller(spec) if spec.subsystem.is_some())
     }
@@ -111,7 +112,7 @@ impl DiskSpec {
         }
     }
 
-    /// Who may connect to its socket.
+    /// Returns the access to the disk's socket.
     pub fn access(&self) -> Option<&SocketAccess> {
         match self {
             Self::Controller(spec) => Some(&spec.access),
@@ -156,7 +157,7 @@ impl DiskSpec {
         files
     }
 
-    /// Its table in a configuration file.
+    /// Returns the disk's table for a configuration file.
     pub fn to_table(&self) -> toml::Table {
         match self {
             Self::Controller(spec) => with_namespaces(file::to_table(spec), &spec.namespaces),
@@ -174,10 +175,10 @@ fn with_namespaces(mut table: toml::Table, namespaces: &[NamespaceSpec]) -> toml
     table
 }
 
-/// A configuration file that says this.
+/// Writes a configuration file with this process table and these disks.
 ///
 /// # Errors
-/// It cannot be written down.
+/// The configuration cannot be written as a file.
 pub fn to_file<'a>(
     process: Option<toml::Table>,
     disks: impl Iterator<Item = &'a DiskSpec>,

@@ -1,10 +1,10 @@
-//! What is served changes while the process runs: disks and namespaces come and go, by request
+//! Changes of the served disks at run time: disks and namespaces are added and removed by request
 //! ([`control::Daemon`]) or by a new configuration.
 //!
-//! [`Table`] has what runs, under its names. A change takes its disk out of all others' hands, is
-//! done on a thread that may hang, and has its effect in one step or not at all. A configuration is
-//! compared with the table ([`plan`]); what it cannot have is said before anything is done, and
-//! what fails on the way is undone.
+//! [`Table`] lists the running disks by name. A change reserves its disk, runs on a thread that may
+//! hang, and takes effect in one step or not at all. A configuration is compared with the table
+//! ([`plan`]): changes that are impossible are refused before anything is done, and a change that
+//! fails midway is undone.
 
 mod allow;
 mod ana;
@@ -37,24 +37,24 @@ use control::api::EventKind;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-/// Changes what a process serves.
+/// Manager of the disks that a process serves, at run time.
 pub struct Manager {
     crew: Arc<Crew>,
     allow: Allow,
-    /// What the descriptors last for.
+    /// Room for descriptors: the number of disks that fit into the limit.
     room: Room,
     /// The process as it was configured.
     process: ProcessSpec,
-    /// The same without the command line's flags.
+    /// Configuration of the process without the command line's flags.
     said: ProcessSpec,
     /// The configuration that it was started with, to be read again.
     config: Option<PathBuf>,
-    /// One configuration at a time.
+    /// Held while a configuration is applied: one at a time.
     applying: Mutex<()>,
 }
 
 impl Manager {
-    /// Of a process that serves.
+    /// Makes the manager of a serving process.
     pub fn new(crew: Arc<Crew>, room: Room, process: ProcessSpec) -> Arc<Self> {
         let daemon = crew.options.daemon.clone().unwrap_or_default();
         Arc::new(Self {
@@ -88,7 +88,7 @@ impl Manager {
         Ok(volumes.map(str::to_owned).collect())
     }
 
-    /// What has to be unique is, and there are descriptors for all.
+    /// Checks that unique values are unique, and that there are descriptors for all disks.
     fn check_all<'a>(&self, disks: impl Iterator<Item = &'a DiskSpec>) -> Result<(), Error> {
         let specs = DiskSpec::specs(disks);
         let checked = check(&specs, self.crew.options.control.as_deref());
@@ -97,13 +97,13 @@ impl Manager {
         room.map_err(|error| Error::conflict(format!("{error:#}")))
     }
 
-    /// Nothing of a disk is wrong whatever else is there.
+    /// Checks a disk by itself, without regard to other disks.
     fn check_alone(&self, disk: &DiskSpec) -> Result<(), Error> {
         let checked = check(&DiskSpec::specs(std::iter::once(disk)), None);
         checked.map_err(|error| Error::invalid(format!("{error:#}")))
     }
 
-    /// The same of a disk beside all others.
+    /// Checks a disk together with all other disks.
     fn check_beside(&self, name: &str, disk: &DiskSpec) -> Result<(), Error> {
         let table = self.crew.table.served();
         let others = table.iter().filter(|(other, _)| other != name);
@@ -111,7 +111,7 @@ impl Manager {
         self.check_all(others.chain(std::iter::once(disk)))
     }
 
-    /// Tells who listens.
+    /// Sends an event to all listeners, and records the new state.
     fn tell(&self, kind: EventKind, disk: &str, nsid: Option<u32>) {
         let table = self.crew.table.served();
         let disks = table.iter().map(|(_, entry)| &entry.spec);

@@ -146,7 +146,7 @@ impl Manager {
         })
     }
 
-    /// The same of a disk that was taken for it.
+    /// Detaches a namespace of a disk that the caller has taken.
     pub(super) fn detach_taken(&self, mut taken: Taken, nsid: u32) -> Result<(), Error> {
         let name = taken.name.clone();
         let (DiskSpec::Controller(disk), Server::Worker { worker, owner }) =
@@ -168,7 +168,7 @@ impl Manager {
                 ))),
             }
         })?;
-        // Nobody finds it any more, whatever its volume does.
+        // The namespace is no longer listed, whatever its volume does.
         disk.namespaces.retain(|ns| ns.nsid != Some(nsid));
         taken.running.volumes = left;
         taken.changed();

@@ -1,4 +1,4 @@
-//! What a configuration changes: told in words before anything happens, then done, or undone.
+//! Application of a configuration: its changes are planned as text first, then done, or undone.
 
 use super::ana;
 use super::bounded::bounded;
@@ -13,24 +13,24 @@ use control::api::{AnaState, Plan, Refusal};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Whose absence from a configuration removes a disk.
+/// Disks that a configuration removes by not naming them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     /// Everything that it does not name.
     All,
-    /// Only what a configuration had named before.
+    /// Only disks that an earlier configuration named.
     OfConfig,
 }
 
-/// One thing to be done.
+/// One change of a plan.
 enum Step {
     Add(DiskSpec),
     Remove(String),
-    /// Its host reaches namespaces otherwise.
+    /// Changes the ANA states of a disk's groups.
     Ana(String, BTreeMap<u32, AnaState>),
-    /// Nobody is attached: it goes, and comes again.
+    /// Removes and adds a disk that has no client.
     Replace(DiskSpec),
-    /// Its client goes on.
+    /// Attaches and detaches namespaces while the client stays attached.
     Namespaces {
         name: String,
         gone: Vec<u32>,
@@ -38,20 +38,20 @@ enum Step {
     },
 }
 
-/// What was done, and how it is undone.
+/// A change that was made, with the data to undo it.
 enum Done {
     Added(String),
     /// Reached so before.
     Ana(String, BTreeMap<u32, AnaState>),
     Removed(DiskSpec, Source),
-    /// One that was not served.
+    /// An unavailable disk that was removed.
     Forgotten(Box<Entry>),
     Attached(String, u32),
     Detached(String, NamespaceSpec),
 }
 
 impl Manager {
-    /// Makes what is served be what a configuration says.
+    /// Applies a configuration.
     pub(super) fn reconcile(
         self: &Arc<Self>,
         wanted: &Specs,
@@ -88,7 +88,7 @@ impl Manager {
             });
         }
         for done in done {
-            // What was kept of it is another disk's by now, or nobody's.
+            // The disk's kept descriptors belong to another disk by now, or to none.
             if let Done::Forgotten(entry) = done {
                 give_up(&entry.spec);
             }
@@ -158,7 +158,7 @@ impl Manager {
                 steps.push(Step::Add(disk));
                 continue;
             };
-            // One that is unavailable is tried again anyway.
+            // An unavailable disk is retried in any case.
             if entry.spec == disk {
                 plan.unchanged.push(name);
                 continue;
@@ -171,7 +171,7 @@ impl Manager {
                 Err(error) => refuse(&name, error.message),
             }
         }
-        // What has to be unique, among all that is to be served then.
+        // Values that have to be unique among all disks of the new configuration.
         if plan.refused.is_empty() {
             self.check_together(&table, &steps)?;
         }
@@ -283,7 +283,7 @@ impl Manager {
 
     /// Options of the process that differ: they count from the next start on.
     fn process_change(&self, wanted: &ProcessSpec) -> Option<String> {
-        // A description of disks alone says nothing about the process.
+        // A configuration without a process table does not change the process.
         if [&self.process, &self.said, &ProcessSpec::default()].contains(&wanted) {
             return None;
         }
@@ -301,8 +301,8 @@ impl Manager {
         source: Source,
         done: &mut Vec<Done>,
     ) -> Result<(), Error> {
-        // Everything new is opened before anything goes: it may not be there. Only what is to be
-        // opened a second time has to wait until it is closed.
+        // Everything new is opened before anything is removed: it may not exist. Only a volume or
+        // socket that is opened a second time waits until it is closed.
         let mut ready: BTreeMap<String, Ready> = BTreeMap::new();
         let mut namespaces: BTreeMap<(String, u32), Opened> = BTreeMap::new();
         for step in &steps {
@@ -362,7 +362,8 @@ impl Manager {
         Ok(())
     }
 
-    /// One of its volumes or its socket is another disk's, which is to go first.
+    /// Returns whether another disk has one of the disk's volumes or its socket, and has to be
+    /// removed first.
     fn is_in_use(&self, spec: &DiskSpec) -> bool {
         let table = self.crew.table.served();
         table.iter().any(|(_, entry)| {
@@ -439,7 +440,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Undoes what was done, the last first. What could not be undone.
+    /// Undoes changes, the last first. Returns the changes that could not be undone.
     fn undo(self: &Arc<Self>, done: Vec<Done>) -> Vec<String> {
         let mut left = Vec::new();
         for done in done.into_iter().rev() {
@@ -463,7 +464,7 @@ impl Manager {
     }
 }
 
-/// The same disk, as if nothing were said of how its namespaces are reached.
+/// Returns the disk without the ANA states of its namespaces.
 fn without_ana(spec: &ControllerSpec) -> ControllerSpec {
     let mut same = spec.clone();
     let namespaces = same.namespaces.iter_mut();
@@ -475,7 +476,7 @@ fn differing(now: &DiskSpec, then: &DiskSpec) -> String {
     differing_keys(&now.to_table(), &then.to_table())
 }
 
-/// Keys whose values differ.
+/// Returns the keys with different values.
 fn differing_keys(now: &toml::Table, then: &toml::Table) -> String {
     let mut keys: Vec<&String> = now.keys().chain(then.keys()).collect();
     keys.sort();

@@ -1,5 +1,6 @@
-//! Errors of this program as a control client is told of them. What its request caused is told
-//! apart from what this process or its machine could not do: the status of the answer says so.
+//! Conversion of this program's errors to errors of the control API. Errors that the request caused
+//! are distinguished from failures of this process or its machine: the status of the answer shows
+//! which.
 
 use control::{Error, ErrorKind};
 use controller::ConfigError;
@@ -9,7 +10,7 @@ use vfio_user::ListenError;
 use volume::gpt::GptError;
 use volume::{OpenError, VolumeError};
 
-/// An error as a control client is told of it.
+/// Converts an error to an error of the control API.
 pub(super) fn failed(error: anyhow::Error) -> Error {
     let kind = error.chain().find_map(|cause| {
         let open = cause.downcast_ref().map(of_open);
@@ -46,12 +47,12 @@ fn of_open(error: &OpenError) -> ErrorKind {
         OpenError::Overlap(_) => ErrorKind::Conflict,
         OpenError::Volume(error) => of_volume(error),
         OpenError::Named { why, .. } => of_open(why),
-        // Of a kind of volume that knows by itself.
+        // Error of a kind of volume with its own error type.
         _ => ErrorKind::Failed,
     }
 }
 
-/// The same of what a volume says of itself.
+/// Returns the kind of a volume's error.
 pub(super) fn of_volume(error: &VolumeError) -> ErrorKind {
     match error {
         VolumeError::Locked { .. } | VolumeError::FixedSize => ErrorKind::Conflict,

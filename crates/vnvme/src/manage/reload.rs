@@ -39,9 +39,9 @@ impl Manager {
         self.reconcile(&specs, Scope::OfConfig, false)
     }
 
-    /// The same, for the log.
+    /// Reloads the configuration, and logs the result.
     pub fn reload_and_tell(self: &Arc<Self>) {
-        // Nobody would ask again.
+        // No caller would repeat the request.
         while self.wait_started().is_err() {}
         match self.reload() {
             Ok(plan) if plan.refused.is_empty() => tracing::info!(

@@ -1,4 +1,4 @@
-//! What a control client asks for, read as the configuration file's tables.
+//! Conversion of a control client's request to the tables of a configuration file.
 
 use super::DiskSpec;
 use crate::options::{Spec, url};
@@ -8,7 +8,7 @@ use control::api::DiskKind;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What a control client sent, as a file would have it. A key without a value is not there.
+/// Converts a JSON value of a request to TOML. `null` means an absent key.
 fn toml_of(json: Value) -> Option<toml::Value> {
     Some(match json {
         Value::Null => return None,
@@ -25,7 +25,7 @@ fn toml_of(json: Value) -> Option<toml::Value> {
     })
 }
 
-/// The same of an object.
+/// Converts a JSON object of a request to a TOML table.
 pub fn table_of(map: Map<String, Value>) -> toml::Table {
     let pairs = map.into_iter();
     pairs

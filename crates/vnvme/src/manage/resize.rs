@@ -22,7 +22,7 @@ fn fixed_by(disk: &DiskSpec, nsid: u32) -> Option<&'static str> {
 }
 
 impl Manager {
-    /// Resizes a namespace's volume. Its server is told.
+    /// Resizes a namespace's volume, and notifies the thread that serves it.
     pub(super) fn resize_namespace(
         self: &Arc<Self>,
         name: &str,

@@ -16,12 +16,12 @@ use std::path::Path;
 
 const HEAD: &str = "# Disks that were added while vnvme ran; it writes this file itself.\n";
 
-/// Reads what an earlier process has kept. Nothing, where there was none.
+/// Reads the disks that an earlier process has kept. Empty if there is no file.
 ///
 /// # Errors
 /// The file cannot be read, or is no state.
 pub fn read_state(path: &Path) -> Result<Specs> {
-    // What cannot be looked at may be there.
+    // A path that cannot be examined may exist.
     let there = path.try_exists();
     if !there.with_context(|| format!("{}", path.display()))? {
         return Ok(Specs::default());
@@ -52,10 +52,11 @@ pub struct StateLock {
 }
 
 impl StateLock {
-    /// Takes it. What is locked is a file beside the state, which is replaced as it is written.
+    /// Takes the lock. The locked file stands beside the state, since the state's own file is
+    /// replaced by each write.
     ///
     /// # Errors
-    /// Another process has it; the file cannot be made, and so the state could not be.
+    /// Another process has the lock; the file cannot be made, and so the state could not be.
     pub fn take(state: &Path) -> Result<Self> {
         let mut name = state
             .file_name()
@@ -89,7 +90,7 @@ impl StateLock {
     }
 }
 
-/// Of disks that were kept, those that can stand beside what is configured; and the rest.
+/// Splits kept disks into those that can be served beside the configured ones, and the rest.
 pub fn beside(
     configured: &Specs,
     kept: &[DiskSpec],
@@ -116,8 +117,8 @@ pub fn beside(
     (served, rest)
 }
 
-/// Leaves out of the state what the configuration has by now, under the same name: it counts, as
-/// where somebody has written down with `vnvme save` what ran. The rest, which is the state then.
+/// Removes disks from the state that are configured by now under the same name: the configuration
+/// takes precedence, for example after `vnvme save`. Returns the remaining state.
 pub fn without_configured(path: &Path, mut kept: Specs, configured: &Specs) -> Specs {
     let configured: BTreeSet<String> = names(configured).collect();
     let twice: Vec<String> = names(&kept)
@@ -134,7 +135,7 @@ pub fn without_configured(path: &Path, mut kept: Specs, configured: &Specs) -> S
     let twice: BTreeSet<String> = twice.into_iter().collect();
     kept.retain_disks(|name| !twice.contains(name));
     let disks = DiskSpec::all(&kept);
-    // Else one that leaves the configuration later would come back.
+    // Otherwise a disk that is removed from the configuration later would return.
     tell_failure(path, write_state(path, disks.iter()));
     kept
 }
@@ -179,9 +180,9 @@ fn replace(path: &Path, text: &str) -> Result<()> {
 }
 
 impl Manager {
-    /// Writes down what was added while the process ran, and what the next process is to serve.
+    /// Writes the state file with the added disks, and the record for the next process.
     pub fn keep_state(&self) {
-        // In the order of what happens.
+        // The lock keeps the writes in the order of the changes.
         let _writing = self.crew.table.writing();
         let table = self.crew.table.all();
         let there = table.iter().filter(|(_, entry)| {
@@ -228,7 +229,7 @@ mod tests {
         fs::write(path("file"), "").unwrap();
         fs::create_dir(path("folder")).unwrap();
         std::os::unix::fs::symlink("loop", path("loop")).unwrap();
-        // Those that cannot be looked at; for root, no permission is missing.
+        // Paths that cannot be examined. For root, no permission is missing.
         for (name, why) in [
             ("file/state", "Not a directory"),
             ("loop", "symbolic links"),
@@ -246,8 +247,7 @@ mod tests {
         replace(&path, "# one\n").unwrap();
         replace(&path, "# two\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "# two\n");
-        // One that was left half written is no hindrance; one that cannot be written leaves the
-        // old one.
+        // A file that was left half written does not matter. A failed write leaves the old file.
         fs::write(dir.path().join("state.new"), "[[contr").unwrap();
         replace(&path, "# three\n").unwrap();
         assert_eq!(read_state(&path).unwrap(), Specs::default());

@@ -1,4 +1,4 @@
-//! What runs: every disk under its name, and what is being done to it.
+//! The running disks by name, with the changes under way.
 
 use super::DiskSpec;
 use crate::check::check;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::Volume;
 
-/// Where a disk is from.
+/// Source of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The configuration: a reload that does not find it there removes it.
@@ -21,7 +21,7 @@ pub enum Source {
     Runtime,
 }
 
-/// Who serves a disk.
+/// Server of a disk: a worker or the thread of block devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
     /// A front-end of this number on the worker of this index.
@@ -34,7 +34,7 @@ pub enum Server {
 #[derive(Clone, Debug)]
 pub struct Running {
     pub server: Server,
-    /// Its volumes by their NSIDs, which are not kept open by this.
+    /// Volumes of the disk by their NSIDs, as weak references.
     pub volumes: Vec<(u32, Weak<dyn Volume>)>,
     /// To be written to when one of them was resized.
     pub resized: Arc<OwnedFd>,
@@ -49,7 +49,7 @@ pub struct Entry {
     pub running: Option<Running>,
     /// Why it is not served, of one that is unavailable.
     pub failed: Option<Arc<Failed>>,
-    /// What is being done to it.
+    /// Description of the change that is under way.
     pub busy: Option<&'static str>,
 }
 
@@ -59,7 +59,7 @@ pub struct Failed {
     pub why: String,
     /// A process has opened its volumes since it was configured.
     pub was_opened: bool,
-    /// It is counted as long as it is not served.
+    /// Entry in the list of unavailable disks, which counts them.
     pub _counted: Arc<Listing<String>>,
 }
 
@@ -97,7 +97,7 @@ impl Table {
         self.completed.notify_all();
     }
 
-    /// Waits until it is known what is served, at most so long. Whether it is.
+    /// Waits until all disks of the start are known, for at most `limit`. Returns whether they are.
     pub fn wait_complete(&self, limit: Duration) -> bool {
         let complete = self.complete.lock().unpoisoned();
         let waited = self
@@ -106,7 +106,7 @@ impl Table {
         *waited.unpoisoned().0
     }
 
-    /// For who writes down what there is: one at a time.
+    /// Locks the state file for a write: one writer at a time.
     pub(super) fn writing(&self) -> MutexGuard<'_, ()> {
         self.writing.lock().unpoisoned()
     }
@@ -139,7 +139,7 @@ impl Table {
         self.lock().insert(entry.spec.name(), entry);
     }
 
-    /// Forgets a disk that could not be served. What it was; nothing of any other disk.
+    /// Removes a disk from the table if it is unavailable and not busy. Returns its entry.
     pub fn forget(&self, name: &str) -> Option<Entry> {
         let mut entries = self.lock();
         let entry = entries.get(name)?;
@@ -173,7 +173,7 @@ impl Table {
     /// Takes an unavailable disk whose volumes are open by now, to serve it.
     ///
     /// # Errors
-    /// It has been removed or changed; another disk has what has to be unique of it.
+    /// The disk has been removed or changed; another disk has one of its unique values.
     pub fn take_unavailable(
         self: &Arc<Self>,
         name: &str,
@@ -221,8 +221,8 @@ impl Table {
             .collect()
     }
 
-    /// The same without those that could not be served, which have nothing that others could not
-    /// have.
+    /// Returns all disks except the unavailable ones, which do not block the names and values of
+    /// other disks.
     pub fn served(&self) -> Vec<(String, Entry)> {
         let mut all = self.all();
         all.retain(|(_, entry)| entry.failed.is_none());
@@ -406,12 +406,12 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// It is gone.
+    /// Removes the disk from the table.
     pub fn gone(self) {
         self.table.lock().remove(&self.name);
     }
 
-    /// It has changed: as this is by now.
+    /// Stores this disk's changes in the table.
     pub fn changed(&self) {
         if let Some(entry) = self.table.lock().get_mut(&self.name) {
             entry.spec = self.spec.clone();

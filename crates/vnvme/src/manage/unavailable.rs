@@ -1,7 +1,7 @@
 //! Disks that are unavailable: a volume, or a file beside it, cannot be opened. All other disks are
-//! served meanwhile. Each is tried again as long as the process runs, with growing pauses, by the
-//! calls that serve a disk at the start: what an earlier process has left of it, its client among
-//! that, is gone on with.
+//! served meanwhile. Each is retried as long as the process runs, with growing pauses, by the calls
+//! that serve a disk at the start. A retry continues from the state that an earlier process has
+//! left of the disk, including its client.
 
 use super::Manager;
 use super::table::Failed;
@@ -21,12 +21,12 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 const SANDBOX: &str = "; the sandbox may keep this process from it: vnvme upgrade has another one \
                        take its place, which opens the disk";
 
-/// Held while a disk is tried that others have died of.
+/// Held while a disk is retried whose recovery has ended earlier processes.
 static ALONE: Mutex<()> = Mutex::new(());
 
 impl Manager {
-    /// Tries again to serve what is unavailable now, for as long as it is: each disk on a thread of
-    /// its own, for a file that is being opened may hang.
+    /// Retries the unavailable disks for as long as they are unavailable. Each disk has a thread of
+    /// its own, because opening a file may hang.
     pub fn retry_unavailable(self: &Arc<Self>) {
         let all = self.crew.table.all().into_iter();
         let mut any = !self.crew.options.unavailable.disks.is_empty();
@@ -118,8 +118,8 @@ impl Manager {
         events.send(EventKind::Error, name, None, Some(message));
     }
 
-    /// Closes what is kept of disks that are still unavailable at the end of the process, and
-    /// removes the files of their sockets.
+    /// Closes the kept descriptors of disks that are still unavailable at the end of the process,
+    /// and removes the files of their sockets.
     pub fn end_unavailable(&self) {
         for (_, entry) in self.crew.table.all() {
             if entry.failed.is_some() {

@@ -1,9 +1,9 @@
-//! What a program can be built without: the cargo features `vfio`, `ublk`, `vhost-user-blk` and
-//! `qcow2`.
+//! Optional parts of the program: the cargo features `vfio`, `ublk`, `vhost-user-blk` and `qcow2`.
 //!
-//! Options, configuration and the rest of the program are the same in every build. Where a part is
-//! left out, types of its crate's names stand here that nobody can make, and [`check`] says which
-//! feature is missing before anything is opened. (`driver` does the same for `vfio`.)
+//! Options, configuration and the rest of the program are the same in every build. In place of an
+//! absent part, this module has types of its crate's names that cannot be constructed, and
+//! [`check`] names the missing feature before anything is opened. (`driver` does the same for
+//! `vfio`.)
 
 #[cfg(feature = "ublk")]
 pub use ::ublk;
@@ -57,12 +57,12 @@ macro_rules! absent_frontend {
 #[cfg(not(all(feature = "ublk", feature = "vhost-user-blk")))]
 use absent_frontend;
 
-/// What is said where a part is missing.
+/// Returns the message for an absent part.
 fn missing(what: &str, feature: &str) -> String {
     format!("{what}: this vnvme was built without it (cargo feature \"{feature}\")")
 }
 
-/// Refuses what this program was built without.
+/// Refuses disks that need a part which is absent from this build.
 ///
 /// # Errors
 /// A sentence for the user, which names the feature.
@@ -91,7 +91,7 @@ pub fn check_vfio() -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Of whatever was compiled in: `make test-guests` runs it with all parts and with none.
+    /// Covers the present build: `make test-guests` runs the test with all parts and with none.
     #[test]
     fn what_is_missing_is_named() {
         let specs = |text: &str| -> Specs { toml::from_str(text).unwrap() };

@@ -22,7 +22,7 @@ impl std::fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// As the crate's own.
+/// Type of the same name in the crate.
 pub type Attach = Box<dyn Fn(&Memory) -> Option<Box<dyn Any>>>;
 
 /// How the guest would see the volume.
@@ -36,7 +36,7 @@ pub struct DiskOptions {
     pub write_cache: bool,
 }
 
-/// What would be served.
+/// Configuration of an export.
 #[expect(dead_code, reason = "it is said, and not looked at")]
 pub struct Export {
     pub volume: Arc<dyn Volume>,
@@ -51,7 +51,7 @@ pub struct Export {
     pub span: tracing::Span,
 }
 
-/// What serves it.
+/// Back-end that cannot be constructed.
 pub enum Backend {}
 
 absent_frontend!(Backend, Error);

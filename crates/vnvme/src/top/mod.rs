@@ -1,8 +1,8 @@
 //! `vnvme top`: the disks of a running daemon, live in the terminal.
 //!
-//! Every second (`--interval`) it asks the daemon for a snapshot; [`rates`] says what happened
-//! between two and [`recent`] what was timed in those before, [`mod@screen`] makes lines of it, and
-//! [`terminal`] shows them.
+//! Every second (`--interval`) it requests a snapshot from the daemon. [`rates`] computes the
+//! changes between two snapshots, [`recent`] adds the times of earlier intervals, [`mod@screen`]
+//! formats the lines, and [`terminal`] shows them.
 
 mod rates;
 mod recent;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use terminal::{Input, Terminal};
 use volume::parse_duration;
 
-/// Columns of what is printed once.
+/// Columns of a screen that is printed once.
 const WIDTH: usize = 80;
 
 /// The command line of `vnvme top`.
@@ -61,7 +61,7 @@ impl TopArgs {
     pub fn run(self) -> Result<()> {
         let mut before = self.snapshot()?;
         let mut recent = Recent::default();
-        // What was timed before counts, too, until there is enough that is newer.
+        // Times of earlier commands count, too, until there are enough newer ones.
         recent.widen(&mut Rates::between(&Snapshot::default(), &before));
         let mut between = |before: &Snapshot, now: &Snapshot| {
             let mut rates = Rates::between(before, now);
@@ -97,7 +97,7 @@ impl TopArgs {
                 }
                 Input::End(signal) => {
                     drop(terminal);
-                    // As it would have ended without a handler: its parent can tell.
+                    // The same end as without a handler, which the parent can distinguish.
                     return Ok(emulate_default_handler(signal)?);
                 }
             }

@@ -1,4 +1,4 @@
-//! What happened between two snapshots, for each disk.
+//! Rates of each disk between two snapshots.
 
 use super::recent::Times;
 use metrics::{Disk, Distribution, Namespace, Snapshot};
@@ -69,7 +69,7 @@ pub struct WorkerRates {
 /// Everything in an interval.
 #[derive(Clone, Debug, Default)]
 pub struct Rates {
-    /// Its end, by a clock that never goes back while the daemon runs.
+    /// End of the interval, by a clock that never runs backwards while the daemon runs.
     pub at_ns: u64,
     pub disks: Vec<DiskRates>,
     pub workers: Vec<WorkerRates>,
@@ -110,7 +110,7 @@ fn of_disk(namespaces: &[NamespaceRates]) -> Times {
     all
 }
 
-/// What a counter has grown by; one of another process begins at 0.
+/// Returns the growth of a counter. A counter of a new process begins at 0.
 fn grown(now: u64, before: u64) -> f64 {
     match now.checked_sub(before) {
         Some(difference) => difference as f64,
@@ -119,8 +119,8 @@ fn grown(now: u64, before: u64) -> f64 {
 }
 
 impl Rates {
-    /// What happened between two snapshots of one daemon. Of what was not there before, everything
-    /// happened since.
+    /// Computes the rates between two snapshots of one daemon. A counter without an earlier value
+    /// counts from 0.
     pub fn between(before: &Snapshot, now: &Snapshot) -> Self {
         let interval = grown(now.at_ns, before.at_ns).max(1.0) / 1e9;
         let nothing = Disk::default();

@@ -6,9 +6,9 @@ use metrics::Distribution;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-/// A 99th percentile of fewer says little.
+/// Minimum number of times for a meaningful 99th percentile.
 const ENOUGH: u64 = 100;
-/// What is older is not shown.
+/// Maximum age of the times that are shown.
 const OLDEST: Duration = Duration::from_secs(60);
 
 /// Times, and whether they are of more than the last interval.
@@ -25,7 +25,7 @@ pub struct Recent {
     disks: HashMap<String, (Window, HashMap<u32, ByKind<Window>>)>,
 }
 
-/// Those of one disk, or of one kind of command: no more intervals than are needed.
+/// Times of one disk, or of one kind of command: no more intervals than are needed.
 #[derive(Debug, Default)]
 struct Window(VecDeque<Slot>);
 
@@ -37,7 +37,7 @@ struct Slot {
 }
 
 impl Window {
-    /// Enters what was timed in an interval that ended now; answers what is to be shown.
+    /// Adds the times of an interval that ended now, and returns the times to be shown.
     fn enter(&mut self, at_ns: u64, times: &Distribution) -> Times {
         let slot = Slot {
             at_ns,
@@ -151,7 +151,7 @@ mod tests {
         let counts = disk.namespaces[0].latency.each_ref();
         assert_eq!(counts.map(|kind| kind.times.count()), [0, 2, 0, 0]);
         assert!(!disk.namespaces[0].latency[1].is_longer);
-        // One that had gone begins again.
+        // A disk that disappeared begins again.
         let mut third = rates(3, &["a", "b"]);
         recent.widen(&mut third);
         assert_eq!(third.disks[1].latency.times, times(7, 3));

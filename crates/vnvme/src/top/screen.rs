@@ -1,5 +1,5 @@
-//! The screen as lines of text: what is shown follows from the rates, the choices of the user and
-//! the size alone.
+//! The screen as lines of text, which depend only on the rates, the choices of the user and the
+//! size.
 
 use super::rates::{DiskRates, NamespaceRates, Rates};
 use super::recent::Times;
@@ -60,17 +60,17 @@ impl Sort {
     }
 }
 
-/// What the user has chosen.
+/// Choices of the user.
 #[derive(Clone, Debug, Default)]
 pub struct Choices {
     sort: Sort,
-    /// Only disks whose name has this are shown.
+    /// Text that a disk's name has to contain to be shown.
     filter: String,
     /// The filter is being typed.
     typing: bool,
     /// The disk that the cursor is on.
     selected: Option<String>,
-    /// It is shown by itself.
+    /// The selected disk is shown alone.
     opened: bool,
 }
 
@@ -89,7 +89,7 @@ pub enum Key {
 const FILTER_MAX: usize = 64;
 
 impl Choices {
-    /// Those of the command line.
+    /// Makes the choices of the command line.
     pub fn new(sort: Sort, filter: String) -> Self {
         Self {
             sort,
@@ -412,7 +412,7 @@ fn namespace_lines(namespace: &NamespaceRates) -> Vec<Line> {
     lines
 }
 
-/// Of what has done nothing lately there is none to show.
+/// Formats a percentile. A disk without recent operations has none.
 fn percentile(latency: &Times, operations: f64, part: f64) -> String {
     let found = latency.times.percentile(part);
     let found = found.filter(|_| operations > 0.0);
@@ -454,7 +454,8 @@ fn time_of(nanoseconds: u64) -> String {
     scaled(nanoseconds as f64, 1000.0, &["ns", "us", "ms", "s"])
 }
 
-/// Without what a terminal would do something about: names come from others.
+/// Replaces control and format characters, since names are input from outside and a terminal would
+/// interpret them.
 pub fn clean(text: &str) -> String {
     let plain = |c: char| !c.is_control() && !is_format(c);
     let shown = text.chars().map(|c| if plain(c) { c } else { '?' });

@@ -17,9 +17,9 @@ use std::time::Instant;
 /// The other screen of the terminal, without the cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
-/// The size where the terminal does not say.
+/// Size of a terminal that does not report it.
 const SIZE: (usize, usize) = (80, 24);
-/// They end the program, or stop it for a while, or say that the window has another size.
+/// Signals that end the program, suspend it, or report a new size of the window.
 const SIGNALS: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH];
 
 /// How the terminal was while it is taken.
@@ -32,7 +32,7 @@ pub struct Terminal {
     woken: UnixStream,
 }
 
-/// What comes from outside.
+/// Input of the user or the system.
 #[derive(Debug)]
 pub enum Input {
     /// Keys that were pressed; none when the time is over, or all has to be drawn again.
@@ -49,7 +49,7 @@ impl Terminal {
     pub fn open() -> io::Result<Self> {
         tcgetattr(io::stdin())?;
         tcgetattr(io::stdout())?;
-        // It notes a signal before the socket is written to.
+        // This handler notes a signal before the socket is written to.
         let signals = Signals::new(SIGNALS)?;
         let (woken, writer) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
@@ -58,7 +58,7 @@ impl Terminal {
         }
         let terminal = Self { signals, woken };
         static HOOK: Once = Once::new();
-        // What a panic says is read on the screen that stays.
+        // The message of a panic is printed on the screen that stays.
         HOOK.call_once(|| {
             let before = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
@@ -83,7 +83,7 @@ impl Terminal {
     /// Draws all lines, and clears the rest.
     ///
     /// # Errors
-    /// The terminal has gone.
+    /// The terminal is closed.
     pub fn draw(&self, lines: &[Line]) -> io::Result<()> {
         let mut text = String::from("\x1b[H");
         for (i, line) in lines.iter().enumerate() {
@@ -100,10 +100,10 @@ impl Terminal {
         write(&text)
     }
 
-    /// What comes until then; returns with the first.
+    /// Waits for input until the given time, and returns the first.
     ///
     /// # Errors
-    /// The terminal has gone.
+    /// The terminal is closed.
     pub fn wait(&mut self, until: Instant) -> io::Result<Input> {
         let stdin = io::stdin();
         loop {
@@ -143,7 +143,7 @@ impl Terminal {
 
     fn signalled(&mut self) -> io::Result<Input> {
         let mut bytes = [0; 64];
-        // One that comes after this wakes again.
+        // A signal that arrives after this read wakes the program again.
         while self.woken.read(&mut bytes).is_ok_and(|read| read > 0) {}
         for signal in self.signals.pending() {
             match signal {
@@ -176,7 +176,7 @@ fn enter() -> io::Result<()> {
     write(ENTER)
 }
 
-/// Makes it what it was, once.
+/// Restores the terminal's earlier settings, once.
 fn leave() {
     let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(before) = taken {
@@ -191,7 +191,7 @@ fn write(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// What a terminal sends for keys; what is not known is left out.
+/// Decodes the bytes that a terminal sends for keys; unknown sequences are ignored.
 fn decode(bytes: &[u8]) -> Vec<Key> {
     let text = String::from_utf8_lossy(bytes);
     let (mut keys, mut rest) = (Vec::new(), &*text);
@@ -227,7 +227,7 @@ mod tests {
     use std::fs::File;
     use std::process::Command;
 
-    /// Not a test: what the next one runs in a terminal.
+    /// Not a test: the process that the next test runs in a terminal.
     #[test]
     #[ignore = "a process that another test starts: cargo test -p vnvme terminal"]
     fn panics_in_a_terminal() {

@@ -40,7 +40,7 @@ impl Lingering {
 }
 
 impl Lingering {
-    /// One more.
+    /// Makes another descriptor.
     pub fn descriptor(&self) -> OwnedFd {
         let mut socket = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
         let (peer, _) = self.listener.accept().unwrap();

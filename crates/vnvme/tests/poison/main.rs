@@ -1,5 +1,5 @@
-//! Clients that send descriptors whose `close` blocks as long as they like: nobody but they
-//! themselves notices, and the process ends when it is asked to.
+//! Clients that send descriptors whose `close` blocks as long as they like. No other client
+//! notices, and the process ends when it is asked to.
 //!
 //! A program of its own: a process that is started while a test holds such a descriptor inherits
 //! it, and may hang when it closes it on exec. Here the one excludes the other ([`APART`]).
@@ -63,7 +63,7 @@ fn dma_map() -> Vec<u8> {
     message(Command::DMA_MAP, map.as_bytes())
 }
 
-/// One eventfd for each of the first vectors.
+/// Message that sets one eventfd for each of the first vectors.
 fn set_irqs(count: u32) -> Vec<u8> {
     let set = wire::IrqSet {
         argsz: size_of::<wire::IrqSet>() as u32,
@@ -75,7 +75,7 @@ fn set_irqs(count: u32) -> Vec<u8> {
     message(Command::DEVICE_SET_IRQS, set.as_bytes())
 }
 
-/// What a hostile client sends with descriptors: before, with, and after them.
+/// Bytes and descriptors that a hostile client sends: before, with, and after the descriptors.
 struct Attack {
     what: &'static str,
     before: Vec<u8>,
@@ -94,7 +94,7 @@ fn request(number: u32, payload: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// What a hostile front-end sends ("Vhost-user Protocol", Front-end message types).
+/// Attacks of a hostile front-end ("Vhost-user Protocol", Front-end message types).
 fn front_end_attacks() -> Vec<Attack> {
     // BACKEND_REQ is protocol feature 5.
     let channel = request(16, &[1 << 5, 0]);
@@ -122,7 +122,7 @@ fn front_end_attacks() -> Vec<Attack> {
     ]
 }
 
-/// What a hostile client of the control socket sends, whose protocol has no descriptors.
+/// Attacks of a hostile client of the control socket, whose protocol has no descriptors.
 fn control_attacks() -> Vec<Attack> {
     let request = || b"GET /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
     let events = b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
@@ -191,8 +191,8 @@ fn attacks() -> Vec<Attack> {
     ]
 }
 
-/// Sends an attack, while the server is stopped: the descriptor is nobody's but the server's when
-/// it goes on.
+/// Sends an attack while the server is stopped, so that only the server has the descriptor when it
+/// continues.
 fn strike(daemon: &Daemon, client: &UnixStream, attack: &Attack, poison: &Lingering) {
     let _apart = apart();
     daemon.signal(Signal::STOP);
@@ -287,7 +287,7 @@ impl Victim {
         let data = pattern(begin.elapsed().as_nanos() as u64, 4096);
         self.neighbour.write(1, 0, &data);
         assert!(self.neighbour.read(1, 0, 4096) == data);
-        // So is the administrator.
+        // The administrator is served, too.
         let control = self.connect("control");
         control.set_read_timeout(Some(PROMPT)).unwrap();
         let request = b"GET /v1/stats HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
@@ -316,7 +316,7 @@ fn attack_all(name: &str, attacks: Vec<Attack>, poison: &Lingering) {
         let client = victim.connect(name);
         strike(&victim.daemon, &client, &attack, poison);
         victim.check(what);
-        // In a client that is refused, and in one that is gone.
+        // The attack also works in a client that is refused, and in one that has disconnected.
         let second = victim.connect(name);
         strike(&victim.daemon, &second, &attack, poison);
         drop(second);
@@ -329,7 +329,7 @@ fn attack_all(name: &str, attacks: Vec<Attack>, poison: &Lingering) {
     }
 }
 
-/// As an attacker who knows when the end comes: there is poison everywhere.
+/// Attacks from all sides, as an attacker would who knows when the end comes.
 fn everywhere(victim: &Victim, poison: &Lingering) -> Vec<UnixStream> {
     let mut clients = Vec::new();
     let ways = [

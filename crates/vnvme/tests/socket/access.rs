@@ -13,8 +13,8 @@ const OWNER: u32 = 54_321;
 const GROUP: u32 = 54_322;
 const STRANGER: u32 = 54_323;
 
-/// A directory that others may enter, and the program where they may execute it. `None`, and a
-/// note, where this is not root.
+/// Makes a directory that other users may enter, with the program where they may execute it.
+/// `None`, and a note, where this is not root.
 fn open_place(test: &str) -> Option<(Place, PathBuf)> {
     if !rustix::process::geteuid().is_root() {
         testkit::skip(&format!("vnvme::access::{test}"), "it is not root");

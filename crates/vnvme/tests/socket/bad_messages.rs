@@ -1,5 +1,5 @@
-//! Messages that no client sends in earnest: the connection ends, or the command is refused; the
-//! server goes on.
+//! Messages that no correct client sends: the connection ends, or the command is refused, and the
+//! server continues.
 
 use std::os::fd::AsFd;
 
@@ -25,7 +25,7 @@ fn version(major: u16, text: &[u8]) -> Vec<u8> {
     message(1, 0, None, &[version.as_bytes(), text].concat())
 }
 
-/// Takes what comes until the server closes the connection.
+/// Reads messages until the server closes the connection.
 fn closed(client: &mut RawClient) -> Vec<u32> {
     let mut errors = Vec::new();
     loop {
@@ -102,7 +102,7 @@ fn what_cannot_be_understood_ends_the_connection() {
     for (what, bytes) in &cases {
         let mut client = RawClient::connect(&place.socket(), LIMIT).unwrap();
         send(&mut client, bytes);
-        // The server waits for the rest of a message until the client is gone.
+        // The server waits for the rest of a message until the client has disconnected.
         rustix::net::shutdown(client.as_fd(), rustix::net::Shutdown::Write).unwrap();
         closed(&mut client);
         assert!(daemon.is_alive(), "{what}");
@@ -140,7 +140,7 @@ fn what_ends_the_connection_at_once() {
         let replies = closed(&mut client);
         assert!(replies.len() < 2, "{what}: {replies:?}");
     }
-    // One line for each of them tells why.
+    // The log has the reason for each of them.
     eventually("a reason for each", || {
         let log = daemon.log();
         let reasons = log
@@ -175,7 +175,7 @@ fn what_is_wrong_in_itself_is_refused_and_the_connection_goes_on() {
             refused(command, &[0xff; 200]);
         }
     }
-    // A map of nothing, one that overflows, one over what is mapped already.
+    // An empty map, a map that overflows, a map over an existing one.
     for (address, size) in [(0u64, 0u64), (u64::MAX - 4095, 8192), (RAM_BASE, 4096)] {
         let fields = [32u64 | 3 << 32, 0, address, size];
         refused(2, fields.as_bytes());
@@ -205,7 +205,7 @@ fn messages_in_pieces_of_one_byte() {
     }
     assert_eq!(raw.recv().unwrap().header.error, 0);
     assert_eq!(raw.recv().unwrap().payload.len(), 16);
-    // The rest of a message never comes.
+    // The rest of a message is never sent.
     raw.send(&message(13, 0, None, &[])[..9], &[]).unwrap();
     leave(raw);
     Client::connect(place.socket(), LIMIT).unwrap();
@@ -263,7 +263,8 @@ fn a_client_that_never_reads_its_replies() {
     }
     let grown = status_kib(daemon.pid(), "VmRSS").saturating_sub(before);
     assert!(grown < 64 << 10, "{grown} KiB more after {sent} messages");
-    // It does not spin meanwhile (50 ticks would be all of the time), and it ends when told so.
+    // The process does not spin meanwhile (50 ticks would be all of the time), and ends when told
+    // so.
     let before = ticks(daemon.pid());
     std::thread::sleep(std::time::Duration::from_millis(500));
     let used = ticks(daemon.pid()) - before;

@@ -1,4 +1,4 @@
-//! What the load generator must not destroy, and where the suites are.
+//! Data that the load generator must not destroy, and the path of the suites.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -48,7 +48,7 @@ fn what_a_disk_holds_is_overwritten_only_on_demand() {
         assert!(wanted.status.success(), "{wanted:?}");
     }
     assert!(fs::read(&disk).unwrap() != before);
-    // What a load has written is data, too.
+    // Data of an earlier load is data, too.
     refused(&[&disk, "--rw", "write", "--ios", "1"], "holds data");
 }
 

@@ -20,7 +20,7 @@ fn read(host: &mut Host, units: u16) -> BootReadStatus {
     Bpinfo::from_bits(host.read32(regs::BPINFO)).brs()
 }
 
-/// What the file had when the disk was opened is there, also in the next process.
+/// The file's content at the time when the disk was opened is there, also in the next process.
 #[test]
 fn firmware_reads_the_file() {
     let place = Place::new();
@@ -44,7 +44,7 @@ fn firmware_reads_the_file() {
     drop(daemon.end());
 }
 
-/// What is no image is refused in words, and nobody waits for a pipe.
+/// A file that is no image is refused with an error text, and a pipe does not block.
 #[test]
 fn files_that_are_none_are_refused() {
     let place = Place::new();

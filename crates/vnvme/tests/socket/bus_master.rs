@@ -12,7 +12,7 @@ use crate::common::*;
 /// Where data of reads begins in guest memory.
 const READS: u64 = 8 << 20;
 const LEN: usize = 4096;
-/// QEMU takes an answer that comes later for an error.
+/// Time after which QEMU treats a missing answer as an error.
 const QEMU_WAITS: Duration = Duration::from_secs(5);
 
 fn memory(host: &Host) -> Vec<u8> {
@@ -21,13 +21,13 @@ fn memory(host: &Host) -> Vec<u8> {
     bytes
 }
 
-/// A kernel that starts another one (kexec) clears the bit and nothing else: what was memory of the
-/// old one's reads belongs to the new one then.
+/// A kernel that starts another one (kexec) clears the bit and nothing else. Memory that the old
+/// kernel's reads used belongs to the new one then.
 #[test]
 fn memory_belongs_to_the_next_kernel_once_the_bit_is_clear() {
     let place = Place::new();
     let control = text(&place.path("control.sock"));
-    // One read in a second: of these, most are in flight when the bit is cleared.
+    // A limit of one read in a second, so that most of these are in flight when the bit is cleared.
     let volume = "mem://4M?iops=1&burst=1ms";
     let daemon = Daemon::serve(&place, &["--control", &control, volume]);
     let mut host = Host::up(&place.socket());

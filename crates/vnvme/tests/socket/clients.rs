@@ -24,7 +24,7 @@ fn a_second_client_is_refused_while_the_first_is_served() {
     }
     daemon.wait_log(|line| line.contains("second client") && line.contains("refused"));
     assert!(first.read(1, 8, 4096) == data, "the first is not disturbed");
-    // When the first is gone the second may come.
+    // The second client may connect when the first has disconnected.
     drop(first);
     let mut second = Host::up(&place.socket());
     assert!(second.read(1, 8, 4096) == data);
@@ -42,7 +42,7 @@ fn a_client_that_goes_with_commands_in_flight() {
     let safe = pattern(1, 64 << 10);
     host.write(1, 0, &safe);
     for round in 0..5 {
-        // Writes to a file, and reads that take their time, into memory that goes away.
+        // Writes to a file, and slow reads, into memory that is unmapped.
         for i in 0..40u64 {
             let write = host.transfer(NvmOpcode::WRITE, 1, 2048 + 128 * i, 64 << 10, 1 << 20);
             host.submit(1, write);
@@ -73,7 +73,7 @@ fn a_reset_with_commands_in_flight() {
         host.submit(1, read);
     }
     host.client.reset().unwrap();
-    // What was read by then is there; nothing comes later.
+    // Data that was read by then is there; nothing arrives later.
     host.ram.write_all_at(&[0x55; 4096], 4 << 20).unwrap();
     // No completion of the old life may appear in the queues of the new one.
     host.enable();

@@ -1,5 +1,5 @@
-//! The controller memory buffer: by message and mapped, and what becomes of it with its client and
-//! with its process.
+//! The controller memory buffer: by message and mapped, and its end with its client and with its
+//! process.
 
 use dma::Memory;
 use nvme::regs::{self, Cap, Cmbloc, Cmbmsc, Cmbsz};
@@ -13,7 +13,7 @@ use crate::keeper::{kill_serving, start};
 const SIZE: usize = 2 << 20;
 /// Where commands find it.
 const BASE: u64 = 0x80_0000_0000;
-/// Its region.
+/// Region of the buffer.
 const BAR2: u32 = 2;
 
 /// Has commands find it, as Linux does; its mapping, and the number of its file.
@@ -41,7 +41,7 @@ fn map(host: &mut Host) -> (Memory, u64) {
     );
     let mapping = region.mmap.expect("all of it can be mapped");
     assert_eq!((mapping.offset, mapping.areas.len()), (0, 0));
-    // Nobody takes the memory away from under the server.
+    // The seals prevent the client from shrinking the memory under the server.
     let seals = fcntl_get_seals(&mapping.fd).unwrap();
     assert!(seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL));
     assert!(ftruncate(&mapping.fd, 0).is_err());
@@ -66,7 +66,7 @@ fn a_client_has_it_by_messages_and_mapped() {
     let place = Place::new();
     let daemon = Daemon::serve(&place, &["mem://8M", "--cmb-size", "2M"]);
     let mut host = Host::up(&place.socket());
-    // The BAR says its size, as 64-bit prefetchable memory.
+    // The BAR has the buffer's size, as 64-bit prefetchable memory.
     host.client.region_write(CONFIG, 0x18, &[0xff; 8]).unwrap();
     let mut bar = [0; 8];
     host.client.region_read(CONFIG, 0x18, &mut bar).unwrap();
@@ -88,7 +88,7 @@ fn a_client_has_it_by_messages_and_mapped() {
     assert!(got == bytes);
     host.client.region_read(BAR2, 0x20_000, &mut got).unwrap();
     assert!(got == bytes);
-    // Its end is that of the region.
+    // The buffer ends with the region.
     assert!(
         host.client
             .region_write(BAR2, SIZE as u64 - 1, &[0; 2])
@@ -101,7 +101,7 @@ fn a_client_has_it_by_messages_and_mapped() {
     );
     let last = SIZE as u64 - 4096;
     let crossing = transfer(&mut host, &buffer, NvmOpcode::READ, 8, last);
-    // Nothing is behind it.
+    // No memory follows the buffer.
     assert_eq!(crossing.without_flags(), Status::DATA_TRANSFER_ERROR);
     drop(host);
     drop(daemon.end());
@@ -127,7 +127,7 @@ fn the_next_client_has_another() {
         before.read(0x1000, &mut got).unwrap();
         got == [0; 6]
     });
-    // Who has gone can write to its own only.
+    // A disconnected client can write only to its own buffer.
     before.write(0x1000, b"poison").unwrap();
     host.client.region_read(BAR2, 0x1000, &mut got).unwrap();
     assert_eq!(got, [0; 6]);

@@ -7,7 +7,7 @@ use conformance::served;
 use conformance::suite::{self, Outcome, Target};
 use std::path::Path;
 
-/// Every case; what failed, and how many passed.
+/// Runs every case. Returns the failures, and the number of cases that passed.
 fn run(target: &Target) -> (Vec<String>, usize) {
     let reports: Vec<_> = suite::chosen("")
         .map(|case| suite::run(case, target))
@@ -34,7 +34,7 @@ fn every_case_that_applies_passes() {
     for (target, least) in targets {
         let (failed, passed) = run(&target);
         assert!(failed.is_empty(), "{}", failed.join("\n"));
-        // What does not apply is no success: most of them must.
+        // A case that does not apply is no success: most of them must apply.
         assert!(passed >= least, "{passed} of {cases} cases have passed");
     }
     assert!(program.is_running());

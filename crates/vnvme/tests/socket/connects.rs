@@ -1,4 +1,4 @@
-//! How often clients may connect, and what happens when no descriptor is left for another.
+//! Rate of connections, and connections when no descriptor is left.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -39,7 +39,8 @@ fn more_clients_in_a_second_than_may_come_wait() {
     daemon.end();
 }
 
-/// Nothing spins, and the log stays short; the client comes in when there is a descriptor for it.
+/// The process does not spin, and the log stays short. The client is admitted when there is a
+/// descriptor for it.
 #[test]
 fn a_client_for_which_no_descriptor_is_left_waits() {
     let place = Place::new();
@@ -47,7 +48,8 @@ fn a_client_for_which_no_descriptor_is_left_waits() {
     let args = ["mem://1M", "--vhost-user-blk", &text(&socket), "mem://1M"];
     let daemon = Daemon::serve(&place, &args);
     daemon.wait_listening(&socket);
-    // Its start is over when a client is served and it has opened nothing for a while.
+    // The daemon's start is complete when a client is served and the daemon has opened nothing for
+    // a while.
     drop(Host::up(&place.socket()));
     daemon.settled_descriptors();
     limit_descriptors(&daemon, 3);
@@ -85,7 +87,8 @@ fn take_all(host: &mut Host) -> u64 {
     (0..).find(|at| !map(host, *at)).unwrap()
 }
 
-/// Under a low limit each client may have less: one that takes all it can leaves the others theirs.
+/// Under a low limit each client may have less: a client at its limit leaves the remaining clients
+/// theirs.
 #[test]
 fn no_client_uses_up_the_descriptors_of_another() {
     let place = Place::new();
@@ -122,7 +125,7 @@ fn no_client_uses_up_the_descriptors_of_another() {
         host.write(1, 0, &pattern(3, 4096));
         assert!(host.read(1, 0, 4096) == pattern(3, 4096));
     }
-    // Others come in, too, to be refused or answered.
+    // Further clients are accepted, too, to be refused or answered.
     for socket in &sockets {
         drop(UnixStream::connect(socket).unwrap());
     }

@@ -1,4 +1,4 @@
-//! Counters by the control socket, and what they tell of shadow doorbells.
+//! Counters at the control socket, and their values for shadow doorbells.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -87,7 +87,7 @@ fn nonsense_on_the_control_socket() {
     ] {
         let mut stream = UnixStream::connect(&control).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
-        // It may close before everything is written.
+        // The server may close before everything is written.
         let _ = stream.write_all(request);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();
@@ -152,7 +152,8 @@ fn ask_for_stats(stream: &UnixStream) -> String {
     answer
 }
 
-/// Clients that say nothing, half a request, or a byte at a time, keep nobody from the counters.
+/// Clients that send nothing, half a request, or a byte at a time do not keep another client from
+/// the counters.
 #[test]
 fn slow_clients_hold_up_no_other() {
     let place = Place::new();
@@ -171,7 +172,8 @@ fn slow_clients_hold_up_no_other() {
         stream
     };
     assert!(ask_for_stats(&connect()).contains("controllers"));
-    // Its worker serves, and the main thread has what it waits with, too: nothing more is opened.
+    // The worker serves, and the main thread has the descriptors that it waits with: nothing more
+    // is opened.
     drop(Host::up(&place.socket()));
     let before = daemon.settled_descriptors();
     let first = connect();
@@ -183,9 +185,9 @@ fn slow_clients_hold_up_no_other() {
     for _ in 0..20 {
         assert!(ask_for_stats(&connect()).contains("controllers"));
     }
-    // One after the other, each with its two seconds, they would take longer.
+    // Sequential service, with two seconds for each client, would take longer.
     assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
-    // A thousand that say nothing: the oldest are dropped.
+    // A thousand silent clients: the oldest are dropped.
     for round in 0..1000 {
         let stream = connect();
         if round % 100 == 0 {
@@ -196,7 +198,7 @@ fn slow_clients_hold_up_no_other() {
     let many: Vec<UnixStream> = (0..200).map(|_| connect()).collect();
     assert!(ask_for_stats(&connect()).contains("controllers"));
     assert!(descriptors(daemon.pid()) <= before + 64 + 8);
-    // Who takes longer than two seconds is dropped, whatever it sends meanwhile.
+    // A client that takes longer than two seconds is dropped, whatever it sends meanwhile.
     assert_eq!((&first).read(&mut [0; 1]).unwrap(), 0);
     let late = connect();
     let mut bytes = b"GET /v1/stats HTTP/1.1\r\nX: y\r\n"
@@ -249,7 +251,7 @@ fn vnvme(control: &str, args: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(text).unwrap())
 }
 
-/// Three disks, whose names begin alike.
+/// Starts three disks, whose names begin alike.
 fn three(place: &Place) -> (Daemon, String) {
     let control = text(&place.path("control.sock"));
     let mut config = format!("[process]\ncontrol = {control:?}\n");
@@ -307,7 +309,7 @@ fn disks_are_named_exactly_and_listed_in_order() {
     daemon.end();
 }
 
-/// What a shell asks for: commands, options, and disks of the process that runs.
+/// Completions of a shell: commands, options, and disks of the running process.
 #[test]
 fn a_shell_completes_names_of_running_disks() {
     let place = Place::new();
@@ -364,7 +366,7 @@ fn a_socket_of_another_kind_is_told_from_the_control_socket() {
     daemon.end();
 }
 
-/// Where nobody says where it is to be, and whose it is then.
+/// The default socket, when no option sets one, and its owner.
 #[test]
 fn the_usual_socket_belongs_to_the_first() {
     let place = Place::new();
@@ -389,7 +391,7 @@ fn the_usual_socket_belongs_to_the_first() {
     assert!(!usual.exists());
 }
 
-/// What a listener is told of clients that come and go, of errors and of limits.
+/// Events for a listener: connected and disconnected clients, errors, limits.
 #[test]
 fn events_are_told_as_they_happen() {
     let place = Place::new();
@@ -409,7 +411,7 @@ fn events_are_told_as_they_happen() {
             let _ = told.send(event);
         }
     });
-    // It says nothing of having begun: clients come until one is told.
+    // The listener does not report its start: clients connect until an event arrives.
     let mut first = None;
     eventually("it listens", || {
         drop(Host::attach(&place.socket()));
@@ -435,7 +437,7 @@ fn events_are_told_as_they_happen() {
     drop(host);
     wait("detached");
     daemon.end();
-    // Its end is the listener's.
+    // The daemon's end is the listener's.
     eventually("the listener ends", || {
         listening.try_wait().unwrap().is_some()
     });

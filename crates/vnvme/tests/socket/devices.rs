@@ -101,7 +101,7 @@ fn a_process_without_devices_says_so() {
     daemon.end();
 }
 
-/// The host wants to be told of namespaces that change.
+/// Enables the events about changed namespaces.
 fn expect_news(host: &mut Host) {
     let mut command = nvme::Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
     command.cdw10 = u32::from(Fid::ASYNC_EVENT_CONFIG.0).into();
@@ -161,8 +161,8 @@ fn a_slice_to_the_end_follows_the_file_and_one_with_a_length_does_not() {
     host.write(2, 0, &pattern(2, 4096));
     assert_eq!(std::fs::metadata(&disk).unwrap().len(), 6 << 20);
 
-    // Both are hit: what is left of the one, and nothing of the other. Each is
-    // looked at by itself: the news may come together, or one after the other.
+    // Both namespaces are affected: one is smaller, and the other one has no block left. Each is
+    // examined by itself, since the events may arrive together or one after the other.
     expect_news(&mut host);
     file.set_len(2 << 20).unwrap();
     match changed_namespaces(&mut host)[..] {

@@ -200,7 +200,7 @@ fn resets_and_another_client_under_the_direct_path() {
         for i in 0..5u64 {
             let data = pattern(round * 10 + i, 64 << 10);
             host.write(1, i * 200, &data);
-            // Commands in flight when the reset comes.
+            // Commands in flight at the time of the reset.
             for _ in 0..8 {
                 let read = host.transfer(NvmOpcode::READ, 1, i * 200, 64 << 10, AT);
                 host.submit(1, read);
@@ -217,7 +217,7 @@ fn resets_and_another_client_under_the_direct_path() {
                 "round {round}, reset {i}: {before}, then {after}"
             );
         }
-        // The client goes with commands in flight.
+        // The client disconnects with commands in flight.
         let read = host.transfer(NvmOpcode::READ, 1, 0, 64 << 10, AT);
         host.submit(1, read);
     }

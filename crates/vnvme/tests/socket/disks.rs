@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::common::*;
 
-/// Serves what cannot be served; all words must stand in one line.
+/// Checks that a disk is refused; all words must stand in one line.
 fn refused(place: &Place, args: &[&str], words: &[&str]) {
     let socket = text(&place.socket());
     let mut all = vec!["serve", "--socket", &socket];
@@ -66,7 +66,7 @@ fn each_bad_disk_has_a_line_of_its_own() {
     );
 }
 
-/// As root everything may be written, so this says little there.
+/// Root may write any file, so as root the test checks little.
 #[test]
 fn a_disk_that_may_not_be_written() {
     let place = Place::new();

@@ -1,5 +1,5 @@
-//! What people do wrong, each with the whole message and the exit status. [`crate::mistakes`] has
-//! more, by their words.
+//! Mistakes of users, each with the whole message and the exit status. [`crate::mistakes`] has
+//! more, with words of their messages.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -35,7 +35,7 @@ fn each_mistake_has_its_message_and_exit_status() {
             .output()
             .unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
-        // Usage follows what is wrong with a command line; the log may come before the rest.
+        // Usage follows the error of a command line; the log may precede the rest.
         let line = match status {
             2 => text.lines().next(),
             _ => text.lines().rfind(|line| !line.is_empty()),
@@ -52,7 +52,7 @@ fn each_mistake_has_its_message_and_exit_status() {
     assert!(MISTAKES.len() > 65);
 }
 
-/// What follows what is wrong with a command line: the way that it is right.
+/// The hint after an error of the command line shows the correct form.
 #[test]
 fn a_key_that_is_given_as_an_option_is_told_how_it_is_written() {
     for (args, tip) in [
@@ -158,7 +158,7 @@ fn what_a_daemon_refuses_has_its_message_and_changes_nothing() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // A reload of what is wrong.
+    // A reload of an invalid configuration.
     fs::write(place.path("served.toml"), "[[controler]]\n").unwrap();
     let (status, found, _) = run("reload");
     assert_eq!(status, Some(1));
@@ -204,7 +204,7 @@ fn answer(place: &Place, socket: &str, request: &[u8]) -> Vec<u8> {
     stream.write_all(request).unwrap();
     let mut all = Vec::new();
     let mut piece = [0; 4096];
-    // What it did not read makes the end of the connection an error.
+    // Unread bytes make the end of the connection an error.
     while let Ok(len @ 1..) = stream.read(&mut piece) {
         all.extend_from_slice(&piece[..len]);
     }
@@ -272,7 +272,7 @@ fn the_end_names_clients_that_are_attached() {
         "{line}"
     );
     drop(host);
-    // Nothing is said of a disk without one.
+    // A disk without a client causes no such line.
     let daemon = Daemon::serve(&place, &["mem://1M"]);
     drop(Host::up(&place.socket()));
     daemon.wait_log(|line| line.contains("client disconnected"));
@@ -294,7 +294,8 @@ fn workers_that_share_cpus_are_warned_about() {
 /// FUSE_OPEN (linux/fuse.h).
 const OPEN: u32 = 14;
 
-/// Nobody can connect to a disk that will not be served, as another one's volume is missing.
+/// No client can connect to a disk that will not be served because another disk's volume is
+/// missing.
 #[test]
 fn sockets_are_made_when_all_volumes_are_open() {
     let place = Place::new();

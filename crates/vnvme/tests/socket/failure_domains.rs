@@ -1,5 +1,5 @@
-//! One disk's failure is its own: whatever becomes of a disk's volume, all other disks of the
-//! daemon are served, also by the process that follows one that was killed.
+//! Failure domains: whatever happens to a disk's volume, all other disks of the daemon are served,
+//! also by the next process after a kill.
 
 use crate::common::*;
 use crate::keeper::{kill_serving, serving, start};
@@ -111,7 +111,7 @@ fn raw_disk_with_image_signature_is_served_after_kill() {
     domain.daemon.end();
 }
 
-/// What a guest reads, once it has it.
+/// A read of a guest, which may complete late.
 struct Reading {
     host: Receiver<(Host, Vec<u8>)>,
 }
@@ -142,7 +142,7 @@ struct Kind {
     make: fn(&Place) -> Option<String>,
     break_it: fn(&Place),
     mend: fn(&Place),
-    /// Of the message.
+    /// Words of the message.
     words: &'static str,
 }
 
@@ -154,7 +154,7 @@ fn show(place: &Place, name: &str) {
     fs::rename(place.path(&format!("{name}.hidden")), place.path(name)).unwrap();
 }
 
-/// Puts other bytes in the place of a file, which comes back by [`show`].
+/// Replaces the content of a file, which [`show`] restores.
 fn replace(place: &Place, name: &str, bytes: &[u8]) {
     hide(place, name);
     fs::write(place.path(name), bytes).unwrap();
@@ -175,7 +175,7 @@ fn qcow2(place: &Place) -> Option<String> {
     }
 }
 
-/// The bit of a qcow2 image that says that it is corrupt, set or cleared.
+/// Sets or clears the corrupt bit of a qcow2 image.
 fn set_corrupt(place: &Place, is_corrupt: bool) {
     let image = OpenOptions::new()
         .read(true)
@@ -226,7 +226,8 @@ const KINDS: [Kind; 5] = [
     },
 ];
 
-/// A disk whose volume cannot be opened after a crash waits for it; all others are served at once.
+/// A disk whose volume cannot be opened after a crash waits for it; all other disks are served at
+/// once.
 #[test]
 fn disk_that_cannot_be_opened_after_kill_waits_and_leaves_others_alone() {
     for kind in KINDS {
@@ -250,7 +251,7 @@ fn disk_that_cannot_be_opened_after_kill_waits_and_leaves_others_alone() {
         (kind.break_it)(&domain.place);
         domain.kill();
         let reading = Reading::start(bad, 2);
-        // The second process finds what the first one has left alone.
+        // The second process finds the state that the first one has not touched.
         for _ in 0..2 {
             assert!(good.read(1, 0, 4096) == pattern(1, 4096), "{}", kind.name);
             let why = domain.error("bad").unwrap_or_default();
@@ -282,7 +283,7 @@ fn disk_that_cannot_be_opened_after_kill_waits_and_leaves_others_alone() {
             let stats = domain.client.stats().unwrap();
             stats.measured.unserved.is_empty()
         });
-        // It outlives the next process, too.
+        // The disk survives the next process, too.
         domain.kill();
         assert!(bad.read(2, 0, 4096) == pattern(2, 4096));
         drop((bad, good));
@@ -290,7 +291,7 @@ fn disk_that_cannot_be_opened_after_kill_waits_and_leaves_others_alone() {
     }
 }
 
-/// Runs a command of the program against a daemon: its exit code, and all that it says.
+/// Runs a command of the program against a daemon: its exit code, and all its output.
 fn command(domain: &Domain, words: &[&str]) -> (Option<i32>, String) {
     let control = text(&domain.place.path("control"));
     let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
@@ -303,7 +304,7 @@ fn command(domain: &Domain, words: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), said)
 }
 
-/// At its first start a daemon serves what it can open, and the rest as soon as it can.
+/// At its first start a daemon serves the disks that it can open, and the rest as soon as it can.
 #[test]
 fn daemon_with_missing_volume_starts_and_serves_it_when_it_comes() {
     let place = Place::new();
@@ -326,7 +327,7 @@ fn daemon_with_missing_volume_starts_and_serves_it_when_it_comes() {
     let metrics = domain.client.metrics().unwrap();
     let unserved = "vnvme_disk_unserved{disk=\"bad\"} 1";
     assert!(metrics.contains(unserved), "{metrics}");
-    // One that is an image is examined when it comes, for nobody has had it as a raw disk.
+    // An image is detected when the file appears, since no process has opened it as a raw disk.
     fs::write(&bad, b"QFI\xfb\0\0\0\x03").unwrap();
     eventually("it is found to be an image", || {
         domain
@@ -351,7 +352,7 @@ fn daemon_with_missing_volume_starts_and_serves_it_when_it_comes() {
     assert!(!fs::exists(export).unwrap());
 }
 
-/// `vnvme serve` is typed by hand: it refuses at its first start; not when it goes on.
+/// `vnvme serve` is typed by hand: it refuses at its first start, but not when it continues.
 #[test]
 fn serve_with_missing_volume_refuses_to_start_and_goes_on_after_kill() {
     let place = Place::new();
@@ -415,7 +416,7 @@ fn upgrade_with_disk_that_cannot_be_opened_brings_old_version_back() {
     assert!(good.read(1, 0, 4096) == pattern(1, 4096));
     let why = domain.error("bad").unwrap_or_default();
     assert!(why.contains("no such file"), "{why}");
-    // One that is unavailable already is none of its business.
+    // A disk that is unavailable already does not matter for the upgrade.
     let (code, said) = command(&domain, &["upgrade"]);
     assert_eq!(code, Some(0), "{said}");
     assert!(good.read(1, 0, 4096) == pattern(1, 4096));
@@ -432,8 +433,8 @@ fn upgrade_with_disk_that_cannot_be_opened_brings_old_version_back() {
     domain.daemon.end();
 }
 
-/// A disk that is unavailable can be removed, or described otherwise: its client goes with the one,
-/// and stays with the other.
+/// An unavailable disk can be removed or reconfigured: its client is disconnected by the removal,
+/// and stays with the reconfiguration.
 #[test]
 fn unavailable_disk_can_be_removed_and_reconfigured() {
     let place = Place::new();
@@ -456,7 +457,7 @@ fn unavailable_disk_can_be_removed_and_reconfigured() {
     drop(a);
     domain.client.remove("a", false).unwrap();
     assert!(!domain.place.path("a.sock").exists());
-    // A configuration that says the same of it is applied.
+    // A configuration with the same change is applied.
     let reload = || {
         let plan = domain.client.reload().unwrap();
         assert!(plan.refused.is_empty(), "{plan:?}");
@@ -478,7 +479,7 @@ fn unavailable_disk_can_be_removed_and_reconfigured() {
     domain.daemon.end();
 }
 
-/// Nothing is left of an unavailable disk when a daemon ends in order.
+/// An unavailable disk leaves nothing behind when a daemon ends in order.
 #[test]
 fn end_with_unavailable_disk_leaves_no_socket() {
     let place = Place::new();
@@ -575,7 +576,7 @@ fn disks_survive_many_processes_that_die_at_their_start() {
     for host in &mut hosts {
         host.write(1, 0, &pattern(1, 4096));
     }
-    // The first one served; of the others none comes to that.
+    // The first process served; none of the later ones does.
     let mut last = None;
     for _ in 0..11 {
         eventually("the next process has been started", || {
@@ -613,7 +614,7 @@ fn disk_that_processes_die_of_is_left_out_and_tried_later() {
     good.write(1, 0, &pattern(1, 4096));
     drop(server);
     fs::remove_file(domain.place.path("nbd")).unwrap();
-    // One that takes connections, and says nothing: who opens the disk waits.
+    // A server that accepts connections, and sends nothing: opening the disk waits.
     let silent = UnixListener::bind(domain.place.path("nbd")).unwrap();
     let mut connections = Vec::new();
     domain.kill_without_answer();
@@ -633,7 +634,7 @@ fn disk_that_processes_die_of_is_left_out_and_tried_later() {
     let server = Server::start(&domain.place);
     assert!(bad.read(1, 0, 4096) == pattern(2, 4096));
     domain.wait_served("bad");
-    // That makes up for it.
+    // A successful recovery resets the count of deaths.
     domain.kill();
     assert_eq!(domain.error("bad"), None);
     drop((bad, good));

@@ -1,8 +1,8 @@
-//! A client that costs its worker as much time as it can, beside a good one on the same worker: the
-//! good one keeps its share, and its register reads are answered.
+//! A client that costs its worker as much time as it can, beside a well-behaved client on the same
+//! worker. The well-behaved one keeps its share, and its register reads are answered.
 //!
-//! What is asserted is coarse: the machine may be busy with anything. Without accounts the
-//! neighbour is left with a hundredth, in most of these, and waits for seconds.
+//! The assertions are coarse, since the machine may be busy otherwise. Without accounting the
+//! neighbour is left with a hundredth in most of these cases, and waits for seconds.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
@@ -35,7 +35,7 @@ const REG_CSTS: u64 = 0x1c;
 /// These tests keep the machine busy: one after the other.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// What the neighbour saw.
+/// Measurements of the neighbour.
 #[derive(Debug)]
 struct Seen {
     /// Commands in a second.
@@ -74,7 +74,7 @@ fn host(socket: &Path, queues: u16) -> Host {
     host
 }
 
-/// The neighbour's throughput and its register reads, while `act` goes on.
+/// Measures the neighbour's throughput and its register reads while `act` runs.
 fn neighbour_of(socket: &Path, act: impl FnOnce(&AtomicBool) + Send) -> Seen {
     let host = host(socket, 1);
     let read = host.transfer(NvmOpcode::READ, 1, 0, 4096, AT_DATA);
@@ -88,7 +88,7 @@ fn neighbour_of(socket: &Path, act: impl FnOnce(&AtomicBool) + Send) -> Seen {
         while !began.load(Ordering::Acquire) {
             yield_now();
         }
-        // What it takes to begin is not to be measured.
+        // The time to begin is not measured.
         let mut seen = watch(&mut flood, WATCHED / 4);
         let before = flood.completed;
         let start = Instant::now();
@@ -141,7 +141,7 @@ fn reads_of_a_file(host: &Host) -> Command {
     host.transfer(NvmOpcode::READ, FILE, 8, 4096, AT_DATA)
 }
 
-/// As many descriptors for 4 KiB as are taken: 256 of 16 bytes.
+/// Makes a command with the maximum number of descriptors for 4 KiB: 256 of 16 bytes.
 fn long_sgl(host: &Host) -> Command {
     let pieces = (0..256u64).map(|i| SglDescriptor::data_block(RAM_BASE + AT_DATA + i * 32, 16));
     let list: Vec<u8> = pieces.flat_map(|piece| piece.as_bytes().to_vec()).collect();
@@ -181,7 +181,7 @@ fn many_ranges(host: &Host) -> Command {
     command
 }
 
-/// Nothing but zeroes on both sides.
+/// Makes a comparison of zeroes with zeroes.
 fn compares(host: &Host) -> Command {
     host.transfer(NvmOpcode::COMPARE, MEMORY, 0, 8 << 10, AT_DATA)
 }
@@ -199,8 +199,8 @@ fn interrupts(socket: &Path, stop: &AtomicBool) {
     }
 }
 
-/// The neighbour has at least this part of what it has beside an honest client that is as busy, and
-/// waits no longer for a register.
+/// Checks that the neighbour has at least this part of its throughput beside an equally busy honest
+/// client, and waits no longer for a register.
 fn withstands(attack: impl Fn(&Path, &AtomicBool) + Send + Sync) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let place = Place::new();

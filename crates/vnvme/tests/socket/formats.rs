@@ -1,5 +1,5 @@
-//! Format NVM that changes the block size and metadata, in the sandbox: what of it the next process
-//! finds, however the one before has ended.
+//! Format NVM that changes the block size and metadata, in the sandbox: the next process finds the
+//! format, however the one before has ended.
 
 use crate::common::*;
 use crate::keeper;
@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 const SIZE: u64 = 16 << 20;
 
-/// A place with a disk full of data, and what to serve of it.
+/// Makes a place with a disk full of data, and its volume's URL.
 fn disk() -> (Place, String) {
     let place = Place::new();
     let disk = place.disk("disk.raw", SIZE);
@@ -125,8 +125,8 @@ fn a_format_is_answered_once_though_its_process_was_killed() {
 const PRACT: u32 = 1 << 29 | 1 << 28;
 const REFERENCE: u32 = 1 << 26;
 
-/// Formats whose metadata is nothing but the tuple, or nothing: dword 10, bytes of a block and of
-/// its metadata, and type of protection.
+/// Formats whose metadata is only the tuple, or empty: dword 10, bytes of a block and of its
+/// metadata, and type of protection.
 const FORMATS: [(u32, u64, u64, u32); 6] = [
     (2 | 1 << 5, 512, 8, 1),
     (10 | 2 << 5, 4096, 16, 2),
@@ -300,8 +300,8 @@ fn shared(place: &Place, disk: &str) -> Vec<String> {
     ["serve", "--config", &text(&file)].map(String::from).into()
 }
 
-/// One formats what the other one writes to: what that has written before goes, and nothing of it
-/// comes later.
+/// A disk formats the namespace that another one writes to. Data written before is erased, and no
+/// old write arrives later.
 #[test]
 fn disks_of_a_subsystem_format_for_each_other() {
     const WRITES: u64 = 24;
@@ -326,7 +326,7 @@ fn disks_of_a_subsystem_format_for_each_other() {
         let mut command = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
         command.cdw10 = lbaf.into();
         let size = 512 << (3 * lbaf);
-        // One block each, whatever that is when it is written.
+        // A block each, of the block size at the time of the write.
         writes.ram.write_all_at(&[0xb7; 4096], 0x40_0000).unwrap();
         let mut cid = None;
         for slba in 0..WRITES {
@@ -352,7 +352,7 @@ fn disks_of_a_subsystem_format_for_each_other() {
             (cid, Status::SUCCESS)
         );
         assert_eq!([block(formats), block(writes)], [size, size], "{round}");
-        // What is there was written after it: whole blocks of the new size.
+        // The present data was written after the format: whole blocks of the new size.
         let content = content(&place);
         let blocks = content.chunks(size as usize).zip(0u64..);
         let full = blocks.filter(|(block, at)| {

@@ -1,4 +1,5 @@
-//! Volumes that hang, workers that stand still: who notices, and how it ends.
+//! Volumes that hang, and workers that stand still: detection, effects on neighbours, and the end
+//! of the process.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +8,12 @@ use rustix::process::Signal;
 
 use crate::common::*;
 
-/// Longest that a neighbour may wait on a machine that does other things, too. What hangs here
-/// hangs for ever.
+/// Maximum time that a neighbour may wait on a machine that is also busy otherwise. A hanging
+/// volume here hangs for ever.
 const SOON: Duration = Duration::from_secs(10);
 
-/// A daemon with one worker for two controllers: one on a file system that may fall silent, one on
-/// a disk. The file system goes first.
+/// A daemon with one worker for two controllers: one on a file system that may stop answering, one
+/// on a disk. The file system is dropped first.
 struct Pair {
     fuse: Fuse,
     daemon: Daemon,
@@ -98,7 +99,7 @@ fn a_volume_that_hangs_keeps_nobody_else() {
     pair.fuse.fall_silent();
     hang(&mut hangs, &pair.fuse);
     goes_on(&mut neighbour);
-    // Its own registers, too; and a reset does not wait for what hangs.
+    // The registers of the disk itself work, too, and a reset does not wait for hanging commands.
     let began = Instant::now();
     hangs.enable();
     hangs.create_queues(1, None);
@@ -197,7 +198,7 @@ fn a_close_that_hangs_does_not_keep_the_end() {
     pair.fuse.fall_silent_at(fuse::FLUSH);
     pair.daemon.signal(Signal::TERM);
     pair.fuse.wait_held(1);
-    // Nobody else waits for that.
+    // No other process waits for that.
     let second = Daemon::serve(&pair.place, &[&text(&pair.place.path("disk.raw"))]);
     let mut host = Host::up(&pair.place.socket());
     assert!(host.read(1, 0, data.len()) == data);
@@ -250,7 +251,8 @@ fn a_worker_that_stands_still_is_named_and_not_waited_for() {
     let place = Place::new();
     let disk = place.disk("disk.raw", 4 << 20);
     let control = text(&place.path("ctl"));
-    // Such a worker polls all the time: asleep it would be no wonder that it makes no round.
+    // The worker of a disk with mapped doorbells polls all the time. A sleeping worker makes no
+    // rounds, either.
     let args = ["--doorbells", "mapped", &disk, "--control", &control];
     let args = [&args[..], &["--stop-timeout", "1"]].concat();
     let daemon = Daemon::serve(&place, &args);

@@ -24,7 +24,7 @@ fn rounds(window: &str, more: &[&str]) {
     let stats = stats(&control);
     let io = &stats["queues"][1];
     assert!(io["commands"].as_u64().unwrap() >= ROUNDS, "{stats}");
-    // Else nothing was shown.
+    // Otherwise the test has shown nothing.
     assert!(
         io["arms"].as_u64().unwrap() > ROUNDS / 100,
         "the worker hardly slept: {stats}"
@@ -47,7 +47,7 @@ fn a_worker_that_polls_first_is_woken_every_time() {
     rounds("50", &[]);
 }
 
-/// The queue goes from one worker to the other meanwhile.
+/// The queue migrates between the workers meanwhile.
 #[test]
 fn two_workers_that_sleep_at_once_are_woken_every_time() {
     rounds("0", &["--workers", "2", "--spread", "stir"]);

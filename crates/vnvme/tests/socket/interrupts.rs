@@ -1,4 +1,4 @@
-//! Interrupts end in eventfds that the client shares, and may do with what it likes.
+//! Interrupts are signalled by eventfds that the client shares, and may use in any way.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use vfio_user::client::Irqs;
 use crate::common::*;
 use crate::vhost_blk;
 
-/// One more would be too many.
+/// Maximum value: a further increment blocks.
 const FULL: u64 = u64::MAX - 1;
 
 /// An eventfd on which a write blocks, whatever the daemon has done to its flags: they and the
@@ -67,7 +67,7 @@ fn a_vector_that_would_block_keeps_nobody_from_anything() {
         )
     };
     std::fs::write(&config, one(&bad) + &one(&good)).unwrap();
-    // One worker for both.
+    // Both disks share a worker.
     let daemon = Daemon::spawn(&["serve", "--config", &text(&config)]);
     daemon.wait_listening(&bad);
     daemon.wait_listening(&good);

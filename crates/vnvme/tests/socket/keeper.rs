@@ -40,7 +40,7 @@ fn serve(place: &Place, args: &[&str]) -> Daemon {
     start(place, &[&first, args].concat())
 }
 
-/// One that is killed before it was ready is not followed.
+/// Starts a daemon and waits until it is ready: a process that is killed before has no successor.
 pub fn start(place: &Place, args: &[&str]) -> Daemon {
     let path = place.path("ready");
     let manager = UnixDatagram::bind(&path).unwrap();
@@ -70,12 +70,12 @@ fn a_client_does_not_see_that_its_process_was_killed() {
         }
         written.push(data);
         if round == 4 {
-            // It need not be able to notice.
+            // The process need not be able to notice.
             let pid = serving(daemon.pid()).unwrap();
             kill_process(pid, Signal::STOP).unwrap();
         }
         kill_serving(&daemon);
-        // Registers, the admin queue, and both namespaces are what they were.
+        // Registers, the admin queue, and both namespaces are unchanged.
         assert_eq!(host.read32(nvme::regs::CSTS) & 1, 1, "ready");
         assert_eq!(host.identify_controller().nn.get(), 3);
         for (lba, data) in (0..).step_by(128).zip(&written) {
@@ -85,7 +85,7 @@ fn a_client_does_not_see_that_its_process_was_killed() {
             }
         }
         assert_eq!(host.read(3, 7, 512), [0; 512]);
-        // One that is killed before that says nothing.
+        // A process that is killed before that logs nothing.
         eventually("it has said so", || {
             daemon.count(GOES_ON) == round as usize + 1
         });
@@ -102,7 +102,7 @@ fn a_client_does_not_see_that_its_process_was_killed() {
         !ended.log.iter().any(|line| line.contains("ERROR")),
         "{ended:#?}"
     );
-    // What the kernel has, the file has.
+    // Data that the kernel has is in the file.
     assert!(place.bytes("disk.raw", 0, written[0].len()) == written[0]);
 }
 
@@ -133,8 +133,8 @@ fn commands_in_flight_are_answered_once() {
     daemon.end();
 }
 
-/// A write of the process that was killed is on its way to the disk: it would end up on top of what
-/// the next one writes, which therefore waits for it, before it answers anything.
+/// A write of the killed process is still in flight to the disk. It would end up on top of the next
+/// process's writes. The next process therefore waits for it before it answers anything.
 #[test]
 fn an_old_write_is_waited_for() {
     let place = Place::new();
@@ -177,7 +177,7 @@ fn who_connects_meanwhile_waits() {
     let place = Place::new();
     let daemon = serve(&place, &["mem://1M"]);
     for _ in 0..3 {
-        // It does not listen yet.
+        // The process does not listen yet.
         kill_serving(&daemon);
         let mut host = Host::up(&place.socket());
         host.write(1, 0, &[1; 512]);
@@ -186,7 +186,7 @@ fn who_connects_meanwhile_waits() {
     daemon.end();
 }
 
-/// It serves what the process before served, not what the configuration says by then.
+/// The next process serves the disks of the process before, not those of the changed configuration.
 #[test]
 fn what_was_served_is_served() {
     let place = Place::new();
@@ -234,7 +234,7 @@ fn what_was_served_is_served() {
         assert_eq!(names, ["one", "other"]);
     }
     let mut process = Value::Null;
-    // It answers a moment before it says that it serves: how long that took is known then.
+    // The process answers a moment before it marks that it serves: the pause is known then.
     eventually("it tells of its pause", || {
         process = all_stats(&text(&control))["measured"]["process"].clone();
         process["last_pause_ns"].as_u64().is_some_and(|ns| ns > 0)
@@ -345,12 +345,12 @@ fn an_upgrade_is_a_pause() {
         });
         assert!(runs(file));
         assert!(host.read(1, 0, 4096) == pattern(1, 4096));
-        // It is the one that follows, too.
+        // The next process runs the same program.
         kill_serving(&daemon);
         assert!(host.read(1, 0, 4096) == pattern(1, 4096));
         assert!(runs(file));
     }
-    // One that is no such program changes nothing.
+    // Another program changes nothing.
     let before = serving(daemon.pid());
     for other in ["/bin/false", "/bin/true", "/bin/echo"] {
         put(other);
@@ -368,7 +368,7 @@ fn an_upgrade_is_a_pause() {
     daemon.end();
 }
 
-/// The command says how it went, whatever becomes of the new program.
+/// The command reports the result, whatever the new program does.
 #[test]
 fn the_command_upgrade_says_how_it_went() {
     let place = Place::new();
@@ -439,8 +439,8 @@ fn is_ready(control: &str) -> bool {
         .is_ok_and(|stats| stats.measured.process.ready)
 }
 
-/// Nobody has to ask for it; block devices of the host, and configurations that are read once, do
-/// without.
+/// A keeper is the default. Block devices of the host, and configurations that can be read only
+/// once, have none.
 #[test]
 fn there_is_a_keeper_where_there_can_be_one() {
     let place = Place::new();
@@ -470,7 +470,8 @@ fn there_is_a_keeper_where_there_can_be_one() {
     daemon.end();
 }
 
-/// What it had is free a moment later only, when the process that served has ended, too.
+/// The keeper's resources are free only a moment later, when the process that served has ended,
+/// too.
 #[test]
 fn a_killed_keeper_can_be_started_again_at_once() {
     let place = Place::new();
@@ -495,7 +496,7 @@ fn is_keeper(daemon: &Daemon) -> bool {
     comm.trim() == "vnvme-keeper"
 }
 
-/// Its front-ends connect again, to the socket that was there.
+/// Front-ends of the export connect again, to the same socket.
 #[test]
 fn an_export_beside_it_is_served_anew() {
     let place = Place::new();
@@ -519,7 +520,7 @@ fn an_export_beside_it_is_served_anew() {
         front.set_read_timeout(Some(LIMIT)).unwrap();
         features_of(&front);
         kill_serving(&daemon);
-        // It does not serve yet: who connects waits, and is not turned away.
+        // The next process does not serve yet: a connecting client waits, and is not refused.
         let again = UnixStream::connect(&export).unwrap();
         again.set_read_timeout(Some(LIMIT)).unwrap();
         features_of(&again);
@@ -532,8 +533,8 @@ fn an_export_beside_it_is_served_anew() {
     assert!(!export.exists() && !place.socket().exists());
 }
 
-/// One that is removed leaves no socket with the keeper, which would be the last to close what
-/// waits there.
+/// A removed export leaves no socket with the keeper, which would be the last to close the clients
+/// that wait there.
 #[test]
 fn an_export_that_is_removed_is_not_kept() {
     let place = Place::new();
@@ -563,7 +564,7 @@ fn an_export_that_is_removed_is_not_kept() {
         client.add(DiskKind::VhostUserBlk, table).unwrap();
         features_of(&UnixStream::connect(&export).unwrap());
     };
-    // Those of the file: a keeper that is asked has other descriptors for a moment.
+    // Sockets of the file: a keeper that is queried has other descriptors for a moment.
     let kept = || {
         let table = fs::read_to_string("/proc/net/unix").unwrap();
         let listens = |line: &&str| line.ends_with(&*text(&export)) && line.contains("00010000");
@@ -583,8 +584,8 @@ fn an_export_that_is_removed_is_not_kept() {
     assert!(!export.exists());
 }
 
-/// What a front-end has sent may keep the receiver process of one that was killed from ending:
-/// another's connection ends all the same.
+/// Data of a front-end may keep the receiver process of a killed process from ending. The
+/// connections of all other front-ends end all the same.
 #[test]
 fn a_front_end_sees_the_end_though_the_receiver_does_not_end() {
     let place = Place::new();
@@ -617,7 +618,7 @@ fn a_front_end_sees_the_end_though_the_receiver_does_not_end() {
     daemon.end();
 }
 
-/// The receiver process of the one that serves, and what has started it.
+/// Returns the receiver process of the serving process, and the process that has started it.
 fn receivers(daemon: &Daemon) -> Vec<Pid> {
     let pid = serving(daemon.pid()).unwrap().as_raw_nonzero().get();
     let all = fs::read_dir("/proc").unwrap().flatten();
@@ -642,7 +643,7 @@ fn receivers(daemon: &Daemon) -> Vec<Pid> {
     receivers
 }
 
-/// The receiver process of one that was killed ends when it comes to that, and does no harm.
+/// The receiver process of a killed process may end late, and does no harm.
 #[test]
 fn a_receiver_that_ends_late_leaves_clients_alone() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! How it ends, and what is on the disk then.
+//! End of the process, and the disk's content afterwards.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -17,7 +17,7 @@ fn sigterm_and_sigint_end_it_well() {
         let mut host = Host::up(&place.socket());
         let data = pattern(1, 128 << 10);
         host.write(1, 100, &data);
-        // With a client connected, and one that says nothing waiting behind it.
+        // A client is connected, and a silent one waits behind it.
         let waiting = std::os::unix::net::UnixStream::connect(place.socket()).unwrap();
         daemon.signal(signal);
         let ended = daemon.wait();
@@ -41,7 +41,7 @@ fn commands_in_flight_are_finished_first() {
         host.submit(1, write);
     }
     let ended = daemon.end();
-    // Each write is there as a whole, or not at all; what was completed is there.
+    // Each write is there as a whole, or not at all; completed writes are there.
     let mut completed = 0;
     while let Some(completion) = host.completion_after_the_end(1) {
         assert_eq!(completion.status(), Status::SUCCESS);
@@ -62,7 +62,7 @@ fn commands_in_flight_are_finished_first() {
     );
 }
 
-/// A disk behind a second process, whose counters tell of every Flush that reaches the device.
+/// A disk behind a second process, whose counters show every Flush that reaches the device.
 struct Observed {
     lower: Daemon,
     control: String,
@@ -114,7 +114,7 @@ fn what_the_client_did_not_flush_is_durable_after_each_signal_that_ends_it() {
         &[Signal::INT],
         &[Signal::QUIT],
         &[Signal::XCPU],
-        // As timeout(1) does, and a terminal beside an init system.
+        // The signals of timeout(1), and of a terminal beside an init system.
         &[Signal::TERM, Signal::TERM],
         &[
             Signal::TERM,
@@ -190,7 +190,7 @@ fn other_signals_end_nothing() {
 fn signals_while_it_starts_are_kept_until_it_can_end() {
     let place = Place::new();
     let disk = Observed::new(&place);
-    // It cannot open its volume until the process below goes on.
+    // The daemon cannot open its volume until the process below continues.
     disk.lower.signal(Signal::STOP);
     let daemon = Daemon::spawn(&["serve", "--socket", &text(&place.socket()), &disk.url]);
     eventually("it opens its volume", || {
@@ -251,11 +251,11 @@ fn a_later_second_signal_ends_it_at_once() {
     let mut host = Host::up(&place.socket());
     let read = host.transfer(NvmOpcode::READ, 1, 0, 512, 4 << 20);
     host.submit(1, read);
-    // It was fetched when a later command is answered.
+    // The command was fetched when a later command is answered.
     host.identify_controller();
     daemon.signal(Signal::TERM);
     daemon.wait_log(|line| line.contains("ending"));
-    // Those that come too soon are the same order once more, so one that is meant comes.
+    // Early signals count as the same order, so a later one follows.
     eventually("a signal is taken as a second one", || {
         daemon.signal(Signal::TERM);
         daemon.count("a second SIGTERM") > 0
@@ -278,7 +278,7 @@ fn what_was_flushed_survives_sigkill() {
         let flushed = pattern(round * 100 + 50, 256 << 10);
         host.write(1, 2048, &flushed);
         host.flush(1);
-        // Others are under way.
+        // More writes are in flight.
         for i in 0..20u64 {
             let write = host.transfer(NvmOpcode::WRITE, 1, 8192 + 128 * i, 65_536, 4 << 20);
             host.submit(1, write);
@@ -328,7 +328,7 @@ fn without_a_write_cache_every_write_survives() {
     write_cache(&mut host, AdminOpcode::SET_FEATURES, false);
     assert_eq!(write_cache(&mut host, AdminOpcode::GET_FEATURES, false), 0);
     host.write(1, 1024, &data);
-    // What the host set lasts until its next reset.
+    // The host's setting lasts until its next reset.
     host.client.reset().unwrap();
     host.enable();
     assert_eq!(write_cache(&mut host, AdminOpcode::GET_FEATURES, false), 1);

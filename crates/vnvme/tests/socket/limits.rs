@@ -1,4 +1,4 @@
-//! Nothing is lost or leaked over many clients.
+//! Many clients in turn: nothing is lost or leaked.
 
 use std::os::fd::AsFd;
 
@@ -8,10 +8,10 @@ use vfio_user::client::{Client, RawClient};
 
 use crate::common::*;
 
-/// One client of each kind.
+/// Runs one client of each kind in turn.
 fn visit(place: &Place, round: u64) {
     match round % 5 {
-        // Connects and says nothing.
+        // Connects and sends nothing.
         0 => leave(RawClient::connect(&place.socket(), LIMIT).unwrap()),
         // Negotiates, maps memory and leaves without a word.
         1 => {
@@ -56,15 +56,15 @@ fn many_clients_leave_nothing_behind() {
     let place = Place::new();
     let disk = place.disk("disk.raw", 4 << 20);
     let daemon = Daemon::serve(&place, &[&disk]);
-    // One that only looks: what is open then is the daemon's own.
+    // A client that only connects: the descriptors that are open afterwards are the daemon's own.
     visit(&place, 0);
     daemon.wait_log(|line| line.contains("client disconnected"));
     let open = daemon.settled_descriptors();
     let rounds = |count: u64| {
         for round in 0..count {
             visit(&place, round);
-            // The client before is gone, so that the next is not refused. The log tells of a few
-            // only.
+            // The client before has disconnected, so that the next is not refused. The log has
+            // lines of only a few.
             daemon.wait_descriptors(open);
         }
     };
@@ -76,8 +76,8 @@ fn many_clients_leave_nothing_behind() {
     let grown = status_kib(daemon.pid(), "VmRSS").saturating_sub(resident);
     assert!(grown < 8 << 10, "{grown} KiB more after 300 clients");
     let grown = status_kib(daemon.pid(), "VmSize").saturating_sub(mapped);
-    // One guest's memory not unmapped would be 16 MiB each time; a thread's first allocation takes
-    // 64 MiB of addresses.
+    // Memory of a guest that is not unmapped would be 16 MiB each time; a thread's first allocation
+    // takes 64 MiB of addresses.
     assert!(
         grown < 256 << 10,
         "{grown} KiB of address space more after 300 clients"

@@ -142,7 +142,7 @@ fn a_disk_comes_and_goes() {
     assert!(m.daemon.end().status.success());
 }
 
-/// What an operator mistypes: it is told in words, and nothing of it is left.
+/// Mistakes of an operator are refused with an error text, and leave nothing behind.
 #[test]
 fn mistakes_are_told_and_leave_nothing() {
     let m = Managed::start(&[]);
@@ -212,7 +212,7 @@ fn mistakes_are_told_and_leave_nothing() {
     assert!(m.daemon.end().status.success());
 }
 
-/// Who adds and removes as fast as can be, from many sides, with clients in between.
+/// Disks are added and removed as fast as possible, from many sides, with clients in between.
 #[test]
 fn a_flood_of_changes_leaves_nothing() {
     let m = Managed::start(&["--workers", "2"]);
@@ -457,8 +457,8 @@ fn many_disks_leave_nothing_behind() {
     assert!(m.daemon.end().status.success());
 }
 
-/// What ran is written into the configuration, as an operator does it: it is not there twice after
-/// the next start, and goes when the configuration loses it.
+/// The running configuration is written into the configuration file by an operator. The disk is
+/// served once after the next start, and is removed when the configuration loses it.
 #[test]
 fn what_was_saved_into_the_configuration_is_the_configurations() {
     let place = Place::new();
@@ -509,8 +509,8 @@ fn what_was_saved_into_the_configuration_is_the_configurations() {
     assert!(m.daemon.end().status.success());
 }
 
-/// Of disks that were kept, those that cannot be served any more are told of; all others are
-/// served. What the configuration describes comes first.
+/// Kept disks that can no longer be served are reported, and all other disks are served. The
+/// configuration takes precedence.
 #[test]
 fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
     let place = Place::new();
@@ -530,8 +530,8 @@ fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
     let Managed { place, daemon, .. } = m;
     assert!(daemon.end().status.success());
     let before = fs::read_to_string(place.path("state.toml")).unwrap();
-    // A volume is gone; the configuration has another one by now, and the socket of a third; where
-    // the fourth had its socket there is a file.
+    // The volume of the first disk is missing. The configuration has another disk's volume by now,
+    // and the socket of a third. A regular file is at the socket's path of the fourth.
     fs::remove_file(&gone).unwrap();
     fs::write(place.path("d.sock"), "no socket").unwrap();
     let configured = |name: &str, socket: &str, volume: &str| {
@@ -571,7 +571,7 @@ fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
         .unwrap();
     let list = String::from_utf8(list.stdout).unwrap();
     assert!(list.contains("\nb is not served: "), "{list}");
-    // Nobody can do anything to it but remove it; it is kept until then.
+    // The only possible operation is its removal; it is kept until then.
     refused(m.client.resize("b", 1, 1 << 20), "not served");
     refused(m.add("b", "mem://1M"), "vnvme remove b forgets it");
     m.export("f", "mem://1M").unwrap();
@@ -591,7 +591,7 @@ fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
     let m = Managed::start_at(place, &["--config", &config]);
     assert_eq!(m.client.disk("b").unwrap().error, None);
     drop(Host::up(&m.socket("b")));
-    // So it is with a disk of the configuration.
+    // A disk of the configuration behaves the same.
     let Managed { place, daemon, .. } = m;
     assert!(daemon.end().status.success());
     fs::remove_file(&taken).unwrap();
@@ -604,7 +604,8 @@ fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
     assert_eq!(state, kept);
 }
 
-/// Who asks while a daemon starts is told of all that it serves, or that it is starting.
+/// A client that sends a request while a daemon starts gets all disks, or the answer that the
+/// daemon is starting.
 #[test]
 fn the_first_answer_of_a_daemon_has_all_its_disks() {
     let place = Place::new();
@@ -628,7 +629,7 @@ fn the_first_answer_of_a_daemon_has_all_its_disks() {
     daemon.end();
 }
 
-/// Each would write down only what it serves itself.
+/// Each daemon would write only the disks that it serves itself.
 #[test]
 fn two_daemons_do_not_keep_their_disks_in_one_file() {
     let m = Managed::start(&[]);
@@ -646,7 +647,7 @@ fn two_daemons_do_not_keep_their_disks_in_one_file() {
         "{last}"
     );
     assert_eq!(m.names(), ["a"]);
-    // The lock goes with the process, however that ends.
+    // The lock ends with the process, however that ends.
     let Managed { place, daemon, .. } = m;
     daemon.kill();
     let m = Managed::start_at(place, &[]);
@@ -663,8 +664,8 @@ fn two_daemons_do_not_keep_their_disks_in_one_file() {
     );
 }
 
-/// A state that cannot be read: the daemon does not start without what was added, and leaves the
-/// file to who mends it.
+/// Unreadable state: the daemon does not start without the added disks, and leaves the file
+/// unchanged for repair.
 #[test]
 fn a_damaged_state_is_told_and_kept() {
     for (damaged, words) in [
@@ -701,7 +702,7 @@ fn a_damaged_state_is_told_and_kept() {
     }
 }
 
-/// `vnvme apply` of what is no configuration, and what the limits of sizes and namespaces are.
+/// `vnvme apply` of an invalid configuration, and the limits of sizes and namespaces.
 #[test]
 fn limits_are_told_and_nothing_is_lost_at_them() {
     let m = Managed::start(&[]);
@@ -771,7 +772,8 @@ fn limits_are_told_and_nothing_is_lost_at_them() {
     assert!(m.daemon.end().status.success());
 }
 
-/// A namespace that comes later has its formats, too; the operator sees what the guest has chosen.
+/// A namespace that is attached later has its formats, too. The operator sees the format that the
+/// guest has chosen.
 #[test]
 fn a_namespace_is_attached_with_the_blocks_that_its_guest_has_chosen() {
     let m = Managed::start(&[]);

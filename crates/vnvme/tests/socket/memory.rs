@@ -75,7 +75,7 @@ fn descriptors_that_are_no_memory() {
             "{offset:#x}"
         );
     }
-    // Nothing of all that is kept, and the rest still works.
+    // None of these mappings is kept, and the rest still works.
     daemon.wait_descriptors(open);
     host.write(1, 0, &pattern(1, 4096));
     drop(host);
@@ -165,7 +165,7 @@ fn memory_that_shrinks() {
         } else {
             daemon.wait_log(|line| line.contains("shrank"));
         }
-        // Everything goes, while commands are in flight: even queues and lists.
+        // All memory is unmapped while commands are in flight, including queues and lists.
         for i in 0..20u64 {
             let nsid = 1 + i as u32 % 2;
             let command = host.transfer(nvme::NvmOpcode::READ, nsid, 1024, 65_536, 1 << 20);
@@ -224,7 +224,7 @@ fn maps_and_unmaps_are_answered_as_the_kernel_does() {
         let fd = (iova != AT + 0x4000).then_some(ram.as_fd());
         client.dma_map(window(iova, size), fd)
     };
-    // Nothing is there.
+    // The range is not mapped.
     assert_eq!(client.dma_unmap(range(AT, 0x1000)).unwrap(), 0);
     // Several windows, one of them without memory, with room before, between and behind.
     for (iova, size) in [(AT + 0x1000, 0x2000), (AT + 0x4000, 0x1000)] {
@@ -261,7 +261,8 @@ fn maps_and_unmaps_are_answered_as_the_kernel_does() {
     daemon.end();
 }
 
-/// As many windows as the client was told, and no more: they cost memory of this process.
+/// The maximum number of windows that the client was sent, and no more: they cost memory of this
+/// process.
 #[test]
 fn the_number_of_windows_is_bounded() {
     let place = Place::new();
@@ -306,7 +307,7 @@ fn thousands_of_small_windows() {
     for i in 0..WINDOWS {
         host.client.dma_map(page(i), Some(ram.as_fd())).unwrap();
     }
-    // They are used: a transfer from one of them.
+    // A transfer uses the last of them.
     let last = WINDOWS - 1;
     let data = pattern(7, 4096);
     std::os::unix::fs::FileExt::write_all_at(&ram, &data, page(last).offset).unwrap();
@@ -322,8 +323,8 @@ fn thousands_of_small_windows() {
             .dma_unmap(DmaUnmapping::Range { iova, size })
             .unwrap();
     }
-    // Far more than it takes; far less than if each map went through all the others by system
-    // calls.
+    // The bound is far more than needed, and far less than if each map examined all existing ones
+    // by system calls.
     assert!(started.elapsed() < 2 * LIMIT, "{:?}", started.elapsed());
     command.set_prps(page(last).iova, 0);
     assert_ne!(host.run(1, command).status(), Status::SUCCESS, "unmapped");

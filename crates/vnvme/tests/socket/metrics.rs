@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::common::*;
 
-/// Where a daemon says that it serves metrics.
+/// Returns the address where a daemon serves metrics, from its log.
 fn address(daemon: &Daemon) -> SocketAddr {
     let line = daemon.wait_log(|line| line.contains("metrics are served"));
     let found = line.split("address=").nth(1).expect("an address");
@@ -90,7 +90,7 @@ fn prometheus_reads_what_the_disks_did() {
     );
     assert_eq!(all[&format!("vnvme_disk_connected{{{disk}}}")], 1.0);
     assert!(all[&format!("vnvme_commands_total{{{disk}}}")] > 10.0);
-    // What the process may read of itself in its sandbox.
+    // Values that the process may read about itself in its sandbox.
     for name in [
         "process_resident_memory_bytes",
         "process_threads",
@@ -137,7 +137,7 @@ fn clients_that_never_send_or_read_keep_neither_others_nor_the_end_waiting() {
     let mut daemon = Daemon::serve(&place, &["--metrics", "127.0.0.1:0", "mem://1M"]);
     let address = address(&daemon);
     let silent: Vec<TcpStream> = (0..7).map(|_| connect(address)).collect();
-    // It asks, and closes in the middle of the answer.
+    // The client sends a request, and closes in the middle of the answer.
     for _ in 0..20 {
         let mut rude = connect(address);
         rude.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();

@@ -1,4 +1,4 @@
-//! What people type by mistake: what they are told, once, and with which exit status.
+//! Mistakes of users on the command line: the message, printed once, and the exit status.
 
 use std::fs;
 use std::io::Read;
@@ -16,7 +16,7 @@ fn vnvme(args: &[&str]) -> Output {
     command.stdin(Stdio::null()).output().unwrap()
 }
 
-/// Clauses of a message that stand in it twice: it says its cause, and the cause says it again.
+/// Returns the clauses that a message has twice, because an error repeats its cause.
 fn repeated(message: &str) -> Vec<&str> {
     let clauses: Vec<&str> = message.split([':', ';']).map(str::trim).collect();
     let long = clauses.iter().enumerate().filter(|(_, c)| c.len() > 10);
@@ -50,7 +50,7 @@ fn mistakes_are_explained_once() {
     let config_text = text(&config);
     let disk = place.disk("disk.raw", 1 << 20);
     let qcow2 = text(&place.path("disk.qcow2"));
-    // As an editor of images leaves it: of no size that a raw disk has.
+    // A file of an image editor, of a size that no raw disk has.
     fs::write(&qcow2, [&b"QFI\xfb\0\0\0\x03"[..], &[7; 1000]].concat()).unwrap();
     let serve = |args: &[&str], status, words: &[&str]| {
         mistake(&[&["serve", "-s", &socket], args].concat(), status, words);
@@ -214,7 +214,7 @@ fn mistakes_are_explained_once() {
     );
 }
 
-/// An image can be served as raw by those who say so; the guest sees its bytes.
+/// An image can be served as raw where the option says so; the guest sees its bytes.
 #[test]
 fn an_image_is_a_raw_disk_where_that_is_said() {
     let place = Place::new();
@@ -231,7 +231,7 @@ fn an_image_is_a_raw_disk_where_that_is_said() {
 
 /// Starts it with a standard output that nobody reads any more.
 fn unread(args: &[&str]) -> Output {
-    // The reader is gone before the command begins, however short it is.
+    // The reader is closed before the command begins, however short the command is.
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let mut child = Command::new(env!("CARGO_BIN_EXE_vnvme"))
@@ -304,7 +304,7 @@ fn output_that_nobody_reads_ends_a_command_quietly() {
     lower.end();
 }
 
-/// A daemon whose log nobody reads any more goes on.
+/// A daemon continues when its log has no reader any more.
 #[test]
 fn a_log_that_nobody_reads_ends_nothing() {
     let place = Place::new();

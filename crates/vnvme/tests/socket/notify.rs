@@ -1,4 +1,4 @@
-//! What a service manager is told (sd_notify(3)).
+//! Notifications to a service manager (sd_notify(3)).
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use crate::common::*;
 
-/// Starts a daemon with that service manager; it serves as soon as it has said so.
+/// Starts a daemon with that service manager, and checks that it serves once it has notified it.
 fn is_told(manager: &UnixDatagram, name: &str) {
     manager.set_read_timeout(Some(LIMIT)).unwrap();
     let place = Place::new();
@@ -27,7 +27,7 @@ fn is_told(manager: &UnixDatagram, name: &str) {
     assert_eq!(&message[..len], b"STOPPING=1\n");
 }
 
-/// It kills a process that does not say in time that it is alive.
+/// The service manager kills a process that does not notify it in time.
 #[test]
 fn a_watchdog_is_told_again_and_again() {
     let place = Place::new();
@@ -54,7 +54,7 @@ fn a_watchdog_is_told_again_and_again() {
     daemon.end();
 }
 
-/// So that it does not take a daemon for one that has nothing to do.
+/// The notification prevents the service manager from treating the daemon as idle.
 #[test]
 fn a_reload_is_told_however_it_goes() {
     let place = Place::new();
@@ -91,7 +91,7 @@ fn a_socket_that_is_handed_over_is_used_and_left() {
     let listener = UnixListener::bind(place.socket()).unwrap();
     let again = listener.try_clone().unwrap();
     let file = fs::metadata(place.socket()).unwrap().ino();
-    // It waits already.
+    // The client waits already.
     let mut early = UnixStream::connect(place.socket()).ok();
     let socket = text(&place.socket());
     let control = text(&place.path("ctl"));
@@ -134,7 +134,7 @@ fn control_client(control: &str) -> String {
     String::from_utf8(output.unwrap().stdout).unwrap()
 }
 
-/// It is said what comes of others.
+/// Other descriptors cause a warning.
 #[test]
 fn what_is_handed_over_and_fits_nothing_is_named() {
     let place = Place::new();
@@ -155,7 +155,7 @@ fn what_is_handed_over_and_fits_nothing_is_named() {
     serve(tcp.into(), none);
 }
 
-/// What a service manager never says is no reason not to serve.
+/// Values that a service manager never sets are no reason to refuse to serve.
 #[test]
 fn nonsense_in_the_environment_keeps_nobody_from_serving() {
     let long = "x".repeat(500);
@@ -187,7 +187,7 @@ fn a_service_manager_is_told_when_clients_are_served() {
     let place = Place::new();
     let path = place.path("manager");
     is_told(&UnixDatagram::bind(&path).unwrap(), &text(&path));
-    // Abstract sockets of others are out of reach of the sandbox.
+    // Abstract sockets of other processes are out of reach of the sandbox.
     let name = text(&place.path("abstract"));
     let address = SocketAddr::from_abstract_name(&name).unwrap();
     is_told(
@@ -207,7 +207,7 @@ fn one_that_does_not_listen_keeps_nobody_from_serving() {
     daemon.end();
 }
 
-/// It waits for a process that says nothing before it can serve, or ends.
+/// The service manager waits for a process that sends nothing before it can serve, or ends.
 #[test]
 fn nothing_is_said_by_one_that_cannot_serve() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! What the command line and the configuration file promise.
+//! Options of the command line and the configuration file, and their effects.
 
 use std::fs;
 
@@ -163,7 +163,7 @@ fn two_controllers_from_one_configuration() {
                 });
             }
         });
-        // One client's end is not the other's.
+        // The end of one client does not affect the other.
         let mut host = Host::up(&sockets[0]);
         leave(Client::connect(&sockets[1], LIMIT).unwrap());
         assert!(host.read(1, 0, 16 << 10) == pattern(0, 16 << 10));

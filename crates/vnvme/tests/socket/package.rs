@@ -1,4 +1,4 @@
-//! What is installed: by packaging/install.sh into a directory of any name, and as a Debian package
+//! Installed files: by packaging/install.sh into a directory of any name, and as a Debian package
 //! in a tree with nothing else in it.
 
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ fn script(name: &str, variables: &[(&str, &Path)], args: &[&Path]) -> String {
     done(&output)
 }
 
-/// Its output; it succeeded.
+/// Returns the output of a command that has to succeed.
 fn done(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let error = text(&output.stderr);
@@ -87,7 +87,7 @@ fn what_is_installed_is_removed_but_for_configuration() {
         "{unit}"
     );
 
-    // A second time over the first, and over what the administrator has changed.
+    // A second installation over the first, and over files that the administrator has changed.
     let profile = root.join("etc/apparmor.d/abstractions/libvirt-qemu.d/vnvme");
     fs::write(&profile, "changed\n").unwrap();
     fs::write(root.join("etc/vnvme/vm0.toml"), "mine\n").unwrap();
@@ -207,8 +207,8 @@ fn the_hook_of_libvirt_serves_domains_that_have_a_file() {
     assert!(error.contains("journalctl -u vnvme@vm0.service"), "{error}");
 }
 
-/// A tree with a shell, dpkg and what the program needs of the C library, from this machine; the
-/// package is installed in it as dpkg does that anywhere.
+/// A tree with a shell, dpkg and the parts of the C library that the program needs, from this
+/// machine. The package is installed in it as dpkg does that anywhere.
 struct Tree(tempfile::TempDir);
 
 impl Tree {
@@ -307,14 +307,14 @@ fn the_package_is_installed_used_and_removed() {
         );
         assert!(tree.path(path).exists(), "{path}");
     }
-    // It is a program there, with nothing else than the package and the C library.
+    // The program runs with only the package and the C library.
     let version = Command::new("chroot")
         .arg(tree.0.path())
         .args(["/usr/bin/vnvme", "--version"])
         .output()
         .unwrap();
     assert!(done(&version).starts_with("vnvme "), "{version:?}");
-    // Its unit names it where it is.
+    // The unit names the program's path.
     if has("systemd-analyze") {
         for (unit, command) in [("vnvme.service", "daemon"), ("vnvme@.service", "serve")] {
             let path = format!("usr/lib/systemd/system/{unit}");

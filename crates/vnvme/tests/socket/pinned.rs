@@ -33,7 +33,7 @@ fn memory_is_pinned_while_it_is_mapped() {
             host.client
                 .dma_map(SECOND, Some(std::os::fd::AsFd::as_fd(&ram)))
                 .unwrap();
-            // Half of the times it goes while it is being pinned.
+            // In half of the rounds the memory is unmapped while it is being pinned.
             if round % 2 == 0 {
                 eventually("the window is pinned", || {
                     pinned(&daemon) == alone + (SECOND.size >> 10)
@@ -41,7 +41,7 @@ fn memory_is_pinned_while_it_is_mapped() {
             }
             std::os::unix::fs::FileExt::write_all_at(&ram, &data, SECOND.offset).unwrap();
             // Page by page, so that PRP lists are not needed: all are in flight when their memory
-            // goes.
+            // is unmapped.
             for page in 0..16 {
                 let mut command = host.transfer(NvmOpcode::WRITE, 1, page * 8, 4096, 0);
                 command.set_prps(SECOND.iova + page * 4096, 0);
@@ -60,8 +60,8 @@ fn memory_is_pinned_while_it_is_mapped() {
                 assert!(host.read(1, 0, data.len()) == data);
             }
         }
-        // What a message announced before the unmap may have come too late; what comes in time is
-        // whole.
+        // Transfers that a message announced before the unmap may be too late; a transfer in
+        // time is complete.
         let data = pattern(99, 64 << 10);
         host.write(1, 0, &data);
         assert!(host.read(1, 0, data.len()) == data);

@@ -1,5 +1,5 @@
-//! A pool: namespaces that a guest makes, in the daemon's sandbox, and what is left of them in the
-//! next process.
+//! A pool: namespaces that a guest makes, in the daemon's sandbox, and their state in the next
+//! process.
 
 use crate::common::*;
 use crate::keeper;
@@ -305,7 +305,7 @@ fn an_operator_leaves_the_guests_namespaces_alone() {
     let mut host = pooled.host();
     assert_eq!(host.read(2, 0, 4096), pattern(3, 4096));
     drop(host);
-    // A disk that goes lets its pool go.
+    // Removing a disk closes its pool.
     pooled.client().remove("d", true).unwrap();
     let file = pooled.files();
     assert_eq!(file.len(), 2);

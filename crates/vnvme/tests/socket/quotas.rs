@@ -1,4 +1,4 @@
-//! What one client's memory may take, and neighbours on the same worker who notice nothing.
+//! Limits of one client's memory, and neighbours on the same worker that are not affected.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -26,7 +26,7 @@ fn errno<T>(result: Result<T, ClientError>) -> Option<Errno> {
     }
 }
 
-/// A daemon with two controllers on one worker, and a client of the second one, who goes on all the
+/// A daemon with two controllers on one worker, and a client of the second one, which runs all the
 /// time.
 struct Pair {
     daemon: Daemon,
@@ -119,7 +119,7 @@ fn windows_are_whole_pages() {
     pair.end();
 }
 
-/// A disk's pages may come from anywhere: what is to be used instead is said in the log.
+/// A disk's pages may come from anywhere: the log names the kind of file to use instead.
 #[test]
 fn files_that_are_no_memory_are_refused() {
     let place = Place::new();
@@ -209,11 +209,11 @@ fn a_clients_memory_files_are_bounded() {
     pair.end();
 }
 
-/// Sparse files of absurd sizes: the address space is never full, and what fails is a message.
+/// Sparse files of absurd sizes: the address space is never full, and failures are messages.
 #[test]
 fn the_address_space_is_not_a_clients() {
     let place = Place::new();
-    // As much as one may say: the process's own bound holds.
+    // The largest possible option, so that the process's own bound applies.
     let mut pair = Pair::new(&place, &["--client-memory", "4096T"]);
     let mut client = pair.client();
     let mut refused = 0;
@@ -230,7 +230,7 @@ fn the_address_space_is_not_a_clients() {
     }
     assert!(refused > 30, "{refused} of 100");
     pair.check();
-    // Others find room for theirs as soon as this client has gone.
+    // Another client finds room as soon as this client has disconnected.
     leave(client);
     let mut client = pair.client();
     let file = sparse(32 << 40);
@@ -243,7 +243,7 @@ fn the_address_space_is_not_a_clients() {
     pair.end();
 }
 
-/// As many windows as there may be, on memory, and then none: what they took is returned.
+/// The maximum number of windows on memory, and then none: their resources are returned.
 #[test]
 fn what_a_client_took_is_returned() {
     let place = Place::new();

@@ -43,7 +43,7 @@ impl Folder {
         self.reload_after(daemon, words, || ());
     }
 
-    /// The same after a change, which a signal before may be answered with already.
+    /// Reloads after a change, which the answer to an earlier signal may already include.
     fn reload_after(&self, daemon: &Daemon, words: &str, change: impl FnOnce()) {
         let before = daemon.count(words);
         change();
@@ -76,9 +76,9 @@ fn a_hangup_reconciles_with_the_folder() {
     host.flush(2);
     assert_eq!(folder.0.bytes("b.raw", 0, 4096), pattern(2, 4096));
     assert_eq!(host.read(1, 0, 4096), pattern(1, 4096), "it went on");
-    // Nothing has changed.
+    // The configuration is unchanged.
     folder.reload(&daemon, "unchanged=2");
-    // The file's namespace goes, and the second disk.
+    // The file's namespace is removed, and the second disk.
     folder.write("20-a.toml", &folder.controller("a", MEM));
     folder.remove("30-b.toml");
     folder.reload(&daemon, "removed=\"b\"");
@@ -160,8 +160,8 @@ fn what_cannot_be_applied_is_told_and_changes_nothing() {
     assert!(daemon.end().status.success());
 }
 
-/// As editors and `sed -i` do it: another file in the place of the first. In a folder of the
-/// program's it is read; elsewhere the log says what to do.
+/// A replaced file, as editors and `sed -i` make it: another file at the path of the first. In a
+/// folder of the program's it is read; elsewhere the log names the remedy.
 #[test]
 fn a_file_that_was_replaced_is_read_where_the_folder_is_for_it() {
     for (name, words) in [
@@ -176,7 +176,7 @@ fn a_file_that_was_replaced_is_read_where_the_folder_is_for_it() {
             format!("[[controller]]\nsocket = \"{socket}\"\n{MEM}\n")
         };
         fs::write(&config, disk("a")).unwrap();
-        // What is allowed may be read, too.
+        // Allowed paths may be read, too.
         let allow = text(sockets.path("x").parent().unwrap());
         let args = ["daemon", "--config", &text(&config), "--allow", &allow];
         let daemon = Daemon::spawn(&args);
@@ -246,7 +246,7 @@ fn a_daemon_starts_without_disks_and_ends() {
     assert!(!folder.is_there("a"));
 }
 
-/// What `vnvme check` says of a fragment.
+/// Runs `vnvme check` with a fragment.
 fn checked(folder: &Folder, fragment: &str) -> (bool, String) {
     folder.write("c.toml", fragment);
     let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))

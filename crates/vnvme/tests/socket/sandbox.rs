@@ -1,5 +1,4 @@
-//! What the running daemon has given up. (What each rule forbids is tried by `sandbox`'s own
-//! tests.)
+//! Rights that the running daemon has given up. (The tests of `sandbox` try each rule.)
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -8,7 +7,7 @@ use rustix::thread::CapabilitySet;
 
 use crate::common::*;
 
-/// Fields of each thread's status: its name, and what `wanted` names.
+/// Returns fields of each thread's status: its name, and those in `wanted`.
 fn threads<const N: usize>(pid: u32, wanted: [&str; N]) -> Vec<(String, [String; N])> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let of = |status: String| {
@@ -19,7 +18,7 @@ fn threads<const N: usize>(pid: u32, wanted: [&str; N]) -> Vec<(String, [String;
         (field("Name:"), wanted.map(field))
     };
     let statuses = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("status")));
-    // One that has just ended has none.
+    // A thread that has just ended has no status.
     statuses.filter_map(|status| status.ok().map(of)).collect()
 }
 
@@ -51,7 +50,7 @@ fn no_thread_keeps_anything() {
     assert_eq!(core[4..6], ["0", "0"], "{core:?}");
     drop(host);
     let ended = daemon.end();
-    // What has to be removed is removed.
+    // Files that have to be removed are removed.
     for path in [&control, &export, &text(&place.socket())] {
         assert!(!fs::exists(path).unwrap(), "{path}: {ended:?}");
     }
@@ -82,7 +81,7 @@ fn child_of(pid: u32) -> Option<u32> {
     pids.find(is_child)
 }
 
-/// The process that reads what clients send, and the one that starts it.
+/// Covers the process that reads clients' messages, and the one that starts it.
 #[test]
 fn its_helpers_keep_as_little_and_one_is_started_again() {
     let place = Place::new();
@@ -117,7 +116,7 @@ fn its_helpers_keep_as_little_and_one_is_started_again() {
         });
         before = child_of(starter).unwrap();
     }
-    // That it was killed was told each time, and nothing else.
+    // Each kill was logged, and nothing else.
     eventually("each was told", || daemon.count("ERROR") >= 3);
     assert_eq!(daemon.count("ERROR"), 3, "{:?}", daemon.log());
     daemon.end();
@@ -131,7 +130,7 @@ fn is_alive(pid: u32) -> bool {
     stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// A user without any right, whose files they are.
+/// The daemon runs as an unprivileged user who owns the files.
 #[test]
 fn it_works_for_any_user() {
     const NOBODY: u32 = 65534;
@@ -145,7 +144,7 @@ fn it_works_for_any_user() {
     for path in [place.path("."), place.path("disk.raw")] {
         chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
     }
-    // Where others may read it.
+    // A place where other users may read the program.
     let program = place.path("vnvme");
     put_program(env!("CARGO_BIN_EXE_vnvme"), &program);
     let socket = text(&place.socket());

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// What `systemd-analyze security` may find at most, in tenths of its points of 10.
+/// Maximum exposure that `systemd-analyze security` may report, in tenths of its points of 10.
 const EXPOSURE: &str = "10";
 
 /// The daemon's, and that of a process for each VM.

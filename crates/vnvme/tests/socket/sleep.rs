@@ -1,5 +1,5 @@
-//! A worker whose commands are at work on a device below sleeps, and the device's interrupt wakes
-//! it every time, on the direct path as on the generic one.
+//! A worker sleeps while its commands are in flight on a device below, and the device's interrupt
+//! wakes it every time, on the direct path as on the generic one.
 
 use crate::common::{Daemon, Lone, Place, stats, text, ticks};
 
@@ -53,8 +53,8 @@ impl Chain {
 }
 
 /// Commands one at a time, with pauses that begin before the worker's last look and end long after
-/// it fell asleep; and now and then so many without pause that the device is told to interrupt
-/// nobody.
+/// it fell asleep. At times, so many commands without pause that the device is told to disable its
+/// interrupt.
 fn rounds(path: &str, window: &str) {
     let mut chain = Chain::new("null://1G", path, window);
     for round in 0..ROUNDS {
@@ -69,7 +69,7 @@ fn rounds(path: &str, window: &str) {
     let io = &stats["queues"][1];
     let (commands, arms) = (io["commands"].as_u64(), io["arms"].as_u64());
     assert!(commands >= Some(ROUNDS), "{io}");
-    // Else nothing was shown.
+    // Otherwise the test has shown nothing.
     assert!(arms > Some(ROUNDS / 100), "the worker hardly slept: {io}");
     chain.over();
 }

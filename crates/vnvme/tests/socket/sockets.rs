@@ -1,4 +1,4 @@
-//! The socket's file: its mode, and what stands there already.
+//! The socket's file: its mode, and files that exist at its path already.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -34,7 +34,7 @@ fn a_stale_socket_is_replaced() {
     assert!(place.socket().exists());
     let daemon = Daemon::serve(&place, &["mem://1M"]);
     Client::connect(place.socket(), LIMIT).unwrap();
-    // What a killed daemon leaves is stale.
+    // The socket of a killed daemon is stale.
     daemon.kill();
     assert!(place.socket().exists());
     let daemon = Daemon::serve(&place, &["mem://1M"]);

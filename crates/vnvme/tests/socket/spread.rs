@@ -1,5 +1,5 @@
-//! One controller's queues on two workers, moved from one to the other all the time: nothing is
-//! lost, nothing comes twice.
+//! Queues of one controller on two workers, migrated repeatedly: no command is lost or completes
+//! twice.
 
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -34,7 +34,7 @@ fn place_of(qid: u16, slot: u64) -> u64 {
     u64::from(qid) * DEPTH + slot
 }
 
-/// One command on each place, all in flight together; each completes once.
+/// Submits one command for each place, all in flight together; each completes once.
 fn load(host: &mut Host, opcode: NvmOpcode, base: u64, between: impl FnOnce(&mut Host)) {
     let mut waiting = Vec::new();
     for slot in 0..DEPTH {
@@ -101,7 +101,7 @@ fn ready(host: &mut Host, shadow: bool) {
 
 fn stirred(place: &Place, mapped: bool, rounds: u64) {
     let control = text(&place.path("control"));
-    // One that answers at once, and one that does not.
+    // A volume that answers at once, or one that does not.
     let disk = if mapped {
         "mem://16M".to_owned()
     } else {
@@ -125,7 +125,8 @@ fn stirred(place: &Place, mapped: bool, rounds: u64) {
     let mut host = connect();
     for round in 0..rounds {
         let seed = round * 1_000_003;
-        // All of memory goes away under load, rings and shadow doorbells too, and comes back.
+        // All of guest memory is unmapped under load, with rings and shadow doorbells, and mapped
+        // again.
         write_all(&mut host, seed, |host| {
             if round % 3 == 1 {
                 host.client.dma_unmap(DmaUnmapping::All).unwrap();
@@ -134,7 +135,7 @@ fn stirred(place: &Place, mapped: bool, rounds: u64) {
         });
         read_all(&mut host, seed);
         match round % 5 {
-            // A reset with everything in flight; what was written before stays.
+            // A reset with all commands in flight; data that was written before stays.
             2 => {
                 for qid in 1..=QUEUES {
                     let command = host.transfer(NvmOpcode::READ, 1, 0, LEN, READS);
@@ -254,7 +255,7 @@ fn every_worker_flushes_what_went_through_it_at_the_end() {
     lower.end();
 }
 
-/// One worker copies as fast as it can, another one has nothing to do: half of the queues go over.
+/// A worker copies as fast as it can, and another one is idle: half of the queues migrate.
 #[test]
 fn a_busy_worker_gives_queues_to_an_idle_one() {
     let place = Place::new();
@@ -325,7 +326,8 @@ fn a_busy_worker_gives_queues_to_an_idle_one() {
 fn limited_volumes_stay() {
     let place = Place::new();
     let [control, config] = ["control", "vnvme.toml"].map(|name| text(&place.path(name)));
-    // The same disk without a limit stands beside it: its queues do move meanwhile.
+    // A disk with the same volume and without a limit is served, too: its queues do migrate
+    // meanwhile.
     let volumes = ["mem://16M", "mem://16M?iops=100000"];
     let sockets = ["free.sock", "limited.sock"].map(|name| place.path(name));
     let tables = volumes.iter().zip(&sockets).map(|(volume, socket)| {

@@ -1,5 +1,5 @@
-//! How known clients start up, in their order and with their habits, until the disk reads what was
-//! written.
+//! Start-up sequences of known clients, in their order and with their habits, until the disk reads
+//! the data that was written.
 
 use std::os::fd::{AsFd, BorrowedFd};
 

@@ -1,5 +1,5 @@
-//! Requests that are refused by the control API: what their sender caused has a status of 400 to
-//! 499 and a sentence, and changes nothing.
+//! Requests that are refused by the control API. Errors of the sender have a status of 400 to 499
+//! and a sentence, and change nothing.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ const ADD: &str = "/v1/disks";
 const ATTACH: &str = "/v1/disks/a/namespaces";
 
 const CASES: &[Case] = &[
-    // Not what the API knows.
+    // Requests that the API does not know.
     ("GET", "/v1/nothing", "", 404, "/v1/openapi.json"),
     ("PUT", ADD, "", 405, "not PUT"),
     ("GET", "/v1/disks?sort=name", "", 400, "\"sort\" is unknown"),
@@ -100,7 +100,7 @@ const CASES: &[Case] = &[
     ),
     ("POST", ADD, "DIR/none/x.sock mem://1M", 400, "No such file"),
     ("POST", ADD, "/none/x.sock mem://1M", 400, "option allow"),
-    // What others have.
+    // Names, sockets and volumes of other disks.
     ("POST", ADD, "DIR/a.sock mem://1M", 409, "there already"),
     ("POST", ADD, "DIR/x.sock DIR/used.raw", 409, "used.raw"),
     ("POST", ADD, "DIR/disk.raw mem://1M", 409, "not a socket"),

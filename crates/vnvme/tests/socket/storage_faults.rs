@@ -1,5 +1,5 @@
-//! Disks that fail, below the kernel: what the guest is told, what logs, SMART and metrics say, and
-//! what the policy for failed requests makes of it.
+//! Disks that fail, below the kernel: the guest's statuses, the contents of logs, SMART and
+//! metrics, and the effect of the error policy.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -32,7 +32,7 @@ fn vnvme(control: &Path, args: &[&str]) -> (bool, String) {
     )
 }
 
-/// What the process says of its one volume.
+/// Returns the error policy and counters of the process's one volume.
 fn on_error(control: &Path) -> Value {
     let (ok, text) = vnvme(control, &["on-error", "--json"]);
     assert!(ok, "{text}");
@@ -60,7 +60,7 @@ fn last_error(host: &mut Host) -> (Status, u64) {
     (entry.status(), entry.lba.get())
 }
 
-/// A disk that breaks, or nothing (with a line that says so).
+/// Makes a disk that can fail. `None`, with a line that says so, where that is impossible.
 pub fn breaking(test: &str, place: &Place) -> Option<Disk> {
     match Disk::new(&place.path("mnt"), 8 * MIB) {
         Ok(disk) => Some(disk),
@@ -157,7 +157,7 @@ fn errors_of_the_medium_are_told_everywhere() {
         assert_eq!(media_errors(host), 3);
         let smart: Smart = log_page(host, Lid::SMART);
         assert_eq!((smart.neile.get(), smart.avsp, smart.pused), (3, 100, 0));
-        // Others are not concerned.
+        // Other blocks are not affected.
         assert!(host.read(1, 72, 4096) == pattern(1, 64 << 10)[72 * 512..72 * 512 + 4096]);
         let told = on_error(control);
         assert_eq!(
@@ -181,7 +181,7 @@ fn no_space_is_no_error_of_the_medium() {
     each_way("no_space", "", |disk, _, host, _| {
         disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(28));
         let status = host.write_with(1, 0, &pattern(2, 4096), false);
-        // A block device's own error: Linux tells of space that is missing below by ENOSPC, too.
+        // The error of a full block device: Linux reports missing space below by ENOSPC, too.
         assert!(status.is(Status::CAPACITY_EXCEEDED), "{status}");
         assert_eq!(media_errors(host), 0);
         assert!(last_error(host).0.is(Status::CAPACITY_EXCEEDED));
@@ -222,7 +222,7 @@ fn what_is_to_be_repeated_is_and_the_guest_notices_nothing() {
         let told = on_error(control);
         assert_eq!(told["write_errors"], 3, "{told}");
         assert!(told["repeated"].as_u64().unwrap() >= 4, "{told}");
-        // What could not be made durable is told all the same.
+        // A failed flush is reported all the same.
         disk.fail(What::Sync, 0..1, 1, Fault::Error(5));
         let flush = Command::new(NvmOpcode::FLUSH.0, 0, 1);
         assert_eq!(host.run(1, flush).status(), Status::WRITE_FAULT);
@@ -234,7 +234,7 @@ fn a_disk_without_space_is_stopped_and_resumed() {
     let options = "?on-write-error=enospc-stop";
     each_way("stopped", options, |disk, control, host, _| {
         let data = pattern(5, 4096);
-        // Other errors are told.
+        // Other errors are reported.
         disk.fail(What::Write, 0..4096, 1, Fault::Error(5));
         assert_eq!(host.write_with(1, 0, &data, false), Status::WRITE_FAULT);
         disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(28));
@@ -247,7 +247,7 @@ fn a_disk_without_space_is_stopped_and_resumed() {
         assert!(host.try_completion(1).is_none());
         let (_, shown) = vnvme(control, &["stats"]);
         assert!(shown.contains("STOPPED"), "{shown}");
-        // Nothing has changed: it stops again.
+        // The disk is still full, so the volume stops again.
         let (ok, shown) = vnvme(control, &["resume", "vm"]);
         assert!(ok, "{shown}");
         eventually("it stops again", || on_error(control)["stops"] == 2);
@@ -260,7 +260,7 @@ fn a_disk_without_space_is_stopped_and_resumed() {
         assert_eq!(ids.collect::<Vec<_>>(), [first, second]);
         assert!(done.iter().all(|done| done.status() == Status::SUCCESS));
         assert!(host.read(1, 0, data.len()) == data);
-        // The policy changes while it is in use, also for what waits.
+        // The policy changes while it is in use, also for requests that wait.
         disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(28));
         host.submit(1, write);
         eventually("it stops", || on_error(control)["stopped"] == true);

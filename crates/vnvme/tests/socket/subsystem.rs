@@ -1,8 +1,8 @@
-//! Disks of one subsystem: two guests on one namespace, fenced by reservations that outlast the
+//! Disks of one subsystem: two guests on one namespace, fenced by reservations that survive the
 //! process.
 //!
-//! `VNVME_FENCING_LOOPS` says how often two guests fence each other (200), `VNVME_CUTS` how often
-//! the power is cut below their reservations (10).
+//! `VNVME_FENCING_LOOPS` is the number of times that two guests fence each other (200),
+//! `VNVME_CUTS` the number of power cuts below their reservations (10).
 
 use crate::common::*;
 use control::{Client, ClientError};
@@ -27,7 +27,7 @@ fn config(place: &Place, disk: &str) -> String {
     config_with(place, disk, &kept)
 }
 
-/// The same, with more lines for the namespace.
+/// Makes a configuration of two disks with more lines for the namespace.
 fn config_with(place: &Place, disk: &str, lines: &str) -> String {
     let mut config = String::from("[process]\nworkers = 2\n");
     for (name, cntlid) in [("a", 1), ("b", 2)] {
@@ -88,7 +88,7 @@ fn a_fence_holds_through_a_kill() {
     let (one, two) = (one.unwrap(), two.unwrap());
     assert_eq!((one.nguid, one.eui64), (two.nguid, two.eui64));
     assert!(one.nmic.shrns() && one.rescap.ptpls());
-    // They share the blocks.
+    // The disks share the blocks.
     assert_eq!(write(&mut a, 1), Status::SUCCESS);
     assert_eq!(b.read(1, 0, 4096), [1; 4096]);
     assert_eq!(register(&mut a, 0xa), Status::SUCCESS);
@@ -101,7 +101,7 @@ fn a_fence_holds_through_a_kill() {
     assert_eq!(reserve(&mut a, acquire, fence, [0xa, 0xb]), Status::SUCCESS);
     assert_eq!(write(&mut b, 3), Status::RESERVATION_CONFLICT);
     assert_eq!(write(&mut a, 3), Status::SUCCESS);
-    // A guest that comes back is the same host.
+    // A guest that reconnects is the same host.
     drop(b);
     let mut b = Host::up(&place.path("b"));
     assert_eq!(write(&mut b, 4), Status::RESERVATION_CONFLICT);
@@ -131,8 +131,9 @@ fn a_fence_holds_through_a_kill() {
     assert!(last.contains("reservations of another namespace"), "{last}");
 }
 
-/// Each fences the other in turn, which is writing at that time. From the end of that command on
-/// nothing of the other one reaches the disk: neither what it sends then, nor what it has sent.
+/// Two guests fence each other in turn, each while the other one is writing. Once that command has
+/// completed, no write of the fenced guest reaches the disk: neither later ones nor those in
+/// flight.
 #[test]
 fn a_fence_holds_over_two_connections() {
     const LATE: usize = 4;
@@ -168,7 +169,8 @@ fn a_fence_holds_over_two_connections() {
             let write = fenced.transfer(NvmOpcode::WRITE, 1, 0, 4096, AT_LATE);
             fenced.submit(1, write);
         }
-        // All registrants hold those of the last two types: 0 means the others.
+        // All registrants hold reservations of the last two types: 0 stands for the other
+        // registrants.
         let whom = if rtype > 4 { 0 } else { victim };
         let keys = [key, whom].map(u64::to_le_bytes);
         fencing
@@ -223,8 +225,8 @@ fn a_fence_holds_over_two_connections() {
     daemon.end();
 }
 
-/// It goes on with the keeper as without: the disk ends with its process, and what was fenced is
-/// fenced in the next one.
+/// The keeper makes no difference: the disk ends with its process, and fenced hosts are fenced in
+/// the next one.
 #[test]
 fn disks_of_a_subsystem_end_with_their_process() {
     let place = Place::new();
@@ -285,7 +287,7 @@ fn disks_of_a_subsystem_do_not_change_under_a_daemon() {
     ));
     let add = client.add(control::api::DiskKind::Controller, third);
     refused(add.map(|_| ()));
-    // One that is removed leaves the others what they share.
+    // The removal of a disk leaves the other disks their shared namespace.
     let mut b = Host::up(&place.path("b"));
     client.remove("a", false).unwrap();
     assert_eq!(write(&mut b, 1), Status::SUCCESS);
@@ -293,7 +295,7 @@ fn disks_of_a_subsystem_do_not_change_under_a_daemon() {
     daemon.end();
 }
 
-/// `vnvme` with these words: what it prints, or what it says against it.
+/// Runs `vnvme` with these words: returns its output, or its error.
 fn vnvme(control: &str, words: &[&str]) -> Result<String, String> {
     let output = Program::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(words)
@@ -357,7 +359,7 @@ fn states_of_paths_change_while_they_are_used() {
     assert!(shown.contains(line), "{shown}");
     let saved = vnvme(&control, &["save"]).unwrap();
     assert_eq!(saved.matches("ana-state = \"persistent-loss\"").count(), 2);
-    // What the configuration says counts again when it is read again.
+    // The configuration counts again after a reload.
     vnvme(&control, &["reload"]).unwrap();
     assert_eq!(states(), all);
     assert_eq!(write(&mut a, 4), Status::SUCCESS);
@@ -420,8 +422,8 @@ fn keys(host: &mut Host) -> Vec<(u16, u64)> {
     keys
 }
 
-/// The process is killed and the power is cut while hosts register with PTPL: what was answered is
-/// there afterwards, and the process starts with what it finds.
+/// The process is killed and the power is cut while hosts register with PTPL. Completed
+/// registrations are there afterwards, and the process starts with the file that it finds.
 #[test]
 fn what_was_answered_outlasts_a_cut_of_the_power() {
     let said = std::env::var("VNVME_CUTS").ok();
@@ -435,7 +437,7 @@ fn what_was_answered_outlasts_a_cut_of_the_power() {
         }
     };
     let disk = place.disk("disk.raw", 1 << 20);
-    // That disk makes no files: one that a process has made elsewhere is put there.
+    // The failing disk's file system makes no files, so a file of another process is copied there.
     let made = Daemon::spawn(&["serve", "--config", &config(&place, &disk)]);
     made.wait_listening(&place.path("b"));
     made.end();
@@ -447,7 +449,7 @@ fn what_was_answered_outlasts_a_cut_of_the_power() {
     let kept = format!("reservations = {:?}\n", text(&below.path()));
     let config = config_with(&place, &disk, &kept);
     let mut random = Random::new(0x907e);
-    // Of each controller: the key that was answered, and the one that was under way at a cut.
+    // Keys of each controller: the completed one, and the one in flight at a cut.
     let mut answered = [0u64, 0];
     let mut doubtful = [None, None];
     let (mut all, mut in_doubt) = (0, 0);

@@ -30,8 +30,9 @@ fn a_limited_disk_sleeps_wakes_and_is_set_free() {
     let volume = "mem://4M?iops=4&burst=1ms";
     let daemon = Daemon::serve(&place, &["--control", &control, volume, "mem://1M"]);
     let mut host = Host::up(&place.socket());
-    // The first passes; nobody but the limit's own deadline wakes the worker for the others. They
-    // come together: one after the other, on a busy machine, each would find its time come already.
+    // The first passes; only the limit's own deadline wakes the worker for the rest. They are
+    // submitted together: one after the other, on a busy machine, each would find its time reached
+    // already.
     let writes = [0, 1, 2, 3].map(|i| {
         let at = (4 << 20) + i * 4096;
         host.ram.write_all_at(&pattern(i, 4096), at).unwrap();

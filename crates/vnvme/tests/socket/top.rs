@@ -1,4 +1,4 @@
-//! `vnvme top` in a terminal: what is on its screen, and what the terminal is like afterwards.
+//! `vnvme top` in a terminal: its screen, and the state of the terminal afterwards.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -70,7 +70,7 @@ impl Screen {
         self.shown.lock().unwrap().clone()
     }
 
-    /// The last whole screen, without what places it.
+    /// Returns the last whole screen, without cursor positions.
     fn last(&self) -> String {
         let all = self.all();
         let whole = all.rfind("\x1b[J").map_or("", |end| &all[..end]);
@@ -108,7 +108,7 @@ impl Screen {
         modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
     }
 
-    /// It stands still, until it is told to go on.
+    /// Returns whether the process is stopped by a signal.
     fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         stat.contains(") T ")
@@ -240,7 +240,7 @@ fn the_terminal_is_what_it_was_however_top_ends() {
     screen.signal(Signal::TSTP);
     eventually("the shell's terminal", || screen.is_cooked());
     eventually("the shell's screen", || screen.all().ends_with(LEAVE));
-    // A signal to go on that comes before would have no effect.
+    // A SIGCONT that is sent before would have no effect.
     eventually("it is stopped", || screen.is_stopped());
     screen.signal(Signal::CONT);
     eventually("its own again", || !screen.is_cooked());
@@ -249,7 +249,7 @@ fn the_terminal_is_what_it_was_however_top_ends() {
         let again = all.rsplit(LEAVE).next().unwrap_or_default();
         again.starts_with(ENTER) && again.contains("DISK ")
     });
-    // The daemon's end is told on the screen that stays.
+    // The daemon's end is printed on the screen that stays.
     daemon.end();
     let status = screen.wait_end();
     assert_eq!(status.code(), Some(1));

@@ -73,7 +73,7 @@ const SET_VRING_KICK: u32 = 12;
 const SET_VRING_ERR: u32 = 14;
 const SET_PROTOCOL_FEATURES: u32 = 16;
 const GET_CONFIG: u32 = 24;
-/// Where a front-end says that its guest's memory is.
+/// Address of the guest's memory in the front-end.
 const USER: u64 = 0x7f00_0000_0000;
 
 /// Starts queue 0, somewhere in the guest's memory.
@@ -86,7 +86,8 @@ fn start_queue(socket: &UnixStream) {
     send(socket, SET_VRING_KICK, &words(&[0x100]), None);
 }
 
-/// Starts queue 0 in memory of its own, and breaks it at once: the back-end tells so by `error`.
+/// Starts queue 0 in memory of its own, and breaks it at once: the back-end signals that by
+/// `error`.
 pub fn break_queue(socket: &UnixStream, error: BorrowedFd<'_>) {
     let ram = memfd(1 << 20);
     // Entries that nobody made: the available index is further than there are entries.
@@ -141,7 +142,8 @@ fn a_front_end_that_comes_again_and_again_without_its_guests_memory_fills_no_dis
         assert_eq!((&stream).read(&mut [0; 8]).unwrap(), 0, "it is closed");
     }
     daemon.wait_log(|line| line.contains("share=on"));
-    // One at once, and another one each minute; of other kinds there is one in ten seconds.
+    // A line at once, and another one each minute. Lines of other kinds are limited to one in ten
+    // seconds.
     let seconds = start.elapsed().as_secs() as usize;
     let told = daemon.count("share=on");
     assert!(told <= 1 + seconds / 60, "{told}: {:#?}", daemon.log());
@@ -154,7 +156,7 @@ fn a_front_end_that_comes_again_and_again_without_its_guests_memory_fills_no_dis
     daemon.end();
 }
 
-/// As QEMU before 9 does with `memory-backend-memfd,share=off`.
+/// Behaves as QEMU before 9 does with `memory-backend-memfd,share=off`.
 #[test]
 fn memory_whose_descriptor_comes_but_not_its_contents_is_told_of() {
     let place = Place::new();
@@ -172,7 +174,7 @@ fn memory_whose_descriptor_comes_but_not_its_contents_is_told_of() {
         let table = words(&[1, 0, 1 << 20, USER, 0]);
         send(&stream, SET_MEM_TABLE, &table, Some(ram.as_fd()));
         start_queue(&stream);
-        // Answered after what came before.
+        // The answer follows the effects of earlier messages.
         ask(&stream, GET_FEATURES);
         drop(stream);
         let ended = daemon.end();

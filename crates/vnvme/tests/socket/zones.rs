@@ -1,5 +1,5 @@
-//! A zoned namespace with queues on two workers, moved from one to the other all the time, whose
-//! process is killed under appends and resets; and one that disks of a subsystem share.
+//! A zoned namespace with queues on two workers that migrate repeatedly, whose process is killed
+//! during appends and resets; and a zoned namespace that disks of a subsystem share.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -85,7 +85,7 @@ fn fill(host: &mut Host, zone: u64, seed: u64, between: impl FnOnce()) -> BTreeM
     places
 }
 
-/// Every place of the zone is one append's, whose data is there.
+/// Checks that every place of the zone belongs to one append, whose data is there.
 fn check(host: &mut Host, zone: u64, seed: u64, places: &BTreeMap<u64, u64>) {
     let wanted = (zone * BLOCKS..(zone + 1) * BLOCKS).step_by(LEN / 512);
     assert!(places.keys().copied().eq(wanted), "zone {zone}");
@@ -186,7 +186,7 @@ fn append(host: &mut Host, zone: u64, byte: u8) -> Result<u64, Status> {
     Ok(u64::from(done.dw1.get()) << 32 | u64::from(done.dw0.get()))
 }
 
-/// State and write pointer of a zone, as this host is told.
+/// Returns the state and write pointer of a zone, as this host reads them.
 fn zone(host: &mut Host, number: u64) -> (u8, u64) {
     let at = WRITES + (1 << 20);
     let mut command = Command::new(NvmOpcode::ZONE_MANAGEMENT_RECEIVE.0, 0, 1);
@@ -209,8 +209,8 @@ const CLOSED: u8 = 4;
 
 const GEOMETRY: &str = "zone-size = \"1M\"\nmax-open-zones = 2\nmax-active-zones = 4";
 
-/// What the one host does to zones the other one finds, also when one of them goes; the next
-/// process finds it in the table.
+/// Changes of zones by one host are seen by the other one, also when one of them disconnects. The
+/// next process finds them in the table.
 #[test]
 fn two_hosts_of_one_zoned_disk() {
     let place = Place::new();
@@ -239,7 +239,7 @@ fn two_hosts_of_one_zoned_disk() {
     assert_eq!(append(&mut a, 3, 1), Err(Status::TOO_MANY_OPEN_ZONES));
     assert_eq!(run(&mut a, send(Zsa::CLOSE, 2)), Status::SUCCESS);
     assert_eq!(append(&mut b, 3, 1), Ok(3 * BLOCKS));
-    // A guest that goes, and one that comes, change nothing.
+    // A guest that disconnects, and one that connects, change nothing.
     drop(b);
     let mut b = up("b");
     let before = [
@@ -250,7 +250,7 @@ fn two_hosts_of_one_zoned_disk() {
     ];
     let all = |host: &mut Host| [0, 1, 2, 3].map(|number| zone(host, number));
     assert_eq!(all(&mut b), before);
-    // A disk that goes leaves the other one its zones.
+    // The removal of a disk leaves the other one its zones.
     let client = Client::new(vec![place.path("control")]).unwrap();
     client.remove("b", true).unwrap();
     assert_eq!(all(&mut a), before);
@@ -296,7 +296,8 @@ fn two_hosts_append_at_once() {
                         let byte = who + 2 * (turn % 100) as u8;
                         places.insert(append(host, number, byte).unwrap(), byte);
                         if turn == 20 * u64::from(who) {
-                            // Of two resets of a zone at once one may have to come again.
+                            // Concurrent resets of a zone may be interrupted, and have to be
+                            // repeated then.
                             let ended = run(host, send(Zsa::RESET, next));
                             let known = [Status::SUCCESS, Status::COMMAND_INTERRUPTED];
                             assert!(known.contains(&ended), "{ended}");

@@ -16,8 +16,9 @@ impl AtomicVolume {
     /// device. Nobody else may use it meanwhile.
     ///
     /// # Errors
-    /// As [`AtomicVolume::new`]; the journal cannot be opened or made; it holds writes of another
-    /// volume, or something else; one of the two is not on a disk of this machine.
+    /// The conditions of [`AtomicVolume::new`]; the journal cannot be opened or created; it holds
+    /// writes of another volume, or other data; the volume or the journal is not on a disk of this
+    /// machine.
     pub fn with_file(
         file: Arc<FileVolume>,
         path: &Path,
@@ -44,7 +45,7 @@ impl AtomicVolume {
         };
         let journal = FileVolume::open(path, options)?;
         if file.has_threads() || journal.has_threads() {
-            // What was given up there may still be done, after what came later.
+            // An abandoned write there may still be done, after later writes.
             return Err(wrong(
                 "it and the volume have to be on disks of this machine",
             ));
@@ -113,7 +114,8 @@ fn is_empty(journal: &File, unit: u32) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Makes it an empty journal. The head comes last: without it, what is there is none.
+/// Makes the file an empty journal. The head is written last: without a head, the file is no
+/// journal.
 fn format(journal: &File, head: Head) -> io::Result<()> {
     journal.write_all_at(&vec![0; journal_len(head.unit) as usize], 0)?;
     journal.sync_data()?;

@@ -1,8 +1,8 @@
-//! What a journal's bytes mean.
+//! Format of the journal's bytes.
 //!
-//! A journal is a head, which says whose it is, and slots. A slot is a head of its own and the data
-//! of one write. It holds an entry from the moment when the write is about to be done in place
-//! until it has been; else its head is zeroes, or does not fit its data: then the power was cut
+//! A journal is a head, which names its volume, and slots. A slot is a head of its own and the data
+//! of one write. A slot holds an entry from just before the write is done in place until it is
+//! complete. Otherwise the slot's head is zeroes, or does not fit its data: then the power was cut
 //! before anything was done in place.
 //!
 //! All numbers are little-endian. Heads lie in the first 512 bytes of 4096, and so in one sector.
@@ -22,7 +22,7 @@ pub(super) const fn slot_len(unit: u32) -> u64 {
     HEAD + unit as u64
 }
 
-/// Where a slot begins.
+/// First byte of a slot in the journal.
 pub(super) const fn slot_at(unit: u32, slot: u32) -> u64 {
     HEAD + slot as u64 * slot_len(unit)
 }
@@ -64,7 +64,7 @@ impl Head {
     }
 }
 
-/// Names a volume by what identifies it, in 16 bytes (FNV-1a).
+/// Derives a name of 16 bytes from a volume's identifier (FNV-1a).
 pub(super) fn name(id: &[u8]) -> [u8; 16] {
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
     for byte in id {
@@ -76,10 +76,10 @@ pub(super) fn name(id: &[u8]) -> [u8; 16] {
 /// The head of a slot that holds an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Of the write, in bytes.
+    /// Offset of the write, in bytes.
     pub(super) offset: u64,
     pub(super) len: u32,
-    /// Of its data.
+    /// CRC-32 of the write's data.
     pub(super) crc: u32,
 }
 
@@ -159,7 +159,7 @@ mod tests {
         }
         slot[8192] ^= 1;
         assert!(Entry::of_slot(&slot, 16 << 10).is_some(), "behind the data");
-        // One that no such write can have.
+        // An entry larger than the unit.
         assert_eq!(Entry::of_slot(&slot, 2048), None);
         assert_eq!(Entry::of_slot(&[], 16 << 10), None);
         assert_eq!(Entry::of_slot(&vec![0; 8192], 16 << 10), None);

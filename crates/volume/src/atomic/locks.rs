@@ -1,19 +1,19 @@
-//! Who is at work on which units of a volume, over all workers.
+//! Locks of a volume's units, shared by all workers.
 //!
 //! A write that is promised to be atomic has its unit for itself; all other requests share theirs
 //! with each other. Units are counted by stripes: two that fall on the same one wait for each other
 //! without need, and nothing worse.
 //!
-//! Nothing waits here. A request that does not get all of its stripes keeps what it has and asks
-//! again: it takes them in ascending order, and one that wants a unit for itself holds nothing
+//! No call waits here. A request that does not get all of its stripes keeps those that it has and
+//! asks again. It takes them in ascending order, and one that wants a unit for itself holds nothing
 //! while it waits, so no two wait for each other.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const STRIPES: u64 = if cfg!(test) { 8 } else { 1024 };
-/// One request has the stripe for itself.
+/// Bit of a stripe that one request has for itself.
 const OWNED: u32 = 1 << 31;
-/// One waits to have it so: nobody else comes in.
+/// Bit of a stripe that a request waits to own: no further request may share it.
 const WANTED: u32 = 1 << 30;
 
 /// The stripes: how many requests share each, or [`OWNED`]; and [`WANTED`].
@@ -23,10 +23,10 @@ pub(super) struct Locks {
     unit_shift: u32,
 }
 
-/// What a request wants of the stripes, and has. Ends by [`Locks::release`].
+/// Stripes that a request wants and those that it has. [`Locks::release`] ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hold {
-    /// Its first unit's stripe, and how many units follow each other.
+    /// Stripe of the first unit; `count` is the number of consecutive units.
     first: u64,
     count: u64,
     owned: bool,
@@ -35,7 +35,7 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    /// Of a request that has no range.
+    /// The hold of a request that has no range.
     pub(super) const NOTHING: Self = Self {
         first: 0,
         count: 0,
@@ -48,7 +48,7 @@ impl Hold {
         if self.count == STRIPES {
             return number;
         }
-        // Those behind the end come first: the order is ascending.
+        // Stripes behind the wrap-around are first: the order is ascending.
         let wrapped = (self.first + self.count).saturating_sub(STRIPES);
         match number.checked_sub(wrapped) {
             None => number,
@@ -66,8 +66,8 @@ impl Locks {
         }
     }
 
-    /// What a request of this range wants, which has nothing yet. `owned`: its unit for itself, in
-    /// which all of it lies.
+    /// Returns the stripes that a request of this range wants; it has none yet. `owned`: the
+    /// request wants the unit in which it lies for itself.
     pub(super) fn hold(&self, offset: u64, len: u64, owned: bool) -> Hold {
         let first = offset >> self.unit_shift;
         let last = offset.saturating_add(len.saturating_sub(1)) >> self.unit_shift;
@@ -84,7 +84,8 @@ impl Locks {
         self.stripes.get(hold.stripe(number) as usize)
     }
 
-    /// Takes what is missing, as far as it is to be had; whether that was all.
+    /// Takes the missing stripes as far as they are free. Returns whether the request has all of
+    /// them.
     pub(super) fn take(&self, hold: &mut Hold) -> bool {
         while hold.have < hold.count {
             let Some(stripe) = self.at(hold, hold.have) else {
@@ -102,12 +103,12 @@ impl Locks {
         true
     }
 
-    /// Releases what the request has; it wants no more.
+    /// Releases the request's stripes; it wants no more.
     pub(super) fn release(&self, hold: Hold) {
         for number in 0..hold.have {
             if let Some(stripe) = self.at(&hold, number) {
                 match hold.owned {
-                    // Who wants it says so again.
+                    // A request that still wants the stripe sets the bit again.
                     true => stripe.fetch_and(!OWNED, Ordering::Release),
                     false => stripe.fetch_sub(1, Ordering::Release),
                 };
@@ -122,7 +123,8 @@ impl Locks {
     }
 }
 
-/// Acquire and release: what the last one did is done before the next one begins.
+/// Shares a stripe unless a request owns it or waits to. Acquire and release: the previous holder's
+/// accesses are complete before the next holder's begin.
 fn share(stripe: &AtomicU32) -> bool {
     let free = |state: u32| (state & (OWNED | WANTED) == 0).then_some(state + 1);
     let (taken, failed) = (Ordering::Acquire, Ordering::Relaxed);
@@ -162,7 +164,7 @@ mod tests {
         let mut second = locks.hold(UNIT, UNIT, true);
         assert!(!locks.take(&mut second));
         locks.release(owner);
-        // It has said that it wants it, so no reader gets in before.
+        // The second owner has marked the stripe as wanted, so no reader gets in before.
         assert!(!locks.take(&mut second) || second.have == 1);
         assert_eq!(second.have, 1);
         assert!(!locks.take(&mut reader));
@@ -182,7 +184,7 @@ mod tests {
         assert!(locks.take(&mut one));
         assert!(!locks.take(&mut owner));
         assert!(!locks.take(&mut two), "a reader that came later");
-        // It is cancelled: nobody waits any more.
+        // The owner is cancelled: no request waits any more.
         locks.release(owner);
         assert!(locks.take(&mut two));
         locks.release(one);

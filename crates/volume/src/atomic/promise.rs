@@ -1,12 +1,12 @@
-//! What a volume promises of its writes.
+//! The atomicity that a volume promises for its writes.
 
-/// Largest unit that a volume promises, in bytes: what is promised must pass every layer in one
-/// piece, and a bounce buffer of this size is always to be had.
+/// Largest unit that a volume promises, in bytes. An atomic write must pass every layer in one
+/// piece, and a bounce buffer of this size is always available.
 pub const MAX_ATOMIC_UNIT: u32 = 64 << 10;
 
-/// Which writes of a volume are atomic: after the power was cut in the middle, or the process
-/// killed, the range holds all of the old data or all of the new; and a read at the same time finds
-/// one or the other, as does another write that is atomic.
+/// The writes of a volume that are atomic. After a power cut or the death of the process in the
+/// middle of one, the range holds all of the old data or all of the new. A read at the same time
+/// finds one or the other, as does another atomic write.
 ///
 /// Sizes are in bytes. They speak of [`Op::Write`](crate::Op::Write) alone: no promise is made of
 /// zeroing and deallocation.
@@ -15,13 +15,13 @@ pub struct AtomicWrites {
     /// Every write that lies in one unit of so many bytes, counted from the volume's beginning,
     /// whatever its length. A power of two; 0: none.
     unit: u32,
-    /// Beside these, writes whose length is a power of two from the first to the second of these,
-    /// at a multiple of their length: what Linux promises of a file (`RWF_ATOMIC`).
+    /// In addition, writes whose length is a power of two from the first to the second of these, at
+    /// a multiple of their length: Linux's promise for a file (`RWF_ATOMIC`).
     natural: Option<(u32, u32)>,
 }
 
 impl AtomicWrites {
-    /// No write is: what a volume promises that says nothing.
+    /// No write is atomic: the default of a volume.
     pub const NONE: Self = Self {
         unit: 0,
         natural: None,
@@ -63,7 +63,7 @@ impl AtomicWrites {
         self == Self::NONE
     }
 
-    /// Of these, writes of at most so many bytes.
+    /// Restricts the promise to writes of at most `bytes` bytes.
     #[must_use]
     pub fn at_most(self, bytes: u32) -> Self {
         let most = power_below(bytes.into());
@@ -74,7 +74,8 @@ impl AtomicWrites {
         }
     }
 
-    /// Of a part of the volume that begins at this byte of it, as that part counts.
+    /// Returns the promise for a part of the volume that begins at byte `offset`, in the part's own
+    /// offsets.
     #[must_use]
     pub fn from_byte(self, offset: u64) -> Self {
         let most = divisor(offset);
@@ -85,7 +86,7 @@ impl AtomicWrites {
         }
     }
 
-    /// Whether a write of this range is atomic.
+    /// Returns whether a write of this range is atomic.
     #[inline]
     pub fn covers(self, offset: u64, len: u64) -> bool {
         self.in_unit(offset, len) || self.is_natural(offset, len)
@@ -233,7 +234,7 @@ mod tests {
         }
     }
 
-    /// What is promised of a part is promised of the whole, wherever the part begins.
+    /// A promise for a part also holds for the whole, wherever the part begins.
     #[test]
     fn a_part_promises_no_more_than_the_whole() {
         let kinds = [

@@ -1,4 +1,4 @@
-//! One worker's queue into an [`AtomicVolume`](super::AtomicVolume).
+//! A worker's queue into an [`AtomicVolume`](super::AtomicVolume).
 //!
 //! ```text
 //! request -> waits for the journal to be read, for its units, for a slot
@@ -21,14 +21,14 @@ use std::time::Duration;
 const NAP: Duration = Duration::from_micros(50);
 const DURABLE: Op = Op::Write { fua: true };
 
-/// What is under way for a request.
+/// Operation that is in flight for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// The request itself, on the volume.
     Plain,
-    /// Its data, and what is to be done with it, to the journal.
+    /// The data and its entry are written to the journal.
     Journal,
-    /// Its data, to the volume.
+    /// The data is written to the volume.
     InPlace,
     /// The entry's end.
     Retire,
@@ -41,9 +41,9 @@ struct Job {
     /// The caller's name for it; `None`: nobody waits for it.
     tag: Option<u64>,
     offset: u64,
-    /// What the caller gets back.
+    /// Data segments that the completion returns to the caller.
     data: SegmentList,
-    /// A slot's head and data, as they lie in the journal, of a write that goes there.
+    /// Head and data of the journal slot of a journaled write.
     entry: SegmentList,
     /// Bytes of data behind the head.
     len: u64,
@@ -59,18 +59,18 @@ struct Waiting {
 
 pub(super) struct AtomicQueue {
     shared: Arc<Shared>,
-    /// They go before the lane: what they have in flight ends meanwhile.
+    /// The queues are dropped before the lane: their outstanding requests end meanwhile.
     volume: Option<OpenQueue>,
     journal: Option<OpenQueue>,
     lane: Lane,
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
     waiting: Vec<Waiting>,
-    /// To be given to the caller.
+    /// Completions for the caller.
     ended: Vec<Completion>,
-    /// What has arrived and not been looked at.
+    /// Completions that have arrived and have not been processed.
     arrived: Vec<Completion>,
-    /// Jobs whose step is started again: the ring had no room.
+    /// Jobs that must start their step again: the ring had no room.
     again: Vec<usize>,
     /// This queue reads the journal, and is at this slot.
     reading: Option<u32>,
@@ -98,13 +98,13 @@ impl AtomicQueue {
         self.jobs.len() - self.free.len()
     }
 
-    /// Whether a request is a write that is promised.
+    /// Returns whether a request is a write that is promised to be atomic.
     fn is_promised(&self, request: &Request) -> bool {
         let promise = AtomicWrites::within(self.shared.unit.into(), 0, 0);
         matches!(request.op, Op::Write { .. }) && promise.covers(request.offset, request.len)
     }
 
-    /// What a request wants for itself, or shares.
+    /// Returns the stripes that a request owns or shares.
     fn hold(&self, request: &Request) -> Hold {
         match request.op {
             Op::Flush => Hold::NOTHING,
@@ -128,7 +128,8 @@ impl AtomicQueue {
         if !shared.locks.take(&mut hold) {
             return Err(Waiting { request, hold });
         }
-        // Only now: who has broken it did so before it released the units.
+        // Checked only with the units held: a request that broke the volume did so before it
+        // released them.
         if request.op.changes() && request.op != Op::Flush && shared.is_broken() {
             self.refuse(request, hold, IoErrorKind::MediaWrite);
             return Ok(());
@@ -138,7 +139,7 @@ impl AtomicQueue {
             self.start_plain(request, hold);
             return Ok(());
         }
-        // What the volume refuses is not to be in the journal.
+        // A write that the volume would refuse must not enter the journal.
         if let Err(error) = request.check_info(&shared.volume.info()) {
             shared.locks.release(hold);
             self.ended.push(request.complete(Err(error)));
@@ -221,7 +222,7 @@ impl AtomicQueue {
         self.step(index);
     }
 
-    /// Starts what a job's step says.
+    /// Starts the current step of a job.
     fn step(&mut self, index: usize) {
         let unit = self.shared.unit;
         let Some(job) = self.jobs.get(index).and_then(Option::as_ref) else {
@@ -276,7 +277,8 @@ impl AtomicQueue {
                 self.step(index);
             }
             (Step::Journal, Err(error)) => {
-                // It may be there all the same: it is ended before anything else is done.
+                // The entry may be in the journal all the same: it is ended before anything else is
+                // done.
                 (job.step, job.result) = (Step::Retire, Err(error));
                 self.step(index);
             }
@@ -286,7 +288,8 @@ impl AtomicQueue {
             }
             (Step::Retire, Ok(())) => {
                 let slot = job.slot;
-                // Of one that was found when the journal was read, it has never been taken.
+                // The slot of an entry that was found when the journal was read has never been
+                // taken.
                 self.shared.free_slot(slot);
                 self.end(index);
                 self.read_on(slot);
@@ -378,7 +381,7 @@ impl AtomicQueue {
                 );
                 (job.offset, job.len) = (entry.offset, entry.len.into());
                 job.entry = SegmentList::owned(Buffer::from_slice(&bytes));
-                // It may have become shorter since.
+                // The volume may have become shorter since.
                 let end = entry.offset.saturating_add(entry.len.into());
                 job.step = match end <= self.shared.volume.info().size {
                     true => Step::InPlace,
@@ -424,7 +427,7 @@ impl AtomicQueue {
         }
     }
 
-    /// Goes on with all that has arrived, and with what that starts.
+    /// Advances all jobs with completed operations, and those that complete as a result.
     fn go_on(&mut self) {
         while let Some(done) = self.arrived.pop() {
             self.advance(done);
@@ -496,7 +499,7 @@ impl VolumeQueue for AtomicQueue {
         }
     }
 
-    /// A write that is in the journal goes on: it has to end before its unit is anybody else's.
+    /// A journaled write continues: it has to end before another request gets its unit.
     fn cancel(&mut self, tag: u64) {
         if let Some(at) = self.waiting.iter().position(|w| w.request.tag == tag) {
             let Waiting { request, hold } = self.waiting.remove(at);
@@ -514,7 +517,7 @@ impl VolumeQueue for AtomicQueue {
 
 impl Drop for AtomicQueue {
     fn drop(&mut self) {
-        // Waits for what they have in flight.
+        // Waits for their outstanding requests.
         self.volume = None;
         self.journal = None;
         for Waiting { hold, .. } in self.waiting.drain(..) {
@@ -528,8 +531,8 @@ impl Drop for AtomicQueue {
                 self.shared.locks.release(job.hold);
                 continue;
             }
-            // How far its last operation came is not known, and its unit stays its own until
-            // somebody has ended it; or the next opening, from the journal.
+            // The progress of its last operation is unknown. The unit stays locked until another
+            // queue ends the write, or the next opening does so from the journal.
             let mut data = vec![0; job.len as usize];
             job.entry.copy_to(HEAD, &mut data);
             self.shared.leave(Orphan {

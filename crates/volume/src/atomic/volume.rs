@@ -1,4 +1,4 @@
-//! A volume whose small writes are atomic, by a journal.
+//! A volume with small writes made atomic by a journal.
 
 use super::journal::{SLOTS, journal_len};
 use super::locks::{Hold, Locks};
@@ -9,27 +9,28 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// Another volume, of which every write within a unit is atomic ([`AtomicWrites`]): for other
-/// commands, because it has its unit for itself meanwhile; and for the power, because it is written
-/// to a journal first, durably, and only then in place. What the volume below does as a whole by
-/// itself needs no journal.
+/// A wrapper that makes all writes within a unit atomic ([`AtomicWrites`]). They are atomic for
+/// other commands, because a write has its unit for itself while it is in flight. They are atomic
+/// at a power cut, because a write is made durable in a journal first and only then done in place.
+/// Writes that the volume below does as a whole by itself need no journal.
 ///
 /// A write in the journal takes three writes that are durable each: data to the journal, data in
 /// place, and the entry's end. It is durable when it completes.
 ///
-/// The first queue reads the journal, and repeats what it finds, before any request begins.
+/// The first queue reads the journal, and repeats the entries that it finds, before any request
+/// begins.
 #[derive(Debug)]
 pub struct AtomicVolume {
     shared: Arc<Shared>,
 }
 
-/// What all queues into it share.
+/// State that all queues into the volume share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) volume: Arc<dyn Volume>,
     pub(super) journal: Arc<dyn Volume>,
     pub(super) unit: u32,
-    /// What the volume does as a whole by itself.
+    /// Writes that the volume below does as a whole by itself.
     pub(super) below: AtomicWrites,
     pub(super) locks: Locks,
     /// Free slots of the journal, a bit each.
@@ -40,19 +41,19 @@ pub(super) struct Shared {
     pub(super) recovery: Mutex<Recovery>,
     /// The journal's entries have been repeated.
     recovered: AtomicBool,
-    /// Writes whose queue has gone in the middle: the next one ends them.
+    /// Writes of a queue that was dropped in the middle: the next queue ends them.
     orphans: Mutex<Vec<Orphan>>,
     has_orphans: AtomicBool,
 }
 
-/// How far the journal has been read.
+/// Progress of the journal's recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Recovery {
     /// No queue is at it.
     Due,
     Running,
     Done,
-    /// What it holds cannot be read or repeated: no request begins.
+    /// An entry cannot be read or repeated: no request begins.
     Failed,
 }
 
@@ -63,7 +64,7 @@ pub(super) struct Orphan {
     pub(super) hold: Hold,
     pub(super) offset: u64,
     pub(super) data: Vec<u8>,
-    /// It is in the journal, wholly.
+    /// The journal holds the whole write.
     pub(super) in_journal: bool,
 }
 
@@ -203,7 +204,7 @@ impl Volume for AtomicVolume {
         Some(&*self.shared.volume)
     }
 
-    /// What the journal holds has not been repeated then.
+    /// Reads the volume below. The journal's entries may not have been repeated yet.
     fn read_at(&self, offset: u64, buffer: &mut Buffer) -> Option<Result<(), IoError>> {
         self.shared.volume.read_at(offset, buffer)
     }

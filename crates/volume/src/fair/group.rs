@@ -1,4 +1,5 @@
-//! What all threads that serve slices of a group have in common: atomic numbers, and who is there.
+//! State shared by all threads that serve slices of a group: atomic counters, and the list of
+//! queues.
 
 use super::tuner::Tuner;
 use super::{DEFAULT_WEIGHT, MAX_WEIGHT};
@@ -18,7 +19,7 @@ const FRACTION: u32 = 10;
 const AHEAD: u64 = 1 << 48;
 /// A thread that has requests waiting, but was not seen for so long, is not waited for.
 const GRACE: Duration = Duration::from_micros(500);
-/// Who was at work in this time counts as one of those that share.
+/// Queues with requests in this time count among those that share the device.
 const LATELY: Duration = Duration::from_millis(10);
 
 /// A number on cache lines of its own.
@@ -31,7 +32,7 @@ pub(super) fn time(cost: u64, weight: u32) -> u64 {
     (cost.min(1 << 40) << FRACTION) / u64::from(weight.max(1))
 }
 
-/// How far `a` is ahead of `b`; negative: behind.
+/// Returns the distance by which `a` is ahead of `b`; negative: behind.
 fn ahead(a: u64, b: u64) -> i64 {
     a.wrapping_sub(b).cast_signed()
 }
@@ -68,7 +69,7 @@ impl FairShare {
     }
 }
 
-/// One thread's queue into a volume of the group, as the other threads see it.
+/// The queue of one thread into a volume of the group, as the other threads see it.
 #[derive(Debug)]
 pub(super) struct FlowEntry {
     pub(super) share: Arc<FairShare>,
@@ -80,29 +81,29 @@ pub(super) struct FlowEntry {
 }
 
 impl FlowEntry {
-    /// It has requests that wait, as its thread sees now; 0: none.
+    /// Publishes the time at which the thread saw waiting requests of the queue; 0: none wait.
     pub(super) fn see_waiting(&self, now: u64) {
         self.waiting.store(now, Ordering::Relaxed);
     }
 
-    /// It has requests, as its thread sees now.
+    /// Publishes the time at which the thread saw requests of the queue.
     pub(super) fn see_busy(&self, now: u64) {
         self.busy.store(now, Ordering::Relaxed);
     }
 
-    /// It has requests that wait for a place.
+    /// Returns whether the queue has requests that wait for a place.
     fn is_waiting(&self, now: u64) -> bool {
         let waiting = self.waiting.load(Ordering::Relaxed);
         waiting != 0 && now.saturating_sub(waiting) <= GRACE.as_nanos() as u64
     }
 
-    /// It had requests lately.
+    /// Returns whether the queue had requests lately.
     pub(super) fn was_busy(&self, now: u64) -> bool {
         let busy = self.busy.load(Ordering::Relaxed);
         busy != 0 && now.saturating_sub(busy) <= LATELY.as_nanos() as u64
     }
 
-    /// It is to get a place before one whose start is this.
+    /// Returns whether the queue is to get a place before a queue with this start.
     pub(super) fn goes_before(&self, start: u64, now: u64) -> bool {
         ahead(start, self.share.start()) > 0 && self.is_waiting(now)
     }
@@ -203,7 +204,7 @@ impl Group {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// All entries, if a queue came or went since `generation`.
+    /// Returns all entries if a queue was added or removed since `generation`.
     pub(super) fn entries(&self, generation: &mut usize) -> Option<Vec<Arc<FlowEntry>>> {
         let newest = self.generation.load(Ordering::Acquire);
         if *generation == newest {
@@ -237,9 +238,10 @@ impl Group {
         self.taken.0.load(Ordering::Relaxed) < depth
     }
 
-    /// A share that had nothing waiting has something again: it begins at the virtual time, or a
-    /// device full of requests before it. It saves nothing else up. `keeping_up`: it was at work
-    /// all the time, so that what it does not get for this is lost because of the others.
+    /// Starts a share that had no waiting requests and has one again. It begins at the virtual
+    /// time, or a device full of requests before it. It saves nothing else up. `keeping_up`: the
+    /// share was busy all the time, so that the virtual time that it loses here was taken by the
+    /// other shares.
     pub(super) fn begin(&self, share: &FairShare, keeping_up: bool) {
         let weight = share.weight();
         let full = time(LEAST * self.most as u64, weight);

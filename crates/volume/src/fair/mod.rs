@@ -1,16 +1,16 @@
 //! Fair shares of one device: slices of a volume, each with a weight, in one group for the whole
 //! process.
 //!
-//! A device that is given more requests than it can work on at once decides itself whose turn it
-//! is, and the slice with most requests outstanding wins. So the group keeps only as many in the
-//! device as it needs, its depth, and gives each place that becomes free to the slice that has had
-//! least for its weight ([`scheduler`]). Places and virtual times are atomic numbers which all
-//! threads that serve slices of the group have in common ([`group`]).
+//! A device with more outstanding requests than it can process at once decides the order itself,
+//! and the slice with most requests outstanding wins. The group therefore keeps only as many in the
+//! device as it needs, its depth. Each place that becomes free is given to the slice that has had
+//! least for its weight ([`scheduler`]). Places and virtual times are atomic counters, shared by
+//! all threads that serve slices of the group ([`group`]).
 //!
 //! The depth has to be that from which on the device does not become faster: below it the device
 //! idles, above it requests queue up inside, where shares follow the load again. A slice with few
-//! requests outstanding suffers first: all of them wait inside, behind those of others. This is
-//! noticed, and answered by trying a smaller depth ([`tuner`]).
+//! requests outstanding suffers first: all of them wait inside, behind those of other slices. The
+//! group detects this and tries a smaller depth ([`tuner`]).
 
 mod group;
 mod scheduler;
@@ -30,18 +30,18 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, Weak};
 use sync::Unpoisoned;
 
-/// The weight of a slice that says nothing else.
+/// Default weight of a slice.
 pub const DEFAULT_WEIGHT: u32 = 100;
 /// The largest weight.
 pub const MAX_WEIGHT: u32 = 10_000;
-/// Requests of a group in the device at one time, at most, where nothing else is said.
+/// Default limit of a group's requests in the device at one time.
 pub const DEFAULT_DEPTH: usize = 32;
 
 /// Volumes that share a device.
 #[derive(Debug, Clone)]
 pub struct FairGroup(Arc<Group>);
 
-/// The groups of this process, by what their volumes lie in.
+/// The groups of this process, by the [`Extent::root`](crate::Extent::root) of their volumes.
 static GROUPS: Mutex<Vec<(String, Weak<Group>)>> = Mutex::new(Vec::new());
 
 impl FairGroup {
@@ -50,14 +50,14 @@ impl FairGroup {
         Self::with_clock(depth, Arc::new(SystemClock))
     }
 
-    /// The same with another clock, for tests.
+    /// Creates a group with another clock, for tests.
     pub fn with_clock(depth: usize, clock: Arc<dyn Clock>) -> Self {
         Self(Arc::new(Group::new(depth.max(1), clock)))
     }
 
-    /// The group of all volumes of this process in `root` (see
-    /// [`Extent::root`](crate::Extent::root)). The first one decides its depth: what it asks for,
-    /// or [`DEFAULT_DEPTH`].
+    /// Returns the group of all volumes of this process in `root` (see
+    /// [`Extent::root`](crate::Extent::root)). The first volume decides the depth: its requested
+    /// one, or [`DEFAULT_DEPTH`].
     pub(crate) fn of(root: &str, depth: Option<usize>) -> Self {
         let mut groups = GROUPS.lock().unpoisoned();
         groups.retain(|(_, group)| group.strong_count() > 0);
@@ -101,12 +101,12 @@ pub struct ShareHandle {
 }
 
 impl ShareHandle {
-    /// Its weight.
+    /// Returns the weight of the slice.
     pub fn weight(&self) -> u32 {
         self.share.weight()
     }
 
-    /// Sets its weight, from 1 to [`MAX_WEIGHT`]: also for what waits already.
+    /// Sets the weight of the slice, from 1 to [`MAX_WEIGHT`]; it also applies to waiting requests.
     pub fn set_weight(&self, weight: u32) {
         self.share.set_weight(weight);
     }
@@ -174,10 +174,10 @@ impl Volume for FairVolume {
     }
 }
 
-/// One worker's queue into a [`FairVolume`].
+/// A worker's queue into a [`FairVolume`].
 struct FairQueue {
     scheduler: Rc<RefCell<Scheduler>>,
-    /// Its number in the scheduler.
+    /// Index of the flow in the scheduler.
     flow: usize,
     _group: FairGroup,
 }
@@ -245,7 +245,7 @@ impl FastPath for FairQueue {
 impl Drop for FairQueue {
     fn drop(&mut self) {
         let flow = self.scheduler.borrow_mut().leave(self.flow);
-        // This may wait for the device; then the others get its places.
+        // The drop may wait for the device; then the other flows get the places.
         drop(flow);
         self.scheduler.borrow_mut().settle();
     }

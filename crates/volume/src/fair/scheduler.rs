@@ -5,10 +5,10 @@
 //! exactly its share so far. The one with the smallest is served next; that tag is the virtual time
 //! then.
 //!
-//! Each thread serves its own queues, and leaves places to those of other threads that are further
-//! behind and wait. While several queues are busy, places are given away only when the worker
-//! polls, once in a round: then all of them have had the chance to submit again, and a slice that
-//! is behind is not passed over because its completions came last.
+//! Each thread serves its own queues, and leaves places to queues of other threads that are further
+//! behind and wait. While several queues are busy, places are assigned only when the worker polls,
+//! once in a round. By then all of them have had the chance to submit again, and a slice that is
+//! behind is not passed over because its completions arrived last.
 
 use super::group::{FlowEntry, Group, LEAST};
 use crate::{Completion, IoErrorKind, Op, OpenQueue, QueueState, Request, Wake};
@@ -16,18 +16,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a thread sleeps at most while requests wait for places: other threads give them back
-/// without a word.
+/// Longest sleep of a thread while requests wait for places: other threads release places without a
+/// notification.
 const NAP: Duration = Duration::from_micros(50);
 
-/// One slice's queue in a scheduler.
+/// A slice's queue in a scheduler.
 pub(super) struct Flow {
     queue: OpenQueue,
     entry: Arc<FlowEntry>,
     waiting: VecDeque<Request>,
-    /// It had requests in the last round.
+    /// The flow had requests in the last round.
     busy: bool,
-    /// Completions that came while another flow's turn was taken, and cancelled requests.
+    /// Completions that arrived during another flow's turn, and cancelled requests.
     done: VecDeque<Completion>,
     /// Recycled.
     spare: VecDeque<Completion>,
@@ -59,7 +59,7 @@ pub(super) struct Scheduler {
     alone: bool,
 }
 
-/// What a request costs, in bytes.
+/// Cost of a request in bytes.
 fn cost(request: &Request) -> u64 {
     match request.op {
         Op::Read | Op::Write { .. } => request.len.max(LEAST),
@@ -135,7 +135,7 @@ impl Scheduler {
         }
     }
 
-    /// What a flow's queue was given so far is a batch.
+    /// Submits the flow's requests so far as a batch.
     pub(super) fn push(&mut self, index: usize) {
         if let Some(flow) = self.flow_mut(index) {
             flow.queue.push();
@@ -151,7 +151,7 @@ impl Scheduler {
         self.taken = self.taken.min(busy);
     }
 
-    /// Tells other threads what waits for them to leave a place to it.
+    /// Publishes this thread's waiting requests, so that other threads leave places to them.
     fn tell(&self) {
         if self.others.is_empty() {
             return;
@@ -163,7 +163,7 @@ impl Scheduler {
         }
     }
 
-    /// Tells other threads that this one is there, and sees who else is.
+    /// Registers this thread with the others, and reads the list of other threads' queues.
     fn look_around(&mut self) {
         if let Some(all) = self.group.entries(&mut self.generation) {
             let own = |entry: &Arc<FlowEntry>| {
@@ -246,8 +246,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives free places away, then returns a flow's completions: what becomes free by that waits
-    /// for the next round.
+    /// Assigns free places, then returns a flow's completions. Places that become free by those
+    /// completions wait for the next round.
     pub(super) fn poll(&mut self, index: usize) -> VecDeque<Completion> {
         self.look_around();
         self.start();

@@ -1,9 +1,9 @@
-//! How many requests the device needs to be as fast as it can be.
+//! Search for the number of requests that the device needs to reach its full speed.
 //!
-//! Two depths are compared by trying them in turns, several times, so that what else happens on the
-//! machine hits both. The smaller one is kept if the device did nearly as much with it. A smaller
-//! one is tried when slices lose what is due to them: they had all their requests in the device,
-//! and fell behind nevertheless. A larger one is tried now and then.
+//! Two depths are compared by trying them in turns, several times, so that other activity on the
+//! machine affects both. The smaller one is kept if the device did nearly as much with it. A
+//! smaller one is tried when slices lose part of their share: they had all their requests in the
+//! device, and fell behind nevertheless. A larger one is tried now and then.
 
 use super::group::Figures;
 use std::time::Duration;
@@ -23,9 +23,9 @@ const LONGEST: u64 = nanoseconds(Duration::from_millis(200));
 const ROUNDS: u64 = 4;
 /// The smaller depth is kept if the device did this much with it, in percent.
 const ENOUGH: u64 = 97;
-/// Slices lose what is due to them when it is more than this part of all work, in percent.
+/// Share of all work, in percent, above which losses of slices count as unfair.
 const MUCH: u64 = 3;
-/// Between two looks at what is lost.
+/// Interval between two checks of the losses.
 const REST: u64 = nanoseconds(Duration::from_millis(10));
 /// After a comparison that changed nothing, and the longest pause after several of them.
 const PAUSE: u64 = nanoseconds(Duration::from_millis(250));
@@ -50,7 +50,7 @@ struct Direction {
 }
 
 impl Direction {
-    /// It was tried: where that gained nothing, not so soon again.
+    /// Records an attempt. After one that gained nothing, the pause before the next grows.
     fn tried(&mut self, now: u64, changed: bool) {
         self.pause = if changed {
             0
@@ -66,12 +66,12 @@ impl Direction {
 struct Comparison {
     small: usize,
     large: usize,
-    /// To which the depth would change.
+    /// Direction of the change: to the larger depth.
     up: bool,
     turn: usize,
-    /// It is being measured; before, the device gets used to the depth.
+    /// The depth is being measured; before that, the device gets used to it.
     measuring: bool,
-    /// When this part began, and what had been done then.
+    /// Start time of this part, and the counters at that time.
     since: (u64, Figures),
     /// Work and time, of the smaller and the larger one.
     done: [(u64, u64); 2],
@@ -85,7 +85,7 @@ pub(super) struct Tuner {
     comparison: Option<Comparison>,
     up: Direction,
     down: Direction,
-    /// When losses were looked at, and what they and the work were then.
+    /// Time of the last check of losses, and the counters at that time.
     since: (u64, Figures),
     /// The last look.
     looked: u64,
@@ -104,13 +104,13 @@ impl Tuner {
         }
     }
 
-    /// Says how many places there are to be from now on, and when to come back.
+    /// Returns the number of places from now on, and the time of the next call.
     pub(super) fn look(&mut self, now: u64, figures: Figures) -> (usize, u64) {
         let mut next = now + SETTLE;
         let before = std::mem::replace(&mut self.looked, now);
         if now.saturating_sub(before) > LONGEST {
-            // There was no other slice to share with meanwhile: what the device did then says
-            // nothing about a depth.
+            // There was no other slice to share with meanwhile: the device's work in that time is
+            // no measure of a depth.
             self.comparison = None;
         }
         if let Some(comparison) = self.comparison.take() {
@@ -129,7 +129,7 @@ impl Tuner {
         (depth, next)
     }
 
-    /// Whether a depth has to be looked for.
+    /// Decides whether to begin a comparison of depths.
     fn rest(&mut self, now: u64, figures: Figures) {
         let (then, before) = std::mem::replace(&mut self.since, (now, figures));
         let work = figures.work.wrapping_sub(before.work);
@@ -219,9 +219,9 @@ impl Tuner {
 mod tests {
     use super::*;
 
-    /// The smallest depth that is settled on for a device which does more with 32 places than with
-    /// fewer, and whose slices lose much. It is not used for some seconds after the look of this
-    /// number.
+    /// Returns the smallest depth that the tuner settles on, for a device which does more with 32
+    /// places than with fewer, and whose slices lose much. The device is idle for some seconds
+    /// after look number `pause`.
     fn smallest(pause: u32) -> usize {
         let mut tuner = Tuner::new(32);
         let (mut now, mut figures, mut smallest) = (0, Figures::default(), 32);

@@ -1,13 +1,14 @@
 //! Copies from file to file that the file system does: no data passes through this process.
 //!
-//! Where it can, the file system lets both files have the same blocks (a reflink, FICLONERANGE:
-//! btrfs, XFS); else the kernel copies (`copy_file_range`), unless the user wants reflinks only.
-//! Both calls wait for the disk, and io_uring has neither of them: a file that takes part has a
-//! thread for it, and another one while that is not enough. Completions come through an [`Inbox`].
+//! Where it can, the file system lets both files share the same blocks (a reflink, FICLONERANGE:
+//! btrfs, XFS). Otherwise the kernel copies (`copy_file_range`), unless the user wants reflinks
+//! only. Both calls wait for the disk, and io_uring has neither of them. A participating file has a
+//! thread for it, and another one while that is not enough. Completions arrive through an
+//! [`Inbox`].
 //!
-//! What the file system does not do, whatever the reason is, its caller does by reads and writes:
-//! nothing is lost by a try. An exception is what could not be made durable
-//! ([`IoErrorKind::NotDurable`]): the system tells that once.
+//! A copy that the file system does not do, for any reason, is done by the caller with reads and
+//! writes: a failed attempt loses nothing. The exception is data that could not be made durable
+//! ([`IoErrorKind::NotDurable`]): the system reports that once.
 
 use super::{Shared, sys};
 use crate::request::check_range;
@@ -22,10 +23,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 use sync::Unpoisoned;
 
-/// Whether a file takes part in copies that the file system does.
+/// Participation of a file in copies that the file system does.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FileCopy {
-    /// It does not.
+    /// The file takes no part.
     #[default]
     Off,
     /// In those that move no data: both files have the same blocks afterwards, and the one that is
@@ -57,7 +58,7 @@ pub struct CopySource {
 }
 
 impl CopySource {
-    /// Its length in bytes.
+    /// Returns the length of the source in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len
     }
@@ -76,9 +77,9 @@ impl fmt::Debug for CopySource {
 /// A copy from a file to a volume: see [`FastPath::copy`](crate::FastPath::copy).
 #[derive(Debug)]
 pub struct CopyRequest {
-    /// As [`Request::tag`](crate::Request::tag).
+    /// The caller's tag, as in [`Request::tag`](crate::Request::tag).
     pub tag: u64,
-    /// What is copied.
+    /// Source of the copy.
     pub source: CopySource,
     /// First byte of the volume that is written.
     pub offset: u64,
@@ -86,7 +87,7 @@ pub struct CopyRequest {
     pub fua: bool,
 }
 
-/// What copies have come to, of one file that was copied to.
+/// Counters of the copies to one file.
 #[derive(Debug, Default)]
 struct Copied {
     reflinked: AtomicU64,
@@ -96,9 +97,9 @@ struct Copied {
 /// Bytes that the file system has copied to a file since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CopiedBytes {
-    /// Those that both files have in the same blocks.
+    /// Bytes that both files share in the same blocks.
     pub reflinked: u64,
-    /// Those that the kernel has copied.
+    /// Bytes that the kernel has copied.
     pub copied: u64,
 }
 
@@ -127,7 +128,7 @@ struct State {
     /// Numbers of the copies that threads are at.
     running: Vec<u64>,
     threads: usize,
-    /// Of those, the ones that wait for work.
+    /// Threads among these that wait for work.
     idle: usize,
     last_id: u64,
     ending: bool,
@@ -155,7 +156,7 @@ impl Copier {
         Self(Arc::default())
     }
 
-    /// What has been copied so far.
+    /// Returns the bytes copied so far.
     pub(super) fn copied(&self) -> CopiedBytes {
         let Copied { reflinked, copied } = &self.0.copied;
         CopiedBytes {
@@ -189,8 +190,8 @@ impl Threads {
         }
     }
 
-    /// Gives a copy to a thread; the number under which its end is told. No worker starts threads:
-    /// that takes a lock of the process's mappings.
+    /// Queues a copy for a thread. Returns the number under which its completion is reported. No
+    /// worker starts threads: that takes a lock of the process's mappings.
     fn start(&self, job: impl FnOnce(u64) -> Job) -> u64 {
         let mut state = self.lock();
         state.last_id += 1;
@@ -265,8 +266,8 @@ impl Threads {
                 to,
                 ..
             } = job;
-            // Who is told of the end may open the files anew. Not with the lock: a file's end is
-            // its threads' end.
+            // The receiver of the completion may open the files anew. The files are dropped without
+            // the lock: a file's drop waits for its threads.
             drop((copy, to));
             state = self.lock();
             state.running.retain(|running| *running != id);
@@ -285,8 +286,8 @@ impl Job {
         if self.cancelled.load(Ordering::Relaxed) {
             return Err(IoErrorKind::Aborted.into());
         }
-        // Not the same file system, not one that can, not in its blocks: the kernel says so in many
-        // ways, none of which matters.
+        // A different file system, one without reflinks, or a range that is not in its blocks: the
+        // kernel reports these with various errors, all treated alike.
         if sys::reflink(from.fd.as_fd(), source, to.fd.as_fd(), copy.offset, len).is_ok() {
             copied.reflinked.fetch_add(len, Ordering::Relaxed);
         } else if from.options.copy == FileCopy::On && to.options.copy == FileCopy::On {
@@ -302,7 +303,7 @@ impl Job {
         Ok(())
     }
 
-    /// Has the kernel copy.
+    /// Copies through the kernel (`copy_file_range`).
     fn copy_bytes(&self) -> Result<(), IoError> {
         let Self { copy, to, .. } = self;
         let (mut source, mut offset) = (copy.source.offset, copy.offset);
@@ -334,7 +335,7 @@ pub(super) struct Copies {
     refused: Vec<u64>,
 }
 
-/// A copy of which no end has been told.
+/// A copy without a reported completion.
 struct UnderWay {
     id: u64,
     tag: u64,
@@ -344,8 +345,8 @@ struct UnderWay {
 }
 
 impl Copies {
-    /// Those of the worker of `io` to a file. None where that takes no part in copies, or there is
-    /// no descriptor for it.
+    /// Creates the set of copies to a file by the worker of `io`. Returns `None` where the file
+    /// takes no part in copies, or there is no descriptor for it.
     pub(super) fn new(to: &Shared, io: &Io) -> Option<Box<Self>> {
         let threads = to.copier.as_ref()?.0.clone();
         threads.begin().ok()?;
@@ -392,7 +393,7 @@ impl Copies {
         true
     }
 
-    /// How many there are.
+    /// Returns the number of outstanding copies.
     pub(super) fn in_flight(&self) -> usize {
         self.under_way.len()
     }
@@ -424,7 +425,7 @@ impl Copies {
         count
     }
 
-    /// Whether it was one of these that was to end.
+    /// Cancels a copy. Returns whether `tag` belonged to one of these.
     pub(super) fn cancel(&mut self, tag: u64) -> bool {
         let Some(one) = self.under_way.iter().find(|one| one.tag == tag) else {
             return false;
@@ -435,7 +436,7 @@ impl Copies {
     }
 }
 
-/// It will not be otherwise for another range of the two files.
+/// Returns whether the error will recur for every other range of the two files.
 fn is_for_good(error: IoError) -> bool {
     match error.errno {
         libc::EXDEV | libc::EINVAL | libc::EPERM => true,
@@ -479,7 +480,7 @@ mod tests {
     use super::*;
     use crate::{FileOptions, FileVolume};
 
-    /// One that no thread has begun ends at once when it is cancelled, and nothing is copied.
+    /// A copy that no thread has begun ends at once when it is cancelled, and nothing is copied.
     #[test]
     fn what_waits_is_cancelled() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -490,7 +491,7 @@ mod tests {
         };
         let shared = FileVolume::open(file.path(), options).unwrap().shared;
         let io = Io::new(Default::default());
-        // As if all were at others.
+        // The thread count is set as if all threads were busy.
         shared.copier.as_ref().unwrap().0.lock().threads = MOST_THREADS;
         let mut copies = Copies::new(&shared, &io).unwrap();
         for tag in [1, 2] {
@@ -508,7 +509,7 @@ mod tests {
         copies.poll(&mut |completion| done.push((completion.tag, completion.result)));
         assert_eq!(done, [(2, Err(IoErrorKind::Aborted.into()))]);
         assert_eq!(copies.in_flight(), 1);
-        // What is left goes with the queue.
+        // The remaining copy is dropped with the queue.
         drop(copies);
         assert_eq!(Arc::strong_count(&shared), 1);
     }

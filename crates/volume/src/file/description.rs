@@ -33,7 +33,7 @@ impl AsRawFd for FileDescription {
 
 impl Drop for FileDescription {
     fn drop(&mut self) {
-        // Where there are no locks there is nothing to be given up.
+        // On a file system without locks there is nothing to release.
         let _ = sys::unlock_all(self.as_fd());
     }
 }
@@ -45,8 +45,8 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Duration;
 
-    /// What else has the open file description, as the kernel does for a while after a request, has
-    /// no part in its lock.
+    /// Another reference to the open file description, which the kernel keeps for a while after a
+    /// request, does not keep its lock.
     #[test]
     fn a_file_is_free_when_its_volume_is_closed() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! What the system tells about a block device (`/sys/dev/block`).
+//! Attributes of a block device from `/sys/dev/block`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

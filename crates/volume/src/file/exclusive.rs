@@ -16,8 +16,7 @@ pub(super) struct Refused(pub(super) Errno);
 
 static CLAIMS: Mutex<Vec<(u64, Weak<OwnedFd>)>> = Mutex::new(Vec::new());
 
-/// Claims the block device at `path`, whose number is `device`; the claim lasts as long as the
-/// descriptor.
+/// Claims the block device `device` at `path`; the claim lasts as long as the descriptor.
 pub(super) fn claim(path: &Path, device: u64) -> Result<Arc<OwnedFd>, Refused> {
     let mut claims = CLAIMS.lock().unpoisoned();
     claims.retain(|(_, fd)| fd.strong_count() > 0);

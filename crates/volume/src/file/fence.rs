@@ -1,11 +1,11 @@
 //! The fence between a process and the one that had the file before.
 //!
-//! A process that is killed leaves requests behind: the kernel goes on with what its ring has
-//! started, and a write may reach the disk long after the process is gone. A successor that wrote
+//! A process that is killed leaves requests behind: the kernel continues those that its ring has
+//! started, and a write may reach the disk long after the process has ended. A successor that wrote
 //! meanwhile would find the old bytes on top of its new ones. Each such request holds the open file
-//! description that it was started on, and with it the lock of that description (`F_OFD_SETLK`): so
-//! the lock can be had when the last of them is over, and not before. A process that has the lock
-//! may write.
+//! description that it was started on, and with it the lock of that description (`F_OFD_SETLK`).
+//! The lock is therefore free when the last of them is over, and not before. A process that has the
+//! lock may write.
 //!
 //! A call that a thread of the previous process hangs in has the same effect: its descriptors are
 //! closed when the last of its threads has ended.
@@ -17,9 +17,9 @@ use std::time::Duration;
 
 /// Between two looks at the lock.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long a file is waited for that another process, which lives, has open: it may be ending.
+/// Longest wait for a file that another living process has open: that process may be ending.
 const LIVING: Duration = Duration::from_secs(1);
-/// How long an opening waits for the process that had the volume before: until the last of its
+/// Limits of an opening's wait for the process that had the volume before: until the last of its
 /// requests is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PreviousProcess {
@@ -61,7 +61,8 @@ impl<'a> Fence<'a> {
     /// Another opening holds the file: waits a while, after which it is to be tried again.
     ///
     /// # Errors
-    /// It has been waited for long enough.
+    /// [`VolumeError::PreviousProcess`] or [`VolumeError::Locked`] when the wait has reached its
+    /// limit.
     pub(super) fn wait(&mut self, read_only: bool) -> Result<(), VolumeError> {
         let waited = self.log.elapsed();
         let due = self.log.due().is_some();

@@ -3,11 +3,11 @@
 //!
 //! The check only ever refuses. It never opens an image in the format that it finds, as programs do
 //! that probe: a guest can write any header to its own raw disk, and would choose what its host
-//! opens next. A raw disk whose guest did that (or holds an image as it is) is served with
+//! opens next. A raw disk with such a header (or with an image as it is) is served with
 //! `format=raw`. Formats that guests make on whole disks themselves (LUKS, filesystems) are raw
 //! disks and not looked for.
 
-/// So many first bytes say it.
+/// Number of first bytes that identify a format.
 pub(super) const HEAD: usize = 512;
 
 /// Name, place and value of the bytes by which a format is known; of those with several names for

@@ -1,4 +1,4 @@
-//! Who has a file open: for the message that says why it cannot be had.
+//! Search for the processes that have a file open, for the message about a locked file.
 
 use std::fmt;
 use std::fs;
@@ -8,16 +8,15 @@ use std::path::Path;
 /// Most processes named in a message.
 const NAMED: usize = 3;
 
-/// Who has a file open, beside this process, as far as that can be found out: processes of other
-/// users may be invisible.
+/// Processes that have a file open, beside this process, as far as that can be found out: processes
+/// of other users may be invisible.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Holders {
     /// Processes, in words.
     Processes(Vec<String>),
-    /// None that lives, nor this process: what holds it are requests that the kernel still works
-    /// on.
+    /// No living process, nor this one: the holders are requests that the kernel still processes.
     Kernel,
-    /// This process may not see others.
+    /// This process may not see other processes.
     Unknown,
 }
 
@@ -31,8 +30,8 @@ impl fmt::Display for Holders {
     }
 }
 
-/// Who has `path` open. `whole`: all of it is wanted, so that a part that this process has locked
-/// by another opening counts, too; parts are kept apart before they are locked
+/// Returns the holders of `path`. `whole`: all of the file is wanted, so that a part that this
+/// process has locked by another opening counts, too; parts are kept apart before they are locked
 /// ([`crate::claim()`]).
 pub(super) fn holders(path: &Path, whole: bool) -> Holders {
     let Ok(file) = fs::metadata(path) else {
@@ -72,8 +71,8 @@ fn named(pid: u32) -> String {
     }
 }
 
-/// Whether a process has this file open; `None`: this process may not see that. One that has ended
-/// has nothing open.
+/// Returns whether a process has this file open; `None`: this process may not see that. A process
+/// that has ended has nothing open.
 fn has_open(pid: u32, dev: u64, ino: u64) -> Option<bool> {
     match fs::read_dir(format!("/proc/{pid}/fd")) {
         Ok(mut fds) => Some(fds.any(|fd| fd.is_ok_and(|fd| is(&fd, dev, ino)))),
@@ -82,7 +81,7 @@ fn has_open(pid: u32, dev: u64, ino: u64) -> Option<bool> {
     }
 }
 
-/// Whether this process has a lock on this file, by any opening (proc_pid_fdinfo(5)).
+/// Returns whether this process has a lock on this file, by any opening (proc_pid_fdinfo(5)).
 fn has_lock(dev: u64, ino: u64) -> bool {
     let Ok(fds) = fs::read_dir("/proc/self/fd") else {
         return false;

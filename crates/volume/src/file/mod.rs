@@ -32,10 +32,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use threads::{FileThreads, ThreadsQueue};
 
-/// Whether the page cache is bypassed (O_DIRECT).
+/// Use of direct I/O, which bypasses the page cache (O_DIRECT).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Direct {
-    /// Where the file allows it; otherwise buffered, with a warning in the log.
+    /// Direct where the file allows it; otherwise buffered, with a warning in the log.
     #[default]
     Auto,
     /// Yes, or the file is not opened.
@@ -44,54 +44,54 @@ pub enum Direct {
     Off,
 }
 
-/// What the file's first bytes may be.
+/// Check of the file's first bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Format {
-    /// Those of a raw disk: a file that begins like an image of another format (qcow2, VMDK, ...)
-    /// is not opened.
+    /// Only a raw disk: a file that begins like an image of another format (qcow2, VMDK, ...) is
+    /// not opened.
     #[default]
     Probe,
     /// Anything: the file is served as it is.
     Raw,
 }
 
-/// How a [`FileVolume`] is opened.
+/// Options for opening a [`FileVolume`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileOptions {
     /// Never write; the file is opened for reading only.
     pub read_only: bool,
-    /// Whether the page cache is bypassed.
+    /// Use of direct I/O.
     pub direct: Direct,
     /// Lock the file against other users: exclusively, or shared when `read_only`.
     pub lock: bool,
     /// Smallest block in bytes that requests will use, when the user has chosen one; a power of two
     /// from 512 to 65536.
     pub block_size: Option<u32>,
-    /// What the file's first bytes may be.
+    /// Check of the file's first bytes.
     pub format: Format,
-    /// How long the lock waits for the process that had the file before.
+    /// Limits of the lock's wait for the process that had the file before.
     pub previous: PreviousProcess,
-    /// A request to a file that is not on a disk of this machine, and may hang, fails when it is
-    /// not answered for so long; then it is [`IoErrorKind::Unreachable`]. Others end when the
-    /// kernel ends them.
+    /// Timeout of requests to a file that is not on a disk of this machine, and may hang: an
+    /// unanswered request then fails with [`IoErrorKind::Unreachable`]. Requests to other files end
+    /// when the kernel ends them.
     pub timeout: Option<Duration>,
-    /// It holds an image of another format, for a volume that stands on this one: of any length,
-    /// in units of a byte where the page cache is not bypassed. What lies behind its end reads as
-    /// zeroes, and a write there makes it longer.
+    /// The file holds an image of another format, for a volume on top of this one. It may have any
+    /// length, in units of a byte where the page cache is not bypassed. Bytes behind its end read
+    /// as zeroes, and a write there makes it longer.
     pub image: bool,
     /// Bytes of the longest write that is done as a whole, where the kernel can do that
     /// ([`Volume::atomic_writes`]); 0: none is.
     ///
-    /// Not more than is promised to somebody: such a write has no fixed buffers, and is copied
-    /// where it is several pieces.
+    /// Not more than is promised to a user: such a write has no fixed buffers, and is copied where
+    /// it is several pieces.
     pub atomic: u32,
-    /// Whether the file system copies between this and other files ([`FastPath::copy`]). Not where
-    /// it is a block device, or may hang.
+    /// Whether the file system copies between this and other files ([`FastPath::copy`]). Not
+    /// applied where the file is a block device, or may hang.
     pub copy: FileCopy,
 }
 
 impl FileOptions {
-    /// What hosts can be promised of writes that are atomic only as aligned powers of two: two
+    /// Limit for a promise to hosts where writes are atomic only as aligned powers of two: two
     /// blocks, of 4096 bytes at most ([`AtomicWrites::unit_of_blocks`]).
     pub const TWO_BLOCKS: u32 = 8192;
 }
@@ -116,9 +116,9 @@ impl Default for FileOptions {
 /// A raw file or block device.
 ///
 /// A write is durable after a flush (`fdatasync`) or when written with `fua` (`RWF_DSYNC`).
-/// Deallocation punches holes, which read as zeroes. All I/O is asynchronous and goes through the
-/// worker's [`Io`]; that of a file which is not on a disk of this machine, and may hang, through
-/// threads of its own.
+/// Deallocation punches holes, which read as zeroes. All I/O is asynchronous. It passes through the
+/// worker's [`Io`], or through threads of the file's own where it is not on a disk of this machine,
+/// and may hang.
 #[derive(Debug)]
 pub struct FileVolume {
     shared: Arc<Shared>,
@@ -144,18 +144,18 @@ struct Shared {
     description: String,
     id: Vec<u8>,
     options: FileOptions,
-    /// What extents of it lie in; `None` when the user wants no locks.
+    /// Root of the file's extents; `None` when the user wants no locks.
     root: Option<String>,
     /// Keeps the system's own users off a block device.
     _exclusive: Option<Arc<OwnedFd>>,
-    /// Of a file on a filesystem that is not of this machine's disks: no worker may wait for it.
-    /// After `fd`, so that it is not closed before they have ended.
+    /// Threads for a file that is not on this machine's disks: no worker may wait for it. Declared
+    /// after `fd`, so that the file is not closed before they have ended.
     threads: Option<Arc<FileThreads>>,
-    /// It has no end.
+    /// The file has no fixed end.
     endless: bool,
     /// No other opening has this number.
     number: u64,
-    /// Of a file that takes part in copies that the file system does.
+    /// Threads of a file that takes part in copies that the file system does.
     copier: Option<Copier>,
     /// Further openings that have a part of this one's lock.
     openings: AtomicU64,
@@ -165,16 +165,16 @@ struct Shared {
 const ENDLESS: u64 = i64::MAX as u64;
 
 impl Shared {
-    /// How a request ends that needs no work of the file, or may not have any.
+    /// Returns the result of a request that needs no work of the file, or is refused.
     fn ends_at_once(&self, request: &Request) -> Option<Result<(), IoError>> {
         let size = self.size.load(Ordering::Acquire);
         if let Err(error) = request.check(size, self.block_size, self.read_only) {
             return Some(Err(error));
         }
         match request.op {
-            // Nothing to do; the system takes an empty range for a mistake.
+            // The system takes an empty range for a mistake.
             op if op != Op::Flush && request.len == 0 => Some(Ok(())),
-            // What is never written needs no flush.
+            // A file that is never written needs no flush.
             Op::Flush if self.read_only => Some(Ok(())),
             Op::Deallocate if !self.abilities.punch() => Some(Err(IoErrorKind::Unsupported.into())),
             _ => None,
@@ -269,7 +269,7 @@ impl FileVolume {
         })
     }
 
-    /// Locks `len` bytes (or all) from byte `offset` on against other users, as the options say:
+    /// Locks `len` bytes (or all) from byte `offset` on against other users, by the options:
     /// exclusively, or shared when it is read-only. The lock lasts as long as this opening of the
     /// file is used, and by any request that the kernel still works on. Where a process that has
     /// ended has left such requests behind, this waits for them ([`FileOptions::previous`]).
@@ -287,12 +287,13 @@ impl FileVolume {
         )
     }
 
-    /// The same file, opened a second time, past the page cache or through it. When this opening
-    /// has the lock of all of the file to write it, the new one gets a part of that: the next
-    /// process that has the file waits for the requests of both.
+    /// Opens the same file a second time, past the page cache or through it. When this opening has
+    /// the lock of all of the file to write it, the new one gets a part of that: the next process
+    /// that has the file waits for the requests of both.
     ///
     /// # Errors
-    /// It cannot be opened; another process has got the lock's part.
+    /// A [`VolumeError`] when the file cannot be opened, or another process has got the lock's
+    /// part.
     pub fn reopen(&self, direct: Direct) -> Result<Self, VolumeError> {
         let shared = &*self.shared;
         let options = FileOptions {
@@ -312,7 +313,7 @@ impl FileVolume {
         Ok(opened)
     }
 
-    /// The same file, for calls that wait. Through the page cache.
+    /// Opens the same file for blocking calls, through the page cache.
     ///
     /// # Errors
     /// The system's.
@@ -322,7 +323,7 @@ impl FileVolume {
         options.open(self.own_path())
     }
 
-    /// Where the system shows what is open here, whatever has its name by now.
+    /// Path of the open file in /proc, independent of its current name.
     fn own_path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.shared.fd.as_raw_fd()).into()
     }
@@ -332,12 +333,13 @@ impl FileVolume {
         self.shared.block_size.into()
     }
 
-    /// It has threads of its own, as it may hang: its completions do not come through the ring.
+    /// Returns whether the file has threads of its own, because it may hang: its completions do not
+    /// arrive through the ring.
     pub fn has_threads(&self) -> bool {
         self.shared.threads.is_some()
     }
 
-    /// What the file system has copied to it so far.
+    /// Returns the bytes that the file system has copied to this file so far.
     pub fn copied(&self) -> CopiedBytes {
         let copier = self.shared.copier.as_ref();
         copier.map(Copier::copied).unwrap_or_default()
@@ -348,7 +350,7 @@ impl FileVolume {
         self.shared.direct.is_some()
     }
 
-    /// The same file, as if the kernel had promised that of it.
+    /// Returns the same file, as if the kernel had promised these atomic writes.
     #[cfg(test)]
     pub(crate) fn promising(self, atomic: AtomicWrites) -> Self {
         let mut shared = Arc::into_inner(self.shared).expect("nobody else has it");
@@ -358,7 +360,7 @@ impl FileVolume {
         }
     }
 
-    /// Where the file is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
@@ -501,7 +503,7 @@ impl Volume for FileVolume {
     }
 }
 
-/// One worker's queue into a [`FileVolume`].
+/// A worker's queue into a [`FileVolume`].
 struct FileQueue {
     shared: Arc<Shared>,
     /// Copies that the file system does, where it may.
@@ -588,7 +590,7 @@ impl FastPath for FileQueue {
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
         let at_once = self.is_immediate() && data.len_bytes() <= AT_ONCE;
         let done = at_once.then(|| self.transfer(op, offset, data));
-        // The general way knows what lies behind the end.
+        // The ordinary path handles reads behind the end.
         done.filter(|done| !self.shared.endless || done.is_ok())
     }
 
@@ -608,8 +610,8 @@ impl FastPath for FileQueue {
     }
 }
 
-/// The same of a file with atomic writes, which the ring's fast path does not know: files without
-/// them do not ask.
+/// A queue into a file with atomic writes, which the ring's fast path does not support. Files
+/// without atomic writes skip the check.
 struct AtomicFileQueue {
     queue: FileQueue,
     atomic: AtomicWrites,

@@ -35,7 +35,7 @@ pub(super) struct Opened {
     pub(super) optimal_io: u32,
     pub(super) punch: bool,
     pub(super) punch_granularity: u32,
-    /// What the kernel does as a whole.
+    /// Writes that the kernel does as a whole.
     pub(super) atomic: AtomicWrites,
     pub(super) device: bool,
     /// On a filesystem that is nothing but memory.
@@ -171,8 +171,8 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
     })
 }
 
-/// The image format that the file has, if that is none that can be served. What cannot be read says
-/// nothing.
+/// Returns the image format of the file, if it is one that cannot be served. An unreadable file has
+/// none.
 fn format(path: &Path, fd: BorrowedFd<'_>) -> Option<&'static str> {
     let mut head = Buffer::new(LARGEST_BLOCK);
     let read = rustix::io::pread(fd, &mut head[..], 0).or_else(|errno| match errno {
@@ -350,7 +350,7 @@ fn claim(path: &Path, device: u64, options: &FileOptions) -> Result<Arc<OwnedFd>
     }
 }
 
-/// What direct I/O on this file demands, or why it cannot be had.
+/// Returns the alignment that direct I/O on this file requires, or the reason why it is impossible.
 fn alignment(fd: BorrowedFd<'_>, device: bool) -> Result<Alignment, String> {
     let statx = fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     let told = statx.ok().filter(|statx| {
@@ -371,7 +371,8 @@ fn alignment(fd: BorrowedFd<'_>, device: bool) -> Result<Alignment, String> {
     if in_memory(fd) {
         return Err("the file lives in memory".into());
     }
-    // Before Linux 6.1, and on filesystems that do not say: found out by trying.
+    // Before Linux 6.1, and on filesystems that do not report it, the alignment is found out by
+    // trying.
     let logical = if device {
         fs::ioctl_blksszget(fd).ok()
     } else {
@@ -390,12 +391,12 @@ fn alignment(fd: BorrowedFd<'_>, device: bool) -> Result<Alignment, String> {
 /// STATX_WRITE_ATOMIC, from Linux 6.11 on.
 const WRITE_ATOMIC: StatxFlags = StatxFlags::from_bits_retain(0x1_0000);
 
-/// The writes that the kernel does as a whole when it is told to (`RWF_ATOMIC`, statx(2)).
+/// Returns the writes that the kernel does as a whole with `RWF_ATOMIC` (statx(2)).
 ///
-/// What it promises is of the power; that a read at the same time finds all or nothing is left to
-/// what is below. A device gets such a write, and a read within its range, as one command each, and
-/// so does ext4's, which has the range in one extent. XFS may write elsewhere and then move extents
-/// one by one, and a filesystem that we do not know may do anything.
+/// The kernel's promise is for a power cut. Whether a read at the same time finds all or nothing
+/// depends on the layers below. A device gets such a write, and a read within its range, as one
+/// command each, and so does ext4's, which has the range in one extent. XFS may write elsewhere and
+/// then move extents one by one, and an unknown filesystem may do anything.
 fn atomic_writes(fd: BorrowedFd<'_>, device: bool) -> AtomicWrites {
     if !device && filesystem(fd) != Some(EXT) {
         return AtomicWrites::NONE;
@@ -406,13 +407,13 @@ fn atomic_writes(fd: BorrowedFd<'_>, device: bool) -> AtomicWrites {
     }
 }
 
-/// What a kernel has told of atomic writes.
+/// Converts the kernel's `statx` fields for atomic writes.
 fn promised(told: &fs::Statx) -> AtomicWrites {
     let mask = StatxFlags::from_bits_retain(told.stx_mask);
     if !mask.contains(WRITE_ATOMIC) || told.stx_atomic_write_segments_max == 0 {
         return AtomicWrites::NONE;
     }
-    // Above the latter a filesystem does by itself what the device cannot, slowly.
+    // Above `unit_max_opt` a filesystem emulates the writes that the device cannot do, slowly.
     let (most, fast) = (
         told.stx_atomic_write_unit_max,
         told.stx_atomic_write_unit_max_opt,
@@ -446,8 +447,8 @@ fn in_memory(fd: BorrowedFd<'_>) -> bool {
     matches!(filesystem(fd), Some(TMPFS | RAMFS))
 }
 
-/// On disks of this machine, or in its memory. Others (FUSE, NFS, CIFS, Ceph and what comes after
-/// them) answer when it pleases another process or machine.
+/// Returns whether the file is on disks of this machine, or in its memory. Other filesystems (FUSE,
+/// NFS, CIFS, Ceph and later ones) depend on another process or machine for an answer.
 fn is_local(fd: BorrowedFd<'_>) -> bool {
     matches!(
         filesystem(fd),

@@ -13,8 +13,8 @@ const MAX_SEGMENTS: usize = 1024;
 /// (`RWF_*`).
 ///
 /// # Errors
-/// The system's, or [`io::ErrorKind::UnexpectedEof`] when the file ends before; a part may have
-/// been moved then. [`io::ErrorKind::Interrupted`] never comes out.
+/// The system's error, or [`io::ErrorKind::UnexpectedEof`] when the file ends before; a part may
+/// have been moved then. [`io::ErrorKind::Interrupted`] is never returned.
 pub(super) fn transfer(
     fd: BorrowedFd<'_>,
     write: bool,
@@ -26,8 +26,8 @@ pub(super) fn transfer(
         let wanted: usize = segments.iter().map(dma::Segment::len).sum();
         let moved = vectored(fd, write, segments, offset, flags)?;
         if moved < wanted {
-            // Rare: a signal in the middle, or the end of the file or of its space. Byte by byte of
-            // what is left.
+            // Rare: a signal in the middle, or the end of the file or of its space. The rest is
+            // moved segment by segment.
             rest(fd, write, segments, offset, moved, flags)?;
         }
         offset += wanted as u64;
@@ -35,7 +35,7 @@ pub(super) fn transfer(
     Ok(())
 }
 
-/// Goes on after `done` bytes of `segments` have been moved.
+/// Continues after `done` bytes of `segments` have been moved.
 fn rest(
     fd: BorrowedFd<'_>,
     write: bool,
@@ -66,7 +66,7 @@ fn rest(
     Ok(())
 }
 
-/// What is left of a segment after `skip` bytes.
+/// Moves the rest of a segment after its first `skip` bytes.
 fn one(
     fd: BorrowedFd<'_>,
     write: bool,
@@ -123,7 +123,8 @@ unsafe fn call(
             // SAFETY: the caller's promise; the kernel only reads the memory.
             unsafe { libc::pwritev2(fd, vectors, count, offset, flags) }
         } else {
-            // SAFETY: the caller's promise; what the kernel writes to has no Rust reference.
+            // SAFETY: the caller's promise; the memory that the kernel writes to has no Rust
+            // reference.
             unsafe { libc::preadv2(fd, vectors, count, offset, flags) }
         };
         if let Ok(moved) = usize::try_from(moved) {
@@ -155,20 +156,21 @@ pub(super) fn reflink(
         src_length: len.max(1),
         dest_offset: offset,
     };
-    // SAFETY: both descriptors are open, and `range` is what FICLONERANGE reads; it outlives the
-    // call.
+    // SAFETY: both descriptors are open, and `range` is the structure that FICLONERANGE reads; it
+    // outlives the call.
     match unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONERANGE, &raw const range) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// First bytes of a file, which no part's lock covers: a process that uses a part says so there.
+/// First bytes of a file, which no part's lock covers: a process that uses a part locks them
+/// shared.
 const PRESENCE: u64 = 512;
-/// QEMU's locks on a disk image (`block/file-posix.c`): a shared lock of this byte says "I write"
+/// QEMU's locks on a disk image (`block/file-posix.c`): a shared lock of this byte means "I write"
 /// ...
 const QEMU_WRITES: u64 = 101;
-/// ... and one of this says "no other process may write".
+/// ... and one of this means "no other process may write".
 const QEMU_NO_OTHER_WRITER: u64 = 201;
 
 /// ... and of this one "no other process may change its length".
@@ -228,10 +230,10 @@ fn set(fd: BorrowedFd<'_>, range: libc::flock) -> io::Result<()> {
     }
 }
 
-/// Locks a part of a file: others may lock other parts, but none all of it, nor may QEMU write to
-/// it.
+/// Locks a part of a file: other openings may lock other parts, but none all of it, nor may QEMU
+/// write to it.
 ///
-/// The first bytes are left out, for there everybody who uses a part has a shared lock.
+/// The first bytes are left out: every user of a part has a shared lock there.
 pub(super) fn lock_part(
     fd: BorrowedFd<'_>,
     exclusive: bool,
@@ -249,8 +251,8 @@ pub(super) fn lock_part(
     }
 }
 
-/// Whether QEMU has the file open for writing. A lock of all of it, by one who reads it, has that
-/// byte too.
+/// Returns whether QEMU has the file open for writing. A reader's lock of all of the file covers
+/// that byte too.
 fn qemu_writes(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut range = range(libc::F_WRLCK, QEMU_WRITES, Some(1))?;
     // SAFETY: the descriptor is open, and `range` is a `flock` that outlives the call.
@@ -312,7 +314,7 @@ mod tests {
                 }
             }
             FileVolume::open(file.path(), options).expect_err("it is in use");
-            // As QEMU asks before it writes: nobody else may have said that no other may.
+            // QEMU's test before it writes: no other process may hold one of these locks.
             let asks = std::fs::File::open(file.path()).unwrap();
             let shared = |byte| lock(asks.as_fd(), false, byte, Some(1)).unwrap();
             assert!(![101, 201, 203].into_iter().all(shared), "{last}");

@@ -5,7 +5,8 @@
 pub struct Guid([u8; 16]);
 
 impl Guid {
-    /// From the table: the first three fields are little-endian there (UEFI 2.10, appendix A).
+    /// Converts the bytes of a table: the first three fields are little-endian there (UEFI 2.10,
+    /// appendix A).
     pub(super) fn from_disk(raw: &[u8]) -> Option<Self> {
         let mut bytes: [u8; 16] = raw.try_into().ok()?;
         for field in [0..4, 4..6, 6..8] {

@@ -2,22 +2,22 @@
 
 use super::{ENTRY, TABLE_MAX};
 
-/// What is wrong with a block that is no header at all.
+/// Error for a block that is no header at all.
 pub(super) const NO_SIGNATURE: &str = "there is no header";
 
 /// Bytes of a header that have a meaning.
 const HEADER: usize = 92;
 
-/// Which copy.
+/// A copy of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// The primary one, from block 1 on.
     First,
-    /// The backup, whose header is in the last block.
+    /// The backup, with its header in the last block.
     Last,
 }
 
-/// What a checked header says. Blocks count from 0.
+/// Fields of a checked header. Blocks count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     /// Size of a block in bytes.

@@ -1,7 +1,7 @@
 //! GUID partition tables (UEFI 2.10, 5.3): from a partition's number, label or GUID to its bytes.
 //!
-//! The table is read through the [`Volume`] itself, so that it works on every kind of volume. What
-//! it says is not believed: checksums, sizes and ranges are checked before use, and a table that
+//! The table is read through the [`Volume`] itself, so that it works on every kind of volume. Its
+//! contents are not trusted: checksums, sizes and ranges are checked before use, and a table that
 //! contradicts itself gives no partition.
 
 mod guid;
@@ -16,25 +16,26 @@ use header::{Header, Place};
 const ENTRY: std::ops::RangeInclusive<u32> = 128..=4096;
 /// Most bytes of a table that are read; the usual one has 16 KiB.
 const TABLE_MAX: u64 = 1 << 20;
-/// Partitions named in the message that says what there is.
+/// Limit of partitions named in the message about a missing one.
 const NAMED: usize = 16;
 
 /// A partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
-    /// Its number: the place in the table, counted from 1 (the `p1` of `/dev/nvme0n1p1`).
+    /// Number of the partition: its entry in the table, counted from 1 (the `p1` of
+    /// `/dev/nvme0n1p1`).
     pub number: u32,
     /// First byte.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Its label; may be empty.
+    /// Label of the partition; may be empty.
     pub label: String,
-    /// Its own GUID.
+    /// Unique GUID of the partition.
     pub guid: Guid,
 }
 
-/// How a partition is chosen.
+/// Selector of a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Which {
     /// By number, from 1.
@@ -68,7 +69,7 @@ pub enum GptError {
     /// There is no GUID partition table.
     #[error("there is no GUID partition table: {what}")]
     None {
-        /// What there is instead.
+        /// Description of block 0's contents instead.
         what: &'static str,
     },
     /// Neither copy of the table can be used.
@@ -76,23 +77,23 @@ pub enum GptError {
         "the partition table is damaged: in the first copy {primary}, in the second copy {backup}"
     )]
     Damaged {
-        /// What is wrong with the copy at the beginning.
+        /// Error of the copy at the beginning.
         primary: &'static str,
-        /// What is wrong with the copy at the end.
+        /// Error of the copy at the end.
         backup: &'static str,
     },
     /// No such partition.
     #[error("there is no {wanted}; {there}")]
     Missing {
-        /// What was asked for.
+        /// The requested partition.
         wanted: Which,
-        /// What there is.
+        /// Description of the existing partitions.
         there: String,
     },
     /// Several partitions have that label or GUID.
     #[error("there are two of {wanted}: {first} and {second}; choose by partition=NUMBER")]
     Ambiguous {
-        /// What was asked for.
+        /// The requested partition.
         wanted: Which,
         /// Number of the one.
         first: u32,
@@ -107,9 +108,9 @@ pub enum GptError {
     Outside {
         /// The partition.
         number: u32,
-        /// Its first block.
+        /// First block of the partition.
         first: u64,
-        /// Its last block.
+        /// Last block of the partition.
         last: u64,
         /// First block of the usable part.
         usable_first: u64,
@@ -244,7 +245,7 @@ fn read(reader: &mut Reader<'_>, size: u64, block_size: u32) -> Result<Table, Gp
             Err(why) => damage = damage.or(Some(why)),
         }
     }
-    // No signature of a first copy tells the size of blocks.
+    // Without the signature of a first copy, the size of blocks is unknown.
     backup(reader, unit, size, damage.unwrap_or(header::NO_SIGNATURE))
 }
 
@@ -265,7 +266,7 @@ fn backup(
     }
 }
 
-/// Reads and checks one copy; the inner error says what is wrong with it.
+/// Reads and checks one copy; the inner error describes its damage.
 fn copy(
     reader: &mut Reader<'_>,
     sector: u64,
@@ -300,7 +301,7 @@ fn copy(
     Ok(Ok(Table { header, entries }))
 }
 
-/// Block 0 says to tools that know no GPT that the disk is taken (UEFI 2.10, 5.2.3).
+/// Checks block 0, which marks the disk as used for tools that know no GPT (UEFI 2.10, 5.2.3).
 fn protective_mbr(block: &[u8]) -> Result<(), GptError> {
     const PROTECTIVE: u8 = 0xee;
     let none = |what| Err(GptError::None { what });

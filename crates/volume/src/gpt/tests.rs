@@ -1,4 +1,4 @@
-//! Tables made here by the book, and what becomes of them when they are damaged.
+//! Tables made here by the standard, and the result of damage to them.
 
 use super::*;
 use crate::{Io, MemVolume, Op, Request};

@@ -35,7 +35,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stream::{STREAM, Streams};
 
-/// Most files that get a place in the kernel's table of registered files; others go by descriptor.
+/// Most files that get a place in the kernel's table of registered files; further files use their
+/// descriptors.
 const REGISTERED_FILES: u32 = 64;
 /// Marks completions that no slot waits for.
 const NO_SLOT: u64 = u64::MAX;
@@ -49,17 +50,17 @@ const MAX_FAILURES: u32 = 1_000_000;
 
 struct OpenFile {
     file: RingFile,
-    /// Its index in the kernel's table.
+    /// Index in the kernel's table of registered files.
     registered: Option<u32>,
     /// Slots that work on it.
     busy: usize,
-    /// Which of its requests the kernel may execute while they are submitted.
+    /// Policy for the requests that the kernel may execute while they are submitted.
     inline: Inline,
-    /// What is being made durable, and what waits for that.
+    /// Requests that make the file durable, and those that wait for them.
     durable: Durable,
 }
 
-/// What [`RingCore::reap`] found.
+/// Result of [`RingCore::reap`].
 pub(super) enum Arrival {
     /// A request that ended as it should: made a [`Completion`] of only where it is returned, so
     /// that it is not copied.
@@ -69,7 +70,7 @@ pub(super) enum Arrival {
 }
 
 impl OpenFile {
-    /// What its operations of a slot are called, beside their generation.
+    /// Number of a slot's operation in `user_data`, beside the generation.
     #[inline]
     fn place(&self, index: usize) -> usize {
         match self.file.lane {
@@ -78,7 +79,7 @@ impl OpenFile {
         }
     }
 
-    /// How the kernel finds it.
+    /// Returns the kernel's reference to the file.
     #[inline]
     fn target(&self) -> Target {
         match self.registered {
@@ -92,15 +93,15 @@ impl OpenFile {
 #[derive(Default)]
 struct RingSlot {
     job: Option<RingJob>,
-    /// I/O vectors of the current operation, where they are not the request's own: what remains
-    /// after a part of the data has moved.
+    /// I/O vectors of the current operation, where they are not the request's own: the rest after a
+    /// part of the data has moved.
     vectors: Vec<libc::iovec>,
-    /// Tells this use of the slot from earlier ones.
+    /// Distinguishes this use of the slot from earlier ones.
     generation: u32,
 }
 
 pub(super) struct RingCore {
-    /// Goes before the ring.
+    /// Declared before the ring, so that it is dropped first.
     registered: RegisteredRing,
     uring: IoUring,
     mode: Mode,
@@ -116,14 +117,14 @@ pub(super) struct RingCore {
     burst: Burst,
     /// A file that is not trusted has a request among them: the next system call is measured.
     trying: bool,
-    /// A system call that takes longer makes the files suspects whose requests it may have
-    /// submitted; in cycles.
+    /// Limit in cycles for a system call. Files whose requests a slower one may have submitted
+    /// become suspects.
     slow: u64,
     /// The counter's rate.
     cycles_per_second: f64,
-    /// Some of them continue requests: they are sent without waiting for the worker to ask.
+    /// Unsent entries continue requests: they are sent without waiting for the worker's call.
     urgent: bool,
-    /// The last system call failed in an unexpected way, and that has been said.
+    /// The last system call failed in an unexpected way, and the error has been logged.
     troubled: bool,
     files: Vec<Option<OpenFile>>,
     streams: Streams,
@@ -134,11 +135,11 @@ pub(super) struct RingCore {
     fixed: FixedTable,
     /// The kernel has made its table of fixed buffers; made when the first is entered.
     has_table: bool,
-    /// It has been said that memory could not be pinned.
+    /// The log has the error that memory could not be pinned.
     said_not_pinned: bool,
     counters: IoCounters,
     stats: Arc<IoStats>,
-    /// The counters have moved on since others were told.
+    /// The counters have changed since they were last published.
     untold: bool,
 }
 
@@ -211,12 +212,12 @@ impl RingCore {
         self.slots.len() - self.free.len()
     }
 
-    /// What has passed through.
+    /// Returns the counters of the ring.
     pub(super) fn counters(&self) -> IoCounters {
         self.counters
     }
 
-    /// Requests started whose completions have not been returned.
+    /// Returns the number of outstanding requests.
     pub(super) fn in_flight(&self) -> usize {
         self.busy() + self.ready.len()
     }
@@ -316,9 +317,9 @@ impl RingCore {
         }
     }
 
-    /// [`RingCore::begin`] of a read or write of all of `data`: the shortest way for one piece of
-    /// memory that the kernel can be handed as it is. What is taken here comes in registers and
-    /// goes to its place at once.
+    /// Starts a read or write of all of `data` like [`RingCore::begin`]: the shortest way for one
+    /// piece of memory that the kernel can use as it is. The arguments arrive in registers and are
+    /// stored at once.
     #[inline]
     pub(super) fn begin_transfer(
         &mut self,
@@ -387,15 +388,16 @@ impl RingCore {
             .ok_or(IoErrorKind::Gone)?;
         let target = open.target();
         let user_data = name(open.place(index), *generation);
-        // The kernel gives all others to its threads by itself.
+        // All other operations are given to the kernel's threads by the kernel itself.
         if !open.durable.admit(index as u32, job) {
-            // It goes on with others of its kind.
+            // The operation starts later, with similar ones.
             return Ok(());
         }
         let moves = !matches!(job.step, Step::Punch | Step::ZeroRange | Step::Sync);
         let mut threaded = false;
         if moves && !open.inline.is_trusted() {
-            // One in each call, of whatever file: then it is known who made the thread wait.
+            // A request in each call, of any file: then the file that made the thread wait is
+            // known.
             threaded = self.trying || !open.inline.admit(Instant::now());
             self.trying |= !threaded;
         }
@@ -424,13 +426,13 @@ impl RingCore {
                 self.fresh = true;
                 return Ok(());
             }
-            // Full only when cancellations came on top of a request in every slot.
+            // The ring is full only when cancellations were added to a request in every slot.
             self.send();
         }
         Err(IoErrorKind::Busy)
     }
 
-    /// Sends what is unsent. `true` when nothing is left.
+    /// Sends the unsent entries. Returns whether none is left.
     #[inline]
     pub(super) fn send(&mut self) -> bool {
         self.unsent == 0 || self.send_now()
@@ -454,7 +456,7 @@ impl RingCore {
         }
     }
 
-    /// Sends what is unsent to a device that has nothing else to do.
+    /// Sends the unsent entries to an idle device.
     #[inline]
     pub(super) fn push_idle(&mut self) {
         if self.unsent > 0 && self.unsent == self.busy() && self.mode != Mode::Polled {
@@ -463,8 +465,8 @@ impl RingCore {
         }
     }
 
-    /// Brings the counters up to date that others read. Not at the system call itself: a guest that
-    /// waits for its completions comes first.
+    /// Publishes the counters for other threads. This is not done at the system call itself: a
+    /// guest that waits for its completions has priority.
     #[inline]
     pub(super) fn tell(&mut self) {
         if std::mem::take(&mut self.untold) {
@@ -472,18 +474,19 @@ impl RingCore {
         }
     }
 
-    /// What was taken for now is all.
+    /// Ends the burst: all available requests have been taken.
     pub(super) fn end_burst(&mut self) {
         self.burst.ended(self.busy());
     }
 
-    /// One system call: sends, and lets the kernel do what it has put off.
+    /// Makes one system call: it sends entries, and lets the kernel run its deferred work.
     pub(super) fn enter(&mut self) {
         let events = self.kernel_has_work();
         self.enter_for(events);
     }
 
-    /// The same, when it is known whether the kernel has put something off.
+    /// Makes the system call of [`RingCore::enter`] when it is known whether the kernel has
+    /// deferred work.
     pub(super) fn enter_for(&mut self, events: bool) {
         self.count_batch();
         let result = if self.mode == Mode::Polled {
@@ -497,7 +500,7 @@ impl RingCore {
         self.sent(result);
     }
 
-    /// One system call, with an eye on the clock: see [`inline`].
+    /// Makes one system call and measures its time: see [`inline`].
     #[inline]
     fn timed_enter(&mut self, events: bool) -> io::Result<()> {
         if self.trying {
@@ -512,8 +515,8 @@ impl RingCore {
         result
     }
 
-    /// One system call with a request of a file that is not trusted: whether it made this thread
-    /// wait.
+    /// Makes one system call with a request of a file that is not trusted, and records whether it
+    /// made this thread wait.
     #[cold]
     #[inline(never)]
     fn measured_enter(&mut self, events: bool) -> io::Result<()> {
@@ -550,7 +553,7 @@ impl RingCore {
         }
     }
 
-    /// What was written since the last system call goes with this one.
+    /// Counts the entries written since the last system call as one batch.
     fn count_batch(&mut self) {
         self.counters.batches += u64::from(std::mem::take(&mut self.fresh));
     }
@@ -564,7 +567,7 @@ impl RingCore {
         submission.need_wakeup() || submission.cq_overflow()
     }
 
-    /// After a system call: what is left to send.
+    /// Updates the unsent entries after a system call.
     fn sent(&mut self, result: io::Result<()>) {
         self.unsent = self.uring.submission().len();
         self.urgent &= self.unsent > 0;
@@ -674,7 +677,7 @@ impl RingCore {
         let job = slot.job.as_mut().filter(|job| job.is_done_by(answer))?;
         let (tag, file) = (job.request.tag, job.file);
         let data = std::mem::take(&mut job.request.data);
-        // It has no bounce buffer, and its data is taken: nothing is left to be dropped.
+        // The job has no bounce buffer, and its data is taken: nothing is left to be dropped.
         std::mem::forget(slot.job.take());
         self.vacate(index, file);
         Some((tag, data))
@@ -707,7 +710,8 @@ impl RingCore {
                 self.counters.continued += 1;
                 match self.operate(index) {
                     Ok(()) => {
-                        // Only now: a call that made room for it has sent what was urgent before.
+                        // Set only now: a call that made room for the operation has sent earlier
+                        // urgent entries.
                         self.urgent = true;
                         None
                     }
@@ -777,7 +781,7 @@ impl RingCore {
         let open = self.files.get(job.file).and_then(Option::as_ref);
         let place = open.map_or(index, |open| open.place(index));
         let target = name(place, slot.generation);
-        // Not to be had for lack of room: the request then ends by itself.
+        // Without room for the cancellation, the request ends by itself.
         let _ = self.push(&opcode::AsyncCancel::new(target).build().user_data(NO_SLOT));
     }
 
@@ -806,8 +810,8 @@ impl RingCore {
                 }
             }
             if failures > MAX_FAILURES {
-                // The kernel neither finishes nor waits. What it may still write to must never be
-                // used for anything else, so it is given up.
+                // The kernel neither finishes nor waits. Memory that it may still write to must
+                // never be used for anything else, so it is leaked.
                 tracing::error!("io_uring: requests do not end; giving up their memory");
                 for slot in self.slots.iter_mut().filter(|slot| concerns(slot)) {
                     std::mem::forget(slot.job.take());
@@ -832,7 +836,7 @@ impl Drop for RingCore {
     }
 }
 
-/// What the kernel calls an operation of a slot.
+/// Builds the `user_data` of a slot's operation.
 fn name(index: usize, generation: u32) -> u64 {
     u64::from(generation) << 32 | index as u64
 }

@@ -1,10 +1,10 @@
-//! What a volume that may hang does when its worker ends.
+//! Time limit for a volume that may hang when its worker ends.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Tells one queue how long the end waits for it.
+/// Watch of one queue over the time that the worker's end waits for it.
 #[derive(Debug)]
 pub struct Ending {
     begun: Rc<Cell<bool>>,
@@ -34,8 +34,8 @@ impl Ending {
         self.begun.get()
     }
 
-    /// Whether the file has had its time; `answered`: it has answered since the last call, and gets
-    /// the time anew. To be asked while the end has begun.
+    /// Returns whether the file's time is over. `answered`: it has answered since the last call,
+    /// and its time starts anew. Called while the end has begun.
     pub fn is_over(&mut self, answered: bool) -> bool {
         let now = Instant::now();
         if answered {

@@ -1,4 +1,4 @@
-//! What a job's next operation looks like in the ring.
+//! Ring entries for a job's next operation.
 
 use super::IoCounters;
 use super::fixed::FixedTable;
@@ -16,14 +16,15 @@ const MAX_BYTES: u64 = 1 << 30;
 /// Size of the buffer from which zeroes are written.
 const ZEROES: usize = 1 << 20;
 
-/// What operations take their memory from, besides the request.
+/// Sources of an operation's memory besides the request.
 pub(super) struct Sources<'a> {
     /// Bounce buffers.
     pub(super) bounce: &'a mut BouncePool,
     /// Zeroes to be written, made when they are first needed.
     pub(super) zeroes: &'a mut Option<Buffer>,
-    /// Memory that the kernel has pinned; `None` for what a thread of the kernel executes. That
-    /// looks for the place when its turn comes, and the place may have been emptied by then.
+    /// Memory that the kernel has pinned; `None` for an operation that a thread of the kernel
+    /// executes. The thread looks for the place when its turn arrives, and the place may have been
+    /// emptied by then.
     pub(super) fixed: Option<&'a FixedTable>,
     pub(super) counters: &'a mut IoCounters,
 }
@@ -54,7 +55,7 @@ pub(super) fn entry(
         Step::Data | Step::Durable => {
             let data = &job.request.data;
             match data.segments() {
-                // Of pinned memory, the kernel does none as a whole.
+                // The kernel does no write from pinned memory as a whole.
                 [one] if job.atomic => {
                     target.contiguous(write, one.as_ptr(), job.request.len, offset, flags)
                 }
@@ -126,7 +127,7 @@ pub(super) fn in_one(len: u64) -> Option<u32> {
 /// A read or write of one piece of memory in one operation.
 pub(super) struct Transfer {
     pub(super) at: *mut u8,
-    /// As [`in_one`] gives it.
+    /// Length as returned by [`in_one`].
     pub(super) bytes: u32,
     pub(super) offset: u64,
     /// Read or write.
@@ -154,7 +155,7 @@ impl Transfer {
     }
 }
 
-/// Whether the operation writes, and its flags.
+/// Returns whether the operation writes, and its flags.
 #[inline(always)]
 fn direction(op: Op) -> (bool, i32) {
     match op {
@@ -164,7 +165,7 @@ fn direction(op: Op) -> (bool, i32) {
     }
 }
 
-/// Makes `vectors` what remains of `segments` after `done` bytes.
+/// Sets `vectors` to the rest of `segments` after `done` bytes.
 fn remaining(vectors: &mut Vec<libc::iovec>, segments: &[Segment], done: u64) {
     vectors.clear();
     let mut skip = done;
@@ -190,12 +191,12 @@ fn remaining(vectors: &mut Vec<libc::iovec>, segments: &[Segment], done: u64) {
     }
 }
 
-/// How the kernel finds the file.
+/// The kernel's reference to a file.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
-    /// Its place in the kernel's table of registered files.
+    /// Place in the kernel's table of registered files.
     Place(u32),
-    /// Its descriptor.
+    /// Descriptor of the file.
     Descriptor(i32),
 }
 

@@ -24,14 +24,14 @@ struct Fixed {
     memory: Memory,
 }
 
-/// What is in the kernel's table.
+/// Contents of the kernel's table of fixed buffers.
 #[derive(Debug)]
 pub(super) struct FixedTable {
     /// By address.
     entries: Vec<Fixed>,
     /// Places that were used before.
     free: Vec<u16>,
-    /// From here on, no place was ever used.
+    /// First place that was never used.
     unused: u16,
 }
 
@@ -71,8 +71,8 @@ impl FixedTable {
         self.entries.insert(at, fixed);
     }
 
-    /// Forgets what is at `place`; the result keeps its memory until the kernel has forgotten it,
-    /// too.
+    /// Forgets the buffer at `place`. The result keeps its memory until the kernel has forgotten
+    /// it, too.
     pub(super) fn remove(&mut self, place: u16) -> Option<Memory> {
         let at = self.entries.iter().position(|known| known.place == place)?;
         Some(self.entries.remove(at).memory)
@@ -81,7 +81,7 @@ impl FixedTable {
     /// The place of the buffer in which all of these bytes lie.
     #[inline]
     pub(super) fn find(&self, start: usize, len: usize) -> Option<u16> {
-        // Nothing at all where `--pin-memory` is not given.
+        // The table is empty where `--pin-memory` is not given.
         let before = self.entries.partition_point(|known| known.start <= start);
         let known = self.entries.get(before.checked_sub(1)?)?;
         let offset = start - known.start;

@@ -1,13 +1,14 @@
-//! Which requests of a file the kernel may execute within the call that submits them.
+//! Policy for the requests of a file that the kernel may execute within the call that submits them.
 //!
-//! The kernel carries out what it can in `io_uring_enter` itself, and gives a thread of its own
-//! (io-wq) what would block. Filesystems do not keep to that: ext4 reads blocks of a file's extent
-//! tree from the disk within the call, for reads and for writes. On a slow disk the worker, and
-//! each other volume on it, then waits for the disk. So a call that took long makes its files
-//! suspects: of a suspect one request in each call stays in the call, and is measured by the
-//! thread's voluntary context switches, which tell waiting from a processor that others used. Once
-//! one has waited, all requests of the file go to threads of the kernel for a while, then one is
-//! tried again. Nothing is measured but the time of each call while no file is suspected.
+//! The kernel executes as many operations as it can in `io_uring_enter` itself, and gives those
+//! that would block to a thread of its own (io-wq). Filesystems do not keep to that: ext4 reads
+//! blocks of a file's extent tree from the disk within the call, for reads and for writes. On a
+//! slow disk the worker, and each other volume on it, then waits for the disk. A call that took
+//! long therefore makes its files suspects. One request of a suspect in each call stays in the
+//! call. The thread's voluntary context switches are measured with it: they distinguish waiting
+//! from a processor that other threads used. Once a request has waited, all requests of the file
+//! are sent to threads of the kernel for a while, then one is tried again. Only the time of each
+//! call is measured while no file is suspected.
 
 #![allow(unsafe_code)]
 
@@ -17,14 +18,14 @@ use std::time::{Duration, Instant};
 pub(super) const SLOW: Duration = Duration::from_micros(500);
 /// Requests that must not wait before a file that was only suspected is trusted again.
 const SUSPECTED: u16 = 16;
-/// The same for a file that has made the worker wait: one of many requests may meet what is not in
-/// the cache.
+/// The number of requests for a file that has made the worker wait: one of many requests may meet
+/// data that is not in the cache.
 const CONVICTED: u16 = 256;
 /// A single call that takes as long as this is proof enough, whether a disk or a busy processor was
 /// the reason.
 const PROOF: Duration = Duration::from_millis(20);
-/// How long requests go to threads of the kernel after one has made the worker wait: at least, so
-/// many times as long as it waited, and at most.
+/// Time for which requests are sent to threads of the kernel after one has made the worker wait:
+/// the minimum, the factor to the time that it waited, and the maximum.
 const PAUSE: Duration = Duration::from_millis(50);
 const FACTOR: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -34,28 +35,29 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 enum State {
     /// All of them.
     Trusted,
-    /// One in each call, until so many have not waited.
+    /// A request in each call, until so many have not waited.
     Tried { left: u16 },
     /// None until then.
     Banned { until: Instant },
 }
 
-/// Where the kernel executes the requests of one file.
+/// State of one file: its requests run in the call or on the kernel's threads.
 #[derive(Debug)]
 pub(super) struct Inline {
     state: State,
-    /// A request of a suspect goes with the next call.
+    /// A request of a suspect is in the next call.
     trying: bool,
     pause: Duration,
 }
 
 impl Inline {
-    /// Of a file that was opened now: a suspect, for nothing of it is in the cache yet.
+    /// The state of a file that was just opened: a suspect, for none of its data is in the cache
+    /// yet.
     pub(super) fn new() -> Self {
         Self::at(State::Tried { left: SUSPECTED })
     }
 
-    /// Of a file that has just made the worker wait for long.
+    /// The state of a file that has just made the worker wait for long.
     #[cfg(test)]
     pub(super) fn banned() -> Self {
         Self::at(State::Banned {
@@ -63,7 +65,8 @@ impl Inline {
         })
     }
 
-    /// Of a file on a ring whose calls execute nothing: there is nothing to be measured.
+    /// The state of a file on a ring that executes nothing in its calls: there is nothing to
+    /// measure.
     pub(super) fn always() -> Self {
         Self::at(State::Trusted)
     }
@@ -76,7 +79,7 @@ impl Inline {
         }
     }
 
-    /// Nothing is known against it.
+    /// Returns whether the file is trusted.
     #[inline(always)]
     pub(super) fn is_trusted(&self) -> bool {
         self.state == State::Trusted
@@ -133,7 +136,7 @@ impl Inline {
     }
 }
 
-/// How often the calling thread has gone to sleep so far (`ru_nvcsw`).
+/// Returns the number of times that the calling thread has slept so far (`ru_nvcsw`).
 pub(super) fn sleeps() -> i64 {
     // SAFETY: all-zero is a valid `rusage`: plain integers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -159,7 +162,7 @@ mod tests {
         assert!(!inline.admit(now), "one is enough to be waited for");
         inline.measured(Some(SHORT), now);
         assert!(!inline.admit(now));
-        // Calls without a request of its own in them say nothing.
+        // Calls without a request of the file are no evidence.
         inline.measured(None, now);
         inline.suspect(SHORT, true, now);
         assert!(!inline.admit(now + PAUSE / 2));

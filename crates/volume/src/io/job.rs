@@ -1,4 +1,4 @@
-//! One request on its way through the kernel: which operation comes next, and when it is done.
+//! The state machine of one request in the kernel: its next operation, and its end.
 //!
 //! No system call happens here, so that every way a kernel can answer is tested without one.
 
@@ -6,22 +6,23 @@ use crate::{AtomicWrites, IoError, IoErrorKind, Op, Request};
 use dma::{Buffer, SegmentList};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How often an operation is repeated that the kernel could not carry out for now.
+/// Limit of repetitions of an operation that the kernel could not carry out for now.
 const MAX_RETRIES: u16 = 1000;
 
-/// What a file turned out to support; shared by all queues into it, so that it is found out once.
+/// Features that a file turned out to support; shared by all queues into it, so that they are found
+/// out once.
 #[derive(Debug)]
 pub(crate) struct Abilities {
     punch: AtomicBool,
     zero_range: AtomicBool,
-    /// What lies behind its end reads as zeroes.
+    /// Bytes behind the file's end read as zeroes.
     endless: bool,
-    /// Which writes the kernel does as a whole, when it is told to (`RWF_ATOMIC`).
+    /// Writes that the kernel does as a whole with `RWF_ATOMIC`.
     atomic: AtomicWrites,
 }
 
 impl Abilities {
-    /// What is known when the file is opened.
+    /// Creates the abilities that are known when the file is opened.
     pub(crate) fn new(punch: bool, zero_range: bool) -> Self {
         Self {
             punch: AtomicBool::new(punch),
@@ -31,17 +32,17 @@ impl Abilities {
         }
     }
 
-    /// The same of a file whose writes are atomic, as far as that says.
+    /// Sets the writes that are atomic.
     pub(crate) fn atomic(self, atomic: AtomicWrites) -> Self {
         Self { atomic, ..self }
     }
 
-    /// Which writes are atomic.
+    /// Returns the writes that are atomic.
     pub(crate) fn atomic_writes(&self) -> AtomicWrites {
         self.atomic
     }
 
-    /// The same of a file whose end is none for those who read it: zeroes follow.
+    /// Sets whether reads behind the file's end return zeroes.
     pub(crate) fn endless(self, endless: bool) -> Self {
         Self { endless, ..self }
     }
@@ -62,12 +63,12 @@ impl Abilities {
         self.zero_range.load(Ordering::Relaxed)
     }
 
-    /// It turned out that no holes can be punched.
+    /// Records that no holes can be punched.
     pub(crate) fn cannot_punch(&self) {
         self.punch.store(false, Ordering::Relaxed);
     }
 
-    /// It turned out that ranges cannot be zeroed in place.
+    /// Records that ranges cannot be zeroed in place.
     pub(crate) fn cannot_zero(&self) {
         self.zero_range.store(false, Ordering::Relaxed);
     }
@@ -78,7 +79,7 @@ impl Abilities {
 pub(crate) enum Step {
     /// Read or write between the file and the request's own memory.
     Data,
-    /// The same, of a write that is to be durable.
+    /// [`Step::Data`] for a write that is to be durable.
     Durable,
     /// Read or write through a bounce buffer, a piece at a time.
     Bounce,
@@ -88,20 +89,20 @@ pub(crate) enum Step {
     Punch,
     /// Zero the range without writing it.
     ZeroRange,
-    /// Make durable what has been written.
+    /// Make the written data durable.
     Sync,
 }
 
-/// What follows an operation.
+/// Continuation after an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Another operation: what [`RingJob::step`] says.
+    /// Another operation: [`RingJob::step`].
     Again,
     /// The request ends.
     Done(Result<(), IoError>),
 }
 
-/// One request in flight.
+/// A request in flight.
 #[derive(Debug)]
 pub(crate) struct RingJob {
     pub(crate) request: Request,
@@ -114,12 +115,12 @@ pub(crate) struct RingJob {
     pub(crate) bounce: Option<Buffer>,
     /// The caller wants it to end.
     pub(crate) cancelled: bool,
-    /// A write that is to be durable is made so afterwards, together with others.
+    /// A durable write that is made so by a later fsync, together with others.
     pub(crate) synced_later: bool,
     /// The kernel works on a write of it that is durable when it ends.
     pub(crate) is_durable_write: bool,
-    /// A write that the kernel is to do as a whole or not at all: one operation, which never goes
-    /// on where it ended.
+    /// A write that the kernel is to do as a whole or not at all: one operation, which is never
+    /// continued where it ended.
     pub(crate) atomic: bool,
     retries: u16,
 }
@@ -167,8 +168,8 @@ impl RingJob {
         }
     }
 
-    /// The kernel's first answer ends the request: all of its data has moved. The same as
-    /// [`RingJob::advance`] says, for what nearly all answers are.
+    /// Returns whether the kernel's first answer ends the request: all of its data has moved. It
+    /// agrees with [`RingJob::advance`] and covers nearly all answers.
     #[inline(always)]
     pub(crate) fn is_done_by(&self, answer: i32) -> bool {
         self.step == Step::Data
@@ -201,7 +202,7 @@ impl RingJob {
     fn moved(&mut self, moved: u64, unit: u64, can: &Abilities) -> Next {
         let moved = moved.min(self.left());
         if self.atomic && moved < self.left() {
-            // What is left would be another write.
+            // The rest would be another write.
             return Next::Done(Err(IoErrorKind::MediaWrite.into()));
         }
         let whole = if moved == self.left() {
@@ -280,8 +281,8 @@ impl RingJob {
                 self.step = Step::Zeroes;
                 self.again()
             }
-            // Stricter about memory than it said it was: a page aligned buffer satisfies every
-            // device.
+            // The file is stricter about memory than it reported: a page aligned buffer satisfies
+            // every device.
             (libc::EINVAL, Step::Data | Step::Durable) => {
                 self.step = Step::Bounce;
                 self.again()
@@ -304,13 +305,13 @@ impl RingJob {
         }
     }
 
-    /// Copies what was read for the current position into the request's memory.
+    /// Copies the data that was read for the current position into the request's memory.
     fn copy_in(&self, data: &[u8]) -> bool {
         self.request.data.copy_from(self.done, data) == data.len()
     }
 
-    /// Fills the bounce buffer with what is to be written from the current position on; the number
-    /// of bytes that the next operation moves, or nothing when memory is missing.
+    /// Fills the bounce buffer with the data to write from the current position on. Returns the
+    /// number of bytes that the next operation moves, or `None` when memory is missing.
     pub(crate) fn load_bounce(&mut self) -> Option<usize> {
         let left = usize::try_from(self.left()).ok()?;
         let bounce = self.bounce.as_mut()?;

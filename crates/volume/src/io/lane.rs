@@ -1,9 +1,9 @@
 //! Requests that a volume makes for itself, on its worker's ring.
 //!
-//! The completions of a ring's requests go to the ring's poller, who knows them by their tags. A
-//! volume that reads and writes for purposes of its own (an image's tables, one guest's request in
-//! several parts) opens what it stands on by a [`Lane`]: its completions wait there, and its tags
-//! mean nothing to anybody else.
+//! The completions of a ring's requests are returned to the ring's poller, which knows them by
+//! their tags. Some volumes read and write for purposes of their own (an image's tables, one
+//! guest's request in several parts). Such a volume opens the volume below by a [`Lane`]: its
+//! completions wait there, and its tags are its own.
 
 use super::Io;
 use crate::{Completion, VolumeError};
@@ -11,7 +11,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Where the completions of a lane wait for their owner.
+/// Queue of a lane's completions for their owner.
 #[derive(Debug, Default)]
 pub(crate) struct LaneEnd(RefCell<VecDeque<Completion>>);
 
@@ -21,12 +21,12 @@ impl LaneEnd {
     }
 }
 
-/// A worker's ring, for requests whose completions are the lane's owner's.
+/// A worker's ring, for requests that complete to the lane's owner.
 ///
-/// What is opened on [`Lane::io`] counts among the requests in flight of the worker's ring, and is
-/// sent with all others; only its completions come out of [`Lane::poll`], after the worker has
-/// polled its ring. An owner that waits for some says so by its [`QueueState`](crate::QueueState)
-/// as long as [`Lane::has_news`].
+/// Requests of volumes that are opened on [`Lane::io`] count among the requests in flight of the
+/// worker's ring, and are sent with all others. Only their completions are returned by
+/// [`Lane::poll`], after the worker has polled its ring. An owner that waits for some reports so by
+/// its [`QueueState`](crate::QueueState) as long as [`Lane::has_news`].
 #[derive(Debug)]
 pub struct Lane {
     io: Io,
@@ -56,7 +56,8 @@ impl Io {
 }
 
 impl Lane {
-    /// What volumes are opened on. Only for that: the worker itself polls and flushes.
+    /// Returns the `Io` on which volumes are opened. It has no other use: the worker itself polls
+    /// and flushes.
     pub fn io(&self) -> &Io {
         &self.io
     }
@@ -65,7 +66,7 @@ impl Lane {
     /// new requests.
     pub fn poll(&self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut count = 0;
-        // Those that come meanwhile are the next call's.
+        // Completions that arrive meanwhile are left for the next call.
         let all = self.end.0.borrow().len();
         while count < all {
             let Some(completion) = self.end.0.borrow_mut().pop_front() else {
@@ -77,7 +78,7 @@ impl Lane {
         count
     }
 
-    /// Whether [`Lane::poll`] would find something.
+    /// Returns whether [`Lane::poll`] would find something.
     #[inline]
     pub fn has_news(&self) -> bool {
         !self.end.0.borrow().is_empty()

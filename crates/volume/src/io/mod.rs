@@ -40,7 +40,7 @@ pub use windows::{PinPace, PinnedWindows};
 /// Most requests in flight that can be asked for.
 pub(crate) const MAX_CAPACITY: u32 = 16384;
 
-/// How a worker's [`Io`] is set up.
+/// Options of a worker's [`Io`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoOptions {
     /// Most requests in flight through the ring at one time. At most 16384.
@@ -48,11 +48,11 @@ pub struct IoOptions {
     /// Most bytes held in bounce buffers before requests are cut into small pieces.
     pub bounce_bytes: usize,
     /// Memory that [`Pinner::pin`] is called with is pinned by the kernel (fixed buffers), so that
-    /// requests need not look its pages up. All of it is then allocated and stays where it is: what
-    /// is punched out of it (by a balloon) is lost to its users while it is pinned, for the kernel
-    /// goes on with the old pages.
+    /// requests need not look its pages up. All of it is then allocated and stays where it is.
+    /// Pages that are punched out of it (by a balloon) are lost to its users while it is pinned,
+    /// for the kernel still uses the old pages.
     pub fixed_buffers: bool,
-    /// A thread of the kernel takes what is submitted (`IORING_SETUP_SQPOLL`): no system call to
+    /// A thread of the kernel takes submitted entries (`IORING_SETUP_SQPOLL`): no system call to
     /// submit, for a processor that is busy while there is work.
     pub sqpoll: bool,
     /// After [`Io::end`], a volume that may hang (FUSE, a network file system) and has not answered
@@ -94,7 +94,7 @@ pub struct Io {
     /// Volumes that were given up.
     given_up: Rc<RefCell<Vec<String>>>,
     stats: Arc<IoStats>,
-    /// Of a lane: where its completions wait.
+    /// Queue of the completions, for a lane.
     lane: Option<Rc<LaneEnd>>,
 }
 
@@ -134,22 +134,23 @@ impl Io {
         self.ring().map(drop)
     }
 
-    /// Who gets the completions of files that are opened on this.
+    /// Returns the queue for completions of files that are opened on this lane; `None`: the ring's
+    /// poller.
     pub(crate) fn lane_end(&self) -> Option<Rc<LaneEnd>> {
         self.lane.clone()
     }
 
-    /// What the volumes on this worker share with each other.
+    /// Returns the objects that the volumes on this worker share with each other.
     pub(crate) fn shared(&self) -> &RefCell<Vec<Shared>> {
         &self.shared
     }
 
-    /// Whether [`Io::end`] was called.
+    /// Returns the flag that [`Io::end`] was called.
     pub(crate) fn ending(&self) -> Rc<Cell<bool>> {
         self.ending.clone()
     }
 
-    /// What takes connections onto the worker's ring.
+    /// Returns the handle that puts connections onto the worker's ring.
     ///
     /// # Errors
     /// [`VolumeError::NoIoUring`].
@@ -163,25 +164,26 @@ impl Io {
         Ending::new(self.ending.clone(), limit, self.given_up.clone())
     }
 
-    /// For a queue whose requests threads of this host work on.
+    /// Returns the hint for a queue of requests that threads of this host process.
     pub fn sleep_hint(&self) -> SleepHint {
         SleepHint::new(self.sleep_hints.clone())
     }
 
-    /// Requests for which their queues say that sleep is better than polling ([`Io::sleep_hint`]).
+    /// Returns the number of requests for which their queues prefer sleep to polling
+    /// ([`Io::sleep_hint`]).
     #[inline]
     pub fn sleep_hints(&self) -> usize {
         self.sleep_hints.get()
     }
 
-    /// The worker ends: limits do not apply any more, so that what waits for them completes soon,
-    /// and volumes that may hang are given [`IoOptions::stop_timeout`].
+    /// Begins the worker's end. Limits do not apply any more, so that requests that wait for them
+    /// complete soon, and volumes that may hang are given [`IoOptions::stop_timeout`].
     pub fn end(&self) {
         self.ending.set(true);
     }
 
-    /// Volumes that did not answer in that time, by their description: their requests were ended,
-    /// and what was written to them and not flushed may not be durable.
+    /// Returns the descriptions of the volumes that did not answer in that time. Their requests
+    /// were ended, and data that was written to them and not flushed may not be durable.
     pub fn given_up(&self) -> Vec<String> {
         self.given_up.borrow().clone()
     }
@@ -193,7 +195,7 @@ impl Io {
         self.options.capacity.clamp(1, MAX_CAPACITY) as usize
     }
 
-    /// Requests started on the ring whose completions have not been returned.
+    /// Returns the number of requests that were started on the ring and are outstanding.
     pub fn in_flight(&self) -> usize {
         self.ring.get().map_or(0, |ring| ring.in_flight())
     }
@@ -207,13 +209,13 @@ impl Io {
     }
 
     /// Calls `done` with each completion that has arrived, and returns their number. Makes no
-    /// system call unless the kernel says that completions wait for one. `done` may start new
+    /// system call unless the kernel reports completions that wait for one. `done` may start new
     /// requests.
     pub fn poll(&self, done: &mut dyn FnMut(Completion)) -> usize {
         self.ring.get().map_or(0, |ring| ring.poll(done))
     }
 
-    /// Whether [`Io::poll`] would find something: for a short look between two rounds.
+    /// Returns whether [`Io::poll`] would find something: for a short look between two rounds.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.ring.get().is_some_and(|ring| ring.has_news())
@@ -226,17 +228,17 @@ impl Io {
         self.ring.get().map(|ring| ring.event_fd())
     }
 
-    /// To be called before going to sleep on [`Io::event_fd`]: sends what has not been sent, and
-    /// asks the kernel to signal the next completion. `false` when completions wait already: poll
-    /// again instead of sleeping. The next [`Io::poll`] ends it, so that no signal is paid for
-    /// while the worker polls.
+    /// Prepares a sleep on [`Io::event_fd`]: sends the unsent entries, and asks the kernel to
+    /// signal the next completion. `false` when completions wait already: poll again instead of
+    /// sleeping. The next [`Io::poll`] ends it, so that no signal is paid for while the worker
+    /// polls.
     #[must_use = "going to sleep although completions wait may sleep forever"]
     pub fn arm(&self) -> bool {
         self.others.arm() && self.ring.get().is_none_or(|ring| ring.arm())
     }
 
-    /// Has the worker woken for completions that do not come through the ring: `fd` is readable
-    /// when there are some, and `arm` is asked by [`Io::arm`], until it says [`Armed::Gone`].
+    /// Has the worker woken for completions that do not arrive through the ring: `fd` is readable
+    /// when there are some. [`Io::arm`] calls `arm` until it returns [`Armed::Gone`].
     ///
     /// # Errors
     /// No descriptor is left.
@@ -248,19 +250,19 @@ impl Io {
         self.watcher().watch(fd, arm)
     }
 
-    /// [`Io::watch`] for those who come later, and have not the `Io`.
+    /// Returns a handle for [`Io::watch`] that can be used later without the `Io`.
     pub fn watcher(&self) -> Watcher {
         Watcher(self.others.clone())
     }
 
-    /// As [`Io::event_fd`], for what [`Io::watch`] was told of: to be waited for too. `None` while
-    /// there is nothing; it stays the same once there is.
+    /// Returns the descriptor for the sources of [`Io::watch`], to be waited for as well as
+    /// [`Io::event_fd`]. `None` while there is no source; it stays the same once there is one.
     pub fn others_fd(&self) -> Option<BorrowedFd<'_>> {
         self.others.fd()
     }
 
-    /// What pins guest memory for this worker's requests, where [`IoOptions::fixed_buffers`] asks
-    /// for it and a volume uses the ring.
+    /// Returns the pinner of guest memory for this worker's requests, where
+    /// [`IoOptions::fixed_buffers`] is set and a volume uses the ring.
     pub fn pinner(&self) -> Option<Pinner> {
         let ring = self.ring.get().filter(|_| self.options.fixed_buffers)?;
         Some(Pinner { ring: ring.clone() })
@@ -277,7 +279,7 @@ impl Io {
         self.stats.clone()
     }
 
-    /// What has passed through so far.
+    /// Returns the counters so far.
     pub fn counters(&self) -> IoCounters {
         self.ring
             .get()
@@ -291,7 +293,7 @@ impl Io {
 pub struct Watcher(Rc<Others>);
 
 impl Watcher {
-    /// As [`Io::watch`].
+    /// Adds a source of completions, as [`Io::watch`] does.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -312,9 +314,9 @@ pub struct Pinner {
 
 impl Pinner {
     /// Lets the kernel pin `len` bytes of a memory from `offset` on, for as long as the result
-    /// lives. Requests into it are then spared the look-up of its pages. What cannot be pinned goes
-    /// without; why is said once in the log. Takes time: pages that are not there yet are
-    /// allocated. [`PinnedWindows`] does it piece by piece.
+    /// lives. Requests into it are then spared the look-up of its pages. Memory that cannot be
+    /// pinned is used without; the reason is logged once. Takes time: pages that are not there yet
+    /// are allocated. [`PinnedWindows`] does it piece by piece.
     ///
     /// Dropping the result takes the memory out of the kernel's table. Requests in flight keep
     /// their own pages until they have completed: when both have happened, no page is pinned any
@@ -330,7 +332,7 @@ impl Pinner {
         }
     }
 
-    /// The same, with nothing pinned yet. Nothing when it would not be worth it.
+    /// Begins to pin, with nothing pinned yet. Returns `None` when it would not be worth it.
     fn begin(&self, memory: &Memory, offset: u64, len: u64) -> Option<PinnedMemory> {
         if len < PIN_AT_LEAST || !memory.is_writable() {
             return None;
@@ -362,26 +364,26 @@ pub struct PinnedMemory {
     places: Vec<u16>,
 }
 
-/// What a step came to.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Some pages were allocated.
+    /// A number of pages was allocated.
     Allocated,
     /// A piece was pinned; there are more.
     Pinned,
     /// The last one was.
     Done,
-    /// It cannot be pinned, and nothing of it is; that was said in the log.
+    /// The memory cannot be pinned, and none of it is; the reason was logged.
     Failed,
 }
 
 impl PinnedMemory {
-    /// Goes on: allocates at most so many bytes of pages, or pins a piece whose pages are there.
+    /// Continues: allocates at most `bytes` bytes of pages, or pins an allocated piece.
     fn step(&mut self, bytes: usize) -> Step {
         let end = self.end.min(self.pinned_to.saturating_add(fixed::LONGEST));
         if self.allocated_to < end {
             let len = bytes.clamp(1, end - self.allocated_to);
-            // Where that cannot be, pinning allocates, or tells why it cannot.
+            // Where that fails, pinning allocates the pages, or reports its own error.
             let allocated = self.memory.populate(self.allocated_to, len).is_ok();
             self.allocated_to = if allocated {
                 self.allocated_to + len

@@ -1,5 +1,5 @@
-//! Completions that come otherwise than through the ring (of a device's queue pair, say), and what
-//! wakes a worker that sleeps for them.
+//! Completions that do not arrive through the ring (but from a device's queue pair, say), and the
+//! descriptors that wake a sleeping worker for them.
 //!
 //! Each source has a descriptor that becomes readable when it has news. A worker waits for one
 //! only: an epoll set of all of them, which stays the same while sources come and go.
@@ -9,19 +9,19 @@ use rustix::io;
 use std::cell::{OnceCell, RefCell};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// What a source says before its worker sleeps.
+/// A source's answer before its worker sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Armed {
-    /// Nothing waits here, and what comes from now on makes the descriptor readable.
+    /// No completion waits here, and the next one makes the descriptor readable.
     Quiet,
-    /// Something waits, or would not be told: poll instead of sleeping.
+    /// A completion waits, or would not be signalled: poll instead of sleeping.
     Waiting,
     /// The source does not exist any more.
     Gone,
 }
 
 struct Source {
-    /// A duplicate: it keeps the set in order after the source is gone.
+    /// A duplicate of the descriptor: it keeps the set in order after the source is closed.
     fd: OwnedFd,
     arm: Box<dyn FnMut() -> Armed>,
 }
@@ -91,7 +91,7 @@ impl Others {
             }
             Armed::Gone => {
                 if let Some(set) = self.set.get() {
-                    // Closing is not enough: others may hold duplicates of the descriptor.
+                    // Closing is not enough: other holders may have duplicates of the descriptor.
                     let _ = epoll::delete(set, &source.fd);
                 }
                 false

@@ -2,10 +2,10 @@
 
 use dma::Buffer;
 
-/// Sizes of bounce buffers: powers of two from the first to the last. A longer request goes in
+/// Sizes of bounce buffers: powers of two from the first to the last. A longer request is moved in
 /// pieces.
 const SMALLEST: usize = 4 << 10;
-/// What a request gets when the pool's limit is reached. Not smaller than any block.
+/// Size of a request's buffer when the pool's limit is reached. Not smaller than any block.
 const FRUGAL: usize = 64 << 10;
 const LARGEST: usize = 1 << 20;
 const CLASSES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
@@ -67,7 +67,7 @@ impl BouncePool {
     }
 }
 
-/// Where buffers of `size` are kept.
+/// Index of the list that keeps buffers of `size`.
 fn class(size: usize) -> usize {
     (size / SMALLEST).checked_ilog2().unwrap_or(0) as usize
 }

@@ -24,20 +24,20 @@ struct RsrcUpdate {
     data: u64,
 }
 
-/// Where a ring is entered. Dropped before the ring. Stays on its thread: in another's table the
-/// place may be another ring's.
+/// Registration of a ring with its thread, by which it is entered. Dropped before the ring. Stays
+/// on its thread: in another thread's table the place may be another ring's.
 #[derive(Debug)]
 pub(super) struct RegisteredRing {
     /// The ring's descriptor.
     ring: RawFd,
-    /// Its place in the thread's table.
+    /// Place of the ring in the thread's table.
     place: Option<u32>,
-    /// Not to be sent.
+    /// Makes the type not `Send`.
     here: PhantomData<*const ()>,
 }
 
 impl RegisteredRing {
-    /// That of a ring of the calling thread.
+    /// Registers a ring of the calling thread.
     pub(super) fn new(uring: &IoUring) -> Self {
         let ring = uring.as_raw_fd();
         let mut update = RsrcUpdate {
@@ -66,8 +66,8 @@ impl RegisteredRing {
         self.place.is_some()
     }
 
-    /// Submits up to `count` entries; with `events`, lets the kernel post what it holds back, too.
-    /// Waits for nothing.
+    /// Submits up to `count` entries; with `events`, lets the kernel also post the completions that
+    /// it holds back. Waits for nothing.
     #[inline]
     pub(super) fn enter(&self, count: u32, events: bool) -> io::Result<()> {
         let (ring, flags) = match self.place {
@@ -75,8 +75,8 @@ impl RegisteredRing {
             None => (self.ring as u32, 0),
         };
         let flags = flags | if events { IORING_ENTER_GETEVENTS } else { 0 };
-        // SAFETY: there is no argument that the kernel reads or writes memory by; what the entries
-        // point to is the concern of who wrote them.
+        // SAFETY: the kernel reads or writes no memory through the arguments; the writer of each
+        // entry is responsible for the memory to which it points.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_enter,
@@ -109,8 +109,7 @@ impl Drop for RegisteredRing {
 
 /// `io_uring_register(2)` with one update.
 fn register(ring: RawFd, what: u32, update: &mut RsrcUpdate) -> io::Result<()> {
-    // SAFETY: the kernel reads and writes one structure, which is what it expects for both
-    // operations.
+    // SAFETY: the kernel reads and writes one structure, which both operations expect.
     let result = unsafe {
         libc::syscall(
             libc::SYS_io_uring_register,

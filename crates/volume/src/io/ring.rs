@@ -22,25 +22,25 @@ use std::sync::atomic::{Ordering, fence};
 pub(crate) struct RingFile {
     /// The open file, kept open while the ring uses it.
     pub(crate) fd: Arc<FileDescription>,
-    /// What direct I/O demands, or `None` for buffered I/O.
+    /// Alignment that direct I/O requires, or `None` for buffered I/O.
     pub(crate) direct: Option<Alignment>,
-    /// What the file supports.
+    /// Features that the file supports.
     pub(crate) abilities: Arc<Abilities>,
-    /// Who gets its completions, if not the ring's poller.
+    /// Lane that gets its completions, if not the ring's poller.
     pub(crate) lane: Option<Rc<LaneEnd>>,
 }
 
-/// What direct I/O demands; both are powers of two, in bytes.
+/// Alignment that direct I/O requires; both are powers of two, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alignment {
-    /// Of addresses in memory.
+    /// Alignment of addresses in memory.
     pub(crate) memory: u32,
-    /// Of offsets and lengths.
+    /// Alignment of offsets and lengths.
     pub(crate) block: u32,
 }
 
 impl RingFile {
-    /// That piece of memory can be handed to the kernel as it is.
+    /// Returns whether the kernel can use this piece of memory as it is.
     #[inline(always)]
     pub(super) fn takes(&self, piece: &Segment) -> bool {
         let Some(Alignment { memory, block }) = self.direct else {
@@ -88,7 +88,7 @@ impl Ring {
         Self::with(uring, mode, options, stats)
     }
 
-    /// The same on a given ring of the kernel's.
+    /// Creates a ring from a given ring of the kernel's.
     pub(super) fn with(
         uring: IoUring,
         mode: Mode,
@@ -113,13 +113,13 @@ impl Ring {
         self.core.borrow_mut().register(file)
     }
 
-    /// As [`RingCore::distrust`].
+    /// Calls [`RingCore::distrust`].
     #[cfg(test)]
     pub(super) fn distrust(&self) {
         self.core.borrow_mut().distrust();
     }
 
-    /// Its inside, for tests that answer in the kernel's place.
+    /// Borrows the core, for tests that answer in the kernel's place.
     #[cfg(test)]
     pub(super) fn core(&self) -> std::cell::RefMut<'_, RingCore> {
         self.core.borrow_mut()
@@ -158,7 +158,7 @@ impl Ring {
         refused
     }
 
-    /// What was started is sent, if nothing else is in flight.
+    /// Sends the started requests if none else is in flight.
     #[inline]
     pub(crate) fn push(&self) {
         self.core.borrow_mut().push_idle();
@@ -174,7 +174,7 @@ impl Ring {
         self.core.borrow_mut().pin(memory, offset, len)
     }
 
-    /// Says why memory could not be pinned, once.
+    /// Logs once why memory could not be pinned.
     pub(crate) fn say_not_pinned(&self, len: usize, error: &std::io::Error) {
         self.core.borrow_mut().say_not_pinned(len, error);
     }
@@ -189,7 +189,7 @@ impl Ring {
         self.core.borrow().pinned()
     }
 
-    /// Requests started whose completions have not been returned.
+    /// Returns the number of outstanding requests.
     pub(crate) fn in_flight(&self) -> usize {
         self.core.borrow().in_flight()
     }
@@ -199,7 +199,7 @@ impl Ring {
         self.core.borrow().in_flight_of(file)
     }
 
-    /// Sends what has been started. `true` when all of it has been taken.
+    /// Sends the started requests. Returns whether the kernel has taken all of them.
     #[inline]
     pub(crate) fn flush(&self) -> bool {
         let core = &mut *self.core.borrow_mut();
@@ -222,7 +222,7 @@ impl Ring {
         self.return_arrived(done)
     }
 
-    /// There is a completion to return, or something to be done about what is in flight.
+    /// Returns whether there is a completion to return, or work to do for outstanding requests.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         !self.core.borrow_mut().is_quiet()
@@ -260,8 +260,8 @@ impl Ring {
                     count += 1;
                     done(completion);
                 }
-                // What the kernel holds back while there is enough to do goes with the next batch's
-                // call.
+                // Completions that the kernel holds back while there is enough to do are posted by
+                // the next batch's call.
                 None if count == 0 && !asked && self.core.borrow_mut().kernel_has_work() => {
                     asked = true;
                     self.core.borrow_mut().enter_for(true);
@@ -292,52 +292,52 @@ impl Ring {
         if !idle {
             core.run_deferred();
         }
-        // Others may read them for as long as the worker sleeps.
+        // Other threads may read them for as long as the worker sleeps.
         core.tell();
         idle || (!core.kernel_has_work() && !core.has_arrivals())
     }
 
-    /// As [`RingCore::open_stream`].
+    /// Calls [`RingCore::open_stream`].
     pub(super) fn open_stream(&self, fd: OwnedFd) -> usize {
         self.core.borrow_mut().open_stream(fd)
     }
 
-    /// As [`RingCore::stream_send`].
+    /// Calls [`RingCore::stream_send`].
     pub(super) fn stream_send(&self, stream: usize, outgoing: Outgoing) -> Result<(), Outgoing> {
         self.core.borrow_mut().stream_send(stream, outgoing)
     }
 
-    /// As [`RingCore::stream_sent`].
+    /// Calls [`RingCore::stream_sent`].
     pub(super) fn stream_sent(&self, stream: usize) -> Option<(Outgoing, io::Result<u64>)> {
         self.core.borrow_mut().stream_sent(stream)
     }
 
-    /// As [`RingCore::stream_receive`].
+    /// Calls [`RingCore::stream_receive`].
     pub(super) fn stream_receive(&self, stream: usize, incoming: Incoming) -> Result<(), Incoming> {
         self.core.borrow_mut().stream_receive(stream, incoming)
     }
 
-    /// As [`RingCore::stream_cancel`].
+    /// Calls [`RingCore::stream_cancel`].
     pub(super) fn stream_cancel(&self, stream: usize) {
         self.core.borrow_mut().stream_cancel(stream);
     }
 
-    /// As [`RingCore::stream_received`].
+    /// Calls [`RingCore::stream_received`].
     pub(super) fn stream_received(&self, stream: usize) -> Option<(Incoming, io::Result<u64>)> {
         self.core.borrow_mut().stream_received(stream)
     }
 
-    /// As [`RingCore::stream_has_news`].
+    /// Calls [`RingCore::stream_has_news`].
     pub(super) fn stream_has_news(&self, stream: usize) -> bool {
         self.core.borrow().stream_has_news(stream)
     }
 
-    /// As [`RingCore::stream_shut_down`].
+    /// Calls [`RingCore::stream_shut_down`].
     pub(super) fn stream_shut_down(&self, stream: usize, how: rustix::net::Shutdown) {
         self.core.borrow_mut().stream_shut_down(stream, how);
     }
 
-    /// As [`RingCore::close_stream`].
+    /// Calls [`RingCore::close_stream`].
     pub(super) fn close_stream(&self, stream: usize) {
         self.core.borrow_mut().close_stream(stream);
     }
@@ -365,13 +365,13 @@ impl Ring {
         self.core.borrow_mut().enter();
     }
 
-    /// What has passed through.
+    /// Returns the counters of the ring.
     pub(crate) fn counters(&self) -> IoCounters {
         self.core.borrow().counters()
     }
 
     fn drain(&self) {
-        // Nothing to read is the usual case and no error.
+        // An empty counter is the usual case and no error.
         let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
     }
 }

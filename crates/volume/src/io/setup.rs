@@ -5,16 +5,16 @@ use io_uring::{Builder, IoUring};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How completions are brought to the ring.
+/// The way in which the kernel delivers completions to the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     /// Completion work waits until the worker asks for it; one task submits. Linux 6.1.
     Deferred,
     /// Completion work does not interrupt the worker. Linux 5.19.
     Cooperative,
-    /// As it always was.
+    /// The kernel's default.
     Plain,
-    /// A thread of the kernel takes what is submitted, without a system call.
+    /// A thread of the kernel takes submitted entries, without a system call.
     Polled,
 }
 
@@ -30,8 +30,8 @@ const STEPS: [(Mode, &str); 3] = [
     (Mode::Plain, "no task work control (needs Linux 5.19)"),
 ];
 
-/// A ring for `entries` requests, and how it works. `polled`: a thread of the kernel is to take
-/// what is submitted.
+/// Creates a ring for `entries` requests, and returns its mode. `polled`: a thread of the kernel is
+/// to take the submitted entries.
 pub(super) fn ring(entries: u32, polled: bool) -> Result<(IoUring, Mode), VolumeError> {
     if polled {
         let ring = build(Mode::Polled, entries).map_err(|source| {
@@ -49,7 +49,7 @@ pub(super) fn ring(entries: u32, polled: bool) -> Result<(IoUring, Mode), Volume
                 }
                 return Ok((ring, mode));
             }
-            // The only error that says: this flag is unknown here.
+            // The only error that means an unknown flag.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = Some(error),
             Err(error) => return Err(explain(error)),
         }
@@ -95,7 +95,7 @@ fn builder(mode: Mode) -> Builder {
     builder
 }
 
-/// Says once per process what the kernel does not offer: every worker finds the same.
+/// Logs a missing feature of the kernel once per process: every worker finds the same.
 fn note(name: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {

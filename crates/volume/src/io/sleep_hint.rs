@@ -1,11 +1,11 @@
-//! Requests for whose completion a worker had better sleep than poll.
+//! Requests for which a worker had better sleep than poll.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Tells the worker how many of a queue's requests threads of this host work on for far longer
-/// than a wake-up takes. A worker that polls for them takes its processor from them, where it
-/// shares one with them: it sleeps instead, at once.
+/// Number of a queue's requests that threads of this host process for far longer than a wake-up
+/// takes. A worker that polls for them takes its processor from them, where it shares one with
+/// them: it sleeps instead, at once.
 #[derive(Debug)]
 pub struct SleepHint {
     total: Rc<Cell<usize>>,
@@ -17,7 +17,7 @@ impl SleepHint {
         Self { total, own: 0 }
     }
 
-    /// So many requests of the queue are such.
+    /// Sets the number of such requests of the queue.
     #[inline]
     pub fn set(&mut self, requests: usize) {
         let others = self.total.get() - self.own;

@@ -1,8 +1,8 @@
-//! What has passed through a ring, for its owner and for others to read.
+//! Counters of a ring, for its owner and for other threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What has passed through a worker's [`Io`](crate::Io); counts from its creation.
+/// Counters of a worker's [`Io`](crate::Io), from its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoCounters {
     /// Requests started.
@@ -17,7 +17,8 @@ pub struct IoCounters {
     pub system_calls: u64,
     /// Operations on memory that the kernel has pinned.
     pub fixed: u64,
-    /// Requests whose memory the device could not reach directly, copied through a bounce buffer.
+    /// Requests copied through a bounce buffer, as the device could not reach their memory
+    /// directly.
     pub bounced: u64,
     /// Operations that moved only a part of their data, and were continued.
     pub continued: u64,

@@ -1,10 +1,11 @@
 //! Connections on a worker's ring: bytes and requests' memory, sent and received.
 //!
-//! For volumes whose data comes by a socket. One operation of each direction is under way at a
-//! time. What it points to (bytes, segments of guest memory) is moved into it and comes back when
-//! the kernel has finished with it, so that nothing can be freed meanwhile. The results do not come
-//! out of [`Io::poll`](crate::Io::poll) but are fetched by their owner, which looks for them in
-//! [`VolumeQueue::poll`](crate::VolumeQueue::poll); the ring's event wakes the worker for them.
+//! For volumes with data that arrives by a socket. One operation of each direction is in flight at
+//! a time. The memory to which it points (bytes, segments of guest memory) is moved into it and
+//! returned when the kernel has finished with it, so that nothing can be freed meanwhile. The
+//! results are not returned by [`Io::poll`](crate::Io::poll) but are fetched by their owner, which
+//! looks for them in [`VolumeQueue::poll`](crate::VolumeQueue::poll); the ring's event wakes the
+//! worker for them.
 
 use super::ring::Ring;
 use dma::SegmentList;
@@ -16,16 +17,16 @@ use std::rc::Rc;
 /// Most pieces of memory in one operation (`UIO_MAXIOV`).
 const MOST_PIECES: usize = 1024;
 
-/// A part of what is sent.
+/// A part of a message to send.
 #[derive(Debug, Clone, Copy)]
 enum Part {
-    /// So many of the bytes.
+    /// A number of the bytes.
     Bytes(usize),
     /// The next list.
     List,
 }
 
-/// What is sent in one piece: bytes, and memory of requests.
+/// A message sent in one piece: bytes, and memory of requests.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     bytes: Vec<u8>,
@@ -36,7 +37,7 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Nothing yet.
+    /// Creates an empty message.
     pub fn new() -> Self {
         Self::default()
     }
@@ -63,12 +64,12 @@ impl Outgoing {
         self.len - self.sent
     }
 
-    /// So many bytes more have been sent.
+    /// Records that `sent` more bytes have been sent.
     pub fn advance(&mut self, sent: u64) {
         self.sent = self.sent.saturating_add(sent).min(self.len);
     }
 
-    /// Whether memory of that name is part of it.
+    /// Returns whether the message contains memory of that name.
     pub fn holds(&self, name: u64) -> bool {
         self.lists.iter().any(|(held, _)| *held == name)
     }
@@ -83,8 +84,8 @@ impl Outgoing {
         (self.len, self.sent) = (0, 0);
     }
 
-    /// What has not been sent, without `more` bytes of it, as far as one operation takes it. The
-    /// pointers are valid for as long as this is not changed.
+    /// Builds vectors for the unsent bytes, without `more` of them, as far as one operation takes
+    /// them. The pointers are valid for as long as this is not changed.
     pub(super) fn vectors(&self, more: u64, vectors: &mut Vec<libc::iovec>) {
         vectors.clear();
         let mut skip = self.sent.saturating_add(more);
@@ -126,7 +127,8 @@ fn piece(vectors: &mut Vec<libc::iovec>, skip: &mut u64, at: *mut u8, len: usize
     });
 }
 
-/// Where is received: a request's memory first, if it is known what comes next, then a buffer.
+/// Destination of received bytes: a request's memory first, if it is known which bytes are next,
+/// then a buffer.
 #[derive(Debug)]
 pub struct Incoming {
     /// A request's memory, and which of its bytes come next: from where, how many.
@@ -152,7 +154,7 @@ impl Incoming {
         self.buffer.get(self.used..self.filled).unwrap_or_default()
     }
 
-    /// So many of them are used.
+    /// Marks `used` of the received bytes as used.
     pub fn consume(&mut self, used: usize) {
         self.used = self.used.saturating_add(used).min(self.filled);
     }
@@ -162,7 +164,8 @@ impl Incoming {
         (self.filled, self.used, self.direct) = (0, 0, None);
     }
 
-    /// So many bytes were received; how many of them went to the request's memory.
+    /// Records that `len` bytes were received. Returns the number that went to the request's
+    /// memory.
     pub fn received(&mut self, len: u64) -> u64 {
         let direct = self.direct.as_ref().map_or(0, |(_, _, left)| *left);
         let direct = direct.min(len);
@@ -171,7 +174,7 @@ impl Incoming {
         direct
     }
 
-    /// Makes room, and says where the next bytes go. Where there is room for none, no vector. The
+    /// Makes room, and builds vectors for the next bytes. Without room there is no vector. The
     /// pointers are valid for as long as this is not changed.
     pub(super) fn vectors(&mut self, vectors: &mut Vec<libc::iovec>) {
         vectors.clear();
@@ -193,7 +196,7 @@ impl Incoming {
                 }
             }
             if left > 0 {
-                // What comes behind these pieces is not for the buffer.
+                // The bytes behind these pieces are not for the buffer.
                 return;
             }
         }
@@ -224,7 +227,8 @@ impl RingStreams {
 }
 
 /// A connected stream socket on a worker's ring; see [`Io::streams`](crate::Io::streams). When this
-/// is dropped, the connection is shut down, and closed when the kernel has ended what is under way.
+/// is dropped, the connection is shut down. It is closed when the kernel has ended the operations
+/// in flight.
 pub struct RingStream {
     ring: Rc<Ring>,
     stream: usize,
@@ -237,15 +241,16 @@ impl fmt::Debug for RingStream {
 }
 
 impl RingStream {
-    /// Starts to send what is left of it.
+    /// Starts to send the rest of the message.
     ///
     /// # Errors
-    /// It comes back: something is being sent, or the ring takes nothing more for now.
+    /// Returns `outgoing` when a message is being sent, or the ring takes no more entries for now.
     pub fn send(&self, outgoing: Outgoing) -> Result<(), Outgoing> {
         self.ring.stream_send(self.stream, outgoing)
     }
 
-    /// What was sent, and how much of it: once for each [`RingStream::send`], when it has ended.
+    /// Returns the message and the number of bytes sent: once for each [`RingStream::send`], when
+    /// it has ended.
     pub fn sent(&self) -> Option<(Outgoing, io::Result<u64>)> {
         self.ring.stream_sent(self.stream)
     }
@@ -253,42 +258,44 @@ impl RingStream {
     /// Starts to receive: some bytes, not as many as there is room for.
     ///
     /// # Errors
-    /// It comes back: something is being received, there is no room, or the ring takes nothing more
-    /// for now.
+    /// Returns `incoming` when bytes are being received, there is no room, or the ring takes no
+    /// more entries for now.
     pub fn receive(&self, incoming: Incoming) -> Result<(), Incoming> {
         self.ring.stream_receive(self.stream, incoming)
     }
 
-    /// What was received, and how much (0: the other side has closed): once for each
-    /// [`RingStream::receive`], when it has ended. To be told to [`Incoming::received`].
+    /// Returns the received bytes and their number (0: the other side has closed): once for each
+    /// [`RingStream::receive`], when it has ended. The caller passes the number to
+    /// [`Incoming::received`].
     pub fn received(&self) -> Option<(Incoming, io::Result<u64>)> {
         self.ring.stream_received(self.stream)
     }
 
-    /// Ends what is being sent and received, and not the connection: the memory comes back with one
-    /// of the next rounds, with what was moved by then or `ECANCELED`.
+    /// Ends the operations in flight, and not the connection. The memory is returned in one of the
+    /// next rounds, with the number of bytes moved by then or `ECANCELED`.
     pub fn cancel(&self) {
         self.ring.stream_cancel(self.stream);
         self.ring.flush();
     }
 
-    /// One of the two has ended.
+    /// Returns whether a send or a receive has ended.
     pub fn has_news(&self) -> bool {
         self.ring.stream_has_news(self.stream)
     }
 
-    /// The kernel gets what was started, now.
+    /// Sends the started operations to the kernel now.
     pub fn push(&self) {
         self.ring.flush();
     }
 
-    /// Nothing more is sent, which the other side sees; what it still sends is received.
+    /// Ends the sending direction, which the other side sees; bytes that it still sends are
+    /// received.
     pub fn end_sending(&self) {
         self.ring
             .stream_shut_down(self.stream, rustix::net::Shutdown::Write);
     }
 
-    /// Ends the connection: what is under way ends soon.
+    /// Ends the connection: operations in flight end soon.
     pub fn shut_down(&self) {
         self.ring
             .stream_shut_down(self.stream, rustix::net::Shutdown::Both);

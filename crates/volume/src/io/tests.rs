@@ -133,8 +133,9 @@ fn every_mode_completes_sleeps_and_wakes() {
     }
 }
 
-/// A file whose writes the kernel does not do as a whole refuses to: so it was told to, of every
-/// write that is promised, by every way, from pinned memory and from several pieces, too.
+/// A file without atomic writes in the kernel refuses `RWF_ATOMIC`. The refusal shows that the flag
+/// was set for every promised write, on every path, from pinned memory and from several pieces,
+/// too.
 #[test]
 fn writes_that_are_promised_are_atomic_or_refused() {
     let directory = tempfile::tempdir().unwrap();
@@ -157,7 +158,7 @@ fn writes_that_are_promised_are_atomic_or_refused() {
         write: true,
     };
     map.map(0, MIB, Some((memory, 0)), prot).unwrap();
-    // Of so many bytes each, not side by side.
+    // Pieces of the given sizes, not side by side.
     let pieces = |sizes: &[u64]| {
         let mut all = SegmentList::new();
         all.begin(&map);
@@ -263,7 +264,7 @@ fn poll_for(io: &Io, count: usize) -> Vec<Completion> {
     over
 }
 
-/// Sends what there is, and waits until so many requests have completed.
+/// Sends the unsent entries, and waits until `requests` requests have completed.
 fn finish(io: &Io, requests: usize) -> Vec<Result<(), crate::IoError>> {
     let (began, mut results) = (Instant::now(), Vec::new());
     while results.len() < requests {
@@ -298,7 +299,7 @@ fn pinned_memory_is_used_until_it_is_unpinned_with_requests_in_flight() {
         let pinned = pinner.pin(&memory, MIB, MIB).expect("memfds can be pinned");
         assert_eq!(io.pinned(), 1);
         let fixed = io.counters().fixed;
-        // Pages 256 to 511 are pinned; the others are not.
+        // Pages 256 to 511 are pinned; the rest are not.
         for index in 0..8 {
             let at = 256 - 4 + index;
             memory
@@ -316,7 +317,7 @@ fn pinned_memory_is_used_until_it_is_unpinned_with_requests_in_flight() {
         assert_eq!(io.pinned(), 0);
         assert_eq!(io.counters().fixed - fixed, 4);
         assert_eq!(finish(&io, 8), vec![Ok(()); 8]);
-        // Nothing is pinned, and the same bytes come back without.
+        // With nothing pinned, the same bytes are read.
         for index in 0..8 {
             let mut request = page(index as u64, Op::Read, &memory, index);
             request.offset = 4096 * index as u64;
@@ -372,7 +373,7 @@ fn memory_that_shrinks_while_it_is_pinned_does_no_harm() {
     assert!(queue.submit(page(3, WRITE, &memory, 2)).is_none());
     let failed = finish(&io, 1).remove(0).unwrap_err();
     assert_eq!(failed.kind, crate::IoErrorKind::Memory);
-    // What cannot be pinned is not, and others can be.
+    // Memory that cannot be pinned is not; other memory can be.
     assert!(io.pinner().unwrap().pin(&memory, 0, 2 * MIB).is_none());
     let other = Memory::anonymous(2 << 20).unwrap();
     assert!(io.pinner().unwrap().pin(&other, 0, 2 * MIB).is_some());
@@ -393,7 +394,7 @@ fn a_window_is_pinned_in_steps_after_it_was_mapped() {
         io.counters().fixed > before
     };
     let pages = memory.len() / 4096;
-    // The unmap comes before anything is pinned, when some of it is, and when all is.
+    // The unmap happens before anything is pinned, when a part of it is, and when all is.
     for pieces in [0, 3, memory.len() / super::fixed::LONGEST] {
         let mut pace = PinPace::default();
         windows.mapped(0x1000_0000, memory.len() as u64, &memory, 0);
@@ -414,7 +415,7 @@ fn a_window_is_pinned_in_steps_after_it_was_mapped() {
         assert_eq!(windows.is_pinning(), !all);
         windows.unmapped(0x1000_0000, memory.len() as u64);
         assert_eq!((io.pinned(), windows.is_pinning()), (0, false));
-        // Nothing is left to be done.
+        // No window is left to be pinned.
         pace.step(&mut windows);
         assert_eq!(io.pinned(), 0);
         assert!(!used(&mut *queue, 0));
@@ -537,7 +538,7 @@ fn more_than_the_limit_of_locked_memory_goes_without() {
         let what = "volume::io::tests::more_than_the_limit_of_locked_memory_goes_without";
         return testkit::skip(what, "this process may lock as much memory as it wants");
     };
-    // This thread's alone: who has it knows no limit.
+    // Capabilities of this thread alone: with IPC_LOCK there is no limit.
     let mut sets = capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::IPC_LOCK);
     set_capabilities(None, sets).unwrap();

@@ -1,8 +1,9 @@
-//! What is pinned of a guest's memory for one worker, window by window.
+//! Pinned windows of a guest's memory for one worker.
 //!
 //! A VMM waits for the answer to each window that it maps, with a time-out of some seconds, and
-//! other guests of the worker wait for their commands: so a window is pinned after it was answered,
-//! in steps, between the worker's rounds. Requests into what is not pinned yet look its pages up.
+//! other guests of the worker wait for their commands. A window is therefore pinned after it was
+//! answered, in steps, between the worker's rounds. Requests into memory that is not pinned yet
+//! look its pages up.
 
 use super::{PinnedMemory, Pinner, Step};
 use dma::Memory;
@@ -16,7 +17,7 @@ pub struct PinnedWindows {
     pinner: Option<Pinner>,
     /// First address, in the guest's terms, and the memory.
     windows: Vec<(u64, PinnedMemory)>,
-    /// The same of those that are not pinned yet; the first one perhaps in part.
+    /// Windows that are not pinned yet, with their first addresses; the first one perhaps in part.
     waiting: VecDeque<(u64, PinnedMemory)>,
 }
 
@@ -38,8 +39,8 @@ impl PinnedWindows {
         }
     }
 
-    /// The windows in these addresses are no more; each goes whole. Requests in flight keep their
-    /// pages until they have completed.
+    /// Removes the windows in these addresses, each as a whole. Requests in flight keep their pages
+    /// until they have completed.
     pub fn unmapped(&mut self, iova: u64, len: u64) {
         let stays = |start: u64| start.checked_sub(iova).is_none_or(|at| at >= len);
         self.windows.retain(|&(start, _)| stays(start));
@@ -52,7 +53,7 @@ impl PinnedWindows {
         self.waiting.clear();
     }
 
-    /// Some window is not pinned yet: [`PinPace::step`] is to be called.
+    /// Returns whether a window is not pinned yet: then [`PinPace::step`] is to be called.
     pub fn is_pinning(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -69,8 +70,8 @@ impl PinnedWindows {
     }
 }
 
-/// How fast a worker pins memory: in steps that are short enough for those who wait meanwhile, half
-/// of the time at most.
+/// Pace at which a worker pins memory: in steps short enough for the clients that wait meanwhile,
+/// half of the time at most.
 #[derive(Debug)]
 pub struct PinPace {
     /// Pages to be allocated in a step, in bytes.
@@ -88,7 +89,7 @@ impl Default for PinPace {
 }
 
 impl PinPace {
-    /// What a step is to take.
+    /// Target duration of a step.
     const STEP: Duration = Duration::from_micros(500);
     const LEAST: usize = 64 << 10;
     const MOST: usize = 16 << 20;
@@ -98,7 +99,7 @@ impl PinPace {
         self.next
     }
 
-    /// Allocates or pins a piece of what waits.
+    /// Allocates or pins a piece of the first waiting window.
     pub fn step(&mut self, windows: &mut PinnedWindows) {
         let began = Instant::now();
         let step = windows.step(self.bytes);

@@ -1,10 +1,10 @@
 //! A token bucket as a single number: the time until which its tokens are spent (the "virtual
 //! scheduling" form of the generic cell rate algorithm, ITU-T I.371, annex A).
 //!
-//! A bucket of a rate spends `1 / rate` of time for each token. What is spent may lie ahead of now
+//! A bucket of a rate spends `1 / rate` of time for each token. The spent time may lie ahead of now
 //! by the burst; a request is let through as long as it does not, whatever its own size, so that a
 //! request larger than the burst passes, and the next ones wait for it. One atomic number needs no
-//! lock and tells when to look again.
+//! lock and gives the time of the next try.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,7 +26,7 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// Sets the rate in tokens per second; what was spent at the old one is forgiven.
+    /// Sets the rate in tokens per second; tokens spent at the old rate are forgiven.
     pub(super) fn set(&self, rate: u64) {
         let second = u128::from(1_000_000_000 * PER_NANOSECOND) << FRACTION;
         let cost = match rate {
@@ -45,7 +45,7 @@ impl Bucket {
         self.rate.load(Ordering::Relaxed)
     }
 
-    /// From when on a request may pass.
+    /// Returns the time from which on a request may pass.
     pub(super) fn ready(&self, burst: u64) -> u64 {
         match self.cost.load(Ordering::Relaxed) {
             0 => 0,

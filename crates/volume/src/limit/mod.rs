@@ -1,9 +1,9 @@
 //! Limits of requests and bytes per second.
 //!
-//! A [`LimitVolume`] passes requests on as long as there are tokens for them; the others wait in
-//! its queue, in order, and [`VolumeQueue::state`] tells the worker how long it may sleep. Limits
-//! belong to the volume, not to the queue: several workers draw from the same buckets, which are
-//! atomic numbers and can be changed at any time through the [`LimitHandle`].
+//! A [`LimitVolume`] passes requests on as long as there are tokens for them. The rest wait in its
+//! queue, in order, and [`VolumeQueue::state`] limits the worker's sleep. Limits belong to the
+//! volume, not to the queue: several workers draw from the same buckets, which are atomic numbers
+//! and can be changed at any time through the [`LimitHandle`].
 
 mod bucket;
 
@@ -35,7 +35,7 @@ pub struct Rates {
     pub write: u64,
 }
 
-/// What a volume may do in a second.
+/// Limits of a volume per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Requests per second.
@@ -56,7 +56,7 @@ impl Default for Limits {
     }
 }
 
-/// What a request costs.
+/// Cost of a request.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     write: bool,
@@ -99,8 +99,8 @@ impl LimitHandle {
         handle
     }
 
-    /// Sets other limits: also for what waits already. A worker that sleeps notices within a tenth
-    /// of a second.
+    /// Sets other limits: also for waiting requests. A worker that sleeps notices within a tenth of
+    /// a second.
     pub fn set(&self, limits: Limits) {
         let shared = &*self.0;
         let mut any = false;
@@ -212,7 +212,7 @@ impl LimitVolume {
         Self::with_clock(volume, limits, Arc::new(SystemClock))
     }
 
-    /// The same with another clock, for tests.
+    /// Creates the volume with another clock, for tests.
     pub fn with_clock(volume: Arc<dyn Volume>, limits: Limits, clock: Arc<dyn Clock>) -> Self {
         Self {
             volume,
@@ -268,18 +268,18 @@ struct Waiting {
     request: Request,
 }
 
-/// One worker's queue into a [`LimitVolume`].
+/// A worker's queue into a [`LimitVolume`].
 struct LimitQueue {
     queue: OpenQueue,
     shared: Arc<Shared>,
-    /// The process ends: what waits is let through.
+    /// The process ends: waiting requests are let through.
     unlimited: Rc<Cell<bool>>,
     /// Zeroing costs the volume as much as writing.
     zeroes_move_data: bool,
     /// Reads, and all that changes something.
     waiting: [VecDeque<Waiting>; 2],
     aborted: Vec<Request>,
-    /// Whose turn it is when both wait for the same tokens.
+    /// Whether writes have the next turn when both wait for the same tokens.
     writes_first: bool,
 }
 
@@ -300,7 +300,7 @@ impl LimitQueue {
         self.unlimited.get() || !self.shared.limited()
     }
 
-    /// Starts what may be started.
+    /// Starts the requests that may be started.
     fn let_through(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut count = 0;
         loop {
@@ -353,7 +353,7 @@ impl LimitQueue {
 
 impl VolumeQueue for LimitQueue {
     fn submit(&mut self, request: Request) -> Option<Completion> {
-        // A flush covers only writes that have completed, so it need not wait for the others.
+        // A flush covers only writes that have completed, so it need not wait for the rest.
         if request.op == Op::Flush {
             return self.queue.submit(request);
         }
@@ -435,7 +435,7 @@ impl FastPath for LimitQueue {
         self.queue.prefetch(op, offset, len);
     }
 
-    /// What is copied without a read is not charged for: while there are limits, it is read.
+    /// A copy without a read would not be charged: while there are limits, the data is read.
     fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
         let passes = self.free() && !self.is_waiting();
         passes

@@ -2,8 +2,8 @@
 //!
 //! Memory of one process gets huge pages when it is written first. A memory file mostly gets none
 //! (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `never` on most systems), and a volume
-//! in small ones is slower: each access has to have its address translated anew. So a thread makes
-//! huge pages of what was written, while the workers go on.
+//! in small ones is slower: each access has to have its address translated anew. A thread therefore
+//! makes huge pages of written memory, while the workers run on.
 
 use dma::{PrivateMemory, WeakMemory};
 use rustix::process::nice;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Between two looks while something is written, and when nothing is.
 const BUSY: Duration = Duration::from_millis(50);
 const IDLE: Duration = Duration::from_secs(1);
-/// Of the thread's priority: the least there is.
+/// The thread's nice value: the lowest priority.
 const STANDS_BACK: i32 = 19;
 /// Pieces in one look: then the other volumes have their turns.
 const PIECES: usize = 64;
@@ -21,7 +21,7 @@ const PIECES: usize = 64;
 /// Memory that is looked at, by one thread for all, as long as there is any.
 static MEMORIES: Mutex<Vec<WeakMemory>> = Mutex::new(Vec::new());
 
-/// Has huge pages made of what is written there.
+/// Registers memory, in which written parts are made huge pages.
 pub(super) fn make(memory: &PrivateMemory) {
     let mut memories = MEMORIES.lock().unwrap_or_else(PoisonError::into_inner);
     memories.push(memory.downgrade());
@@ -37,8 +37,8 @@ pub(super) fn make(memory: &PrivateMemory) {
 }
 
 fn run() {
-    // In Linux this is the thread's alone. The workers' time is worth more than a huge page soon;
-    // in the sandbox, where it may not be asked for, the thread goes on as it is.
+    // In Linux the nice value is the thread's alone. The workers' time is worth more than a huge
+    // page soon; in the sandbox, where the call is not allowed, the thread keeps its priority.
     let _ = nice(STANDS_BACK);
     let mut pause = IDLE;
     loop {

@@ -17,18 +17,17 @@ use std::rc::Rc;
 /// From this length on, asking the kernel to drop pages is cheaper than writing zeroes (bytes).
 const RELEASE_FROM: u64 = 256 << 10;
 
-/// Cache lines of a read or write that are asked for when it is known of: the processor asks for
-/// the others itself, once the copy is under way.
+/// Cache lines that are prefetched for an expected read or write: the processor fetches the rest
+/// itself, once the copy has begun.
 const AHEAD: usize = 16;
 
-/// A volume in memory: shared by all its queues, gone with the process unless it is kept
-/// ([`MemVolume::kept`]). Memory is taken from the
-/// system when it is first written, in huge pages where there are any ([`PrivateMemory`]), and
-/// returned by deallocation.
+/// A volume in memory: shared by all its queues, and lost with the process unless it is kept
+/// ([`MemVolume::kept`]). Memory is taken from the system when it is first written, in huge pages
+/// where there are any ([`PrivateMemory`]), and returned by deallocation.
 ///
-/// What is short is done within the call; zeroing, deallocation and transfers that are long go on
-/// in pieces, a few in each round ([`VolumeQueue::poll`]), so that nobody waits for them but their
-/// client.
+/// Short requests are done within the call. Zeroing, deallocation and long transfers continue in
+/// pieces, a few in each round ([`VolumeQueue::poll`]), so that only their own client waits for
+/// them.
 #[derive(Debug)]
 pub struct MemVolume {
     memory: PrivateMemory,
@@ -42,12 +41,12 @@ impl MemVolume {
         Self::with(size, PrivateMemory::new)
     }
 
-    /// The same in a memory file ([`Volume::kept_memory`]): a process that has a descriptor of it
-    /// can open the volume again, with what it holds, after this process has ended. `file`: the
-    /// one of an earlier process; none: a new one.
+    /// Creates the volume in a memory file ([`Volume::kept_memory`]): a process that has a
+    /// descriptor of it can open the volume again, with its contents, after this process has ended.
+    /// `file`: the file of an earlier process; `None`: a new one.
     ///
     /// # Errors
-    /// As [`MemVolume::new`]; the file is no such file, or one of another size.
+    /// The errors of [`MemVolume::new`]; the file is no such file, or has another size.
     pub fn kept(size: u64, file: Option<OwnedFd>) -> Result<Self, VolumeError> {
         let volume = Self::with(size, |len| PrivateMemory::kept(len, file))?;
         huge::make(&volume.memory);
@@ -82,7 +81,7 @@ impl MemVolume {
         })
     }
 
-    /// The same volume, refusing writes.
+    /// Returns the volume, refusing writes.
     pub fn read_only(self) -> Self {
         Self {
             read_only: true,
@@ -133,7 +132,7 @@ impl Volume for MemVolume {
     }
 }
 
-/// One worker's queue into a [`MemVolume`].
+/// A worker's queue into a [`MemVolume`].
 struct MemQueue {
     bytes: Bytes,
     pieces: Pieces,
@@ -141,7 +140,7 @@ struct MemQueue {
     ending: Rc<Cell<bool>>,
 }
 
-/// What a queue works on.
+/// Bytes on which a queue works.
 struct Bytes {
     memory: PrivateMemory,
     size: u64,
@@ -185,7 +184,7 @@ impl Bytes {
         self.complete(op, zeroed, len)
     }
 
-    /// Gives whole pages back to the system; what is left of pages is zeroed.
+    /// Returns whole pages to the system; the rest of the range is zeroed.
     fn release(&self, request: &Request, offset: u64, len: u64) -> Result<(), IoError> {
         if request.len < RELEASE_FROM {
             return self.zero(request.op, offset, len);
@@ -194,8 +193,8 @@ impl Bytes {
         self.complete(request.op, released, len)
     }
 
-    /// All bytes must have been reached: the ranges were checked, so that anything else is memory
-    /// that has gone.
+    /// Checks that all bytes were reached. The ranges were checked before, so that fewer bytes mean
+    /// lost memory.
     fn complete(&self, op: Op, bytes: u64, len: u64) -> Result<(), IoError> {
         if bytes != len {
             Err(IoErrorKind::Memory.into())

@@ -1,17 +1,17 @@
 //! Long work on memory, in pieces.
 //!
 //! Zeroing and releasing memory takes no waiting, only time: a command may name gigabytes. A worker
-//! that did all of it within the call would keep everybody else waiting. So what is long goes on in
-//! pieces, for [`QUANTUM`] in each round, and the requests take turns. A request completes when all
-//! of it is done; what else reads its range meanwhile sees the old bytes or the new, as it may of
-//! any two commands that are in flight together ("NVM Command Set 1.1", 2.1.4).
+//! that did all of it within the call would keep its other clients waiting. Long work therefore
+//! continues in pieces, for [`QUANTUM`] in each round, and the requests take turns. A request
+//! completes when all of it is done. Another read of its range meanwhile sees the old bytes or the
+//! new, as it may of any two commands that are in flight together ("NVM Command Set 1.1", 2.1.4).
 
 use crate::request::AT_ONCE;
 use crate::{Completion, IoError, IoErrorKind, Op, Request};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How long a round goes on with pieces, at least a piece.
+/// Time for pieces in a round, which does at least one.
 const QUANTUM: Duration = Duration::from_micros(50);
 /// A piece that took longer is followed by shorter ones; one that took less than a quarter of it,
 /// by longer ones.
@@ -20,7 +20,7 @@ const PIECE_TIME: Duration = Duration::from_micros(40);
 /// small pages they are 512.
 const SHORTEST: u64 = 32 << 10;
 const LONGEST: u64 = 2 << 20;
-/// What is known when nothing has been measured.
+/// Initial length, before any measurement.
 const FIRST: u64 = 256 << 10;
 
 /// A request that is not finished.
@@ -53,9 +53,9 @@ pub(super) struct Pieces {
     unfinished: VecDeque<Unfinished>,
     /// Bytes that requests without data have changed at once since the last round.
     at_once: u64,
-    /// Of pieces that are copied or zeroed.
+    /// Length of pieces that are copied or zeroed.
     moved: Length,
-    /// Of pieces whose pages are released.
+    /// Length of pieces that are released to the system.
     released: Length,
 }
 
@@ -92,7 +92,7 @@ impl Pieces {
         }
     }
 
-    /// Takes a request whose turns come in the next rounds.
+    /// Takes a request, which is processed in the next rounds.
     pub(super) fn push(&mut self, request: Request) {
         self.unfinished.push_back(Unfinished {
             request,
@@ -116,8 +116,8 @@ impl Pieces {
         }
     }
 
-    /// A round: `work` is called with a request, where in its range to go on, and for how many
-    /// bytes; `finished` with what has ended. The number of those.
+    /// Runs a round. `work` is called with a request, the position in its range, and a number of
+    /// bytes; `finished` with the completions. Returns the number of those.
     pub(super) fn round(
         &mut self,
         mut work: impl FnMut(&Request, u64, u64) -> Result<(), IoError>,

@@ -22,13 +22,13 @@ const MOST_OVER: usize = 4096;
 /// A request that waits.
 struct Waiting {
     request: Request,
-    /// How it failed; none: it came while the volume was stopped.
+    /// Error of its last failure; `None`: it arrived while the volume was stopped.
     error: Option<IoError>,
-    /// Of its first failure.
+    /// Time of its first failure.
     since: Instant,
     /// When it is repeated, if the policy has it so.
     again_at: Instant,
-    /// So often has it failed.
+    /// Number of its failures.
     failures: u32,
 }
 
@@ -44,8 +44,8 @@ struct Repeated {
 struct Lists {
     waiting: VecDeque<Waiting>,
     repeated: Vec<Repeated>,
-    /// Tags of requests whose failure was returned as their end: the front-end that gets it offers
-    /// it once more, and it is to be told then.
+    /// Tags of failed requests that were returned as their end: the front-end offers such a request
+    /// once more, and then gets the error as its result.
     over: Vec<u64>,
 }
 
@@ -133,7 +133,7 @@ impl Lists {
 
     /// The failure of this request is returned as its end.
     fn ended(&mut self, tag: u64) {
-        // One whose client has gone is never offered.
+        // A request of a disconnected client is never offered.
         if self.over.len() >= MOST_OVER {
             self.over.remove(0);
         }
@@ -160,7 +160,7 @@ impl Waiting {
     }
 }
 
-/// What becomes of a request that waits.
+/// Decision about a waiting request.
 enum Next {
     Waits,
     Begins,
@@ -177,7 +177,7 @@ struct HeldQueue {
     resumes: u64,
     /// Requests that were cancelled.
     ended: Vec<Completion>,
-    /// What the counters say of this queue: held, waiting.
+    /// This queue's part of the counters: held, waiting.
     told: (usize, usize),
 }
 
@@ -186,7 +186,7 @@ impl HeldQueue {
         !self.ending.get() && self.lists.borrow().is_stopped(&self.shared)
     }
 
-    /// Everything that comes while the volume is stopped waits behind what made it stop.
+    /// Queues a request that arrives while the volume is stopped, behind the one that stopped it.
     fn hold(&mut self, request: Request) {
         let now = self.shared.clock.now();
         self.lists.borrow_mut().waiting.push_back(Waiting {
@@ -220,7 +220,7 @@ impl HeldQueue {
         }
     }
 
-    /// Goes on with what waits. Each is looked at once: what fails at once waits again.
+    /// Processes the waiting requests, each once: a request that fails at once waits again.
     fn go_on(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let resumes = self.shared.resumes();
         let resumed = std::mem::replace(&mut self.resumes, resumes) != resumes;
@@ -291,7 +291,7 @@ impl HeldQueue {
         let number = self.lists.borrow().waiting.len();
         let now = if stopped { (number, 0) } else { (0, number) };
         let (held, waiting) = std::mem::replace(&mut self.told, now);
-        // Wrapping: what another queue has added stays.
+        // Wrapping: other queues' parts are kept.
         let change = |counter: &std::sync::atomic::AtomicUsize, from: usize, to: usize| {
             counter.fetch_add(to.wrapping_sub(from), Ordering::Relaxed);
         };
@@ -392,7 +392,7 @@ impl FastPath for HeldQueue {
         }
     }
 
-    /// One that fails is done by reads and writes, for which the policy is.
+    /// A copy that fails is repeated with reads and writes, to which the policy applies.
     fn copy(&mut self, copy: CopyRequest) -> bool {
         !self.is_stopped() && self.queue.copy(copy)
     }

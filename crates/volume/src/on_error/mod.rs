@@ -1,15 +1,15 @@
-//! What becomes of requests that fail: reported, repeated, or held until somebody has seen to it.
+//! Error policy: failed requests are reported, repeated, or held until a user has resumed the
+//! volume.
 //!
 //! A request that succeeds passes none of this. A front-end that gets a failed completion offers
-//! the request back ([`OpenQueue::failed`]), and only then is it decided: by the volume's
-//! policy, which can be changed at any time through the [`OnErrorHandle`]. What is to wait or to be
-//! repeated goes into a queue that is put in front of the volume's own at its first failure
-//! ([`held`]).
+//! the request to [`OpenQueue::failed`]. Only then does the volume's policy decide, which can be
+//! changed at any time through the [`OnErrorHandle`]. A request that is to wait or to be repeated
+//! enters a queue that is put in front of the volume's own at its first failure ([`held`]).
 //!
-//! Some errors are always reported. What was written and could not be made durable
+//! Several errors are always reported. Written data that could not be made durable
 //! ([`IoErrorKind::NotDurable`], and every failed flush) may be lost, and a repeated fsync would
-//! succeed all the same: the system forgets what it could not write. And a request that is at fault
-//! itself (its range, its memory) fails again.
+//! succeed all the same: the system forgets the data that it could not write. A request that is at
+//! fault itself (its range, its memory) fails again.
 
 mod held;
 
@@ -29,18 +29,19 @@ use sync::Unpoisoned;
 /// of a guest's driver (Linux: 30 s), which would take the whole controller for dead.
 pub const RETRY_FOR: Duration = Duration::from_secs(20);
 
-/// What to do about a request that failed.
+/// Action for a request that failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ErrorAction {
-    /// The guest is told.
+    /// The error is reported to the guest.
     #[default]
     Report = 0,
-    /// It is repeated, with growing pauses, for [`RETRY_FOR`].
+    /// The request is repeated, with growing pauses, for [`RETRY_FOR`].
     Retry = 1,
-    /// It waits, and all that come later do, until the volume is resumed.
+    /// The request waits, and all later ones do, until the volume is resumed.
     Stop = 2,
-    /// As `Stop` where there is no space left; else as `Report`. For what changes the volume.
+    /// Acts like `Stop` where there is no space left; else like `Report`. For requests that change
+    /// the volume.
     EnospcStop = 3,
 }
 
@@ -48,7 +49,7 @@ impl ErrorAction {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Report, Self::Retry, Self::Stop, Self::EnospcStop];
 
-    /// As users write it.
+    /// Returns the name in URLs and configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Report => "report",
@@ -64,7 +65,7 @@ impl ErrorAction {
     }
 }
 
-/// What to do about requests that failed.
+/// Actions for requests that failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnError {
     /// Reads. [`ErrorAction::EnospcStop`] is as [`ErrorAction::Report`].
@@ -73,20 +74,20 @@ pub struct OnError {
     pub write: ErrorAction,
 }
 
-/// What has become of requests that failed.
+/// Counters of requests that failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnErrorStatus {
     /// Reads that failed, each time that they did.
     pub read_errors: u64,
     /// Other requests.
     pub write_errors: u64,
-    /// Of both, for want of space.
+    /// Failures of both for want of space.
     pub no_space: u64,
     /// Failed requests that were started once more.
     pub repeated: u64,
     /// Times that requests began to be held.
     pub stops: u64,
-    /// Requests that are held now until the volume is resumed; those that came later included.
+    /// Requests that are held now until the volume is resumed, including later ones.
     pub held: usize,
     /// Requests that wait to be repeated.
     pub waiting: usize,
@@ -115,7 +116,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// What to do about a request that failed so.
+    /// Returns the action for a request that failed with this error.
     fn action(&self, op: Op, error: IoError) -> ErrorAction {
         let may_pass = match error.kind {
             IoErrorKind::MediaRead
@@ -224,13 +225,13 @@ impl OnErrorHandle {
         }
     }
 
-    /// Has all requests that wait begun again, those of other workers within a tenth of a second.
-    /// What fails again waits again.
+    /// Restarts all waiting requests, those of other workers within a tenth of a second. A request
+    /// that fails again waits again.
     pub fn resume(&self) {
         self.0.resumes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// What has happened so far.
+    /// Returns the counters so far.
     pub fn status(&self) -> OnErrorStatus {
         let shared = &*self.0;
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -260,7 +261,7 @@ impl OnErrorVolume {
         Self::with_clock(volume, policy, name, Arc::new(SystemClock))
     }
 
-    /// The same with another clock, for tests.
+    /// Creates the volume with another clock, for tests.
     pub fn with_clock(
         volume: Arc<dyn Volume>,
         policy: OnError,

@@ -10,7 +10,7 @@ const EIO: IoError = IoError::from_errno(libc::EIO, true);
 const ENOSPC: IoError = IoError::from_errno(libc::ENOSPC, true);
 const BLOCK: u64 = 4096;
 const WRITE: Op = Op::Write { fua: false };
-/// How failures come: within the call, and later.
+/// Times at which failures are reported: within the call, and later.
 const WAYS: [fn(IoError) -> Effect; 2] = [Effect::Fail, Effect::FailLater];
 
 /// A clock that stands still until it is moved.
@@ -23,7 +23,7 @@ impl Clock for Hand {
     }
 }
 
-/// A client that offers what failed back, as front-ends do.
+/// A client that offers failed requests to the policy, as front-ends do.
 struct Client {
     io: Io,
     queue: OpenQueue,
@@ -208,7 +208,7 @@ fn a_stopped_volume_holds_everything_until_it_is_resumed() {
         client.fail(1, way(ENOSPC));
         client.write(1);
         assert_eq!(client.rounds(), []);
-        // What comes later waits, too: also what would succeed.
+        // Later requests wait, too: also those that would succeed.
         client.write(2);
         client.start(3, Op::Flush, 0, SegmentList::new());
         client.pass(Duration::from_secs(1000));
@@ -224,7 +224,7 @@ fn a_stopped_volume_holds_everything_until_it_is_resumed() {
         assert_eq!((client.byte(1), client.byte(2)), (1, 2));
         let status = client.handle.status();
         assert_eq!((status.held, status.waiting, status.repeated), (0, 0, 1));
-        // It may stop again.
+        // The volume may stop again.
         client.fail(1, way(ENOSPC));
         client.write(4);
         assert_eq!(client.rounds(), []);
@@ -284,7 +284,7 @@ fn what_could_not_be_made_durable_is_reported_whatever_the_policy_is() {
             client.fail(1, way(lost));
             client.write(2);
             assert_eq!(client.rounds(), [(2, Err(lost))], "{write:?}");
-            // Nor what is at fault itself.
+            // Requests at fault themselves are not held either.
             client.start(3, WRITE, 64 * BLOCK, SegmentList::owned(Buffer::new(512)));
             assert_eq!(client.rounds(), [(3, Err(IoErrorKind::OutOfRange.into()))]);
         }

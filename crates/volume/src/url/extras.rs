@@ -1,5 +1,4 @@
-//! What every volume's URL can ask for, whatever kind of volume it is: a part of it, limits, a
-//! share.
+//! Options that every volume's URL may have, of any kind of volume: a part of it, limits, a share.
 
 use super::options::Options;
 use super::{OpenError, UrlOption, parse_count, parse_duration, parse_size};
@@ -9,8 +8,8 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// What a URL asks for beyond the volume that it names: which part of it, and how much of
-/// the device's time.
+/// A URL's options beyond the volume that it names: the part of it, and its share of the device's
+/// time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Extras {
     partition: Option<Which>,
@@ -134,13 +133,13 @@ impl Extras {
         self.partition.is_some() || self.offset.is_some() || self.length.is_some()
     }
 
-    /// Its requests are counted: limits or a share of the device are asked for.
+    /// Returns whether its requests are counted: the URL sets limits or a share of the device.
     pub fn is_limited(&self) -> bool {
         self.limits.is_some() || self.share.is_some()
     }
 
-    /// Makes of the volume what the URL asked for, and enters it under the name (the whole URL)
-    /// among those that this process serves.
+    /// Applies the URL's options to the volume, and registers it under the name (the whole URL)
+    /// among the volumes that this process serves.
     ///
     /// # Errors
     /// [`OpenError::Gpt`], [`OpenError::Volume`] (the part does not lie in the volume),

@@ -1,4 +1,4 @@
-//! From what a user typed to a volume: a path, or a URL of a scheme in the [`Registry`], with
+//! Opening of a volume by a user's path, or by a URL of a scheme in the [`Registry`], with
 //! `?key=value&...`.
 
 mod extras;
@@ -29,7 +29,7 @@ fn kinds<X: 'static>() -> Vec<VolumeKind<X>> {
     vec![VolumeKind::new(FILE, open_file), mem::kind(), null::kind()]
 }
 
-/// What the command line or configuration says about a volume, next to its URL.
+/// Options for a volume from the command line or configuration, next to its URL.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     /// Never write (a URL can only add this, not take it back).
@@ -37,16 +37,16 @@ pub struct OpenOptions {
     /// Smallest block in bytes that requests will use, when the user has chosen one (`block-size=`
     /// overrides it).
     pub block_size: Option<u32>,
-    /// How long a file or block device is waited for that another process has had before.
+    /// Limits of the wait for the process that had the file or block device before.
     pub previous: PreviousProcess,
-    /// Where volumes in memory have their bytes.
+    /// Place of the bytes of volumes in memory.
     pub memory: MemoryPlace,
     /// A file without a format of its own is raw, whatever it begins with: it was served as raw
     /// before, and a guest has written its first bytes since.
     pub raw: bool,
 }
 
-/// Where a volume in memory has its bytes.
+/// Place of the bytes of a volume in memory.
 #[derive(Debug, Clone, Default)]
 pub enum MemoryPlace {
     /// In this process alone.
@@ -61,7 +61,7 @@ pub enum MemoryPlace {
 /// Why a URL gives no volume.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Nothing was named.
+    /// The URL is empty.
     #[error("no volume is named; name a path, or one of {known}")]
     Nothing {
         /// The URLs that there are.
@@ -70,7 +70,7 @@ pub enum OpenError {
     /// The part before `://` is not known.
     #[error("{scheme}:// is no kind of volume; known are a path, {known}")]
     Scheme {
-        /// What was given.
+        /// The scheme in the URL.
         scheme: String,
         /// The URLs that there are.
         known: String,
@@ -80,9 +80,9 @@ pub enum OpenError {
     Size {
         /// The kind of volume.
         scheme: &'static str,
-        /// What was given.
+        /// The given size.
         text: String,
-        /// What is wrong with it.
+        /// The error in it.
         why: &'static str,
     },
     /// A path with an incomplete `%` escape, or one that stands for a NUL byte.
@@ -90,13 +90,13 @@ pub enum OpenError {
         "path \"{text}\": a % in a file:// URL is followed by two hexadecimal digits, and never 00"
     )]
     Escape {
-        /// What was given.
+        /// The given path.
         text: String,
     },
     /// An option without `=`.
     #[error("option \"{text}\": options are written key=value, and separated by &")]
     NoValue {
-        /// What was given.
+        /// The given option.
         text: String,
     },
     /// An option that this kind of volume does not have.
@@ -105,7 +105,7 @@ pub enum OpenError {
         meant(.similar.as_deref())
     )]
     UnknownOption {
-        /// What was given.
+        /// The given key.
         key: String,
         /// The option that was meant, if one is similar.
         similar: Option<&'static str>,
@@ -117,7 +117,7 @@ pub enum OpenError {
     /// An option that the volume's kind has, but did not use.
     #[error("option \"{key}\" has no effect on this {scheme} volume")]
     NoEffect {
-        /// What was given.
+        /// The given key.
         key: String,
         /// The kind of volume.
         scheme: &'static str,
@@ -125,7 +125,7 @@ pub enum OpenError {
     /// An option given twice.
     #[error("option \"{key}\" is given twice")]
     Twice {
-        /// What was given.
+        /// The given key.
         key: String,
     },
     /// An option's value that could not be read.
@@ -133,9 +133,9 @@ pub enum OpenError {
     Value {
         /// The option.
         key: String,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What is wrong with it.
+        /// The error in it.
         why: &'static str,
     },
     /// A partition is chosen in two ways.
@@ -149,23 +149,23 @@ pub enum OpenError {
     /// The partition that was named cannot be had.
     #[error("{name}: {error}")]
     Gpt {
-        /// What was given.
+        /// The given path or URL.
         name: String,
         /// Why not.
         error: crate::gpt::GptError,
     },
-    /// What was named is served already.
+    /// Another volume of this process already serves these bytes.
     #[error(transparent)]
     Overlap(#[from] Overlap),
-    /// What was named could not be opened.
+    /// The volume could not be opened.
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    /// A path or URL that is wrong in a way whose error does not name it.
+    /// A wrong path or URL; the error below does not name it.
     #[error("{url}: {why}")]
     Named {
         /// The path or URL.
         url: String,
-        /// What is wrong with it.
+        /// The error in it.
         why: Box<OpenError>,
     },
     /// A kind of volume that a program added could not be opened.
@@ -174,7 +174,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// With the path or URL, where the error does not say of which volume it is.
+    /// Adds the path or URL to an error that does not name the volume.
     fn of(self, url: &str) -> Self {
         match &self {
             Self::NoValue { .. }
@@ -196,7 +196,7 @@ impl OpenError {
         }
     }
 
-    /// What is wrong, without the name of the volume.
+    /// Returns the error without the name of the volume.
     #[must_use]
     pub fn without_name(self) -> Self {
         match self {
@@ -275,7 +275,7 @@ const FILE: Scheme = Scheme {
     ],
 };
 
-/// Opens what `url` names, of the kinds of this crate: see [`Registry::open`].
+/// Opens the volume of `url`, of the kinds of this crate: see [`Registry::open`].
 ///
 /// # Errors
 /// [`OpenError`].
@@ -387,7 +387,7 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
             let path = |text: &str| unescape(text).map_err(|_| ESCAPE);
             options.take("atomic-journal", path)?
         }
-        // It has no effect, and is left.
+        // The key has no effect, and is left.
         _ => None,
     };
     let atomic = atomic.unwrap_or(match journal {
@@ -409,7 +409,7 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
         atomic: match atomic {
             Atomic::Off => 0,
             Atomic::Auto => FileOptions::TWO_BLOCKS,
-            // It spares the journal a write.
+            // A file that is atomic by itself spares the journal a write.
             Atomic::Unit(unit) => unit,
         },
         copy: options.take("copy", copy)?.unwrap_or_default(),
@@ -440,10 +440,10 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
     })
 }
 
-/// What is asked for of atomic writes.
+/// The user's choice of atomic writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Atomic {
-    /// Those that the kernel does as a whole.
+    /// Writes that the kernel does as a whole.
     Auto,
     Off,
     /// All within units of so many bytes.
@@ -463,7 +463,7 @@ fn atomic(text: &str) -> Result<Atomic, &'static str> {
         .ok_or("it is auto, off, or a power of two from 4K to 64K")
 }
 
-/// Of a journal without more, in bytes: a page of MySQL's.
+/// Unit of a journal without `atomic=`, in bytes: a page of MySQL's.
 const DEFAULT_UNIT: u32 = 16 << 10;
 const ESCAPE: &str = "a % is followed by two hexadecimal digits";
 
@@ -473,7 +473,7 @@ fn unescape(text: &str) -> Result<PathBuf, OpenError> {
     Ok(OsString::from_vec(bytes).into())
 }
 
-/// The same in text.
+/// Replaces `%XX` in text.
 fn unescape_text(text: &str) -> Option<String> {
     String::from_utf8(unescape_bytes(text)?).ok()
 }

@@ -14,7 +14,8 @@ impl Options {
         Self { pairs: Vec::new() }
     }
 
-    /// Takes the options with these keys out of a query; returns the others as they were, too.
+    /// Takes the options with these keys out of a query; also returns the rest of the query
+    /// unchanged.
     pub(super) fn split(query: &str, known: &[UrlOption]) -> Result<(String, Self), OpenError> {
         let (mut rest, mut own) = (Vec::new(), Vec::new());
         for text in query.split('&') {
@@ -76,7 +77,7 @@ impl Options {
     /// Takes an option's value, read by `read`.
     ///
     /// # Errors
-    /// [`OpenError::Value`], with what `read` says is wrong.
+    /// [`OpenError::Value`], with the error of `read`.
     pub fn take<T>(
         &mut self,
         key: &str,
@@ -104,7 +105,7 @@ impl Options {
         })
     }
 
-    /// Whether the volume may not be written: either side can say so.
+    /// Returns whether the volume may not be written: the URL or `open` can forbid it.
     ///
     /// # Errors
     /// [`OpenError::Value`]: it is neither on nor off.

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// `MiB`, ...) are powers of 1024; `KB`, `MB`, ... powers of 1000; no unit or `B`: bytes. The case
 /// of the letters does not matter.
 ///
-/// The error says what is wrong with the text.
+/// The error describes the mistake in the text.
 pub fn parse_size(text: &str) -> Result<u64, &'static str> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit())
@@ -42,7 +42,7 @@ pub fn parse_size(text: &str) -> Result<u64, &'static str> {
 
 /// A number of requests, as [`parse_size`] reads it: `20k` is 20480.
 ///
-/// The error says what is wrong with the text.
+/// The error describes the mistake in the text.
 pub fn parse_count(text: &str) -> Result<u64, &'static str> {
     match text.starts_with(|c: char| c.is_ascii_digit()) {
         true => parse_size(text),
@@ -55,7 +55,7 @@ pub fn parse_count(text: &str) -> Result<u64, &'static str> {
 /// A whole number from `FIRST` to `LAST`, of a type that has all of these.
 ///
 /// # Errors
-/// What is wrong with the text, in words.
+/// A description of the mistake in the text.
 pub fn parse_number<T: TryFrom<u64>, const FIRST: u64, const LAST: u64>(
     text: &str,
 ) -> Result<T, String> {
@@ -77,7 +77,7 @@ pub fn parse_number<T: TryFrom<u64>, const FIRST: u64, const LAST: u64>(
 /// A duration: a number, which may have a decimal point, and one of the units `ns`, `us`, `ms`,
 /// `s`.
 ///
-/// The error says what is wrong with the text.
+/// The error describes the mistake in the text.
 pub fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     let end = text
         .find(|c: char| !(c.is_ascii_digit() || c == '.'))

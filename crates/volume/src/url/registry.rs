@@ -1,5 +1,5 @@
-//! The kinds of volumes that a URL can name, in a table: what a user may write, what help and
-//! errors say about it, and what opens it.
+//! Table of the kinds of volumes that a URL can name: the syntax, the texts for help and errors,
+//! and the function that opens one.
 
 use super::{Extras, OpenError, OpenOptions, Options, scheme};
 use crate::{FileVolume, Volume};
@@ -9,17 +9,17 @@ use std::sync::Arc;
 /// An option of a URL, `name=value`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UrlOption {
-    /// What stands before the `=`.
+    /// Key of the option, before the `=`.
     pub name: &'static str,
-    /// What stands behind it, as help shows it: alternatives (`on|off`), or the kind of value in
+    /// Form of the value, as in help texts: alternatives (`on|off`), or the kind of value in
     /// capitals (`SIZE`, `DURATION`, `N`, `NAME`, `GUID`).
     pub form: &'static str,
-    /// What it is for, as help says it.
+    /// Purpose of the option, for help texts.
     pub help: &'static str,
 }
 
 impl UrlOption {
-    /// `name=form`, and what it is for.
+    /// Creates the option `name=form` with its help text.
     pub const fn new(name: &'static str, form: &'static str, help: &'static str) -> Self {
         Self { name, form, help }
     }
@@ -28,17 +28,16 @@ impl UrlOption {
 /// The option of every kind of volume that may not be written.
 pub const READ_ONLY: UrlOption = UrlOption::new("read-only", "on|off", "refuse writes");
 
-/// What a user may write for one kind of volume, and what help says about it.
+/// Syntax and help texts of one kind of volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scheme {
-    /// What stands before `://`; with a `+` at its end, what stands before the URL of another
-    /// volume.
+    /// Text before `://`; with a `+` at its end, text before the URL of another volume.
     pub name: &'static str,
-    /// What stands behind it, as errors show it: `SIZE`.
+    /// Form of the text behind it, as in errors: `SIZE`.
     pub form: &'static str,
     /// A URL or two, as help shows them.
     pub example: &'static str,
-    /// What the volume is, as help says it.
+    /// Description of the volume, for help texts.
     pub help: &'static str,
     /// The options of this kind, beside those of [`Extras`]; [`READ_ONLY`] is always one.
     pub options: &'static [UrlOption],
@@ -53,7 +52,8 @@ impl Scheme {
         }
     }
 
-    /// It stands before the URL of another volume, which has its own options: its name ends in `+`.
+    /// Returns whether the scheme is a prefix to the URL of another volume, which has its own
+    /// options: its name ends in `+`.
     pub fn is_prefix(&self) -> bool {
         self.name.ends_with('+')
     }
@@ -65,9 +65,9 @@ pub type OpenKind<X> =
 
 /// A kind of volume.
 pub struct VolumeKind<X = ()> {
-    /// What a user may write for it.
+    /// Syntax of its URLs.
     pub scheme: Scheme,
-    /// What opens it. Takes every option that is given, or the URL is refused.
+    /// Function that opens it. It takes every given option, or the URL is refused.
     pub open: OpenKind<X>,
 }
 
@@ -91,14 +91,14 @@ impl<X> VolumeKind<X> {
 #[derive(Debug)]
 pub struct VolumeUrl<'a> {
     text: &'a str,
-    /// What stands between `://` (if there is one) and the options.
+    /// Text between `://` (if there is one) and the options.
     pub name: &'a str,
-    /// Options of the volume's kind; no others are there.
+    /// Options of the volume's kind, without those of every kind.
     pub options: Options,
 }
 
 impl VolumeUrl<'_> {
-    /// What stands before `://`; empty for a path.
+    /// Returns the text before `://`; empty for a path.
     pub fn scheme(&self) -> &str {
         scheme(self.text).0
     }
@@ -111,7 +111,7 @@ impl VolumeUrl<'_> {
     }
 }
 
-/// A volume of one kind, before the options that every volume has; and what a program keeps of it
+/// A volume of one kind, before the options that every volume has; and the program's own data
 /// beside the volume.
 pub struct Whole<X = ()> {
     pub(super) volume: Arc<dyn Volume>,
@@ -130,7 +130,7 @@ impl<X> Whole<X> {
         }
     }
 
-    /// A volume, and what the program keeps beside it.
+    /// Creates it from a volume and the program's own data beside it.
     pub fn attached(volume: Arc<dyn Volume>, attached: X) -> Self {
         Self {
             attached: Some(attached),
@@ -139,13 +139,13 @@ impl<X> Whole<X> {
     }
 }
 
-/// What a URL has given.
+/// Result of opening a URL.
 pub struct Opened<X = ()> {
     /// The volume, with all that the URL asked for.
     pub volume: Arc<dyn Volume>,
     /// The options that every volume has; they are applied.
     pub extras: Extras,
-    /// What the volume's kind keeps beside it.
+    /// Data that the volume's kind keeps beside it.
     pub attached: Option<X>,
 }
 
@@ -160,10 +160,10 @@ pub struct Opened<X = ()> {
 ///
 /// Errors that list schemes or options, and `vnvme serve --help`, know it from then on.
 ///
-/// `X` is what the program keeps of a volume beside the volume itself.
+/// `X` is the program's data of a volume beside the volume itself.
 pub struct Registry<X = ()> {
     kinds: Vec<VolumeKind<X>>,
-    /// Those that are also formats of files, by their schemes' names.
+    /// Kinds that are also formats of files, by their schemes' names.
     formats: Vec<&'static str>,
 }
 
@@ -182,14 +182,14 @@ impl<X: 'static> Registry<X> {
         }
     }
 
-    /// One more kind, whose volumes are files of a format: `PATH?format=NAME` and
+    /// Adds a kind of volumes that are files of a format: `PATH?format=NAME` and
     /// `file://PATH?format=NAME` name them as `NAME://PATH` does.
     pub fn with_format(mut self, kind: VolumeKind<X>) -> Self {
         self.formats.push(kind.scheme.name);
         self.with(kind)
     }
 
-    /// One more kind. It replaces the one of the same scheme, if there is one.
+    /// Adds a kind. It replaces the one of the same scheme, if there is one.
     pub fn with(mut self, kind: VolumeKind<X>) -> Self {
         let same = |known: &&mut VolumeKind<X>| known.scheme.name == kind.scheme.name;
         match self.kinds.iter_mut().find(same) {
@@ -199,12 +199,12 @@ impl<X: 'static> Registry<X> {
         self
     }
 
-    /// What a user may write.
+    /// Returns the schemes of all kinds.
     pub fn schemes(&self) -> impl Iterator<Item = &Scheme> {
         self.kinds.iter().map(|kind| &kind.scheme)
     }
 
-    /// Opens what `url` names.
+    /// Opens the volume of `url`.
     ///
     /// A path is taken as it is when a file of that very name exists, even with a `?` in it; in
     /// `file://` URLs bytes can be written as `%` and two hexadecimal digits.
@@ -224,8 +224,8 @@ impl<X: 'static> Registry<X> {
             (self.open_whole(&rest, open)?, extras)
         };
         let volume = extras.apply(whole.volume, url)?;
-        // Locked only now that it is known which part is used; the others of this process, which
-        // have names, came first.
+        // Locked only now that its used part is known; volumes of this process, which have names,
+        // were checked first.
         if let (Some(file), Some(part)) = (whole.to_lock, volume.extent()) {
             file.lock(part.offset, part.len)?;
         }

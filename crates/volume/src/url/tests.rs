@@ -120,7 +120,7 @@ fn files_by_path_and_by_url() {
             .size,
         3 << 20
     );
-    // The same file is the same volume, by whatever name.
+    // A file is the same volume by any name.
     let dotted = directory.path().join(".").join("disk.raw");
     let id = open(&plain).unwrap().id();
     assert_eq!(id, open(dotted.to_str().unwrap()).unwrap().id());
@@ -138,7 +138,7 @@ fn image(directory: &tempfile::TempDir, name: &str, mib: u64) -> String {
 fn several_parts_of_one_file_are_opened_at_once() {
     let directory = tempfile::tempdir().unwrap();
     let disk = image(&directory, "parts.raw", 8);
-    // The very beginning, where all parts say that they are there, and the end.
+    // The very beginning, where all parts have a shared lock, and the end.
     let parts = [
         "offset=0&length=4K",
         "offset=4K&length=1M",
@@ -180,7 +180,7 @@ fn several_parts_of_one_file_are_opened_at_once() {
     drop(readers);
     // Memory of one volume is in no other.
     let _both = (open("mem://1M").unwrap(), open("mem://1M").unwrap());
-    // Who answers for it himself.
+    // Without locks, the user is responsible.
     let _both = (
         open(&format!("{disk}?lock=off")).unwrap(),
         open(&format!("{disk}?lock=off")).unwrap(),
@@ -194,8 +194,8 @@ fn locks_of_parts_hold_against_other_openings() {
     // Past the names: as another process does it.
     let whole = || FileVolume::open(&disk, FileOptions::default());
     let part = |offset, len, read_only| {
-        // Who has it is this process itself, which is not looked for in a part: it would be waited
-        // for as if it had ended.
+        // The holder is this process itself, which is not looked for in a part: the opening would
+        // wait as for a process that had ended.
         let previous = PreviousProcess {
             limit: Duration::from_millis(50),
             ..PreviousProcess::default()

@@ -1,5 +1,6 @@
-//! Writes that are promised to be atomic are: when the power is cut at any moment, when a queue
-//! goes in the middle, and for reads at the same time. The disk below tears what it can.
+//! Promised atomic writes are atomic when the power is cut at any moment, when a queue is dropped
+//! in the middle, and for reads at the same time. The disk below tears every write that it may
+//! tear.
 
 use dma::{Buffer, SegmentList};
 use std::collections::HashMap;
@@ -32,7 +33,7 @@ impl Random {
     }
 }
 
-/// What all disks of a machine share.
+/// State that all disks of a machine share.
 #[derive(Debug)]
 struct Power {
     /// Operations that the disks begin or end until the power is cut.
@@ -45,7 +46,7 @@ impl Power {
         self.left.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether the power is still there for one more thing.
+    /// Spends a unit of the power that is left. Returns whether there is still power.
     fn spend(&self) -> bool {
         let left = self.left.load(Ordering::Relaxed);
         self.left.store(left.saturating_sub(1), Ordering::Relaxed);
@@ -57,12 +58,12 @@ impl Power {
     }
 }
 
-/// What a disk holds.
+/// Contents of a disk.
 #[derive(Debug)]
 struct Medium {
-    /// What a read finds.
+    /// Bytes that a read returns.
     now: Vec<u8>,
-    /// What is there after a power cut, but for `volatile`.
+    /// Bytes that remain after a power cut, but for `volatile`.
     durable: Vec<u8>,
     /// Writes in the cache, in order.
     volatile: Vec<(usize, Vec<u8>)>,
@@ -96,7 +97,7 @@ impl Disk {
         })
     }
 
-    /// What is left of a write whose end did not come.
+    /// Tears a write whose end was cut off.
     fn tear(&self, durable: &mut [u8], offset: usize, data: &[u8]) {
         let whole = self.promise.covers(offset as u64, data.len() as u64);
         let all = self.power.below(2) == 0;
@@ -109,7 +110,7 @@ impl Disk {
         }
     }
 
-    /// The power comes back.
+    /// Restores the power.
     fn restart(&self) {
         let medium = &mut *self.medium.lock().unwrap();
         for (offset, data) in std::mem::take(&mut medium.volatile) {
@@ -188,7 +189,7 @@ struct DiskQueue {
 }
 
 impl DiskQueue {
-    /// One half of a request's effect, or the other.
+    /// Applies the first or the second half of a request.
     fn half(&self, request: &Request, data: &mut [u8], second: bool) {
         let medium = &mut *self.disk.medium.lock().unwrap();
         let at = request.offset as usize;
@@ -221,7 +222,7 @@ impl DiskQueue {
             }
             Op::Write { fua: true } => {
                 medium.durable[at..][..data.len()].copy_from_slice(&data);
-                // What the cache has of these bytes is older.
+                // Cached data of these bytes is older.
                 for (from, old) in &mut medium.volatile {
                     let first = at.max(*from);
                     let end = (at + data.len()).min(*from + old.len());
@@ -286,7 +287,7 @@ impl VolumeQueue for DiskQueue {
 }
 
 impl Drop for DiskQueue {
-    /// While there is power, some of what is in flight is still done, and the rest in part.
+    /// While there is power, some outstanding requests are still done, and the rest in part.
     fn drop(&mut self) {
         for (request, data) in std::mem::take(&mut self.flying) {
             if !matches!(request.op, Op::Write { .. }) {
@@ -295,7 +296,7 @@ impl Drop for DiskQueue {
             let medium = &mut *self.disk.medium.lock().unwrap();
             let at = request.offset as usize;
             if self.disk.power.is_off() {
-                // After what came before it.
+                // Behind earlier writes.
                 medium.volatile.push((at, data));
             } else {
                 self.disk.tear(&mut medium.now, at, &data);
@@ -312,7 +313,7 @@ fn apply(content: &[u8], at: usize, data: &[u8]) -> Vec<u8> {
     content
 }
 
-/// What a unit may hold: one of these; and a write of it that is under way.
+/// Possible contents of a unit, and an outstanding write of it.
 struct Unit {
     may_be: Vec<Vec<u8>>,
     write: Option<(usize, Vec<u8>)>,
@@ -332,7 +333,7 @@ impl Unit {
         }
     }
 
-    /// It holds this.
+    /// Checks the contents that were read.
     fn found(&mut self, content: &[u8]) -> bool {
         let known = self.may_be.iter().any(|may| may == content);
         self.may_be = vec![content.to_vec()];
@@ -342,7 +343,7 @@ impl Unit {
 
 enum Asked {
     Write(usize),
-    /// It may find one of these.
+    /// A read of a unit, which may return one of these.
     Read(usize, Vec<Vec<u8>>),
     /// Over several units of the last third, where nothing is promised.
     Other,
@@ -383,7 +384,8 @@ impl Load {
         let (op, at, data, asked) = match power.below(10) {
             0..=5 => {
                 let unit = power.below(UNITS * 2 / 3);
-                // One write of a unit at a time, and no reads that would find more than two things.
+                // A single write of a unit at a time, and no reads that would allow more than two
+                // results.
                 if !idle(self, unit) || reads(self, unit) {
                     return None;
                 }
@@ -419,7 +421,7 @@ impl Load {
                 let op = match power.below(2) {
                     0 => Op::Read,
                     _ => {
-                        // Not of the units that are looked at.
+                        // Not of the units that are checked.
                         let data = vec![power.below(255) as u8; 2 * UNIT];
                         let at = UNIT * (UNITS * 2 / 3) + SECTOR;
                         self.asked.insert(tag, (queue, Asked::Other));
@@ -458,7 +460,7 @@ impl Load {
         }
     }
 
-    /// What was asked of a queue that has gone.
+    /// Forgets the requests of a queue that was dropped.
     fn forget(&mut self, queue: usize) {
         for (_, (_, asked)) in self.asked.extract_if(|_, (of, _)| *of == queue) {
             if let Asked::Write(unit) = asked {
@@ -480,11 +482,11 @@ impl Load {
     }
 }
 
-/// How the units come to be atomic.
+/// Source of the units' atomicity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum By {
     Journal,
-    /// Nothing does it.
+    /// No journal.
     Nothing,
 }
 
@@ -509,7 +511,7 @@ fn cut_again_and_again(by: By, promise: AtomicWrites, cuts: u64, seed: u64) -> (
                 Arc::new(AtomicVolume::new(below, beside, UNIT as u32).unwrap())
             }
         };
-        // Some before the journal has been read again.
+        // A few cuts happen before the journal has been read again.
         let most = [100, 1000, 3000][power.below(3)];
         let left = 1 + power.below(most) as u64;
         power.left.store(left, Ordering::Relaxed);
@@ -531,7 +533,7 @@ fn cut_again_and_again(by: By, promise: AtomicWrites, cuts: u64, seed: u64) -> (
                 for done in arrived {
                     load.completed(&done);
                 }
-                // A queue that goes without the journal leaves what it leaves.
+                // A queue that is dropped without the journal leaves torn writes.
                 if by == By::Journal && power.below(300) == 0 {
                     queues[number] = None;
                     load.forget(number);
@@ -545,7 +547,7 @@ fn cut_again_and_again(by: By, promise: AtomicWrites, cuts: u64, seed: u64) -> (
         }
         disk.restart();
         journal.restart();
-        // Another process opens it, reads all, and goes.
+        // Another process opens the volume, reads all of it, and closes it.
         power.left.store(u64::MAX, Ordering::Relaxed);
         let bytes = match by {
             By::Nothing => disk.medium.lock().unwrap().now.clone(),
@@ -553,7 +555,7 @@ fn cut_again_and_again(by: By, promise: AtomicWrites, cuts: u64, seed: u64) -> (
                 let (below, beside) = (Below(disk.clone()), Below(journal.clone()));
                 let (below, beside) = (Arc::new(below), Arc::new(beside));
                 let volume = AtomicVolume::new(below, beside, UNIT as u32).unwrap();
-                // Not always: the next one finds what is left of this one's.
+                // Not always: the next opening may find entries that this one leaves.
                 if power.below(4) == 0 {
                     continue;
                 }
@@ -598,7 +600,7 @@ fn no_unit_is_ever_torn_with_a_journal() {
     }
 }
 
-/// What the disk does as a whole does not go through the journal, and the rest does.
+/// Writes that the disk does as a whole do not pass through the journal, and the rest does.
 #[test]
 fn no_unit_is_ever_torn_where_the_disk_does_some_as_a_whole() {
     for promise in [
@@ -617,7 +619,7 @@ fn without_a_journal_units_are_torn() {
     assert!(torn > checked / 100, "{torn} of {checked}");
 }
 
-/// Of such a disk a write is volatile until a flush; so every one is made durable here.
+/// A write to such a disk is volatile until a flush; every one is therefore made durable here.
 fn cut_again_and_again_durably(promise: AtomicWrites) -> (usize, usize) {
     DURABLE.with(|durable| durable.set(true));
     cut_again_and_again(By::Journal, promise, 100, 9)
@@ -679,7 +681,7 @@ fn only_what_needs_the_journal_goes_there() {
         assert_eq!(setup.writes(), (1, journal), "{offset} {len}");
         assert_eq!(read(&mut queue, offset, len), bytes);
     }
-    // What the volume refuses never gets there.
+    // A write that the volume refuses never gets there.
     for (offset, len) in [(SIZE as u64, 512), (256, 512)] {
         assert!(write(&mut queue, offset, &vec![7; len]).result.is_err());
         assert_eq!(setup.writes().1, 0);
@@ -695,8 +697,8 @@ fn a_journal_that_fails_fails_the_write_and_nothing_else() {
     let failed = write(&mut queue, 0, &[2; UNIT]).result;
     assert_eq!(failed.unwrap_err().kind, IoErrorKind::MediaWrite);
     assert_eq!(read(&mut queue, 0, UNIT), [1; UNIT]);
-    // The slot may hold the entry all the same, and could not be emptied: nothing is written over
-    // what the next opening might repeat.
+    // The slot may hold the entry all the same, and could not be emptied: data that the next
+    // opening might repeat must not be overwritten.
     setup.journal.fails.store(false, Ordering::Relaxed);
     for offset in [0, 3 * UNIT as u64 + 512] {
         let refused = write(&mut queue, offset, &[3; UNIT]).result;
@@ -720,7 +722,7 @@ fn a_write_that_fails_in_place_is_repeated_by_the_next_opening() {
     let refused = write(&mut queue, 0, &[3; 2 * UNIT]).result;
     assert_eq!(refused.unwrap_err().kind, IoErrorKind::MediaWrite);
     drop(queue);
-    // It cannot be repeated, either: nothing is read that may be half of it.
+    // The write cannot be repeated, either: data that may be half of it is not read.
     setup.disk.fails.store(true, Ordering::Relaxed);
     let mut queue = setup.open();
     let data = SegmentList::owned(Buffer::new(UNIT));
@@ -773,7 +775,7 @@ fn a_journal_file_is_made_and_known_again() {
     };
     let said = |path: &Path, options: &str| open(path, options).unwrap_err().to_string();
     let (first, second) = (disk("first.raw"), disk("second.raw"));
-    // Not on every machine's temporary directory.
+    // The temporary directory of some machines is not on a suitable disk.
     let volume = match open(&first, "atomic=16K") {
         Err(error) if error.to_string().contains("on disks of this machine") => {
             return testkit::skip("volume: a journal's file", error);
@@ -796,16 +798,16 @@ fn a_journal_file_is_made_and_known_again() {
     }
     assert_eq!(done.unwrap().result, Ok(()));
     assert_eq!(std::fs::read(&first).unwrap()[512..4 * 512], [9; 3 * 512]);
-    // Its own, and nobody else's.
+    // The journal belongs to one volume.
     let shared = format!("atomic=16K&atomic-journal={}", journal.display());
     assert!(said(&second, &shared).contains("in use"));
     drop((queue, volume));
     assert!(open(&first, "atomic=16K").is_ok());
-    // One that holds nothing may be another's from now on, or of another unit.
+    // An empty journal may be used by another volume, or for another unit.
     assert!(open(&second, &shared).is_ok());
     let other = format!("atomic=64K&atomic-journal={}", journal.display());
     assert!(said(&second, &other).contains("longer"));
-    // One that holds something is its volume's.
+    // A journal with entries belongs to its volume.
     let head = std::fs::read(&journal).unwrap();
     std::fs::write(&journal, vec![1; len as usize]).unwrap();
     assert!(said(&first, "atomic=16K").contains("something else"));

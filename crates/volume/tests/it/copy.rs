@@ -1,4 +1,4 @@
-//! Copies that the file system does: what arrives, and who does without.
+//! Copies by the file system: the copied data, and the volumes that do not take part.
 
 use crate::common::{Worker, disk, memory, sparse};
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use volume::{
 };
 
 const MIB: u64 = 1 << 20;
-/// Of the files, in bytes.
+/// Size of the files in bytes.
 const SIZE: u64 = 4 * MIB;
 /// Places and lengths are multiples of this, in bytes: no disk has larger blocks.
 const UNIT: u64 = 4096;
@@ -88,8 +88,8 @@ fn copy(
     })
 }
 
-/// What is read and written before and after a copy, through the page cache or past it, agrees with
-/// the copy; and so does what the next process finds.
+/// Reads and writes before and after a copy, through the page cache or past it, agree with the
+/// copy. The next process's reads agree as well.
 #[test]
 fn reads_and_writes_on_both_sides_agree_with_it() {
     let directories = [Some(disk()), memory()];
@@ -120,7 +120,7 @@ fn reads_and_writes_on_both_sides_agree_with_it() {
             let (at, to) = (a as usize, b as usize);
             let (from, dest) = ((step % 2) as usize, (step / 2 % 2) as usize);
             match numbers.below(4) {
-                // What is in the page cache of either side, in a guest's or another's way.
+                // Fills the page cache of either side, by the guest or by another reader.
                 0 => {
                     let read = workers[from].read(a, len).unwrap();
                     assert!(read == model[from][at..at + len as usize]);
@@ -173,7 +173,7 @@ fn reads_and_writes_on_both_sides_agree_with_it() {
     }
 }
 
-/// Layers that have something to do for each read or write have them; the others pass it on.
+/// Layers that have work for each read or write refuse the copy; the rest pass it on.
 #[test]
 fn it_goes_through_some_layers_and_not_through_others() {
     let directory = disk();
@@ -290,7 +290,7 @@ fn what_does_not_fit_is_not_begun() {
     assert_eq!(copy(&mut from, 0, &mut to, 0, MIB).unwrap().result, Ok(()));
 }
 
-/// The caller reads and writes after each of these; what will never be otherwise is not tried
+/// The caller reads and writes after each of these; a copy that can never succeed is not tried
 /// again.
 #[test]
 fn what_the_file_system_does_not_do_fails() {
@@ -361,7 +361,7 @@ fn reflinks_only_where_either_side_says_so() {
     }
 }
 
-/// Nothing is written for a queue that has gone, and its file is free for the next opening.
+/// No data is written for a queue that was dropped, and its file is free for the next opening.
 #[test]
 fn a_queue_that_goes_waits_for_its_copies() {
     let directory = disk();
@@ -373,7 +373,7 @@ fn a_queue_that_goes_waits_for_its_copies() {
     for round in 0..8u8 {
         let volume = file(to.path(), FileCopy::On);
         let mut worker = Worker::new(&volume);
-        // As some threads and some that wait.
+        // Enough for running and waiting copies.
         for _ in 0..5 {
             assert!(start(&mut from, 0, &mut worker, 0, 64 * MIB));
         }

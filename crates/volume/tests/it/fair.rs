@@ -37,9 +37,9 @@ fn shares(depth: usize, slices: &[Slice]) -> Vec<u64> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Two equal slices: who wants more than half gets within 10% of it; who wants less gets what
-    /// he wants; little of the device is left unused that somebody wants: smaller depths are tried,
-    /// and what they cost at most is not missed.
+    /// Two equal slices. One that wants more than half gets within 10% of it, and one that wants
+    /// less gets all that it wants. Little of the wanted part of the device is left unused: smaller
+    /// depths are tried, and their greatest cost is not missed.
     #[test]
     fn equal_slices_share_equally(device in 2usize..64, a in 1usize..=128, b in 1usize..=128) {
         let got = shares(device, &[(100, a, 4096), (100, b, 4096)]);
@@ -72,8 +72,8 @@ proptest! {
 
 #[test]
 fn without_the_scheduler_the_deeper_load_wins() {
-    // What the device does by itself when it is given everything: this shows that the tests above
-    // can fail.
+    // The device's own behaviour when it is given everything: this shows that the tests above can
+    // fail.
     let got = shares(1000, &[(100, 8, 4096), (100, 128, 4096)]);
     assert!(got[1] > 10 * got[0], "{got:?}");
 }
@@ -189,7 +189,7 @@ fn who_finds_all_places_taken_by_somebody_new_does_not_sleep_for_ever() {
     let (first_io, second_io) = (Io::new(Default::default()), Io::new(Default::default()));
     let mut first = first.open(&first_io).unwrap();
     assert_eq!(first.poll(&mut |_| ()), 0);
-    // Another thread comes, when this one has looked around.
+    // Another thread begins after this one has updated its list.
     let mut second = second.open(&second_io).unwrap();
     for tag in 0..2 {
         assert!(second.submit(request(tag)).is_none());
@@ -260,9 +260,9 @@ fn threads_give_places_to_each_other_and_none_sleeps_for_ever() {
     });
 }
 
-/// How two slices of a device of so many units get on, the loads' depths, weights, and whether one
-/// thread serves both: requests of each in a second, after one that they have to find the device's
-/// depth.
+/// Runs two slices of a device with `units` units, with the loads' depths and weights, on one
+/// thread or two. Returns the requests of each in a second, after one in which they find the
+/// device's depth.
 fn settled(units: usize, depths: [usize; 2], weights: [u32; 2], one_thread: bool) -> [u64; 2] {
     let clock = Simulated::new();
     let device = Device::with_units(&clock, LATENCY, units);
@@ -284,7 +284,7 @@ fn settled(units: usize, depths: [usize; 2], weights: [u32; 2], one_thread: bool
 
 #[test]
 fn few_requests_get_their_share_of_a_device_that_queues_inside() {
-    // All of the first one's requests are in the device at once, and each waits there behind the
+    // All of the first slice's requests are in the device at once, and each waits there behind the
     // other's: the scheduler has none to prefer. Only a smaller depth helps.
     for one_thread in [true, false] {
         for (units, few) in [(1, 4), (2, 4), (4, 6), (8, 8)] {

@@ -109,8 +109,8 @@ fn a_second_user_is_kept_out() {
 fn the_holder_of_a_lock_is_named() {
     let directory = disk();
     let path = sparse(&directory, MIB);
-    // `flock` (the program) uses another kind of lock, so the one who holds ours is played by this
-    // process; a sleeping shell has the file open, too, and is found.
+    // `flock` (the program) uses another kind of lock, so this process holds ours. A sleeping shell
+    // has the file open, too, and is found.
     let _writer = open(&path);
     let file = std::fs::File::open(&path).unwrap();
     let mut sleeper = std::process::Command::new("sleep")
@@ -202,7 +202,7 @@ fn unaligned_memory_is_bounced() {
             Ok(())
         );
         assert_eq!(worker.io.counters().bounced, 0);
-        // Longer than the largest bounce buffer: goes in pieces.
+        // Longer than the largest bounce buffer: moved in pieces.
         let unaligned = worker.guest.list(&[(3, 100), (MIB + 1, 3 * MIB - 100)]);
         unaligned.fill(0xEE);
         let completion = worker.run(Op::Read, 0, 3 * MIB, unaligned);
@@ -363,7 +363,7 @@ fn zeroes_are_written_where_nothing_else_works() {
             .iter()
             .all(|&byte| byte == 0x5A)
     );
-    // What was refused is remembered.
+    // The refusal is remembered.
     let before = worker.io.counters().operations;
     assert_eq!(
         worker.without_data(
@@ -406,7 +406,7 @@ fn a_file_that_shrinks_gives_errors_and_no_stale_data() {
                 worker.read(MIB / 2 - 4096, 8192),
                 Err(IoErrorKind::Truncated.into())
             );
-            // The same through a bounce buffer.
+            // A read of this range through a bounce buffer.
             let unaligned = worker.guest.list(&[(1, 8192)]);
             let completion = worker.run(Op::Read, MIB / 2 - 4096, 8192, unaligned);
             assert_eq!(completion.result, Err(IoErrorKind::Truncated.into()));
@@ -480,7 +480,7 @@ fn dropping_a_queue_waits_for_the_kernel() {
                 worker.io.flush();
             }
             drop(other);
-            // Nothing is left to the kernel, and no completion is lost.
+            // No request is left to the kernel, and no completion is lost.
             assert_eq!(worker.io.in_flight(), 16);
             let mut came: Vec<Completion> = Vec::new();
             assert_eq!(worker.io.poll(&mut |completion| came.push(completion)), 16);
@@ -498,7 +498,7 @@ fn dropping_a_queue_waits_for_the_kernel() {
                 );
             }
             assert_eq!(worker.io.in_flight(), 0);
-            // The other queue into the same file goes on.
+            // The other queue into the same file continues.
             assert!(worker.read(0, 4096).is_ok());
         }
         // Everything at once: first the ring's owner, then the queue.
@@ -566,7 +566,7 @@ fn a_worker_sleeps_and_is_woken() {
             assert!(worker.start(op, 0, len, data).1.is_none());
             let mut came = 0;
             while came == 0 {
-                // Only sleeping: nothing is polled before the event says so.
+                // Only sleeping: no poll happens before the event is signalled.
                 if worker.io.arm() {
                     crate::common::sleep(&worker.io);
                 }

@@ -149,7 +149,7 @@ fn long_work_on_memory_goes_on_in_pieces() {
         assert!(at_once.is_none(), "{op:?}");
         let state = worker.queue.state();
         assert_eq!((state.in_flight, state.wake), (1, Wake::Poll));
-        // A round does a part of it, and others have their turn meanwhile.
+        // A round does a part of it, and other requests have their turn meanwhile.
         let mut done = Vec::new();
         worker
             .queue
@@ -290,7 +290,7 @@ fn slices_of_files_lie_on_blocks() {
         let error = SliceVolume::new(file.clone(), offset, len).expect_err("not inside");
         assert!(matches!(error, VolumeError::SliceRange { .. }), "{error}");
     }
-    // One without a length follows the file.
+    // A slice without a length follows the file.
     let slice = SliceVolume::new(file, 4096, None).unwrap();
     let path = directory.path().join("disk.raw");
     std::fs::OpenOptions::new()
@@ -349,7 +349,7 @@ fn faults_hold_and_delay() {
         let mut worker = Worker::by(way, &volume);
         faults.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
         faults.add(Fault::nth(OpKind::Read, 2, Effect::Hold));
-        // Elsewhere than what is read meanwhile: the request's memory is the guest's.
+        // Not in the memory that is read meanwhile: the request's memory is the guest's.
         let data = worker.guest.holding(MIB, &[5; 4096]);
         let (write, at_once) = worker.start(WRITE, 0, 4096, data);
         assert!(at_once.is_none());
@@ -426,7 +426,7 @@ fn a_file_behind_a_scheduler_does_everything_in_small_batches() {
         assert!(most <= 2, "{most} in the kernel");
         let mut left = 96;
         while left > 0 {
-            // As a worker does it: the ring, then every queue.
+            // The order of a worker: the ring, then every queue.
             let done = worker.wait(1);
             left -= done.len();
             assert!(done.iter().all(|completion| completion.result.is_ok()));

@@ -1,4 +1,4 @@
-//! Limits in simulated time: what gets through, when, and how that changes.
+//! Limits in simulated time: the rate and time of requests, and changes of both.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,7 +126,7 @@ fn a_burst_is_saved_up_and_no_more() {
         burst,
         ..Limits::default()
     });
-    // Long after the start, 1000 at once: those of a second pass, and one; the others by and by.
+    // Long after the start, 1000 at once: those of a second pass, and one; the rest pass by and by.
     bench
         .clock
         .advance_to(std::time::Instant::now() + Duration::from_secs(3600));
@@ -176,7 +176,7 @@ fn limits_change_while_requests_wait() {
         "{}",
         loads[0].requests
     );
-    // Those of the first two seconds have waited for as long, the others for some milliseconds.
+    // Requests of the first two seconds have waited for as long, the rest for some milliseconds.
     let throttled = bench.handle().throttled().as_secs();
     assert!((115..=200).contains(&throttled), "{throttled} s");
     bench.handle().set(Limits::default());
@@ -222,7 +222,7 @@ fn what_waits_can_be_cancelled() {
     for tag in 0..3 {
         assert!(queue.submit(request(tag)).is_none());
     }
-    // What the limit has let through ends; what it has not waits for it.
+    // A request that the limit has let through ends; the rest wait for it.
     assert_eq!(queue.state().in_flight, 1);
     bench.clock.advance_to(bench.device.next().unwrap());
     let mut over = Vec::new();

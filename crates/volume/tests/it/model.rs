@@ -14,7 +14,7 @@ const SIZE: u64 = 2 << 20;
 /// Largest block that a disk of a test machine has.
 const BLOCK: u64 = 4096;
 
-/// One operation. Ranges are in blocks of the volume; `shape` chooses the guest's segments.
+/// A step of a test. Ranges are in blocks of the volume; `shape` chooses the guest's segments.
 #[derive(Debug, Clone)]
 struct Step {
     kind: u8,
@@ -24,7 +24,7 @@ struct Step {
     seed: u8,
 }
 
-/// How the guest's memory lies.
+/// Layout of the guest's memory.
 #[derive(Debug, Clone)]
 struct Shape {
     /// Offset of each segment within a page.
@@ -94,7 +94,7 @@ fn pattern(seed: u8, len: u64) -> Vec<u8> {
 /// A request from start to end.
 type Run = fn(&mut Worker, Op, u64, u64, SegmentList) -> Completion;
 
-/// Runs the steps; afterwards the volume holds what the model holds.
+/// Runs the steps; afterwards the volume and the model have the same contents.
 fn check(volume: &dyn Volume, unit: u64, steps: &[Step]) {
     let mut worker = Worker::new(volume);
     let mut model = vec![0u8; SIZE as usize];
@@ -228,7 +228,7 @@ fn slice_of_a_file() {
     let file = FileVolume::open(&path, FileOptions::default()).unwrap();
     let slice = SliceVolume::new(Arc::new(file), 1 << 20, Some(SIZE)).unwrap();
     run(&slice);
-    // What lies around the slice has not been touched.
+    // The bytes around the slice have not been touched.
     let content = std::fs::read(&path).unwrap();
     assert!(content[..1 << 20].iter().all(|&byte| byte == 0));
     assert!(
@@ -250,7 +250,7 @@ fn slice_of_memory() {
     }
 }
 
-/// What is not allowed is refused by the short way too, and changes nothing.
+/// A request that is not allowed is refused by the short way too, and changes nothing.
 #[test]
 fn what_is_done_at_once_is_checked() {
     let memory = memory();

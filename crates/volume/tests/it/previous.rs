@@ -1,5 +1,5 @@
-//! A process takes a disk over whose previous process was killed while the kernel still held a
-//! write of its: the old write must not end up on top of a newer one (`file::fence`).
+//! A process takes a disk over whose previous process was killed while the kernel still held one of
+//! its writes: the old write must not end up on top of a newer one (`file::fence`).
 //!
 //! The disk is below the kernel: a file of a FUSE server in this process, which puts the old write
 //! off; both processes are this program, started anew.
@@ -20,12 +20,12 @@ const LIMIT: &str = "VNVME_TEST_PREVIOUS_LIMIT";
 
 const SIZE: usize = 4 << 20;
 const LEN: usize = 4096;
-/// A process that says nothing for so long hangs; one that does not hang writes much sooner.
+/// Time without output after which a process hangs; one that does not hang writes much sooner.
 const HANGING: Duration = Duration::from_secs(2);
 const OLD: u8 = 0xaa;
 const NEW: u8 = 0xbb;
 
-/// A process that uses the disk, and what it says.
+/// A process that uses the disk, and its output.
 struct User {
     child: Child,
     lines: Receiver<String>,
@@ -72,14 +72,14 @@ impl User {
         }
     }
 
-    /// SIGKILL. It may not be gone for long: a thread of it hangs in a call.
+    /// Sends SIGKILL. The process may not end for long: a thread of it hangs in a call.
     fn kill(mut self) {
         self.child.kill().unwrap();
         std::thread::spawn(move || self.child.wait());
     }
 }
 
-/// A loop device that gives the file below what it is given, several requests at a time.
+/// A loop device that passes requests to the file below, several at a time.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -110,7 +110,7 @@ impl Drop for Loop {
     }
 }
 
-/// A disk below the kernel, or nothing (with a line that says so).
+/// Creates a disk below the kernel; `None` (with a line in the log) where there is none.
 fn held_disk(what: &str, directory: &tempfile::TempDir) -> Option<Disk> {
     match Disk::new(&directory.path().join("mount"), SIZE) {
         Ok(disk) => Some(disk),
@@ -121,9 +121,9 @@ fn held_disk(what: &str, directory: &tempfile::TempDir) -> Option<Disk> {
     }
 }
 
-/// The old process is killed while its write is held; the new one takes over, and says what it
-/// waits for; or hangs before that, as opening the file takes a lock of the kernel's that the old
-/// write has.
+/// The old process is killed while its write is held. The new one takes over, and logs the reason
+/// of its wait. It may hang before that, as opening the file takes a lock of the kernel's that the
+/// old write has.
 fn take_over(disk: &Disk, path: &Path, may_hang: bool) {
     disk.fail(What::Write, 0..LEN as u64, 1, Fault::Held);
     let old = User::start("old", path, BOUND);
@@ -131,7 +131,7 @@ fn take_over(disk: &Disk, path: &Path, may_hang: bool) {
     assert!(disk.wait_held(1, BOUND), "the write has not come");
     old.kill();
     let new = User::start("new", path, BOUND);
-    // Which of the two comes first is what this is about; then the old write goes on.
+    // The test is about the order of these two; then the old write continues.
     let words = [
         "has written",
         "waiting for the last requests of the previous",
@@ -193,7 +193,7 @@ fn a_disk_that_never_answers_is_waited_for_as_long_as_was_said() {
     old.kill();
     let new = User::start("new", &device.0, Duration::from_millis(500));
     assert_eq!(new.wait_for(&["has written", "refused: "]), 1);
-    // It has touched nothing, and can be tried again.
+    // The new process has touched nothing, and can be tried again.
     assert_eq!(disk.release(), 1);
     assert_eq!(disk.bytes(0..LEN), [OLD; LEN]);
     let new = User::start("new", &device.0, BOUND);
@@ -201,7 +201,7 @@ fn a_disk_that_never_answers_is_waited_for_as_long_as_was_said() {
     assert_eq!(disk.bytes(0..LEN), [NEW; LEN]);
 }
 
-/// Not a test: what the processes of the others do.
+/// Not a test: the processes of the other tests.
 #[test]
 fn a_process_of_the_other_tests() {
     let Ok(part) = std::env::var(PART) else {

@@ -31,7 +31,7 @@ impl Simulated {
         Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
     }
 
-    /// Goes forward to `then`, never back.
+    /// Moves the time forward to `then`, never back.
     pub fn advance_to(&self, then: Instant) {
         let then = then.saturating_duration_since(self.epoch).as_nanos() as u64;
         self.nanoseconds.fetch_max(then, Ordering::Relaxed);
@@ -49,7 +49,8 @@ impl Clock for Simulated {
 pub struct Device {
     clock: Arc<Simulated>,
     latency: Duration,
-    /// Until when each of its units is at work, if they are counted, and whose turn it is.
+    /// The unit with the next turn, and the times until which the units are busy, if they are
+    /// counted.
     units: Mutex<(usize, Vec<Instant>)>,
     /// Requests in the device, and the most that there were.
     pub busy: AtomicUsize,
@@ -64,8 +65,8 @@ impl Device {
         Self::with_units(clock, latency, 0)
     }
 
-    /// A device that works on so many requests at a time; the others wait in it, in the order of
-    /// their coming.
+    /// Creates a device that works on `units` requests at a time; the rest wait in it, in the order
+    /// of their arrival.
     pub fn with_units(clock: &Arc<Simulated>, latency: Duration, units: usize) -> Arc<Self> {
         Arc::new(Self {
             units: Mutex::new((0, vec![clock.now(); units])),
@@ -77,7 +78,7 @@ impl Device {
         })
     }
 
-    /// When a request that comes now will be over.
+    /// Returns the time at which a request that arrives now will be over.
     fn end(&self) -> Instant {
         let now = self.clock.now();
         let mut units = self.units.lock().unwrap();
@@ -180,23 +181,23 @@ impl VolumeQueue for Queue {
     fn cancel(&mut self, _: u64) {}
 }
 
-/// Somebody who keeps a number of requests outstanding.
+/// A client that keeps a number of requests outstanding.
 pub struct Load {
     queue: OpenQueue,
     depth: usize,
     make: Box<dyn Fn(u64) -> (Op, u64)>,
     outstanding: usize,
-    /// How long it takes to make another request when one is over, and when those are ready.
+    /// Time to make another request when one is over, and the times at which those are ready.
     think: (Arc<Simulated>, Duration),
     ready: VecDeque<Instant>,
     tag: u64,
-    /// What was completed.
+    /// Counts of completed requests and bytes.
     pub requests: u64,
     pub bytes: u64,
 }
 
 impl Load {
-    /// `make` says what the n-th request is and how long.
+    /// Creates a load. `make` returns operation and length of the n-th request.
     pub fn new(
         volume: &dyn Volume,
         io: &Io,
@@ -216,13 +217,13 @@ impl Load {
         }
     }
 
-    /// It takes this long to make another request when one is over.
+    /// Sets the time to make another request when one is over.
     pub fn thinking(mut self, clock: &Arc<Simulated>, time: Duration) -> Self {
         self.think = (clock.clone(), time);
         self
     }
 
-    /// Collects what is over. `true` when there was anything.
+    /// Collects completed requests. Returns whether there were any.
     pub fn collect(&mut self) -> bool {
         let (mut bytes, mut count) = (0, 0);
         self.queue.poll(&mut |completion| {

@@ -1,4 +1,4 @@
-//! The two ways into a queue: whatever is submitted can be started, and nothing else comes of it.
+//! The two ways into a queue: every request that is submitted can be started, with the same result.
 
 use crate::common::{BOUND, Guest, WAYS, Way, Worker, disk, sparse};
 use dma::{Access, DmaMap, Prot, Segment, SegmentList};
@@ -75,7 +75,7 @@ fn volumes(path: &Path) -> Vec<(&'static str, Arc<dyn Volume>)> {
     ]
 }
 
-/// What a request was: its data comes back, and the rest is how it went.
+/// Outcome of a request: its data is returned, and this is the rest.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     result: Result<(), IoError>,
@@ -117,7 +117,7 @@ fn outcome(worker: &mut Worker, request: Request) -> Outcome {
             fixed: now.fixed - before.fixed,
             bounced: now.bounced - before.bounced,
             continued: now.continued - before.continued,
-            // How often it was looked after.
+            // These depend on the number of rounds.
             batches: 0,
             system_calls: 0,
         },
@@ -280,7 +280,7 @@ fn every_wrapper_sees_what_is_started_through_all_others() {
             "{:?} around a file",
             order.iter().map(|&at| names[at]).collect::<Vec<_>>()
         );
-        // What waits for the limit is not at the device: others get its place.
+        // A request that waits for the limit is not at the device: other requests get its place.
         let in_turn = order.iter().position(|&at| at == 2) < order.iter().position(|&at| at == 1);
         let faults = faults.take().unwrap();
         let mut worker = Worker::by(Way::Start, &*volume);
@@ -288,7 +288,7 @@ fn every_wrapper_sees_what_is_started_through_all_others() {
         let bad = IoError::new(IoErrorKind::MediaWrite);
         faults.add(Fault::nth(OpKind::Write, 1, Effect::Fail(bad)));
         assert_eq!(worker.write(0, &[1; 4096]), Err(bad), "{what}");
-        // One a second: most of these wait.
+        // A request a second: most of these wait.
         let started = Instant::now();
         for block in 0..4 {
             let data = worker.guest.piece(block * 4096, 4096);
@@ -300,7 +300,7 @@ fn every_wrapper_sees_what_is_started_through_all_others() {
                 "{what}: not its turn"
             );
         }
-        // Those that wait for their turn come to the limit one by one.
+        // Requests that wait for their turn reach the limit one by one.
         let mut came: Vec<Completion> = Vec::new();
         let delayed = limit.take().unwrap();
         while delayed.delayed() == 0 {
@@ -318,7 +318,7 @@ fn every_wrapper_sees_what_is_started_through_all_others() {
             );
         }
         assert!(came.iter().all(|over| over.result.is_ok()), "{what}");
-        // Slices refuse what is outside of them, and put the rest where it belongs.
+        // Slices refuse ranges outside of them, and move the rest to their place.
         assert_eq!(
             worker.read(65536, 4096),
             Err(IoErrorKind::OutOfRange.into()),

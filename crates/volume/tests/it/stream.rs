@@ -102,7 +102,7 @@ fn what_is_expected_is_received_where_it_belongs() {
     assert_eq!(result.unwrap(), 0);
 }
 
-/// Nothing waits for the other side; memory is there until the kernel has ended.
+/// The end does not wait for the other side; memory stays until the kernel has ended.
 #[test]
 fn a_connection_ends_with_operations_under_way() {
     let guest = Guest::new(8 << 20);
@@ -122,7 +122,7 @@ fn a_connection_ends_with_operations_under_way() {
     outgoing.clear(|_, list| assert_eq!(list.len_bytes(), 8 << 20));
     assert_eq!(wait(&io, || stream.received()).1.unwrap(), 0);
     drop(other);
-    // The same, and nobody is there any more when it ends.
+    // The stream is dropped before its operations end.
     let (stream, other) = pair(&io);
     let mut outgoing = Outgoing::new();
     outgoing.data(1, guest.piece(0, 8 << 20));
@@ -146,7 +146,7 @@ fn a_connection_ends_with_operations_under_way() {
     drop(other);
 }
 
-/// Memory comes back, and the connection goes on.
+/// Memory is returned, and the connection continues.
 #[test]
 fn what_is_under_way_is_cancelled_and_the_connection_stays() {
     let guest = Guest::new(8 << 20);
@@ -167,7 +167,7 @@ fn what_is_under_way_is_cancelled_and_the_connection_stays() {
     let (mut incoming, received) = wait(&io, || stream.received());
     assert_eq!(received.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
     incoming.clear();
-    // What was sent is there, and more can be sent and received.
+    // Sent bytes have arrived, and more can be sent and received.
     let reader = std::thread::spawn(move || {
         let mut all = vec![0; sent as usize + 4];
         other.read_exact(&mut all).unwrap();
@@ -183,7 +183,7 @@ fn what_is_under_way_is_cancelled_and_the_connection_stays() {
     assert_eq!(reader.join().unwrap(), b"ping");
 }
 
-/// A worker that polls need not hand anything to the ring: what has come is there after one look.
+/// A worker that polls need not use the ring: bytes that have arrived are there after one look.
 #[test]
 fn sockets_are_asked_while_bytes_come_soon() {
     let io = Io::new(IoOptions::default());
@@ -208,7 +208,7 @@ fn sockets_are_asked_while_bytes_come_soon() {
     assert_eq!(counters.system_calls, 200, "{counters:?}");
 }
 
-/// Where they come late again and again, nobody asks: the ring waits for them.
+/// Where bytes are late again and again, the socket is not asked: the ring waits for them.
 #[test]
 fn sockets_are_not_asked_where_bytes_come_late() {
     let io = Io::new(IoOptions::default());
@@ -225,7 +225,7 @@ fn sockets_are_not_asked_where_bytes_come_late() {
             io.poll(&mut |_| panic!("no request was made"));
             rounds += 1;
         }
-        // One gives it to the ring.
+        // A single call gives it to the ring.
         let asked = calls(&io) - before;
         assert!(
             late < 8 || asked <= 1,

@@ -1,4 +1,4 @@
-//! What needs a privileged user: a full filesystem, and block devices. Skipped with a line
+//! Tests that need a privileged user: a full filesystem, and block devices. Skipped with a line
 //! elsewhere.
 
 use crate::common::{WAYS, Worker, disk, sparse};
@@ -104,7 +104,7 @@ fn a_full_filesystem_is_no_space() {
                 .map_err(|error| error.kind),
             Err(IoErrorKind::NoSpace)
         );
-        // The volume lives on: what is there can be read, and deallocated space can be used.
+        // The volume lives on: existing data can be read, and deallocated space can be used.
         assert!(worker.read(0, 4096).is_ok());
         assert_eq!(worker.without_data(Op::Deallocate, 0, 4 * MIB), Ok(()));
         assert_eq!(worker.write(2 * MIB, &[7; 4096]), Ok(()));

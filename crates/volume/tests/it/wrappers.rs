@@ -14,13 +14,13 @@ use volume::{
     Volume, VolumeError, VolumeQueue,
 };
 
-/// Of the volumes below, in bytes.
+/// Size of the volumes below, in bytes.
 const SIZE: u64 = 256 << 10;
 /// Requests are multiples of this, in bytes: no disk has larger blocks.
 const UNIT: u64 = 4096;
 const STEPS: u64 = 40;
 
-/// A wrapper that knows of no fast path: it forwards what the compiler asks for.
+/// A wrapper without a fast path: it forwards only the required methods.
 #[derive(Debug)]
 struct Bare(Arc<dyn Volume>);
 
@@ -66,11 +66,11 @@ impl VolumeQueue for BareQueue {
 struct Kind {
     name: &'static str,
     make: Box<dyn Fn() -> Arc<dyn Volume>>,
-    /// What is written can be read.
+    /// Written data can be read.
     stores: bool,
 }
 
-/// One volume in another one.
+/// A function that wraps one volume in another.
 struct Wrapper {
     name: &'static str,
     wrap: fn(Arc<dyn Volume>) -> Arc<dyn Volume>,
@@ -197,7 +197,7 @@ struct Model {
 }
 
 impl Model {
-    /// What the request's range holds afterwards; `None` where it is outside.
+    /// Returns the contents of the request's range afterwards; `None` where it is outside.
     fn run(&mut self, op: Op, offset: u64, len: u64, byte: u8) -> Option<&[u8]> {
         if op == Op::Flush {
             return Some(&[]);
@@ -245,7 +245,7 @@ fn check(what: &str, volume: &dyn Volume, stores: bool, seed: u64) {
             8 => Op::Deallocate,
             _ => Op::Flush,
         };
-        // Some are outside, or end there.
+        // Ranges may be outside, or end there.
         let offset = random.below(size / UNIT + 2) * UNIT;
         let len = if op == Op::Flush {
             0
@@ -287,7 +287,7 @@ fn check(what: &str, volume: &dyn Volume, stores: bool, seed: u64) {
     }
     let held = worker.read(0, size).unwrap();
     assert!(held == model.bytes, "{what}: holds something else");
-    // What is cut off behind a slice cannot be reached by a length that overflows.
+    // Bytes behind a slice cannot be reached by a length that overflows.
     for offset in [size, u64::MAX - UNIT + 1] {
         let data = worker.guest.piece(0, UNIT);
         let refused = worker.run_now(Op::Read, offset, UNIT, data).result;
@@ -360,7 +360,7 @@ fn every_wrapper_over_every_kind_answers_as_the_model_does() {
     }
 }
 
-/// What a wrapper says nothing of is what the volume inside says.
+/// A wrapper forwards the methods that it does not implement to the volume inside.
 #[test]
 fn wrappers_have_what_is_inside() {
     let directory = disk();
@@ -392,8 +392,8 @@ fn wrappers_have_what_is_inside() {
     }
 }
 
-/// A promise goes through the wrappers of this crate, which keep requests whole, moved to where
-/// they begin; and not through one that says nothing of it.
+/// The wrappers of this crate, which keep requests whole, pass a promise on, moved to their
+/// beginning. A wrapper that does not implement it passes none on.
 #[test]
 fn wrappers_pass_a_promise_on() {
     let journal = Arc::new(MemVolume::new(AtomicVolume::journal_len(64 << 10)).unwrap());
@@ -403,7 +403,7 @@ fn wrappers_pass_a_promise_on() {
         let expected = match *name {
             "Bare" => 0,
             "SliceVolume" => UNIT as u32,
-            // Its own.
+            // The wrapper's own unit.
             "AtomicVolume" => 16 << 10,
             _ => 64 << 10,
         };

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// One figure's runs.
+/// All runs of a figure.
 struct Figure {
     case: String,
     depth: u32,
@@ -28,7 +28,7 @@ impl Figures {
         }
     }
 
-    /// One run's figure.
+    /// Adds the figure of one run.
     pub fn add(
         &mut self,
         case: &str,
@@ -56,7 +56,7 @@ impl Figures {
         self.left_out.push((what.into(), why));
     }
 
-    /// What was not, for the object `about`.
+    /// Returns the figures left out, with the reasons, for the object `about`.
     pub fn left_out(&self) -> Vec<Value> {
         let one =
             |(what, why): &(String, String)| json!({"suite": self.suite, "what": what, "why": why});

@@ -25,7 +25,7 @@ use crate::report::Report;
 const DEPTHS: [u32; 5] = [1, 2, 4, 8, 32];
 const SIZE: &str = "64G";
 const FILE_SIZE: usize = 256 << 20;
-/// How long the guest leaves its disks alone while the daemons' CPU time is measured.
+/// Time without I/O in the guest while the daemons' CPU time is measured.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// A disk that is compared.
@@ -35,12 +35,12 @@ struct Disk {
     by: By,
 }
 
-/// Who plays its controller.
+/// Emulator of the disk's controller.
 enum By {
     Vnvme {
         shadow: bool,
-        /// How long the worker polls after the last work, in microseconds; `None`: as it
-        /// does when nothing is said.
+        /// Time for which the worker polls after the last work, in microseconds; `None`: the
+        /// default.
         window: Option<u32>,
         below: Below,
     },
@@ -49,7 +49,7 @@ enum By {
     },
 }
 
-/// What is below one of vnvme's.
+/// Volume below one of vnvme's disks.
 #[derive(Clone, Copy)]
 enum Below {
     Null,
@@ -238,7 +238,7 @@ fn measure(options: &BenchOptions, figures: &mut Figures) -> Result<()> {
 /// CPU time of the daemons while the booted guest leaves its disks alone, per cent of a core.
 fn idle(disks: &[(&Disk, Option<Served>)], figures: &mut Figures) -> Result<()> {
     say(format!("bench: guest, idle for {IDLE:?}"));
-    // What fio left behind has completed by then.
+    // Work that fio left behind has completed by then.
     std::thread::sleep(Duration::from_secs(2));
     let served = disks
         .iter()
@@ -311,7 +311,7 @@ fn count(options: &BenchOptions, figures: &mut Figures) -> Result<()> {
 
 /// I/O queues' doorbell events so far.
 fn doorbells(log: &Path) -> Result<u64> {
-    // What the backend has buffered appears within a moment.
+    // Output that the backend has buffered appears within a moment.
     std::thread::sleep(Duration::from_millis(500));
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

@@ -1,4 +1,4 @@
-//! What fio says, or what speaks like it.
+//! Reports of fio, and of programs with the same format.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;

@@ -12,7 +12,7 @@ use super::{LIMIT, NEIGHBOURS};
 const RATE: usize = 200;
 /// A boot, where everything else is busy.
 const BOOT: Duration = Duration::from_secs(300);
-/// All that a guest may be there for.
+/// Longest life of a guest.
 const LIFE: Duration = Duration::from_secs(1800);
 
 /// A guest for each of the neighbours' disks.
@@ -27,8 +27,8 @@ pub fn boot(dir: &Path) -> Result<Vec<Guest>> {
     NEIGHBOURS.into_iter().map(boot).collect()
 }
 
-/// fio writes at random for so long, one I/O at a time, and verifies what it wrote. The times of
-/// its I/Os, in microseconds; an error if it read something wrong.
+/// Runs fio, which writes at random for `seconds`, one I/O at a time, and verifies the data.
+/// Returns the times of its I/Os, in microseconds; an error if it read something wrong.
 pub fn load(guest: &Guest, seconds: usize) -> Result<Vec<f64>> {
     let script = format!(
         "d=/dev/nvme0n1
@@ -43,7 +43,7 @@ pub fn load(guest: &Guest, seconds: usize) -> Result<Vec<f64>> {
     );
     let limit = LIMIT + Duration::from_secs(3 * seconds as u64);
     let log = guest.run_for(limit, &script)?;
-    // Milliseconds since the start, nanoseconds that it took, and what it was.
+    // Milliseconds since the start, duration in nanoseconds, and kind of the I/O.
     let time = |line: &str| {
         let field = line.split(',').nth(1).context("a line of fio's log")?;
         Ok(field.trim().parse::<f64>()? / 1e3)

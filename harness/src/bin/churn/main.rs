@@ -1,19 +1,19 @@
-//! What disks that come and go cost their neighbours, and whether they leave anything behind.
+//! Measures the cost of added and removed disks for their neighbours, and resources that they leave
+//! behind.
 //!
 //! Usage: `churn [--guests] [DISKS [ROUNDS [SECONDS]]]` (1000, 5 and 8). A `vnvme daemon` with one
 //! worker on a CPU of its own serves two disks; on each a process writes and reads 4 KiB at random,
-//! 2000 times a second, one at a time, sleeps until the answer comes, and verifies what it reads.
-//! Phases in which nothing else happens alternate with phases in which controllers and
-//! vhost-user-blk exports, in memory and on files, are added and removed by the control socket:
-//! DISKS in all. Printed are the neighbours' times, phase by phase and as medians, and the daemon's
-//! resident memory, descriptors and threads before and after; and again after many were there at a
-//! time.
+//! 2000 times a second, one at a time, sleeps until the answer arrives, and verifies the data. Idle
+//! phases alternate with phases in which controllers and vhost-user-blk exports, in memory and on
+//! files, are added and removed by the control socket: DISKS in all. The program prints the
+//! neighbours' times, phase by phase and as medians, and the daemon's resident memory, descriptors
+//! and threads before and after. It prints them again after many disks at a time.
 //!
 //! With `--guests` a Linux guest in QEMU has each of the two disks, and fio verifies there.
 //!
-//! All else shares the other CPUs. Loads that are processes come first there where `chrt` may say
-//! so: else, on few CPUs, the time is measured that they wait for the changes' own work. Guests do
-//! not: their times are their processors' most of all.
+//! All other processes share the other CPUs. Loads that are processes get a real-time priority
+//! there if `chrt` is allowed: else, on few CPUs, their times include the wait for the changes' own
+//! work. Guests get none: their times are their processors' most of all.
 #![forbid(unsafe_code)]
 
 mod guests;
@@ -33,18 +33,18 @@ use serde_json::{Map, Value, json};
 
 /// Disks that are there at a time beside loads, and the neighbours.
 const AT_A_TIME: usize = 8;
-/// And without loads: what a usual limit of descriptors lasts for.
+/// Disks at a time without loads: as many as a usual limit of descriptors allows.
 const MANY: usize = 400;
 /// Disks before the daemon is looked at first: tables have their size then.
 const WARM_UP: usize = 100;
-/// Of those files, and of memory.
+/// Size of those files, and of memory.
 const SIZE: u64 = 16 << 20;
 const NEIGHBOURS: [&str; 2] = ["a", "b"];
-/// The neighbours' size, and what is written to them at once.
+/// Size of the neighbours' disks, and of each write to them.
 const NEIGHBOUR: u64 = 4 << 20;
 const BLOCK: usize = 4096;
 const SECTORS: u64 = 8;
-/// From request to request.
+/// Time from request to request.
 const PAUSE: Duration = Duration::from_micros(500);
 /// A request takes no longer.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -135,7 +135,7 @@ fn run(args: &[String]) -> Result<()> {
     daemon.terminate()
 }
 
-/// Who uses the two disks that stay.
+/// Users of the two disks that stay.
 enum Neighbours {
     /// Processes, which are started for each phase, and where the disks' sockets are.
     Processes(PathBuf),
@@ -143,8 +143,8 @@ enum Neighbours {
 }
 
 impl Neighbours {
-    /// Loads both disks for so many seconds, does something meanwhile, and tells how long the
-    /// loads' I/Os took. An error if one read something wrong.
+    /// Loads both disks for `seconds`, runs `body` meanwhile, and returns the times of the loads'
+    /// I/Os. An error if a load read something wrong.
     fn measure<T>(&self, seconds: usize, body: impl FnOnce() -> Result<T>) -> Result<(Times, T)> {
         match self {
             Self::Processes(dir) => {
@@ -168,8 +168,8 @@ impl Neighbours {
     }
 }
 
-/// This process, and what it starts, leaves the first of its CPUs to the worker, where it has more
-/// than one. Its number.
+/// Leaves the first CPU of this process and its children to the worker, where there is more than
+/// one. Returns its number.
 fn leave_first_cpu() -> Result<usize> {
     let mut cpus = sched_getaffinity(None)?;
     let all = 0..CpuSet::MAX_CPU;
@@ -196,18 +196,18 @@ fn configuration(dir: &Path, worker: usize) -> String {
     text
 }
 
-/// What loads measured, in microseconds.
+/// Measurements of loads, in microseconds.
 struct Times {
     p50: f64,
     p99: f64,
-    /// The median of the 99th percentiles of pieces of [`PIECE`] requests: what comes all the time,
-    /// and not what the machine did once.
+    /// The median of the 99th percentiles of pieces of [`PIECE`] requests: the usual value, without
+    /// single events of the machine.
     usual_p99: f64,
     requests: usize,
 }
 
 impl Times {
-    /// Of some loads, each of which has some.
+    /// Combines the measurements of loads, each of which has some.
     fn of(loads: Vec<Vec<f64>>) -> Self {
         let (mut all, mut pieces) = (Vec::new(), Vec::new());
         for times in loads {
@@ -289,7 +289,7 @@ fn churn(
     Ok(begin.elapsed())
 }
 
-/// What the daemon has.
+/// Resources of the daemon.
 struct Usage {
     resident_kib: u64,
     descriptors: usize,

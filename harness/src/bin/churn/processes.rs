@@ -10,7 +10,7 @@ use driver::{Device, Op, QueueOptions, Request};
 
 use super::{BLOCK, LIMIT, LOAD, NEIGHBOUR, PAUSE, SECTORS};
 
-/// Has a neighbour used for so many seconds.
+/// Starts a load on a neighbour's disk for `seconds`.
 pub fn start(dir: &Path, name: &str, seconds: usize) -> Result<Child> {
     let real_time = Command::new("chrt").args(["-f", "5", "true"]).status();
     let own = std::env::current_exe()?;
@@ -60,7 +60,7 @@ pub fn run(socket: &Path, seconds: u64) -> Result<()> {
         let known = written
             .get_mut(usize::try_from(block)?)
             .context("a block")?;
-        // What is read is what was written last.
+        // Data that is read was written last.
         let op = match (&known, random >> 63) {
             (Some(_), 0) => Op::Read,
             _ => {

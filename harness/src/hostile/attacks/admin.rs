@@ -13,7 +13,7 @@ use nvme::NvmOpcode;
 pub(super) fn flood(context: &Context) -> Result<()> {
     let mut guest = Guest::attach(&context.nvme())?;
     guest.enable()?;
-    // The queue's head stands after what made it ready: nothing, yet.
+    // No command has been sent since the enable: the queue's head is 0.
     guest.fill(0, &mut |at| {
         let opcode = match at % 8 {
             0 => AdminOpcode::ASYNC_EVENT_REQUEST,

@@ -13,7 +13,7 @@ use crate::hostile::client::virtio::Raw;
 use crate::hostile::place::{FILE_NSID, MEMORY_NSID};
 
 pub(super) fn storm(context: &Context) -> Result<()> {
-    // One that is served makes all others second clients.
+    // A first client that is served makes all further ones second clients.
     let _served = UnixStream::connect(context.vhost())?;
     while context.did(2) {
         drop(UnixStream::connect(context.nvme())?);
@@ -46,7 +46,7 @@ pub(super) fn crowd(context: &Context) -> Result<()> {
                 None,
             )?;
             let address = rustix::net::SocketAddrUnix::new(&socket)?;
-            // The queue of those who wait may be full.
+            // The listen queue may be full.
             if rustix::net::connect(&one, &address).is_ok() {
                 crowd.push(one);
             }

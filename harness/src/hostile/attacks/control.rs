@@ -1,4 +1,4 @@
-//! The control socket and its directory, by those who may open them.
+//! Attacks on the control socket and its directory, by users with the right to open them.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use super::Context;
 use super::memory::raise_limit;
 use crate::hostile::place;
 
-/// What stands in a file that takes the control socket's place.
+/// Contents of a file that takes the control socket's place.
 const SOMEBODYS: &str = "not the daemon's";
 
 pub(super) fn slow(context: &Context) -> Result<()> {
@@ -151,7 +151,7 @@ pub(super) fn is_still_there(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Any user who may read a directory may lock it.
+/// Locks a directory, as any user with read access may.
 pub(super) fn lock_directory(dir: &Path) -> Result<Vec<File>> {
     let directory = File::open(dir)?;
     flock(&directory, FlockOperation::NonBlockingLockExclusive)?;

@@ -1,4 +1,5 @@
-//! TCP sockets whose close waits: wherever a descriptor may come in, and the daemon's is the last.
+//! TCP sockets that wait at close, passed wherever a descriptor is accepted, with the daemon's copy
+//! as the last.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -20,9 +21,9 @@ use crate::hostile::client::virtio::Raw;
 /// Sockets at most; more of them harm nobody else.
 const MOST: u64 = 48;
 
-/// Sends lingering sockets by `send`, which has to drop what it is given.
+/// Sends lingering sockets by `send`, which has to drop the socket.
 fn each(context: &Context, mut send: impl FnMut(OwnedFd) -> Result<()>) -> Result<()> {
-    // They stay as they are until this process ends: it is the peer that the close waits for.
+    // The peers stay open until this process ends: the close waits for the peer.
     let mut peers: Vec<TcpStream> = Vec::new();
     for _ in 0..MOST {
         let (socket, peer) = lingering()?;
@@ -30,8 +31,7 @@ fn each(context: &Context, mut send: impl FnMut(OwnedFd) -> Result<()>) -> Resul
         if !context.did(1) {
             break;
         }
-        // A server that has hung up is what such a message deserves; one that does not answer has
-        // been hit.
+        // A server may hang up on such a message; a server that does not answer has been hit.
         if let Err(error) = send(socket) {
             println!("refused {error:#}");
         }
@@ -55,7 +55,7 @@ fn in_two(raw: &mut RawClient, message: &[u8], socket: OwnedFd) -> Result<()> {
     Ok(raw.send(rest, &[])?)
 }
 
-/// The same at an export.
+/// Sends a message in two parts to an export.
 fn in_two_at(raw: &Raw, message: &[u8], socket: OwnedFd) -> Result<()> {
     let (first, rest) = message.split_at(1);
     raw.bytes(first, &[socket.as_fd()])?;
@@ -128,7 +128,8 @@ pub(super) fn before_version(context: &Context) -> Result<()> {
     })
 }
 
-/// It is refused without a look at what it sent, which the kernel closes with its socket.
+/// A second client is refused without a look at its message, which the kernel closes with its
+/// socket.
 pub(super) fn second_client(context: &Context) -> Result<()> {
     let _first = connect(&context.nvme())?;
     each(context, |socket| {
@@ -141,8 +142,8 @@ pub(super) fn second_client(context: &Context) -> Result<()> {
     })
 }
 
-/// The connection ends at the first message; the kernel closes what came with the others when the
-/// socket is closed.
+/// The connection ends at the first message; the kernel closes the descriptors of later ones when
+/// the socket is closed.
 pub(super) fn unread(context: &Context) -> Result<()> {
     let mut turn = 0;
     each(context, |socket| {
@@ -191,7 +192,7 @@ pub(super) fn vhost(context: &Context) -> Result<()> {
         let mut raw = Raw::connect(&context.vhost())?;
         let message = &messages[turn % messages.len()];
         turn += 1;
-        // The last one comes before anything else.
+        // The last message is sent before the negotiation.
         if turn % messages.len() != 0 {
             raw.negotiate()?;
         }
@@ -201,7 +202,7 @@ pub(super) fn vhost(context: &Context) -> Result<()> {
     })
 }
 
-/// Nobody asks for descriptors there: the kernel closes them when the bytes are read.
+/// The control server asks for no descriptors: the kernel closes them when the bytes are read.
 pub(super) fn control(context: &Context) -> Result<()> {
     each(context, |socket| {
         let raw = Raw::connect(&context.control())?;

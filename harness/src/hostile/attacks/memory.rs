@@ -23,7 +23,7 @@ use crate::hostile::client::virtio::Raw;
 use crate::hostile::place::{FILE_NSID, MEMORY_NSID};
 use nvme::cmd::io::RwCdw12;
 
-/// Where windows of an attack's own begin.
+/// First address of an attack's own windows.
 const BASE: u64 = 0x10_0000_0000;
 
 /// Sizes of files, the next one where the last no longer fits: no hole of the address space stays.
@@ -84,7 +84,7 @@ pub(super) fn huge_vhost(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// How long windows are made, before they are used.
+/// Time in which windows are made, before they are used.
 fn making(context: &Context) -> Duration {
     Duration::from_millis(if context.long { 1200 } else { 150 })
 }
@@ -157,7 +157,7 @@ pub(super) fn many_windows(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// As many descriptors as this process may have.
+/// Raises the limit of descriptors to this process's maximum.
 pub(super) fn raise_limit() -> Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let all = Rlimit {
@@ -174,7 +174,7 @@ pub(super) fn many_files(context: &Context) -> Result<()> {
         let file = memfd(4096)?;
         let window = mapping(BASE + made * 4096, 4096, 0);
         if client.dma_map(window, Some(file.as_fd())).is_err() {
-            // It keeps what it has.
+            // The client keeps its windows.
             break;
         }
         made += 1;
@@ -216,7 +216,7 @@ pub(super) fn shrinking(context: &Context) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
-    // The window stays, on memory that is gone.
+    // The window stays, on memory that no longer exists.
     guest.client.dma_unmap(DmaUnmapping::Range {
         iova: RAM_BASE,
         size: RAM_SIZE,

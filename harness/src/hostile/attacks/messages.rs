@@ -1,4 +1,4 @@
-//! Messages of vfio-user: too many, too long, too short, and such whose answers nobody reads.
+//! Messages of vfio-user: too many, too long, too short, and messages with unread answers.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -78,7 +78,7 @@ pub(super) fn region_reads(context: &Context) -> Result<()> {
 pub(super) fn map_unmap(context: &Context) -> Result<()> {
     let mut client = connect(&context.nvme())?;
     let file = memfd(64 << 20)?;
-    // Some memory that is used, so that there is a mapping to take away each time.
+    // Uses memory, so that each unmap has a mapping to remove.
     let mut turn = 0u64;
     while context.did(WINDOW) {
         for _ in 0..WINDOW / 2 {
@@ -241,7 +241,7 @@ pub(super) fn state(context: &Context) -> Result<()> {
         ];
         let payload = fill.repeat(usize::from(number % 9));
         client.send(command, 0, &[&payload], &[])?;
-        // Some end the connection.
+        // A few of these end the connection.
         client.raw().recv()?;
     }
     Ok(())

@@ -1,7 +1,7 @@
-//! The attacks, each a loop that goes on until it is told to stop; one table names them all.
+//! The attacks, each a loop that runs until it is stopped; one table names them all.
 //!
 //! An attack is a process of its own. It may fail, be disconnected or be killed at any time: then
-//! it begins again. What it says is how often it has done what it is for.
+//! it begins again. It reports the number of attempts that it has completed.
 
 mod admin;
 mod connections;
@@ -24,15 +24,15 @@ use anyhow::Result;
 
 use super::place;
 
-/// What an attack knows.
+/// State of an attack.
 pub(super) struct Context {
-    /// Where the sockets are.
+    /// Directory of the sockets.
     pub(super) dir: PathBuf,
-    /// It is to end.
+    /// The attack is to end.
     pub(super) stop: AtomicBool,
-    /// How often it has done what it is for.
+    /// Number of completed attempts.
     pub(super) done: AtomicU64,
-    /// It has seconds, not parts of one.
+    /// The attack has seconds, not parts of one.
     pub(super) long: bool,
 }
 
@@ -67,30 +67,30 @@ impl Context {
     }
 }
 
-/// Whether an attack needs a FUSE file system, and for what.
+/// The use that an attack makes of a FUSE file system.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fuse {
-    /// It needs none.
+    /// No use.
     No,
-    /// Its client has files there.
+    /// The client has files there.
     Files,
     /// A volume is there.
     Volume,
 }
 
-/// What is done before the daemon starts; what it answers is kept until the end.
+/// Preparation before the daemon starts; the returned files are kept open until the end.
 type Before = fn(&Path) -> Result<Vec<std::fs::File>>;
-/// What must hold when the daemon has ended.
+/// Check after the daemon has ended.
 type After = fn(&Path) -> Result<()>;
 
-/// One attack.
+/// An attack.
 #[derive(Clone, Copy)]
 pub(super) struct Attack {
     pub(super) name: &'static str,
-    /// What it does, for people.
+    /// Description for people.
     pub(super) what: &'static str,
     pub(super) run: fn(&Context) -> Result<()>,
-    /// It aims at the worker's own waiting: none may be blocked for more than 10 ms.
+    /// The attack aims at the worker's own waiting: none may be blocked for more than 10 ms.
     pub(super) waiting: bool,
     pub(super) fuse: Fuse,
     pub(super) before: Option<Before>,

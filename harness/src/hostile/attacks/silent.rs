@@ -106,8 +106,8 @@ pub(super) fn vhost(context: &Context) -> Result<()> {
     })
 }
 
-/// The file may be read only: an overlay copies what is opened for writing. The file system's name
-/// is none of the known remote ones, and a page of it comes from FUSE all the same.
+/// The file may be read only: an overlay copies a file that is opened for writing. The file
+/// system's name is none of the known remote ones, and a page of it is read from FUSE all the same.
 pub(super) fn overlay(context: &Context) -> Result<()> {
     if let Err(error) = fuse::mount_overlay(&context.dir) {
         return Err(skip(format!("{error:#}")));

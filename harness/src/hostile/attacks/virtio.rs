@@ -29,7 +29,7 @@ pub(super) fn chains(context: &Context) -> Result<()> {
 pub(super) fn discard(context: &Context) -> Result<()> {
     let mut disk = Disk::up(&context.vhost(), eventfd()?)?;
     disk.header(kind::WRITE_ZEROES, 0)?;
-    // As many segments as there may be, each as much as the disk.
+    // The maximum of segments, each as large as the disk.
     let sectors = (VOLUME_SIZE / 512) as u32;
     let mut segments = Vec::new();
     for i in 0..16u64 {

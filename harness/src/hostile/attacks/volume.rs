@@ -1,4 +1,4 @@
-//! A volume that hangs: the operator's mistake rather than a client's, with a client who uses it.
+//! A volume that hangs: the operator's mistake rather than a client's, with a client that uses it.
 
 use std::fs::File;
 

@@ -1,4 +1,4 @@
-//! Commands that are allowed and cost more than others, on as many queues as there may be.
+//! Allowed commands of high cost, on the maximum of queues.
 
 use anyhow::Result;
 use nvme::cmd::io::RwCdw12;
@@ -18,8 +18,8 @@ const SECTOR: u64 = 512;
 /// Attribute Deallocate of Dataset Management (NVM Command Set 1.1, 3.2.3).
 const DEALLOCATE: u32 = 4;
 
-/// A command of so many blocks whose data begins `data` bytes into the data area, modulo its size;
-/// at most 2 pages, or a list of which every page is the same.
+/// Builds a command for `blocks` blocks. Its data begins `data` bytes into the data area, modulo
+/// its size; at most 2 pages, or a list of which every page is the same.
 pub(super) fn transfer(opcode: NvmOpcode, nsid: u32, lba: u64, blocks: u32, data: u64) -> Command {
     let mut command = Command::new(opcode.0, 0, nsid);
     let size = if nsid == MEMORY_NSID {
@@ -50,7 +50,7 @@ pub(super) fn io(at: u16) -> NvmOpcode {
     }
 }
 
-/// Has all queues full of what `make` answers for queue and index.
+/// Keeps all queues full of the commands that `make` returns for queue and index.
 fn storm(
     context: &Context,
     mut guest: Guest,
@@ -142,8 +142,7 @@ pub(super) fn zeroes(context: &Context) -> Result<()> {
     })
 }
 
-/// What is filled is punched at the end, too: what a disk in memory holds is not what the attack
-/// left behind.
+/// Filled blocks are punched at the end, too: the attack is not to leave data in a disk in memory.
 pub(super) fn punch(context: &Context) -> Result<()> {
     let mut guest = Guest::up(&context.nvme(), 1)?;
     let size = if context.long { LARGE_SIZE } else { 128 << 20 };

@@ -1,9 +1,9 @@
-//! A FUSE file system whose server falls silent: it answers until a file says that it may not, and
-//! then reads every request and answers none, so that a process that asks waits, SIGKILL or not
+//! A FUSE file system with a server that falls silent. It answers until a file forbids it. Then it
+//! reads every request and answers none, so that a process that accesses it waits, SIGKILL or not
 //! (`linux/fuse.h`).
 //!
-//! It is a process of its own, which asks its own file system for nothing: when it is killed, its
-//! end of the connection closes, and all who wait get an error.
+//! The server is a process of its own, which makes no requests to its own file system. When it is
+//! killed, its end of the connection closes, and all waiting processes get an error.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -48,12 +48,12 @@ const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
 const HEADER: usize = 40;
 
-/// Where the file system is mounted below a directory.
+/// Mount point of the file system below a directory.
 pub(in crate::hostile) fn mount_point(dir: &Path) -> PathBuf {
     dir.join("fuse")
 }
 
-/// Where an overlay of it is mounted.
+/// Mount point of an overlay of it.
 pub(in crate::hostile) fn overlay_point(dir: &Path) -> PathBuf {
     dir.join("overlay")
 }
@@ -112,7 +112,7 @@ impl Server {
             if !self.silence.exists()
                 && let Some(answer) = answer(request)
             {
-                // The process that asked may have gone.
+                // The process that asked may have ended.
                 let _ = self.device.write(&answer);
             }
         }

@@ -1,4 +1,4 @@
-//! Clients that break any rule, on both protocols, and what they pass on.
+//! Clients that break any rule, on both protocols, and the descriptors that they pass on.
 
 pub(super) mod fuse;
 pub(super) mod nvme;

@@ -17,7 +17,7 @@ use vfio_user::client::{Client, Irqs};
 pub(in crate::hostile) use test_host::reg::CSTS as REG_CSTS;
 pub(in crate::hostile) use test_host::{BAR0, CONFIG, window as mapping};
 
-/// How long the daemon may take for one message; it is worth nothing to an attack that was stopped.
+/// Longest time of the daemon for one message.
 pub(in crate::hostile) const ANSWER: Duration = Duration::from_secs(5);
 
 /// Interrupt type of a PCI device (`<linux/vfio.h>`).
@@ -25,9 +25,9 @@ pub(in crate::hostile) const MSIX: u32 = 2;
 
 /// Guest memory begins at this IOVA.
 pub(in crate::hostile) const RAM_BASE: u64 = 0x1_0000_0000;
-/// Its bytes.
+/// Size of guest memory in bytes.
 pub(in crate::hostile) const RAM_SIZE: u64 = 64 << 20;
-/// Entries of each queue: what a default controller allows (CAP.MQES).
+/// Entries of each queue: the limit of a default controller (CAP.MQES).
 pub(in crate::hostile) const ENTRIES: u16 = 1024;
 
 /// Shadow doorbells and EventIdx.
@@ -133,12 +133,12 @@ impl Guest {
         Ok(client.set_irqs(MSIX, 0, IrqAction::Trigger, irqs)?)
     }
 
-    /// One command from beginning to end; its status.
+    /// Runs a command and returns its status.
     pub(in crate::hostile) fn run(&mut self, qid: u16, command: Command) -> Result<u16> {
         Ok(self.host.run(qid, &command)?.status_bits())
     }
 
-    /// Keeps queues as full as they can be until `running` says no more; each completion counts.
+    /// Keeps queues as full as possible until `running` returns false; each completion counts.
     pub(in crate::hostile) fn storm(
         &mut self,
         qids: RangeInclusive<u16>,
@@ -161,7 +161,8 @@ impl Guest {
     }
 }
 
-/// A negotiated connection. While an earlier client still leaves, the socket refuses others.
+/// Opens a negotiated connection. While an earlier client still leaves, the socket refuses new
+/// ones.
 pub(in crate::hostile) fn connect(socket: &Path) -> Result<Client> {
     test_host::connect(socket, ANSWER)
 }

@@ -1,4 +1,4 @@
-//! Descriptors that harm a process that takes them: sockets whose close waits, eventfds that
+//! Descriptors that harm a process that takes them: sockets that wait at close, eventfds that
 //! block, memory files of any size.
 
 use std::fs::File;
@@ -12,11 +12,11 @@ use rustix::event::EventfdFlags;
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create};
 use rustix::net::sockopt::set_socket_linger;
 
-/// How long a close would wait.
+/// Time for which a close would wait.
 const LINGER: Duration = Duration::from_secs(3600);
 
-/// A TCP socket whose last close waits as long as its peer likes, and the peer, which reads
-/// nothing: SO_LINGER with data that cannot be sent (socket(7)).
+/// Creates a TCP socket, and its peer, which reads nothing. The socket's last close waits as long
+/// as the peer likes: SO_LINGER with data that cannot be sent (socket(7)).
 pub(in crate::hostile) fn lingering() -> Result<(OwnedFd, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut socket = TcpStream::connect(listener.local_addr()?)?;
@@ -33,7 +33,7 @@ pub(in crate::hostile) fn eventfd() -> Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, flags)?)
 }
 
-/// One that is readable nearly for ever.
+/// Creates a semaphore eventfd that is readable nearly for ever.
 pub(in crate::hostile) fn full_semaphore() -> Result<OwnedFd> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
     let fd = rustix::event::eventfd(0, flags)?;
@@ -50,7 +50,7 @@ pub(in crate::hostile) fn signal(fd: &OwnedFd) -> Result<()> {
 }
 
 /// Makes the next write to an eventfd wait: its counter is full, and the flag that would make the
-/// write fail is gone for all who share the file (eventfd(2)).
+/// write fail is cleared for all users of the file (eventfd(2)).
 pub(in crate::hostile) fn block(fd: &OwnedFd) -> Result<()> {
     let flags = fcntl_getfl(fd)?;
     fcntl_setfl(fd, flags | OFlags::NONBLOCK)?;
@@ -64,7 +64,7 @@ pub(in crate::hostile) fn block(fd: &OwnedFd) -> Result<()> {
     Ok(fcntl_setfl(fd, flags - OFlags::NONBLOCK)?)
 }
 
-/// A memory file; what nobody writes costs nothing.
+/// Creates a memory file; unwritten pages cost nothing.
 pub(in crate::hostile) fn memfd(size: u64) -> Result<File> {
     let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC)?);
     file.set_len(size)?;

@@ -27,7 +27,7 @@ pub(in crate::hostile) const SIZE: u16 = 128;
 const MEMORY: usize = 16 << 20;
 const AVAILABLE: usize = 0x1000;
 const USED: usize = 0x2000;
-/// Where requests are: header, status, tables, data.
+/// Offsets of requests: header, status, tables, data.
 pub(in crate::hostile) const AT_HEADER: u64 = 0x1_0000;
 pub(in crate::hostile) const AT_STATUS: u64 = 0x2_0000;
 pub(in crate::hostile) const AT_TABLE: u64 = 0x10_0000;
@@ -103,7 +103,7 @@ impl Raw {
         Ok(u64::from_ne_bytes(*number))
     }
 
-    /// As every front-end begins.
+    /// Negotiates features as every front-end does.
     pub(in crate::hostile) fn negotiate(&mut self) -> Result<()> {
         self.send(request::SET_OWNER, &[], &[])?;
         let offered = self.ask(request::GET_FEATURES)?;
@@ -246,7 +246,7 @@ impl Disk {
         Ok(count.into())
     }
 
-    /// Keeps the ring full until `running` says no more.
+    /// Keeps the ring full until `running` returns false.
     pub(in crate::hostile) fn storm(&mut self, mut running: impl FnMut(u64) -> bool) -> Result<()> {
         loop {
             let count = self.turn()?;

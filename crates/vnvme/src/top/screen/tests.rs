@@ -130,7 +130,7 @@ fn keys_sort_filter_open_and_end() {
     }
     assert_eq!(choices.sort, Sort::Iops);
 
-    // What is typed is no command.
+    // A typed filter is no command.
     for key in "/qs".chars().map(Key::Char) {
         assert!(!choices.press(key, &rates));
     }
@@ -183,7 +183,7 @@ fn the_cursor_stays_on_its_disk_and_on_the_screen() {
         choices.press(Key::Up, &rates);
     }
     assert_eq!(on_cursor(&choices, &rates), "db-0");
-    // The disk goes away.
+    // The disk disappears.
     rates.disks.clear();
     let lines = screen(&rates, &choices, 80, Some(24));
     assert!(lines.iter().all(|line| !line.cursor));
@@ -234,7 +234,7 @@ fn times_of_more_than_an_interval_are_marked_and_explained() {
     let shown = text(&rates, &choices);
     assert!(shown.contains("read         120"), "{shown}");
     assert!(shown.contains("8.1ms*"), "{shown}");
-    // What does nothing shows nothing, however long ago it did something.
+    // An idle disk shows no times, however old its last ones are.
     rates.disks[0].namespaces[0].operations = [0.0; 4];
     let shown = text(&rates, &choices);
     assert!(!shown.contains("8.1ms"), "{shown}");

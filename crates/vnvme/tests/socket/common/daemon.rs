@@ -36,7 +36,7 @@ pub struct Daemon {
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
-    /// What it logged, by lines.
+    /// Lines that the daemon logged.
     pub log: Vec<String>,
 }
 
@@ -46,12 +46,12 @@ impl Daemon {
         Self::start(Command::new(env!("CARGO_BIN_EXE_vnvme")), args)
     }
 
-    /// The same of another file than the one that was built.
+    /// Starts another program file than the one that was built.
     pub fn spawn_program(program: &Path, args: &[impl AsRef<OsStr>]) -> Daemon {
         Self::start(Command::new(program), args)
     }
 
-    /// The same for a process that may lock only so many bytes of memory, root too.
+    /// Starts a process that may lock only so many bytes of memory, also as root.
     pub fn spawn_with_locked_memory(bytes: u64, args: &[impl AsRef<OsStr>]) -> Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
         // SAFETY: the closure makes two system calls and allocates nothing.
@@ -62,8 +62,8 @@ impl Daemon {
                     maximum: Some(bytes),
                 };
                 setrlimit(Resource::Memlock, limit)?;
-                // Root knows no limit else. Who has no such right cannot take it away, and need
-                // not.
+                // Root has no limit with this capability. A process without the right to drop the
+                // capability does not have it, either.
                 let _ = remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK);
                 Ok(())
             });
@@ -71,7 +71,7 @@ impl Daemon {
         Self::start(command, args)
     }
 
-    /// The same for a process that may have only so many descriptors.
+    /// Starts a process that may have only so many descriptors.
     pub fn spawn_with_descriptors(count: u64, args: &[impl AsRef<OsStr>]) -> Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
         let limit = Rlimit {
@@ -85,33 +85,33 @@ impl Daemon {
         Self::start(command, args)
     }
 
-    /// The same with a variable in its environment.
+    /// Starts a process with a variable in its environment.
     pub fn spawn_with(name: &str, value: &str, args: &[impl AsRef<OsStr>]) -> Daemon {
         Self::spawn_with_all(&[(name, value)], args)
     }
 
-    /// The same with several.
+    /// Starts a process with several variables in its environment.
     pub fn spawn_with_all(variables: &[(&str, &str)], args: &[impl AsRef<OsStr>]) -> Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
         command.envs(variables.iter().copied());
         Self::start(command, args)
     }
 
-    /// The same with several.
+    /// Starts a process with several variables in its environment.
     pub fn spawn_in(variables: &[(&str, &str)], args: &[impl AsRef<OsStr>]) -> Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
         command.envs(variables.iter().copied());
         Self::start(command, args)
     }
 
-    /// The same as another user, from another place than where it was built.
+    /// Starts a copy of the program as another user.
     pub fn spawn_as(user: u32, program: &Path, args: &[impl AsRef<OsStr>]) -> Daemon {
         let mut command = Command::new(program);
         command.uid(user).gid(user);
         Self::start(command, args)
     }
 
-    /// The same with a socket that it finds open: as service managers hand it over
+    /// Starts a process that inherits an open socket, as service managers pass it
     /// (sd_listen_fds(3)).
     pub fn spawn_with_socket(socket: OwnedFd, args: &[impl AsRef<OsStr>]) -> Daemon {
         let mut command = Command::new("sh");
@@ -125,12 +125,12 @@ impl Daemon {
     }
 
     fn start_reading(mut command: Command, input: Stdio, args: &[impl AsRef<OsStr>]) -> Daemon {
-        // Daemons that run beside each other have no control socket unless a test says where.
+        // Daemons that run beside each other have no control socket unless a test sets its path.
         if !command.get_envs().any(|(name, _)| name == "VNVME_CONTROL") {
             command.env("VNVME_CONTROL", "none");
         }
         command.args(args).env_remove("VNVME_LOG");
-        // What tests look at, and send signals to, is the process that serves.
+        // Tests examine the process that serves, and send signals to it.
         let names: Vec<&OsStr> = args.iter().map(AsRef::as_ref).collect();
         let serves = matches!(
             names.first().and_then(|n| n.to_str()),
@@ -180,13 +180,13 @@ impl Daemon {
         daemon
     }
 
-    /// Waits until it says that it listens.
+    /// Waits until the daemon logs that it listens.
     pub fn wait_listening(&self, socket: &Path) {
         let socket = text(socket);
         self.wait_log(|line| line.contains("listening") && line.contains(&socket));
     }
 
-    /// Closes the pipe of its log, which `say_something` makes it write to once more.
+    /// Closes the pipe of the log. `say_something` makes the daemon write to it once more.
     pub fn close_log(&self, say_something: impl FnOnce(&Daemon)) {
         self.last_line.store(true, Ordering::Release);
         say_something(self);
@@ -217,7 +217,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// What was logged until now.
+    /// Returns the lines that were logged until now.
     pub fn log(&self) -> Vec<String> {
         let lines = self.log.lock();
         lines.unwrap_or_else(PoisonError::into_inner).clone()
@@ -289,9 +289,9 @@ impl Daemon {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Number of its descriptors when it opens and closes nothing more: its main thread still opens
-    /// one when its workers serve already, and what a client had is closed a moment after it has
-    /// gone.
+    /// Returns the number of the daemon's descriptors when it opens and closes nothing more. Its
+    /// main thread still opens one when its workers serve already, and a client's descriptors are
+    /// closed a moment after it has disconnected.
     pub fn settled_descriptors(&self) -> usize {
         let mut before = super::descriptors(self.pid());
         eventually("its descriptors stay the same", || {

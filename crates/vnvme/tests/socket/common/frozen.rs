@@ -1,4 +1,4 @@
-//! A thread of another process that stands still while the others run: a tracer has stopped it.
+//! A thread of another process that a tracer has stopped, while the rest of the process runs.
 #![allow(unsafe_code)] // `ptrace`.
 
 use std::ptr::null_mut;
@@ -16,7 +16,7 @@ fn ptrace(request: libc::c_uint, thread: libc::pid_t) -> bool {
 }
 
 impl Frozen {
-    /// Stops the thread of that name, or says why that cannot be.
+    /// Stops the thread of that name, or returns the reason why that is impossible.
     pub fn stop(process: u32, name: &str) -> Result<Self, String> {
         let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
         let task = tasks.flatten().find(|task| {
@@ -34,7 +34,7 @@ impl Frozen {
         Ok(frozen)
     }
 
-    /// It has stopped, or ended; then nothing is left of it.
+    /// Returns whether the thread has stopped or ended. An ended thread is reaped.
     fn waited(&self) -> bool {
         let flags = libc::__WALL | libc::WNOHANG;
         // SAFETY: no status is wanted.
@@ -50,7 +50,7 @@ impl Frozen {
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        // It goes on.
+        // The thread continues.
         if !ptrace(libc::PTRACE_DETACH, self.thread) {
             let _ = self.waited();
         }

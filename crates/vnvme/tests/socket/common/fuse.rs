@@ -1,4 +1,4 @@
-//! A FUSE file system of one file, whose server falls silent, or is full, when it is told to
+//! A FUSE file system of one file, whose server stops answering, or is full, on request
 //! ("linux/fuse.h").
 
 use std::collections::VecDeque;
@@ -48,7 +48,7 @@ enum Mode {
     Answers,
     /// Takes them, and answers none: a process that waits for one cannot be killed.
     Silent,
-    /// The same for requests of this kind; it answers the others.
+    /// Takes requests of this kind and answers none of them; answers all other requests.
     SilentAt(u32),
     /// Answers, and has no room.
     Full,
@@ -62,8 +62,8 @@ struct State {
     held: VecDeque<Vec<u8>>,
 }
 
-/// A mounted file system with its server. The file system ends with this value, and who waits for
-/// it gets an error: drop it before a daemon that may wait for it.
+/// A mounted file system with its server. The file system ends with this value, and callers that
+/// wait for it get an error: drop it before a daemon that may wait for it.
 pub struct Fuse {
     mount: PathBuf,
     shared: Arc<Mutex<State>>,
@@ -71,7 +71,8 @@ pub struct Fuse {
 }
 
 impl Fuse {
-    /// Mounts one with a file of that size at `mount`, or says why that cannot be.
+    /// Mounts a file system with a file of that size at `mount`, or returns the reason why that is
+    /// impossible.
     pub fn mount(mount: &Path, size: usize) -> Result<Self, String> {
         let device = File::options().read(true).write(true).open("/dev/fuse");
         let device = device.map_err(|error| format!("/dev/fuse: {}", error.kind()))?;
@@ -127,7 +128,7 @@ impl Fuse {
         self.set(Mode::Full);
     }
 
-    /// Answers all that it has taken, and what comes.
+    /// Answers all requests that were taken, and all later ones.
     pub fn answer(&self) {
         self.set(Mode::Answers);
     }
@@ -178,7 +179,7 @@ fn serve(mut device: File, shared: &Mutex<State>) {
         }
         let request = match device.read(&mut buffer) {
             Ok(len) => buffer[..len].to_vec(),
-            // It was unmounted.
+            // The file system was unmounted.
             Err(error) if error.raw_os_error() == Some(19) => return,
             // A request was interrupted before it was read.
             Err(_) => continue,
@@ -218,7 +219,7 @@ fn attributes(node: u64, size: usize) -> Vec<u8> {
     bytes
 }
 
-/// What the answer to a request holds, or the error number; nothing: it gets none.
+/// Returns the content of the answer to a request, or the error number; `None` for no answer.
 fn result(data: &mut [u8], request: &[u8]) -> Option<Result<Vec<u8>, i32>> {
     let (code, node, body) = (word(request, 4), long(request, 16), &request[HEADER..]);
     // Attributes and names may be asked for each time.
@@ -280,6 +281,6 @@ fn tell(device: &mut File, request: &[u8], result: Result<Vec<u8>, i32>) {
     bytes.extend(error.to_le_bytes());
     bytes.extend(&request[8..16]);
     bytes.extend(body);
-    // Nobody waits for it any more, or it was unmounted.
+    // The caller does not wait any more, or the file system was unmounted.
     let _ = device.write_all(&bytes);
 }

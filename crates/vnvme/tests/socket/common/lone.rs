@@ -1,4 +1,4 @@
-//! A client with one command at a time and pauses in between, which tells when a wake-up is lost.
+//! A client with one command at a time and pauses in between, which detects a lost wake-up.
 
 use driver::{Device, DmaBuffer, QueueOptions, QueuePair, Target};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ pub struct Lone {
     queue: QueuePair,
     buffer: Option<DmaBuffer>,
     pause: u64,
-    // Last: it goes after its queue.
+    // The last field: dropped after its queue.
     _device: Device,
 }
 
@@ -26,7 +26,7 @@ impl Lone {
         let device = target.open().unwrap();
         let options = QueueOptions {
             depth: 4,
-            // So that it wraps often.
+            // Few entries, so that the queue wraps often.
             entries: 5,
             interrupts: false,
             ..QueueOptions::default()
@@ -39,8 +39,8 @@ impl Lone {
         }
     }
 
-    /// Reads a block, polling. `false`: the command was not seen; the server is to be killed before
-    /// this client goes, which would wait for it.
+    /// Reads a block, polling. `false`: the command was not seen. The server is then to be killed
+    /// before this client is dropped, which would wait for it.
     #[must_use]
     pub fn read(&mut self, lba: u64) -> bool {
         let buffer = self.buffer.take().unwrap();
@@ -78,7 +78,7 @@ pub fn stats(control: &str) -> serde_json::Value {
     all_stats(control)["controllers"][0].clone()
 }
 
-/// All that `vnvme stats` tells.
+/// Returns all output of `vnvme stats`.
 pub fn all_stats(control: &str) -> serde_json::Value {
     let stats = std::process::Command::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(["stats", "--json", "--control", control])

@@ -59,9 +59,9 @@ pub fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Puts a copy of a program somewhere, which everybody may execute. Another process writes it: a
-/// descriptor of this one that is open for writing would be inherited by what another thread starts
-/// just then, and nobody can execute a file that is open for writing (execve(2), ETXTBSY).
+/// Installs a copy of a program with mode 755. Another process writes it: a descriptor of this
+/// process that is open for writing would be inherited by a child that another thread starts just
+/// then, and a file that is open for writing cannot be executed (execve(2), ETXTBSY).
 pub fn put_program(from: impl AsRef<OsStr>, to: &Path) {
     let mut install = Command::new("install");
     let put = install.args(["-m", "755"]).arg(from.as_ref()).arg(to);

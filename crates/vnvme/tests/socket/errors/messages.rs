@@ -1,7 +1,7 @@
-//! What users get wrong, and what they are told.
+//! Mistakes of users, with their messages.
 
-/// A mistake: the arguments (after `serve` if they do not name a command), what `c.toml` says, the
-/// exit status, and the message.
+/// A mistake: the arguments (after `serve` if they do not name a command), the content of `c.toml`,
+/// the exit status, and the message.
 pub struct Mistake(
     pub &'static str,
     pub &'static str,
@@ -9,7 +9,7 @@ pub struct Mistake(
     pub &'static str,
 );
 
-/// Two controllers; what is between them is in the second.
+/// Start of a configuration with two controllers; the text that follows is in the second.
 pub const TWO: &str = "\
 [[controller]]
 socket = \"a.sock\"
@@ -556,14 +556,14 @@ pub const MISTAKES: &[Mistake] = &[
     ),
 ];
 
-/// What the first word may be, besides nothing.
+/// First words of a command line, besides none.
 pub const COMMANDS: &[&str] = &[
     "add", "apply", "attach", "bench", "check", "daemon", "detach", "limits", "list", "resize",
     "serv", "stats", "top", "ublk",
 ];
 
-/// What a daemon is asked that it cannot do, and what is said; the exit status is 1. DIR is the
-/// folder that it may open files in.
+/// Requests that a daemon refuses, and their messages; the exit status is 1. DIR is the folder that
+/// it may open files in.
 pub const REFUSED: &[(&str, &str)] = &[
     ("show x", "vnvme: no disk is called \"x\""),
     ("show A", "vnvme: no disk is called \"A\""),

@@ -1,16 +1,16 @@
 //! Threads for a file that may hang.
 //!
-//! A file on FUSE or a network file system answers when it pleases another process or machine, and
-//! no call on it can be ended from here: not by a cancellation of io_uring, and mostly not by
-//! SIGKILL either. So nothing of such a file is in a worker's hands. It has threads of its own,
-//! which make plain system calls and may hang in any of them; the workers' rings, and the kernel's
-//! threads behind these, never see it. The threads have no guest's memory either: data is copied,
-//! so that a request can be given up (its client was reset or has gone, the process ends) while its
-//! system call still hangs.
+//! A file on FUSE or a network file system depends on another process or machine for its answers,
+//! and no call on it can be ended from here: not by a cancellation of io_uring, and mostly not by
+//! SIGKILL either. No worker therefore makes calls on such a file. It has threads of its own, which
+//! make plain system calls and may hang in any of them. The workers' rings, and the kernel's
+//! threads behind these, never see it. The threads have no guest memory either: data is copied, so
+//! that a request can be given up while its system call still hangs (its client was reset or has
+//! disconnected, or the process ends).
 //!
-//! A change that was given up may still happen, whenever the file answers. So everything that comes
-//! later waits until it has: a guest that was reset must not find its old write on top of its new
-//! one.
+//! A change that was given up may still happen, whenever the file answers. All later requests
+//! therefore wait until it has: a guest that was reset must not find its old write on top of its
+//! new one.
 
 mod queue;
 #[cfg(test)]
@@ -63,7 +63,7 @@ struct State {
     due: VecDeque<Job>,
     running: Vec<Running>,
     threads: usize,
-    /// Of those, the ones that wait for work.
+    /// Threads among these that wait for work.
     idle: usize,
     last_id: u64,
     ending: bool,
@@ -94,7 +94,7 @@ struct Running {
 }
 
 impl State {
-    /// What a thread may begin now.
+    /// Returns the next job that a thread may begin now.
     fn next(&mut self) -> Option<Job> {
         let changes = |running: &Running| running.given_up && running.changes;
         if self.running.iter().any(changes) {
@@ -103,7 +103,7 @@ impl State {
         self.due.pop_front()
     }
 
-    /// There is nobody who could take what comes, but there may be.
+    /// Returns whether all threads are busy and another one may be started.
     fn wants_thread(&self) -> bool {
         self.idle == 0 && self.threads < MOST_THREADS
     }
@@ -141,7 +141,7 @@ impl FileThreads {
         }
     }
 
-    /// Gives work to a thread; the result comes into `inbox`, under the number that this returns.
+    /// Queues work for a thread. Returns its number, under which `inbox` gets the result.
     fn start(&self, work: Work, inbox: &Arc<Inbox<Done>>) -> u64 {
         let mut state = self.0.lock();
         state.last_id += 1;
@@ -161,7 +161,7 @@ impl FileThreads {
         id
     }
 
-    /// Nobody waits for this work any more.
+    /// Gives up the work: its request no longer waits.
     fn give_up(&self, id: u64) {
         let mut state = self.0.lock();
         state.due.retain(|job| job.id != id);
@@ -253,7 +253,7 @@ impl Shared {
         let given_up = at.is_some_and(|at| state.running.swap_remove(at).given_up);
         drop(state);
         if given_up {
-            // What waited for its end may begin.
+            // Jobs that waited for the end of this one may begin.
             self.due.notify_all();
         } else {
             inbox.put(Done { id, work, result });

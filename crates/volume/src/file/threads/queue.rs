@@ -1,4 +1,4 @@
-//! One worker's queue into a file that has threads of its own.
+//! A worker's queue into a file that has threads of its own.
 
 use super::work::Work;
 use super::{Done, FileThreads};
@@ -13,7 +13,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Requests that are with the threads at one time. The others wait here, and hold no copy.
+/// Limit of requests that the threads work on at one time. Further requests wait here, and hold no
+/// copy.
 const MOST_STARTED: usize = 64;
 /// Longest read or write of a thread, in bytes: this much is copied at one time.
 const PIECE: u64 = 256 << 10;
@@ -40,7 +41,7 @@ pub(in crate::file) struct ThreadsQueue {
     pub(super) inbox: Arc<Inbox<Done>>,
     waiting: VecDeque<Request>,
     started: Vec<Started>,
-    /// What threads have finished, and no round has looked at yet.
+    /// Work that threads have finished, and no round has processed yet.
     finished: VecDeque<Done>,
     /// Requests that ended otherwise than by a thread's answer.
     ended: Vec<Completion>,
@@ -97,7 +98,7 @@ impl ThreadsQueue {
     /// Work was finished: the end of its request, or the next piece.
     fn finish(&mut self, done: Done) -> Option<Completion> {
         let Done { id, work, result } = done;
-        // Not there: it was given up just then.
+        // An unknown number: the request was given up just then.
         let at = self.started.iter().position(|started| started.id == id)?;
         let Started { request, done, .. } = self.started.swap_remove(at);
         if let Err(error) = result {
@@ -128,8 +129,9 @@ impl ThreadsQueue {
         self.ended.extend(aborted);
     }
 
-    /// Requests that are not answered in their time fail. Those that wait for others have theirs
-    /// when they are begun. One that has ended is none of them, however late that is seen.
+    /// Fails requests that have reached their time-out. The time of a request that waits here
+    /// starts when it begins. A request that has ended does not count, however late its end is
+    /// seen.
     fn fail_overdue(&mut self) {
         let Some(limit) = self.shared.options.timeout else {
             return;
@@ -172,7 +174,7 @@ impl ThreadsQueue {
                 "{}: does not answer; {unfinished} requests are given up",
                 self.shared.path.display()
             );
-            // Nothing is lost of what was not written.
+            // On a read-only file no write can be lost.
             if !self.shared.read_only {
                 self.ending.give_up(&self.shared.description);
             }
@@ -275,7 +277,8 @@ impl VolumeQueue for ThreadsQueue {
         }
     }
 
-    /// Its completion comes with the next round, whether the file answers or not.
+    /// Ends the request. Its completion is returned in the next round, whether the file answers or
+    /// not.
     fn cancel(&mut self, tag: u64) {
         let request = if let Some(at) = self.started.iter().position(|s| s.request.tag == tag) {
             let started = self.started.swap_remove(at);

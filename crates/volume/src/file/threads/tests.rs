@@ -1,4 +1,4 @@
-//! Files that hang: what does the work here waits until it is allowed to go on.
+//! Files that hang: each operation waits here until the test lets it continue.
 
 use super::*;
 use crate::{
@@ -15,7 +15,7 @@ const BOUND: Duration = Duration::from_secs(60);
 const WRITE: Op = Op::Write { fua: false };
 const LEN: u64 = 4096;
 
-/// Which work may go on, by its offset; and what has begun.
+/// Offsets of the operations that may continue, and those that have begun.
 #[derive(Default)]
 struct Gate {
     state: Mutex<(BTreeSet<u64>, Vec<u64>)>,
@@ -171,7 +171,7 @@ fn requests_that_hang_keep_nobody_but_themselves() {
     let data = vec![7; 1 << 20];
     file.submit(100, WRITE, 8 << 20, Some(&data));
     file.wait_for(100, Ok(()));
-    // Its offset means nothing.
+    // The offset of a flush has no meaning.
     file.submit(101, Op::Flush, 8 << 20, None);
     file.wait_for(101, Ok(()));
     file.submit(102, Op::Read, 8 << 20, Some(&vec![0; 1 << 20]));
@@ -210,10 +210,10 @@ fn what_comes_after_a_write_that_was_given_up_waits_for_its_end() {
     let other = 1 << 20;
     file.submit(2, WRITE, other, Some(&[2; LEN as usize]));
     file.submit(3, Op::Read, 2 << 20, Some(&[9; LEN as usize]));
-    // As long as a thread would need that wrongly begins.
+    // Long enough for a thread that wrongly begins.
     std::thread::sleep(Duration::from_millis(50));
     assert!(!file.gate.begun(other) && !file.gate.begun(2 << 20));
-    // Those can be given up, too, and never happen then.
+    // Waiting requests can be given up, too, and never happen then.
     file.queue.cancel(2);
     file.wait_for(2, ABORTED);
     file.gate.open(0);
@@ -284,7 +284,7 @@ fn a_request_that_is_not_answered_in_its_time_fails() {
     let began = Instant::now();
     file.wait_for(1, Err(IoErrorKind::Unreachable.into()));
     assert!(began.elapsed() < BOUND / 2);
-    // It may still happen: what comes later waits for that, and has no more time than it has.
+    // The write may still happen: later requests wait for it, and their time runs out as well.
     file.submit(2, WRITE, 1 << 20, Some(&[2; LEN as usize]));
     file.wait_for(2, Err(IoErrorKind::Unreachable.into()));
     assert!(!file.gate.begun(1 << 20));
@@ -294,7 +294,7 @@ fn a_request_that_is_not_answered_in_its_time_fails() {
     assert_eq!(file.queue.state(), crate::QueueState::IDLE);
 }
 
-/// Nobody looked while it was: that is not the file's fault.
+/// The completion arrived in time, but no round looked at it: that is not the file's fault.
 #[test]
 fn a_request_whose_answer_is_seen_late_does_not_fail() {
     let limit = Duration::from_millis(100);
@@ -352,7 +352,7 @@ fn a_round_copies_a_bounded_part_of_what_is_there() {
     let (mut ended, mut rounds) = (0, 0);
     let began = Instant::now();
     while ended < many {
-        // So that as much as can be has been read.
+        // Waits until all possible reads are done.
         let busy = |state: &State| !state.due.is_empty() || !state.running.is_empty();
         while busy(&file.queue.threads.0.lock()) {
             assert!(began.elapsed() < BOUND, "nothing is read");
@@ -447,7 +447,7 @@ fn every_operation_does_what_it_does_through_the_ring() {
         );
         assert_eq!(now[2 * LEN as usize..], mib[2 * LEN as usize..], "{op:?}");
     }
-    // As on a filesystem that knows neither.
+    // A filesystem that supports neither.
     let abilities = &file.volume.shared.abilities;
     abilities.cannot_punch();
     abilities.cannot_zero();
@@ -462,7 +462,7 @@ fn every_operation_does_what_it_does_through_the_ring() {
     };
     let refused = file.queue.submit(deallocate).expect("at once");
     assert_eq!(refused.result, Err(IoErrorKind::Unsupported.into()));
-    // What is behind it has become shorter.
+    // The file has become shorter.
     std::fs::File::options()
         .write(true)
         .open(&file.volume.shared.path)

@@ -1,4 +1,4 @@
-//! What one thread does with the file at one time: plain system calls, any of which may hang.
+//! The work of one thread on a file: plain system calls, any of which may hang.
 
 use crate::file::FileDescription;
 use crate::io::job::Abilities;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Longest write of zeroes in bytes, where the file knows no other way.
 const ZEROES: u64 = 256 << 10;
 
-/// The file, as those who work on it need it.
+/// The file as its threads need it.
 #[derive(Debug)]
 pub(super) struct WorkFile {
     pub(super) fd: Arc<FileDescription>,
@@ -28,8 +28,8 @@ pub(super) struct Work {
     pub(super) op: Op,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// What is written; what was read. Memory of this process: the guest's is not touched by a
-    /// thread that nobody can stop.
+    /// Data to write, or data that was read. It is memory of this process: a thread that cannot be
+    /// stopped must not touch the guest's.
     pub(super) buffer: Option<Buffer>,
 }
 
@@ -47,7 +47,7 @@ impl Work {
                 // At most a piece's length.
                 let mut buffer = Buffer::new(self.len as usize);
                 match read(fd, &mut buffer, self.offset, file.unit) {
-                    // What was not read is zeroes already.
+                    // The rest of the buffer is zeroes already.
                     Err(IoError {
                         kind: IoErrorKind::Truncated,
                         ..
@@ -114,7 +114,8 @@ impl Work {
     }
 }
 
-/// Reads all of `buffer`. What is moved in part is repeated from the unit that was not finished.
+/// Reads all of `buffer`. After a short read, the next one starts at the first unit that was not
+/// finished.
 pub fn read(fd: BorrowedFd<'_>, buffer: &mut [u8], offset: u64, unit: u64) -> Result<(), IoError> {
     let mut done = 0;
     while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -144,7 +145,8 @@ fn write(fd: BorrowedFd<'_>, data: &[u8], at: u64, fua: bool, unit: u64) -> Resu
     Ok(())
 }
 
-/// What counts of `moved` bytes where `left` were to be moved; nothing: it does not get on.
+/// Returns the number of bytes that count of `moved`, where `left` were to be moved; `None`: no
+/// progress.
 fn whole(moved: usize, left: usize, unit: u64) -> Option<usize> {
     let part = match moved == left {
         true => moved,

@@ -14,22 +14,22 @@ use crate::{IoError, IoErrorKind, Op};
 /// Durable writes of a file that the kernel works on one by one.
 const MOST_WRITES: u32 = 8;
 
-/// What of a file is being made durable, by slots.
+/// Slots with requests that make a file durable.
 #[derive(Debug, Default)]
 pub(super) struct Durable {
-    /// The one whose fsync is under way.
+    /// Slot with the fsync in flight.
     leader: Option<u32>,
-    /// Those that end with it.
+    /// Slots that end with the leader's fsync.
     riders: Vec<u32>,
-    /// Those that came later.
+    /// Slots that arrived later.
     waiting: Vec<u32>,
     /// Durable writes that the kernel works on.
     writes: u32,
 }
 
 impl Durable {
-    /// Whether the operation that a slot needs next is to go to the kernel; else the slot waits,
-    /// and [`RingCore::synced`] goes on with it.
+    /// Returns whether the next operation of a slot is sent to the kernel. Otherwise the slot
+    /// waits, and [`RingCore::synced`] continues it.
     #[inline]
     pub(super) fn admit(&mut self, slot: u32, job: &mut RingJob) -> bool {
         match job.step {
@@ -63,8 +63,8 @@ impl Durable {
 }
 
 impl RingCore {
-    /// The request of a slot ends. If it was its file's fsync, so do those that waited for the same
-    /// one, and the next one begins, for all that came meanwhile.
+    /// Ends the request of a slot. If it was its file's fsync, the requests that waited for it end
+    /// too, and the next fsync begins for all later ones.
     pub(super) fn synced(&mut self, slot: u32, file: usize, result: Result<(), IoError>) {
         let Some(open) = self.files.get_mut(file).and_then(Option::as_mut) else {
             return;
@@ -75,7 +75,7 @@ impl RingCore {
         open.durable.leader = None;
         let mut riders = std::mem::take(&mut open.durable.riders);
         let mut waiting = std::mem::take(&mut open.durable.waiting);
-        // It was cancelled, and not they.
+        // The leader was cancelled, but its riders were not.
         let cancelled = result.is_err_and(|error| error.kind == IoErrorKind::Aborted);
         if cancelled {
             waiting.splice(0..0, riders.drain(..));
@@ -129,7 +129,7 @@ mod tests {
             .collect()
     }
 
-    /// A flush that is cancelled while others wait for its fsync: they get another one.
+    /// A flush is cancelled while other flushes wait for its fsync: they get another one.
     #[test]
     fn who_waits_for_a_cancelled_flush_is_not_cancelled() {
         let directory = tempfile::tempdir().unwrap();
@@ -147,7 +147,7 @@ mod tests {
         };
         let mut core = ring.core();
         assert_eq!(answer(&mut core, 0), [(0, true)]);
-        // The next one leads, and all others ride.
+        // The next one leads, and all remaining ones ride.
         assert_eq!(answer(&mut core, -libc::ECANCELED), [(1, false)]);
         assert_eq!(answer(&mut core, 0), [(2, true), (3, true), (4, true)]);
         assert_eq!(

@@ -10,7 +10,7 @@ use std::io;
 
 impl RingCore {
     /// Lets the kernel pin `len` bytes of a memory from `offset` on, at most [`fixed::LONGEST`],
-    /// until [`RingCore::unpin`] is called with the place that comes back.
+    /// until [`RingCore::unpin`] is called with the place that this returns.
     pub(in crate::io) fn pin(
         &mut self,
         memory: &Memory,
@@ -37,7 +37,7 @@ impl RingCore {
         Ok(place)
     }
 
-    /// Says why memory could not be pinned, once: requests work without.
+    /// Logs once why memory could not be pinned: requests work without.
     pub(in crate::io) fn say_not_pinned(&mut self, len: usize, error: &io::Error) {
         if !std::mem::replace(&mut self.said_not_pinned, true) {
             tracing::warn!(
@@ -48,13 +48,13 @@ impl RingCore {
         }
     }
 
-    /// Ends what [`RingCore::pin`] began. Operations in flight keep their pages until they have
-    /// completed; later ones go without.
+    /// Undoes [`RingCore::pin`]. Operations in flight keep their pages until they have completed;
+    /// later ones use ordinary memory.
     pub(in crate::io) fn unpin(&mut self, places: &[u16]) {
         if places.is_empty() {
             return;
         }
-        // What is written to the ring and not yet sent names the places still.
+        // Unsent entries of the ring still name the places.
         let mut tries = 0;
         while !self.send() && tries < MAX_FAILURES {
             tries += 1;

@@ -1,12 +1,14 @@
-//! Connections: an operation of each direction, and what it points to.
+//! Connections: an operation of each direction, and the memory to which it points.
 //!
-//! As with slots: what an entry points to (the message's header, the vectors, and through them
-//! bytes and segments) belongs to the stream's half until the kernel has posted the completion.
+//! As with slots, the memory to which an entry points (the message's header, the vectors, and
+//! through them bytes and segments) belongs to the stream's half until the kernel has posted the
+//! completion.
 //!
-//! What the socket has room for is sent by a call of its own, at once. And where bytes usually come
-//! soon after they were asked for, a worker that polls asks the socket for them ([`Tries`]): the
-//! ring would have the kernel put an entry into the socket's wait queue, and take it out, for each
-//! message. The ring has what takes longer, and everything while the worker sleeps.
+//! Bytes for which the socket has room are sent at once by a call of their own. Where bytes usually
+//! arrive soon after they were asked for, a worker that polls asks the socket for them ([`Tries`]):
+//! for each message, the ring would have the kernel put an entry into the socket's wait queue and
+//! remove it. The ring gets the operations that take longer, and everything while the worker
+//! sleeps.
 
 use super::{MAX_FAILURES, Mode, NO_SLOT, RingCore, name};
 use crate::io::stream::{Incoming, Outgoing};
@@ -15,19 +17,20 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-/// Tells names of streams from those of slots: no slot has so high a number.
+/// Bit that distinguishes names of streams from those of slots: no slot has so high a number.
 pub(super) const STREAM: usize = 1 << 31;
-/// Tells the two halves apart.
+/// Bit that distinguishes the receiving half from the sending one.
 const RECEIVES: usize = 1 << 30;
 
-/// How long a socket is asked for bytes before the ring has to wait for them.
+/// Time in which a socket is asked for bytes before the ring has to wait for them.
 const WINDOW: Duration = Duration::from_micros(50);
 /// The shortest window that is worth it.
 const SHORTEST: Duration = Duration::from_micros(2);
-/// Sockets that are asked in one round, each by a system call. The ring waits for those of others.
+/// Limit of sockets that are asked in one round, each by a system call. The ring waits for the
+/// bytes of further sockets.
 const MOST_TRIED: usize = 8;
 
-/// One direction of a connection.
+/// A direction of a connection.
 struct Half<T> {
     state: State<T>,
     vectors: Vec<libc::iovec>,
@@ -54,14 +57,14 @@ struct Tries {
 }
 
 impl Tries {
-    /// They came; `window` is [`WINDOW`].
+    /// Records that bytes arrived; `window` is [`WINDOW`].
     fn came(&mut self, now: u64, window: u64) {
         if now.wrapping_sub(self.since) <= window {
             self.window = window;
         }
     }
 
-    /// They have not come in time. `shortest` is [`SHORTEST`].
+    /// Records that no bytes arrived in time. `shortest` is [`SHORTEST`].
     fn missed(&mut self, shortest: u64) {
         self.window /= 2;
         if self.window < shortest {
@@ -151,7 +154,7 @@ struct Stream {
     sends: Half<Outgoing>,
     receives: Half<Incoming>,
     tries: Tries,
-    /// Nobody has it any more.
+    /// The stream has been closed by its owner.
     closed: bool,
 }
 
@@ -172,7 +175,7 @@ const fn is_later(answer: i32) -> bool {
 }
 
 impl Stream {
-    /// Sends what the socket has room for.
+    /// Sends as many bytes as the socket has room for.
     fn send_now(&mut self) -> i32 {
         let message = self.sends.message();
         // SAFETY: the message's vectors point to bytes and segments that the half has, or is given
@@ -184,11 +187,11 @@ impl Stream {
         answer(sent)
     }
 
-    /// Receives what there is.
+    /// Receives the available bytes.
     fn receive_now(&mut self) -> i32 {
         let message = self.receives.message();
-        // SAFETY: the message's vectors point to the buffer and the segments of what the half has;
-        // no reference to these bytes is there during the call.
+        // SAFETY: the message's vectors point to the buffer and the segments that the half holds;
+        // no reference to these bytes exists during the call.
         let received = unsafe { libc::recvmsg(self.fd.as_raw_fd(), message, libc::MSG_DONTWAIT) };
         answer(received)
     }
@@ -203,7 +206,7 @@ impl Stream {
 pub(super) struct Streams {
     places: Vec<Option<Stream>>,
     generation: u32,
-    /// Those whose sockets are asked.
+    /// Number of sockets that are asked for bytes.
     tried: usize,
     /// [`WINDOW`] and [`SHORTEST`] in cycles.
     window: u64,
@@ -246,7 +249,7 @@ impl Streams {
         match index & RECEIVES {
             0 => stream.sends.answered(answer),
             _ => {
-                // What was wanted before the worker slept came after that, or late.
+                // Bytes asked for before the worker slept arrived after that, or late.
                 stream.tries.came(probes::cycles(), window);
                 stream.receives.answered(answer);
             }
@@ -295,7 +298,7 @@ impl RingCore {
         self.untold = true;
     }
 
-    /// Starts to send; it comes back when that is not possible now.
+    /// Starts to send; returns `outgoing` when that is not possible now.
     pub(in crate::io) fn stream_send(
         &mut self,
         stream: usize,
@@ -339,7 +342,7 @@ impl RingCore {
         };
         match open.sends.moved {
             0 => open.sends.reclaim().map_or(Ok(()), Err),
-            // It has begun: the rest is its sender's to send.
+            // A part was sent: its sender sends the rest.
             _ => {
                 open.sends.answered(0);
                 Ok(())
@@ -347,7 +350,7 @@ impl RingCore {
         }
     }
 
-    /// What was sent.
+    /// Returns the completed send and its result.
     pub(in crate::io) fn stream_sent(
         &mut self,
         stream: usize,
@@ -355,7 +358,7 @@ impl RingCore {
         self.streams.get(stream)?.sends.take()
     }
 
-    /// Starts to receive; it comes back when that is not possible now.
+    /// Starts to receive; returns `incoming` when that is not possible now.
     pub(in crate::io) fn stream_receive(
         &mut self,
         stream: usize,
@@ -438,7 +441,7 @@ impl RingCore {
     }
 
     fn leave_to_ring(&mut self, stream: usize) {
-        // Where it has no room, the socket is asked on.
+        // Where the ring has no room, the socket is asked again.
         if !self.wait_on_ring(stream) {
             return;
         }
@@ -451,8 +454,8 @@ impl RingCore {
         }
     }
 
-    /// Ends what is under way early, and not the connection. What was moved by then is reported, or
-    /// `ECANCELED`.
+    /// Ends the operations in flight early, and not the connection. The result is the number of
+    /// bytes moved by then, or `ECANCELED`.
     pub(in crate::io) fn stream_cancel(&mut self, stream: usize) {
         let Some(open) = self.streams.get(stream) else {
             return;
@@ -469,12 +472,12 @@ impl RingCore {
         let generation = open.generation;
         for half in [sends, receives].into_iter().flatten() {
             let target = name(half | stream, generation);
-            // Not to be had for lack of room: it then ends with the connection.
+            // Without room for the cancellation, the operation ends with the connection.
             let _ = self.push(&opcode::AsyncCancel::new(target).build().user_data(NO_SLOT));
         }
     }
 
-    /// What was received.
+    /// Returns the completed receive and its result.
     pub(in crate::io) fn stream_received(
         &mut self,
         stream: usize,
@@ -491,12 +494,13 @@ impl RingCore {
     /// Ends a connection, or one direction of it.
     pub(in crate::io) fn stream_shut_down(&mut self, stream: usize, how: rustix::net::Shutdown) {
         if let Some(open) = self.streams.get(stream) {
-            // Not connected any more: what is under way has ended, too.
+            // An error means that the socket is not connected any more: its operations have ended,
+            // too.
             let _ = rustix::net::shutdown(&open.fd, how);
         }
     }
 
-    /// Nobody has it any more: it is closed when nothing of it is under way.
+    /// Closes a stream for its owner: it is removed when no operation of it is in flight.
     pub(in crate::io) fn close_stream(&mut self, stream: usize) {
         self.stream_shut_down(stream, rustix::net::Shutdown::Both);
         let Some(open) = self.streams.get(stream) else {

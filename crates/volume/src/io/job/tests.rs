@@ -232,7 +232,7 @@ fn atomic(segments: u64, reachable: bool) -> (RingJob, Abilities) {
 fn an_atomic_write_is_one_operation_or_fails() {
     let (mut whole, can) = atomic(1, true);
     assert!(whole.atomic && whole.step == Step::Data);
-    // Where it ended, another write would begin.
+    // The rest would be another write.
     assert_eq!(
         whole.advance(4096, 512, &can),
         failed(IoErrorKind::MediaWrite)
@@ -252,7 +252,7 @@ fn an_atomic_write_is_one_operation_or_fails() {
         refused.advance(-libc::EOPNOTSUPP, 512, &can),
         system(libc::EOPNOTSUPP, true)
     );
-    // All others are as they were.
+    // All other operations are not atomic.
     let can = Abilities::new(true, true).atomic(AtomicWrites::naturally_aligned(4096, 16384));
     for (op, len) in [
         (Op::Read, 8192),

@@ -1,5 +1,5 @@
-//! Requests that block in the call that submits them. What makes them block is their memory: pages
-//! that are not there until a thread of the test provides them (`userfaultfd`).
+//! Requests that block in the call that submits them. Their memory makes them block: its pages are
+//! missing until a thread of the test provides them (`userfaultfd`).
 #![allow(unsafe_code)]
 
 use super::super::job::Abilities;
@@ -15,10 +15,9 @@ use std::thread::JoinHandle;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 8;
-/// How long a page is kept back that comes by itself: the file is not trusted for many times as
-/// long.
+/// Delay of a page that is provided automatically: the file is not trusted for many times as long.
 const DELAY: Duration = Duration::from_millis(200);
-/// How long one is kept back that comes when it is called for.
+/// Delay of a page that is provided on request.
 const NEVER: Duration = Duration::from_secs(20);
 
 // From `linux/userfaultfd.h`.
@@ -28,26 +27,25 @@ const UFFDIO_REGISTER: u64 = 0xc020_aa00;
 const UFFDIO_ZEROPAGE: u64 = 0xc020_aa04;
 const MODE_MISSING: u64 = 1;
 
-/// When the page that is asked for comes.
+/// Time at which the requested page is provided.
 enum Come {
     Later,
     WhenCalled,
 }
 
-/// Memory whose pages come late.
+/// Memory with pages that arrive late.
 struct LateMemory {
     memory: Memory,
     next: usize,
     orders: Sender<Come>,
     call: Sender<()>,
-    /// Whether each page came as it should: not because it was never called for.
+    /// Whether each page arrived as it should: not because the request for it was missing.
     came: Receiver<bool>,
     thread: Option<JoinHandle<()>>,
 }
 
 fn ioctl(fd: &OwnedFd, request: u64, words: &mut [u64]) -> io::Result<()> {
-    // SAFETY: the words are the structure that the request takes, all of whose fields are 64 bits
-    // wide.
+    // SAFETY: the words are the structure of the request, whose fields are all 64 bits wide.
     let done = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, words.as_mut_ptr()) };
     if done < 0 {
         return Err(io::Error::last_os_error());
@@ -127,7 +125,7 @@ fn bytes_of(words: &mut [u64; 4]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of::<[u64; 4]>()) }
 }
 
-/// A file all of whose blocks are there, or why there is none that is of use here.
+/// Creates a file with all blocks allocated, or returns why there is none that is of use here.
 fn direct(directory: &tempfile::TempDir) -> io::Result<RingFile> {
     let path = directory.path().join("direct.raw");
     std::fs::write(&path, [7; PAGES * PAGE])?;
@@ -156,8 +154,8 @@ fn finish(io: &Io, tag: u64) {
     assert_eq!(came, [(tag, Ok(()))]);
 }
 
-/// Writes a page that comes when it is called for, and calls for it once the call that submitted it
-/// has returned.
+/// Writes a page that is provided on request, and requests it once the call that submitted the
+/// write has returned.
 fn worker_goes_on(io: &Io, file: usize, late: &mut LateMemory, tag: u64) {
     let ring = io.ring().unwrap();
     let volume = MemVolume::new(1 << 20).unwrap();

@@ -36,14 +36,14 @@ fn flushes_that_wait_become_one() {
             let mut tags: Vec<u64> = finish_tags(&io, 16);
             tags.sort_unstable();
             assert_eq!(tags, (0..16).collect::<Vec<u64>>());
-            // The first one, and one for all that came after it.
+            // The first fsync, and one for all later requests.
             assert_eq!(io.counters().operations, 2 * round, "{mode:?}");
             assert_eq!(io.in_flight(), 0);
         }
     }
 }
 
-/// Sends what there is, and waits until so many requests have ended well.
+/// Sends the unsent entries, and waits until `requests` requests have succeeded.
 fn finish_tags(io: &Io, requests: usize) -> Vec<u64> {
     let (began, mut tags) = (Instant::now(), Vec::new());
     while tags.len() < requests {
@@ -77,7 +77,7 @@ fn durable_writes_beyond_a_number_are_made_durable_together() {
         let operations = io.counters().operations;
         // Sixteen writes; eight of them are synced, in two groups at least.
         assert!((18..=24).contains(&operations), "{operations}");
-        // One at a time is one operation.
+        // A single durable write is one operation.
         assert!(begin(fast, page(1, DURABLE, &memory, 1)).is_none());
         assert_eq!(finish(&io, 1), [Ok(())]);
         assert_eq!(io.counters().operations, operations + 1);
@@ -104,7 +104,7 @@ fn what_waits_for_a_flush_ends_when_it_is_cancelled_or_its_queue_goes() {
                 io.flush();
                 io.poll(&mut |over| {
                     ended += 1;
-                    // Nobody else's was cancelled.
+                    // No other request was cancelled.
                     assert!(over.result.is_ok() || over.tag == cancelled, "{over:?}");
                 });
                 assert!(began.elapsed() < BOUND, "{ended}");

@@ -1,4 +1,4 @@
-//! What goes into a ring by the short way, and comes out of it.
+//! Requests that enter a ring by the short way, and their completions.
 
 use super::super::job::Abilities;
 use super::super::ring::RingFile;
@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-/// Of the rings here.
+/// Capacity of the rings here.
 const CAPACITY: u64 = 16;
 
 /// Guest memory of a MiB at address 0.
@@ -104,7 +104,7 @@ fn news_are_completions_that_can_be_told() {
         let (_memory, map) = guest();
         for turn in 0..20 {
             assert!(read(&mut *queue, &map, 1).is_none());
-            // The first one waits for others; those after it, which were alone so far, do not.
+            // The first request waits for more; later ones, which were alone so far, do not.
             if mode != Mode::Polled && turn == 0 {
                 assert!(!io.has_news(), "{mode:?}: not sent");
             }
@@ -158,7 +158,7 @@ fn a_full_ring_is_emptied_for_the_next_and_full_slots_refuse_it() {
     let given = piece(&map, 99 * 4096, 4096);
     assert_eq!(refused.data.segments(), given.segments());
     assert_eq!(io.counters(), expected, "it was not started");
-    // Some may have been on their way to a thread of the kernel, which says that it was cancelled.
+    // A few may have been on their way to a thread of the kernel, which reports them as cancelled.
     let aborted = |error: IoError| error.kind == IoErrorKind::Aborted;
     for result in finish(&io, CAPACITY as usize) {
         assert!(result.is_ok() || result.is_err_and(aborted), "{result:?}");
@@ -182,7 +182,7 @@ fn memory_is_kept_while_the_kernel_has_it_and_no_longer() {
         if round % 2 == 0 {
             io.flush();
         } else {
-            // The end of the queue waits for the kernel, and counts what it sends.
+            // Dropping the queue waits for the kernel, and counts the entries that it sends.
             let before = io.counters();
             drop(queue);
             queue = file(&directory).open(&io).unwrap();
@@ -200,8 +200,8 @@ fn memory_is_kept_while_the_kernel_has_it_and_no_longer() {
     }
 }
 
-/// A file that demands more than it says, which is nothing; it holds 64 KiB of sevens. And the same
-/// without demands.
+/// A file that is stricter than it reports (no requirements); it holds 64 KiB of sevens. It is also
+/// returned opened without direct I/O.
 fn stricter(directory: &tempfile::TempDir) -> Option<(File, RingFile)> {
     let path = directory.path().join("strict.raw");
     std::fs::write(&path, [7; 65536]).unwrap();
@@ -237,12 +237,12 @@ fn what_the_kernel_refuses_is_bounced_at_once() {
         let ring = io.ring().unwrap();
         let file = ring.open(strict);
         for (round, op) in [(1, Op::Read), (2, WRITE), (3, Op::Write { fua: true })] {
-            // One byte aside of what the device reaches.
+            // A byte beside memory that the device reaches.
             let data = piece(&map, 4097, 8192);
             assert_eq!(data.copy_from(0, &[round; 8192]), 8192);
             assert!(ring.transfer(file, 5, op, 4096, data).is_none());
             io.flush();
-            // What continues it is sent without being asked for.
+            // The request's next operation is sent without a call.
             let over = poll_for(&io, 1).remove(0);
             let what = format!("{mode:?}: {op:?}");
             assert_eq!((over.tag, over.result), (5, Ok(())), "{what}");
@@ -257,7 +257,7 @@ fn what_the_kernel_refuses_is_bounced_at_once() {
             let got = (counters.requests, counters.operations, counters.bounced);
             assert_eq!(got, (round, 2 * round, round), "{what}");
         }
-        // It goes with all that it has taken, also in the middle of it.
+        // Closing the file waits for its requests, also in the middle of one.
         let data = piece(&map, 4097, 8192);
         assert!(ring.transfer(file, 6, Op::Read, 4096, data).is_none());
         ring.close(file);

@@ -1,4 +1,4 @@
-//! What the tests of volumes share: a worker with one queue, and guest memory to build requests on.
+//! Helpers of the tests of volumes: a worker with one queue, and guest memory for requests.
 
 // Each test program uses its own part.
 #![allow(dead_code)]
@@ -18,7 +18,7 @@ pub fn disk() -> tempfile::TempDir {
         .expect("a directory for test files")
 }
 
-/// A directory in memory, or nothing (with a line that says so).
+/// Creates a directory in memory; `None` (with a line in the log) where there is none.
 pub fn memory() -> Option<tempfile::TempDir> {
     match tempfile::tempdir_in("/dev/shm") {
         Ok(directory) => Some(directory),
@@ -94,7 +94,7 @@ pub fn bytes(list: &SegmentList) -> Vec<u8> {
     bytes
 }
 
-/// How reads and writes of all of their data get into a queue; everything else is submitted.
+/// Call by which reads and writes of all of their data enter a queue; all else is submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// [`volume::VolumeQueue::submit`].
@@ -124,7 +124,7 @@ impl Way {
     }
 }
 
-/// A worker with one queue. The queue goes first: fields are dropped in order.
+/// A worker with one queue. The queue is dropped first: fields are dropped in order.
 pub struct Worker {
     pub queue: OpenQueue,
     pub io: Io,
@@ -149,7 +149,7 @@ impl Worker {
         }
     }
 
-    /// The same, whose requests get into the queue that way.
+    /// Creates a worker whose requests enter the queue by `way`.
     pub fn by(way: Way, volume: &dyn Volume) -> Self {
         Self {
             way,
@@ -202,7 +202,7 @@ impl Worker {
         done
     }
 
-    /// One request from start to end.
+    /// Runs a request from start to end.
     pub fn run(&mut self, op: Op, offset: u64, len: u64, data: SegmentList) -> Completion {
         let (tag, at_once) = self.start(op, offset, len, data);
         let completion = match at_once {
@@ -255,7 +255,7 @@ pub fn sleep(io: &Io) {
     assert!(woken, "a completion came and nobody was woken up");
 }
 
-/// The same, for so long at most. `false`: none became readable.
+/// Sleeps for `time` at most. `false`: no descriptor became readable.
 fn sleep_for(io: &Io, time: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let events = io.event_fd().into_iter().chain(io.others_fd());

@@ -39,7 +39,7 @@ fn one_line_is_enough_for_a_new_kind() {
     assert_eq!(opened.attached.as_deref(), Some("red"));
     assert!(opened.extras.is_part() && opened.extras.is_limited());
     assert!(open("zero://1M").unwrap().attached.is_none());
-    // What a user may write is in the errors.
+    // Errors contain the known forms.
     for url in ["iscsi://host/1", "", "file://"] {
         let text = error(url);
         for form in ["file://PATH", "mem://SIZE", "null://SIZE", "zero://SIZE"] {
@@ -51,7 +51,7 @@ fn one_line_is_enough_for_a_new_kind() {
     assert!(text.contains(known), "{text}");
     assert!(error("zero://1M?colour=blue").contains("colour=blue: it is red or green"));
     assert!(error("zero://much").contains("whole number"));
-    // Those who did not add it do not know it.
+    // A registry without the kind does not know it.
     let without = Registry::<()>::new().open("zero://1M", OpenOptions::default());
     assert!(matches!(without, Err(OpenError::Scheme { known, .. }) if !known.contains("zero")));
 }
@@ -116,7 +116,7 @@ fn values_of(option: &UrlOption, form: &'static str) -> Vec<&'static str> {
     }
 }
 
-/// Help and constructors agree: what the table says is read, in every form, and has an effect.
+/// Help and constructors agree: each option of the table is read, in every form, and has an effect.
 #[test]
 fn every_option_of_the_table_is_understood() {
     let directory = tempfile::tempdir().unwrap();

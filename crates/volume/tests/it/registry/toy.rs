@@ -41,7 +41,7 @@ fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<String>, Ope
     })
 }
 
-/// Reads as zeroes; forgets what is written.
+/// A volume that reads as zeroes, and forgets written data.
 #[derive(Debug)]
 struct Zero {
     size: u64,
@@ -78,7 +78,7 @@ impl Volume for Zero {
     }
 }
 
-/// One worker's queue into it.
+/// A worker's queue into it.
 struct ZeroQueue(Info);
 
 impl VolumeQueue for ZeroQueue {

@@ -59,7 +59,7 @@ impl Host {
     }
 
     pub fn read(&mut self, nsid: u32, lba: u64, len: usize) -> Vec<u8> {
-        // What is not read must not look as if it were.
+        // Memory that is not read must not look as if it were.
         self.ram.write_all_at(&vec![0xee; len], AT_DATA).unwrap();
         let command = self.transfer(NvmOpcode::READ, nsid, lba, len, AT_DATA);
         assert_eq!(self.run(1, command).status(), Status::SUCCESS);

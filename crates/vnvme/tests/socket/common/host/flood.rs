@@ -1,5 +1,5 @@
-//! A host whose queues are always full: it makes its commands once, and rings for them again and
-//! again by shadow doorbells.
+//! A host whose queues are always full: it makes its commands once, and submits them repeatedly by
+//! shadow doorbells.
 
 use nvme::Command;
 
@@ -10,7 +10,7 @@ pub struct Flood {
     pub host: Host,
     /// Commands that have completed.
     pub completed: u64,
-    /// Of them, those with an error.
+    /// Completed commands with an error.
     pub failed: u64,
 }
 
@@ -35,7 +35,8 @@ impl Host {
 }
 
 impl Flood {
-    /// Takes what has completed, and asks for as much again. Returns how many commands completed.
+    /// Takes the completions, and submits as many commands again. Returns the number of
+    /// completions.
     pub fn turn(&mut self) -> u32 {
         let mut taken = 0;
         for qid in self.host.io_queues() {

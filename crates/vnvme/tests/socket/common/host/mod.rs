@@ -28,7 +28,7 @@ pub const MSIX: u32 = 2;
 
 /// Guest memory begins at this IOVA.
 pub const RAM_BASE: u64 = 0x1_0000_0000;
-/// Its size in bytes.
+/// Size of guest memory in bytes.
 pub const RAM_SIZE: u64 = 16 << 20;
 
 /// Entries of each queue.
@@ -201,7 +201,7 @@ impl Host {
         self.use_shadow(SHADOW).unwrap();
     }
 
-    /// Nobody wrote to the buffers of shadow doorbells since they were cleared.
+    /// Returns whether the buffers of shadow doorbells are unchanged since they were cleared.
     pub fn shadow_pages_are_zero(&self) -> bool {
         let mut pages = [0; 2 * 4096];
         self.ram.read_exact_at(&mut pages, AT_SHADOW).unwrap();
@@ -214,7 +214,7 @@ impl Host {
         completion.cast()
     }
 
-    /// The next completion that a server left behind which is gone now.
+    /// Returns the next completion that a server has left behind, after its end.
     pub fn completion_after_the_end(&mut self, qid: u16) -> Option<Completion> {
         self.silent = true;
         self.try_completion(qid)
@@ -225,7 +225,7 @@ impl Host {
         self.wait(qid).unwrap().cast().unwrap()
     }
 
-    /// One command from beginning to end.
+    /// Runs one command from submission to completion.
     pub fn run(&mut self, qid: u16, command: Command) -> Completion {
         let cid = self.submit(qid, command);
         let completion = self.completion(qid);
