@@ -218,6 +218,7 @@ impl Bench {
                 associations: 3,
                 newcomers: 3,
                 handshake: Duration::from_secs(60),
+                ..TargetLimits::default()
             },
             hosts: Vec::new(),
             keys: proven.then(key).into_iter().collect(),

@@ -111,7 +111,7 @@ impl NewAssociation {
             // Unreachable: only this method takes the value, and it consumes `self`.
             return Err(rustix::io::Errno::BADF.into());
         };
-        match Parts::new(&self.target, &connected, reservation.cntlid(), context) {
+        match Parts::new(&self.target, &connected, &reservation, context) {
             Ok(parts) => Ok(Association::new(
                 parts,
                 self.target.clone(),
@@ -149,16 +149,16 @@ impl Parts {
     fn new(
         target: &Target,
         connected: &Connected,
-        cntlid: u16,
+        reservation: &Reservation,
         context: &Context<'_>,
     ) -> Result<Self, AssociationError> {
         let limits = target.config.limits;
         let queues = limits.queues + 1;
         let capsule = limits.in_capsule.max(ADMIN_IN_CAPSULE).div_ceil(PAGE);
-        let data = limits.memory.div_ceil(PAGE);
+        let data = reservation.memory().div_ceil(PAGE);
         let pool = Pool::new(rings::PAGES * u32::from(queues), (queues, capsule), data)?;
         let config = ControllerConfig {
-            cntlid,
+            cntlid: reservation.cntlid(),
             subnqn: Some(target.config.nqn.clone()),
             io_queues: limits.queues,
             // The rings are larger than the host's queues; hosts see another number in CAP.
@@ -236,6 +236,8 @@ pub struct Association {
     /// The controller is being reset, while the Admin queue stays connected.
     resetting: bool,
     life: Life,
+    /// The association counts among those of authenticated hosts.
+    is_admitted: bool,
     flushing: bool,
     now: Instant,
     /// Recycled.
@@ -278,9 +280,9 @@ impl Association {
             streams,
             descriptors,
         } = parts;
-        let (hostnqn, hostid) = (connected.hostnqn, connected.data.hostid);
+        let hostnqn = connected.hostnqn;
         let cntlid = reservation.cntlid();
-        target.enter(cntlid, &mail, &hostnqn, hostid);
+        target.enter(cntlid, &mail);
         reservation.using();
         target.stats().count_connection();
         let peer = rustix::net::getpeername(&connected.fd).ok().flatten();
@@ -318,6 +320,7 @@ impl Association {
             began: now,
             resetting: false,
             life: Life::Open,
+            is_admitted: false,
             flushing: false,
             now,
             own: Vec::new(),
@@ -517,6 +520,18 @@ impl Association {
         since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit)
     }
 
+    /// Counts the association among those of authenticated hosts once its host is one of them.
+    fn admit(&mut self) {
+        if self.is_admitted || !self.admin.proof.is_given() || self.life != Life::Open {
+            return;
+        }
+        self.is_admitted = true;
+        if self.target.authenticated(self.cntlid).is_err() {
+            let why = "its host has as many associations as it may have, or all places are taken";
+            self.end(&End::Refused(why));
+        }
+    }
+
     /// Handles the result of the authentication thread.
     fn proven(&mut self, qid: u16, place: u16, outcome: Outcome) {
         let max_transfer = self.max_transfer();
@@ -558,6 +573,9 @@ impl Association {
                 Letter::Sizes => {
                     self.controller.check_sizes();
                 }
+                Letter::Displaced => self.end(&End::Refused(
+                    "displaced by a newer association before its host had authenticated",
+                )),
                 Letter::End => self.end(&End::Refused("its subsystem is not served any more")),
             }
         }

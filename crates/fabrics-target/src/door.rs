@@ -13,7 +13,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 use volume::{Budget, RingStreams};
-use worker::{AcceptStats, Acceptor, ConnectRate, Context, Descriptors, Frontend, Interest};
+use worker::{
+    AcceptStats, Acceptor, ConnectPace, ConnectRate, Context, Descriptors, Frontend, Interest,
+};
 
 /// epoll token of the listening socket.
 const LISTENER: u32 = 0;
@@ -25,6 +27,9 @@ const LAST_TOKEN: u32 = 1 << 30;
 const MOST_DISCOVERIES: usize = 32;
 /// Connections that are accepted in one call.
 const AT_ONCE: usize = 4;
+/// Accepted connections for each association that may be made in the same time: a connection that is
+/// silent costs a few microseconds, an association a controller.
+const CONNECTIONS_PER_ASSOCIATION: u32 = 20;
 
 /// Passes a new association to a worker, which makes it ([`NewAssociation::make`]).
 pub type Launch = Box<dyn FnMut(NewAssociation)>;
@@ -35,6 +40,8 @@ pub struct Door {
     acceptor: Acceptor<OwnedFd>,
     descriptors: Descriptors,
     streams: RingStreams,
+    /// Rate of new associations.
+    pace: ConnectPace,
     /// Connections that have not become queues.
     newcomers: Vec<Option<Newcomer>>,
     discoveries: Vec<(u32, Discovery)>,
@@ -75,8 +82,9 @@ impl From<Errno> for DoorError {
 }
 
 impl Door {
-    /// Creates a door on a listening socket, in non-blocking mode. `resized` is an eventfd that
-    /// becomes readable when a volume has another size.
+    /// Creates a door on a listening socket, in non-blocking mode. `rate` limits new associations;
+    /// connections are accepted 20 times as fast, so that silent ones do not delay hosts. `resized`
+    /// is an eventfd that becomes readable when a volume has another size.
     ///
     /// # Errors
     /// [`DoorError`].
@@ -92,8 +100,12 @@ impl Door {
         if let Some(resized) = &resized {
             descriptors.add(resized, RESIZED, Interest::Readable)?;
         }
+        let connections = ConnectRate(rate.0.saturating_mul(CONNECTIONS_PER_ASSOCIATION));
+        let places = u32::try_from(target.config.limits.associations).unwrap_or(u32::MAX);
         Ok(Self {
-            acceptor: Acceptor::new(listener, descriptors.clone(), LISTENER, rate)?,
+            acceptor: Acceptor::new(listener, descriptors.clone(), LISTENER, connections)?,
+            // All places may be taken at once, for example after a restart.
+            pace: ConnectPace::new(ConnectRate(rate.0.max(places))),
             newcomers: (0..target.config.limits.newcomers).map(|_| None).collect(),
             next_token: 1 + target.config.limits.newcomers as u32,
             target,
@@ -135,14 +147,11 @@ impl Door {
     fn accept(&mut self, now: Instant) {
         self.accepts = false;
         for _ in 0..AT_ONCE {
-            let Some(vacant) = self.newcomers.iter().position(Option::is_none) else {
-                self.acceptor.close();
-                return;
-            };
             match self.acceptor.accept(now) {
                 Ok(Some(fd)) => {
-                    let token = vacant as u32 + 1;
-                    self.put(token, Newcomer::new(fd, now));
+                    if let Some(vacant) = self.make_room() {
+                        self.put(vacant as u32 + 1, Newcomer::new(fd, now));
+                    }
                 }
                 Ok(None) => return,
                 Err(error) => {
@@ -154,6 +163,26 @@ impl Door {
             }
         }
         self.accepts = true;
+    }
+
+    /// Returns the index of a vacant place for a connection. If there is none, the oldest connection
+    /// of the address with the most of them is closed: whoever floods the address displaces its own.
+    fn make_room(&mut self) -> Option<usize> {
+        if let Some(vacant) = self.newcomers.iter().position(Option::is_none) {
+            return Some(vacant);
+        }
+        let taken = || self.newcomers.iter().flatten();
+        let from = |address| taken().filter(|other| other.address == address).count();
+        let oldest = taken()
+            .map(|newcomer| (from(newcomer.address), std::cmp::Reverse(newcomer.began)))
+            .enumerate()
+            .max_by_key(|(_, rank)| *rank)
+            .map(|(index, _)| index)?;
+        self.newcomers.get_mut(oldest)?.take();
+        self.refused(&End::Refused(
+            "displaced by a newer connection before its Connect",
+        ));
+        Some(oldest)
     }
 
     fn place(&mut self, token: u32) -> Option<&mut Option<Newcomer>> {
@@ -240,7 +269,11 @@ impl Door {
             let words = "a host that asks for a queue of one entry";
             return refuse(&connected, wrong, Some((44, false)), words);
         } else {
-            match self.target.reserve() {
+            if self.pace.next(now) > now {
+                let words = "more new associations in a second than there may be";
+                return refuse(&connected, status::CONNECT_CONTROLLER_BUSY, None, words);
+            }
+            match self.target.reserve(&connected) {
                 Ok(reservation) => Some(reservation),
                 Err(why) => {
                     return refuse(&connected, why, None, "more associations than there may be");
@@ -248,6 +281,7 @@ impl Door {
             }
         };
         if let Some(reservation) = reservation {
+            self.pace.take(now);
             let target = self.target.clone();
             (self.launch)(NewAssociation::new(target, connected, reservation));
         } else if let Err((connected, why)) = self.target.pass(connected) {
@@ -303,16 +337,11 @@ impl Door {
         (0..late).for_each(|_| self.refused(&End::Refused("it did not say what it is in time")));
     }
 
-    /// Accepts connections that have waited for a place.
-    fn reopen(&mut self, now: Instant) {
-        if self.flushing {
-            return;
+    /// Accepts connections again after a pause. A failure is retried later.
+    fn resume(&mut self, now: Instant) {
+        if !self.flushing {
+            let _ = self.acceptor.resume(now);
         }
-        if self.newcomers.iter().any(Option::is_none) {
-            // A failure is retried later.
-            let _ = self.acceptor.open(now);
-        }
-        let _ = self.acceptor.resume(now);
     }
 }
 
@@ -325,7 +354,7 @@ impl Frontend for Door {
             for token in std::mem::take(&mut self.ready) {
                 self.read(token, now);
             }
-            self.reopen(now);
+            self.resume(now);
         }
         if self.accepts {
             self.accept(now);
@@ -370,7 +399,7 @@ impl Frontend for Door {
 
     fn housekeeping(&mut self, now: Instant) {
         self.expire(now);
-        self.reopen(now);
+        self.resume(now);
     }
 
     fn ready(&mut self, token: u32) {

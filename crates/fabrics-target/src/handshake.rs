@@ -11,6 +11,7 @@ use nvme_tcp::pdu::{CommonHeader, DIGEST, INITIALIZE, LONGEST_OFFSET};
 use nvme_tcp::{ADMIN_IN_CAPSULE, Controller, Grants, Limits, Request, Requests, Writer};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 use zerocopy::FromBytes;
@@ -26,6 +27,7 @@ const LONGEST: usize = LONGEST_OFFSET + fabrics::CONNECT_DATA_LEN as usize + DIG
 #[derive(Debug)]
 pub(crate) struct Newcomer {
     fd: OwnedFd,
+    pub(crate) address: Option<IpAddr>,
     pub(crate) began: Instant,
     bytes: Vec<u8>,
     limits: Option<Limits>,
@@ -35,6 +37,7 @@ pub(crate) struct Newcomer {
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub fd: OwnedFd,
+    pub address: Option<IpAddr>,
     pub limits: Limits,
     pub cid: u16,
     pub connect: Connect,
@@ -56,8 +59,11 @@ impl Newcomer {
     pub(crate) fn new(fd: OwnedFd, now: Instant) -> Self {
         let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
         let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
+        let peer = rustix::net::getpeername(&fd).ok().flatten();
+        let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
         Self {
             fd,
+            address: peer.map(|peer| peer.ip().to_canonical()),
             began: now,
             bytes: Vec::new(),
             limits: None,
@@ -188,6 +194,7 @@ impl Newcomer {
         }
         Ok(Progress::Connected(Box::new(Connected {
             fd: self.fd,
+            address: self.address,
             limits,
             cid,
             connect,
@@ -199,9 +206,11 @@ impl Newcomer {
 }
 
 impl Connected {
-    /// Answers it by an error; the connection is of no use then.
+    /// Answers the Connect with an error. Only a busy controller is worth another try by the host
+    /// (Do Not Retry cleared).
     pub(crate) fn refuse(&self, why: Status, dw0: u32) {
-        let answer = completion(self.cid, why.with_dnr(true), dw0);
+        let is_final = why != status::CONNECT_CONTROLLER_BUSY;
+        let answer = completion(self.cid, why.with_dnr(is_final), dw0);
         let _ = write(&self.fd, &Writer::new(self.limits).completion(&answer));
     }
 }

@@ -29,6 +29,7 @@ mod discovery;
 mod door;
 mod handshake;
 mod link;
+mod members;
 mod memory;
 mod prove;
 mod queue;

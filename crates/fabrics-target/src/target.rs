@@ -1,11 +1,11 @@
 //! A subsystem: its namespaces, its hosts and its associations.
 
 use crate::handshake::Connected;
+use crate::members::Members;
 use crate::prove::{HostKey, Outcome, Proof, Prover};
 use controller::{AnaGroup, ControllerConfig, NamespaceConfig};
 use dhchap::Names;
 use nvme::Status;
-use nvme::fabrics::status;
 use nvme::identify::{Ascii, Nqn};
 use nvme::log::AnaState;
 use nvme::log::discovery::{
@@ -13,7 +13,6 @@ use nvme::log::discovery::{
     TREQ_NO_SQ_FLOW_CONTROL, TransportType,
 };
 use probes::LogLimit;
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,9 +20,6 @@ use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use volume::Inbox;
 use zerocopy::IntoBytes;
-
-/// Largest controller ID.
-const LAST_CNTLID: u16 = 0xffef;
 
 /// Limits on hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,9 +32,17 @@ pub struct TargetLimits {
     pub in_capsule: u32,
     /// Bytes of memory for the data of one association's commands.
     pub memory: u32,
-    /// Associations at a time.
+    /// Bytes of memory for the data of all associations of one host. Further associations get a
+    /// quarter of the rest, at least [`TargetLimits::least_memory`].
+    pub host_memory: u64,
+    /// Associations at a time, without those in authentication.
     pub associations: usize,
-    /// Maximum of connections before their Connect.
+    /// Associations of one host at a time.
+    pub host_associations: usize,
+    /// Associations in authentication at a time. The oldest one ends when another one arrives.
+    pub authenticating: usize,
+    /// Maximum of connections before their Connect. The oldest one is closed when another one
+    /// arrives.
     pub newcomers: usize,
     /// Time limit for the Connect of a connection.
     pub handshake: Duration,
@@ -51,10 +55,20 @@ impl Default for TargetLimits {
             entries: 128,
             in_capsule: 8192,
             memory: 32 << 20,
+            host_memory: 256 << 20,
             associations: 64,
+            host_associations: 16,
+            authenticating: 16,
             newcomers: 64,
             handshake: Duration::from_secs(10),
         }
+    }
+}
+
+impl TargetLimits {
+    /// Returns the memory of an association whose host has used up its budget, in bytes.
+    pub fn least_memory(&self) -> u32 {
+        self.memory.min(4 << 20)
     }
 }
 
@@ -93,37 +107,10 @@ pub(crate) enum Letter {
     State,
     /// A volume has another size.
     Sizes,
+    /// The association has to make room for another one in authentication.
+    Displaced,
     /// The subsystem is not served any more.
     End,
-}
-
-struct Member {
-    mail: Arc<Inbox<Letter>>,
-    hostnqn: String,
-    hostid: [u8; 16],
-    /// Connections on their way to it.
-    coming: u16,
-}
-
-#[derive(Default)]
-struct Members {
-    /// The controller ID that was given last.
-    last: u16,
-    open: BTreeMap<u16, Option<Member>>,
-}
-
-impl Members {
-    /// Returns the association of a connection.
-    fn of(&mut self, connected: &Connected) -> Result<&mut Member, Status> {
-        let member = self.open.get_mut(&connected.data.cntlid.get());
-        let Some(Some(member)) = member else {
-            return Err(status::CONNECT_INVALID_PARAMETERS);
-        };
-        if connected.data.hostid != member.hostid || connected.hostnqn != member.hostnqn {
-            return Err(status::CONNECT_INVALID_HOST);
-        }
-        Ok(member)
-    }
 }
 
 /// Counters of events, readable from any thread.
@@ -214,11 +201,9 @@ impl Target {
         &self.config
     }
 
-    /// Hosts that are connected.
+    /// Returns the names of the connected hosts, one for each association.
     pub fn hosts(&self) -> Vec<String> {
-        let members = self.members.lock().unpoisoned();
-        let open = members.open.values().flatten();
-        open.map(|member| member.hostnqn.clone()).collect()
+        self.members.lock().unpoisoned().hosts()
     }
 
     /// Sets the ANA state of the namespaces for hosts, which are notified by an event.
@@ -240,8 +225,7 @@ impl Target {
 
     fn tell_all(&self, letter: impl Fn() -> Letter) {
         let members = self.members.lock().unpoisoned();
-        let open = members.open.values().flatten();
-        open.for_each(|member| member.mail.put(letter()));
+        members.mails().for_each(|mail| mail.put(letter()));
     }
 
     /// Returns whether the host may connect.
@@ -290,55 +274,40 @@ impl Target {
         });
     }
 
-    /// Reserves a place for a new association, with its controller's ID.
+    /// Reserves the controller ID and the memory of a new association.
     ///
     /// # Errors
-    /// Connect Controller Busy, if the maximum of associations is reached.
-    pub(crate) fn reserve(self: &Arc<Self>) -> Result<Reservation, Status> {
+    /// Connect Controller Busy, if the host, its address or all hosts together have the maximum of
+    /// associations.
+    pub(crate) fn reserve(self: &Arc<Self>, connected: &Connected) -> Result<Reservation, Status> {
         let mut members = self.members.lock().unpoisoned();
-        if members.open.len() >= self.config.limits.associations {
-            return Err(status::CONNECT_CONTROLLER_BUSY);
-        }
-        let mut id = members.last;
-        loop {
-            // An ID is not reused soon: a host that does not know of the end would reach another
-            // host's association.
-            id = if id >= LAST_CNTLID { 1 } else { id + 1 };
-            if !members.open.contains_key(&id) {
-                break;
-            }
-        }
-        members.last = id;
-        members.open.insert(id, None);
+        let (cntlid, memory) = members.reserve(&self.config, connected)?;
         self.stats.associations.fetch_add(1, Ordering::Relaxed);
         Ok(Reservation {
             target: self.clone(),
-            cntlid: id,
+            cntlid,
+            memory,
             used: false,
         })
     }
 
     /// Enters the association of a reserved place.
-    pub(crate) fn enter(
-        &self,
-        cntlid: u16,
-        mail: &Arc<Inbox<Letter>>,
-        hostnqn: &str,
-        hostid: [u8; 16],
-    ) {
-        let member = Member {
-            mail: mail.clone(),
-            hostnqn: hostnqn.into(),
-            hostid,
-            coming: 0,
-        };
+    pub(crate) fn enter(&self, cntlid: u16, mail: &Arc<Inbox<Letter>>) {
+        self.members.lock().unpoisoned().enter(cntlid, mail);
+    }
+
+    /// Moves an association from those in authentication to the authenticated ones.
+    ///
+    /// # Errors
+    /// Connect Controller Busy, as [`Self::reserve`].
+    pub(crate) fn authenticated(&self, cntlid: u16) -> Result<(), Status> {
         let mut members = self.members.lock().unpoisoned();
-        members.open.insert(cntlid, Some(member));
+        members.authenticated(&self.config, cntlid)
     }
 
     /// Removes an association.
     pub(crate) fn leave(&self, cntlid: u16) {
-        self.members.lock().unpoisoned().open.remove(&cntlid);
+        self.members.lock().unpoisoned().leave(cntlid);
     }
 
     /// Checks whether a connection belongs to an association.
@@ -347,7 +316,7 @@ impl Target {
     /// The status to answer with, if there is no such association, or it belongs to another host.
     pub(crate) fn owns(&self, connected: &Connected) -> Result<(), Status> {
         let mut members = self.members.lock().unpoisoned();
-        members.of(connected).map(drop)
+        members.owns(connected)
     }
 
     /// Passes a connection on to its association.
@@ -356,24 +325,12 @@ impl Target {
     /// As [`Self::owns`]; or its worker stands still, and as many wait there as may.
     pub(crate) fn pass(&self, connected: Box<Connected>) -> Result<(), (Box<Connected>, Status)> {
         let most = self.config.limits.queues;
-        let mut members = self.members.lock().unpoisoned();
-        match members.of(&connected) {
-            Ok(member) if member.coming < most => {
-                member.coming += 1;
-                member.mail.put(Letter::Connected(connected));
-                Ok(())
-            }
-            Ok(_) => Err((connected, status::CONNECT_CONTROLLER_BUSY)),
-            Err(why) => Err((connected, why)),
-        }
+        self.members.lock().unpoisoned().pass(connected, most)
     }
 
     /// Records that a connection has arrived at its association.
     pub(crate) fn passed(&self, cntlid: u16) {
-        let mut members = self.members.lock().unpoisoned();
-        if let Some(Some(member)) = members.open.get_mut(&cntlid) {
-            member.coming = member.coming.saturating_sub(1);
-        }
+        self.members.lock().unpoisoned().passed(cntlid);
     }
 
     /// Returns the discovery log page with the address of the subsystem, for a connection to
@@ -425,6 +382,7 @@ impl Target {
 pub(crate) struct Reservation {
     target: Arc<Target>,
     cntlid: u16,
+    memory: u32,
     used: bool,
 }
 
@@ -432,6 +390,11 @@ impl Reservation {
     /// Returns the controller's ID.
     pub(crate) const fn cntlid(&self) -> u16 {
         self.cntlid
+    }
+
+    /// Returns the memory for the data of the association's commands, in bytes.
+    pub(crate) const fn memory(&self) -> u32 {
+        self.memory
     }
 
     /// Marks the place as used by an association, which frees it; returns its controller's ID.

@@ -29,6 +29,7 @@ impl Frontend for Association {
                 return true;
             }
         }
+        self.admit();
         let max_transfer = self.max_transfer();
         self.admin.feed(&mut Surroundings {
             controller: &mut self.controller,

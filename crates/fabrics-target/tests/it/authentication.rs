@@ -2,7 +2,7 @@
 
 use crate::worker_common;
 
-use crate::common::{HOST_NQN, NQN, Queue, Served, Setup};
+use crate::common::{HOST_NQN, NQN, Other, Queue, Served, Setup};
 use dhchap::{Host, Names, Random, Refused, Secret, Secrets};
 use fabrics::{FabricsOptions, FabricsVolume, HostIdentity, Subsystem};
 use fabrics_target::{HostKey, TargetLimits};
@@ -106,6 +106,47 @@ fn others_are_refused_and_told_why() {
     let said = open(&anybody, HOST_NQN, Some(secrets(HOST, Some(SUBSYSTEM)))).unwrap_err();
     assert!(said.contains("does not prove who it is"), "{said}");
     open(&anybody, HOST_NQN, Some(secrets(HOST, None))).unwrap();
+}
+
+/// Clients that know the name of a host, and not its secret.
+#[test]
+fn clients_without_the_secret_take_no_place_of_the_host() {
+    let key = HostKey {
+        nqn: HOST_NQN.into(),
+        secrets: secrets(HOST, None),
+    };
+    let served = Served::new(Setup {
+        keys: vec![key],
+        limits: TargetLimits {
+            // Only displacement makes room.
+            handshake: Duration::from_secs(3600),
+            associations: 2,
+            authenticating: 4,
+            ..TargetLimits::default()
+        },
+        ..Setup::memory(1 << 20)
+    });
+    let mut cheats: Vec<Queue> = Vec::new();
+    while cheats.len() < 40 {
+        let (queue, entry) = Cheat::connect(&served, 0, CNTLID_DYNAMIC);
+        // An association that was displaced ends on its worker.
+        match entry.status() {
+            Status::SUCCESS => cheats.push(queue),
+            busy => assert_eq!(busy, status::CONNECT_CONTROLLER_BUSY),
+        }
+    }
+    let volume = open(&served, HOST_NQN, Some(secrets(HOST, None))).unwrap();
+    let mut worker = Worker::new(&volume);
+    worker.write(0, &[7; 4096]).unwrap();
+    assert_eq!(worker.read(0, 4096).unwrap(), [7; 4096]);
+    for queue in cheats.iter_mut().take(36) {
+        assert_eq!(queue.ends(), Other::Closed);
+    }
+    // The host's second place is the last one.
+    let second = open(&served, HOST_NQN, Some(secrets(HOST, None))).unwrap();
+    let third = open(&served, HOST_NQN, Some(secrets(HOST, None))).unwrap_err();
+    assert!(third.contains("Connect Controller Busy"), "{third}");
+    drop(second);
 }
 
 /// A host that speaks for itself.

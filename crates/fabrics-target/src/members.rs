@@ -1,0 +1,290 @@
+//! Admission of hosts: the associations of a subsystem, and the share of them that a host, an
+//! address and hosts in authentication may have.
+//!
+//! - A host has at most [`TargetLimits::host_associations`], and their memory comes from one budget
+//!   per host.
+//! - Where hosts are listed, a place is reserved for each listed host without an association, up to
+//!   half of all places. A claimed name of a listed host is not trusted if the host has a key: until
+//!   it has authenticated, the association counts in a small pool of its own.
+//! - Where any host may connect, its name proves nothing. An eighth of the places is reserved for
+//!   addresses without an association.
+//! - A full pool of associations in authentication drops the oldest one of the address with the most,
+//!   so that an attacker without the secret displaces its own.
+
+use crate::handshake::Connected;
+use crate::target::{Letter, TargetConfig, TargetLimits};
+use nvme::Status;
+use nvme::fabrics::status;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use volume::Inbox;
+
+/// Largest controller ID.
+const LAST_CNTLID: u16 = 0xffef;
+
+/// Whether an association counts among those of authenticated hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// The host has authenticated, or need not.
+    Admitted,
+    Authenticating,
+    /// The association was told to make room, and has not ended yet.
+    Displaced,
+}
+
+struct Member {
+    /// `None` until the association is made.
+    mail: Option<Arc<Inbox<Letter>>>,
+    hostnqn: String,
+    hostid: [u8; 16],
+    address: Option<IpAddr>,
+    standing: Standing,
+    memory: u32,
+    /// Order of arrival.
+    number: u64,
+    /// Connections on their way to it.
+    coming: u16,
+}
+
+/// Associations of a subsystem, by controller ID.
+#[derive(Default)]
+pub(crate) struct Members {
+    /// The controller ID that was given last.
+    last: u16,
+    arrived: u64,
+    open: BTreeMap<u16, Member>,
+}
+
+impl Members {
+    /// Checks whether a connection belongs to an association.
+    pub(crate) fn owns(&mut self, connected: &Connected) -> Result<(), Status> {
+        self.member(connected).map(drop)
+    }
+
+    fn member(&mut self, connected: &Connected) -> Result<&mut Member, Status> {
+        let member = self.open.get_mut(&connected.data.cntlid.get());
+        let Some(member) = member.filter(|member| member.mail.is_some()) else {
+            return Err(status::CONNECT_INVALID_PARAMETERS);
+        };
+        if connected.data.hostid != member.hostid || connected.hostnqn != member.hostnqn {
+            return Err(status::CONNECT_INVALID_HOST);
+        }
+        Ok(member)
+    }
+
+    pub(crate) fn hosts(&self) -> Vec<String> {
+        let entered = self.open.values().filter(|member| member.mail.is_some());
+        entered.map(|member| member.hostnqn.clone()).collect()
+    }
+
+    pub(crate) fn mails(&self) -> impl Iterator<Item = &Inbox<Letter>> {
+        self.open
+            .values()
+            .filter_map(|member| member.mail.as_deref())
+    }
+
+    /// Reserves a controller ID for a new association; returns it with the bytes of memory for the
+    /// data of its commands.
+    pub(crate) fn reserve(
+        &mut self,
+        config: &TargetConfig,
+        connected: &Connected,
+    ) -> Result<(u16, u32), Status> {
+        let (hostnqn, address) = (&connected.hostnqn, connected.address);
+        self.has_room(config, hostnqn, address)?;
+        let standing = match config.keys.is_empty() {
+            true => Standing::Admitted,
+            false => {
+                self.displace(config.limits.authenticating)?;
+                Standing::Authenticating
+            }
+        };
+        let memory = self.memory(&config.limits, hostnqn);
+        let mut id = self.last;
+        loop {
+            // An ID is not reused soon: a host that does not know of the end would reach another
+            // host's association.
+            id = if id >= LAST_CNTLID { 1 } else { id + 1 };
+            if !self.open.contains_key(&id) {
+                break;
+            }
+        }
+        self.last = id;
+        self.arrived += 1;
+        let member = Member {
+            mail: None,
+            hostnqn: hostnqn.clone(),
+            hostid: connected.data.hostid,
+            address,
+            standing,
+            memory,
+            number: self.arrived,
+            coming: 0,
+        };
+        self.open.insert(id, member);
+        Ok((id, memory))
+    }
+
+    /// Checks whether the limits allow one more association of a host that has authenticated, or
+    /// need not.
+    fn has_room(
+        &self,
+        config: &TargetConfig,
+        hostnqn: &str,
+        address: Option<IpAddr>,
+    ) -> Result<(), Status> {
+        let admitted = || {
+            let members = self.open.values();
+            members.filter(|member| member.standing == Standing::Admitted)
+        };
+        let of_host = |name: &str| admitted().filter(|member| member.hostnqn == name).count();
+        let listed = || {
+            let keys = config.keys.iter().map(|key| &key.nqn);
+            config.hosts.iter().chain(keys)
+        };
+        let all = config.limits.associations;
+        let own = of_host(hostnqn);
+        let reserved = if listed().next().is_some() {
+            // A host in both lists counts twice; the reserve is then larger than necessary.
+            let absent = listed().filter(|name| of_host(name) == 0).count();
+            if own == 0 { 0 } else { absent.min(all / 2) }
+        } else {
+            let has_address = admitted().any(|member| member.address == address);
+            if has_address { all / 8 } else { 0 }
+        };
+        let is_full = admitted().count() + reserved >= all;
+        if is_full || own >= config.limits.host_associations {
+            return Err(status::CONNECT_CONTROLLER_BUSY);
+        }
+        Ok(())
+    }
+
+    /// Makes room for one more association in authentication.
+    fn displace(&mut self, most: usize) -> Result<(), Status> {
+        let of = |standing| {
+            let members = self.open.values();
+            members.filter(move |member| member.standing == standing)
+        };
+        let waiting = of(Standing::Authenticating).count();
+        if waiting < most {
+            return Ok(());
+        }
+        // Displaced associations end on their workers. A worker that stands still ends none.
+        if of(Standing::Displaced).count() >= most {
+            return Err(status::CONNECT_CONTROLLER_BUSY);
+        }
+        let from = |address| {
+            let waiting = of(Standing::Authenticating);
+            waiting.filter(|member| member.address == address).count()
+        };
+        let oldest = of(Standing::Authenticating)
+            .filter(|member| member.mail.is_some())
+            .max_by_key(|member| (from(member.address), std::cmp::Reverse(member.number)))
+            .map(|member| member.number);
+        let mut members = self.open.values_mut();
+        let Some(member) = members.find(|member| Some(member.number) == oldest) else {
+            return Err(status::CONNECT_CONTROLLER_BUSY);
+        };
+        member.standing = Standing::Displaced;
+        if let Some(mail) = &member.mail {
+            mail.put(Letter::Displaced);
+        }
+        Ok(())
+    }
+
+    /// Returns the memory of one more association of a host, in bytes: whole as long as the host has
+    /// used less than half of its budget, then less and less.
+    fn memory(&self, limits: &TargetLimits, hostnqn: &str) -> u32 {
+        // Hosts in authentication exchange short messages only.
+        let own = self
+            .open
+            .values()
+            .filter(|member| member.standing == Standing::Admitted && member.hostnqn == hostnqn);
+        let used: u64 = own.map(|member| u64::from(member.memory)).sum();
+        let quarter = limits.host_memory.saturating_sub(used) / 4;
+        let quarter = u32::try_from(quarter).unwrap_or(u32::MAX);
+        quarter.clamp(limits.least_memory(), limits.memory)
+    }
+
+    pub(crate) fn enter(&mut self, cntlid: u16, mail: &Arc<Inbox<Letter>>) {
+        if let Some(member) = self.open.get_mut(&cntlid) {
+            member.mail = Some(mail.clone());
+        }
+    }
+
+    pub(crate) fn authenticated(
+        &mut self,
+        config: &TargetConfig,
+        cntlid: u16,
+    ) -> Result<(), Status> {
+        let member = self.open.get(&cntlid);
+        let member = member.ok_or(status::CONNECT_CONTROLLER_BUSY)?;
+        if member.standing == Standing::Authenticating {
+            self.has_room(config, &member.hostnqn, member.address)?;
+        }
+        if let Some(member) = self.open.get_mut(&cntlid) {
+            member.standing = Standing::Admitted;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn leave(&mut self, cntlid: u16) {
+        self.open.remove(&cntlid);
+    }
+
+    pub(crate) fn pass(
+        &mut self,
+        connected: Box<Connected>,
+        most: u16,
+    ) -> Result<(), (Box<Connected>, Status)> {
+        match self.member(&connected) {
+            Ok(member) if member.coming < most => {
+                member.coming += 1;
+                if let Some(mail) = &member.mail {
+                    mail.put(Letter::Connected(connected));
+                }
+                Ok(())
+            }
+            Ok(_) => Err((connected, status::CONNECT_CONTROLLER_BUSY)),
+            Err(why) => Err((connected, why)),
+        }
+    }
+
+    pub(crate) fn passed(&mut self, cntlid: u16) {
+        if let Some(member) = self.open.get_mut(&cntlid) {
+            member.coming = member.coming.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_all_associations_of_a_host_stays_near_its_budget() {
+        let limits = TargetLimits::default();
+        let mut members = Members::default();
+        let mut sum = 0;
+        for number in 0..limits.host_associations as u64 {
+            let memory = members.memory(&limits, "host");
+            assert!((limits.least_memory()..=limits.memory).contains(&memory));
+            sum += u64::from(memory);
+            let member = Member {
+                mail: None,
+                hostnqn: "host".into(),
+                hostid: [0; 16],
+                address: None,
+                standing: Standing::Admitted,
+                memory,
+                number,
+                coming: 0,
+            };
+            members.open.insert(number as u16, member);
+        }
+        let least = u64::from(limits.least_memory()) * limits.host_associations as u64;
+        assert!(sum <= limits.host_memory + least, "{sum}");
+        assert_eq!(members.memory(&limits, "another host"), limits.memory);
+    }
+}
