@@ -27,8 +27,8 @@ const LAST_TOKEN: u32 = 1 << 30;
 const MOST_DISCOVERIES: usize = 32;
 /// Connections that are accepted in one call.
 const AT_ONCE: usize = 4;
-/// Accepted connections for each association that may be made in the same time: a connection that is
-/// silent costs a few microseconds, an association a controller.
+/// Accepted connections for each association that may be made in the same time. A silent connection
+/// costs a few microseconds, an association a controller.
 const CONNECTIONS_PER_ASSOCIATION: u32 = 20;
 
 /// Passes a new association to a worker, which makes it ([`NewAssociation::make`]).
@@ -165,8 +165,8 @@ impl Door {
         self.accepts = true;
     }
 
-    /// Returns the index of a vacant place for a connection. If there is none, the oldest connection
-    /// of the address with the most of them is closed: whoever floods the address displaces its own.
+    /// Returns the index of a vacant place for a connection. If there is none, the oldest
+    /// connection of the address with the most of them is closed: a flood displaces itself.
     fn make_room(&mut self) -> Option<usize> {
         if let Some(vacant) = self.newcomers.iter().position(Option::is_none) {
             return Some(vacant);

@@ -1,15 +1,15 @@
 //! Admission of hosts: the associations of a subsystem, and the share of them that a host, an
 //! address and hosts in authentication may have.
 //!
-//! - A host has at most [`TargetLimits::host_associations`], and their memory comes from one budget
-//!   per host.
+//! - A host has at most [`TargetLimits::host_associations`], and their memory comes from one
+//!   budget per host.
 //! - Where hosts are listed, a place is reserved for each listed host without an association, up to
-//!   half of all places. A claimed name of a listed host is not trusted if the host has a key: until
-//!   it has authenticated, the association counts in a small pool of its own.
+//!   half of all places. The name of a host with a key is not trusted before it has authenticated:
+//!   until then, the association counts in a small pool of its own.
 //! - Where any host may connect, its name proves nothing. An eighth of the places is reserved for
 //!   addresses without an association.
-//! - A full pool of associations in authentication drops the oldest one of the address with the most,
-//!   so that an attacker without the secret displaces its own.
+//! - A full pool of associations in authentication drops the oldest one of the address with the
+//!   most, so that an attacker without the secret displaces its own.
 
 use crate::handshake::Connected;
 use crate::target::{Letter, TargetConfig, TargetLimits};
@@ -193,8 +193,8 @@ impl Members {
         Ok(())
     }
 
-    /// Returns the memory of one more association of a host, in bytes: whole as long as the host has
-    /// used less than half of its budget, then less and less.
+    /// Returns the memory of one more association of a host, in bytes: whole as long as the host
+    /// has used less than half of its budget, then less and less.
     fn memory(&self, limits: &TargetLimits, hostnqn: &str) -> u32 {
         // Hosts in authentication exchange short messages only.
         let own = self

@@ -2,7 +2,7 @@
 
 use crate::worker_common;
 
-use crate::common::{HOST_NQN, NQN, Other, Queue, Served, Setup};
+use crate::common::{BOUND, HOST_NQN, NQN, Other, Queue, Served, Setup};
 use dhchap::{Host, Names, Random, Refused, Secret, Secrets};
 use fabrics::{FabricsOptions, FabricsVolume, HostIdentity, Subsystem};
 use fabrics_target::{HostKey, TargetLimits};
@@ -11,7 +11,7 @@ use nvme::regs;
 use nvme::sgl::SglDescriptor;
 use nvme::{AdminOpcode, Command, Completion, Status};
 use nvme_tcp::Asked;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use volume::Volume;
 use worker_common::Worker;
 
@@ -127,7 +127,9 @@ fn clients_without_the_secret_take_no_place_of_the_host() {
         ..Setup::memory(1 << 20)
     });
     let mut cheats: Vec<Queue> = Vec::new();
+    let began = Instant::now();
     while cheats.len() < 40 {
+        assert!(began.elapsed() < BOUND, "{} were admitted", cheats.len());
         let (queue, entry) = Cheat::connect(&served, 0, CNTLID_DYNAMIC);
         // An association that was displaced ends on its worker.
         match entry.status() {

@@ -512,7 +512,7 @@ fn silent_connections_displace_each_other_and_no_host() {
     let client = Client::new(served.address, Host::default());
     let mut queue = client.queue(1, 8);
     read(&mut queue, 0, 512);
-    // At most the eight places are still taken. Which connections have them depends on the kernel: it
+    // At most the eight places are still taken. The kernel decides which connections have them: it
     // accepts in another order when its backlog is full.
     for stream in &silent {
         stream.set_nonblocking(true).unwrap();
