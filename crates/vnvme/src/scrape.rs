@@ -1,9 +1,9 @@
 //! `/metrics` on a TCP address, for clients that cannot reach the control socket. Only this path is
 //! served, to any client that reaches the address.
 //!
-//! Each client has a thread of its own and a time limit. A client that never reads, or sends its
-//! request byte by byte, delays other clients only if such clients have taken all places, and then
-//! only up to the limit.
+//! Each client has a thread of its own and a time limit. If all places are taken, another client
+//! displaces one: a silent one before one that has sent its request, then one of the address with
+//! the most clients, then the oldest.
 
 use crate::keep::Listens;
 use crate::registry::Registry;
@@ -12,14 +12,15 @@ use anyhow::{Context, Result};
 use probes::LogLimit;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, Shutdown, SocketFlags, accept_with, send, shutdown};
-use std::net::{SocketAddr, TcpListener};
+use rustix::net::{SendFlags, Shutdown, SocketFlags, acceptfrom_with, send, shutdown};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use sync::Unpoisoned;
 
-/// Clients at a time; more wait in the kernel.
+/// Clients at a time.
 const MAX_CLIENTS: usize = 8;
 /// In which a client has sent its request and taken the answer.
 const TIME: Duration = Duration::from_secs(10);
@@ -27,8 +28,10 @@ const TIME: Duration = Duration::from_secs(10);
 const LINGER: Duration = Duration::from_secs(1);
 /// Longest request.
 const REQUEST_MAX: usize = 8192;
-/// Between two attempts where a client could not be accepted, or all places are taken.
+/// Pause after a client that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Pause after a client was displaced, so that a flood of connections costs little processor time.
+const DISPLACED_PAUSE: Duration = Duration::from_millis(10);
 
 /// A TCP address that is listened on.
 pub struct MetricsListener {
@@ -46,12 +49,54 @@ impl Drop for MetricsServer {
     }
 }
 
-/// A place of a client's, until it is dropped.
-struct Place(Arc<AtomicUsize>);
+/// A client that is being served.
+struct Client {
+    address: Option<IpAddr>,
+    socket: OwnedFd,
+    /// The request has arrived.
+    has_asked: AtomicBool,
+}
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+/// Clients that are being served, oldest first.
+#[derive(Clone, Default)]
+struct Clients(Arc<Mutex<Vec<Arc<Client>>>>);
+
+impl Clients {
+    /// Adds a client. Returns whether another one was displaced.
+    fn add(&self, client: &Arc<Client>) -> bool {
+        let mut clients = self.0.lock().unpoisoned();
+        let displaced = (clients.len() >= MAX_CLIENTS)
+            .then(|| Self::weakest(&clients))
+            .flatten();
+        if let Some(index) = displaced {
+            // The thread of the client notices and ends.
+            let _ = shutdown(&clients.remove(index).socket, Shutdown::Both);
+        }
+        clients.push(client.clone());
+        displaced.is_some()
+    }
+
+    /// Returns the index of the client that is displaced first.
+    fn weakest(clients: &[Arc<Client>]) -> Option<usize> {
+        let from = |address| {
+            clients
+                .iter()
+                .filter(|client| client.address == address)
+                .count()
+        };
+        let rank = |client: &Client| {
+            let is_silent = !client.has_asked.load(Ordering::Relaxed);
+            (is_silent, from(client.address))
+        };
+        let oldest_last = clients.iter().enumerate().rev();
+        oldest_last
+            .max_by_key(|(_, client)| rank(client))
+            .map(|(index, _)| index)
+    }
+
+    fn remove(&self, client: &Arc<Client>) {
+        let mut clients = self.0.lock().unpoisoned();
+        clients.retain(|other| !Arc::ptr_eq(other, client));
     }
 }
 
@@ -93,22 +138,27 @@ impl MetricsListener {
     }
 
     fn run(&self, registry: &Registry) {
-        let (clients, log) = (Arc::new(AtomicUsize::new(0)), LogLimit::default());
+        let (clients, log) = (Clients::default(), LogLimit::default());
         loop {
-            let full = clients.load(Ordering::Relaxed) >= MAX_CLIENTS;
-            match self.next(full) {
+            match self.next() {
                 Ok(Next::Stop) => return,
                 Ok(Next::Nobody) => {}
-                Ok(Next::Client(socket)) => {
-                    clients.fetch_add(1, Ordering::Relaxed);
-                    let (registry, place) = (registry.clone(), Place(clients.clone()));
+                Ok(Next::Client(client)) => {
+                    let client = Arc::new(client);
+                    if clients.add(&client) {
+                        std::thread::sleep(DISPLACED_PAUSE);
+                    }
+                    let (registry, mine, its) = (registry.clone(), clients.clone(), client.clone());
                     let builder = std::thread::Builder::new().name("scrape".into());
-                    // Where there is no thread the client is disconnected.
-                    let _ = builder.spawn(move || {
-                        let _place = place;
+                    let thread = builder.spawn(move || {
                         // Errors of a client that has disconnected or was too slow need no message.
-                        let _ = serve(&socket, &registry).and_then(|()| close(&socket));
+                        let _ = serve(&its, &registry).and_then(|()| close(&its.socket));
+                        mine.remove(&its);
                     });
+                    if thread.is_err() {
+                        // Without a thread the client is disconnected.
+                        clients.remove(&client);
+                    }
                 }
                 Err(error) => {
                     log.line(|left_out| tracing::warn!(%error, left_out, "metrics"));
@@ -118,17 +168,12 @@ impl MetricsListener {
         }
     }
 
-    fn next(&self, full: bool) -> Result<Next, Errno> {
-        let interest = match full {
-            true => PollFlags::empty(),
-            false => PollFlags::IN,
-        };
+    fn next(&self) -> Result<Next, Errno> {
         let mut fds = [
             PollFd::new(&*self.stop, PollFlags::IN),
-            PollFd::new(&self.socket, interest),
+            PollFd::new(&self.socket, PollFlags::IN),
         ];
-        let pause = timespec(PAUSE);
-        match poll(&mut fds, full.then_some(&pause)) {
+        match poll(&mut fds, None) {
             Ok(_) => {}
             Err(Errno::INTR) => return Ok(Next::Nobody),
             Err(error) => return Err(error),
@@ -137,11 +182,18 @@ impl MetricsListener {
         if stop {
             return Ok(Next::Stop);
         }
-        if !client || full {
+        if !client {
             return Ok(Next::Nobody);
         }
-        match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => Ok(Next::Client(socket)),
+        match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok((socket, peer)) => {
+                let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+                Ok(Next::Client(Client {
+                    address: peer.map(|peer| peer.ip().to_canonical()),
+                    socket,
+                    has_asked: AtomicBool::new(false),
+                }))
+            }
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(Next::Nobody),
             Err(error) => Err(error),
         }
@@ -151,7 +203,7 @@ impl MetricsListener {
 enum Next {
     Stop,
     Nobody,
-    Client(OwnedFd),
+    Client(Client),
 }
 
 fn timespec(time: Duration) -> Timespec {
@@ -178,7 +230,8 @@ fn wait(socket: &OwnedFd, flags: PollFlags, until: Instant) -> Result<(), Errno>
 }
 
 /// Reads a request, and answers it.
-fn serve(socket: &OwnedFd, registry: &Registry) -> Result<(), Errno> {
+fn serve(client: &Client, registry: &Registry) -> Result<(), Errno> {
+    let socket = &client.socket;
     let until = Instant::now() + TIME;
     let mut request = Vec::new();
     while !is_whole(&request) {
@@ -198,6 +251,7 @@ fn serve(socket: &OwnedFd, registry: &Registry) -> Result<(), Errno> {
             Err(error) => return Err(error),
         }
     }
+    client.has_asked.store(true, Ordering::Relaxed);
     let answer = match route(&request) {
         Ok(with_body) => {
             let text = registry.numbers().prometheus();
