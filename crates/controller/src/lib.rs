@@ -114,6 +114,7 @@ mod zoned;
 pub use crate::metadata::MetadataState;
 pub use crate::placed::{PlacementError, PlacementState, PlacementTable};
 pub use crate::zoned::{ZoneTable, ZonedState};
+pub use admin::KeepAlive;
 pub use ana::{AnaChange, MAX_ANA_GROUP};
 pub use cloud::{Cloud, CloudError};
 pub use config::{

@@ -17,7 +17,7 @@ use crate::queue::{Phase, Queue, Surroundings};
 use crate::rings;
 use crate::slots::Step;
 use crate::target::{Letter, Reservation, Target};
-use controller::{Controller, ControllerConfig, ControllerStats, FabricsConfig};
+use controller::{Controller, ControllerConfig, ControllerStats, FabricsConfig, KeepAlive};
 use dma::Prot;
 use nvme::fabrics::{self, SQHD_NO_FLOW_CONTROL, status};
 use nvme::regs::{self, Aqa, Cc, Csts};
@@ -229,9 +229,7 @@ pub struct Association {
     descriptors: Descriptors,
     /// CC as the host has set it.
     cc: Cc,
-    kato: Duration,
-    /// The last Keep Alive.
-    alive: Instant,
+    keep_alive: KeepAlive,
     began: Instant,
     /// The controller is being reset, while the Admin queue stays connected.
     resetting: bool,
@@ -287,6 +285,7 @@ impl Association {
         target.stats().count_connection();
         let peer = rustix::net::getpeername(&connected.fd).ok().flatten();
         let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+        let timeout = Duration::from_millis(connected.connect.kato.into());
         let answer = fabrics::Connected::new()
             .with_cntlid(cntlid)
             .with_atr(!admin.proof.is_given());
@@ -315,8 +314,7 @@ impl Association {
             streams,
             descriptors,
             cc: Cc::new(),
-            kato: Duration::from_millis(connected.connect.kato.into()),
-            alive: now,
+            keep_alive: KeepAlive::new(timeout, now),
             began: now,
             resetting: false,
             life: Life::Open,
@@ -347,8 +345,7 @@ impl Association {
         let max_transfer = self.max_transfer();
         let mut register = Register {
             cc: &mut self.cc,
-            kato: &mut self.kato,
-            alive: &mut self.alive,
+            keep_alive: &mut self.keep_alive,
             now: self.now,
             io: &self.io,
             written: false,
@@ -492,11 +489,12 @@ impl Association {
 
     fn check_time(&mut self) {
         let since = |at: Instant| self.now.saturating_duration_since(at);
-        if !self.kato.is_zero() && since(self.alive) >= self.kato {
+        let has_timeout = !self.keep_alive.timeout().is_zero();
+        if self.keep_alive.has_expired(self.now) {
             self.end(&End::Refused("no Keep Alive in time"));
         } else if self.has_waited(&self.admin) {
             self.end(&End::Refused(NOT_PROVEN));
-        } else if !self.cc.en() && since(self.began) >= ENABLING && self.kato.is_zero() {
+        } else if !self.cc.en() && since(self.began) >= ENABLING && !has_timeout {
             self.end(&End::Refused("its controller was not enabled in time"));
         } else {
             let mut bytes = [0; 4];

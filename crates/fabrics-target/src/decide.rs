@@ -3,7 +3,7 @@
 
 use crate::queue::{Fate, Queue};
 use crate::rings::Rings;
-use controller::Controller;
+use controller::{Controller, KeepAlive};
 use nvme::cmd::admin::{
     AbortCdw10, AbortResult, CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, DeleteQueueCdw10,
     GetFeaturesCdw10, SetFeaturesCdw10,
@@ -19,8 +19,7 @@ use std::time::{Duration, Instant};
 /// State outside the controller that commands on the Admin queue change.
 pub(crate) struct Register<'a> {
     pub cc: &'a mut Cc,
-    pub kato: &'a mut Duration,
-    pub alive: &'a mut Instant,
+    pub keep_alive: &'a mut KeepAlive,
     pub now: Instant,
     pub io: &'a [Queue],
     /// CC has been written.
@@ -57,15 +56,15 @@ impl Register<'_> {
             | AdminOpcode::DELETE_IO_CQ
             | AdminOpcode::DOORBELL_BUFFER_CONFIG => refused(Status::INVALID_OPCODE),
             AdminOpcode::KEEP_ALIVE => {
-                *self.alive = self.now;
+                self.keep_alive.restart(self.now);
                 Fate::Answer(Status::SUCCESS, 0)
             }
             AdminOpcode::SET_FEATURES => {
                 let cdw10 = SetFeaturesCdw10::from_bits(command.cdw10.get());
                 match cdw10.fid() {
                     Fid::KEEP_ALIVE_TIMER => {
-                        *self.kato = Duration::from_millis(command.cdw11.get().into());
-                        *self.alive = self.now;
+                        let timeout = Duration::from_millis(command.cdw11.get().into());
+                        self.keep_alive.set(timeout, self.now);
                         Fate::Answer(Status::SUCCESS, 0)
                     }
                     // Connect carries the Host Identifier ("NVMe Base 2.1", 5.1.25.1.28).
@@ -78,7 +77,8 @@ impl Register<'_> {
                 let current = cdw10.sel() == nvme::cmd::admin::FeatureSelect::CURRENT;
                 match cdw10.fid() {
                     Fid::KEEP_ALIVE_TIMER if current => {
-                        let kato = u64::try_from(self.kato.as_millis()).unwrap_or(u64::MAX);
+                        let kato = u64::try_from(self.keep_alive.timeout().as_millis())
+                            .unwrap_or(u64::MAX);
                         Fate::Answer(Status::SUCCESS, kato)
                     }
                     _ => Fate::Pass,
@@ -143,7 +143,7 @@ impl Register<'_> {
             return Fate::Answer(Status::INVALID_FIELD.with_dnr(true), 0);
         }
         *self.cc = Cc::from_bits(property.value as u32);
-        *self.alive = self.now;
+        self.keep_alive.restart(self.now);
         self.written = true;
         Fate::Answer(Status::SUCCESS, 0)
     }

@@ -4,6 +4,7 @@
 use crate::handshake::{Connected, completion};
 use crate::link::{End, Link};
 use crate::target::Target;
+use controller::KeepAlive;
 use nvme::cmd::admin::{Cns, GetLogPage, IdentifyCdw10, SetFeaturesCdw10};
 use nvme::fabrics::{self, DISCOVERY_NQN, Fctype, Property};
 use nvme::feature::Fid;
@@ -29,6 +30,14 @@ const MOST: u32 = 64 << 10;
 /// A host without Keep Alive has so long for all it asks.
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// Returns the time for which a host with this Keep Alive Timeout may be silent.
+fn timeout(milliseconds: u32) -> Duration {
+    match milliseconds {
+        0 => LIMIT,
+        milliseconds => Duration::from_millis(milliseconds.into()),
+    }
+}
+
 /// A host's connection to the discovery controller.
 pub(crate) struct Discovery {
     target: Arc<Target>,
@@ -36,8 +45,7 @@ pub(crate) struct Discovery {
     requests: Requests,
     grants: Grants<()>,
     cc: Cc,
-    kato: Duration,
-    alive: Instant,
+    keep_alive: KeepAlive,
     events: usize,
     local: Option<SocketAddr>,
     /// The host may connect to the subsystem, and its log page lists it.
@@ -67,8 +75,7 @@ impl Discovery {
             requests: Requests::new(&connected.limits, ADMIN_IN_CAPSULE),
             grants: Grants::new(1),
             cc: Cc::new(),
-            kato: Duration::from_millis(connected.connect.kato.into()),
-            alive: now,
+            keep_alive: KeepAlive::new(timeout(connected.connect.kato.into()), now),
             events: 0,
             local,
             cntlid: 1,
@@ -85,12 +92,7 @@ impl Discovery {
 
     /// Returns the time when the connection times out.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let time = if self.kato.is_zero() {
-            LIMIT
-        } else {
-            self.kato
-        };
-        self.alive.checked_add(time)
+        self.keep_alive.deadline()
     }
 
     /// Advances the connection. `false`: it is over, and no operation is outstanding.
@@ -100,11 +102,11 @@ impl Discovery {
             let _ = self.link.received(drop);
             return !self.link.is_quiet();
         }
-        let over = self.deadline().is_some_and(|deadline| now >= deadline);
-        let result = match over {
-            true => Err(End::Refused("no Keep Alive in time")),
-            false => self.read(now),
-        };
+        // The commands that came while this process did not run count.
+        let mut result = self.read(now);
+        if result.is_ok() && self.keep_alive.has_expired(now) {
+            result = Err(End::Refused("no Keep Alive in time"));
+        }
         match result {
             Ok(()) => {
                 self.link.send();
@@ -234,14 +236,15 @@ impl Discovery {
                 }
             }
             AdminOpcode::KEEP_ALIVE => {
-                self.alive = now;
+                self.keep_alive.restart(now);
                 self.answer(command, Ok(0));
             }
             AdminOpcode::SET_FEATURES => {
                 let fid = SetFeaturesCdw10::from_bits(command.cdw10.get()).fid();
                 match fid {
                     Fid::KEEP_ALIVE_TIMER => {
-                        self.kato = Duration::from_millis(command.cdw11.get().into());
+                        self.keep_alive
+                            .set(timeout(command.cdw11.get().into()), now);
                         self.answer(command, Ok(0));
                     }
                     Fid::ASYNC_EVENT_CONFIG => self.answer(command, Ok(0)),

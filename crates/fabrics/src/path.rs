@@ -342,7 +342,10 @@ impl Keeper<'_> {
                 Some((cid, at)) => {
                     if controller.client.take(cid).is_some() {
                         keep_alive = None;
-                    } else if now.duration_since(at) >= kato / 2 {
+                    } else if now.duration_since(at) >= kato / 2
+                        // An answer that came while this thread did not run is taken first.
+                        && !is_readable(controller.client.fd())
+                    {
                         return Err(Trouble::Silent.into());
                     }
                 }

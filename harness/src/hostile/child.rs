@@ -70,6 +70,10 @@ impl Child {
         })
     }
 
+    pub(super) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     pub(super) fn lines(&self) -> MutexGuard<'_, Vec<(Instant, String)>> {
         self.lines.lock().unpoisoned()
     }

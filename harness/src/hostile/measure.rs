@@ -1,7 +1,7 @@
 //! Measurement of one attack on one daemon: first beside an honest client, then under attack, then
 //! after the client has disconnected, then during the daemon's end while it is attacked again.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use super::client::fuse;
 use super::neighbour::{self, Seen};
 use super::outcome::Outcome;
 use super::place::{self, Footprint, Place};
-use super::sampler::Sampler;
+use super::sampler::{Sampler, WORKER};
+use super::schedule::{self, Threads};
 
 /// Durations of the parts.
 #[derive(Clone, Copy)]
@@ -43,6 +44,8 @@ impl Times {
     };
 }
 
+/// Limit of a short measurement, on a machine whose other work leaves the neighbour little time.
+const SERVED: Duration = Duration::from_secs(10);
 /// Until the first figures, while a client starts or leaves.
 const SETTLE: Duration = Duration::from_millis(200);
 /// Time until a client's resources must be free.
@@ -107,9 +110,11 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
         .wait_for("ready", START)
         .context("the honest client")?;
     std::thread::sleep(SETTLE);
-    let from = Instant::now();
+    let worker = schedule::thread(&place.family(), WORKER);
+    let reader = schedule::thread(&[good.pid()], neighbour::READER);
+    let reads = Reads::new(&good, worker.into_iter().chain(reader));
     std::thread::sleep(times.honest);
-    outcome.honest = Some(window(&good, from, Instant::now()).0);
+    outcome.honest = Some(reads.rate(&good, times.honest, times.long));
     honest.end(Duration::from_secs(1));
     std::thread::sleep(SETTLE);
     let before = place.footprint();
@@ -119,7 +124,7 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
     let mut hostile = Child::start("attack", attack.name, dir, times.long)?;
     hostile.wait_for("ready", START).context("the attack")?;
     let sampler = Sampler::start(&place.family());
-    let from = Instant::now();
+    let reads = reads.again(&good);
     std::thread::sleep(times.attack / 2);
     let probes = Probes::start(dir, attack.after.is_none());
     std::thread::sleep(times.attack / 2);
@@ -128,15 +133,15 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
     while tried(&hostile) == 0 && hostile.said("skip ").is_none() && Instant::now() < tries {
         std::thread::sleep(Duration::from_millis(20));
     }
+    let rate = reads.rate(&good, times.attack, times.long);
     let until = Instant::now();
     if let Some(why) = hostile.said("skip ") {
         drop((hostile, server));
         place.kill(END);
         return Err(super::child::skip(why));
     }
-    let (rate, longest) = window(&good, from, until);
     outcome.attacked = Some(rate);
-    outcome.longest_read = Some(longest);
+    outcome.longest_read = Some(window(&good, reads.from, until).1);
     if let Some(sampler) = sampler {
         let (blocked, call) = sampler.end();
         outcome.blocked = Some(blocked);
@@ -233,6 +238,52 @@ fn end(
 fn last(good: &Child) -> Option<Seen> {
     good.said("seen ")
         .and_then(|rest| Seen::parse(&format!("seen {rest}")))
+}
+
+/// The beginning of a measurement of the neighbour's reads.
+struct Reads {
+    threads: Threads,
+    from: Instant,
+    reads: u64,
+    times: schedule::Times,
+}
+
+impl Reads {
+    fn new(good: &Child, threads: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self::of(good, Threads::new(threads))
+    }
+
+    fn of(good: &Child, threads: Threads) -> Self {
+        Self {
+            from: Instant::now(),
+            reads: last(good).unwrap_or_default().reads,
+            times: threads.now(),
+            threads,
+        }
+    }
+
+    /// Begins once more, with the same threads.
+    fn again(self, good: &Child) -> Self {
+        Self::of(good, self.threads)
+    }
+
+    /// Returns the neighbour's reads per second. A long measurement has its machine alone. A short
+    /// one counts only time in which other work of the machine did not keep the threads waiting,
+    /// and lasts until there was enough of it.
+    fn rate(&self, good: &Child, enough: Duration, long: bool) -> f64 {
+        if long {
+            return window(good, self.from, Instant::now()).0;
+        }
+        loop {
+            let now = self.threads.now();
+            let served = now.served_since(&self.times);
+            if served >= enough || self.from.elapsed() > SERVED {
+                let reads = last(good).unwrap_or_default().reads - self.reads;
+                return reads as f64 / served.max(neighbour::PERIOD).as_secs_f64();
+            }
+            std::thread::sleep(neighbour::PERIOD);
+        }
+    }
 }
 
 /// The neighbour's median reads per second in a time, and its longest register read.

@@ -24,6 +24,7 @@ mod outcome;
 mod place;
 mod report;
 mod sampler;
+mod schedule;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

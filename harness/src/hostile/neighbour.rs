@@ -19,6 +19,8 @@ use super::place::{self, GOOD_FILE_NSID, GOOD_MEMORY_NSID, MEMORY_NSID, VOLUME_S
 
 /// Interval of its output lines.
 pub(super) const PERIOD: Duration = Duration::from_millis(50);
+/// Name of the thread that reads.
+pub(super) const READER: &str = "reader";
 /// Reads in flight.
 const DEPTH: u32 = 32;
 const BLOCK: u64 = 4096;
@@ -170,24 +172,26 @@ pub(super) fn first_lost(dir: &Path, kept: u64) -> Result<Option<u64>> {
 pub(super) fn good(dir: &Path) -> Result<()> {
     let (device, transport) = open(&place::good_socket(dir))?;
     let (reads, kept) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let spawn = |work: Box<dyn FnOnce() -> Result<()> + Send>| {
-        std::thread::spawn(move || {
+    let spawn = |name: &str, work: Box<dyn FnOnce() -> Result<()> + Send>| {
+        let thread = std::thread::Builder::new().name(name.into());
+        thread.spawn(move || {
             if let Err(error) = work() {
                 println!("failed {error:#}");
             }
         })
     };
     let (device_of, reads_of) = (device.clone(), reads.clone());
-    spawn(Box::new(move || {
-        read(&device_of, GOOD_MEMORY_NSID, &reads_of)
-    }));
+    spawn(
+        READER,
+        Box::new(move || read(&device_of, GOOD_MEMORY_NSID, &reads_of)),
+    )?;
     let kept_of = kept.clone();
-    spawn(Box::new(move || keep(&device, &kept_of)));
+    spawn("keeps", Box::new(move || keep(&device, &kept_of)))?;
     // When the present register read began, in microseconds from the start, and the longest.
     let start = Instant::now();
     let (began, longest) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (began_of, longest_of) = (began.clone(), longest.clone());
-    spawn(Box::new(move || {
+    let registers = move || {
         loop {
             let before = start.elapsed().as_micros() as u64;
             began_of.store(before, Ordering::Relaxed);
@@ -197,7 +201,8 @@ pub(super) fn good(dir: &Path) -> Result<()> {
             longest_of.fetch_max(took, Ordering::Relaxed);
             std::thread::sleep(Duration::from_millis(2));
         }
-    }));
+    };
+    spawn("registers", Box::new(registers))?;
     loop {
         std::thread::sleep(PERIOD);
         let now = start.elapsed().as_micros() as u64;

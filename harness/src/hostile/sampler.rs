@@ -12,12 +12,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::schedule;
+
 /// `epoll_wait`, `epoll_pwait` and `epoll_pwait2`.
 #[cfg(target_arch = "x86_64")]
 const SLEEPS: [&str; 3] = ["232", "281", "441"];
 #[cfg(not(target_arch = "x86_64"))]
 const SLEEPS: [&str; 3] = ["22", "22", "441"];
 
+/// Name of the daemon's worker.
+pub(super) const WORKER: &str = "worker-0";
 const PERIOD: Duration = Duration::from_millis(1);
 
 /// A thread that looks.
@@ -30,15 +34,7 @@ pub(super) struct Sampler {
 impl Sampler {
     /// Watches the worker of one of these processes; `None` where the system does not show it.
     pub(super) fn start(pids: &[u32]) -> Option<Self> {
-        let tasks = pids
-            .iter()
-            .map(|pid| fs::read_dir(format!("/proc/{pid}/task")));
-        let tasks = tasks.flatten().flatten().flatten();
-        let worker = tasks.map(|task| task.path()).find(|task| {
-            let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
-            name.trim() == "worker-0"
-        })?;
-        let file = worker.join("syscall");
+        let file = schedule::thread(pids, WORKER)?.join("syscall");
         fs::read_to_string(&file).ok()?;
         let (stop, longest) = (
             Arc::new(AtomicBool::new(false)),

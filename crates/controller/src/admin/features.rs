@@ -335,12 +335,9 @@ impl Controller {
             self.check_nsid(command.nsid.get(), false)?;
         }
         match cdw10.sel() {
-            FeatureSelect::CURRENT => self.value(
-                fid,
-                command,
-                &self.admin.features,
-                self.admin.keep_alive.get(),
-            ),
+            FeatureSelect::CURRENT => {
+                self.value(fid, command, &self.admin.features, self.keep_alive())
+            }
             FeatureSelect::DEFAULT | FeatureSelect::SAVED => {
                 self.value(fid, command, &Features::new(&self.config), 0)
             }
@@ -529,7 +526,7 @@ impl Controller {
                 };
                 self.record_timestamp(previous);
             }
-            Fid::KEEP_ALIVE_TIMER => self.admin.keep_alive.set(cdw11, self.now),
+            Fid::KEEP_ALIVE_TIMER => self.set_keep_alive(cdw11),
             Fid::IO_COMMAND_SET_PROFILE if cdw11 & 0x1ff != 0 => {
                 return Err(Status::IO_COMMAND_SET_COMBINATION_REJECTED.with_dnr(true));
             }

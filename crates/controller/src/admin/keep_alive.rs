@@ -8,22 +8,55 @@ use std::time::{Duration, Instant};
 
 /// Granularity of the timer in units of 100 ms (Identify Controller, KAS).
 pub(super) const GRANULARITY_100MS: u16 = 1;
+/// Looks for the host's commands after the timeout, before the timer expires.
+const LAST_LOOKS: u8 = 2;
+/// Time between two of these looks, in which a worker reads its sockets (every 100 us while it
+/// polls).
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The keep alive timer.
-#[derive(Default)]
-pub(crate) struct KeepAlive {
+/// Timer that expires when a host is silent for longer than its Keep Alive Timeout.
+///
+/// The host's silence is not told from a pause of this process, whose processor others had, by the
+/// clock alone. The timeout may have passed although the host's command waits in a queue or a
+/// socket, and the clock's last reading may be older than the pause. The time therefore counts from
+/// the first reading after a command, and the timer expires only after two further looks at queues
+/// and sockets.
+#[derive(Debug, Default)]
+pub struct KeepAlive {
     timeout: Duration,
     deadline: Option<Instant>,
+    phase: Phase,
+}
+
+#[derive(Debug, Default)]
+enum Phase {
+    /// The host has given a sign of life since the last reading of the clock, the deadline.
+    #[default]
+    Noted,
+    /// The timeout is running.
+    Runs,
+    /// The timeout has passed, and so many looks have found no command.
+    Looked(u8),
 }
 
 impl KeepAlive {
-    /// Sets the Keep Alive Timer feature, in milliseconds; zero turns the timer off.
-    pub fn set(&mut self, milliseconds: u32, now: Instant) {
-        // Rounded up to the granularity.
-        let unit = u64::from(GRANULARITY_100MS) * 100;
-        let rounded = u64::from(milliseconds).div_ceil(unit) * unit;
-        self.timeout = Duration::from_millis(rounded);
+    /// Creates a timer that begins now; zero turns it off.
+    pub fn new(timeout: Duration, now: Instant) -> Self {
+        let mut timer = Self::default();
+        timer.set(timeout, now);
+        timer
+    }
+
+    /// Changes the timeout and restarts the timer; zero turns it off.
+    pub fn set(&mut self, timeout: Duration, now: Instant) {
+        self.timeout = timeout;
         self.restart(now);
+    }
+
+    /// Notes a sign of life of the host. `now` is the last reading of the clock.
+    pub fn restart(&mut self, now: Instant) {
+        self.phase = Phase::Noted;
+        self.deadline = (!self.timeout.is_zero()).then_some(now);
     }
 
     /// Stops the timer: the host's silence is allowed from now on.
@@ -31,22 +64,59 @@ impl KeepAlive {
         self.deadline = None;
     }
 
-    fn restart(&mut self, now: Instant) {
-        self.deadline = (!self.timeout.is_zero()).then(|| now + self.timeout);
-    }
-
-    /// Returns the time at which the host has been silent for too long.
+    /// Returns the time of the next call of [`KeepAlive::has_expired`].
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Returns the feature's value, in milliseconds.
-    pub fn get(&self) -> u32 {
-        u32::try_from(self.timeout.as_millis()).unwrap_or(u32::MAX)
+    /// Returns the timeout; zero: there is none.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Returns whether the host has been silent for too long.
+    pub fn has_expired(&mut self, now: Instant) -> bool {
+        let Some(deadline) = self.deadline.filter(|at| now >= *at) else {
+            return false;
+        };
+        self.deadline = match self.phase {
+            Phase::Noted if now == deadline => return false,
+            Phase::Noted => {
+                self.phase = Phase::Runs;
+                now.checked_add(self.timeout)
+            }
+            Phase::Looked(LAST_LOOKS) => {
+                self.deadline = None;
+                return true;
+            }
+            Phase::Runs => {
+                self.phase = Phase::Looked(1);
+                now.checked_add(LOOK_INTERVAL)
+            }
+            Phase::Looked(looks) => {
+                self.phase = Phase::Looked(looks + 1);
+                now.checked_add(LOOK_INTERVAL)
+            }
+        };
+        false
     }
 }
 
 impl Controller {
+    /// Sets the Keep Alive Timer feature, in milliseconds, rounded up to the granularity.
+    pub(crate) fn set_keep_alive(&mut self, milliseconds: u32) {
+        let unit = u64::from(GRANULARITY_100MS) * 100;
+        let rounded = u64::from(milliseconds).div_ceil(unit) * unit;
+        let timeout = Duration::from_millis(rounded);
+        self.admin.keep_alive.set(timeout, self.now);
+    }
+
+    /// Returns the feature's value, in milliseconds.
+    pub(crate) fn keep_alive(&self) -> u32 {
+        let timeout = self.admin.keep_alive.timeout();
+        u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX)
+    }
+
     pub(super) fn keep_alive_command(&mut self, _: &Command) -> AdminResult {
         self.admin.keep_alive.restart(self.now);
         Ok(Outcome::Done(0))
@@ -55,15 +125,81 @@ impl Controller {
     /// Fails the controller after the host's silence: fatal status, commands are no longer
     /// fetched.
     pub(super) fn check_keep_alive(&mut self) -> bool {
-        if self.admin.keep_alive.deadline.is_none_or(|d| self.now < d) || !self.is_ready() {
+        let deadline = self.admin.keep_alive.deadline();
+        if deadline.is_none_or(|at| self.now < at) || !self.is_ready() {
             return false;
         }
-        self.admin.keep_alive.deadline = None;
-        self.fatal("keep alive timer expired");
-        true
+        // The next round looks at the Admin queue, however busy others are.
+        self.engine.expect(0);
+        if self.admin.keep_alive.has_expired(self.now) {
+            self.fatal("keep alive timer expired");
+        }
+        self.admin.keep_alive.deadline() != deadline
     }
 
     pub(crate) fn keep_alive_deadline(&self) -> Option<Instant> {
-        self.admin.keep_alive.deadline
+        self.admin.keep_alive.deadline()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(1);
+
+    /// The next reading of the clock.
+    const NEXT: Duration = Duration::from_micros(1);
+
+    #[test]
+    fn timer_expires_after_silence_through_two_more_looks() {
+        let start = Instant::now();
+        let mut timer = KeepAlive::new(TIMEOUT, start);
+        let mut now = start + NEXT;
+        assert!(!timer.has_expired(now));
+        now += TIMEOUT;
+        assert_eq!(timer.deadline(), Some(now));
+        for _ in 0..2 {
+            assert!(!timer.has_expired(now));
+            // A look of the same moment is the same look.
+            assert!(!timer.has_expired(now));
+            now += LOOK_INTERVAL;
+            assert_eq!(timer.deadline(), Some(now));
+        }
+        assert!(timer.has_expired(now));
+        assert_eq!(timer.deadline(), None);
+    }
+
+    #[test]
+    fn command_that_is_read_after_a_pause_restarts_the_timer() {
+        let mut now = Instant::now();
+        let mut timer = KeepAlive::new(TIMEOUT, now);
+        for _ in 0..3 {
+            assert!(!timer.has_expired(now + NEXT));
+            now += TIMEOUT * 100;
+            assert!(!timer.has_expired(now));
+            now += LOOK_INTERVAL;
+            assert!(!timer.has_expired(now));
+            timer.restart(now);
+        }
+    }
+
+    #[test]
+    fn time_before_the_clock_was_read_again_does_not_count() {
+        let before = Instant::now();
+        let mut timer = KeepAlive::new(TIMEOUT, before);
+        assert!(!timer.has_expired(before));
+        let after = before + TIMEOUT * 100;
+        assert!(!timer.has_expired(after));
+        assert_eq!(timer.deadline(), Some(after + TIMEOUT));
+    }
+
+    #[test]
+    fn timer_without_timeout_never_expires() {
+        let start = Instant::now();
+        let mut timer = KeepAlive::new(Duration::ZERO, start);
+        for seconds in 0..5 {
+            assert!(!timer.has_expired(start + TIMEOUT * seconds));
+        }
     }
 }

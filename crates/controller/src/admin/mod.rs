@@ -30,7 +30,7 @@ use dma::{Access, SegmentList};
 pub(crate) use erase::Erasure;
 pub(crate) use events::AsyncEvents;
 pub(crate) use features::Features;
-use keep_alive::KeepAlive;
+pub use keep_alive::KeepAlive;
 pub(crate) use lba_status::LbaStatus;
 pub(crate) use logs::Logs;
 pub(crate) use management::Management;

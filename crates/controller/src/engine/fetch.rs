@@ -61,7 +61,7 @@ impl Engine {
     }
 
     /// Has the next round poll a queue that most likely has entries.
-    fn expect(&mut self, qid: u16) {
+    pub(crate) fn expect(&mut self, qid: u16) {
         if self.polled.expect(qid)
             && let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid))
         {

@@ -212,8 +212,7 @@ impl Controller {
         self.obey_command_register();
         self.admin.features = Features::restore(&saved.features);
         self.apply_features();
-        let keep_alive = saved.features.keep_alive;
-        self.admin.keep_alive.set(keep_alive, self.now);
+        self.set_keep_alive(saved.features.keep_alive);
         let logs = &saved.logs;
         self.admin.logs = Logs::restore(&logs.errors, &logs.changed, logs.powered_on);
         if let Some(saved) = &logs.telemetry {

@@ -16,7 +16,7 @@ impl Controller {
             registers: self.save_registers(),
             pci: self.pci.save(),
             interrupts: self.engine.irqs.save(),
-            features: self.admin.features.save(self.admin.keep_alive.get()),
+            features: self.admin.features.save(self.keep_alive()),
             admin_queue: self.admin_queue(),
             cqs: self.queues.cqs().map(cq_place).collect(),
             sqs: self.queues.sqs().map(sq_place).collect(),

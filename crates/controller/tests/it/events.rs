@@ -199,6 +199,47 @@ fn aborts_are_limited_and_end_with_a_reset() {
     );
 }
 
+/// The clock is read again.
+fn next_reading(h: &mut Host) {
+    h.now += Duration::from_micros(1);
+    h.run();
+}
+
+/// Runs at each time that the controller asks for, until it asks for none.
+fn run_to_deadlines(h: &mut Host) {
+    next_reading(h);
+    while let Some(at) = h.c.deadline() {
+        h.now = at;
+        h.run();
+    }
+}
+
+/// A process that did not run finds the timeout passed, and the doorbell still in the socket.
+#[test]
+fn keep_alive_that_a_late_process_reads_is_in_time() {
+    let mut h = Host::ready();
+    h.set_feature(Fid::KEEP_ALIVE_TIMER, 1000);
+    for _ in 0..3 {
+        next_reading(&mut h);
+        h.now += Duration::from_secs(10);
+        h.run();
+        h.now = h.c.deadline().unwrap();
+        h.run();
+        assert_eq!(
+            h.simple(AdminOpcode::KEEP_ALIVE, 0).status(),
+            Status::SUCCESS
+        );
+        assert!(!h.csts().cfs());
+    }
+    // The pause may begin between the reading of the clock and the command.
+    h.now += Duration::from_secs(10);
+    h.run();
+    assert!(!h.csts().cfs());
+    assert_eq!(h.c.deadline(), Some(h.now + Duration::from_secs(1)));
+    run_to_deadlines(&mut h);
+    assert!(h.csts().cfs(), "the host is silent");
+}
+
 #[test]
 fn keep_alive() {
     let mut h = Host::ready();
@@ -213,6 +254,7 @@ fn keep_alive() {
         1000,
         "rounded up"
     );
+    next_reading(&mut h);
     let start = h.now;
     assert_eq!(h.c.deadline(), Some(start + Duration::from_secs(1)));
     for i in 1..5 {
@@ -223,7 +265,7 @@ fn keep_alive() {
         );
     }
     h.now += Duration::from_millis(1001);
-    h.run();
+    run_to_deadlines(&mut h);
     assert!(h.csts().cfs());
     assert_eq!(h.c.deadline(), None);
     h.disable();

@@ -89,8 +89,8 @@ impl Frontend for Association {
 
     fn deadline(&self) -> Option<Instant> {
         let ending = (self.life == Life::Ending).then(|| self.now.checked_add(ENDING_LOOK));
-        let alive = match self.kato.is_zero() {
-            false => self.alive.checked_add(self.kato),
+        let alive = match self.keep_alive.timeout().is_zero() {
+            false => self.keep_alive.deadline(),
             true if self.cc.en() => None,
             true => self.began.checked_add(ENABLING),
         };

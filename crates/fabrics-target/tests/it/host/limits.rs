@@ -1,7 +1,9 @@
 //! Hosts that break the protocol, fall silent, or take more than their part.
 
 use super::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::SocketAddr;
+use std::sync::mpsc::channel;
 
 /// What comes of bytes that a host sends in place of a command, on an I/O queue.
 fn breaks(host: Host, bytes: impl FnOnce(&mut Queue) -> Vec<u8>) -> Other {
@@ -145,6 +147,46 @@ fn a_host_that_falls_silent_is_forgotten() {
     assert_eq!(served.hosts(), 1);
     assert_eq!(admin.ends(), Other::Closed);
     served.wait_for_hosts(0);
+}
+
+/// A worker that did not run finds the timeout passed, and the host's command unread.
+#[test]
+fn host_whose_keep_alive_a_late_worker_reads_stays() {
+    const TIMEOUT: Duration = Duration::from_millis(500);
+    let served = Served::new(Setup::memory(1 << 20));
+    let mut admin = Client::new(served.address, Host::default()).admin;
+    let socket = admin.stream.try_clone().unwrap();
+    let ((stands, still), (go, gone_on)) = (channel(), channel());
+    // The worker runs until it has answered the command that starts the timer.
+    served.handle.post(move |worker| {
+        while !is_readable(&socket) {
+            worker.poll_once().unwrap();
+        }
+        stands.send(()).unwrap();
+        gone_on.recv().unwrap();
+    });
+    let mut set = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
+    set.cdw10 = u32::from(Fid::KEEP_ALIVE_TIMER.0).into();
+    set.cdw11 = (TIMEOUT.as_millis() as u32).into();
+    set.set_sgl(SglDescriptor::transport(0));
+    let set = admin.send(set, Asked::default(), &[]);
+    still.recv_timeout(BOUND).unwrap();
+    assert!(admin.wait(set).unwrap().0.status().is_success());
+    let mut alive = Command::new(AdminOpcode::KEEP_ALIVE.0, 0, 0);
+    alive.set_sgl(SglDescriptor::transport(0));
+    let alive = admin.send(alive, Asked::default(), &[]);
+    std::thread::sleep(TIMEOUT * 2);
+    go.send(()).unwrap();
+    assert!(admin.wait(alive).unwrap().0.status().is_success());
+    // The timer has not ended with its last command either: only now it runs.
+    assert_eq!(served.hosts(), 1);
+    assert_eq!(admin.ends(), Other::Closed);
+    served.wait_for_hosts(0);
+}
+
+fn is_readable(socket: &TcpStream) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).unwrap() > 0
 }
 
 #[test]
