@@ -13,6 +13,7 @@ use rustix::process::Signal;
 
 use crate::cache::{Cache, checkout};
 use crate::guest::tail;
+use crate::machine::Disk;
 use crate::process::Process;
 use crate::progress::say;
 use sync::Unpoisoned;
@@ -55,6 +56,13 @@ impl Daemon {
     /// The socket that it listens on.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// The controller at that socket, for a guest.
+    pub fn disk(&self) -> Disk {
+        Disk::VfioUser {
+            socket: self.socket.clone(),
+        }
     }
 
     /// Returns the daemon's process.

@@ -14,15 +14,12 @@ use serde_json::{Value, json};
 
 use crate::cache::Cache;
 use crate::channel::{Channel, Events, Reply, accept};
-use crate::image::Image;
-use crate::machine::GuestBuilder;
+use crate::image::{Image, LIBRARY};
+use crate::machine::{GuestBuilder, PROGRAMS};
 use crate::process::Process;
 use crate::qemu::Qemu;
 use crate::qmp::Qmp;
 use sync::Unpoisoned;
-
-/// Library that programs of ours may need beyond the tools' libraries.
-const LIBRARY: &str = "libgcc_s.so.1";
 
 /// Exit status and output of a script.
 #[derive(Clone, Debug)]
@@ -90,9 +87,19 @@ impl GuestBuilder {
             boot_limit: self.boot_limit,
             limit: self.limit,
         };
-        launch.boot(&cache, |dir, console| {
+        let guest = launch.boot(&cache, |dir, console| {
             self.arguments(&cache, &image, accel, dir, console)
-        })
+        })?;
+        if !self.programs.is_empty() {
+            guest.run(&format!(
+                "mkdir /run/programs
+                 for s in /sys/block/vd*/serial; do
+                     [ \"$(cat $s)\" = {PROGRAMS} ] && d=$(basename ${{s%/serial}})
+                 done
+                 mount -t ext4 -o ro,noload /dev/$d /run/programs && ln -s /run/programs/* /tmp/"
+            ))?;
+        }
+        Ok(guest)
     }
 }
 

@@ -98,6 +98,9 @@ const PROGRAMS: [&str; 19] = [
     "kexec",
 ];
 
+/// Library that programs of ours may need beyond the tools' libraries.
+pub(crate) const LIBRARY: &str = "libgcc_s.so.1";
+
 /// Modules that the initramfs loads at boot, through which the tools image is read.
 const BOOT_MODULES: [&str; 1] = ["virtio_blk"];
 
@@ -168,6 +171,24 @@ impl Image {
             tools: dir.join("tools.ext4"),
             tree,
         })
+    }
+}
+
+impl Image {
+    /// Makes an image of programs of ours in a directory, with the library that they may need.
+    pub(crate) fn programs(&self, programs: &[PathBuf], dir: &Path) -> Result<PathBuf> {
+        let stage = dir.join("programs");
+        fs::create_dir(&stage)?;
+        for program in programs {
+            let name = program.file_name().context("a program without a name")?;
+            fs::copy(program, stage.join(name)).with_context(|| program.display().to_string())?;
+            if let Some(library) = self.tree.libraries_of(program)?.get(LIBRARY) {
+                fs::copy(library, stage.join(LIBRARY))?;
+            }
+        }
+        let image = dir.join("programs.ext4");
+        make_ext4(&self.tree, &stage, &image)?;
+        Ok(image)
     }
 }
 
@@ -275,8 +296,12 @@ fn tools(tree: &Tree, part: &Path) -> Result<()> {
     }
     modules(tree, &stage)?;
     copy_tree(&tree.root().join("usr/share"), &stage.join("share"))?;
-    let bytes = size_of_tree(&stage)?;
-    let image = part.join("tools.ext4");
+    make_ext4(tree, &stage, &part.join("tools.ext4"))
+}
+
+/// Makes an ext4 image of a directory, which is removed.
+fn make_ext4(tree: &Tree, stage: &Path, image: &Path) -> Result<()> {
+    let bytes = size_of_tree(stage)?;
     let blocks = format!("{}k", bytes / 1024 * 6 / 5 + 16 * 1024);
     let (stage_name, image_name) = (stage.display().to_string(), image.display().to_string());
     tree.run(
@@ -299,7 +324,7 @@ fn tools(tree: &Tree, part: &Path) -> Result<()> {
             &blocks,
         ],
     )?;
-    fs::remove_dir_all(&stage)?;
+    fs::remove_dir_all(stage)?;
     Ok(())
 }
 

@@ -58,6 +58,7 @@ pub struct GuestBuilder {
     pub(crate) newer_kernel: bool,
     pub(crate) boot_disk: bool,
     shared_memory: bool,
+    pub(crate) programs: Vec<PathBuf>,
     extra: Vec<OsString>,
     pub(crate) accel: Option<Accel>,
     pub(crate) boot_limit: Duration,
@@ -68,6 +69,9 @@ pub struct GuestBuilder {
 const APPEND: &str = "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check nokaslr mitigations=off \
      cryptomgr.notests init_on_alloc=0 audit=0 apparmor=0 ipv6.disable=1 \
      initcall_blacklist=load_system_certificate_list,jent_mod_init";
+
+/// Serial number of the disk with programs of ours.
+pub(crate) const PROGRAMS: &str = "vnvme-programs";
 
 /// QEMU's ends of the harness's channels: QMP, a file for the console, and, with a `serial` device
 /// for them, the ports `agent` and `events`.
@@ -108,6 +112,7 @@ impl Guest {
             newer_kernel: false,
             boot_disk: false,
             shared_memory: true,
+            programs: Vec::new(),
             extra: Vec::new(),
             accel: None,
             boot_limit: Duration::from_secs(300),
@@ -193,6 +198,14 @@ impl GuestBuilder {
         self
     }
 
+    /// Puts programs of ours into the guest's /tmp, with the library that they may need beyond the
+    /// tools' (`LD_LIBRARY_PATH=/tools/lib:/tmp`). They are read from a disk: most of a program
+    /// with all that a debugger needs is never read.
+    pub fn programs(mut self, programs: &[PathBuf]) -> Self {
+        self.programs.extend_from_slice(programs);
+        self
+    }
+
     /// Uses an accelerator without asking whether it works.
     pub fn accel(mut self, accel: Accel) -> Self {
         self.accel = Some(accel);
@@ -263,6 +276,12 @@ impl GuestBuilder {
                 &format!("id=tools,if=none,format=raw,readonly=on,file={tools}"),
             ]);
             add(&["-device", "virtio-blk-pci,drive=tools,serial=vnvme-tools"]);
+            if !self.programs.is_empty() {
+                let file = image.programs(&self.programs, dir)?.display().to_string();
+                let drive = format!("id=programs,if=none,format=raw,readonly=on,file={file}");
+                let device = format!("virtio-blk-pci,drive=programs,serial={PROGRAMS}");
+                add(&["-drive", &drive, "-device", &device]);
+            }
             let mut append = String::from(APPEND);
             for words in self
                 .append

@@ -28,10 +28,12 @@ mod schedule;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser as _;
 use serde_json::Value;
+use sync::Unpoisoned;
 
 use attacks::{ATTACKS, Attack};
 use measure::Times;
@@ -68,6 +70,10 @@ struct Options {
     /// How often an attack that does not hold is tried; the best run counts
     #[arg(long, value_name = "N", default_value_t = TRIES)]
     tries: usize,
+    /// Attacks tried beside each other, on a daemon each; one that does not hold there is tried
+    /// again alone
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    at_once: usize,
 }
 
 impl Options {
@@ -125,8 +131,10 @@ fn run(program: &Path, options: &Options, times: Times, limits: Limits) -> Resul
     let mut all = Vec::new();
     let mut bad = Vec::new();
     println!("{}", report::HEAD);
-    for attack in options.attacks()? {
-        let (outcome, mended) = best(program, attack, times, limits, options.tries)?;
+    let attacks = options.attacks()?;
+    let firsts = beside(program, &attacks, times, options.at_once);
+    for (attack, first) in attacks.into_iter().zip(firsts) {
+        let (outcome, mended) = best(program, attack, times, limits, options.tries, first)?;
         println!("{}", report::line(&outcome, limits));
         for note in &outcome.notes {
             println!("    {note}");
@@ -171,18 +179,50 @@ fn run(program: &Path, options: &Options, times: Times, limits: Limits) -> Resul
     })
 }
 
-/// Returns the best of a few runs, and the known failures that showed in none of them.
+/// Runs each attack once, `at_once` of them beside each other. `None` for an attack that could not
+/// be measured there, and for all of them where only one is to run at once.
+fn beside(
+    program: &Path,
+    attacks: &[&Attack],
+    times: Times,
+    at_once: usize,
+) -> Vec<Option<Outcome>> {
+    let outcomes: Vec<Mutex<Option<Outcome>>> = attacks.iter().map(|_| Mutex::default()).collect();
+    let left = Mutex::new(attacks.iter().zip(&outcomes));
+    let work = || {
+        while let Some((attack, outcome)) = {
+            let mut left = left.lock().unpoisoned();
+            left.next()
+        } {
+            *outcome.lock().unpoisoned() = measure::run(program, attack, times).ok();
+        }
+    };
+    if at_once > 1 {
+        std::thread::scope(|scope| {
+            for _ in 0..at_once {
+                scope.spawn(work);
+            }
+        });
+    }
+    let outcomes = outcomes.into_iter();
+    outcomes.map(|one| one.into_inner().unpoisoned()).collect()
+}
+
+/// Returns the best of a few runs, of which the first may have been made before, and the known
+/// failures that showed in none of them.
 fn best(
     program: &Path,
     attack: &Attack,
     times: Times,
     limits: Limits,
     tries: usize,
+    first: Option<Outcome>,
 ) -> Result<(Outcome, Vec<&'static str>)> {
     let mut best: Option<(usize, Outcome)> = None;
     let mut mended = None;
-    for _ in 0..tries.max(1) {
-        let outcome = measure::run(program, attack, times)?;
+    let alone = (0..tries.max(1)).map(|_| measure::run(program, attack, times));
+    for outcome in first.map(Ok).into_iter().chain(alone) {
+        let outcome = outcome?;
         let (new, holds) = outcome.verdict(limits);
         if best.as_ref().is_none_or(|(least, _)| new.len() < *least) {
             best = Some((new.len(), outcome));

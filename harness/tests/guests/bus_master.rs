@@ -1,13 +1,10 @@
 //! Bus Master Enable in a Linux guest, on its stock driver: cleared and set again while there is
 //! I/O, by the function's configuration space in sysfs.
 
-use std::path::PathBuf;
-
-use crate::common::{Checks, Disks, LONG, newer_kernel, run, run_for};
+use crate::common::{Checks, Disks, LONG, Part, run, run_for};
 use anyhow::{Context, Result, ensure};
-use harness::Guest;
-use harness::progress::skip;
-use harness::served::Volumes;
+use harness::served::{Served, Volumes};
+use harness::{Disk, Guest};
 
 /// `command BDF`: the PCI command register. `set_command BDF N` writes it, `off BDF` and `on BDF`
 /// change Bus Master Enable alone.
@@ -86,39 +83,40 @@ fn quiet(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-fn on(name: &'static str, kernel: Option<PathBuf>) -> Result<()> {
-    let disks = Disks::new()?;
-    let served = Volumes::file(name, &disks.sparse("disk.raw", 512)?).serve()?;
-    let mut builder = Guest::builder(name).disk(served.disk());
-    if let Some(kernel) = kernel {
-        builder = builder.kernel(kernel);
+/// The disk in a guest that others share.
+pub struct BusMaster {
+    served: Served,
+    _disks: Disks,
+}
+
+impl BusMaster {
+    pub fn serve() -> Result<Option<Box<dyn Part>>> {
+        let disks = Disks::new()?;
+        let served = Volumes::file("bus-master", &disks.sparse("disk.raw", 512)?).serve()?;
+        Ok(Some(Box::new(BusMaster {
+            served,
+            _disks: disks,
+        })))
     }
-    let guest = builder.boot()?;
-    let mut checks = Checks::new(name);
-    checks.check("a read waits for the bit", || read_waits(&guest));
-    checks.check("off and on under fio", || under_fio(&guest, 4, "sleep 0.3"));
-    checks.check("off and on without a pause", || under_fio(&guest, 8, ":"));
-    checks.check("power off", || {
-        guest.poweroff()?;
-        served.finish()
-    });
-    checks.finish();
-    Ok(())
 }
 
-#[test]
-fn with_debians_kernel() -> Result<()> {
-    on("bus-master-debian", None)
-}
+impl Part for BusMaster {
+    fn name(&self) -> &'static str {
+        "bus master"
+    }
 
-#[test]
-fn with_a_newer_kernel() -> Result<()> {
-    match newer_kernel() {
-        Some(kernel) => on("bus-master-newer", Some(kernel)),
-        None => {
-            let reason = "no newer kernel is given (VNVME_KERNEL)";
-            skip("bus_master::with_a_newer_kernel", reason);
-            Ok(())
-        }
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.served.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("a read waits for the bit", || read_waits(guest));
+        checks.check("off and on under fio", || under_fio(guest, 4, "sleep 0.3"));
+        checks.check("off and on without a pause", || under_fio(guest, 8, ":"));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.served.finish()
     }
 }

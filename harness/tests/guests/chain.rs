@@ -3,29 +3,62 @@
 
 use std::time::Duration;
 
-use crate::common::{Disks, run_for};
+use crate::common::{Checks, Disks, Part, run_for};
 use anyhow::Result;
 use harness::progress::skip;
 use harness::served::Controller;
-use harness::{Daemon, Guest};
+use harness::{Daemon, Disk, Guest};
 
-#[test]
-fn a_guest_uses_a_namespace_of_a_device_below() -> Result<()> {
-    if Controller::chosen()? != Controller::Vnvme {
-        skip(
-            "a disk on a device below",
-            "the tests run against QEMU's controller",
-        );
-        return Ok(());
+/// The disk in a guest that others share.
+pub struct Chain {
+    below: Daemon,
+    above: Daemon,
+    _disks: Disks,
+}
+
+impl Chain {
+    pub fn serve() -> Result<Option<Box<dyn Part>>> {
+        if Controller::chosen()? != Controller::Vnvme {
+            let reason = "the tests run against QEMU's controller";
+            skip("a disk on a device below", reason);
+            return Ok(None);
+        }
+        let disks = Disks::new()?;
+        let file = disks.sparse("disk.raw", 256)?;
+        let below = Daemon::builder("below").volume(&file).start()?;
+        let url = format!("vfio-user://{}/1", below.socket().display());
+        let above = Daemon::builder("above").volume(url).start()?;
+        Ok(Some(Box::new(Chain {
+            below,
+            above,
+            _disks: disks,
+        })))
     }
-    let disks = Disks::new()?;
-    let file = disks.sparse("disk.raw", 256)?;
-    let below = Daemon::builder("below").volume(&file).start()?;
-    let url = format!("vfio-user://{}/1", below.socket().display());
-    let above = Daemon::builder("above").volume(url).start()?;
-    let guest = Guest::builder("chain").vfio_user(above.socket()).boot()?;
+}
+
+impl Part for Chain {
+    fn name(&self) -> &'static str {
+        "chain"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.above.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("a namespace of a device below", || verify(guest));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.above.terminate()?;
+        self.below.terminate()
+    }
+}
+
+fn verify(guest: &Guest) -> Result<()> {
     run_for(
-        &guest,
+        guest,
         Duration::from_secs(240),
         "d=$(wait_disk 1 1)
          fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-1m --size=48m \
@@ -34,8 +67,6 @@ fn a_guest_uses_a_namespace_of_a_device_below() -> Result<()> {
          blkdiscard -o 0 -l $((64 << 20)) $d
          blkdiscard -z -o $((64 << 20)) -l $((16 << 20)) $d
          nvme flush $d",
-    )?;
-    guest.poweroff()?;
-    above.terminate()?;
-    below.terminate()
+    )
+    .map(drop)
 }

@@ -367,8 +367,9 @@ fn stock_guests_beside_a_hostile_one() -> Result<()> {
     let boot = |name: &str| -> Result<Guest> {
         let builder = Guest::builder(&format!("clients-{name}"))
             .cpus(2)
-            .memory_mib(256);
-        let guest = match name {
+            .memory_mib(256)
+            .programs(std::slice::from_ref(&soak));
+        match name {
             "virtio" => builder
                 .qemu_args(["-chardev", &format!("socket,id=v0,path={}", text(name))])
                 .qemu_args([
@@ -376,10 +377,8 @@ fn stock_guests_beside_a_hostile_one() -> Result<()> {
                     "vhost-user-blk-pci,id=disk0,chardev=v0,num-queues=2",
                 ]),
             _ => builder.vfio_user(path(name)),
-        };
-        let guest = guest.boot()?;
-        guest.push_programs(std::slice::from_ref(&soak))?;
-        Ok(guest)
+        }
+        .boot()
     };
     let load = |name: &str| -> Result<Vec<u8>> {
         let guest = boot(name)?;

@@ -98,7 +98,7 @@ fn fio(guest: &Guest) -> Result<()> {
         guest,
         "verified --name=a --size=16m --numjobs=2 --offset_increment=128m
          mkfs.ext4 -q $d; mkdir -p /mnt/d; mount $d /mnt/d
-         head -c 20000000 /dev/urandom >/tmp/x; cp /tmp/x /mnt/d/x; umount /mnt/d
+         dd if=/dev/urandom of=/tmp/x bs=1M count=20 2>/dev/null; cp /tmp/x /mnt/d/x; umount /mnt/d
          mount $d /mnt/d; cmp /tmp/x /mnt/d/x; umount /mnt/d",
     )?;
     Ok(())

@@ -60,6 +60,7 @@ fn a_guest_sees_which_writes_are_atomic() -> Result<()> {
     let guest = Guest::builder("atomic")
         .memory_mib(1024)
         .disk(served.disk())
+        .programs(&[harness::daemon::program()?])
         .boot()?;
     let limits = |nsid: u32| {
         let script = format!(
@@ -94,7 +95,6 @@ fn a_guest_sees_which_writes_are_atomic() -> Result<()> {
          ! xfs_io -d -c 'pwrite -A -D -V 1 -b 32k 32k 32k' $d",
     )?;
     // A server in the guest is told by the guest's kernel, and tells it to.
-    guest.push_programs(&[harness::daemon::program()?])?;
     let said = run(
         &guest,
         "export LD_LIBRARY_PATH=/tools/lib:/tmp

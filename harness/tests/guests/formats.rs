@@ -1,13 +1,14 @@
 //! `nvme format` in a Linux guest: blocks of another size, and with metadata and protection
 //! information, which the block layer takes over, and which are there in the next process.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::common::{Checks, Disks, LONG, run_for};
+use crate::common::{Checks, Disks, LONG, Part, in_two_guests, run_for};
+use crate::namespaces::Namespaces;
 use anyhow::Result;
 use harness::progress::skip;
 use harness::served::Controller;
-use harness::{Daemon, Guest};
+use harness::{Daemon, Disk, Guest};
 
 /// `$d` is the disk. `has N` waits until it has blocks of N bytes, and looks at its size.
 const LIB: &str = r#"
@@ -36,47 +37,80 @@ fn serve(disk: &Path) -> Result<Daemon> {
     Daemon::builder("formats").volume(volume).start()
 }
 
-fn boot(daemon: &Daemon) -> Result<Guest> {
-    Guest::builder("formats").vfio_user(daemon.socket()).boot()
-}
-
 fn script(guest: &Guest, text: &str) -> Result<String> {
     run_for(guest, LONG, &format!("{LIB}\n{text}"))
 }
 
+/// Disks whose guest has chosen something, which the next guest finds at the next process.
 #[test]
-fn a_guest_chooses_the_blocks_of_its_disk() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip(
-            "formats::a_guest_chooses_the_blocks_of_its_disk",
-            "what is tried is where vnvme keeps the format",
-        );
-        return Ok(());
+fn choices_of_a_guest_outlive_guest_and_daemon() -> Result<()> {
+    let builder = || Guest::builder("formats");
+    let parts = [Blocks::serve()?, Metadata::serve()?, Namespaces::serve()?];
+    in_two_guests(builder, parts)
+}
+
+struct Blocks {
+    daemon: Daemon,
+    disk: PathBuf,
+    _disks: Disks,
+}
+
+impl Blocks {
+    fn serve() -> Result<Option<Box<dyn Part>>> {
+        if Controller::chosen()? == Controller::Qemu {
+            skip(
+                "formats::a_guest_chooses_the_blocks_of_its_disk",
+                "what is tried is where vnvme keeps the format",
+            );
+            return Ok(None);
+        }
+        let disks = Disks::new()?;
+        let disk = disks.sparse("disk.raw", 64)?;
+        Ok(Some(Box::new(Blocks {
+            daemon: serve(&disk)?,
+            disk,
+            _disks: disks,
+        })))
     }
-    let disks = Disks::new()?;
-    let disk = disks.sparse("disk.raw", 64)?;
-    let daemon = serve(&disk)?;
-    let guest = boot(&daemon)?;
-    let mut checks = Checks::new("formats");
-    checks.check("two formats, blocks of 512 bytes", || first(&guest));
-    checks.check(
-        "format --lbaf=1: blocks of 4096 bytes, and all zeroes",
-        || to_4096(&guest),
-    );
-    checks.check("format --lbaf=0: back, beside what is written", || {
-        under_load(&guest)
-    });
-    checks.check("formats that there are not", || wrong(&guest));
-    checks.check("a file system with the larger blocks", || stays(&guest));
-    guest.poweroff()?;
-    daemon.terminate()?;
-    // The next guest, at the next process, has what this one has chosen.
-    let daemon = serve(&disk)?;
-    let guest = boot(&daemon)?;
-    checks.check("after a restart", || after_restart(&guest));
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+}
+
+impl Part for Blocks {
+    fn name(&self) -> &'static str {
+        "formats"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.daemon.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("two formats, blocks of 512 bytes", || first(guest));
+        checks.check(
+            "format --lbaf=1: blocks of 4096 bytes, and all zeroes",
+            || to_4096(guest),
+        );
+        checks.check("format --lbaf=0: back, beside what is written", || {
+            under_load(guest)
+        });
+        checks.check("formats that there are not", || wrong(guest));
+        checks.check("a file system with the larger blocks", || stays(guest));
+        Ok(())
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        self.daemon.terminate()?;
+        self.daemon = serve(&self.disk)?;
+        Ok(())
+    }
+
+    fn check_again(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("after a restart", || after_restart(guest));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.daemon.terminate()
+    }
 }
 
 fn first(guest: &Guest) -> Result<()> {
@@ -97,7 +131,7 @@ fn to_4096(guest: &Guest) -> Result<()> {
         "nvme format $d --lbaf=1 --force
          has 4096
          grep -q 'lbaf *1 : ms:0 *lbads:12 .*in use' /tmp/id
-         cmp -n 67108864 $d /dev/zero
+         zeroes $d 0 64
          ! fio --name=small --filename=$d --direct=1 --ioengine=libaio --rw=write --bs=512 \\
              --size=64k >/dev/null 2>&1 || exit 1
          verify 4k",
@@ -118,7 +152,7 @@ fn under_load(guest: &Guest) -> Result<()> {
          kill -INT $load || true; wait $load || true
          has 512
          nvme format $d --lbaf=0 --force
-         cmp -n 67108864 $d /dev/zero
+         zeroes $d 0 64
          verify 512",
     )?;
     Ok(())
@@ -200,39 +234,69 @@ fn script_metadata(guest: &Guest, text: &str) -> Result<String> {
     script(guest, &format!("{METADATA}\n{text}"))
 }
 
-#[test]
-fn a_guest_chooses_metadata_and_protection() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip(
-            "formats::a_guest_chooses_metadata_and_protection",
-            "what is tried is where vnvme keeps the format and the metadata",
-        );
-        return Ok(());
+struct Metadata {
+    daemon: Daemon,
+    disk: PathBuf,
+    _disks: Disks,
+}
+
+impl Metadata {
+    fn serve() -> Result<Option<Box<dyn Part>>> {
+        if Controller::chosen()? == Controller::Qemu {
+            skip(
+                "formats::a_guest_chooses_metadata_and_protection",
+                "what is tried is where vnvme keeps the format and the metadata",
+            );
+            return Ok(None);
+        }
+        let disks = Disks::new()?;
+        let disk = disks.sparse("disk.raw", 64)?;
+        Ok(Some(Box::new(Metadata {
+            daemon: serve_metadata(&disk)?,
+            disk,
+            _disks: disks,
+        })))
     }
-    let disks = Disks::new()?;
-    let disk = disks.sparse("disk.raw", 64)?;
-    let daemon = serve_metadata(&disk)?;
-    let guest = boot(&daemon)?;
-    let mut checks = Checks::new("formats with metadata");
-    checks.check("twelve formats, blocks without metadata", || twelve(&guest));
-    checks.check(
-        "format --lbaf=5 --pi=1: Linux makes and checks tuples",
-        || to_type_1(&guest),
-    );
-    checks.check("format --lbaf=6 --pi=3 --pil=1, and others", || {
-        to_others(&guest)
-    });
-    checks.check("what cannot be has Invalid Format", || wrong_pi(&guest));
-    checks.check("format --lbaf=2 --pi=1, with data", || with_data(&guest));
-    guest.poweroff()?;
-    // The process is killed: the next one has the format, and each block its tuple.
-    daemon.kill()?;
-    let daemon = serve_metadata(&disk)?;
-    let guest = boot(&daemon)?;
-    checks.check("after a kill", || after_kill(&guest));
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+}
+
+impl Part for Metadata {
+    fn name(&self) -> &'static str {
+        "formats with metadata"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.daemon.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("twelve formats, blocks without metadata", || twelve(guest));
+        checks.check(
+            "format --lbaf=5 --pi=1: Linux makes and checks tuples",
+            || to_type_1(guest),
+        );
+        checks.check("format --lbaf=6 --pi=3 --pil=1, and others", || {
+            to_others(guest)
+        });
+        checks.check("what cannot be has Invalid Format", || wrong_pi(guest));
+        checks.check("format --lbaf=2 --pi=1, with data", || with_data(guest));
+        Ok(())
+    }
+
+    /// The process is killed: the next one has the format, and each block its tuple.
+    fn restart(&mut self) -> Result<()> {
+        self.daemon.kill()?;
+        self.daemon = serve_metadata(&self.disk)?;
+        Ok(())
+    }
+
+    fn check_again(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("after a kill", || after_kill(guest));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.daemon.terminate()
+    }
 }
 
 fn twelve(guest: &Guest) -> Result<()> {
@@ -256,7 +320,7 @@ fn to_type_1(guest: &Guest) -> Result<()> {
         "nvme format $d --lbaf=5 --pi=1 --ms=0 --force
          has 4096; protected T10-DIF-TYPE1-CRC 8
          grep -q 'lbaf *5 : ms:8 *lbads:12 .*in use' /tmp/id; grep -q '^dps *: 0x1$' /tmp/id
-         cmp -n 67108864 $d /dev/zero
+         zeroes $d 0 64
          block read 3 -y 8 -p 0 -d /tmp/back -M /tmp/tuple
          printf '\\377\\377\\377\\377\\377\\377\\377\\377' | cmp - /tmp/tuple
          head -c 4096 /dev/urandom >/tmp/data; head -c 4096 /dev/zero >/tmp/zeroes
@@ -287,7 +351,7 @@ fn to_others(guest: &Guest) -> Result<()> {
          grep -q '^dps *: 0$' /tmp/id
          nvme format $d --lbaf=1 --force
          has 4096; grep -q 'lbaf *1 : ms:0 *lbads:12 .*in use' /tmp/id
-         cmp -n 67108864 $d /dev/zero
+         zeroes $d 0 64
          verify 4k",
     )?;
     Ok(())
@@ -312,7 +376,7 @@ fn with_data(guest: &Guest) -> Result<()> {
         guest,
         "nvme format $d --lbaf=2 --pi=1 --force
          has 512; protected T10-DIF-TYPE1-CRC 8
-         cmp -n 67108864 $d /dev/zero
+         zeroes $d 0 64
          mkfs.ext4 -q $d; mount $d /mnt
          dd if=/dev/urandom of=/mnt/file bs=1M count=8 2>/dev/null
          (cd /mnt; sha256sum file >sum); umount /mnt",
@@ -327,7 +391,7 @@ fn after_kill(guest: &Guest) -> Result<()> {
          grep -q 'lbaf *2 : ms:8 *lbads:9 .*in use' /tmp/id; grep -q '^dps *: 0x1$' /tmp/id
          mount $d /mnt; cd /mnt; sha256sum -c sum; cd /; umount /mnt
          nvme format $d --lbaf=0 --force
-         has 512; cmp -n 67108864 $d /dev/zero
+         has 512; zeroes $d 0 64
          grep -q '^dps *: 0$' /tmp/id",
     )?;
     Ok(())

@@ -12,6 +12,7 @@ fn a_hostile_client_harms_nobody_but_itself() -> Result<()> {
     let suite = Command::new(env!("CARGO_BIN_EXE_hostile"))
         .arg("--vnvme")
         .arg(program)
+        .args(["--at-once", "2"])
         .output()
         .context("the suite")?;
     let text = String::from_utf8_lossy(&suite.stdout);

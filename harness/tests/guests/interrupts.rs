@@ -1,19 +1,20 @@
 //! Interrupts of every kind that a host may ask for, and hosts without shadow doorbells.
 
+use std::path::PathBuf;
 use std::process::Command;
 
-use crate::common::{Disks, LONG, run_for};
+use crate::common::{Checks, Disks, LONG, Part, in_one_guest, run_for};
 use anyhow::{Result, ensure};
-use harness::Guest;
 use harness::daemon::program;
 use harness::progress::{say, skip};
-use harness::served::{Controller, Volumes};
+use harness::served::{Controller, Served, Volumes};
+use harness::{Disk, Guest};
 
 const FIO: &str = "fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-256k --size=32m \
                    --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/dev/null";
 
 /// What the I/O queues counted in all.
-struct Counted {
+pub struct Counted {
     commands: u64,
     /// Doorbells that came as messages.
     messages: u64,
@@ -23,36 +24,101 @@ struct Counted {
     arms: u64,
 }
 
-/// fio with verification; the interrupts are of the `expected` kind, and the counters are as
-/// `right` wants them.
-fn verified(
-    name: &str,
-    options: &[&str],
-    append: &str,
-    expected: &str,
+/// A disk of a daemon with certain options, in a guest that others share.
+pub struct Doorbells {
+    name: &'static str,
+    /// Kind of interrupts that the guest has.
+    expected: &'static str,
+    /// Whether the counters are as they must be.
     right: fn(&Counted) -> bool,
-) -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip(name, "QEMU's controller has none of these options");
-        return Ok(());
+    served: Served,
+    control: PathBuf,
+    _dir: tempfile::TempDir,
+    _disks: Disks,
+}
+
+impl Doorbells {
+    fn serve(
+        name: &'static str,
+        options: &[&str],
+        expected: &'static str,
+        right: fn(&Counted) -> bool,
+    ) -> Result<Option<Box<dyn Part>>> {
+        if Controller::chosen()? == Controller::Qemu {
+            skip(name, "QEMU's controller has none of these options");
+            return Ok(None);
+        }
+        let disks = Disks::new()?;
+        let dir = tempfile::Builder::new().prefix("vnvme-").tempdir()?;
+        let control = dir.path().join("control");
+        let log = name.replace(' ', "-");
+        let mut volumes = Volumes::file(&log, disks.sparse("disk.raw", 128)?);
+        volumes.options = options.iter().map(ToString::to_string).collect();
+        let words = ["--control".to_string(), control.display().to_string()];
+        volumes.options.extend(words);
+        Ok(Some(Box::new(Doorbells {
+            name,
+            expected,
+            right,
+            served: volumes.serve()?,
+            control,
+            _dir: dir,
+            _disks: disks,
+        })))
     }
-    let disks = Disks::new()?;
-    let file = disks.sparse("disk.raw", 128)?;
-    let dir = tempfile::Builder::new().prefix("vnvme-").tempdir()?;
-    let control = dir.path().join("control");
-    let mut volumes = Volumes::file(name, &file);
-    volumes.options = options.iter().map(ToString::to_string).collect();
-    let words = ["--control".to_string(), control.display().to_string()];
-    volumes.options.extend(words);
-    let served = volumes.serve()?;
-    let guest = Guest::builder(name)
-        .disk(served.disk())
-        .append(append)
-        .boot()?;
+
+    /// Every doorbell is a message.
+    pub fn without_shadows() -> Result<Option<Box<dyn Part>>> {
+        let options = ["--no-shadow-doorbells"];
+        Doorbells::serve("no shadow doorbells", &options, "MSI", |counted| {
+            counted.memory == 0 && counted.messages > 0
+        })
+    }
+
+    /// The doorbell page is mapped into the guest: no message, and no interrupt of the server's
+    /// sleep.
+    pub fn mapped() -> Result<Option<Box<dyn Part>>> {
+        let options = ["--doorbells=mapped"];
+        Doorbells::serve("mapped doorbells", &options, "MSI", |counted| {
+            counted.messages == 0 && counted.memory > 0 && counted.arms == 0
+        })
+    }
+
+    /// A worker that sleeps after every command: each one has to wake it.
+    pub fn of_a_sleeper() -> Result<Option<Box<dyn Part>>> {
+        let options = ["--idle-window=0"];
+        Doorbells::serve("a worker that always sleeps", &options, "MSI", |counted| {
+            counted.arms > counted.commands / 8
+        })
+    }
+}
+
+impl Part for Doorbells {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.served.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("fio, interrupts and doorbells", || verified(self, guest));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.served.finish()
+    }
+}
+
+/// fio with verification; then interrupts and counters are as they must be.
+fn verified(part: &Doorbells, guest: &Guest) -> Result<()> {
+    let (name, expected) = (part.name, part.expected);
     let interrupts = run_for(
-        &guest,
+        guest,
         LONG,
-        &format!("d=$(wait_disk 1 1); {FIO}; grep nvme /proc/interrupts"),
+        &format!("d=$(wait_disk 1 1); {FIO}; grep $(ctrl 1)q /proc/interrupts"),
     )?;
     ensure!(
         interrupts.contains(expected),
@@ -60,7 +126,7 @@ fn verified(
     );
     let output = Command::new(program()?)
         .args(["stats", "--json", "--control"])
-        .arg(&control)
+        .arg(&part.control)
         .output()?;
     let stats: serde_json::Value = serde_json::from_slice(&output.stdout)?;
     let queues = &stats["controllers"][0]["queues"];
@@ -79,42 +145,19 @@ fn verified(
         "{name}: {} commands, {} doorbell messages, {} doorbells in memory, armed {} times",
         counted.commands, counted.messages, counted.memory, counted.arms
     ));
-    ensure!(counted.commands > 300 && right(&counted), "{queues:#}");
-    guest.poweroff()?;
-    served.finish()
+    ensure!(
+        counted.commands > 300 && (part.right)(&counted),
+        "{queues:#}"
+    );
+    Ok(())
 }
 
 /// The pin: level-triggered, masked by QEMU after each interrupt.
 #[test]
 fn a_guest_without_msi_uses_the_pin() -> Result<()> {
-    verified("intx", &[], "pci=nomsi", "IO-APIC", |_| true)
-}
-
-/// Every doorbell is a message.
-#[test]
-fn a_guest_without_shadow_doorbells_rings_by_message() -> Result<()> {
-    let options = ["--no-shadow-doorbells"];
-    verified("no-shadow", &options, "", "MSI", |counted| {
-        counted.memory == 0 && counted.messages > 0
-    })
-}
-
-/// The doorbell page is mapped into the guest: no message, and no interrupt of the server's sleep.
-#[test]
-fn a_guest_with_mapped_doorbells_rings_by_store() -> Result<()> {
-    let options = ["--doorbells=mapped"];
-    verified("mapped", &options, "", "MSI", |counted| {
-        counted.messages == 0 && counted.memory > 0 && counted.arms == 0
-    })
-}
-
-/// A worker that sleeps after every command: each one has to wake it.
-#[test]
-fn a_worker_that_always_sleeps_loses_no_wake_up() -> Result<()> {
-    let options = ["--idle-window=0"];
-    verified("sleeper", &options, "", "MSI", |counted| {
-        counted.arms > counted.commands / 8
-    })
+    let builder = || Guest::builder("intx").append("pci=nomsi");
+    let part = Doorbells::serve("intx", &[], "IO-APIC", |_| true)?;
+    in_one_guest(builder, [part])
 }
 
 /// The guest's driver has a queue for each of its processors. Two of them run, then the last one.

@@ -12,6 +12,7 @@ mod common;
 mod completions;
 mod deaths;
 mod durability;
+mod features;
 mod file_copy;
 mod firmware;
 mod first;

@@ -8,12 +8,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::common::{Checks, Disks, LONG, run, run_for};
+use crate::common::{Checks, Disks, LONG, Part, in_one_guest, run, run_for};
+use crate::zones::ZonePaths;
 use anyhow::{Result, ensure};
 use harness::daemon::program;
 use harness::progress::skip;
 use harness::served::Controller;
-use harness::{Daemon, Guest};
+use harness::{Daemon, Disk, Guest};
 use serde_json::Value;
 
 /// One host has both disks.
@@ -105,36 +106,71 @@ fn script(guest: &Guest, text: &str) -> Result<String> {
     run(guest, &format!("{LIB}\n{text}"))
 }
 
+/// Two disks of two paths each, one of them zoned.
 #[test]
 fn paths_change_under_load() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        let name = "multipath::paths_change_under_load";
-        skip(name, "QEMU's own controller has no ANA");
-        return Ok(());
-    }
+    let seconds = seconds()?;
+    let limit = LONG * 6 + Duration::from_secs(seconds);
+    let builder = || Guest::builder("multipath").append(ON).limit(limit);
+    in_one_guest(builder, [Multipath::serve(seconds)?, ZonePaths::serve()?])
+}
+
+fn seconds() -> Result<u64> {
     let seconds = std::env::var("VNVME_ANA_SECONDS");
-    let seconds: u64 = seconds.map_or(Ok(20), |said| said.parse())?;
-    let paths = Paths::new()?;
-    let daemon = Daemon::builder("multipath");
-    let daemon = daemon
-        .config(&paths.path("vnvme.toml"), &paths.path("b"))
-        .start()?;
-    let guest = Guest::builder("multipath").append(ON);
-    let guest = guest.limit(LONG * 3 + Duration::from_secs(seconds));
-    let guest = guest
-        .vfio_user(paths.path("a"))
-        .vfio_user(paths.path("b"))
-        .boot()?;
-    let mut checks = Checks::new("multipath");
-    checks.check("two paths, one disk", || one_disk(&paths, &guest));
-    checks.check("each state is the guest's", || states(&paths, &guest));
-    checks.check("only the path that is left", || alone(&paths, &guest));
-    checks.check("changes under fio", || load(&paths, &guest, seconds));
-    checks.check("another block size", || formats(&paths, &guest));
-    checks.finish();
-    daemon.must_live()?;
-    guest.poweroff()?;
-    daemon.terminate()
+    Ok(seconds.map_or(Ok(20), |said| said.parse())?)
+}
+
+struct Multipath {
+    paths: Paths,
+    daemon: Daemon,
+    seconds: u64,
+}
+
+impl Multipath {
+    fn serve(seconds: u64) -> Result<Option<Box<dyn Part>>> {
+        if Controller::chosen()? == Controller::Qemu {
+            let name = "multipath::paths_change_under_load";
+            skip(name, "QEMU's own controller has no ANA");
+            return Ok(None);
+        }
+        let paths = Paths::new()?;
+        let daemon = Daemon::builder("multipath");
+        let daemon = daemon
+            .config(&paths.path("vnvme.toml"), &paths.path("b"))
+            .start()?;
+        Ok(Some(Box::new(Multipath {
+            paths,
+            daemon,
+            seconds,
+        })))
+    }
+}
+
+impl Part for Multipath {
+    fn name(&self) -> &'static str {
+        "multipath"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        let disk = |name| Disk::VfioUser {
+            socket: self.paths.path(name),
+        };
+        ["a", "b"].map(disk).into()
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        let (paths, seconds) = (&self.paths, self.seconds);
+        checks.check("two paths, one disk", || one_disk(paths, guest));
+        checks.check("each state is the guest's", || states(paths, guest));
+        checks.check("only the path that is left", || alone(paths, guest));
+        checks.check("changes under fio", || load(paths, guest, seconds));
+        checks.check("another block size", || formats(paths, guest));
+        self.daemon.must_live()
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.daemon.terminate()
+    }
 }
 
 fn one_disk(paths: &Paths, guest: &Guest) -> Result<()> {
@@ -143,8 +179,9 @@ fn one_disk(paths: &Paths, guest: &Guest) -> Result<()> {
         "is() { [ \"$1\" = \"$2\" ] || { echo \"$3: $1, and not $2\"; exit 1; }; }
          field() { name=$1; shift; \"$@\" | sed -n \"s/^$name *: *//p\"; }
          is $(wait_disk 1 1) $(wait_disk 2 1) disks
-         is $(ls -d /dev/nvme*n1 | wc -l) 1 'number of disks'
-         is $(ls -d /sys/class/nvme-subsystem/nvme-subsys*/nvme[0-9] | wc -l) 2 paths
+         s=$(dirname /sys/class/nvme-subsystem/*/$(ctrl 1))
+         is $(ls -d $s/nvme*n1 | wc -l) 1 'number of disks'
+         is $(ls -d $s/nvme[0-9] | wc -l) 2 paths
          reached 1 optimized; reached 2 non-optimized
          is $(cat $(path 1)/ana_grpid) 3 ana_grpid
          c=/dev/$(ctrl 1)

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::common::{Checks, Disks, LONG, run, run_for};
+use crate::common::{Checks, Disks, LONG, Part, run, run_for};
 use anyhow::{Result, ensure};
 use harness::daemon::program;
 use harness::progress::skip;
 use harness::served::Controller;
-use harness::{Daemon, Guest};
+use harness::{Daemon, Disk, Guest};
 use serde_json::Value;
 
 /// `$c` is the controller. `there N` waits for namespace N, which is `$d` then, and `gone N` until
@@ -88,54 +88,74 @@ impl Pooled {
     }
 }
 
-fn boot(daemon: &Daemon) -> Result<Guest> {
-    Guest::builder("namespaces")
-        .vfio_user(daemon.socket())
-        .boot()
-}
-
 fn script(guest: &Guest, text: &str) -> Result<String> {
     run(guest, &format!("{LIB}\n{text}"))
 }
 
-#[test]
-fn a_guest_makes_and_removes_its_own_disks() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip(
-            "namespaces::a_guest_makes_and_removes_its_own_disks",
-            "QEMU's controller has no namespace management",
-        );
-        return Ok(());
+/// The pool in two guests that others share: the second one, at the next process, has what the
+/// first one has made.
+pub struct Namespaces {
+    daemon: Daemon,
+    pooled: Pooled,
+}
+
+impl Namespaces {
+    pub fn serve() -> Result<Option<Box<dyn Part>>> {
+        if Controller::chosen()? == Controller::Qemu {
+            skip(
+                "namespaces::a_guest_makes_and_removes_its_own_disks",
+                "QEMU's controller has no namespace management",
+            );
+            return Ok(None);
+        }
+        let pooled = Pooled::new()?;
+        let daemon = pooled.start()?;
+        Ok(Some(Box::new(Namespaces { daemon, pooled })))
     }
-    let pooled = Pooled::new()?;
-    let daemon = pooled.start()?;
-    let guest = boot(&daemon)?;
-    let mut checks = Checks::new("namespaces");
-    checks.check("id-ctrl tells of the pool", || capacity(&guest));
-    checks.check("create-ns, list-ns --all", || create(&guest, &pooled));
-    checks.check("attach-ns: the disk appears, and holds data", || {
-        attach(&guest, &pooled)
-    });
-    checks.check("detach-ns under I/O: the disk disappears", || {
-        detach(&guest)
-    });
-    checks.check("what is wrong is refused", || refused(&guest));
-    checks.check("delete-ns: it is gone, and its capacity is back", || {
-        delete(&guest, &pooled)
-    });
-    checks.check("fio on a namespace that goes while it is written", || {
-        busy(&guest)
-    });
-    checks.check("one stays", || stays(&guest));
-    guest.poweroff()?;
-    daemon.terminate()?;
-    // The next guest, at the next process, has what this one has made.
-    let daemon = pooled.start()?;
-    let guest = boot(&daemon)?;
-    checks.check("after a restart", || after_restart(&guest, &pooled));
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+}
+
+impl Part for Namespaces {
+    fn name(&self) -> &'static str {
+        "namespaces"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.daemon.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        let pooled = &self.pooled;
+        checks.check("id-ctrl tells of the pool", || capacity(guest));
+        checks.check("create-ns, list-ns --all", || create(guest, pooled));
+        checks.check("attach-ns: the disk appears, and holds data", || {
+            attach(guest, pooled)
+        });
+        checks.check("detach-ns under I/O: the disk disappears", || detach(guest));
+        checks.check("what is wrong is refused", || refused(guest));
+        checks.check("delete-ns: it is gone, and its capacity is back", || {
+            delete(guest, pooled)
+        });
+        checks.check("fio on a namespace that goes while it is written", || {
+            busy(guest)
+        });
+        checks.check("one stays", || stays(guest));
+        Ok(())
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        self.daemon.terminate()?;
+        self.daemon = self.pooled.start()?;
+        Ok(())
+    }
+
+    fn check_again(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("after a restart", || after_restart(guest, &self.pooled));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.daemon.terminate()
+    }
 }
 
 fn capacity(guest: &Guest) -> Result<()> {
@@ -257,13 +277,15 @@ fn busy(guest: &Guest) -> Result<()> {
              nvme create-ns $c --nsze=65536 --ncap=65536 --flbas=0 | grep -q 'nsid:2'
              nvme attach-ns $c --namespace-id=2 --controllers=1
              there 2
-             fio_on $(disk 1 1) 8 >/tmp/own 2>&1 & own=$!
+             rm -f /tmp/stop
+             (while [ ! -e /tmp/stop ]; do fio_on $(disk 1 1) 1 || exit 1; done) >/tmp/own 2>&1 & own=$!
              fio_on $d 60 >/tmp/goes 2>&1 & goes=$!
              writes $(disk 1 1); writes $d
              [ $turn = 1 ] && nvme detach-ns $c --namespace-id=2 --controllers=1
              nvme delete-ns $c --namespace-id=2
              gone 2
              ! wait $goes || exit 1
+             touch /tmp/stop
              wait $own || {{ cat /tmp/own; exit 1; }}
          done
          [ $(field unvmcap) = $((256 << 20)) ]"

@@ -65,8 +65,10 @@ fn linux_is_a_host() -> Result<()> {
         return Ok(());
     }
     let long = std::env::var_os("VNVME_HOST_LONG").is_some();
-    let guest = Guest::builder("nvme-host").memory_mib(1024).boot()?;
-    guest.push_programs(&[program()?])?;
+    let guest = Guest::builder("nvme-host")
+        .memory_mib(1024)
+        .programs(&[program()?])
+        .boot()?;
     guest.run("modprobe nvme-tcp; ip link set lo up")?;
     let mut checks = Checks::new("nvme-tcp-host");
     checks.check("discover and connect-all", || discovers(&guest));

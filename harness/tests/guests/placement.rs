@@ -1,10 +1,10 @@
 //! Flexible Data Placement under Linux: nvme-cli and fio, by what they see and do to the counts.
 
-use crate::common::{Checks, Disks, LONG, kill_serving, run, run_for};
+use crate::common::{Checks, Disks, LONG, Part, kill_serving, run, run_for};
 use anyhow::{Result, ensure};
 use harness::progress::skip;
 use harness::served::Controller;
-use harness::{Daemon, Guest};
+use harness::{Daemon, Disk, Guest};
 
 /// `$d` is the disk, `$n` its character device, `$c` its controller. `left`: RUAMW of each handle.
 /// `stats`: HBMW and MBMW.
@@ -24,34 +24,56 @@ fn script(guest: &Guest, text: &str) -> Result<String> {
     run_for(guest, LONG, &format!("{LIB}\n{text}"))
 }
 
-#[test]
-fn placement_handles() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip("placement::placement_handles", "the handles are vnvme's");
-        return Ok(());
+/// A disk with placement handles in a guest that others share.
+pub struct Placed {
+    daemon: Daemon,
+    _disks: Disks,
+}
+
+impl Placed {
+    pub fn serve() -> Result<Option<Box<dyn Part>>> {
+        if Controller::chosen()? == Controller::Qemu {
+            skip("placement::placement_handles", "the handles are vnvme's");
+            return Ok(None);
+        }
+        let disks = Disks::new()?;
+        let disk = disks.sparse("disk.raw", 64)?;
+        let table = disk.with_extension("fdp");
+        let volume = format!("{}?{HANDLES}&fdp-table={}", disk.display(), table.display());
+        let daemon = Daemon::builder("placement")
+            .arg("--keeper")
+            .arg("process")
+            .volume(volume)
+            .start()?;
+        Ok(Some(Box::new(Placed {
+            daemon,
+            _disks: disks,
+        })))
     }
-    let disks = Disks::new()?;
-    let disk = disks.sparse("disk.raw", 64)?;
-    let table = disk.with_extension("fdp");
-    let volume = format!("{}?{HANDLES}&fdp-table={}", disk.display(), table.display());
-    let daemon = Daemon::builder("placement")
-        .arg("--keeper")
-        .arg("process")
-        .volume(volume)
-        .start()?;
-    let guest = Guest::builder("placement")
-        .vfio_user(daemon.socket())
-        .boot()?;
-    let mut checks = Checks::new("placement");
-    checks.check("nvme-cli: what there is", || says(&guest));
-    checks.check("nvme-cli: writes, updates and events", || writes(&guest));
-    checks.check("fio --fdp", || fio(&guest));
-    checks.check("a file system, and the process is killed", || {
-        killed(&guest, &daemon)
-    });
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+}
+
+impl Part for Placed {
+    fn name(&self) -> &'static str {
+        "placement"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.daemon.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("nvme-cli: what there is", || says(guest));
+        checks.check("nvme-cli: writes, updates and events", || writes(guest));
+        checks.check("fio --fdp", || fio(guest));
+        checks.check("a file system, and the process is killed", || {
+            killed(guest, &self.daemon)
+        });
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.daemon.terminate()
+    }
 }
 
 fn says(guest: &Guest) -> Result<()> {

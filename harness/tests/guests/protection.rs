@@ -3,13 +3,13 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::common::{Checks, Disks, LONG, newer_kernel, run_for};
+use crate::common::{Checks, Disks, LONG, Part, run_for};
 use anyhow::Result;
 use harness::progress::skip;
 use harness::served::Controller;
-use harness::{Daemon, Guest};
+use harness::{Daemon, Disk, Guest};
 
 /// `$d` is the disk, `$g` its character device, `$q` what the block layer says of it.
 const LIB: &str = "d=$(wait_disk 1 1); n=$(basename $d); q=/sys/block/$n; g=/dev/ng${n#nvme}";
@@ -45,87 +45,127 @@ fn script(guest: &Guest, text: &str) -> Result<String> {
     run_for(guest, LONG, &format!("{LIB}\n{text}"))
 }
 
-#[test]
-fn a_protected_disk() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip("protection::a_protected_disk", "the metadata is vnvme's");
-        return Ok(());
+/// Disks with protection information in a guest that others share.
+pub struct Protected {
+    disk: PathBuf,
+    fourth: PathBuf,
+    daemon: Daemon,
+    _disks: Disks,
+}
+
+impl Protected {
+    pub fn serve() -> Result<Option<Box<dyn Part>>> {
+        if Controller::chosen()? == Controller::Qemu {
+            skip("protection::a_protected_disk", "the metadata is vnvme's");
+            return Ok(None);
+        }
+        let disks = Disks::new()?;
+        let disk = disks.sparse("disk.raw", 64)?;
+        let second = disks.sparse("second.raw", 16)?;
+        let third = disks.sparse("third.raw", 16)?;
+        let (fourth, fifth) = (
+            disks.sparse("fourth.raw", 64)?,
+            disks.sparse("fifth.raw", 16)?,
+        );
+        let others: [(&Path, &str); 4] = [
+            (&second, LONG_GUARD),
+            (&third, TAGGED),
+            (&fourth, CRC64),
+            (&fifth, CRC32),
+        ];
+        let daemon = serve(&disk, &others)?;
+        Ok(Some(Box::new(Protected {
+            disk,
+            fourth,
+            daemon,
+            _disks: disks,
+        })))
     }
-    let disks = Disks::new()?;
-    let disk = disks.sparse("disk.raw", 64)?;
-    let second = disks.sparse("second.raw", 16)?;
-    let third = disks.sparse("third.raw", 16)?;
-    let (fourth, fifth) = (
-        disks.sparse("fourth.raw", 64)?,
-        disks.sparse("fifth.raw", 16)?,
-    );
-    let others: [(&Path, &str); 4] = [
-        (&second, LONG_GUARD),
-        (&third, TAGGED),
-        (&fourth, CRC64),
-        (&fifth, CRC32),
-    ];
-    let daemon = serve(&disk, &others)?;
-    let guest = Guest::builder("protection")
-        .vfio_user(daemon.socket())
-        .boot()?;
-    let mut checks = Checks::new("protection");
-    checks.check("what Linux sees", || sees(&guest));
-    checks.check("fio verify, with Linux's own tuples", || fio(&guest));
-    checks.check("fio past the block layer, with tuples of its own", || {
-        past(&guest)
-    });
-    checks.check("a wrong tag", || wrong(&guest));
-    checks.check("copies, with their tuples", || copies(&guest));
-    checks.check("storage tags", || storage(&guest));
-    checks.check("a guard of 64 bits", || crc64(&guest));
-    checks.check("formats that Linux does not know", || unknown(&guest));
-    checks.check("all of them after a reset", || again(&guest));
-    checks.check("damage below", || damage(&guest, 1, &disk));
-    checks.check("damage below, a guard of 64 bits", || {
-        damage(&guest, 4, &fourth)
-    });
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+}
+
+impl Part for Protected {
+    fn name(&self) -> &'static str {
+        "protection"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.daemon.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("what Linux sees", || sees(guest));
+        checks.check("fio verify, with Linux's own tuples", || fio(guest));
+        checks.check("fio past the block layer, with tuples of its own", || {
+            past(guest)
+        });
+        checks.check("a wrong tag", || wrong(guest));
+        checks.check("copies, with their tuples", || copies(guest));
+        checks.check("storage tags", || storage(guest));
+        checks.check("a guard of 64 bits", || crc64(guest));
+        checks.check("formats that Linux does not know", || unknown(guest));
+        checks.check("all of them after a reset", || again(guest));
+        checks.check("damage below", || damage(guest, 1, &self.disk));
+        checks.check("damage below, a guard of 64 bits", || {
+            damage(guest, 4, &self.fourth)
+        });
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.daemon.terminate()
+    }
 }
 
 /// Linux sends SGLs of metadata from 6.13 on, where SGLS bit 19 says that it may: for commands of
 /// user space, and where it has merged requests.
-#[test]
-fn metadata_in_pieces() -> Result<()> {
-    let name = "protection::metadata_in_pieces";
-    if Controller::chosen()? == Controller::Qemu {
-        skip(name, "the metadata is vnvme's");
-        return Ok(());
+pub struct Pieces {
+    daemon: Daemon,
+    _disks: Disks,
+}
+
+impl Pieces {
+    pub fn serve() -> Result<Option<Box<dyn Part>>> {
+        if Controller::chosen()? == Controller::Qemu {
+            skip("protection::metadata_in_pieces", "the metadata is vnvme's");
+            return Ok(None);
+        }
+        let disks = Disks::new()?;
+        let disk = disks.sparse("disk.raw", 64)?;
+        let large = disks.sparse("large.raw", 16)?;
+        Ok(Some(Box::new(Pieces {
+            daemon: serve(&disk, &[(&large, LARGE)])?,
+            _disks: disks,
+        })))
     }
-    let Some(kernel) = newer_kernel() else {
-        skip(name, "no newer kernel is given (VNVME_KERNEL)");
-        return Ok(());
-    };
-    let disks = Disks::new()?;
-    let disk = disks.sparse("disk.raw", 64)?;
-    let large = disks.sparse("large.raw", 16)?;
-    let daemon = serve(&disk, &[(&large, LARGE)])?;
-    let guest = Guest::builder("protection-pieces")
-        .vfio_user(daemon.socket())
-        .kernel(kernel)
-        .boot()?;
-    let mut checks = Checks::new("metadata in pieces");
-    checks.check("what Linux sees", || pieces_seen(&guest));
-    checks.check("merged requests", || merged(&guest));
-    checks.check("fio past the block layer", || past(&guest));
-    checks.check("metadata of several pages", || pages(&guest));
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+}
+
+impl Part for Pieces {
+    fn name(&self) -> &'static str {
+        "metadata in pieces"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.daemon.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("what Linux sees", || pieces_seen(guest));
+        checks.check("merged requests", || merged(guest));
+        checks.check("fio past the block layer", || past(guest));
+        checks.check("metadata of several pages", || pages(guest));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.daemon.terminate()
+    }
 }
 
 /// Segments of metadata that a request may have: one, where there are no SGLs of metadata.
 fn pieces_seen(guest: &Guest) -> Result<()> {
     script(
         guest,
-        "[ $(( $(nvme id-ctrl /dev/nvme0 | sed -n 's/^sgls *: //p') & 0x80000 )) = 524288 ]
+        "[ $(( $(nvme id-ctrl /dev/$(ctrl 1) | sed -n 's/^sgls *: //p') & 0x80000 )) = 524288 ]
          [ $(cat $q/queue/max_integrity_segments) -gt 1 ]",
     )?;
     Ok(())
@@ -136,7 +176,7 @@ fn pieces_seen(guest: &Guest) -> Result<()> {
 fn merged(guest: &Guest) -> Result<()> {
     script(
         guest,
-        "head -c 16777216 /dev/urandom >/tmp/data
+        "dd if=/dev/urandom of=/tmp/data bs=1M count=16 2>/dev/null
          merges() { awk '{ print $2 + $6 }' $q/stat; }
          before=$(merges)
          dd if=/tmp/data of=$d bs=4k conv=fsync; echo 1 >/proc/sys/vm/drop_caches
@@ -339,8 +379,8 @@ fn storage(guest: &Guest) -> Result<()> {
 fn crc64(guest: &Guest) -> Result<()> {
     script(
         guest,
-        r#"[ $(( $(nvme id-ctrl /dev/nvme0 | sed -n 's/^ctratt *: //p') & 0x8000 )) = 32768 ]
-         nvme get-feature /dev/nvme0 -f 0x16 -l 512 -b | od -An -tu1 -j2 -N1 | grep -q '^ *1$'
+        r#"[ $(( $(nvme id-ctrl /dev/$(ctrl 1) | sed -n 's/^ctratt *: //p') & 0x8000 )) = 32768 ]
+         nvme get-feature /dev/$(ctrl 1) -f 0x16 -l 512 -b | od -An -tu1 -j2 -N1 | grep -q '^ *1$'
          d=$(wait_disk 1 4); n=$(basename $d); q=/sys/block/$n
          [ $(cat $q/metadata_bytes) = 16 ]
          [ $(cat $q/integrity/format) = EXT-DIF-TYPE1-CRC64 ]
@@ -395,9 +435,9 @@ fn unknown(guest: &Guest) -> Result<()> {
 fn again(guest: &Guest) -> Result<()> {
     script(
         guest,
-        r#"nvme reset /dev/nvme0
+        r#"nvme reset /dev/$(ctrl 1)
          d=$(wait_disk 1 1)
-         nvme get-feature /dev/nvme0 -f 0x16 -l 512 -b | od -An -tu1 -j2 -N1 | grep -q '^ *1$'
+         nvme get-feature /dev/$(ctrl 1) -f 0x16 -l 512 -b | od -An -tu1 -j2 -N1 | grep -q '^ *1$'
          for number in 1 2 3 4 5; do
              dd if=$(wait_disk 1 $number) of=/dev/null bs=4096 count=1 iflag=direct
          done"#,

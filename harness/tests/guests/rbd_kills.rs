@@ -8,6 +8,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::common::Checks;
 use crate::common::ceph::{Cluster, LIMIT, tree};
 use crate::common::kill_loop::{KillLoop, kills, possible};
 use anyhow::{Result, ensure};
@@ -32,25 +33,36 @@ fn fenced(cluster: &Cluster) -> Result<usize> {
 }
 
 #[test]
-fn a_guest_goes_on_when_its_daemon_is_killed() -> Result<()> {
-    if !possible("rbd::kills")? {
-        return Ok(());
-    }
+fn a_daemon_that_is_killed_or_stopped_loses_its_lock() -> Result<()> {
     let Some(tree) = tree() else {
         return Ok(());
     };
-    let kills = kills(4)?;
     let cluster = Cluster::start(tree, 256)?;
+    let mut checks = Checks::new("rbd kills");
+    if possible("rbd::kills")? {
+        checks.check("a guest goes on when its daemon is killed", || {
+            goes_on(&cluster)
+        });
+    }
+    checks.check("a daemon that has lost its lock writes no more", || {
+        writes_no_more(&cluster)
+    });
+    checks.finish();
+    Ok(())
+}
+
+fn goes_on(cluster: &Cluster) -> Result<()> {
+    let kills = kills(4)?;
     let kill_loop = KillLoop {
         name: "rbd-kills",
-        daemon: builder(&cluster),
+        daemon: builder(cluster),
         volume: cluster.url("rbd/img"),
         each_round: ":",
         taken_over: "the lock is taken from",
         after_kill: Box::new(|_| Ok(())),
     };
     kill_loop.run(kills, |_| {
-        let fenced = fenced(&cluster)?;
+        let fenced = fenced(cluster)?;
         eprintln!("rbd-kills: the cluster serves {fenced} clients no more");
         ensure!(fenced >= kills, "{fenced} of {kills} were fenced");
         Ok(())
@@ -58,13 +70,10 @@ fn a_guest_goes_on_when_its_daemon_is_killed() -> Result<()> {
 }
 
 /// A process that is not dead, only slow: what it still has in hand comes to nothing.
-#[test]
-fn who_lost_the_lock_writes_no_more() -> Result<()> {
-    let Some(tree) = tree() else {
-        return Ok(());
-    };
-    let cluster = Cluster::start(tree, 64)?;
-    let url = cluster.url("rbd/img");
+fn writes_no_more(cluster: &Cluster) -> Result<()> {
+    cluster.rbd(&["create", "--size", "64M", "stopped"])?;
+    let url = cluster.url("rbd/stopped");
+    let before = fenced(cluster)?;
     let bench = |daemon: &Daemon, words: &[&str]| {
         let target = format!("vfio-user://{}", daemon.socket().display());
         let load = ["bench", &target, "--bs", "4k", "--size", "32m"];
@@ -78,18 +87,18 @@ fn who_lost_the_lock_writes_no_more() -> Result<()> {
         )
     };
     let verified = ["--rw", "randrw", "--verify", "--destroy-data"];
-    let first = builder(&cluster).volume(url.clone()).start()?;
+    let first = builder(cluster).volume(url.clone()).start()?;
     let words = ["--rw", "randwrite", "--destroy-data", "--iodepth", "32"];
     let load = bench(&first, &[&words[..], &["--runtime", "60"]].concat())?;
     std::thread::sleep(Duration::from_secs(2));
     first.process().signal(Signal::STOP)?;
-    let second = builder(&cluster)
+    let second = builder(cluster)
         .volume(format!("{url}&lock=break"))
         .start()?;
     let during = bench(&second, &[&verified[..], &["--runtime", "6"]].concat())?;
     second.wait_log("the lock is taken from", LIMIT)?;
     std::thread::sleep(Duration::from_secs(2));
-    ensure!(fenced(&cluster)? >= 1, "nobody was fenced");
+    ensure!(fenced(cluster)? > before, "nobody was fenced");
     // Its writes are on their way again, while the other one verifies its own.
     first.process().signal(Signal::CONT)?;
     let during = during.wait_with_output()?;

@@ -11,12 +11,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::common::{Checks, Disks, json, run, run_for};
+use crate::common::{Checks, Disks, Part, in_one_guest, json, run, run_for};
+use crate::zones::ZoneHosts;
 use anyhow::{Context, Result, ensure};
 use harness::daemon::build;
 use harness::progress::skip;
 use harness::served::Controller;
-use harness::{Daemon, Guest};
+use harness::{Daemon, Disk, Guest};
 
 /// The two disks are two to the guest, and not two paths to one.
 const SEPARATE: &str = "nvme_core.multipath=N";
@@ -90,12 +91,16 @@ impl Shared {
             .start()
     }
 
+    fn both(&self) -> [Disk; 2] {
+        ["a", "b"].map(|name| Disk::VfioUser {
+            socket: self.path(name),
+        })
+    }
+
     fn boot(&self) -> Result<Guest> {
         let guest = Guest::builder("reservations").append(SEPARATE);
-        guest
-            .vfio_user(self.path("a"))
-            .vfio_user(self.path("b"))
-            .boot()
+        let [a, b] = self.both();
+        guest.disk(a).disk(b).boot()
     }
 }
 
@@ -119,18 +124,45 @@ fn one_host_fences_another_by_nvme_cli() -> Result<()> {
     checks.check("preempt and abort fences", || fences(&guest));
     checks.check("release", || releases(&guest));
     checks.check("the daemon is killed under a fence", || survives(&guest));
-    checks.finish();
     // What they have lost is the guest's only disk of this kind: it is not shut down in order.
     guest.kill()?;
     daemon.kill()?;
     drop(daemon);
-    let daemon = shared.serve()?;
-    let guest = shared.boot()?;
-    let mut checks = Checks::new("reservations");
-    checks.check("the fence outlasts both", || outlasted(&guest));
+    let after = AfterKill {
+        daemon: shared.serve()?,
+        shared,
+    };
+    // The second guest has two zoned disks besides, which are another subject.
+    let builder = || Guest::builder("reservations").append(SEPARATE);
+    let outlasted: Option<Box<dyn Part>> = Some(Box::new(after));
+    in_one_guest(builder, [outlasted, ZoneHosts::serve()?])?;
     checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+    Ok(())
+}
+
+/// The shared disk in the guest after the one that was killed.
+struct AfterKill {
+    daemon: Daemon,
+    shared: Shared,
+}
+
+impl Part for AfterKill {
+    fn name(&self) -> &'static str {
+        "reservations"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        self.shared.both().into()
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("the fence outlasts both", || outlasted(guest));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.daemon.terminate()
+    }
 }
 
 fn one_namespace(guest: &Guest) -> Result<()> {
@@ -247,8 +279,11 @@ impl Two {
         let daemon = daemon
             .config(&shared.path("vnvme.toml"), &shared.path("b"))
             .start()?;
+        let programs = [build("soak", &["-p", "soak"])?];
         let boot = |disk: &str| {
-            let guest = Guest::builder(&format!("{name}-{disk}")).cpus(1);
+            let guest = Guest::builder(&format!("{name}-{disk}"))
+                .cpus(1)
+                .programs(&programs);
             guest.limit(limit).vfio_user(shared.path(disk)).boot()
         };
         let guests = [boot("a")?, boot("b")?];
@@ -264,8 +299,6 @@ impl Two {
     }
 }
 
-/// Each fences the other in turn, which writes all the time. From the end of that command on
-/// nothing of the other one reaches the disk.
 #[test]
 fn two_guests_fence_each_other() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
@@ -273,12 +306,31 @@ fn two_guests_fence_each_other() -> Result<()> {
         skip(name, "QEMU's own controller has no reservations");
         return Ok(());
     }
-    let fences = std::env::var("VNVME_GUEST_FENCES");
-    let fences: u64 = fences.map_or(Ok(12), |said| said.parse())?;
-    // A dozen takes a minute.
-    let limit = Duration::from_secs(600 + fences * 15);
-    let shared = Shared::new()?;
+    let fences = |name, default| {
+        let fences = std::env::var(name);
+        fences.map_or(Ok(default), |said| said.parse::<u64>())
+    };
+    let (slow, fast) = (
+        fences("VNVME_GUEST_FENCES", 12)?,
+        fences("VNVME_FENCES", 200)?,
+    );
+    // A dozen by nvme-cli takes a minute.
+    let limit = Duration::from_secs(1200 + slow * 15 + fast);
+    // So writes wait: some are in flight at each fence.
+    let shared = Shared::with(", write-iops = 1000")?;
     let two = Two::boot(&shared, "fencing", limit)?;
+    let mut checks = Checks::new("fences");
+    // On a disk of zeroes.
+    checks.check("without a pause", || by_program(&two, fast, limit));
+    checks.check("by nvme-cli", || by_nvme_cli(&two, slow));
+    checks.check("power off and SIGTERM", || two.end());
+    checks.finish();
+    Ok(())
+}
+
+/// Each fences the other in turn, which writes all the time. From the end of that command on
+/// nothing of the other one reaches the disk.
+fn by_nvme_cli(two: &Two, fences: u64) -> Result<()> {
     let guests = &two.guests;
     let began = Instant::now();
     let mut written = 0;
@@ -290,31 +342,17 @@ fn two_guests_fence_each_other() -> Result<()> {
     }
     let seconds = began.elapsed().as_secs();
     eprintln!("reservations: {fences} fences in {seconds} s, over {written} writes: ok");
-    two.end()
+    Ok(())
 }
 
-/// The same by a program in each (`soak fence`), which knows the other one by what it reads: what
-/// the one of them writes when it is fenced is on its way in that very moment.
-#[test]
-fn two_guests_fence_each_other_without_a_pause() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        let name = "reservations::two_guests_fence_each_other_without_a_pause";
-        skip(name, "QEMU's own controller has no reservations");
-        return Ok(());
-    }
-    let fences = std::env::var("VNVME_FENCES");
-    let fences: u64 = fences.map_or(Ok(200), |said| said.parse())?;
-    let limit = Duration::from_secs(600 + fences);
-    // So writes wait: some are in flight at each fence.
-    let shared = Shared::with(", write-iops = 1000")?;
-    let two = Two::boot(&shared, "fences", limit)?;
-    let soak = build("soak", &["-p", "soak"])?;
+/// Fences by a program in each guest (`soak fence`), which knows the other one by its reads: writes
+/// of the one that is fenced are outstanding in that very moment.
+fn by_program(two: &Two, fences: u64, limit: Duration) -> Result<()> {
     let began = Instant::now();
     let said = std::thread::scope(|scope| -> Result<String> {
         let hosts = [0, 1].map(|host| {
-            let (guest, soak) = (&two.guests[host], &soak);
+            let guest = &two.guests[host];
             scope.spawn(move || {
-                guest.push_programs(std::slice::from_ref(soak))?;
                 let script = format!(
                     "export LD_LIBRARY_PATH=/tools/lib:/tmp
                      /tmp/soak fence $(wait_disk 1 1) {host} {}",
@@ -339,7 +377,7 @@ fn two_guests_fence_each_other_without_a_pause() -> Result<()> {
         .filter_map(|line| line.split(' ').nth(2)?.parse::<u64>().ok())
         .sum();
     ensure!(all == fences, "{said}");
-    two.end()
+    Ok(())
 }
 
 /// One fences the other. The writes that the other one had done by then.

@@ -7,12 +7,14 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::{Checks, Disks, LONG, allocated, kill_serving, run, run_for};
+use crate::common::{
+    Checks, Disks, LONG, Part, allocated, in_two_guests, kill_serving, run, run_for,
+};
 use anyhow::{Result, ensure};
 use harness::daemon::{DaemonBuilder, program};
 use harness::progress::{say, skip};
 use harness::served::Controller;
-use harness::{Daemon, Guest};
+use harness::{Daemon, Disk, Guest};
 
 /// `$d` is the disk.
 const LIB: &str = "d=$(wait_disk 1 1); q=/sys/block/$(basename $d)/queue";
@@ -39,35 +41,67 @@ fn two_workers(name: &str) -> DaemonBuilder {
     builder
 }
 
-fn serve(disk: &Path) -> Result<Daemon> {
-    two_workers("zones").volume(volume(disk, ZONES)).start()
+/// A disk of zones behind a daemon, in a guest that others share.
+struct Zoned {
+    disk: PathBuf,
+    daemon: Daemon,
+    _disks: Disks,
 }
 
-fn boot(daemon: &Daemon) -> Result<Guest> {
-    Guest::builder("zones").vfio_user(daemon.socket()).boot()
+impl Zoned {
+    /// Serves a disk of so many MiB with these zones; `None` where it was skipped.
+    fn serve(name: &str, mib: u64, zones: &str, keeper: bool) -> Result<Option<Zoned>> {
+        if Controller::chosen()? == Controller::Qemu {
+            skip(&format!("zones::{name}"), "the zones are vnvme's");
+            return Ok(None);
+        }
+        let disks = Disks::new()?;
+        let disk = disks.sparse("disk.raw", mib)?;
+        let mut daemon = two_workers(name);
+        if keeper {
+            daemon = daemon.arg("--keeper").arg("process");
+        }
+        Ok(Some(Zoned {
+            daemon: daemon.volume(volume(&disk, zones)).start()?,
+            disk,
+            _disks: disks,
+        }))
+    }
 }
 
 fn script(guest: &Guest, text: &str) -> Result<String> {
     run(guest, &format!("{LIB}\n{text}"))
 }
 
-#[test]
-fn a_zoned_disk() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip("zones::a_zoned_disk", "the zones are vnvme's");
-        return Ok(());
+/// A zoned disk under fio.
+pub struct ZonedDisk(Zoned);
+
+impl ZonedDisk {
+    pub fn serve() -> Result<Option<Box<dyn Part>>> {
+        // Behind the last zone 1 MiB is left.
+        let zoned = Zoned::serve("zones", 65, ZONES, false)?;
+        Ok(zoned.map(|zoned| Box::new(ZonedDisk(zoned)) as Box<dyn Part>))
     }
-    let disks = Disks::new()?;
-    // Behind the last zone 1 MiB is left.
-    let disk = disks.sparse("disk.raw", 65)?;
-    let daemon = serve(&disk)?;
-    let guest = boot(&daemon)?;
-    let mut checks = Checks::new("zones");
-    checks.check("what Linux sees", || sees(&guest));
-    checks.check("fio verify, --zonemode=zbd", || fio(&guest));
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+}
+
+impl Part for ZonedDisk {
+    fn name(&self) -> &'static str {
+        "zones"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.0.daemon.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("what Linux sees", || sees(guest));
+        checks.check("fio verify, --zonemode=zbd", || fio(guest));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.0.daemon.terminate()
+    }
 }
 
 fn sees(guest: &Guest) -> Result<()> {
@@ -131,34 +165,41 @@ refused() {
 "#;
 
 /// Zone Random Write Areas by nvme-cli, and what is left of them when the process was killed.
-#[test]
-fn random_write_areas() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip("zones::random_write_areas", "the zones are vnvme's");
-        return Ok(());
+pub struct Areas(Zoned);
+
+impl Areas {
+    pub fn serve() -> Result<Option<Box<dyn Part>>> {
+        let zoned = Zoned::serve("areas", 32, AREAS, true)?;
+        Ok(zoned.map(|zoned| Box::new(Areas(zoned)) as Box<dyn Part>))
     }
-    let disks = Disks::new()?;
-    let disk = disks.sparse("disk.raw", 32)?;
-    let daemon = two_workers("areas")
-        .arg("--keeper")
-        .arg("process")
-        .volume(volume(&disk, AREAS))
-        .start()?;
-    let guest = boot(&daemon)?;
-    let of_areas = |text: &str| script(&guest, &format!("{OF_AREAS}\n{text}"));
-    let mut checks = Checks::new("areas");
-    checks.check("what there is", || of_areas(WHAT_THERE_IS).map(drop));
-    checks.check("writes in any order, and flushes", || {
-        of_areas(ANY_ORDER).map(drop)
-    });
-    checks.check("what is refused", || of_areas(REFUSED).map(drop));
-    checks.check("the process is killed", || {
-        kill_serving(&daemon)?;
-        of_areas(AFTER).map(drop)
-    });
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+}
+
+impl Part for Areas {
+    fn name(&self) -> &'static str {
+        "areas"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.0.daemon.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        let of_areas = |text: &str| script(guest, &format!("{OF_AREAS}\n{text}"));
+        checks.check("what there is", || of_areas(WHAT_THERE_IS).map(drop));
+        checks.check("writes in any order, and flushes", || {
+            of_areas(ANY_ORDER).map(drop)
+        });
+        checks.check("what is refused", || of_areas(REFUSED).map(drop));
+        checks.check("the process is killed", || {
+            kill_serving(&self.0.daemon)?;
+            of_areas(AFTER).map(drop)
+        });
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.0.daemon.terminate()
+    }
 }
 
 const WHAT_THERE_IS: &str = r#"
@@ -207,38 +248,54 @@ nvme zns reset-zone $d --start-lba=8192; is "$(zone 8192)" '16 8192 0'
 get 8300 4 '\0'; get 8192 8 '\0'
 "#;
 
+/// Two file systems of zones, which a second guest reads: no cache has what it finds.
+#[test]
+fn file_systems_of_zones_outlive_kills() -> Result<()> {
+    let builder = || Guest::builder("zones");
+    in_two_guests(builder, [Btrfs::serve()?, FullBtrfs::serve()?])
+}
+
 /// A file system that appends to zones and resets them: written, half of that removed, and written
 /// again, while the process that serves it is killed again and again.
-#[test]
-fn a_file_system_of_zones() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip("zones::a_file_system_of_zones", "the zones are vnvme's");
-        return Ok(());
+struct Btrfs(Zoned);
+
+impl Btrfs {
+    fn serve() -> Result<Option<Box<dyn Part>>> {
+        let zoned = Zoned::serve("btrfs", 48 * 8, OF_BTRFS, true)?;
+        Ok(zoned.map(|zoned| Box::new(Btrfs(zoned)) as Box<dyn Part>))
     }
-    let disks = Disks::new()?;
-    let disk = disks.sparse("disk.raw", 48 * 8)?;
-    let daemon = two_workers("btrfs")
-        .arg("--keeper")
-        .arg("process")
-        .volume(volume(&disk, OF_BTRFS))
-        .start()?;
-    let guest = boot(&daemon)?;
-    let mut checks = Checks::new("btrfs");
-    checks.check("it is made and mounted", || made(&guest));
-    checks.check("a third of it is written", || {
-        killed_meanwhile(&daemon, &guest, FILL)
-    });
-    checks.check("half of it is written again", || {
-        killed_meanwhile(&daemon, &guest, REPLACE)
-    });
-    checks.check("it is whole", || whole(&guest));
-    guest.poweroff()?;
-    // What the next guest reads, no cache has.
-    let guest = boot(&daemon)?;
-    checks.check("the next guest finds it whole", || whole(&guest));
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+}
+
+impl Part for Btrfs {
+    fn name(&self) -> &'static str {
+        "btrfs"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.0.daemon.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        let daemon = &self.0.daemon;
+        checks.check("it is made and mounted", || made(guest));
+        checks.check("a third of it is written", || {
+            killed_meanwhile(daemon, guest, FILL)
+        });
+        checks.check("half of it is written again", || {
+            killed_meanwhile(daemon, guest, REPLACE)
+        });
+        checks.check("it is whole", || whole(guest));
+        Ok(())
+    }
+
+    fn check_again(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("the next guest finds it whole", || whole(guest));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.0.daemon.terminate()
+    }
 }
 
 /// `fill FIRST LAST` writes files with numbers, each made durable, and keeps their checksums.
@@ -248,7 +305,7 @@ modprobe btrfs; mkdir -p /tmp/m
 [ -e /dev/btrfs-control ] || mknod /dev/btrfs-control c 10 234
 fill() {
     for n in $(seq $1 $2); do
-        head -c 3000000 /dev/urandom >/tmp/file; cp /tmp/file /tmp/m/$n; sync /tmp/m/$n
+        dd if=/dev/urandom of=/tmp/file bs=1000000 count=3 2>/dev/null; cp /tmp/file /tmp/m/$n; sync /tmp/m/$n
         (cd /tmp; md5sum file | sed "s/file/$n/") >>/tmp/sums
     done
     sync
@@ -332,38 +389,46 @@ const SMALL_ZONES: usize = 32;
 /// A file system of zones that is written until it has no room, while the process that serves it is
 /// killed; checked, and checked by another guest. It is not emptied again: of files that are
 /// deleted then, btrfs of Linux 6.12 gives few zones back, and it has no room to move the rest.
-#[test]
-fn a_file_system_of_zones_is_full() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip(
-            "zones::a_file_system_of_zones_is_full",
-            "the zones are vnvme's",
-        );
-        return Ok(());
+struct FullBtrfs {
+    zoned: Zoned,
+    sums: String,
+}
+
+impl FullBtrfs {
+    fn serve() -> Result<Option<Box<dyn Part>>> {
+        let zoned = Zoned::serve("full", SMALL_ZONES as u64 * 4, SMALL, true)?;
+        let sums = String::new();
+        Ok(zoned.map(|zoned| Box::new(FullBtrfs { zoned, sums }) as Box<dyn Part>))
     }
-    let disks = Disks::new()?;
-    let disk = disks.sparse("disk.raw", SMALL_ZONES as u64 * 4)?;
-    let daemon = two_workers("full")
-        .arg("--keeper")
-        .arg("process")
-        .volume(volume(&disk, SMALL))
-        .start()?;
-    let guest = boot(&daemon)?;
-    let mut checks = Checks::new("full");
-    let mut sums = String::new();
-    checks.check("it is filled while the process is killed", || {
-        run(&guest, &full(MAKE))?;
-        sums = filled_while_killed(&daemon, &guest, &disk)?;
+}
+
+impl Part for FullBtrfs {
+    fn name(&self) -> &'static str {
+        "full btrfs"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        vec![self.zoned.daemon.disk()]
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("it is filled while the process is killed", || {
+            run(guest, &full(MAKE))?;
+            self.sums = filled_while_killed(&self.zoned.daemon, guest, &self.zoned.disk)?;
+            Ok(())
+        });
+        checks.check("it is whole", || holds(guest, &self.sums));
         Ok(())
-    });
-    checks.check("it is whole", || holds(&guest, &sums));
-    guest.poweroff()?;
-    // What the next guest reads, no cache has.
-    let guest = boot(&daemon)?;
-    checks.check("the next guest finds it whole", || holds(&guest, &sums));
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+    }
+
+    fn check_again(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("the next guest finds it whole", || holds(guest, &self.sums));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.zoned.daemon.terminate()
+    }
 }
 
 /// `mounted` has the kernel leave zones alone that are nearly empty: on a disk that is full, what
@@ -382,7 +447,7 @@ mounted() {
 fill() {
     n=0
     while
-        head -c 1000000 /dev/urandom >/tmp/file
+        dd if=/dev/urandom of=/tmp/file bs=1000000 count=1 2>/dev/null
         cp /tmp/file /tmp/m/$n 2>/tmp/said && sync /tmp/m/$n 2>>/tmp/said
     do
         (cd /tmp; md5sum file | sed "s/file/$n/") >>/tmp/sums
@@ -483,6 +548,18 @@ impl Paths {
         self.disks.dir().join(name)
     }
 
+    fn serve(&self, name: &str) -> Result<Daemon> {
+        let daemon = Daemon::builder(name);
+        daemon.config(&self.at("vnvme.toml"), &self.at("b")).start()
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        let disk = |name| Disk::VfioUser {
+            socket: self.at(name),
+        };
+        ["a", "b"].map(disk).into()
+    }
+
     fn set(&self, disk: &str, state: &str) -> Result<()> {
         let mut command = Command::new(program()?);
         let command = command.args(["ana", disk, "--set", state, "--control"]);
@@ -518,28 +595,45 @@ done_by() { nvme smart-log /dev/$(ctrl $1) | sed -n "s/^host_$2_commands//p" | t
 n=/dev/ng${d#/dev/nvme}
 "#;
 
-#[test]
-fn paths_of_a_zoned_disk() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip("zones::paths_of_a_zoned_disk", "the zones are vnvme's");
-        return Ok(());
+/// Both paths in a guest that puts paths together.
+pub struct ZonePaths {
+    paths: Paths,
+    daemon: Daemon,
+}
+
+impl ZonePaths {
+    pub fn serve() -> Result<Option<Box<dyn Part>>> {
+        if Controller::chosen()? == Controller::Qemu {
+            skip("zones::paths_of_a_zoned_disk", "the zones are vnvme's");
+            return Ok(None);
+        }
+        let paths = Paths::of([HOST; 2], ZONES)?;
+        let daemon = paths.serve("zone-paths")?;
+        Ok(Some(Box::new(ZonePaths { paths, daemon })))
     }
-    let paths = Paths::of([HOST; 2], ZONES)?;
-    let daemon = Daemon::builder("zone-paths");
-    let daemon = daemon.config(&paths.at("vnvme.toml"), &paths.at("b"));
-    let daemon = daemon.start()?;
-    let guest = Guest::builder("zone-paths").append("nvme_core.multipath=Y");
-    let guest = guest.vfio_user(paths.at("a")).vfio_user(paths.at("b"));
-    let guest = guest.boot()?;
-    let mut checks = Checks::new("zone-paths");
-    checks.check("two paths, one zoned disk", || {
-        of_paths(&guest, ONE_ZONED_DISK).map(drop)
-    });
-    checks.check("zones are of both paths", || by_turns(&paths, &guest));
-    checks.check("changes under reads", || under_reads(&paths, &guest));
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+}
+
+impl Part for ZonePaths {
+    fn name(&self) -> &'static str {
+        "zone paths"
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        self.paths.disks()
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        checks.check("two paths, one zoned disk", || {
+            of_paths(guest, ONE_ZONED_DISK).map(drop)
+        });
+        checks.check("zones are of both paths", || by_turns(&self.paths, guest));
+        checks.check("changes under reads", || under_reads(&self.paths, guest));
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.daemon.terminate()
+    }
 }
 
 fn of_paths(guest: &Guest, text: &str) -> Result<String> {
@@ -548,7 +642,7 @@ fn of_paths(guest: &Guest, text: &str) -> Result<String> {
 
 const ONE_ZONED_DISK: &str = "
 is $(wait_disk 2 1) $d disks
-is $(ls -d /dev/nvme*n1 | wc -l) 1 'number of disks'
+is $(ls -d $(dirname /sys/class/nvme-subsystem/*/$(ctrl 1))/nvme*n1 | wc -l) 1 'number of disks'
 reached 1 optimized; reached 2 non-optimized
 is $(cat $q/zoned) host-managed zoned; is $(cat $q/nr_zones) 16 nr_zones
 is $(cat $q/max_open_zones) 4 max_open_zones; is $(cat $q/max_active_zones) 6 max_active_zones
@@ -650,31 +744,47 @@ fn under_reads(paths: &Paths, guest: &Guest) -> Result<()> {
 
 /// Two disks of one subsystem for two hosts, here in one guest: each has its own zones for Linux'
 /// block layer, and both append to the same ones by passthrough.
-#[test]
-fn hosts_of_a_zoned_disk() -> Result<()> {
-    if Controller::chosen()? == Controller::Qemu {
-        skip("zones::hosts_of_a_zoned_disk", "the zones are vnvme's");
-        return Ok(());
+pub struct ZoneHosts {
+    hosts: Paths,
+    daemon: Daemon,
+}
+
+impl ZoneHosts {
+    pub fn serve() -> Result<Option<Box<dyn Part>>> {
+        if Controller::chosen()? == Controller::Qemu {
+            skip("zones::hosts_of_a_zoned_disk", "the zones are vnvme's");
+            return Ok(None);
+        }
+        let hosts = Paths::of([HOST, "fedcba9876543210fedcba9876543210"], ZONES_OF_HOSTS)?;
+        let daemon = hosts.serve("zone-hosts")?;
+        Ok(Some(Box::new(ZoneHosts { hosts, daemon })))
     }
-    let hosts = Paths::of([HOST, "fedcba9876543210fedcba9876543210"], ZONES_OF_HOSTS)?;
-    let daemon = Daemon::builder("zone-hosts");
-    let daemon = daemon.config(&hosts.at("vnvme.toml"), &hosts.at("b"));
-    let daemon = daemon.start()?;
-    let guest = Guest::builder("zone-hosts").append("nvme_core.multipath=N");
-    let guest = guest.vfio_user(hosts.at("a")).vfio_user(hosts.at("b"));
-    let guest = guest.boot()?;
-    let mut checks = Checks::new("zone-hosts");
-    for (what, text) in [
-        ("two zoned disks, the same zones", TWO_ZONED_DISKS),
-        ("fio of both, each in its zones", FIO_OF_BOTH),
-        ("appends of both to one zone", APPENDS_OF_BOTH),
-        ("reservations", RESERVED),
-    ] {
-        checks.check(what, || of_hosts(&guest, text).map(drop));
+}
+
+impl Part for ZoneHosts {
+    fn name(&self) -> &'static str {
+        "zone hosts"
     }
-    checks.finish();
-    guest.poweroff()?;
-    daemon.terminate()
+
+    fn disks(&self) -> Vec<Disk> {
+        self.hosts.disks()
+    }
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()> {
+        for (what, text) in [
+            ("two zoned disks, the same zones", TWO_ZONED_DISKS),
+            ("fio of both, each in its zones", FIO_OF_BOTH),
+            ("appends of both to one zone", APPENDS_OF_BOTH),
+            ("reservations", RESERVED),
+        ] {
+            checks.check(what, || of_hosts(guest, text).map(drop));
+        }
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.daemon.terminate()
+    }
 }
 
 /// Each host's fio has four zones open, and its file system may have some.

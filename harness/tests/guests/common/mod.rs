@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use harness::cache::checkout;
-use harness::{Cache, Daemon, Disk, Guest};
+use harness::{Cache, Daemon, Disk, Guest, GuestBuilder};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -50,7 +50,7 @@ pub fn kill_serving(daemon: &Daemon) -> Result<()> {
 /// fails at the end if any did.
 pub struct Checks {
     suite: &'static str,
-    failed: Vec<&'static str>,
+    failed: Vec<String>,
 }
 
 impl Checks {
@@ -69,19 +69,113 @@ impl Checks {
             Ok(()) => eprintln!("{}: {name}: ok ({seconds:.1} s)", self.suite),
             Err(e) => {
                 eprintln!("{}: {name}: FAILED ({seconds:.1} s): {e:#}", self.suite);
-                self.failed.push(name);
+                self.failed.push(format!("{}: {name}", self.suite));
             }
         }
     }
 
     pub fn finish(self) {
-        assert!(
-            self.failed.is_empty(),
-            "{}: failed: {:?}",
-            self.suite,
-            self.failed
-        );
+        assert!(self.failed.is_empty(), "failed: {:?}", self.failed);
     }
+}
+
+/// Disks and checks of one subject, in a guest that several subjects share. A failed check leaves
+/// the other subjects alone: each has daemons and controllers of its own.
+pub trait Part {
+    /// Prefix of its checks in the output.
+    fn name(&self) -> &'static str;
+
+    /// Its controllers, in the order in which scripts count them from 1.
+    fn disks(&self) -> Vec<Disk>;
+
+    fn check(&mut self, guest: &Guest, checks: &mut Checks) -> Result<()>;
+
+    /// Ends its daemons and starts them again, between two guests.
+    fn restart(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Checks in the second guest.
+    fn check_again(&mut self, _: &Guest, _: &mut Checks) -> Result<()> {
+        Ok(())
+    }
+
+    /// Ends its daemons.
+    fn end(self: Box<Self>) -> Result<()>;
+}
+
+/// Runs parts in one guest; those that are `None` were skipped.
+pub fn in_one_guest(
+    builder: impl Fn() -> GuestBuilder,
+    parts: impl IntoIterator<Item = Option<Box<dyn Part>>>,
+) -> Result<()> {
+    run_parts(builder, parts, false)
+}
+
+/// Runs parts in a guest, restarts their daemons, and runs the rest in a second guest.
+pub fn in_two_guests(
+    builder: impl Fn() -> GuestBuilder,
+    parts: impl IntoIterator<Item = Option<Box<dyn Part>>>,
+) -> Result<()> {
+    run_parts(builder, parts, true)
+}
+
+fn run_parts(
+    builder: impl Fn() -> GuestBuilder,
+    parts: impl IntoIterator<Item = Option<Box<dyn Part>>>,
+    again: bool,
+) -> Result<()> {
+    let mut parts: Vec<_> = parts.into_iter().flatten().collect();
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let mut checks = Checks::new("");
+    for second in [false, true] {
+        if second && !again {
+            continue;
+        }
+        let disks = parts.iter().flat_map(|part| part.disks());
+        let guest = disks.fold(builder(), GuestBuilder::disk).boot()?;
+        let mut behind = 0;
+        for part in &mut parts {
+            checks.suite = part.name();
+            let begun = begin_part(&guest, behind).and_then(|()| match second {
+                false => part.check(&guest, &mut checks),
+                true => part.check_again(&guest, &mut checks),
+            });
+            if begun.is_err() {
+                checks.check("begun", || begun);
+            }
+            behind += part.disks().len();
+        }
+        checks.suite = "guest";
+        checks.check("power off", || guest.poweroff());
+        if again && !second {
+            for part in &mut parts {
+                checks.suite = part.name();
+                checks.check("daemons are started again", || part.restart());
+            }
+        }
+    }
+    for part in parts {
+        checks.suite = part.name();
+        checks.check("SIGTERM", || part.end());
+    }
+    checks.finish();
+    Ok(())
+}
+
+/// Has scripts count controllers behind the first `number`, and removes what another part has left:
+/// its mounts, files and messages of the kernel.
+pub fn begin_part(guest: &Guest, number: usize) -> Result<()> {
+    guest
+        .run(&format!(
+            "for at in $(sed -n 's:^/dev/[a-z0-9]* \\([^ ]*\\) .*:\\1:p' /proc/mounts); do
+                 [ $at = /tools ] || umount -l $at
+             done
+             rm -rf /tmp/* && echo {number} >/tmp/behind && dmesg -c >/dev/null"
+        ))
+        .map(drop)
 }
 
 /// A directory for disks, and sparse files in it.
@@ -116,14 +210,12 @@ pub fn boot_with_device(
         block_size: 512,
         read_only: false,
     };
-    // Programs with all that a debugger needs lie in the guest's memory, beside what they do.
-    let mut builder = Guest::builder(name).viommu().memory_mib(1024).disk(device);
+    let builder = Guest::builder(name).viommu().memory_mib(1024);
+    let mut builder = builder.disk(device).programs(programs);
     if let Some(kernel) = kernel {
         builder = builder.kernel(kernel);
     }
-    let guest = builder.boot()?;
-    guest.push_programs(programs)?;
-    Ok(guest)
+    builder.boot()
 }
 
 /// A newer kernel than Debian's: the one that the environment names, or one that lies beside the
@@ -142,12 +234,13 @@ pub fn allocated(path: &Path) -> Result<u64> {
 
 /// Shell functions for every script.
 ///
-/// `ctrl N`: the N-th NVMe controller in PCI order (`nvme0`). The driver probes in parallel, so its
-/// own numbers may differ. `disk N NSID`: the block device of a namespace of it (`/dev/nvme0n1`).
-/// `bdf N`: its PCI address.
+/// `ctrl N`: the N-th NVMe controller in PCI order (`nvme0`), behind those of other parts. The
+/// driver probes in parallel, so its own numbers may differ. `disk N NSID`: the block device of a
+/// namespace of it (`/dev/nvme0n1`). `bdf N`: its PCI address. `zeroes FILE SKIP COUNT`: so many
+/// MiB of it are all zeroes (by a checksum: busybox compares 10 MB a second).
 pub const LIB: &str = r#"
-bdf() { ls -d /sys/bus/pci/devices/*/class | while read -r c; do [ "$(cat $c)" = 0x010802 ] && basename ${c%/class}; done | sed -n "$1p"; }
-ctrl() { basename /sys/bus/pci/devices/$(bdf $1)/nvme/nvme*; }
+bdf() { ls -d /sys/bus/pci/devices/*/class | while read -r c; do [ "$(cat $c)" = 0x010802 ] && basename ${c%/class}; done | sed -n "$(($1 + $(cat /tmp/behind 2>/dev/null || echo 0)))p"; }
+ctrl() { for c in /sys/bus/pci/devices/$(bdf $1)/nvme/nvme*; do [ -e $c ] && basename $c; done; }
 disk() {
     for n in /sys/class/nvme/$(ctrl $1)/nvme*n*; do
         [ -e $n/nsid ] && [ "$(cat $n/nsid)" = "$2" ] && echo /dev/$(basename $n | sed 's/c[0-9]*n/n/') && return 0
@@ -160,6 +253,12 @@ wait_disk() {
         sleep 0.1
     done
     echo "no namespace $2 on controller $1" >&2
+    return 1
+}
+zeroes() {
+    [ "$(dd if=$1 bs=1M skip=$2 count=$3 iflag=direct 2>/dev/null | md5sum)" = \
+        "$(dd if=/dev/zero bs=1M count=$3 2>/dev/null | md5sum)" ] && return 0
+    echo "not all zeroes in $3 MiB of $1, from $2 MiB on"
     return 1
 }
 "#;
