@@ -1,5 +1,6 @@
 //! The program `tier` over real tests: a crate of a few lines, whose tests fail as they are told.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod mutants;
 mod repeats;
