@@ -239,11 +239,30 @@ pub fn allocated(path: &Path) -> Result<u64> {
 /// namespace of it (`/dev/nvme0n1`). `bdf N`: its PCI address. `zeroes FILE SKIP COUNT`: so many
 /// MiB of it are all zeroes (by a checksum: busybox compares 10 MB a second).
 pub const LIB: &str = r#"
-bdf() { ls -d /sys/bus/pci/devices/*/class | while read -r c; do [ "$(cat $c)" = 0x010802 ] && basename ${c%/class}; done | sed -n "$(($1 + $(cat /tmp/behind 2>/dev/null || echo 0)))p"; }
-ctrl() { for c in /sys/bus/pci/devices/$(bdf $1)/nvme/nvme*; do [ -e $c ] && basename $c; done; }
+bdf() {
+    local left=0 p class
+    [ ! -e /tmp/behind ] || read -r left </tmp/behind
+    left=$((left + $1))
+    for p in /sys/bus/pci/devices/*; do
+        read -r class <$p/class
+        [ $class = 0x010802 ] && left=$((left - 1)) && [ $left = 0 ] && echo ${p##*/} && return 0
+    done
+    return 1
+}
+ctrl() {
+    local c
+    for c in /sys/bus/pci/devices/$(bdf $1)/nvme/nvme*; do
+        [ -e $c ] && echo ${c##*/} && return 0
+    done
+    return 1
+}
 disk() {
+    local n id
     for n in /sys/class/nvme/$(ctrl $1)/nvme*n*; do
-        [ -e $n/nsid ] && [ "$(cat $n/nsid)" = "$2" ] && echo /dev/$(basename $n | sed 's/c[0-9]*n/n/') && return 0
+        [ -e $n/nsid ] && read -r id <$n/nsid && [ $id = $2 ] || continue
+        n=${n##*/}
+        case $n in *c*) n=${n%c*}n${n##*n} ;; esac
+        echo /dev/$n && return 0
     done
     return 1
 }
