@@ -20,8 +20,8 @@ impl Chance {
         (0..length).map(|_| (self.next() >> 24) as u8).collect()
     }
 
-    /// An input of fewer than `below` bytes. Its first byte, which says how a target is set up, is
-    /// mostly changed by `setup`, where little would happen otherwise.
+    /// Makes an input of fewer than `below` bytes. Its first byte selects the setup of a target;
+    /// `setup` changes most values with which little would happen.
     pub fn script(&mut self, below: usize, setup: impl Fn(&mut u8)) -> Vec<u8> {
         let length = self.next() as usize % below;
         let mut data = self.bytes(length);

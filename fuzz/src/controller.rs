@@ -1,5 +1,5 @@
 //! A hostile guest and VMM against a controller: the input is a script of register accesses,
-//! commands, doorbells, memory that comes and goes, failing volumes and resets.
+//! commands, doorbells, changes of memory, failing volumes and resets.
 
 use crate::mediate::{BLOCKS, Below};
 use crate::pool::Pool;
@@ -95,7 +95,7 @@ impl Input<'_> {
     }
 }
 
-/// A window that is not mapped, and what was in it when the controller had released it.
+/// State of a window: mapped, or unmapped with its contents at the time of release.
 enum Window {
     Mapped,
     /// A command may still write there.
@@ -103,7 +103,8 @@ enum Window {
     Gone(Vec<u8>),
 }
 
-/// Keeps the format of a namespace, whose volume has so many bytes, as long as the world lasts.
+/// Format store that keeps the format of a namespace, with a volume of this many bytes, for the
+/// lifetime of the world.
 #[derive(Debug)]
 struct Keeps(u64);
 
@@ -128,7 +129,7 @@ struct World {
     faults: Arc<Faults>,
     memory: Memory,
     windows: Vec<Window>,
-    /// Of namespaces that the guest makes.
+    /// Pool of namespaces that the guest creates.
     pool: Option<Arc<Pool>>,
     now: Instant,
     /// Tails of the submission queues, as this guest keeps them.
@@ -172,7 +173,7 @@ fn placed(config: NamespaceConfig) -> Option<NamespaceConfig> {
     })
 }
 
-/// The namespace whose blocks have metadata, behind each block or apart from it.
+/// Adds metadata to a namespace, behind each block or in a separate buffer.
 fn protected(config: NamespaceConfig, extended: bool) -> Option<NamespaceConfig> {
     let layout = Layout {
         block: config.block_size,
@@ -315,7 +316,7 @@ impl World {
         self.note_released();
     }
 
-    /// Notes what is in windows that the controller has released.
+    /// Records the contents of windows that the controller has released.
     fn note_released(&mut self) {
         if !self.controller.dma_quiesced() {
             return;
@@ -355,7 +356,7 @@ impl World {
         self.controller.bar0_write(offset, &value.to_le_bytes());
     }
 
-    /// The controller memory buffer goes somewhere, or away.
+    /// Moves the controller memory buffer, or disables it.
     fn place_buffer(&mut self, how: u8) {
         let base = match how % 6 {
             0 => 0,
@@ -463,7 +464,7 @@ impl World {
         command.set_prps(input.address(), input.address());
         match flags {
             0..=199 => {}
-            // One data block or segment, of the length that the script says.
+            // Use one data block or segment descriptor, with the script's length.
             200..=239 => {
                 let identifier = if flags & 1 == 0 { 0x00 } else { 0x30 };
                 let psdt = if flags & 2 == 0 { 0x40 } else { 0x80 };
@@ -514,7 +515,7 @@ impl World {
                 self.manage_sensibly(&mut command, flags);
             }
         } else if self.below.is_some() && sensible {
-            // At or about the edges of what the first namespace has.
+            // Choose a range within, or near the end of, the first namespace.
             command.nsid = 1.into();
             command.cdw12 = (command.cdw12.get() & 0x1f).into();
             if command.nvm_opcode() != NvmOpcode::DATASET_MANAGEMENT {
@@ -829,8 +830,8 @@ pub fn controller(data: &[u8]) {
     run(data, false);
 }
 
-/// Does it, the first namespace being on the direct path or not; tells how many I/O commands
-/// completed, and how many reached a device.
+/// Runs a script, with the first namespace on the direct path or not. Returns the numbers of
+/// completed I/O commands and of commands that reached a device.
 pub(crate) fn run(data: &[u8], direct: bool) -> (u64, u64) {
     let mut input = Input(data);
     let setup = input.u8();

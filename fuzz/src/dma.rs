@@ -63,7 +63,7 @@ pub fn prp_sgl(data: &[u8]) {
     walks(data);
 }
 
-/// Does it; tells whether the PRP and the SGL walk succeeded.
+/// Runs both walks; returns whether the PRP and the SGL walk succeeded.
 fn walks(data: &[u8]) -> [bool; 2] {
     let mut input = Input(data);
     let Ok(memory) = Memory::anonymous((PAGES * PAGE) as usize) else {
@@ -98,7 +98,7 @@ fn walks(data: &[u8]) -> [bool; 2] {
     };
     let (prp1, prp2) = (input.address(), input.address());
     let descriptor = input.descriptor();
-    // The rest is what the guest has in its memory: bytes, SGL descriptors or PRP entries.
+    // The rest of the input is guest memory: bytes, SGL descriptors or PRP entries.
     let mut at = 0;
     while at < memory.len() && !input.0.is_empty() {
         let entry = match direction & 6 {

@@ -1,8 +1,8 @@
 //! A subsystem for other hosts, against a host that sends anything.
 //!
 //! The input is a script: raw bytes, capsules and data with arbitrary contents, connections, and
-//! when the worker has its turns. Whatever it is, what comes back is PDUs, nothing is left when its
-//! connections have gone, and the next host is served.
+//! turns of the worker. For every script, replies are well-formed PDUs, no resource is left when
+//! the connections have ended, and the next host is served.
 
 use std::convert::Infallible;
 use std::io::{ErrorKind, Read};
@@ -36,7 +36,7 @@ const NQN: &str = "nqn.2014-08.org.vnvme:fuzz";
 const OPCODES: [u8; 16] = [
     0x00, 0x01, 0x02, 0x05, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x0d, 0x0e, 0x18, 0x7f, 0x80, 0x81, 0x19,
 ];
-/// Properties that are there, and others.
+/// Offsets of existing properties, and invalid ones.
 const PROPERTIES: [u32; 6] = [0x00, 0x14, 0x1c, 0x20, 0x24, 0x68];
 /// No end needs more turns.
 const MOST_TURNS: usize = 10_000;
@@ -143,7 +143,7 @@ impl Link {
                 Ok(0) => return,
                 Ok(len) => self.said.extend_from_slice(&buffer[..len]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // It was reset.
+                // The connection was reset.
                 Err(_) => return,
             }
         }
@@ -182,7 +182,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// With hosts that have to prove who they are, or not.
+    /// Makes a bench with or without authentication of hosts.
     fn new(host: Host, proven: bool) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -275,7 +275,7 @@ impl Bench {
         }
     }
 
-    /// One that has said which queue it is.
+    /// Opens a connection, and sends Connect for a queue.
     fn connect(&self, qid: u16, cntlid: u16, how: u8) -> Link {
         let link = self.open();
         link.send(&self.host.request());
@@ -374,7 +374,7 @@ impl Script<'_> {
         link.command(&command, &data);
     }
 
-    /// A message by which a host proves who it is, or the question for one.
+    /// Sends an authentication message of a host, or the request for one.
     fn message(&mut self, link: &Link) {
         let (kind, len) = (self.byte(), self.byte());
         let mut message = match kind & 3 {
@@ -388,7 +388,7 @@ impl Script<'_> {
             _ => self.bytes(len.into()),
         };
         if kind & 4 != 0 {
-            // What begins like one that its turn may be.
+            // Give the message a valid header, possibly of the expected kind.
             let head = [1, kind >> 3 & 7, 0, 0, 0, 0, 64];
             message
                 .iter_mut()
@@ -413,8 +413,8 @@ impl Script<'_> {
     }
 }
 
-/// The first byte of the input chooses the digests, whether the first host asks what there is, and
-/// whether hosts have to prove who they are.
+/// Runs a script. The first byte of the input chooses the digests, whether the first host uses
+/// discovery, and whether hosts must authenticate.
 pub fn fabrics_target(input: &[u8]) {
     let Some((&how, script)) = input.split_first() else {
         return;

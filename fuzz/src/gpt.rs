@@ -1,5 +1,4 @@
-//! Hostile partition tables: whatever a disk says, a partition lies inside of
-//! it, and behind the table.
+//! Hostile partition tables: every accepted partition lies within the disk and behind the table.
 
 use dma::{Buffer, SegmentList};
 use volume::gpt::{Which, find};
@@ -74,8 +73,7 @@ fn sum(disk: &mut [u8], header: usize) {
     }
 }
 
-/// Changes bytes of a disk as the input says, makes checksums right where it says so,
-/// and looks for partitions.
+/// Changes bytes of a disk, corrects checksums as the input selects, and searches for partitions.
 ///
 /// # Panics
 /// When a partition does not lie where partitions may.

@@ -49,8 +49,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// The inputs in git, which `fuzz/run.sh minimise` makes: each covers something that the others
-    /// do not.
+    /// Runs the inputs in git, written by `fuzz/run.sh minimise`; each covers code that the rest
+    /// does not.
     #[test]
     fn every_target_takes_its_corpus() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");

@@ -1,6 +1,6 @@
 //! A hostile guest and VMM against a namespace on the direct path: the scripts of
-//! [`mod@crate::controller`], with a device below that writes down every block and
-//! every address that it is told.
+//! [`mod@crate::controller`], with a device below that records every block and every address of its
+//! commands.
 
 #[path = "../../crates/mediate/tests/it/common/model.rs"]
 #[allow(dead_code)]
@@ -30,8 +30,8 @@ pub(crate) struct Below {
 }
 
 impl Below {
-    /// A device with memory registered, and the way of a slice's commands to it. `how`
-    /// chooses what the device can do.
+    /// Makes a device with registered memory, and the path of a slice's commands to it. `how`
+    /// selects the device's features.
     pub(crate) fn new(memory: &Memory, how: u8) -> Option<(Self, Box<dyn Passthrough>)> {
         let model = Model::new(Config {
             blocks: FIRST + BLOCKS + 40,
@@ -61,9 +61,9 @@ impl Below {
         Some((below, Box::new(path)))
     }
 
-    /// All that the device was told is the guest's, or the queue pair's own. `is_guests` says of an
-    /// offset in the memory, and a length, whether all of that is the guest's now, or was when a
-    /// command began that is in flight.
+    /// Checks that every address given to the device belongs to the guest or to the queue pair.
+    /// `is_guests` returns whether a range of the memory belongs to the guest now, or did when an
+    /// outstanding command began.
     pub(crate) fn check(&mut self, is_guests: impl Fn(u64, u64) -> bool) {
         let region = self.registration.region();
         let (start, end) = (region.iova(), region.iova() + region.len());
@@ -96,7 +96,7 @@ impl Below {
     }
 }
 
-/// One physical queue pair for all virtual ones.
+/// Physical queue pair shared by all virtual ones.
 struct Path {
     queue: DirectQueue,
     in_flight: usize,
@@ -140,8 +140,8 @@ impl Passthrough for Path {
 /// Interprets the input as a script.
 ///
 /// # Panics
-/// As [`crate::controller::controller`]; and when the device is told of a block outside the slice,
-/// or of memory that is neither the guest's nor the queue pair's own.
+/// As [`crate::controller::controller`]; and when the device gets a block outside the slice, or
+/// memory that belongs neither to the guest nor to the queue pair.
 pub fn mediate(data: &[u8]) {
     crate::controller::run(data, true);
 }
@@ -157,7 +157,8 @@ mod tests {
         for _ in 0..1500 {
             commands += crate::controller::run(&crate::controller::script(&mut chance), true).1;
         }
-        // One for four scripts. The more a script may do, the fewer of its steps are these.
+        // The expected rate is one command for four scripts. The more kinds of steps a script has,
+        // the fewer are commands.
         assert!(
             commands > 375,
             "only {commands} commands reached the device: the scripts try nothing"

@@ -1,7 +1,7 @@
-//! Hostile sides of an NVMe over TCP connection. A controller, whatever it answers: no data lies
-//! outside of what was asked for, comes twice or out of order, no more is asked for than a write
-//! has, and no command succeeds before all of its data has been moved. A host, whatever it sends:
-//! its capsules are no longer than was agreed, and its data is what was asked for, in order, once.
+//! Hostile sides of an NVMe/TCP connection. For any answers of a controller, no data lies outside
+//! the requested range, arrives twice or out of order, no transfer exceeds the write, and no
+//! command succeeds before all of its data has been moved. For any PDUs of a host, its capsules
+//! respect the negotiated length, and its data is the requested data, in order, once.
 
 use nvme_tcp::{
     Answer, Answers, Asked, Controller, Grants, Host, InFlight, Limits, Request, Requests,
@@ -16,8 +16,8 @@ const GRANTS: [(u16, u32, u32); 3] = [(1, 0, 96), (2, 512, 64), (3, u32::MAX - 1
 /// Bytes of data that a capsule may have.
 const IN_CAPSULE: u32 = 128;
 
-/// The first byte of the input chooses the side, its digests, and the size of the pieces in which
-/// the rest comes.
+/// Runs a script. The first byte of the input chooses the side, its digests, and the size of the
+/// pieces in which the remaining bytes arrive.
 pub fn nvme_tcp(input: &[u8]) {
     let Some((&first, input)) = input.split_first() else {
         return;
@@ -79,7 +79,7 @@ fn answers(limits: &Limits, piece: usize, input: &[u8]) {
     while have < input.len() {
         have = (have + piece).min(input.len());
         loop {
-            // A part of what is expected is received in place.
+            // A part of the expected data is received in place.
             if let Some(expected) = answers.expects()
                 && expected.left > 8
                 && have - used_up >= 4
@@ -145,7 +145,7 @@ fn requests(limits: &Limits, piece: usize, input: &[u8]) {
         );
     }
     let mut requests = Requests::new(limits, IN_CAPSULE);
-    // Of the data that comes: how much is left, and whose it is.
+    // Remaining length of the present data PDU, and its tag.
     let (mut left, mut tag) = (0, None);
     let (mut have, mut used_up) = (0, 0);
     while have < input.len() {

@@ -32,7 +32,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pool {
-    /// Answers what was asked first.
+    /// Answers the oldest request.
     pub fn answer(&self) {
         let first = locked(&self.late).0.pop_front();
         if let Some((result, done)) = first {
@@ -40,7 +40,7 @@ impl Pool {
         }
     }
 
-    /// What always holds of it.
+    /// Checks the invariants of the pool.
     pub fn check(&self) {
         assert!(self.used() <= CAPACITY, "more than there is");
         let all = self.namespaces();

@@ -1,5 +1,5 @@
-//! Hostile images: whatever header and tables say, no data lands in them, what is written is read
-//! again, and nothing is opened that is behind the image.
+//! Hostile images: for any header and tables, no data lands in metadata, written data is read back,
+//! and no file beyond the image is opened.
 
 use dma::{Buffer, SegmentList};
 use qcow2::{Qcow2Options, Qcow2Volume};
@@ -18,7 +18,7 @@ const CLUSTERS: usize = 24;
 /// Bytes of the disk.
 const DISK: u64 = 48 << 10;
 const COPIED: u64 = 1 << 63;
-/// What is written: in no table there is so much of it.
+/// Byte of written data; the tables contain no such run of it.
 const MARK: u8 = 0xa5;
 /// For a request, however busy the machine is.
 const TIMEOUT: Duration = Duration::from_secs(15);
@@ -117,7 +117,7 @@ pub fn qcow2(input: &[u8]) {
         {
             work(io, &mut queue, size, options.read_only);
             drop(queue);
-            // As a worker does: what the queue has left in the ring has the file, and its lock.
+            // The queue's requests in the ring still hold the file and its lock, as in a worker.
             let begun = Instant::now();
             while io.in_flight() > 0 {
                 io.flush();
@@ -148,7 +148,7 @@ pub fn qcow2(input: &[u8]) {
     }
 }
 
-/// Some requests, and what must hold of them.
+/// Executes some requests, and checks their results.
 fn work(io: &Io, queue: &mut OpenQueue, size: u64, read_only: bool) {
     for at in [0, 512, 1024, 12 << 10, 32 << 10, 40 << 10]
         .into_iter()

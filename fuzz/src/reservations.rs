@@ -1,11 +1,11 @@
-//! Files of reservations that others have written, and commands with any fields.
+//! Foreign reservation files, and reservation commands with any fields.
 
 use nvme::cmd::reservation::{
     AcquireCdw10, AcquireData, RegisterCdw10, RegisterData, ReleaseCdw10, ReleaseData,
 };
 use reservations::{CommandGroup, HostId, Image, MAX_REGISTRANTS, Operation, Reservations};
 
-/// Of an image, where its checksum is not counted.
+/// Minimum length of an image, without its checksum.
 const SHORTEST: usize = 88;
 
 /// Takes the input as an image, as it is and with a right checksum; then, on the state that it is
@@ -95,7 +95,7 @@ fn image_of(bytes: &[u8]) -> Option<Image> {
     Some(image)
 }
 
-/// What holds of every state.
+/// Checks the invariants of a state.
 fn check(state: &Reservations) {
     let registrants = state.registrants();
     assert!(registrants.len() <= MAX_REGISTRANTS);

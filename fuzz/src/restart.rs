@@ -1,5 +1,5 @@
-//! The state memory of a process that a hostile guest had taken over: the next process reads it.
-//! The input overwrites what an honest one has left, or replaces its control state.
+//! State memory of a process that was controlled by a hostile guest, as read by the next process.
+//! The input overwrites the state of an honest process, or replaces its control state.
 
 use controller::{Controller, ControllerConfig, DoorbellPage, IrqSink, Kept, NamespaceConfig};
 use dma::{Memory, Prot};
@@ -78,7 +78,8 @@ impl Guest {
         let entries = if qid == 0 { 32 } else { ENTRIES };
         if let Some(tail) = self.tails.get_mut(usize::from(qid)) {
             let at = Self::ring(qid, false) + u64::from(*tail) * 64;
-            // As the host would find it: the last queue is in the controller memory buffer.
+            // Like the host, write to the actual place of the ring: that of the last queue is in
+            // the controller memory buffer.
             let _ = self.controller.dma().write(at, command.as_bytes());
             *tail = (*tail + 1) % entries;
             let value = tail.to_le_bytes();
@@ -206,7 +207,7 @@ fn honest(state: &StateMemory, page: DoorbellPage) -> Option<Guest> {
     Some(guest)
 }
 
-/// Overwrites words, or the control state, as the input says.
+/// Overwrites words, or the control state, as selected by the input.
 fn take_over(state: &StateMemory, input: &[u8]) {
     let Some((&kind, rest)) = input.split_first() else {
         return;

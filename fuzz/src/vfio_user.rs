@@ -1,8 +1,8 @@
 //! The vfio-user server against a client that sends anything.
 //!
 //! The input is a script: pieces of raw bytes, well-formed messages with arbitrary contents,
-//! descriptors attached to either, and completions of what the device left pending. The device
-//! checks what the protocol promises it.
+//! descriptors attached to either, and completions of requests that the device left pending. The
+//! device checks the guarantees of the protocol.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -25,12 +25,12 @@ const REGIONS: [u64; 9] = [0x4000, 0, 1 << 40, 0, 0, 0, 0, 0x1000, 0];
 const IRQS: [u32; 5] = [1, 0, 33, 0, 0];
 /// The version message of a client without capabilities: header and version 0.0.
 const VERSION: [u32; 5] = [1 << 16, 20, 0, 0, 0];
-/// Payload lengths of most messages: those of the structures, and others.
+/// Payload lengths of most messages: those of the structures, and invalid ones.
 const LENGTHS: [usize; 8] = [0, 16, 17, 20, 24, 32, 40, 200];
 /// No script makes a connection work longer than this many calls.
 const MAX_CALLS: usize = 100_000;
 
-/// Checks what a device may rely on; panics if it does not hold.
+/// Device that checks the server's guarantees; panics if one is broken.
 struct Checker {
     file: OwnedFd,
     areas: [MmapArea; 1],
@@ -185,7 +185,8 @@ struct Bench {
     device: Checker,
     peer: OwnedFd,
     files: [OwnedFd; 3],
-    /// What ends the connection is sent too: raw bytes, more descriptors than are allowed.
+    /// Whether to send messages that end the connection: raw bytes, more descriptors than are
+    /// allowed.
     rude: bool,
 }
 
@@ -224,7 +225,7 @@ impl Bench {
         })
     }
 
-    /// Sends what the socket takes, with up to 19 descriptors: 16 are allowed.
+    /// Sends as many bytes as the socket accepts, with up to 19 descriptors: 16 are allowed.
     fn send(&mut self, bytes: &[u8], fds: u8) {
         let count = match fds {
             0..=5 => 0,
@@ -284,7 +285,7 @@ impl Bench {
     }
 }
 
-/// Feeds a connection with what the script says.
+/// Feeds a connection with the script.
 ///
 /// # Panics
 ///
@@ -350,7 +351,7 @@ fn run(data: &[u8]) -> u32 {
     bench.device.calls
 }
 
-/// A message whose header is right.
+/// Sends a message with a valid header.
 fn message(command: u8, how: u8, payload: &[u8]) -> Vec<u8> {
     let flags = if how & 2 != 0 { 16u32 } else { 0 };
     let header = [

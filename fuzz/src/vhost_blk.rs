@@ -1,9 +1,9 @@
-//! A vhost-user-blk export against a front-end that says anything and a guest that
-//! writes anything into its rings.
+//! A vhost-user-blk export against a hostile front-end and a guest that writes anything into its
+//! rings.
 //!
 //! The input is a script: pieces of guest memory, requests, kicks, messages with arbitrary contents
-//! and descriptors, raw bytes, and when the volume releases the requests that it holds. Whatever it
-//! is, the memory around the guest's stays as it was, and the next front-end is served.
+//! and descriptors, raw bytes, and releases of requests that the volume holds. For any script, the
+//! memory around the guest's remains unchanged, and the next front-end is served.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -20,7 +20,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 use vhost_blk::{DiskOptions, Export, Server};
 use volume::{Effect, Fault, FaultVolume, Faults, Io, IoOptions, MemVolume, OpKind};
 
-/// The guest's memory lies in the middle of its file; what lies around it belongs to others.
+/// The guest's memory lies in the middle of its file, between foreign bytes.
 const BEFORE: usize = 0x1_0000;
 const GUEST: usize = 0x2_0000;
 const AROUND: u8 = 0xa5;
@@ -33,7 +33,7 @@ const PLACES: [u64; 8] = [0, AVAILABLE, USED, 0x3000, 0x4000, 0x4010, 0x5000, 0x
 /// Everything that is offered.
 const PROTOCOL: u64 = 0xb229;
 const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 0x7e46;
-/// Payload lengths of most messages: those of the structures, and others.
+/// Payload lengths of most messages: those of the structures, and invalid ones.
 const LENGTHS: [usize; 8] = [0, 8, 8, 8, 20, 24, 40, 72];
 
 pub(crate) struct Bench {
@@ -41,7 +41,7 @@ pub(crate) struct Bench {
     pub(crate) client: UnixStream,
     address: SocketAddr,
     memory: Memory,
-    /// What messages of the script bring: another file, an eventfd, a pipe.
+    /// Descriptors for messages: another file, an eventfd, a pipe.
     fds: [OwnedFd; 3],
     kick: OwnedFd,
     faults: Arc<Faults>,
@@ -142,7 +142,7 @@ impl Bench {
         self.send(&message(request, flags, payload), fd.as_slice());
     }
 
-    /// What a front-end does before its guest runs. `how` leaves features out.
+    /// Sets the connection up as a front-end does before its guest runs. `how` leaves features out.
     fn set_up(&mut self, how: u8) {
         let features = FEATURES & !(u64::from(how & 3) << 28);
         self.message(16, 0, &bytes(&[PROTOCOL]), None);
@@ -221,8 +221,8 @@ impl Bench {
         let _ = recv(&self.client, &mut sink[..], RecvFlags::DONTWAIT);
     }
 
-    /// Polls until something is so: what a front-end left in flight may take
-    /// its time on a busy machine.
+    /// Polls until a condition holds: requests that a front-end left outstanding may take some time
+    /// on a busy machine.
     fn until(&mut self, what: &str, mut so: impl FnMut(&mut Bench) -> bool) {
         let start = Instant::now();
         while !so(self) {
@@ -231,7 +231,8 @@ impl Bench {
         }
     }
 
-    /// The front-end goes; the guest's memory is as it was, and the next one is served.
+    /// Disconnects the front-end, and checks that the guest's surroundings are unchanged and the
+    /// next front-end is served.
     pub(crate) fn finish(mut self) {
         self.faults.clear();
         self.faults.release();

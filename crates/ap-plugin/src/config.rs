@@ -12,7 +12,7 @@
 
 use ap::{Facilities, Mask};
 
-/// What the arguments say.
+/// Parsed arguments.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) adapters: Mask,
@@ -23,7 +23,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Reads arguments; an error says which one is wrong.
+    /// Parses arguments; an error names the wrong one.
     pub(crate) fn parse(arguments: &[String]) -> Result<Config, String> {
         let mut config = Config {
             adapters: Mask::EMPTY,

@@ -205,7 +205,7 @@ pub(crate) fn call_all(on: bool) {
     }
 }
 
-/// The same for one processor.
+/// Sets the word that requests callbacks of one processor.
 pub(crate) fn call(index: u32, on: bool) {
     if let Some(word) = attention() {
         // SAFETY: the scoreboard is never freed, and has a place for every
@@ -221,7 +221,7 @@ pub(crate) struct Vcpu {
 }
 
 impl Vcpu {
-    /// Its number.
+    /// Returns the processor's number.
     pub(crate) fn index(&self) -> u32 {
         self.index
     }
@@ -295,7 +295,7 @@ fn copy(bytes: &Bytes, into: &mut [u8]) -> bool {
     from.map(|from| into.copy_from_slice(from)).is_some()
 }
 
-/// Runs a handler for a processor, then goes where it says.
+/// Runs a handler for a processor, then continues at the address that the handler returns.
 fn enter(index: c_uint, data: *mut c_void, handler: fn(&mut Vcpu, u64) -> Option<u64>) {
     IN_CALLBACK.set(true);
     let next = handler(&mut Vcpu { index }, data as u64);
@@ -395,7 +395,7 @@ extern "C" fn on_translation(block: *mut c_void, _data: *mut c_void) {
     }
 }
 
-/// A processor came to life: learn its registers, once.
+/// Looks up the registers of a new processor, once.
 extern "C" fn on_vcpu(_index: c_uint, _data: *mut c_void) {
     let registers = REGISTERS.get_or_init(|| {
         let mut all = HashMap::new();

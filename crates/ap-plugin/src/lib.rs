@@ -2,8 +2,8 @@
 
 //! A QEMU TCG plugin that gives an s390x guest AP cards with accelerators.
 //!
-//! *What this room is for.* QEMU's s390x TCG has no AP instructions: NQAP, DQAP and PQAP end in
-//! operation exceptions, and the facility list says so. This plugin (API version 7, QEMU 11.1)
+//! *Purpose.* QEMU's s390x TCG has no AP instructions: NQAP, DQAP and PQAP end in operation
+//! exceptions, and the facility list lacks their bits. This plugin (API version 7, QEMU 11.1)
 //! executes them instead, on the crate `ap` with `ap-accel` behind the queues. An unmodified Linux
 //! then finds CEX8A cards, turns their interrupts on by AQIC, and does RSA by its zcrypt driver.
 //!
@@ -11,11 +11,11 @@
 //! qemu-system-s390x ... -plugin target/debug/libap_plugin.so,adapter=0,adapter=1,domain=6
 //! ```
 //!
-//! *What may be touched here.* The guest's registers and memory, by the plugin API, and only while
-//! QEMU runs a callback. *What may not.* The rules of AP: they are `ap`'s. `ffi` has all the unsafe
-//! code, each block with its reason; `machine` says what happens at which instruction; `cpu` and
-//! `outside` are what `ap` reaches QEMU through; `config` reads the arguments. The library is
-//! licensed as QEMU's plugin header, GPL-2.0-or-later; nothing else of the project links with it.
+//! *Limits.* The plugin accesses the guest's registers and memory only through the plugin API, and
+//! only while QEMU runs a callback. The rules of AP are in `ap`. All unsafe code is in `ffi`, each
+//! block with its reason. `machine` handles the instructions, `cpu` and `outside` connect `ap` to
+//! QEMU, and `config` parses the arguments. The library is licensed as QEMU's plugin header,
+//! GPL-2.0-or-later; nothing else of the project links with it.
 //!
 //! # How
 //!
@@ -31,10 +31,10 @@
 //!
 //! # Adapter interruptions
 //!
-//! The API has no call that makes an interruption pending, but it lets a callback write the PSW,
-//! and so the plugin does what the machine would: old PSW and interruption code to the prefix area,
-//! new PSW from it, for the first processor whose PSW and control register 6 are open for the
-//! subclass. Where that is right was found out:
+//! The API has no call that makes an interruption pending, but it lets a callback write the PSW.
+//! The plugin therefore does the machine's work: old PSW and interruption code to the prefix area,
+//! new PSW from it, for the first processor that is open for the subclass by its PSW and control
+//! register 6. Experiments showed the right places:
 //!
 //! - At the first instruction of a block. Within a block, QEMU's condition code may exist only in
 //!   the translator's head, and the PSW that a callback reads would have an older one. (For the

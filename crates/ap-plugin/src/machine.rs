@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What happens at the instructions that matter, on the crate `ap`. No unsafe code.
+//! Handlers of the AP-related instructions, based on the crate `ap`. No unsafe code.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -39,16 +39,16 @@ const LPSWEY: (u8, u8) = (0xeb, 0x71);
 const EX: u8 = 0x44;
 const EXRL: (u8, u8) = (0xc6, 0x00);
 
-/// Where STFL stores, below the prefix.
+/// Address of STFL's result, below the prefix.
 const STFL_LIST: u64 = 200;
 /// Bit 14 of the PSW: wait.
 const PSW_WAIT: u64 = 1 << 49;
 
-/// The longest request that the driver sends is 3,088 bytes; 12 KiB is what Linux takes
-/// for the limit of such cards.
+/// Maximum length of a request. The driver sends at most 3,088 bytes; 12 KiB is the limit that
+/// Linux assumes for such cards.
 const LARGEST_REQUEST: usize = 12 * 1024;
 
-/// What an instruction is, by its bytes.
+/// Classifies an instruction by its bytes.
 pub(crate) fn classify(code: &[u8]) -> Option<Site> {
     match *code {
         [high, low, _, _] => match u16::from_be_bytes([high, low]) {
@@ -146,7 +146,7 @@ pub(crate) fn start(arguments: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// QEMU ends: the guest is destroyed. Says what it did, and that nothing is left.
+/// Destroys the guest's device when QEMU ends, and reports its counters and remaining resources.
 pub(crate) fn at_exit() {
     let Some(mut machine) = lock().take() else {
         return;
@@ -166,7 +166,7 @@ pub(crate) fn at_exit() {
     );
 }
 
-/// Before NQAP, DQAP or PQAP: it is executed here, and the processor goes on behind it.
+/// Executes NQAP, DQAP or PQAP before QEMU would, and continues behind it.
 pub(crate) fn at_ap(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     let mut guard = lock();
     let machine = guard.as_mut()?;
@@ -223,13 +223,13 @@ pub(crate) fn at_facilities(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     None
 }
 
-/// Before the instruction after it: adds the facilities to what was stored.
+/// Adds the facility bits to the stored list, before the next instruction.
 pub(crate) fn after_facilities(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     let mut guard = lock();
     let machine = guard.as_mut()?;
     let storing = machine.storing.remove(&vcpu.index())?;
     if storing.next != at {
-        // It did not end; it will be executed again.
+        // The instruction did not complete, and will be executed again.
         return None;
     }
     *machine.counts.entry("facilities").or_default() += 1;
@@ -281,9 +281,8 @@ pub(crate) fn at_block(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     machine.interrupt(vcpu, old)
 }
 
-/// Before a PSW is loaded, while an interruption is pending: one that lets the processor
-/// wait would let it wait for nothing. The interruption comes right after the load, so the
-/// loaded PSW is the old one.
+/// Takes a pending interruption before a PSW is loaded, since a PSW that lets the processor wait
+/// would delay it. The interruption appears to follow the load, so the loaded PSW is the old one.
 pub(crate) fn at_load_psw(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     if vcpu.read(Register::PswMask) & PSW_PROBLEM != 0 {
         return None;
@@ -323,8 +322,8 @@ pub(crate) fn at_load_psw(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
 }
 
 impl Machine {
-    /// Takes the first pending interruption that the processor is open for;
-    /// answers where it goes on.
+    /// Takes the first pending interruption for which the processor is open; returns the address to
+    /// continue at.
     fn interrupt(&mut self, vcpu: &mut Vcpu, old: Psw) -> Option<u64> {
         if self.pending == 0 {
             return None;
@@ -341,8 +340,8 @@ impl Machine {
         Some(new.address)
     }
 
-    /// Lets the cards do what is due, and makes the interruptions of their notifications pending.
-    /// Answers when the next thing is due.
+    /// Lets the cards do the work that is due, and makes the interruptions of their notifications
+    /// pending. Returns the time of the next work.
     fn advance(&mut self) -> Option<u64> {
         let due = self.device.outside().queues.advance();
         for subclass in self.outbox.take() {

@@ -1,22 +1,23 @@
 //! Points in the code at which a test lets the process die.
 //!
-//! What a process leaves behind when it is killed is decided between two of its stores: to its
-//! state memory, to a ring of the guest's, to a socket, to a device. Between them stand crash
-//! points, `crash::point!("controller.record.written")`, each with a name of its own. With the
-//! feature `points` a test chooses one of them, and how often it is passed before: then the thread
-//! stops there. In process that is a panic which the test catches (`Crashed`), and it goes on
-//! with what the memory holds; in a process of its own (the environment variable [`VARIABLE`]) it
-//! is a signal that nobody handles.
+//! A killed process leaves behind the effects of its last store: to its state memory, to a ring of
+//! the guest's, to a socket, to a device. Between such stores stand crash points,
+//! `crash::point!("controller.record.written")`, each with its own name. With the feature `points`
+//! a test chooses one of them, and the number of times to pass it first; then the thread stops
+//! there. Within the test's process the stop is a panic that the test catches (`Crashed`), after
+//! which the test continues with the memory as it is. In a separate process (environment variable
+//! [`VARIABLE`]) the stop is an unhandled signal.
 //!
-//! Without the feature a point is no code at all. No program that is given away has it.
+//! Without the feature a point generates no code. Released programs are built without it.
 #![forbid(unsafe_code)]
 
-/// The environment variable that chooses a point of a whole process: `name:count`, dies at the
-/// point's `count`th passing, from 1 on, and says so on standard error. Or the path of a file with
-/// such lines: each process that [begins](begin) takes the first of them out.
+/// Environment variable that chooses a point of a whole process: `name:count` kills the process at
+/// the point's `count`th passing, from 1 on, and reports the point on standard error. A value that
+/// is the path of a file with such lines makes each process that [begins](begin) take the first
+/// line out.
 pub const VARIABLE: &str = "VNVME_CRASH";
 
-/// What stands on standard error before the name of the point at which the process dies.
+/// Text on standard error before the name of the point at which the process dies.
 pub const SAID: &str = "crash point ";
 
 /// A point at which a test may let the process die. Its name is a string literal that no other

@@ -1,4 +1,4 @@
-//! The points of a build that has them.
+//! Crash points of a build with the feature `points`.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -8,14 +8,14 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a point panics with in a test's own process.
+/// Panic payload of a point in the test's own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crashed(
     /// The point's name.
     pub &'static str,
 );
 
-/// What this thread's test has asked for.
+/// Points at which this thread is to die.
 #[derive(Default)]
 struct Plan {
     /// The points to die at, one after the other, and how often each is passed before.
@@ -28,7 +28,7 @@ thread_local! {
     static PLAN: RefCell<Plan> = RefCell::default();
 }
 
-/// What the environment asks for: the point's name, and passings that are left.
+/// Point chosen by the environment: its name, and the number of passings left.
 static PROCESS: OnceLock<Option<(String, AtomicU64)>> = OnceLock::new();
 
 fn of_environment() -> Option<(String, AtomicU64)> {
@@ -41,7 +41,7 @@ fn of_environment() -> Option<(String, AtomicU64)> {
     Some((name.to_owned(), AtomicU64::new(count.parse().ok()?)))
 }
 
-/// The first line of a file, which is taken out of it.
+/// Takes the first line out of a file, and returns it.
 fn taken_from(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let (first, rest) = text.split_once('\n')?;
@@ -51,13 +51,13 @@ fn taken_from(path: &Path) -> Option<String> {
     Some(first.to_owned())
 }
 
-/// The process begins: points that [`VARIABLE`](crate::VARIABLE) chooses count from now on.
+/// Starts counting the points that [`VARIABLE`](crate::VARIABLE) chooses.
 pub fn begin() {
     let _ = PROCESS.set(of_environment());
 }
 
-/// This thread dies at the `count`th passing of a point from now on (from 1 on), once. Counting
-/// begins anew.
+/// Makes this thread die once, at the `count`th passing of a point from now on (from 1 on), and
+/// resets the counts.
 pub fn arm(name: &'static str, count: u64) {
     PLAN.with_borrow_mut(|plan| {
         *plan = Plan {
@@ -67,23 +67,24 @@ pub fn arm(name: &'static str, count: u64) {
     });
 }
 
-/// When it has died where it dies before, this thread dies at the `count`th passing of another
-/// point, counted from now on.
+/// Adds another death for this thread, after the previous ones: at the `count`th passing of a
+/// point, counted from the previous death.
 pub fn then(name: &'static str, count: u64) {
     PLAN.with_borrow_mut(|plan| plan.targets.push_back((name, count)));
 }
 
-/// This thread passes all points; counting begins anew.
+/// Lets this thread pass all points, and resets the counts.
 pub fn disarm() {
     PLAN.with_borrow_mut(|plan| *plan = Plan::default());
 }
 
-/// The points that this thread has passed since the last [`arm`] or [`disarm`], and how often.
+/// Returns the points that this thread has passed since the last [`arm`] or [`disarm`], with the
+/// number of passings.
 pub fn passed() -> BTreeMap<&'static str, u64> {
     PLAN.with_borrow(|plan| plan.passed.clone())
 }
 
-/// A point was reached: see [`point!`](crate::point).
+/// Handles a reached point: see [`point!`](crate::point).
 pub fn reached(name: &'static str) {
     if let Some(Some((target, left))) = PROCESS.get()
         && target == name
@@ -93,7 +94,7 @@ pub fn reached(name: &'static str) {
         let _ = rustix::io::write(rustix::stdio::stderr(), said.as_bytes());
         let this = rustix::process::getpid();
         let _ = rustix::process::kill_process(this, rustix::process::Signal::KILL);
-        // In the sandbox it may not: then by what ends it without another word, too.
+        // The sandbox may forbid the signal; an abort without a message is the alternative.
         std::process::abort();
     }
     let dies = PLAN.with_borrow_mut(|plan| {
@@ -106,7 +107,7 @@ pub fn reached(name: &'static str) {
         dies
     });
     if dies {
-        // A panic without a word: it is what a test has asked for.
+        // The panic has no message, since the test has requested it.
         resume_unwind(Box::new(Crashed(name)));
     }
 }

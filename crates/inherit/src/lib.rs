@@ -1,9 +1,9 @@
 //! Descriptors that a service manager has opened for this process (sd_listen_fds(3)).
 //!
-//! A process that is started with open descriptors knows them by number only: to own them is to
-//! believe the environment. That is done here, once, before the process opens anything itself.
+//! A process started with open descriptors knows them by number only, from the environment. This
+//! crate takes ownership of them once, before the process opens anything itself.
 //!
-//! *What it does not do.* It neither asks nor cares what they are. `unsafe` is in [`take`] alone.
+//! *Limits.* Descriptors are not inspected. `unsafe` is in [`take_named`] alone.
 //!
 //! ```
 //! // First of all in `main`.
@@ -18,42 +18,43 @@ use std::env::var;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The first of them (SD_LISTEN_FDS_START, systemd/sd-daemon.h).
+/// Number of the first inherited descriptor (SD_LISTEN_FDS_START, systemd/sd-daemon.h).
 const FIRST: RawFd = 3;
-/// More are not believed: systemd keeps so many for a service at most that says how many it wants.
+/// Maximum number of descriptors; systemd keeps at most as many for a service
+/// (FileDescriptorStoreMax=).
 const MOST: RawFd = 1 << 16;
 
-/// They belong to somebody.
+/// Whether the descriptors have been taken.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Takes what the service manager has opened for this process: nothing, where it has not, and
-/// nothing again. No process that this one starts gets them.
+/// Takes the descriptors that the service manager has opened for this process; empty without such
+/// descriptors, and at any later call. Child processes do not inherit them.
 ///
-/// Called before this process opens anything that it keeps: what has a number that the environment
-/// names is taken for the manager's.
+/// Must be called before this process opens any descriptor: a descriptor whose number the
+/// environment names is assumed to be the manager's.
 pub fn take() -> Vec<OwnedFd> {
     take_named().into_iter().map(|(_, fd)| fd).collect()
 }
 
-/// The same, with the names that the service manager has for them (sd_listen_fds_with_names(3));
-/// they are empty where it says none.
+/// Takes the descriptors with their names from the service manager (sd_listen_fds_with_names(3)); a
+/// name is empty if the manager gave none.
 pub fn take_named() -> Vec<(String, OwnedFd)> {
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Vec::new();
     }
     let variable = |name| var(name).unwrap_or_default();
     let count = count(&variable("LISTEN_FDS"), &variable("LISTEN_PID"));
-    // What is not open is nobody's.
+    // Numbers without an open descriptor are ignored.
     let open = |fd: &RawFd| std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok();
     let all: Vec<RawFd> = (FIRST..FIRST + count).filter(open).collect();
     let names = variable("LISTEN_FDNAMES");
     let names: Vec<&str> = names.split(':').collect();
     let own = |fd: RawFd| {
-        // SAFETY: the service manager has opened it for this process, which has opened nothing yet;
-        // nobody else takes it: `TAKEN`.
+        // SAFETY: the service manager has opened the descriptor for this process, which has opened
+        // nothing yet; `TAKEN` ensures that it is taken once.
         #[allow(unsafe_code)]
         let descriptor = unsafe { OwnedFd::from_raw_fd(fd) };
-        // It has been open without.
+        // The manager passes descriptors without this flag.
         let _ = fcntl_setfd(&descriptor, FdFlags::CLOEXEC);
         let index = usize::try_from(fd - FIRST).unwrap_or(usize::MAX);
         let name = names.get(index).copied().unwrap_or_default();
@@ -62,7 +63,7 @@ pub fn take_named() -> Vec<(String, OwnedFd)> {
     all.into_iter().map(own).collect()
 }
 
-/// How many, if they are meant for this process.
+/// Returns the number of descriptors, or 0 if they are meant for another process.
 fn count(count: &str, process: &str) -> RawFd {
     let own = std::process::id().to_string();
     match count.parse() {

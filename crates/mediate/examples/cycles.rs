@@ -1,6 +1,6 @@
-//! What mediation costs, without a guest: reads of 4 KiB on a null device in this process, which
-//! has a thread of its own. Prints cycles to translate a command and to complete one.
-//! `cargo run --release -p mediate --example cycles`
+//! Cost of mediation without a guest: reads of 4 KiB on a null device in this process, served by a
+//! separate thread. Prints cycles to translate a command and to complete one. `cargo run --release
+//! -p mediate --example cycles`
 #![allow(clippy::unwrap_used)] // A measurement ends by a panic.
 
 use std::error::Error;

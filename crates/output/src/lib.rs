@@ -1,9 +1,9 @@
-//! What commands print: to standard output, whose reader may go away (`vnvme stats ... | head`).
+//! Standard output of commands, whose reader may disappear (`vnvme stats ... | head`).
 //!
-//! The standard library's `println!` panics then. [`outln!`] is it with an error instead, which
-//! `main` turns into the end that shells expect: by SIGPIPE, without a word ([`end_quietly`]).
+//! The standard library's `println!` panics in that case. [`outln!`] returns an error instead, with
+//! which `main` ends the process as shells expect: by SIGPIPE, without a message ([`end_quietly`]).
 //!
-//! *What it does not do.* Logs, tables, progress. There is no unsafe code.
+//! *Limits.* Logs, tables and progress are elsewhere. There is no unsafe code.
 //!
 //! ```
 //! use output::{OutputError, outln};
@@ -33,26 +33,27 @@ impl std::fmt::Display for OutputError {
 impl std::error::Error for OutputError {}
 
 impl OutputError {
-    /// Its reader has gone.
+    /// Returns whether the reader has closed standard output.
     pub fn is_closed(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
 }
 
-/// Prints a line: what [`outln!`] calls.
+/// Prints a line; called by [`outln!`].
 ///
 /// # Errors
-/// Standard output cannot be written, because its reader has gone for example.
+/// Standard output cannot be written, for example because its reader has closed it.
 pub fn line(text: std::fmt::Arguments<'_>) -> Result<(), OutputError> {
     let mut stdout = io::stdout().lock();
     let written = stdout
         .write_fmt(text)
         .and_then(|()| stdout.write_all(b"\n"));
-    // No line is left in the buffer for the end of the process, which says nothing of errors.
+    // The line must not stay in the buffer until the end of the process, where errors would be
+    // ignored.
     written.and_then(|()| stdout.flush()).map_err(OutputError)
 }
 
-/// As `println!`, in a function that returns the error.
+/// Prints like `println!`, in a function that returns the error.
 #[macro_export]
 macro_rules! outln {
     ($($text:tt)*) => {
@@ -60,10 +61,9 @@ macro_rules! outln {
     };
 }
 
-/// Ends as a process does that writes to a pipe without a reader: by SIGPIPE, status 141 in a
-/// shell.
+/// Ends the process like a write to a pipe without a reader: by SIGPIPE, status 141 in a shell.
 pub fn end_quietly() -> ExitCode {
-    // The runtime ignores the signal; this restores what it does by default, and raises it.
+    // The runtime ignores the signal; this restores its default action, and raises it.
     let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);
     ExitCode::from(128 + SIGPIPE as u8)
 }

@@ -1,8 +1,7 @@
-//! How a test says that it leaves something out, so that it is seen; and which process of a program
-//! that is tested or measured serves.
+//! Reports of skipped tests, and the process ID of a serving process under a keeper.
 //!
-//! A test that cannot run on a machine passes all the same, and the test runner hides what it
-//! prints. So [`skip`] writes past the runner to standard error, and to the file that [`FILE`]
+//! A test that cannot run on a machine passes all the same, and the test runner hides its output.
+//! [`skip`] therefore writes past the runner to standard error, and to the file that [`FILE`]
 //! names: `harness/skips.sh`, in which each tier of tests runs, empties that file first, prints it
 //! at the end, and in CI fails on a line that `.ci/skips` does not list.
 //!
@@ -14,15 +13,15 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// The environment variable that names the file for skips. Without it they go to standard error
-/// alone.
+/// Environment variable that names the file for skips. Without it they are written to standard
+/// error alone.
 pub const FILE: &str = "VNVME_SKIPS";
 
-/// What a keeper calls itself.
+/// Process name of a keeper.
 const KEEPER: &str = "vnvme-keeper";
 
-/// The process that serves, of a `vnvme serve` that was started as this process: its child, where
-/// it is a keeper that keeps.
+/// Returns the process ID of the serving process of a `vnvme serve` with this process ID: its child
+/// if it is a keeper.
 #[must_use]
 pub fn serving(pid: u32) -> u32 {
     let of = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
@@ -32,10 +31,12 @@ pub fn serving(pid: u32) -> u32 {
     first.unwrap_or(pid)
 }
 
-/// Says that a test, or the part of it that `what` names, does not run on this machine, and why.
+/// Reports that a test, or the part of it named by `what`, does not run on this machine, and the
+/// reason.
 ///
 /// `what` begins with the crate: `volume::system::block_device`. The list of accepted skips has
-/// patterns for whole lines "what: reason": keep out of the reason what is another in each run.
+/// patterns for whole lines "what: reason": keep details that differ between runs out of the
+/// reason.
 ///
 /// # Panics
 /// If the file cannot be written: a skip that is not seen is a failure.
@@ -50,7 +51,7 @@ pub fn skip(what: &str, reason: impl Display) {
     }
 }
 
-/// One line, whatever the reason has in it.
+/// Formats a skip as one line, whatever line breaks the reason contains.
 fn line(what: &str, reason: impl Display) -> String {
     let reason = reason.to_string();
     let words: Vec<&str> = reason.split_whitespace().collect();

@@ -18,20 +18,21 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 /// Length of the memory that has any, in bytes.
 pub const LENGTH: u64 = 0x1_0000;
 
-/// What a server may do with a kind.
+/// Use of a kind of descriptor by a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     Memory,
     Eventfd,
-    /// Nothing, but to write into it where a protocol has such a channel.
+    /// Only for writing, where a protocol has such a channel.
     Stream,
     Nothing,
 }
 
-/// One of each kind, in an order that inputs rely on.
+/// Descriptors of each kind, in an order on which inputs depend.
 pub struct Kinds {
     all: Vec<(Use, OwnedFd)>,
-    /// The other ends of a pipe and a socket: they tell when nobody has those that were sent.
+    /// Far ends of the sent pipe and socket; their end of file shows that the server has closed
+    /// them.
     pipe: OwnedFd,
     stream: UnixStream,
 }
@@ -99,13 +100,13 @@ impl Kinds {
         Ok(Kinds { all, pipe, stream })
     }
 
-    /// One of them, and what it is for.
+    /// Returns a descriptor with its use.
     pub fn get(&self, index: u8) -> (Use, BorrowedFd<'_>) {
         let (kind, fd) = &self.all[usize::from(index) % self.all.len()];
         (*kind, fd.as_fd())
     }
 
-    /// Whether the checks tell every kind for what it is.
+    /// Checks that every kind is recognised.
     pub fn check(&self) {
         for (index, (kind, fd)) in self.all.iter().enumerate() {
             let is = [receive::kind::is_memory(fd), receive::kind::is_eventfd(fd)];
@@ -114,15 +115,15 @@ impl Kinds {
         }
     }
 
-    /// Waits until nobody has a duplicate of what was sent and is of no use to a server. What a
-    /// client leaves is closed by another thread.
+    /// Waits until the server has closed all descriptors that it cannot use. A separate thread
+    /// closes those that a client leaves behind.
     pub fn gone(self) {
         drop(self.all);
         let (mut pipe, mut stream) = (std::fs::File::from(self.pipe), self.stream);
         let start = Instant::now();
         let mut byte = [0];
         let mut closed = |what: &str, read: &mut dyn FnMut(&mut [u8]) -> std::io::Result<usize>| {
-            // A stream is ended by a shutdown, too; what was written into it may be read.
+            // A stream may also end by a shutdown, after the bytes that were written to it.
             while !matches!(read(&mut byte), Ok(0)) {
                 assert!(
                     start.elapsed() < Duration::from_secs(10),

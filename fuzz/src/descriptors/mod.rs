@@ -1,10 +1,11 @@
 //! Descriptors of every kind that a client can send, in messages of both protocols.
 //!
-//! The input is a script of messages: what they say, how many descriptors come with them and of
-//! which kinds, and whether a message is sent in two parts with descriptors in either. The servers
-//! read in place, so that every kind reaches what takes descriptors: whatever comes, memory is made
-//! of memory files alone, interrupts and kicks of eventfds alone, and what was not taken is closed.
-//! What can block its reader is for the receiver process, and for `crates/vnvme/tests/poison`.
+//! The input is a script of messages: their contents, the number and kinds of their descriptors,
+//! and whether a message is sent in two parts with descriptors in either. The servers read in
+//! place, so that every kind reaches the code that takes descriptors. For any script, only memory
+//! files are mapped, only eventfds become interrupts and kicks, and all other descriptors are
+//! closed. Descriptors that can block their reader are for the receiver process, and for
+//! `crates/vnvme/tests/poison`.
 
 mod kinds;
 mod vfio_user;
@@ -20,11 +21,11 @@ struct Message {
     what: u8,
     a: u8,
     b: u8,
-    /// How many descriptors come with it.
+    /// Number of attached descriptors.
     fds: u8,
 }
 
-/// What a client says first.
+/// First message of a client.
 const VERSION: Message = Message {
     what: 0,
     a: 0,
@@ -67,11 +68,11 @@ impl Server {
     }
 }
 
-/// Takes a script.
+/// Runs a script.
 ///
 /// # Panics
 ///
-/// If a descriptor is taken for what it is not, or kept.
+/// If a descriptor is used as the wrong kind, or leaks.
 pub fn descriptors(data: &[u8]) {
     run(data);
 }

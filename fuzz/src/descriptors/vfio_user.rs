@@ -21,7 +21,7 @@ use super::Message;
 const VECTORS: usize = 20;
 const MSIX: u32 = 2;
 
-/// Takes what comes.
+/// Device that accepts memory and interrupts.
 struct Taker {
     memories: MemoryCache,
     map: DmaMap,
@@ -84,7 +84,7 @@ impl Device for Taker {
                 };
             }
         }
-        // One whose counter is full, or that blocks, is no reason to wait.
+        // An eventfd with a full counter, or one that blocks, must not delay the others.
         self.vectors
             .iter()
             .flatten()
@@ -166,7 +166,7 @@ impl Server {
         })
     }
 
-    /// What a message says: its bytes.
+    /// Encodes a message.
     pub fn message(&self, message: Message) -> Vec<u8> {
         let Message { what, a, b, fds } = message;
         let words = |words: &[u32]| -> Vec<u8> {
@@ -230,7 +230,7 @@ impl Server {
         let _ = recv(&self.peer, &mut sink[..], RecvFlags::DONTWAIT);
     }
 
-    /// The client goes; answers how many descriptors were taken.
+    /// Disconnects the client; returns the number of accepted descriptors.
     pub fn end(mut self) -> u32 {
         self.work();
         self.connection.close(&mut self.device);

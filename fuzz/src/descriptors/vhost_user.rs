@@ -1,4 +1,4 @@
-//! The vhost-user side: an export of a volume. Its acknowledgements tell what it took.
+//! The vhost-user side: an export of a volume. Its acknowledgements show the accepted descriptors.
 
 use std::os::fd::BorrowedFd;
 
@@ -14,7 +14,7 @@ const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 12 | 1 << 15;
 const FEATURES: u64 = 1 << 32 | 1 << 30;
 /// Flag of a message: it is to be acknowledged.
 const NEED_REPLY: u32 = 8;
-/// Messages that come with a descriptor, and what it is to be.
+/// Messages with a descriptor.
 const SET_MEM_TABLE: u32 = 5;
 const SET_VRING_KICK: u32 = 12;
 const SET_VRING_CALL: u32 = 13;
@@ -25,7 +25,7 @@ const ADD_MEM_REG: u32 = 37;
 
 pub struct Server {
     bench: Bench,
-    /// Of what use the only descriptor of the last message is.
+    /// Use of the only descriptor of the last message.
     came: Option<Use>,
     taken: u32,
 }
@@ -39,13 +39,13 @@ impl Server {
         }
     }
 
-    /// What a message says: its bytes. The first one sets the connection up.
+    /// Encodes a message. The first one sets the connection up.
     pub fn message(&self, step: Message) -> Vec<u8> {
         let Message { what, a, b, fds } = step;
         let page = |byte: u8| u64::from(byte) << 12;
         let size = page(b & 15);
         let region = [page(a), size, page(a), page(b >> 6)];
-        // The index of a queue; its eighth bit says that there is no descriptor.
+        // Index of a queue; its eighth bit means that there is no descriptor.
         let queue = bytes(&[u64::from(b & 3) | u64::from(b & 128) << 1]);
         let (request, payload) = match what % 8 {
             0 => {
@@ -78,9 +78,9 @@ impl Server {
         message(request, NEED_REPLY, &payload)
     }
 
-    /// Remembers what comes with the message that is sent next.
+    /// Remembers the descriptor of the next message.
     pub fn expect(&mut self, step: Message, first: Use) {
-        // A queue's message may say that it brings none, and then what it brings is closed.
+        // A message for a queue may claim to have no descriptor; an attached one is then closed.
         let none = matches!(step.what % 8, 3..=5) && step.b & 128 != 0;
         self.came = (step.fds == 1 && !none).then_some(first);
     }
@@ -90,18 +90,18 @@ impl Server {
     }
 
     pub fn work(&mut self) {
-        // What unmaps is answered a little later, and what follows after that.
+        // A message that unmaps memory is answered a little later, and so are the following ones.
         (0..4).for_each(|_| self.bench.poll());
         let mut answers = [0; 4096];
         let received = recv(&self.bench.client, &mut answers[..], RecvFlags::DONTWAIT);
         if matches!(received, Ok((_, 0))) {
-            // It has hung up. The next front-end.
+            // The server has disconnected; connect the next front-end.
             self.bench.connect();
             let set_up = self.message(super::VERSION);
             self.send(&set_up, &[]);
         }
         let count = received.map_or(0, |(_, count)| count);
-        // What is no acknowledgement of these messages is longer, or of another.
+        // Other replies are longer, or have another type.
         for answer in answers[..count].chunks_exact(20) {
             let word = |at: usize| u32::from_ne_bytes(answer[at..at + 4].try_into().unwrap());
             let (request, size) = (word(0), word(8));
@@ -123,7 +123,7 @@ impl Server {
         self.taken += 1;
     }
 
-    /// The front-end goes; answers how many descriptors were taken.
+    /// Disconnects the front-end; returns the number of accepted descriptors.
     pub fn end(self) -> u32 {
         self.bench.finish();
         self.taken

@@ -12,7 +12,7 @@ const THREADS: u64 = 4;
 /// Bytes of a request, at most.
 const LARGEST: u64 = 256 << 10;
 
-/// Answers what the device holds.
+/// Loads the device, and returns its expected contents.
 pub fn run(device: &str, end: Instant) -> Outcome<Vec<u8>> {
     let file = open(device, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let blocks = seek(&file, SeekFrom::End(0))? / BLOCK;

@@ -1,5 +1,5 @@
-//! One of two hosts that fence each other by Preempt and Abort, in turn, as nodes of a cluster do.
-//! From the end of that command on nothing of what the other one was writing may reach the disk.
+//! A host that fences another one by Preempt and Abort, in turn with it, as nodes of a cluster do.
+//! After the end of that command, no write of the fenced host may reach the disk.
 //!
 //! ```text
 //! block 0     the turn, written by who holds the reservation: the other one reads it, and so
@@ -21,12 +21,13 @@ use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
 const WRITERS: u64 = 4;
-/// Writes of a turn before the other one may end it: so some are in flight when it does.
+/// Number of writes in a turn before the other host may end it, so that some are outstanding when
+/// it does.
 const WRITES: u64 = 8;
-/// For what the other host has to do.
+/// Time limit for a step of the other host.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What a block says of itself.
+/// Content of a written block: its writer, turn and count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Mark {
     host: u64,
@@ -51,7 +52,7 @@ impl Block {
         &mut self.bytes[self.start..self.start + BLOCK]
     }
 
-    /// All of it says the same, or it was torn.
+    /// Reads a block; fails if its words differ, since the block was torn then.
     fn read(&mut self, namespace: &Namespace, number: u64) -> Outcome<Mark> {
         let bytes = self.slice();
         let got = pread(namespace.file(), &mut *bytes, number * BLOCK as u64)?;
@@ -135,7 +136,7 @@ impl Host {
         )
     }
 
-    /// It has no registration when its turn begins: the other host has removed it.
+    /// Registers the host, whose registration the other host has removed before its turn begins.
     fn register(&self, turn: u64) -> Outcome {
         let data = RegisterData {
             nrkey: key(self.number).into(),
@@ -183,7 +184,7 @@ impl Host {
         )
     }
 
-    /// Nobody writes: the other one must not, and this one does not yet.
+    /// Checks that no block changes: the other host is fenced, and this one does not write yet.
     fn is_quiet(&self, turn: u64) -> Outcome {
         let mut block = Block::new();
         let mut all = || -> Outcome<Vec<Mark>> {
@@ -221,7 +222,8 @@ impl Host {
         Ok(())
     }
 
-    /// Writes, as who holds the reservation, until it is taken away; the last one gives it back.
+    /// Writes as holder of the reservation until the other host takes it; in the last turn releases
+    /// it.
     fn hold(&self, turn: u64, is_last: bool) -> Outcome {
         let began = Instant::now();
         let fenced = AtomicBool::new(false);
@@ -265,7 +267,8 @@ impl Host {
         self.is_fenced(turn)
     }
 
-    /// One writer. It reads what it wrote before each write: in this turn nobody else writes.
+    /// Runs one writer. Before each write it reads its previous one back, since no other writer
+    /// uses the block in this turn.
     fn write_on(&self, number: u64, turn: u64, is_last: bool) -> Outcome {
         let mut block = Block::new();
         let end = Instant::now() + LIMIT;
@@ -278,7 +281,7 @@ impl Host {
             };
             if let Some(last) = last {
                 let found = block.read(&self.namespace, number)?;
-                // Who has fenced this one has written there, and so will its next write fail.
+                // The fencing host has written there, so the next write of this host fails.
                 let is_next = found.turn == turn + 1 && found.host != self.number;
                 crate::ensure(
                     found == last || is_next,
@@ -303,8 +306,8 @@ impl Host {
         Ok(())
     }
 
-    /// What it writes now is refused, and what the other one has written stays: nothing that was on
-    /// its way comes after it.
+    /// Checks that writes of this host are refused, and that the other host's blocks stay: no
+    /// outstanding write arrives after them.
     fn is_fenced(&self, turn: u64) -> Outcome {
         let mut block = Block::new();
         let mut seen = [0; WRITERS as usize];
@@ -314,7 +317,7 @@ impl Host {
             for (number, seen) in (1..).zip(&mut seen) {
                 let mark = block.read(&self.namespace, number)?;
                 let is_new = mark.turn == turn + 1 && mark.host != self.number;
-                // Of the old turn only until the other one has written for the first time.
+                // A mark of the old turn is valid only until the other host's first write.
                 crate::ensure(
                     is_new || *seen == 0,
                     format!("turn {turn}: block {number} has {mark:?} again"),

@@ -112,8 +112,8 @@ fn lba(random: &mut Random, blocks: u64) -> u64 {
     }
 }
 
-/// Another processor of the guest's: what lists say turns to and fro between what
-/// is its own and what is not.
+/// Rewrites lists as another processor of the guest: their entries alternate between the guest's
+/// own addresses and foreign ones.
 fn rewrite(ram: &File, stop: &AtomicBool) -> u64 {
     let mut random = Random(3);
     let mut count = 0;
@@ -178,7 +178,7 @@ fn attack(host: &Host, random: &mut Random, blocks: u64) -> Command {
     }
     command.cdw12 = cdw12.into();
     if opcode == NvmOpcode::DATASET_MANAGEMENT {
-        // Its ranges change while they are read, too; some are made to be inside.
+        // The other thread changes the ranges while they are read; some are valid on purpose.
         let ranges = 1 + random.below(8);
         for i in 0..ranges {
             let range = [random.below(64) << 32, lba(random, blocks)];
@@ -200,7 +200,7 @@ fn attack(host: &Host, random: &mut Random, blocks: u64) -> Command {
     let mut raw = [0; 64];
     raw.copy_from_slice(command.as_bytes());
     if random.below(16) == 0 {
-        // One byte of the entry at random; the identifier is set later.
+        // Randomizes one byte of the entry; the identifier is set later.
         raw[random.below(64) as usize] = random.next() as u8;
     }
     Command::read_from_bytes(&raw).unwrap_or(command)
@@ -233,10 +233,10 @@ fn burst(host: &mut Host, random: &mut Random, blocks: u64, counts: &mut Counts)
     }
 }
 
-/// Bus mastering and memory access may have been turned off, and the function put to sleep: no
-/// register answers in D3hot, also not to the driver that comes next.
+/// Wakes the function: bus mastering and memory access may be off, and in D3hot no register
+/// answers, not even to the next driver.
 fn wake_function(host: &mut Host) {
-    // Power Management is the first capability; what is written here is nothing to any other.
+    // Power Management is the first capability; the written value has no effect on others.
     let mut first = [0];
     let pointer = pci::CAPABILITIES_POINTER as u64;
     if host.client.region_read(CONFIG, pointer, &mut first).is_ok() {
@@ -249,7 +249,7 @@ fn wake_function(host: &mut Host) {
     let _ = host.client.region_write(CONFIG, at, &bits.to_le_bytes());
 }
 
-/// What no driver does; the controller may be of no use afterwards, until it is reset.
+/// Does things that no driver does; the controller may be unusable afterwards, until a reset.
 fn mischief(host: &mut Host, random: &mut Random) {
     for _ in 0..BURST / 2 {
         let command = attack(host, random, 1 << 11);

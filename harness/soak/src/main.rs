@@ -1,6 +1,6 @@
-//! Clients for the tests of a shared device: each loads its own slice for some seconds,
-//! verifies what it reads, disturbs the server as far as it may, and leaves a file with what
-//! its slice has to hold in the end.
+//! Clients for the tests of a shared device: each loads its own slice for some seconds, verifies
+//! its reads, disturbs the server as far as possible, and writes a file with the slice's expected
+//! contents.
 //!
 //! ```text
 //! soak nvme SOCKET SECONDS IMAGE      the userspace driver, over vfio-user, with controller resets
@@ -10,7 +10,7 @@
 //! soak hostile SOCKET SECONDS         crafted commands, lists that change under way, nonsense doorbells and registers
 //! ```
 //!
-//! What the driver's and the exports' own tests use to do this is used here, too.
+//! The test support of the driver's and the exports' own tests is shared here.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

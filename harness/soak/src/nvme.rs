@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// address has something to hit.
 const BYSTANDER: usize = 4 << 20;
 
-/// Answers what the namespace holds.
+/// Loads the namespace, and returns its expected contents.
 pub fn run(socket: &str, end: Instant) -> Outcome<Vec<u8>> {
     let target = Target::parse(&format!("vfio-user://{socket}/1"))?;
     let device = target.open()?;
@@ -42,7 +42,7 @@ pub fn run(socket: &str, end: Instant) -> Outcome<Vec<u8>> {
         while Instant::now() < end && !failed.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(500 + random.below(1500)));
             match resets % 4 {
-                // One that the driver did not ask for.
+                // A reset that the driver did not request.
                 3 => device.transport().reset()?,
                 _ => device.reset()?,
             }

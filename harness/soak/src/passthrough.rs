@@ -36,7 +36,7 @@ struct Command {
     result: u32,
 }
 
-/// One command of a block device's, which answers with its status.
+/// Argument of the ioctl for one command of a block device; the result is the command's status.
 struct Submit<'a>(&'a mut Command);
 
 // SAFETY: the request is the one of this structure (`_IOWR('N', 0x43, struct nvme_passthru_cmd)`),
@@ -65,7 +65,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Opens the device with this path, whose namespace has this NSID.
+    /// Opens the device at this path; `nsid` is its namespace ID.
     pub fn open(device: &str, nsid: u32) -> Outcome<Namespace> {
         let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
         let file = rustix::fs::open(device, flags, rustix::fs::Mode::empty())?;
@@ -77,8 +77,8 @@ impl Namespace {
         &self.file
     }
 
-    /// The status that a command with this opcode, these dwords 10 and data for the controller ends
-    /// with.
+    /// Executes a command with this opcode, command dword 10 and data for the controller; returns
+    /// its status.
     pub fn command<T>(&self, opcode: u8, cdw10: u32, data: &T) -> Result<Status, Errno>
     where
         T: FromBytes + IntoBytes + Immutable,

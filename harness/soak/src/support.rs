@@ -1,4 +1,4 @@
-//! What the host driver of the program's own tests stands on.
+//! Support for the shared host driver of the program's tests.
 
 use std::time::Duration;
 
@@ -6,5 +6,5 @@ use std::time::Duration;
 #[allow(dead_code)]
 pub mod host;
 
-/// What is waited for this long has failed.
+/// Time limit of every wait.
 pub const LIMIT: Duration = Duration::from_secs(60);

@@ -17,10 +17,10 @@ use vhost::VhostBackend;
 
 const SECTOR: u64 = 512;
 const QUEUES: usize = 2;
-/// Sectors of a request, at most: what the driver has room for.
+/// Maximum sectors of a request: the driver's buffer size.
 const LARGEST: u64 = 80;
 
-/// A queue, its half of the disk, and what its requests in flight are.
+/// A queue, its half of the disk, and its outstanding requests.
 struct Half {
     driver: Driver,
     model: Model,
@@ -30,7 +30,7 @@ struct Half {
     done: u64,
 }
 
-/// Answers what the disk holds.
+/// Loads the disk, and returns its expected contents.
 pub fn run(socket: &Path, end: Instant) -> Outcome<Vec<u8>> {
     let memory = Memory::anonymous(MEMORY)?;
     let mut client = Client::at(socket, 0, memory.clone());

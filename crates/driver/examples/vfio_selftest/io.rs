@@ -104,7 +104,7 @@ fn handed_over(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// The same, for the kernel's driver to read.
+/// Writes the same pattern elsewhere, for the kernel's driver to read.
 fn leave(device: &Device) -> Outcome {
     let mut queue = device.queue(1, QueueOptions::default())?;
     let word = |i: u64| (PART + (i / 512) * 4096).to_le_bytes();
@@ -115,8 +115,9 @@ fn leave(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// One after the other: every size up to 64 blocks, those around MDTS and its double, and others,
-/// in memory of the driver at every alignment to four bytes, and in plain memory at any alignment.
+/// Tests sizes one after the other: every size up to 64 blocks, sizes around MDTS and its double,
+/// and further ones, in memory of the driver at every alignment to four bytes, and in plain memory
+/// at any alignment.
 fn sizes(device: &Device) -> Outcome {
     let queue = device.queue(1, queue_options(true))?;
     let mdts = u64::from(queue.max_blocks());

@@ -1,8 +1,8 @@
-//! What checks end with, and a program that is nothing but checks.
+//! Result type of checks, and exit status of a program that consists of checks.
 
 use std::process::ExitCode;
 
-/// What a check ends with.
+/// Result of a check.
 pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 /// An error unless `condition` holds.
@@ -14,7 +14,7 @@ pub fn ensure(condition: bool, otherwise: impl Into<Box<dyn std::error::Error>>)
     }
 }
 
-/// The exit status of a program, which says what failed.
+/// Returns the exit status of a program, after printing its error.
 pub fn exit(program: &str, outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,6 +1,6 @@
-//! What blocks hold, so that a missing, torn, stale or misplaced one is recognised: each
-//! 64-bit word of a block is mixed from its place and from the block's version, which is
-//! counted in a model of the namespace.
+//! Contents of blocks that reveal a missing, torn, stale or misplaced block: each 64-bit word of a
+//! block is mixed from its address and from the block's version, which a model of the namespace
+//! counts.
 
 use crate::{Outcome, ensure};
 
@@ -56,7 +56,7 @@ impl Model {
         &mut self.versions[start..start + blocks as usize]
     }
 
-    /// The data of a new version of some blocks.
+    /// Returns the data of a new version of some blocks.
     pub fn write(&mut self, lba: u64, blocks: u64) -> Vec<u8> {
         self.writes += 1;
         let version = self.writes;
@@ -64,12 +64,12 @@ impl Model {
         self.expected(lba, blocks)
     }
 
-    /// The blocks are zeroes now.
+    /// Marks blocks as zeroes.
     pub fn zero(&mut self, lba: u64, blocks: u64) {
         self.slots(lba, blocks).fill(0);
     }
 
-    /// What some blocks hold.
+    /// Returns the expected contents of some blocks.
     pub fn expected(&self, lba: u64, blocks: u64) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(blocks as usize * self.block_size);
         for lba in lba..lba + blocks {
@@ -85,7 +85,7 @@ impl Model {
         bytes
     }
 
-    /// Compares what was read.
+    /// Compares read data with the expected contents.
     pub fn check(&self, lba: u64, bytes: &[u8]) -> Outcome {
         let blocks = (bytes.len() / self.block_size) as u64;
         let expected = self.expected(lba, blocks);

@@ -159,7 +159,7 @@ impl<'a> Admin<'a> {
         Ok(())
     }
 
-    /// Identify Controller, and its vendor compared with what configuration space says.
+    /// Compares the vendor in Identify Controller with configuration space.
     fn identify(&mut self) -> Outcome {
         let mut command = Command::new_zeroed();
         command.opcode = AdminOpcode::IDENTIFY.0;
@@ -219,8 +219,8 @@ impl<'a> Admin<'a> {
 
 impl Drop for Admin<'_> {
     fn drop(&mut self) {
-        // Nothing may be in flight when the memory goes: the device was reset, and what is
-        // unmapped cannot be reached.
+        // No command may be outstanding when the memory is freed: the device was reset, and
+        // unmapped memory is out of its reach.
         let _ = self.vfio.set_bus_master(false);
         let _ = self.vfio.unmap(self.iova, 0x4000);
     }

@@ -1,4 +1,4 @@
-//! A queue pair that reads and writes at random, and knows what its blocks hold.
+//! A queue pair that reads and writes at random, with a model of its blocks' contents.
 
 use crate::pattern::{Model, Random};
 use crate::{Outcome, ensure};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Memory for data, registered as a whole.
 const MEMORY: usize = 8 << 20;
-/// What takes longer has failed.
+/// Time limit of a request.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// A queue pair with a part of the namespace and a model of it.
@@ -65,7 +65,7 @@ impl Worker {
         Ok(buffer.ok_or("outside of the registered memory")?)
     }
 
-    /// One request, waited for.
+    /// Executes one request and waits for it.
     pub fn run(
         &mut self,
         op: Op,
@@ -128,7 +128,7 @@ impl Worker {
             .keys()
             .any(|key| (*key % 32) as usize == slot);
         if taken || self.busy.iter().any(overlaps) || len + 4096 > room {
-            // Not this one; the sequence goes on.
+            // This size does not fit now; the random sequence continues.
             self.next += u64::from(taken);
             return Ok(());
         }
@@ -187,7 +187,7 @@ impl Worker {
     fn reap(&mut self) -> Outcome {
         let deadline = Instant::now() + LIMIT;
         let mut done = Vec::new();
-        // It also comes back with nothing, after a look at the controller or a reset.
+        // The wait also returns without a completion, after a look at the controller or a reset.
         while done.is_empty() {
             ensure(
                 Instant::now() < deadline,
