@@ -26,7 +26,7 @@ use entry::{NamespaceRecord, RAW, Record};
 use ids::Source;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Mutex, Once};
 use store::{All, Store};
 use sync::Unpoisoned;
 use volume::{Kind, Volume};
@@ -154,6 +154,8 @@ struct State {
 pub struct Records {
     rule: IdentityRule,
     machine: Option<[u8; 16]>,
+    /// The warning about a machine without an ID was logged.
+    warned: Once,
     store: Store,
     state: Mutex<State>,
 }
@@ -163,16 +165,10 @@ impl Records {
     pub fn open(options: &ServeOptions) -> Self {
         let is_successor = options.previous.taken_over;
         let (store, all) = Store::open(options.state.as_deref(), is_successor);
-        let machine = ids::machine();
-        if machine.is_none() && options.identity == IdentityRule::Machine {
-            tracing::warn!(
-                "/etc/machine-id has no ID of this machine: default serial numbers and identifiers \
-                 of files are made from their paths alone, and another machine may have the same"
-            );
-        }
         Self {
             rule: options.identity,
-            machine,
+            machine: ids::machine(),
+            warned: Once::new(),
             store,
             state: Mutex::new(State {
                 all,
@@ -289,6 +285,19 @@ impl Records {
         let sources: Vec<Source> = sources
             .map(|open| Source::of(open.volume, self.rule, self.machine))
             .collect();
+        let is_by_machine = |source: &Source| matches!(source, Source::Host(_));
+        if self.machine.is_none()
+            && self.rule == IdentityRule::Machine
+            && sources.iter().any(is_by_machine)
+        {
+            self.warned.call_once(|| {
+                tracing::warn!(
+                    "/etc/machine-id has no ID of this machine: default serial numbers and \
+                     identifiers of files are made from their paths alone, and another machine may \
+                     have the same"
+                );
+            });
+        }
         let mut record = Record::new(disk.name, disk.kind, self.rule);
         record.subsystem = disk.subsystem.map(str::to_owned);
         let files = disk.files.iter();
