@@ -213,6 +213,7 @@ impl World {
             metadata: None,
             formats: None,
             eui64: [0; 8],
+            uuid: [0; 16],
         };
         let io = Io::new(IoOptions::default());
         let pool = (setup & 32 != 0 && !direct).then(Arc::<Pool>::default);

@@ -201,6 +201,7 @@ impl Bench {
             metadata: None,
             formats: None,
             eui64: [1; 8],
+            uuid: [0; 16],
         };
         let target = Target::new(TargetConfig {
             nqn: NQN.into(),

@@ -119,6 +119,7 @@ fn namespaces(hold: bool) -> Option<Vec<NamespaceConfig>> {
         metadata: None,
         formats: None,
         eui64: [0; 8],
+        uuid: [0; 16],
     };
     Some(vec![
         namespace(1, Arc::new(volume) as _),

@@ -38,6 +38,13 @@ pub trait Daemon: Send + Sync + 'static {
     /// There is none of this name; or a client is attached, and `force` is not set.
     fn remove(&self, name: &str, force: bool) -> Result<(), Error>;
 
+    /// Confirms that the volumes found at the places of an unavailable disk's volumes are to be its
+    /// volumes, although its guest has others.
+    ///
+    /// # Errors
+    /// There is no disk of this name, or it does not wait for that.
+    fn accept(&self, name: &str) -> Result<(), Error>;
+
     /// Applies a configuration. With `dry_run` it only returns the changes. Impossible changes are
     /// listed in [`Plan::refused`]; if there are any, nothing was done.
     ///

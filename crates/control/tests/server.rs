@@ -89,6 +89,13 @@ impl Daemon for Fake {
         panic!("a bug")
     }
 
+    fn accept(&self, name: &str) -> Result<(), Error> {
+        match name {
+            "a" => Ok(()),
+            _ => Err(Error::conflict("it has the volumes that its guest knows")),
+        }
+    }
+
     fn upgrade(&self) -> Result<Infallible, Error> {
         Err(Error::conflict("no other program"))
     }

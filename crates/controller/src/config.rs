@@ -138,6 +138,8 @@ pub struct NamespaceConfig {
     pub nguid: [u8; 16],
     /// IEEE Extended Unique Identifier.
     pub eui64: [u8; 8],
+    /// Namespace UUID; zeroes: it has none.
+    pub uuid: [u8; 16],
     /// Zones of a zoned namespace. All workers share them, and in a subsystem all controllers
     /// that have the namespace: each of them is created with the same ones.
     pub zones: Option<Arc<ZonedState>>,

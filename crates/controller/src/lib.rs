@@ -51,6 +51,7 @@
 //!     metadata: None,
 //!     formats: None,
 //!     eui64: [1; 8],
+//!     uuid: [0; 16],
 //! };
 //! let mut controller = Controller::new(0, ControllerConfig::default(), vec![namespace], &io)?;
 //!
@@ -132,5 +133,6 @@ pub use remote::{RemoteEngine, RemoteEngineSetup};
 pub use stats::{ControllerStats, Counter, EarlierIo, IoStats, QueueStats};
 pub use subsystem::{MAX_CNTLID, ReservationStore, Saved, Subsystem};
 pub use survival::{
-    Kept, RestoreError, STATE_OLDEST_READ, STATE_VERSION, serial_number_in, state_layout,
+    Kept, RestoreError, STATE_OLDEST_READ, STATE_VERSION, ShownIdentity, ShownNamespace,
+    shown_identity, state_layout,
 };

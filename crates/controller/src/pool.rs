@@ -56,6 +56,7 @@ impl PooledNamespace {
             read_only: false,
             nguid: self.nguid,
             eui64: self.eui64(),
+            uuid: [0; 16],
             zones: None,
             placement: None,
             metadata: None,

@@ -196,6 +196,16 @@ impl Volume for NvmeVolume {
         format!("nvme:{serial}:{}", self.nsid).into_bytes()
     }
 
+    fn own_id(&self) -> Option<Vec<u8>> {
+        Some(self.id())
+    }
+
+    fn media(&self) -> Vec<String> {
+        let id = self.id();
+        let id = id.iter().map(|byte| format!("{byte:02x}"));
+        vec![format!("namespace {}", id.collect::<String>())]
+    }
+
     fn inner(&self) -> Option<&dyn Volume> {
         None
     }

@@ -133,6 +133,16 @@ impl Volume for FabricsVolume {
         format!("{nqn}/{nsid}").into_bytes()
     }
 
+    fn own_id(&self) -> Option<Vec<u8>> {
+        Some(self.id())
+    }
+
+    fn media(&self) -> Vec<String> {
+        let id = self.id();
+        let id = id.iter().map(|byte| format!("{byte:02x}"));
+        vec![format!("namespace {}", id.collect::<String>())]
+    }
+
     /// Returns the atomicity that the subsystem promises for one command. A write within it is one
     /// command on any path.
     fn atomic_writes(&self) -> AtomicWrites {

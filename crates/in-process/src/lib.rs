@@ -235,6 +235,7 @@ pub fn memory_disk(size: u64) -> Result<Arc<InProcess>, TransportError> {
         metadata: None,
         formats: None,
         eui64: [1; 8],
+        uuid: [0; 16],
     };
     let io = Io::new(IoOptions::default());
     let config = ControllerConfig::default();

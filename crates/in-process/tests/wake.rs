@@ -34,6 +34,7 @@ fn host(idle_window: IdleWindow) -> Host {
         metadata: None,
         formats: None,
         eui64: [1; 8],
+        uuid: [0; 16],
     };
     let io = Io::new(IoOptions::default());
     let config = ControllerConfig::default();

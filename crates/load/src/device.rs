@@ -58,6 +58,7 @@ impl Local {
             metadata: None,
             formats: None,
             eui64: [1; 8],
+            uuid: [0; 16],
             volume: self.volume.clone(),
         };
         let controller = Controller::new(0, config, vec![namespace], &io)?;

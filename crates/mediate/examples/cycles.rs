@@ -35,6 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             metadata: None,
             formats: None,
             eui64: [1; 8],
+            uuid: [0; 16],
         };
         let config = ControllerConfig {
             mapped_doorbells: true,

@@ -375,6 +375,11 @@ impl Volume for NbdVolume {
         self.0.server.to_string().into_bytes()
     }
 
+    /// An export has no identifier; one of another size is another export.
+    fn media(&self) -> Vec<String> {
+        vec![format!("export of {} bytes", self.0.size())]
+    }
+
     fn inner(&self) -> Option<&dyn Volume> {
         None
     }

@@ -34,6 +34,8 @@ const PAGE: u64 = 4096;
 pub struct Qcow2Options {
     /// Never write.
     pub read_only: bool,
+    /// Bytes of the disk's blocks, if they have been chosen; 512 otherwise.
+    pub block_size: Option<u32>,
     /// Whether the page cache is bypassed for the image's clusters.
     pub direct: Direct,
     /// Backing files may be this file, or lie below this folder; none may be opened otherwise.
@@ -56,6 +58,7 @@ impl Default for Qcow2Options {
     fn default() -> Self {
         Self {
             read_only: false,
+            block_size: None,
             direct: Direct::Auto,
             backing: None,
             l2_cache: Self::L2_CACHE,
@@ -121,6 +124,7 @@ pub(crate) fn open(path: &Path, options: &Qcow2Options) -> Result<Chain, ImageEr
     let (mut images, mut files, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
     let file_options = |read_only| FileOptions {
         read_only,
+        block_size: options.block_size,
         direct: options.direct,
         image: true,
         previous: options.previous,

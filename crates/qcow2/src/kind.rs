@@ -67,6 +67,7 @@ fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenE
     let default = Qcow2Options::default();
     let options = Qcow2Options {
         read_only: url.options.read_only(&open)?,
+        block_size: open.block_size,
         direct: url
             .options
             .take("direct", direct)?

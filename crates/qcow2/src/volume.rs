@@ -174,6 +174,17 @@ impl Volume for Qcow2Volume {
         [b"qcow2:", id.unwrap_or_default().as_slice()].concat()
     }
 
+    fn own_id(&self) -> Option<Vec<u8>> {
+        let (image, _) = self.image()?;
+        Some([b"qcow2:", image.data.own_id()?.as_slice()].concat())
+    }
+
+    /// The image's file, and those of its backing images.
+    fn media(&self) -> Vec<String> {
+        let images = self.images.iter();
+        images.flat_map(|image| image.data.media()).collect()
+    }
+
     fn inner(&self) -> Option<&dyn Volume> {
         None
     }

@@ -32,6 +32,8 @@ const EXCLUSIVE_LOCK: u64 = 1 << 2;
 /// Result of opening an image briefly.
 pub(crate) struct Found {
     pub(crate) size: u64,
+    /// The image's ID, if the cluster tells it.
+    pub(crate) id: Option<String>,
     /// A client that has its lock, of a process that is dead.
     pub(crate) dead: Option<String>,
 }
@@ -86,6 +88,7 @@ pub(crate) fn find(shared: &Arc<Shared>) -> Result<Option<Found>, RbdError> {
         let record = image.metadatum(METADATUM).ok();
         Ok(Found {
             size: image.size()?,
+            id: image.id().ok(),
             dead: record.and_then(|record| me.dead(&record)),
         })
     })

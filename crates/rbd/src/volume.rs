@@ -74,6 +74,8 @@ pub(crate) struct Shared {
     pub(crate) me: Myself,
     /// A client that has the lock, of a process that is dead.
     dead: OnceLock<String>,
+    /// ID of the image that was found when the volume was opened.
+    id: OnceLock<String>,
     image: OnceLock<Arc<Image>>,
     /// The library copies written data within the call.
     copies: AtomicBool,
@@ -263,6 +265,7 @@ impl RbdVolume {
             options,
             me: Myself::new(),
             dead: OnceLock::new(),
+            id: OnceLock::new(),
             image: OnceLock::new(),
             copies: AtomicBool::new(false),
             size: AtomicU64::new(0),
@@ -289,6 +292,9 @@ impl RbdVolume {
                 shared.last_size.store(shared.size(), Ordering::Relaxed);
                 if let Some(dead) = found.dead {
                     let _ = shared.dead.set(dead);
+                }
+                if let Some(id) = found.id {
+                    let _ = shared.id.set(id);
                 }
             }
             None => {
@@ -369,6 +375,18 @@ impl Volume for RbdVolume {
 
     fn id(&self) -> Vec<u8> {
         self.0.text.clone().into_bytes()
+    }
+
+    fn own_id(&self) -> Option<Vec<u8>> {
+        let Shared { id, name, .. } = &*self.0;
+        let snapshot = name.snapshot.as_ref();
+        let snapshot = snapshot.map_or_else(String::new, |name| format!("@{name}"));
+        Some(format!("rbd:{}{snapshot}", id.get()?).into_bytes())
+    }
+
+    fn media(&self) -> Vec<String> {
+        let id = self.0.id.get();
+        id.map(|id| format!("image {id}")).into_iter().collect()
     }
 
     fn inner(&self) -> Option<&dyn Volume> {

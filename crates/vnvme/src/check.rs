@@ -31,6 +31,7 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
         subnqns: Unique::new("subsystem NQN"),
         nguids: Unique::new("NGUID"),
         eui64s: Unique::new("EUI-64"),
+        uuids: Unique::new("UUID"),
         pools: Unique::new("pool"),
         subsystems: HashMap::new(),
     };
@@ -114,6 +115,7 @@ struct Seen {
     subnqns: Unique<String>,
     nguids: Unique<[u8; 16]>,
     eui64s: Unique<[u8; 8]>,
+    uuids: Unique<[u8; 16]>,
     /// Folders of namespaces that guests make.
     pools: Unique<PathBuf>,
     /// By their names.
@@ -267,6 +269,11 @@ impl Seen {
                 let eui64 = origin.place("eui64", hex::<8>("eui64", text))?;
                 let entered = self.eui64s.enter_unless(eui64 == [0; 8], eui64, text);
                 origin.place("eui64", entered)?;
+            }
+            if let Some(text) = &namespace.uuid {
+                let uuid = origin.place("uuid", hex::<16>("uuid", text))?;
+                let entered = self.uuids.enter_unless(uuid == [0; 16], uuid, text);
+                origin.place("uuid", entered)?;
             }
         }
         Ok(())
@@ -618,6 +625,13 @@ mod tests {
                 "subsystem NQN nqn.x",
             ),
             (two(nguid, again), "NGUID 00112233445566778899AABBCCDDEEFF"),
+            (
+                two(
+                    "|uuid = \"00112233-4455-6677-8899-aabbccddeeff\"",
+                    "|uuid = \"00112233445566778899aabbccddeeff\"",
+                ),
+                "UUID 00112233445566778899aabbccddeeff",
+            ),
             (
                 two(
                     "|eui64 = \"0011223344556677\"",

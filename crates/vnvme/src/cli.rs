@@ -25,7 +25,7 @@ use self::completion::CompletionArgs;
 use self::configuration::{ApplyArgs, ReloadArgs, SaveArgs};
 use self::daemon::{CheckArgs, DaemonArgs};
 use self::devices::{ResumeArgs, SuspendArgs};
-use self::disks::{AddArgs, ListArgs, RemoveArgs, ShowArgs};
+use self::disks::{AcceptArgs, AddArgs, ListArgs, RemoveArgs, ShowArgs};
 use self::events::EventsArgs;
 pub use self::explain::explain;
 use self::limits::LimitsArgs;
@@ -95,6 +95,9 @@ enum Command {
     /// Stop serving a disk, after all that is in flight has ended. A running guest with an NVMe
     /// disk loses it so: detach its namespaces instead
     Remove(RemoveArgs),
+    /// Confirm that another file or volume at the place of a disk's volume is to be that volume.
+    /// The disk is unavailable until then, because its guest has the former one
+    Accept(AcceptArgs),
     /// Make what is served be what a configuration file says; nothing is changed if anything of it
     /// is refused
     Apply(ApplyArgs),
@@ -296,6 +299,7 @@ impl Cli {
             Command::Show(args) => args.run(),
             Command::Add(args) => args.run(),
             Command::Remove(args) => args.run(),
+            Command::Accept(args) => args.run(),
             Command::Apply(args) => args.run(),
             Command::Reload(args) => args.run(),
             Command::Save(args) => args.run(),

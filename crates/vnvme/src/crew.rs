@@ -8,7 +8,7 @@ use crate::formats::Chosen;
 use crate::front::{Front, Hosts, NvmeFront, NvmeTcpDoor, Served, Worker};
 use crate::heap::Heap;
 use crate::identity;
-use crate::keep::{self, Made, Survival};
+use crate::keep::{self, Made};
 use crate::manage::{DiskSpec, Failed, Table};
 use crate::notify::ServiceLink;
 use crate::open::{Opened, Opener, is_within};
@@ -16,9 +16,10 @@ use crate::options::Size;
 use crate::parts::ublk::{QueueSetup, Told};
 use crate::peers::{Assignment, Fixed, Peers};
 use crate::prepare::{OpenController, OpenExport, OpenTarget, Prepared, Unserved};
+use crate::record::{Ids, Shown};
 use crate::registry::Registry;
 use crate::sizes::Sizes;
-use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, NvmeTcpSpec, ServeOptions, hex};
+use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, NvmeTcpSpec, ServeOptions};
 use crate::subsystems;
 use crate::ublk::Disks;
 use crate::vhost_blk::{FrontEnds, VhostBlk};
@@ -29,7 +30,7 @@ use fabrics_target::{Door, HostKey, Target, TargetConfig, TargetLimits};
 use receive::Receiver;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use volume::{Extras, Io, Volume};
+use volume::{Extras, Io};
 
 /// Default of the largest NSID, for controllers of a daemon and controllers with a pool.
 const DAEMON_NAMESPACES: u32 = 16;
@@ -192,6 +193,7 @@ impl Crew {
             listener,
             volumes,
             resized,
+            shown,
         } = open;
         let (address, origin) = (spec.address(), spec.origin.clone());
         let hosts = Hosts {
@@ -200,7 +202,7 @@ impl Crew {
             name: spec.any_name(),
             address: address.clone(),
         };
-        let config = self.target_config(&spec, keys, volumes, &resized);
+        let config = self.target_config(&spec, keys, volumes, &shown, &resized);
         let config = origin.place("", config)?;
         let serial = config.controller.serial.clone();
         let target = Target::new(config);
@@ -225,20 +227,20 @@ impl Crew {
         spec: &NvmeTcpSpec,
         keys: Vec<HostKey>,
         volumes: Vec<Prepared>,
+        shown: &Shown,
         resized: &Arc<OwnedFd>,
     ) -> Result<TargetConfig> {
         let opened = volumes.into_iter().map(|volume| volume.open(&self.opener));
         let opened = opened.collect::<Result<Vec<_>>>()?;
-        let ids: Vec<Vec<u8>> = opened.iter().map(|opened| opened.volume.id()).collect();
-        let serial = spec.serial.clone();
-        let serial = serial.unwrap_or_else(|| identity::serial(&ids));
+        let serial = shown.serial.clone();
         let mut namespaces = Vec::new();
         for ((ns, place), opened) in spec.namespaces.iter().zip(1..).zip(opened) {
             if !is_within(&ns.volume) {
                 self.sizes.watch(&opened.volume, resized);
             }
             let nsid = ns.nsid.unwrap_or(place);
-            namespaces.push(namespace_config(ns, nsid, &serial, opened.volume)?);
+            let ids = shown.ids(nsid);
+            namespaces.push(namespace_config(ns, nsid, ids, &opened));
         }
         let subnqn = spec.subnqn.clone();
         let limits = TargetLimits::default();
@@ -283,21 +285,6 @@ fn serve_queue(worker: &mut Worker, setup: QueueSetup) {
     }
 }
 
-/// Returns a namespace's block size: the configured one, or else the volume's, at least 512 bytes.
-fn block_size(spec: &NamespaceSpec, volume: &dyn Volume) -> u32 {
-    spec.block_size
-        .unwrap_or_else(|| volume.info().block_size.max(512))
-}
-
-/// A controller's serial number; `ids` are those of its volumes.
-pub fn serial(spec: &ControllerSpec, ids: &[Vec<u8>]) -> String {
-    let own = spec.serial.clone();
-    own.unwrap_or_else(|| match &spec.subsystem {
-        Some(name) => subsystems::serial(name),
-        None => identity::serial(ids),
-    })
-}
-
 /// A controller's configuration, as far as it does not depend on its volumes.
 pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     let default = ControllerConfig::default();
@@ -339,35 +326,30 @@ pub fn target_controller(spec: &NvmeTcpSpec, serial: String) -> ControllerConfig
     }
 }
 
-/// A namespace of a controller with that serial number.
-///
-/// # Errors
-/// An identifier is none.
+/// Returns the configuration of a namespace with these identifiers. Its blocks have the configured
+/// or recorded size, or else the volume's, at least 512 bytes.
 pub fn namespace_config(
     spec: &NamespaceSpec,
     nsid: u32,
-    serial: &str,
-    volume: Arc<dyn Volume>,
-) -> Result<NamespaceConfig> {
-    let id = volume.id();
-    Ok(NamespaceConfig {
+    ids: Ids,
+    opened: &Opened,
+) -> NamespaceConfig {
+    let Ids { nguid, eui64, uuid } = ids;
+    let volume = opened.volume.clone();
+    let own = || volume.info().block_size.max(512);
+    NamespaceConfig {
         nsid,
-        block_size: block_size(spec, &*volume),
+        block_size: opened.block_size.unwrap_or_else(own),
         read_only: spec.is_read_only(),
-        nguid: match &spec.nguid {
-            Some(text) => hex("nguid", text)?,
-            None => identity::nguid(serial, nsid, &id),
-        },
-        zones: None,
-        placement: None,
-        metadata: None,
+        nguid,
+        zones: opened.zones.clone(),
+        placement: opened.placement.clone(),
+        metadata: opened.metadata.clone(),
         formats: None,
-        eui64: match &spec.eui64 {
-            Some(text) => hex("eui64", text)?,
-            None => identity::eui64(serial, nsid, &id),
-        },
+        eui64,
+        uuid,
         volume,
-    })
+    }
 }
 
 fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served> {
@@ -382,6 +364,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         subsystem,
         pool,
         boot,
+        shown,
     } = open;
     let spec = &spec;
     let paths = &crew.registry.paths;
@@ -389,58 +372,31 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         .into_iter()
         .map(|volume| volume.open(&crew.opener))
         .collect::<Result<Vec<_>>>()?;
-    let (mut volumes, mut backends, mut directs) = (Vec::new(), Vec::new(), Vec::new());
-    let mut kept = Vec::new();
-    for Opened {
-        volume,
-        device,
-        direct,
-        zones,
-        placement,
-        metadata,
-        formats,
-    } in opened
-    {
-        volumes.push(volume);
-        backends.extend(device);
+    let (mut namespaces, mut backends, mut directs) = (Vec::new(), Vec::new(), Vec::new());
+    for ((ns, place), mut opened) in spec.namespaces.iter().zip(1..).zip(opened) {
+        backends.extend(opened.device.take());
         // The direct path does not apply with zones, placement or metadata, because this process
         // checks writes to zones, counts writes by handles, and keeps the metadata. With several
         // formats it does not apply either, because the device's blocks have one size.
-        let plain = zones.is_none() && placement.is_none() && metadata.is_none();
+        let plain =
+            opened.zones.is_none() && opened.placement.is_none() && opened.metadata.is_none();
+        let direct = opened.direct.take();
+        let formats = opened.formats.take();
         directs.push(direct.filter(|_| plain && formats.is_none()));
-        kept.push((zones, placement, metadata, formats));
-    }
-    let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
-    let known = survival.as_ref().and_then(Survival::known_serial);
-    let serial = match known.filter(|known| spec.serial.is_none() && identity::is_serial(known)) {
-        // The disk may have had other volumes when its host saw it first.
-        Some(known) => known,
-        None => serial(spec, &ids),
-    };
-    let mut namespaces = Vec::new();
-    let volumes = volumes.into_iter().zip(kept);
-    for ((ns, place), (volume, (zones, placement, metadata, formats))) in
-        spec.namespaces.iter().zip(1..).zip(volumes)
-    {
         if !is_within(&ns.volume) {
-            crew.sizes.watch(&volume, &resized);
+            crew.sizes.watch(&opened.volume, &resized);
         }
         let nsid = ns.nsid.unwrap_or(place);
-        let plain = namespace_config(ns, nsid, &serial, volume)?;
-        let config = NamespaceConfig {
-            zones,
-            placement,
-            metadata,
-            ..plain
-        };
+        let config = namespace_config(ns, nsid, shown.ids(nsid), &opened);
         namespaces.push(Chosen::shape(formats, config));
     }
+    let serial = shown.serial;
     let has_metadata = |ns: &NamespaceConfig| {
         let formats = ns.formats.as_ref();
         ns.metadata.is_some() || formats.is_some_and(Formats::has_metadata)
     };
     let alone = namespaces.iter().any(has_metadata);
-    let shown: Vec<(u32, u32)> = namespaces
+    let blocks: Vec<(u32, u32)> = namespaces
         .iter()
         .map(|ns| (ns.nsid, ns.block_size))
         .collect();
@@ -485,7 +441,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         None => (made.controller()?, None),
     };
     let max_transfer = 4096 << controller.config().mdts;
-    for ((ns, direct), (nsid, block_size)) in spec.namespaces.iter().zip(directs).zip(shown) {
+    for ((ns, direct), (nsid, block_size)) in spec.namespaces.iter().zip(directs).zip(blocks) {
         let Some(direct) = direct else {
             continue;
         };

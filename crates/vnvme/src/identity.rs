@@ -17,7 +17,7 @@ fn digest(purpose: &str, parts: &[&[u8]]) -> [u8; 16] {
     hasher.finish128().as_bytes()
 }
 
-/// A serial number: 16 hexadecimal digits after "VN".
+/// Returns a serial number: 16 hexadecimal digits after "VN".
 pub fn serial(volumes: &[Vec<u8>]) -> String {
     let parts: Vec<&[u8]> = volumes.iter().map(Vec::as_slice).collect();
     let digest = digest("serial", &parts);
@@ -52,10 +52,29 @@ pub fn export(socket: &Path) -> String {
     digest.iter().take(8).map(|b| format!("{b:02x}")).collect()
 }
 
+/// Returns the end of the name of a record's file, for a disk whose name is too long for one.
+pub fn record(disk: &str) -> String {
+    let digest = digest("record", &[disk.as_bytes()]);
+    digest.iter().map(|b| format!("{b:02x}")).collect()
+}
+
 /// Returns an NGUID in the form of an RFC 4122 version 8 UUID, which is meant for custom
 /// identifiers.
 pub fn nguid(serial: &str, nsid: u32, volume: &[u8]) -> [u8; 16] {
     let mut id = digest("nguid", &[serial.as_bytes(), &nsid.to_le_bytes(), volume]);
+    id[6] = id[6] & 0x0f | 0x80;
+    id[8] = id[8] & 0x3f | 0x80;
+    id
+}
+
+/// Returns the UUID of a namespace with this NGUID: the same bytes, where they are in the form of a
+/// UUID. A namespace without an NGUID has none.
+pub fn uuid(nguid: [u8; 16]) -> [u8; 16] {
+    let is_uuid = (1..=8).contains(&(nguid[6] >> 4)) && nguid[8] >> 6 == 2;
+    if is_uuid || nguid == [0; 16] {
+        return nguid;
+    }
+    let mut id = digest("uuid", &[&nguid]);
     id[6] = id[6] & 0x0f | 0x80;
     id[8] = id[8] & 0x3f | 0x80;
     id
@@ -124,5 +143,15 @@ mod tests {
         assert_ne!(eui64("s", 1, &volume), eui64("t", 1, &volume));
         assert_eq!(nguid("s", 1, &volume)[6] >> 4, 8);
         assert_eq!(eui64("s", 1, &volume)[0] & 3, 2);
+    }
+
+    #[test]
+    fn uuid_is_the_nguid_where_that_is_one() {
+        let made = nguid("s", 1, b"a");
+        assert_eq!(uuid(made), made);
+        assert_eq!(uuid([0; 16]), [0; 16]);
+        let other = uuid([0x11; 16]);
+        assert_ne!(other, [0x11; 16]);
+        assert_eq!(uuid(other), other);
     }
 }

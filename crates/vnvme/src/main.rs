@@ -54,6 +54,7 @@ mod prepare;
 #[cfg(test)]
 mod readme;
 mod receiver;
+mod record;
 mod registry;
 mod removal;
 mod rings;

@@ -9,6 +9,7 @@ use crate::limits::LimitRegistry;
 use crate::on_error::OnErrorRegistry;
 use crate::parts::qcow2;
 use crate::pools::{Pool, Pools};
+use crate::record::Records;
 use crate::removal::RemovalWatch;
 use crate::spec::{ControllerSpec, NamespaceSpec, ServeOptions};
 use crate::subsystems::Subsystems;
@@ -23,7 +24,6 @@ use in_process::{self, Host};
 use mediate::Slice;
 use nbd::ConnectionKeeper;
 use remote::Address;
-use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -46,6 +46,8 @@ pub struct Opened {
     pub metadata: Option<Arc<MetadataState>>,
     /// The LBA formats that its host may choose from, if there are several.
     pub formats: Option<Chosen>,
+    /// Bytes of a block, if they are configured or recorded; the volume's otherwise.
+    pub block_size: Option<u32>,
 }
 
 /// The kinds of volumes that this program knows: those of `volume`, and devices, which are entered
@@ -123,9 +125,8 @@ pub struct Opener {
     pub block_sizes: BlockSizes,
     /// Events about changes of the opened volumes.
     events: EventSender,
-    /// Volumes that an earlier process has opened: a raw one is not examined for the signature of
-    /// an image again, since its guest may have written one.
-    served_before: Mutex<HashSet<String>>,
+    /// Records of the disks.
+    pub records: Records,
 }
 
 impl Opener {
@@ -150,34 +151,18 @@ impl Opener {
             pools: Pools::default(),
             block_sizes: BlockSizes::default(),
             events: registry.events.clone(),
-            served_before: Mutex::default(),
+            records: Records::open(options),
         }
     }
 
-    /// Enters volumes that an earlier process has opened, by their paths or URLs.
-    pub fn enter_served_before<'a>(&self, volumes: impl IntoIterator<Item = &'a str>) {
-        let mut known = self.served_before.lock().unpoisoned();
-        known.extend(volumes.into_iter().map(str::to_owned));
-    }
-
-    /// Forgets that volumes were opened before: they are examined when they are configured again.
-    pub fn forget_served_before(&self, volumes: &[&str]) {
-        let mut known = self.served_before.lock().unpoisoned();
-        known.retain(|volume| !volumes.contains(&&**volume));
-    }
-
-    fn was_served_before(&self, volume: &str) -> bool {
-        self.served_before.lock().unpoisoned().contains(volume)
-    }
-
-    /// Opens the volume below one that only its serving thread may open ([`Opener::open`]). `false`
-    /// for all other volumes.
-    pub fn open_below(&self, spec: &NamespaceSpec) -> Result<bool> {
+    /// Opens the volume below one that only its serving thread may open ([`Opener::open`]): of the
+    /// disk of this name, under this number. `false` for all other volumes.
+    pub fn open_below(&self, spec: &NamespaceSpec, disk: &str, nsid: u32) -> Result<bool> {
         if !is_within(&spec.volume) {
             return Ok(false);
         }
         let within = self.within.clone();
-        let raw = self.was_served_before(&spec.volume);
+        let raw = self.records.known(disk, nsid, spec).is_raw;
         let below = VolumeKind::new(CONTROLLER, move |url: &mut VolumeUrl<'_>, _| {
             let options = OpenOptions {
                 raw,
@@ -208,17 +193,31 @@ impl Opener {
         if let Some(why) = no_nbd(url) {
             bail!("{url}: {why}");
         }
-        if self.was_served_before(url) {
+        let known = self.records.known(disk, nsid, spec);
+        if known.was_served {
             ensure_files(spec)?;
         }
-        let options = OpenOptions {
-            read_only: spec.is_read_only(),
-            block_size: spec.block_size,
-            previous: self.previous,
-            memory: place.memory.clone(),
-            raw: self.was_served_before(url),
+        let spec = &NamespaceSpec {
+            block_size: spec.block_size.or(known.block_size),
+            ..spec.clone()
         };
-        let opened = self.kinds.open(url, options)?;
+        let open = |raw| {
+            let options = OpenOptions {
+                read_only: spec.is_read_only(),
+                block_size: spec.block_size,
+                previous: self.previous,
+                memory: place.memory.clone(),
+                raw,
+            };
+            self.kinds.open(url, options)
+        };
+        let mut opened = open(known.is_raw)?;
+        let media = opened.volume.media();
+        if known.is_raw && !known.media.is_empty() && known.media != media {
+            // Another file than the one whose guest may have written a signature.
+            drop(opened);
+            opened = open(false)?;
+        }
         let opened = match opened.attached {
             Some(below) => below.opened(spec, opened.volume, &opened.extras)?,
             None => Opened {
@@ -229,6 +228,7 @@ impl Opener {
                 placement: None,
                 metadata: None,
                 formats: None,
+                block_size: None,
             },
         };
         let volume = place.keep(opened.volume, url);
@@ -245,6 +245,7 @@ impl Opener {
             placement,
             metadata,
             formats,
+            block_size: spec.block_size,
             ..opened
         };
         self.limits.enter(url, &opened.volume);
@@ -385,6 +386,7 @@ fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<
         metadata: None,
         formats: None,
         eui64: [1; 8],
+        uuid: [0; 16],
         volume,
     };
     let io = Io::new(IoOptions::default());
@@ -469,6 +471,7 @@ impl Below {
                 placement: None,
                 metadata: None,
                 formats: None,
+                block_size: None,
             });
         }
         // The slice has the same blocks as the volume.
@@ -493,6 +496,7 @@ impl Below {
             placement: None,
             metadata: None,
             formats: None,
+            block_size: None,
         })
     }
 }

@@ -15,6 +15,7 @@ use crate::open::{Opened, Opener};
 use crate::origin::Origin;
 use crate::parts::vhost_blk;
 use crate::pools::Pool;
+use crate::record::{self, Guest, Open as OpenNamespace, Shown};
 use crate::signals::Stop;
 use crate::sockets;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, ServeOptions, Specs, VhostBlkSpec};
@@ -54,7 +55,7 @@ pub struct Prepared {
 
 impl Prepared {
     fn new(spec: NamespaceSpec, (disk, nsid): (String, u32), opener: &Opener) -> Result<Self> {
-        let opened = match opener.open_below(&spec)? {
+        let opened = match opener.open_below(&spec, &disk, nsid)? {
             true => None,
             false => Some(opener.open(&spec, &disk, nsid)?),
         };
@@ -84,6 +85,17 @@ impl Prepared {
             .map(|opened| Arc::downgrade(&opened.volume))
     }
 
+    /// Returns the namespace with its volume, for the disk's record.
+    fn recorded(&self) -> OpenNamespace<'_> {
+        let opened = self.opened.as_ref();
+        OpenNamespace {
+            nsid: self.of.1,
+            spec: &self.spec,
+            volume: opened.map(|opened| &*opened.volume),
+            block_size: opened.map_or(self.spec.block_size, |opened| opened.block_size),
+        }
+    }
+
     /// Returns whether requests that the previous process has sent to the volume have ended when
     /// this process has opened it.
     fn outlives_its_process(&self) -> bool {
@@ -109,11 +121,17 @@ pub struct ReadyController {
     /// Pool of the namespaces that the guest makes.
     pool: Option<Arc<Pool>>,
     boot: Option<BootImage>,
+    shown: Shown,
 }
 
 impl ReadyController {
-    /// Opens its volumes.
+    /// Opens its volumes, and records the disk.
     pub fn new(spec: &ControllerSpec, opener: &Opener) -> Result<Self> {
+        let name = spec.any_name();
+        let guest = keep::client_of(&Identity::of(spec));
+        opener.records.begin(&name, guest.clone());
+        // A namespace of a subsystem is opened under the subsystem's name.
+        opener.records.begin(&subsystems::memory_owner(spec), guest);
         let subsystem = opener.subsystems.of(spec);
         let volumes = spec.namespaces.iter().zip(1..).map(|(namespace, place)| {
             let nsid = namespace.nsid.unwrap_or(place);
@@ -125,10 +143,29 @@ impl ReadyController {
             };
             namespace.origin.place("volume", opened)
         });
+        let volumes: Vec<Prepared> = volumes.collect::<Result<_>>()?;
+        let (pool, boot) = (opener.open_pool(spec)?, boot_image(spec)?);
+        let files = [
+            ("pool", &spec.pool),
+            ("boot-partition", &spec.boot_partition),
+        ];
+        let files = files.into_iter();
+        let shown = opener.records.settle(&record::OpenDisk {
+            name: &name,
+            kind: "controller",
+            subsystem: spec.subsystem.as_deref(),
+            serial: spec.serial.as_deref(),
+            subnqn: spec.subnqn.as_deref(),
+            files: files
+                .filter_map(|(key, path)| Some((key, path.clone()?)))
+                .collect(),
+            namespaces: volumes.iter().map(Prepared::recorded).collect(),
+        })?;
         Ok(Self {
-            volumes: volumes.collect::<Result<_>>()?,
-            pool: opener.open_pool(spec)?,
-            boot: boot_image(spec)?,
+            volumes,
+            pool,
+            boot,
+            shown,
             spec: spec.clone(),
             subsystem,
         })
@@ -148,12 +185,9 @@ impl ReadyController {
             subsystem,
             pool,
             boot,
+            shown,
         } = self;
-        let identity = Identity {
-            kind: "controller".into(),
-            name: spec.any_name(),
-            socket: Some(spec.socket.clone()),
-        };
+        let identity = Identity::of(&spec);
         let left = keep::left_of(&identity);
         let kept = left.as_ref().and_then(Left::listener);
         let access = spec.access.or(usual);
@@ -190,6 +224,7 @@ impl ReadyController {
             subsystem,
             pool,
             boot,
+            shown,
         })
     }
 }
@@ -236,6 +271,8 @@ pub struct OpenController {
     pub pool: Option<Arc<Pool>>,
     /// Content of the Boot Partitions.
     pub boot: Option<BootImage>,
+    /// Identity of the disk.
+    pub shown: Shown,
     /// Becomes readable when a volume has been resized.
     pub resized: Arc<OwnedFd>,
 }
@@ -252,10 +289,11 @@ pub struct ReadyExport {
     spec: VhostBlkSpec,
     volume: Prepared,
     span: tracing::Span,
+    shown: Shown,
 }
 
 impl ReadyExport {
-    /// Opens its volume.
+    /// Opens its volume, and records the disk.
     pub fn new(spec: &VhostBlkSpec, opener: &Opener) -> Result<Self> {
         let span = tracing::error_span!("export", socket = %spec.socket.display());
         let entered = span.clone().entered();
@@ -267,19 +305,41 @@ impl ReadyExport {
             on_write_error: spec.on_write_error,
             ..NamespaceSpec::default()
         };
-        let volume = Prepared::new(volume, (spec.any_name(), 1), opener);
+        let name = spec.any_name();
+        // A front-end that had the export connects again: nobody else knows whether there is one.
+        let guest = Guest {
+            is_attached: keep::is_successor() && keep::export_listens_at(&spec.socket),
+            shown: None,
+        };
+        opener.records.begin(&name, guest);
+        let volume = Prepared::new(volume, (name.clone(), 1), opener);
         let volume = spec.origin.place("volume", volume)?;
+        let shown = opener.records.settle(&record::OpenDisk {
+            name: &name,
+            kind: "vhost-user-blk",
+            subsystem: None,
+            serial: spec.serial.as_deref(),
+            subnqn: None,
+            files: Vec::new(),
+            namespaces: vec![volume.recorded()],
+        })?;
         drop(entered);
         Ok(Self {
             spec: spec.clone(),
             volume,
             span,
+            shown,
         })
     }
 
     /// Makes its socket, as that of a controller.
     pub fn listen(self, usual: &SocketAccess, receiver: &Receiver) -> Result<OpenExport> {
-        let Self { spec, volume, span } = self;
+        let Self {
+            spec,
+            volume,
+            span,
+            shown,
+        } = self;
         let left = keep::left_socket(&spec.socket);
         let kept = left.as_ref().and_then(LeftSocket::listener);
         let listener = bind(&spec.socket, &spec.access.or(usual), &spec.origin, kept)?;
@@ -304,6 +364,7 @@ impl ReadyExport {
             spec,
             volume,
             span,
+            shown,
         })
     }
 }
@@ -324,6 +385,8 @@ pub struct OpenExport {
     pub resized: Arc<OwnedFd>,
     /// Names it in the log.
     pub span: tracing::Span,
+    /// Identity of the disk.
+    pub shown: Shown,
 }
 
 impl OpenExport {
@@ -339,11 +402,19 @@ pub struct ReadyTarget {
     spec: NvmeTcpSpec,
     keys: Vec<HostKey>,
     volumes: Vec<Prepared>,
+    shown: Shown,
 }
 
 impl ReadyTarget {
-    /// Opens its volumes.
+    /// Opens its volumes, and records the disk.
     pub fn new(spec: &NvmeTcpSpec, opener: &Opener) -> Result<Self> {
+        let name = spec.any_name();
+        // Hosts connect to the next process again.
+        let guest = Guest {
+            is_attached: keep::is_successor(),
+            shown: None,
+        };
+        opener.records.begin(&name, guest);
         let keys = spec.host_keys.as_deref().map(host_keys::read).transpose();
         let keys = keys.map(Option::unwrap_or_default);
         let volumes = spec.namespaces.iter().zip(1..).map(|(namespace, place)| {
@@ -351,9 +422,21 @@ impl ReadyTarget {
             let opened = Prepared::new(namespace.clone(), of, opener);
             namespace.origin.place("volume", opened)
         });
+        let volumes: Vec<Prepared> = volumes.collect::<Result<_>>()?;
+        let keys = spec.origin.place("host-keys", keys)?;
+        let shown = opener.records.settle(&record::OpenDisk {
+            name: &name,
+            kind: "nvme-tcp",
+            subsystem: None,
+            serial: spec.serial.as_deref(),
+            subnqn: spec.subnqn.as_deref(),
+            files: Vec::new(),
+            namespaces: volumes.iter().map(Prepared::recorded).collect(),
+        })?;
         Ok(Self {
-            volumes: volumes.collect::<Result<_>>()?,
-            keys: spec.origin.place("host-keys", keys)?,
+            volumes,
+            keys,
+            shown,
             spec: spec.clone(),
         })
     }
@@ -364,6 +447,7 @@ impl ReadyTarget {
             spec,
             keys,
             volumes,
+            shown,
         } = self;
         let listener = match sockets::take_tcp(spec.listen()) {
             Some(listener) => listener,
@@ -375,6 +459,7 @@ impl ReadyTarget {
             keys,
             spec,
             volumes,
+            shown,
         })
     }
 }
@@ -389,6 +474,8 @@ pub struct OpenTarget {
     pub volumes: Vec<Prepared>,
     /// Becomes readable when a volume has been resized.
     pub resized: Arc<OwnedFd>,
+    /// Identity of the subsystem.
+    pub shown: Shown,
 }
 
 impl OpenTarget {

@@ -383,7 +383,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let opener = Opener::new(&registry, &options);
     for disk in DiskSpec::all(specs) {
         if keep::was_served(&disk, &options.unavailable) {
-            opener.enter_served_before(disk.volumes());
+            opener.records.enter_continued(&disk);
         }
     }
     // All that has a path is opened before the sandbox is entered.
@@ -536,6 +536,9 @@ fn serve_opened(
             watch.look();
             crew.registry.look();
             crew.heap.look();
+            if sizes.have_changed() {
+                managed.refresh_records();
+            }
             manager.alive(|interval| !watch.all_stuck(interval));
         });
         manager.stopping();

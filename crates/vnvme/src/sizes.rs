@@ -38,9 +38,10 @@ struct Watched {
 }
 
 impl Watched {
-    fn ask(&mut self) {
+    /// Returns whether the size has changed.
+    fn ask(&mut self) -> bool {
         let Some(volume) = self.volume.upgrade() else {
-            return;
+            return false;
         };
         match volume.refresh() {
             Ok(_) => self.failed = false,
@@ -52,9 +53,11 @@ impl Watched {
         }
         // Another one may have found it out, too: a device's other namespaces are asked with it.
         let size = volume.info().size;
-        if std::mem::replace(&mut self.size, size) != size {
+        let has_changed = std::mem::replace(&mut self.size, size) != size;
+        if has_changed {
             let _ = rustix::io::write(self.wake.as_fd(), &1u64.to_ne_bytes());
         }
+        has_changed
     }
 }
 
@@ -88,6 +91,8 @@ struct State {
     idle: usize,
     /// The warning about too many hanging volumes was logged.
     said: bool,
+    /// A size has changed since the last call of [`Sizes::have_changed`].
+    changed: bool,
     /// No more are asked.
     ending: bool,
 }
@@ -103,8 +108,9 @@ impl Asker {
             if let Some(mut watched) = state.due.pop_front() {
                 // Not locked while a device is asked.
                 drop(state);
-                watched.ask();
+                let has_changed = watched.ask();
                 state = shared.lock();
+                state.changed |= has_changed;
                 state.asked.push(watched);
             } else if state.idle > 0 {
                 // Another asker took this one's place while its volume did not answer.
@@ -140,6 +146,11 @@ impl Sizes {
             wake: wake.clone(),
             failed: false,
         });
+    }
+
+    /// Returns whether a size has changed since the last call.
+    pub fn have_changed(&self) -> bool {
+        std::mem::take(&mut self.0.lock().changed)
     }
 
     /// Has them asked until it is to end; `each` is called once in an interval.

@@ -12,6 +12,7 @@ use crate::on_error::{self, OnReadError, OnWriteError};
 use crate::options::{Bits, Names, Paths, Setting, Size, Url, file, url};
 use crate::origin::{self, Origin};
 use crate::prepare::Unserved;
+use crate::record::IdentityRule;
 use crate::registry::disk_name;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
@@ -58,6 +59,8 @@ pub struct NamespaceSpec {
     pub nguid: Option<String>,
     /// EUI-64, 16 hexadecimal digits.
     pub eui64: Option<String>,
+    /// Namespace UUID.
+    pub uuid: Option<String>,
     /// How commands reach a device below; direct where that is possible when not given.
     pub path: Option<PathChoice>,
     /// File that keeps the reservations of a namespace of a subsystem.
@@ -465,6 +468,8 @@ pub struct ServeOptions {
     pub allow: Vec<PathBuf>,
     /// File of the disks that were added at run time.
     pub state: Option<PathBuf>,
+    /// Rule for default identifiers.
+    pub identity: IdentityRule,
     /// Options of a daemon, whose disks may change: room is left for them.
     pub daemon: Option<Daemon>,
     /// Disks that the process before did not serve.
@@ -563,6 +568,8 @@ pub struct ProcessSpec {
     pub allow: Option<Paths>,
     /// File of the disks that were added at run time.
     pub state: Option<PathBuf>,
+    /// Rule for default identifiers.
+    pub identity: Option<IdentityRule>,
 }
 
 impl ProcessSpec {
@@ -605,6 +612,7 @@ impl ProcessSpec {
             read_from: None,
             allow: self.allow.map(|Paths(paths)| paths).unwrap_or_default(),
             state: self.state,
+            identity: self.identity.unwrap_or_default(),
             daemon: None,
             unavailable: Unavailable::default(),
         }
@@ -756,6 +764,11 @@ impl UblkSpec {
     }
 }
 
+/// Returns bytes as hexadecimal digits.
+pub fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// `N` bytes from 2*`N` hexadecimal digits; dashes are ignored, so that UUIDs may be given as they
 /// are written.
 pub fn hex<const N: usize>(name: &str, text: &str) -> Result<[u8; N]> {
@@ -804,7 +817,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 38);
+        assert_eq!(count, 39);
     }
 
     #[test]

@@ -4,7 +4,6 @@
 //! all of them. Its volume is opened once, with its zones if it is to have any, and both are open
 //! as long as one of the disks has them.
 
-use crate::crew::{self, namespace_config};
 use crate::formats::Chosen;
 use crate::identity;
 use crate::open::{Opened, Opener};
@@ -38,6 +37,7 @@ struct Open {
     zones: Option<Weak<ZonedState>>,
     /// `None`: it cannot have several.
     formats: Option<Chosen>,
+    block_size: Option<u32>,
 }
 
 impl Open {
@@ -52,6 +52,7 @@ impl Open {
                 Some(zones) => Some(zones?),
             },
             formats: self.formats.clone(),
+            block_size: self.block_size,
         })
     }
 }
@@ -61,6 +62,7 @@ struct Shared {
     volume: Arc<dyn Volume>,
     zones: Option<Arc<ZonedState>>,
     formats: Option<Chosen>,
+    block_size: Option<u32>,
 }
 
 impl Shared {
@@ -76,6 +78,7 @@ impl Shared {
             placement: None,
             metadata: None,
             formats: self.formats,
+            block_size: self.block_size,
         }
     }
 }
@@ -84,9 +87,14 @@ impl Shared {
 /// subsystem a name that no disk has, whichever of them opens a namespace first.
 pub fn memory_owner(disk: &ControllerSpec) -> String {
     match &disk.subsystem {
-        Some(name) => format!("subsystem\n{name}"),
+        Some(name) => owner(name),
         None => disk.any_name(),
     }
+}
+
+/// Returns the name that stands for the disks of a subsystem together.
+pub fn owner(subsystem: &str) -> String {
+    format!("subsystem\n{subsystem}")
 }
 
 impl Subsystems {
@@ -114,14 +122,29 @@ impl Subsystems {
             volume: Arc::downgrade(&shared.volume),
             zones: shared.zones.as_ref().map(Arc::downgrade),
             formats: shared.formats.clone(),
+            block_size: shared.block_size,
         };
         known.open.insert(nsid, open);
     }
 }
 
-/// The serial number of the disks of a subsystem: its own, for all of them are one.
-pub fn serial(name: &str) -> String {
-    identity::serial(&[b"subsystem".to_vec(), name.as_bytes().to_vec()])
+/// Returns the identifier that a file of reservations has of its namespace: the configured NGUID,
+/// or one made from names, whatever the namespace's host is shown.
+fn owner_of_file(
+    disk: &ControllerSpec,
+    namespace: &NamespaceSpec,
+    nsid: u32,
+    volume: &dyn Volume,
+) -> Result<[u8; 16]> {
+    if let Some(text) = &namespace.nguid {
+        return hex("nguid", text);
+    }
+    let name = disk.subsystem.as_deref().unwrap_or_default();
+    let serial = disk
+        .serial
+        .clone()
+        .unwrap_or_else(|| identity::serial(&[b"subsystem".to_vec(), name.as_bytes().to_vec()]));
+    Ok(identity::nguid(&serial, nsid, &volume.id()))
 }
 
 /// Opens a namespace of a disk that is in this subsystem, or finds it open.
@@ -151,13 +174,13 @@ pub fn open(
         volume: opened.volume,
         zones: opened.zones,
         formats: opened.formats,
+        block_size: opened.block_size,
     };
     let (reservations, store) = match &namespace.reservations {
         None => (Reservations::new(false), None),
         Some(path) => {
-            let serial = crew::serial(disk, &[]);
-            let config = namespace_config(namespace, nsid, &serial, shared.volume.clone())?;
-            let (state, file) = kept(path, config.nguid, opener.previous.limit)
+            let owner = owner_of_file(disk, namespace, nsid, &*shared.volume)?;
+            let (state, file) = kept(path, owner, opener.previous.limit)
                 .with_context(|| format!("reservations of namespace {nsid}"))?;
             let store: Box<dyn ReservationStore> = Box::new(file);
             (state, Some(store))

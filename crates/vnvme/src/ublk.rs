@@ -6,6 +6,7 @@ use crate::open::{Opened, Opener, is_within};
 use crate::parts::ublk::{Disk, DiskOptions, NewDisk, QueueSetup};
 use crate::peers::{Assignment, Fixed};
 use crate::prepare::Unserved;
+use crate::record;
 use crate::registry::DiskEntry;
 use crate::roll::Listing;
 use crate::spec::UblkSpec;
@@ -55,12 +56,36 @@ impl OpenDisk {
             !is_within(name),
             "{name}: a block device cannot stand on a volume of one worker"
         );
-        let Opened { volume, device, .. } = opener.open(&spec.namespace(), &spec.any_name(), 1)?;
+        let (namespace, called) = (spec.namespace(), spec.any_name());
+        let opened = opener.open(&namespace, &called, 1)?;
+        let Opened {
+            volume,
+            device,
+            block_size,
+            ..
+        } = opened;
+        // A device without a number of its own has no lasting name.
+        if spec.name.is_some() || spec.id.is_some() {
+            opener.records.settle(&record::OpenDisk {
+                name: &called,
+                kind: "ublk",
+                subsystem: None,
+                serial: None,
+                subnqn: None,
+                files: Vec::new(),
+                namespaces: vec![record::Open {
+                    nsid: 1,
+                    spec: &namespace,
+                    volume: Some(&*volume),
+                    block_size,
+                }],
+            })?;
+        }
         let options = DiskOptions {
             id: spec.id,
             queues: spec.queues(),
             depth: spec.depth(),
-            block_size: spec.block_size,
+            block_size,
             recover: spec.recover.unwrap_or(false),
         };
         let disk = NewDisk::new(volume.clone(), options).with_context(|| name.to_string())?;

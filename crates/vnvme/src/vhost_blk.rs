@@ -1,6 +1,5 @@
 //! `vhost-user-blk` exports: a volume for a guest with a virtio driver.
 
-use crate::identity;
 use crate::keep::KeptSocket;
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::vhost_blk::{Attach, Backend, DiskOptions, Export};
@@ -63,17 +62,22 @@ impl VhostBlk {
             volume,
             span,
             resized,
+            shown,
         } = open;
         let _entered = span.clone().entered();
-        let Opened { volume, device, .. } = volume.open(opener)?;
-        let serial = spec.serial.clone();
-        let serial = serial.unwrap_or_else(|| identity::serial(&[volume.id()]));
+        let Opened {
+            volume,
+            device,
+            block_size,
+            ..
+        } = volume.open(opener)?;
+        let serial = shown.serial;
         let defaults = DiskOptions::default();
         let disk = DiskOptions {
             serial,
             queues: spec.queues.unwrap_or(defaults.queues),
             queue_size: spec.queue_size.unwrap_or(defaults.queue_size),
-            block_size: spec.block_size,
+            block_size,
             write_cache: spec.write_cache.unwrap_or(defaults.write_cache),
         };
         let serial = disk.serial.clone();

@@ -74,6 +74,11 @@ impl Volume for SliceVolume {
         id
     }
 
+    fn own_id(&self) -> Option<Vec<u8>> {
+        let whole = self.whole.own_id()?;
+        Some([&whole[..], format!("+{}", self.offset).as_bytes()].concat())
+    }
+
     /// Requests are moved, and stay whole.
     fn atomic_writes(&self) -> AtomicWrites {
         self.whole.atomic_writes().from_byte(self.offset)

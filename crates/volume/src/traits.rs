@@ -27,6 +27,19 @@ pub trait Volume: Send + Sync + Debug {
     /// the canonical path, so that it outlives copying and restoring the file.
     fn id(&self) -> Vec<u8>;
 
+    /// Identifier that the volume has by itself and shows to every host (a namespace's NGUID, a
+    /// device's WWID, an image's ID in its cluster); `None` for one that has only a name on this
+    /// host ([`Volume::id`]), or none.
+    fn own_id(&self) -> Option<Vec<u8>> {
+        self.inner()?.own_id()
+    }
+
+    /// Storage objects that hold the volume's bytes, in words for messages. Another file at the
+    /// same path is another object. Empty where objects cannot be told apart.
+    fn media(&self) -> Vec<String> {
+        self.inner().map_or_else(Vec::new, Volume::media)
+    }
+
     /// The volume that this one passes its requests on to; `None` for a volume that stands by
     /// itself.
     fn inner(&self) -> Option<&dyn Volume>;

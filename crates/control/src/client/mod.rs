@@ -107,6 +107,15 @@ impl Client {
         self.change(Method::DELETE, &path, None::<&()>).map(drop)
     }
 
+    /// Confirms the volumes that an unavailable disk has been found to have.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn accept(&self, name: &str) -> Result<(), ClientError> {
+        let path = format!("/v1/disks/{}/accept", encoded(name));
+        self.change(Method::POST, &path, None::<&()>).map(drop)
+    }
+
     /// Applies a configuration.
     ///
     /// # Errors

@@ -70,6 +70,23 @@ pub(super) fn remove(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Ok(Reply::done())
 }
 
+/// Confirm the new volumes of a disk
+///
+/// A disk is unavailable where a guest is attached and another file or volume is at the place of
+/// its volume. This confirms that the new one is to be the guest's.
+#[utoipa::path(post, path = "/v1/disks/{name}/accept", tag = "disks",
+    params(("name" = String, Path, description = "The disk's name")),
+    responses(
+        (status = 204, description = "It is confirmed, and the disk is tried again"),
+        (status = 404, body = ErrorBody, description = "There is none of this name"),
+        (status = 409, body = ErrorBody, description = "The disk does not wait for that"),
+    ),
+)]
+pub(super) fn accept(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+    daemon.accept(arguments.path("name"))?;
+    Ok(Reply::done())
+}
+
 /// Add a namespace to a controller
 ///
 /// Its client sees it without a reset. The body is a table `[[controller.namespace]]` of the

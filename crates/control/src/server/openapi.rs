@@ -18,6 +18,7 @@ use utoipa::OpenApi;
         calls::show,
         calls::add,
         calls::remove,
+        calls::accept,
         calls::attach,
         calls::detach,
         calls::resize,

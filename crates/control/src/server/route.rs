@@ -196,6 +196,7 @@ pub(super) static ROUTES: &[Route] = &[
     },
     change(Method::Post, "/v1/disks", calls::add).with_body(),
     change(Method::Delete, "/v1/disks/{name}", calls::remove).with_query(&["force"]),
+    change(Method::Post, "/v1/disks/{name}/accept", calls::accept),
     change(Method::Post, "/v1/disks/{name}/namespaces", calls::attach).with_body(),
     change(
         Method::Delete,

@@ -409,6 +409,7 @@ impl Controller {
         let descriptors = [
             (ns.config.eui64 != [0; 8]).then_some(Descriptor::Eui64(ns.config.eui64)),
             (ns.config.nguid != [0; 16]).then_some(Descriptor::Nguid(ns.config.nguid)),
+            (ns.config.uuid != [0; 16]).then_some(Descriptor::Uuid(ns.config.uuid)),
             Some(Descriptor::Csi(csi_of(ns))),
         ];
         Ok(page(&NamespaceDescriptors::new(

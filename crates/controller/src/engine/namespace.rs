@@ -165,6 +165,7 @@ impl Namespace {
             read_only: true,
             nguid: [0; 16],
             eui64: [0; 8],
+            uuid: [0; 16],
             zones: None,
             placement: None,
             metadata: None,

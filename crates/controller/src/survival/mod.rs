@@ -20,7 +20,7 @@ pub(crate) mod state;
 
 pub(crate) use clock::{Since, wall_ms};
 pub use error::RestoreError;
-pub use restore::serial_number_in;
+pub use restore::{ShownIdentity, ShownNamespace, shown_identity};
 pub use state::{STATE_OLDEST_READ, STATE_VERSION};
 
 use crate::config::ControllerConfig;

@@ -45,12 +45,46 @@ fn same<T: PartialEq + std::fmt::Debug>(
     })
 }
 
-/// Returns the serial number that the host of a controller knows, as the process that wrote `state`
-/// has left it; `None` where the controller has not been shown to a host, or the state cannot be
-/// read.
-pub fn serial_number_in(state: &StateMemory) -> Option<String> {
+/// Identifiers of a controller and its namespaces, as their host knows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShownIdentity {
+    /// Serial number.
+    pub serial: String,
+    /// Namespaces that are attached.
+    pub namespaces: Vec<ShownNamespace>,
+}
+
+/// Identifiers and block size of a namespace, as its host knows them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShownNamespace {
+    /// Namespace ID.
+    pub nsid: u32,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// NGUID.
+    pub nguid: [u8; 16],
+    /// EUI-64.
+    pub eui64: [u8; 8],
+    /// UUID; zeroes if the namespace has none.
+    pub uuid: [u8; 16],
+}
+
+/// Returns the identity that the process which wrote `state` has shown to the controller's host;
+/// `None` where the controller has not been shown to a host, or the state cannot be read.
+pub fn shown_identity(state: &StateMemory) -> Option<ShownIdentity> {
     let saved = ControlState::read(state).ok()?;
-    Some(saved.identity.serial)
+    let namespaces = saved.identity.namespaces.iter();
+    let namespaces = namespaces.map(|ns| ShownNamespace {
+        nsid: ns.nsid,
+        block_size: ns.block_size,
+        nguid: ns.nguid,
+        eui64: ns.eui64,
+        uuid: ns.uuid,
+    });
+    Some(ShownIdentity {
+        namespaces: namespaces.collect(),
+        serial: saved.identity.serial,
+    })
 }
 
 impl Identity {
@@ -87,6 +121,7 @@ impl Identity {
             }
             same("NGUID", &before.nguid, &now.nguid)?;
             same("EUI-64", &before.eui64, &now.eui64)?;
+            same("UUID", &before.uuid, &now.uuid)?;
         }
         Ok(())
     }

@@ -60,6 +60,7 @@ impl Controller {
             blocks: ns.blocks,
             nguid: ns.config.nguid,
             eui64: ns.config.eui64,
+            uuid: ns.config.uuid,
             format: Some(ns.config.format().into()),
         };
         self.engine.active().map(identity).collect()

@@ -117,6 +117,9 @@ pub(crate) struct NamespaceIdentity {
     /// Format of the namespace; `None` in states of programs that did not save it.
     #[n(5)]
     pub format: Option<FormatState>,
+    /// Zeroes in states of programs that showed none.
+    #[cbor(n(6), with = "minicbor::bytes", default)]
+    pub uuid: [u8; 16],
 }
 
 impl NamespaceIdentity {

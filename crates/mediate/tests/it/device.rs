@@ -33,6 +33,7 @@ fn controller(size: u64, config: ControllerConfig) -> Arc<InProcess> {
             metadata: None,
             formats: None,
             eui64: [1; 8],
+            uuid: [0; 16],
         };
         Controller::new(0, config, vec![namespace], &io).map(|c| Host::new(c, io).unwrap())
     })

@@ -154,6 +154,11 @@ extern "C" fn open(_: Handle, name: *const c_char, place: *mut Handle, _: *const
     unsafe { *place = Arc::into_raw(image.clone()).cast_mut().cast() };
     0
 }
+extern "C" fn id(_: Handle, place: *mut c_char, len: size_t) -> c_int {
+    assert!(len > 2);
+    unsafe { std::ptr::copy_nonoverlapping(c"id".as_ptr(), place, 3) };
+    2
+}
 extern "C" fn size(handle: Handle, place: *mut u64) -> c_int {
     let size = unsafe { image(handle) }.size.load(Ordering::SeqCst);
     unsafe { *place = size };
@@ -267,6 +272,7 @@ pub(super) static FUNCTIONS: Functions = Functions {
     rados_conf_set: set,
     rados_conf_get: get,
     rados_connect: fine,
+    rados_cluster_fsid: id,
     rados_shutdown: nothing,
     rados_ioctx_create: context,
     rados_ioctx_set_namespace: namespace,
@@ -274,6 +280,7 @@ pub(super) static FUNCTIONS: Functions = Functions {
     rbd_open: open,
     rbd_open_read_only: open,
     rbd_close: fine,
+    rbd_get_id: id,
     rbd_get_size: size,
     rbd_get_features: features,
     rbd_resize: resize,

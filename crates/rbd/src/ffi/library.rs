@@ -58,6 +58,7 @@ functions! {
     rados_conf_set: fn(Handle, *const c_char, *const c_char) -> c_int;
     rados_conf_get: fn(Handle, *const c_char, *mut c_char, size_t) -> c_int;
     rados_connect: fn(Handle) -> c_int;
+    rados_cluster_fsid: fn(Handle, *mut c_char, size_t) -> c_int;
     rados_shutdown: fn(Handle) -> ();
     rados_ioctx_create: fn(Handle, *const c_char, *mut Handle) -> c_int;
     rados_ioctx_set_namespace: fn(Handle, *const c_char) -> ();
@@ -65,6 +66,7 @@ functions! {
     rbd_open: fn(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
     rbd_open_read_only: fn(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
     rbd_close: fn(Handle) -> c_int;
+    rbd_get_id: fn(Handle, *mut c_char, size_t) -> c_int;
     rbd_get_size: fn(Handle, *mut u64) -> c_int;
     rbd_get_features: fn(Handle, *mut u64) -> c_int;
     rbd_resize: fn(Handle, u64) -> c_int;

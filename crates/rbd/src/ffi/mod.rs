@@ -330,6 +330,28 @@ impl Image {
         Ok(number)
     }
 
+    /// Returns the ID of the image, unique among all images of all clusters.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn id(&self) -> io::Result<String> {
+        type Ask = unsafe extern "C" fn(Handle, *mut c_char, libc::size_t) -> c_int;
+        let text = |ask: Ask, handle| {
+            let mut value = vec![0u8; LONGEST];
+            let place = value.as_mut_ptr().cast::<c_char>();
+            // SAFETY: a handle that was not ended, and a place of that length.
+            let answer = unsafe { ask(handle, place, LONGEST - 1) };
+            // The length of the text, or zero.
+            check(answer.min(0))?;
+            let value = CStr::from_bytes_until_nul(&value).unwrap_or_default();
+            Ok::<_, io::Error>(value.to_string_lossy().into_owned())
+        };
+        let functions = self.functions();
+        let cluster = text(functions.rados_cluster_fsid, self.cluster.handle)?;
+        let image = text(functions.rbd_get_id, self.handle)?;
+        Ok(format!("{cluster}/{image}"))
+    }
+
     /// Returns the size in bytes. May ask the cluster.
     ///
     /// # Errors

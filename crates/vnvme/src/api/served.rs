@@ -61,6 +61,10 @@ impl Daemon for Served {
         self.changing()?.remove(name, force)
     }
 
+    fn accept(&self, name: &str) -> Result<(), Error> {
+        self.started()?.accept(name)
+    }
+
     fn apply(&self, config: Map<String, Value>, dry_run: bool) -> Result<Plan, Error> {
         self.changing()?.apply(config, dry_run)
     }

@@ -247,6 +247,28 @@ impl AddArgs {
     }
 }
 
+/// Options of `vnvme accept`.
+#[derive(Args)]
+pub struct AcceptArgs {
+    #[command(flatten)]
+    disk: DiskName,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl AcceptArgs {
+    /// Confirms the volumes that an unavailable disk has been found to have.
+    pub fn run(self) -> Result<()> {
+        let name = &self.disk.name;
+        self.target.client()?.accept(name)?;
+        let answer = json!({ "accepted": name });
+        self.target.print(&answer, |_| {
+            outln!("{name} has its new volumes, and is tried again");
+            Ok(())
+        })
+    }
+}
+
 /// Options of `vnvme remove`.
 #[derive(Args)]
 pub struct RemoveArgs {

@@ -334,6 +334,11 @@ mod tests {
                 |_, o| format!("{:?}", o.keeper),
                 "Process",
             ),
+            (
+                &["--identity", "path"],
+                |_, o| format!("{:?}", o.identity),
+                "Path",
+            ),
         ];
         for (args, look, wanted) in table {
             let (specs, options) = merge(FILE, args).unwrap();

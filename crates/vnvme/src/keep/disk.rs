@@ -6,6 +6,8 @@ use super::life::is_needed;
 use super::memory;
 use super::pool::{Kept, kept};
 use crate::manage::DiskSpec;
+use crate::record::Guest;
+use crate::spec::ControllerSpec;
 use anyhow::{Context, Result, anyhow};
 use keeper::{Desk, KeepError, Ledger, LedgerError};
 use rustix::net::{Shutdown, shutdown};
@@ -18,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
-use vfio_user::{Listener, Pipe};
+use vfio_user::{Journal, Listener, Pipe};
 
 /// Name of a disk's state memory, after the disk's prefix. The state memory describes the disk's
 /// other descriptors.
@@ -46,6 +48,15 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Returns the identity of a controller.
+    pub fn of(spec: &ControllerSpec) -> Self {
+        Self {
+            kind: "controller".into(),
+            name: spec.any_name(),
+            socket: Some(spec.socket.clone()),
+        }
+    }
+
     /// Writes the identity into a disk's state memory. The length is written last: a state memory
     /// without a length belongs to a disk that was being made, and not all of that disk is kept.
     fn write(&self, area: &Area, kept: impl FnOnce() -> Result<()>) -> Result<()> {
@@ -308,6 +319,18 @@ pub fn left_of(identity: &Identity) -> Option<Left> {
     Some(disks.left.remove(place))
 }
 
+/// Returns the guest that a previous process has left of this disk.
+pub fn client_of(identity: &Identity) -> Guest {
+    let disks = disks().lock().unpoisoned();
+    let mut left = disks.left.iter();
+    let left = left.find(|left| left.identity.as_ref() == Some(identity));
+    let left = left.filter(|left| Journal::client_in(&left.state.session()).is_some());
+    Guest {
+        is_attached: left.is_some(),
+        shown: left.and_then(|left| controller::shown_identity(&left.state)),
+    }
+}
+
 /// Makes the keeper close all that no disk has taken, once all configured disks are open. State of
 /// unavailable disks stays until they are served again.
 pub fn discard_rest(unavailable: &[DiskSpec]) {
@@ -457,12 +480,6 @@ impl Survival {
             left: None,
             waiting: client,
         })
-    }
-
-    /// Serial number that the client knows which a previous process has left.
-    pub fn known_serial(&self) -> Option<String> {
-        let left = self.left.as_ref()?;
-        controller::serial_number_in(&left.state)
     }
 
     /// Discards the state of the previous process: its client is disconnected, and the disk is a

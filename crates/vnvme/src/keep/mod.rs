@@ -20,6 +20,7 @@ mod memory;
 mod mode;
 mod pool;
 mod process;
+mod records;
 mod served;
 mod servers;
 mod sockets;
@@ -29,7 +30,8 @@ pub use attempts::{Attempt, begin_attempts, deaths_of, pause_after_deaths};
 pub use configuration::{Before, Unavailable, before, is_noted, note, note_first};
 pub use controller::Made;
 pub use disk::{
-    First, Identity, Left, Survival, discard_rest, give_up, keep_memory_buffer, left_of, listens_at,
+    First, Identity, Left, Survival, client_of, discard_rest, give_up, keep_memory_buffer, left_of,
+    listens_at,
 };
 pub use exports::{KeptSocket, LeftSocket, export_listens_at, left_socket};
 pub use life::{die_of_panics, last_pause, say_served, serves, tell_receiver};
@@ -37,6 +39,7 @@ pub use memory::place as memory_place;
 pub use mode::KeeperMode;
 pub use pool::{arrive, end, is_kept, is_successor, is_systemd, kept, pid};
 pub use process::{LAST, begin, last, run, wanted};
+pub use records::RecordsFile;
 pub use served::{is_replacement, tell_failure, was_served};
 pub use servers::KeptServers;
 pub use sockets::Listens;

@@ -155,6 +155,7 @@ fn is_ours(name: &str) -> bool {
             "life-",
             "m",
             "n",
+            "r",
         ];
         let rest = kinds.into_iter().find_map(|kind| rest.strip_prefix(kind))?;
         let is_code = |byte: u8| byte.is_ascii_hexdigit() || byte == b'.';
@@ -244,6 +245,7 @@ mod tests {
             "vnvme.m00ffa1",
             "vnvme.n00ffa1.12.3",
             "vnvme.blk-00ffa1.12",
+            "vnvme.r0",
         ] {
             assert!(is_ours(name), "{name}");
         }

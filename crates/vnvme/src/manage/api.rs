@@ -80,7 +80,9 @@ impl Manager {
         let configured = namespaces.iter();
         let sizes = &self.crew.opener.block_sizes;
         let configured = configured.zip(1..).map(|(spec, place)| {
-            let chosen = sizes.of(name, spec.nsid.unwrap_or(place));
+            let nsid = spec.nsid.unwrap_or(place);
+            let recorded = || self.crew.opener.records.block_size(name, nsid);
+            let chosen = sizes.of(name, nsid).or_else(recorded);
             describe_namespace(entry, spec, chosen)
         });
         let mut described: Vec<Namespace> = configured.collect();
@@ -118,6 +120,43 @@ impl Manager {
     /// See [`control::Daemon::remove`].
     pub fn remove(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Error> {
         self.remove_disk(name, force)
+    }
+
+    /// Confirms that the volumes at the places of an unavailable disk's volumes are to be its
+    /// volumes, and tries the disk again.
+    ///
+    /// # Errors
+    /// See [`control::Daemon::accept`].
+    pub fn accept(&self, name: &str) -> Result<(), Error> {
+        self.crew.table.get(name)?;
+        let accepted = self.crew.opener.records.accept(name);
+        accepted.map_err(|error| Error::conflict(format!("{error:#}")))?;
+        tracing::warn!(
+            disk = name,
+            "the volumes that the disk has now were accepted"
+        );
+        self.crew.table.try_again();
+        Ok(())
+    }
+
+    /// Records the volumes of all disks as they are now, since a size has changed.
+    pub fn refresh_records(self: &Arc<Self>) {
+        let manager = self.clone();
+        // Files are written, which the caller must not wait for.
+        let refresh = move || {
+            for (name, entry) in manager.crew.table.all() {
+                let volumes = entry.running.into_iter().flat_map(|it| it.volumes);
+                for (nsid, volume) in volumes {
+                    if let Some(volume) = volume.upgrade() {
+                        manager.crew.opener.records.refresh(&name, nsid, &*volume);
+                    }
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("records".into());
+        if let Err(error) = thread.spawn(refresh) {
+            tracing::warn!(%error, "a changed size is not recorded");
+        }
     }
 
     /// Applies a configuration: adds, changes and removes disks until it is met.

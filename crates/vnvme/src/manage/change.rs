@@ -174,8 +174,12 @@ impl Manager {
         self.crew.registry.described.add(&spec);
         let (manager, what) = (self.clone(), format!("opening \"{}\"", spec.name()));
         bounded(&what, LIMIT, move |decision| {
-            let ready = manager.open(&spec)?;
-            manager.serve_reserved(ready, reserved, decision)
+            let served = manager.open(&spec);
+            let served = served.and_then(|ready| manager.serve_reserved(ready, reserved, decision));
+            if served.is_err() {
+                manager.crew.opener.records.remove(&spec.name());
+            }
+            served
         })
     }
 
@@ -212,7 +216,7 @@ impl Manager {
     /// Removes a disk if it is unavailable. Its kept descriptors stay until [`give_up`].
     pub(super) fn forget_unavailable(&self, name: &str) -> Option<DiskSpec> {
         let entry = self.crew.table.forget(name)?;
-        self.crew.opener.forget_served_before(&entry.spec.volumes());
+        self.crew.opener.records.remove(name);
         tracing::info!(disk = name, "removed; it was not served");
         self.tell(EventKind::Removed, name, None);
         Some(entry.spec)
@@ -262,7 +266,7 @@ impl Manager {
         close_last(volumes);
         close_last(pool.into_iter().collect());
         self.crew.heap.freed();
-        self.crew.opener.forget_served_before(&taken.spec.volumes());
+        self.crew.opener.records.remove(&name);
         taken.gone();
         tracing::info!(disk = name, "removed");
         self.tell(EventKind::Removed, &name, None);

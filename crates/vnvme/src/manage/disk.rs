@@ -131,6 +131,18 @@ impl DiskSpec {
         }
     }
 
+    /// Configured identifiers of its namespaces.
+    pub fn identifiers(&self) -> Vec<&str> {
+        let namespaces = match self {
+            Self::Controller(spec) => &spec.namespaces[..],
+            Self::NvmeTcp(spec) => &spec.namespaces,
+            Self::VhostBlk(_) | Self::Ublk(_) => &[],
+        };
+        let ids = namespaces.iter();
+        let ids = ids.flat_map(|ns| [&ns.nguid, &ns.eui64, &ns.uuid]);
+        ids.flatten().map(String::as_str).collect()
+    }
+
     /// Files that its volumes consist of, those beside them, and its own.
     pub fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = Vec::new();

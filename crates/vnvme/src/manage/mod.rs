@@ -24,7 +24,7 @@ mod unavailable;
 
 pub use allow::{Allow, allows_ublk, places, servers};
 pub use disk::{DiskSpec, to_file};
-pub use state::{StateLock, beside, read_state, without_configured};
+pub use state::{StateLock, beside, read_state, replace as replace_file, without_configured};
 pub use table::{Failed, Running, Server, Source, Table};
 
 use crate::check::check;

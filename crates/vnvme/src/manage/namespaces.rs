@@ -8,10 +8,11 @@ use super::{DiskSpec, Manager};
 use crate::crew::namespace_config;
 use crate::formats::Chosen;
 use crate::open::Opened;
+use crate::record;
 use crate::spec::NamespaceSpec;
 use control::Error;
 use control::api::EventKind;
-use controller::{Attach, NamespaceConfig, NamespacePool};
+use controller::{Attach, NamespacePool};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -77,30 +78,35 @@ impl Manager {
             return Err(only_controllers(&taken.name));
         };
         self.crew.registry.described.add(&together);
-        let Opened {
-            volume,
-            zones,
-            placement,
-            metadata,
-            formats,
-            ..
-        } = opened;
         let nsid = spec.nsid.unwrap_or(1);
-        let shown = volume.clone();
-        self.on_worker(worker, move |thread, _| {
+        let volume = opened.volume.clone();
+        let serial = self.on_worker(worker, move |thread, _| {
+            let (controller, _) = controller(thread, owner)?.controller_mut();
+            Ok(controller.config().serial.clone())
+        })?;
+        let records = &self.crew.opener.records;
+        let recorded = records.attach(
+            &taken.name,
+            &serial,
+            &record::Open {
+                nsid,
+                spec: &spec,
+                volume: Some(&*volume),
+                block_size: opened.block_size,
+            },
+        );
+        let ids = recorded.map_err(|error| Error::conflict(format!("{error:#}")))?;
+        let attached = self.on_worker(worker, move |thread, _| {
             let front = controller(thread, owner)?;
             let (controller, io) = front.controller_mut();
-            let serial = controller.config().serial.clone();
-            let config = namespace_config(&spec, nsid, &serial, shown).map_err(failed)?;
-            let config = NamespaceConfig {
-                zones,
-                placement,
-                metadata,
-                ..config
-            };
-            let attached = controller.attach(Chosen::shape(formats, config), io);
+            let config = namespace_config(&spec, nsid, ids, &opened);
+            let attached = controller.attach(Chosen::shape(opened.formats, config), io);
             attached.map_err(|error| Error::invalid(error.to_string()))
-        })?;
+        });
+        if let Err(error) = attached {
+            records.detach(&taken.name, nsid);
+            return Err(error);
+        }
         loop {
             let state = self.on_worker(worker, move |thread, _| {
                 Ok(controller(thread, owner)?.controller_mut().0.attaching())
@@ -108,6 +114,7 @@ impl Manager {
             match state {
                 Attach::Done => break,
                 Attach::Refused => {
+                    records.detach(&taken.name, nsid);
                     return Err(Error::failed(format!(
                         "namespace {nsid}: a worker that has queues of the controller could not \
                          open the volume"
@@ -172,6 +179,7 @@ impl Manager {
         disk.namespaces.retain(|ns| ns.nsid != Some(nsid));
         taken.running.volumes = left;
         taken.changed();
+        self.crew.opener.records.detach(&name, nsid);
         let began = Instant::now();
         loop {
             let early = began.elapsed() >= GRACE;

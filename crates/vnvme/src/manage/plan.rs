@@ -362,14 +362,16 @@ impl Manager {
         Ok(())
     }
 
-    /// Returns whether another disk has one of the disk's volumes or its socket, and has to be
-    /// removed first.
+    /// Returns whether another disk has one of the disk's volumes or identifiers, or its socket, so
+    /// that it has to be removed first.
     fn is_in_use(&self, spec: &DiskSpec) -> bool {
         let table = self.crew.table.served();
         table.iter().any(|(_, entry)| {
             let volumes = entry.spec.volumes();
             let shares = spec.volumes().iter().any(|url| volumes.contains(url));
-            shares || (spec.socket().is_some() && spec.socket() == entry.spec.socket())
+            let identifiers = entry.spec.identifiers();
+            let is_moved = spec.identifiers().iter().any(|id| identifiers.contains(id));
+            shares || is_moved || (spec.socket().is_some() && spec.socket() == entry.spec.socket())
         })
     }
 
@@ -404,7 +406,13 @@ impl Manager {
         bounded(
             &format!("adding \"{}\"", spec.name()),
             LIMIT,
-            move |decision| manager.serve_reserved(ready, reserved, decision),
+            move |decision| {
+                let served = manager.serve_reserved(ready, reserved, decision);
+                if served.is_err() {
+                    manager.crew.opener.records.remove(&spec.name());
+                }
+                served
+            },
         )
     }
 

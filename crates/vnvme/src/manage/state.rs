@@ -161,7 +161,7 @@ fn tell_failure(path: &Path, kept: Result<()>) {
 
 /// Puts `text` into the file's place, as a whole or not at all. When it returns, that outlasts a
 /// power failure: the name is on the disk, too.
-fn replace(path: &Path, text: &str) -> Result<()> {
+pub fn replace(path: &Path, text: &str) -> Result<()> {
     let mut name = path.file_name().context("it has no name")?.to_owned();
     name.push(".new");
     let new = path.with_file_name(name);

@@ -420,7 +420,7 @@ mod tests {
             check::<UblkSpec>(|specs| &mut specs.ublk[0]),
             check::<ProcessSpec>(|specs| &mut specs.process),
         ];
-        assert_eq!(counts, [16, 4, 8, 4, 17]);
+        assert_eq!(counts, [16, 4, 8, 4, 18]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
 use crate::keep::KeeperMode;
 use crate::on_error::{OnReadError, OnWriteError};
+use crate::record::IdentityRule;
 use crate::spec::DoorbellMode;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
@@ -296,6 +297,7 @@ macro_rules! choices {
 choices!(
     AnaState,
     DoorbellMode,
+    IdentityRule,
     KeeperMode,
     OnReadError,
     OnWriteError,

@@ -43,6 +43,8 @@ fn serve(place: &Place, args: &[&str]) -> Daemon {
 /// Starts a daemon and waits until it is ready: a process that is killed before has no successor.
 pub fn start(place: &Place, args: &[&str]) -> Daemon {
     let path = place.path("ready");
+    // A daemon before this one may have been started there.
+    let _ = fs::remove_file(&path);
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(LIMIT)).unwrap();
     let variables = [KEEPER_AS_CONFIGURED, ("NOTIFY_SOCKET", &text(&path))];

@@ -40,6 +40,7 @@ mod package;
 mod pinned;
 mod pool;
 mod quotas;
+mod records;
 mod reload;
 mod sandbox;
 mod service;

@@ -65,6 +65,16 @@ impl Device {
         })
     }
 
+    /// Number of the medium's attachment to the system, which no other has had since the system was
+    /// started (Linux 5.15): loop and network devices are used for one medium after the other.
+    pub(super) fn attachment(&self) -> Option<String> {
+        let number = read(&self.disk, "diskseq")?;
+        Some(match &self.partition {
+            Some(partition) => format!("{number}, partition {partition}"),
+            None => number,
+        })
+    }
+
     fn number(&self, name: &str) -> Option<u64> {
         read(&self.disk, name)?.parse().ok()
     }

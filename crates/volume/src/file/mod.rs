@@ -64,8 +64,10 @@ pub struct FileOptions {
     pub direct: Direct,
     /// Lock the file against other users: exclusively, or shared when `read_only`.
     pub lock: bool,
-    /// Smallest block in bytes that requests will use, when the user has chosen one; a power of two
-    /// from 512 to 65536.
+    /// Smallest block in bytes that requests will use, when it has been chosen; a power of two from
+    /// 512 to 65536. `None`: a block device's own, or 512 for a file, also where direct I/O needs
+    /// larger ones. Such a file is accessed through the page cache, which keeps a flush and
+    /// `RWF_DSYNC` as durable as they are. With [`Direct::On`] it is what direct I/O needs.
     pub block_size: Option<u32>,
     /// Check of the file's first bytes.
     pub format: Format,
@@ -143,6 +145,8 @@ struct Shared {
     in_memory: bool,
     description: String,
     id: Vec<u8>,
+    own_id: Option<Vec<u8>>,
+    medium: Option<String>,
     options: FileOptions,
     /// Root of the file's extents; `None` when the user wants no locks.
     root: Option<String>,
@@ -262,6 +266,8 @@ impl FileVolume {
                 threads: threads.map(Arc::new),
                 description,
                 id: opened.id,
+                own_id: opened.own_id,
+                medium: opened.medium,
                 options,
                 root: options.lock.then_some(opened.root),
                 _exclusive: opened.exclusive,
@@ -451,6 +457,14 @@ impl Volume for FileVolume {
 
     fn id(&self) -> Vec<u8> {
         self.shared.id.clone()
+    }
+
+    fn own_id(&self) -> Option<Vec<u8>> {
+        self.shared.own_id.clone()
+    }
+
+    fn media(&self) -> Vec<String> {
+        self.shared.medium.iter().cloned().collect()
     }
 
     fn inner(&self) -> Option<&dyn Volume> {

@@ -43,6 +43,10 @@ pub(super) struct Opened {
     /// On a filesystem that is not known to keep its files on disks of this machine.
     pub(super) may_hang: bool,
     pub(super) id: Vec<u8>,
+    /// Identifier of a block device that is the same on every host.
+    pub(super) own_id: Option<Vec<u8>>,
+    /// Distinguishes the file from another one at the same path; `None` where that is impossible.
+    pub(super) medium: Option<String>,
     /// Names the file or device, by whatever path it was opened.
     pub(super) root: String,
     /// The process's own claim on a block device.
@@ -102,10 +106,17 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
     let mut direct = None;
     if options.direct != Direct::Off && refused.is_none() {
         match alignment(fd.as_fd(), is_device) {
-            Ok(found) if found.block > smallest && options.block_size.is_some() => {
+            // A device's blocks are its own; what direct I/O needs of a file may change with the
+            // file's place on the disk (a copy that shares blocks), and its guest keeps its blocks.
+            Ok(found)
+                if found.block > smallest
+                    && (options.block_size.is_some()
+                        || !is_device && options.direct != Direct::On) =>
+            {
                 let needed = found.block;
                 refused = Some(format!(
-                    "it needs blocks of {needed} bytes, and {smallest} are wanted"
+                    "it needs blocks of {needed} bytes (block-size={needed}), and the disk has \
+                     blocks of {smallest}"
                 ));
             }
             Ok(found) if size % u64::from(found.block) != 0 && !options.image => {
@@ -165,6 +176,8 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
         in_memory: !is_device && in_memory(fd.as_fd()),
         may_hang: !is_device && !is_local(fd.as_fd()),
         id: identity(path, device.as_ref()),
+        own_id: device.as_ref().and_then(own_id),
+        medium: medium(fd.as_fd(), &now, device.as_ref()),
         root: root(&now, is_device),
         exclusive,
         fd,
@@ -435,6 +448,9 @@ const BTRFS: u32 = 0x9123_683e;
 const F2FS: u32 = 0xf2f5_2010;
 const BCACHEFS: u32 = 0xca45_1a4e;
 const ZFS: u32 = 0x2fc1_2fc1;
+const OVERLAY: u32 = 0x794c_7630;
+const NFS: u32 = 0x6969;
+const CEPH: u32 = 0x00c3_6400;
 
 /// The filesystem that a file is on.
 fn filesystem(fd: BorrowedFd<'_>) -> Option<u32> {
@@ -454,6 +470,12 @@ fn is_local(fd: BorrowedFd<'_>) -> bool {
         filesystem(fd),
         Some(TMPFS | RAMFS | HUGETLBFS | EXT | XFS | BTRFS | F2FS | BCACHEFS | ZFS)
     )
+}
+
+/// Returns whether a file keeps its inode number while nobody has it open. File systems of FUSE and
+/// FAT may number a file anew each time.
+fn has_lasting_inodes(fd: BorrowedFd<'_>) -> bool {
+    is_local(fd) || matches!(filesystem(fd), Some(OVERLAY | NFS | CEPH))
 }
 
 /// Reads the first `block` bytes directly. A medium that cannot be read is no reason against direct
@@ -499,10 +521,38 @@ fn root(stat: &fs::Stat, device: bool) -> String {
     format!("file {} on device {major}:{minor}", stat.st_ino)
 }
 
+fn own_id(device: &Device) -> Option<Vec<u8>> {
+    let name = device.lasting_name()?;
+    Some(format!("device:{name}").into_bytes())
+}
+
+/// Describes the opened file so that another file at its path is described differently. An inode's
+/// number is used again after the file is removed, so its time of creation is part of it.
+fn medium(fd: BorrowedFd<'_>, stat: &fs::Stat, device: Option<&Device>) -> Option<String> {
+    if let Some(device) = device {
+        let name = device.lasting_name();
+        let name = name.or_else(|| Some(format!("attachment {}", device.attachment()?)))?;
+        return Some(format!("block device {name}"));
+    }
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !has_lasting_inodes(fd) {
+        return None;
+    }
+    let (major, minor) = (fs::major(stat.st_dev), fs::minor(stat.st_dev));
+    let mut text = format!("inode {} on device {major}:{minor}", stat.st_ino);
+    let statx = fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME);
+    if let Ok(told) = statx
+        && StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::BTIME)
+    {
+        let made = told.stx_btime;
+        text += &format!(", created {}.{:09}", made.tv_sec, made.tv_nsec);
+    }
+    Some(text)
+}
+
 fn identity(path: &Path, device: Option<&Device>) -> Vec<u8> {
     use std::os::unix::ffi::OsStrExt;
-    if let Some(name) = device.and_then(Device::lasting_name) {
-        return format!("device:{name}").into_bytes();
+    if let Some(id) = device.and_then(own_id) {
+        return id;
     }
     let path = path.canonicalize().unwrap_or_else(|_| path.into());
     [b"file:".as_slice(), path.as_os_str().as_bytes()].concat()
@@ -540,7 +590,7 @@ mod tests {
     #[test]
     fn only_known_filesystems_are_local() {
         let here = tempfile::tempfile().unwrap();
-        if filesystem(here.as_fd()) == Some(0x794c_7630) {
+        if filesystem(here.as_fd()) == Some(OVERLAY) {
             println!("skipped: the temporary directory is on overlayfs");
         } else {
             assert!(is_local(here.as_fd()));

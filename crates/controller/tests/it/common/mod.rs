@@ -173,6 +173,7 @@ pub fn ns(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfi
         metadata: None,
         formats: None,
         eui64: [0; 8],
+        uuid: [0; 16],
     }
 }
 

@@ -30,6 +30,7 @@ pub fn namespace(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> Namespa
         metadata: None,
         formats: None,
         eui64: [nsid as u8; 8],
+        uuid: [0; 16],
     }
 }
 

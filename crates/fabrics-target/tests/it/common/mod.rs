@@ -119,6 +119,7 @@ pub fn namespace(nsid: u32, volume: Arc<dyn Volume>) -> NamespaceConfig {
         metadata: None,
         formats: None,
         eui64: [nsid as u8; 8],
+        uuid: [0; 16],
     }
 }
 

@@ -28,6 +28,11 @@ impl Spec for NamespaceSpec {
         })
         .or("made from serial number and volume")
         .in_url(),
+        Row::<Self>::new("uuid", "HEX", "UUID, 32 hexadecimal digits", |n| {
+            &mut n.uuid
+        })
+        .or("the NGUID")
+        .in_url(),
         Row::<Self>::new(
             "path",
             "direct|generic",

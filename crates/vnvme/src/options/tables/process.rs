@@ -211,10 +211,22 @@ impl Spec for ProcessSpec {
             "state",
             "PATH",
             "under vnvme daemon: file in which disks are kept that were added while it runs, so \
-             that they are there after a restart",
+             that they are there after a restart; beside it is the folder with the records of \
+             all disks (PATH with the ending .disks)",
             |p| &mut p.state,
         )
         .or("they are forgotten")
         .daemon(Flag::overrides("state")),
+        both(
+            Row::<Self>::new(
+                "identity",
+                "RULE",
+                "source of default serial numbers and identifiers. machine: the volume's own \
+                 identifier, or this machine's ID with the volume's path; random for volumes in \
+                 memory. path: the volume's path or size alone, as in earlier versions",
+                |p| &mut p.identity,
+            )
+            .or("machine"),
+        ),
     ];
 }

@@ -607,7 +607,7 @@ pub const REFUSED: &[(&str, &str)] = &[
         "attach a mem://1M nsd=2",
         "vnvme: unknown field `nsd`, did you mean `nsid`? expected one of `volume`, \
          `read-only`, `block-size`, `on-read-error`, `on-write-error`, `nsid`, `nguid`, `eui64`, \
-         `path`, `reservations`, `zone-size`, `zone-capacity`, `max-open-zones`, \
+         `uuid`, `path`, `reservations`, `zone-size`, `zone-capacity`, `max-open-zones`, \
          `max-active-zones`, `zrwa-size`, `zrwa-granularity`, `zrwa-resources`, `zone-table`, \
          `fdp-handles`, `fdp-unit`, `fdp-table`, \
          `metadata`, `metadata-size`, `metadata-extended`, `protection`, `guard`, \

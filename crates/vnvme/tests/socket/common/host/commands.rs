@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 
 use nvme::cmd::admin::{Cns, IdentifyCdw10};
 use nvme::cmd::io::RwCdw12;
-use nvme::identify::{IdentifyController, IdentifyNamespace};
+use nvme::identify::{Descriptor, IdentifyController, IdentifyNamespace, NamespaceDescriptors};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use test_host::prps;
 use zerocopy::FromBytes;
@@ -28,6 +28,17 @@ impl Host {
 
     pub fn identify_namespace(&mut self, nsid: u32) -> Result<IdentifyNamespace, Status> {
         self.identify(nsid, Cns::NAMESPACE)
+    }
+
+    /// Returns the UUID of a namespace (Namespace Identification Descriptor list); zeroes if it has
+    /// none.
+    pub fn uuid(&mut self, nsid: u32) -> [u8; 16] {
+        let list: NamespaceDescriptors = self.identify(nsid, Cns::NAMESPACE_DESCRIPTORS).unwrap();
+        let uuids = list.iter().filter_map(|descriptor| match descriptor {
+            Descriptor::Uuid(uuid) => Some(uuid),
+            _ => None,
+        });
+        uuids.last().unwrap_or_default()
     }
 
     /// A read or write command whose data lies at `at` in guest memory.
