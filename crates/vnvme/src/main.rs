@@ -60,6 +60,7 @@ mod rings;
 mod roll;
 mod scrape;
 mod serve;
+mod settings;
 mod signals;
 mod sizes;
 mod sockets;

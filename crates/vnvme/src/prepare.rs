@@ -259,15 +259,7 @@ impl ReadyExport {
     pub fn new(spec: &VhostBlkSpec, opener: &Opener) -> Result<Self> {
         let span = tracing::error_span!("export", socket = %spec.socket.display());
         let entered = span.clone().entered();
-        let volume = NamespaceSpec {
-            volume: spec.volume.clone(),
-            block_size: spec.block_size,
-            read_only: spec.read_only,
-            on_read_error: spec.on_read_error,
-            on_write_error: spec.on_write_error,
-            ..NamespaceSpec::default()
-        };
-        let volume = Prepared::new(volume, (spec.any_name(), 1), opener);
+        let volume = Prepared::new(spec.namespace(), (spec.any_name(), 1), opener);
         let volume = spec.origin.place("volume", volume)?;
         drop(entered);
         Ok(Self {

@@ -14,14 +14,14 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, channel};
 
 /// A daemon with a keeper, whose disks are in a configuration file.
-struct Domain {
-    place: Place,
-    daemon: Daemon,
-    client: Client,
+pub struct Domain {
+    pub place: Place,
+    pub daemon: Daemon,
+    pub client: Client,
 }
 
 /// A controller with these volumes, and more lines of its table.
-fn controller(place: &Place, name: &str, volumes: &[&str], more: &str) -> String {
+pub fn controller(place: &Place, name: &str, volumes: &[&str], more: &str) -> String {
     let socket = text(&place.path(&format!("{name}.sock")));
     let volumes = volumes
         .iter()
@@ -34,14 +34,19 @@ fn controller(place: &Place, name: &str, volumes: &[&str], more: &str) -> String
 }
 
 impl Domain {
-    fn start(place: Place, disks: &str) -> Self {
+    pub fn start(place: Place, disks: &str) -> Self {
+        Self::start_with(place, disks, &[])
+    }
+
+    /// Starts a daemon with more options.
+    pub fn start_with(place: Place, disks: &str, options: &[&str]) -> Self {
         let config = place.path("vnvme.toml");
         fs::write(&config, disks).unwrap();
         let (config, control) = (text(&config), text(&place.path("control")));
         let args = ["--config", &config, "--control", &control];
         let daemon = start(
             &place,
-            &[&["daemon", "--keeper", "process"], &args[..]].concat(),
+            &[&["daemon", "--keeper", "process"], &args[..], options].concat(),
         );
         let client = Client::new(vec![place.path("control")]).unwrap();
         eventually("it answers", || client.disks().is_ok());
@@ -57,7 +62,7 @@ impl Domain {
         eventually("it is served again", || self.error(name).is_none());
     }
 
-    fn host(&self, name: &str) -> Host {
+    pub fn host(&self, name: &str) -> Host {
         Host::up(&self.place.path(&format!("{name}.sock")))
     }
 
@@ -72,7 +77,7 @@ impl Domain {
     }
 
     /// Kills the process that serves; the next one answers when this returns.
-    fn kill(&self) {
+    pub fn kill(&self) {
         kill_serving(&self.daemon);
         eventually("the next process answers", || self.client.disks().is_ok());
     }
@@ -292,7 +297,7 @@ fn disk_that_cannot_be_opened_after_kill_waits_and_leaves_others_alone() {
 }
 
 /// Runs a command of the program against a daemon: its exit code, and all its output.
-fn command(domain: &Domain, words: &[&str]) -> (Option<i32>, String) {
+pub fn command(domain: &Domain, words: &[&str]) -> (Option<i32>, String) {
     let control = text(&domain.place.path("control"));
     let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(words)

@@ -41,6 +41,7 @@ mod pinned;
 mod pool;
 mod quotas;
 mod reload;
+mod runtime_changes;
 mod sandbox;
 mod service;
 mod sleep;
