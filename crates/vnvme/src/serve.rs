@@ -435,6 +435,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
         confinement,
     });
     left_out.into_iter().for_each(|disk| crew.leave_out(disk));
+    keep::outlive_keeper()?;
     crew.confinement.enter()?;
     let managed = Manager::new(crew.clone(), room, specs.process.clone());
     if crew.options.daemon.is_some() {

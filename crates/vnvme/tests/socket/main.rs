@@ -27,6 +27,7 @@ mod hanging;
 mod idle;
 mod interrupts;
 mod keeper;
+mod keeper_ends;
 mod lifecycle;
 mod limits;
 mod manage;
