@@ -3,7 +3,12 @@
 //! A process started with open descriptors knows them by number only, from the environment. This
 //! crate takes ownership of them once, before the process opens anything itself.
 //!
-//! *Limits.* Descriptors are not inspected. `unsafe` is in [`take_named`] alone.
+//! *Limits.* Descriptors are not inspected.
+//!
+//! A program that replaces another one in the same process gets descriptors in the same way, and
+//! finds signals blocked ([`replace_program`]).
+//!
+//! `unsafe` is in [`take_named`], [`replace_program`] and [`unblock_signals`].
 //!
 //! ```
 //! // First of all in `main`.
@@ -15,7 +20,11 @@
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use std::env::var;
+use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Number of the first inherited descriptor (SD_LISTEN_FDS_START, systemd/sd-daemon.h).
@@ -69,6 +78,50 @@ fn count(count: &str, process: &str) -> RawFd {
     match count.parse() {
         Ok(count @ 1..=MOST) if process == own => count,
         _ => 0,
+    }
+}
+
+/// Replaces the program of this process (execve(2)). Signals stay blocked until the new program
+/// calls [`unblock_signals`]: before it handles them, they would end it. `may_go` is called when
+/// they are blocked, and must not allocate: `false` gives up with `ErrorKind::Interrupted`. Returns
+/// only if the program is not executed.
+pub fn replace_program(
+    command: &mut Command,
+    may_go: impl Fn() -> bool + Send + Sync + 'static,
+) -> io::Error {
+    let block = move || match mask(libc::SIG_BLOCK) {
+        0 if may_go() => Ok(()),
+        0 => Err(io::ErrorKind::Interrupted.into()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    };
+    // SAFETY: the closure makes system calls only. `exec` calls it in this process, without a fork.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(block);
+    }
+    let error = command.exec();
+    unblock_signals();
+    error
+}
+
+/// Unblocks all signals of this thread, after [`replace_program`] has blocked them.
+pub fn unblock_signals() {
+    // The only error is an unknown `how`.
+    let _ = mask(libc::SIG_UNBLOCK);
+}
+
+/// Blocks or unblocks all signals of this thread.
+fn mask(how: libc::c_int) -> libc::c_int {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set is there, and is initialized by the call.
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+    }
+    // SAFETY: the set is initialized, and is read only. The previous mask is not asked for.
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::pthread_sigmask(how, all.as_ptr(), std::ptr::null_mut())
     }
 }
 

@@ -2,24 +2,38 @@
 
 use crate::arrival::Sending;
 use crate::upgrade::{Programs, Which};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Child, ExitStatus};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// End of a serving process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// With this exit code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+    /// Without a notice, in a way that only its parent knows, which was the keeper before this one.
+    Unknown,
+}
 
 /// A serving process, and the objects that the keeper shares with it.
 #[derive(Debug)]
 pub(crate) struct Serving {
-    child: Child,
+    pid: Pid,
     pidfd: OwnedFd,
     /// None when it has closed its end.
     pub channel: Option<OwnedFd>,
     pub sending: Sending,
     /// The process has reported that it serves.
     pub is_ready: bool,
+    /// The process has reported that it ends in order.
+    is_stopping: bool,
     /// Last status that the process reported (sd_notify(3), `STATUS=`).
     pub status: Option<String>,
 }
@@ -35,17 +49,14 @@ impl Serving {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let (ours, theirs) = pair?;
         let mut child = programs.start(which, theirs)?;
-        let pidfd = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let pidfd = pidfd.ok_or(Errno::SRCH);
-        let pidfd = pidfd.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
-        match pidfd {
-            Ok(pidfd) => Ok(Self {
-                child,
-                pidfd,
-                channel: Some(ours),
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let opened = pid.ok_or(Errno::SRCH);
+        let opened = opened.and_then(|pid| Ok((pid, pidfd_open(pid, PidfdFlags::empty())?)));
+        match opened {
+            // The process is waited for by its descriptor.
+            Ok((pid, pidfd)) => Ok(Self {
                 sending,
-                is_ready: false,
-                status: None,
+                ..Self::adopted(pid, pidfd, Some(ours), false)
             }),
             Err(errno) => {
                 let _ = child.kill();
@@ -55,16 +66,63 @@ impl Serving {
         }
     }
 
-    /// Passes a signal on. It has not been waited for, so its number is not another's.
-    pub(crate) fn signal(&self, signal: Signal) {
-        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            let _ = kill_process(pid, signal);
+    /// A process that another keeper has started, or the program that this process was before.
+    pub(crate) fn adopted(
+        pid: Pid,
+        pidfd: OwnedFd,
+        channel: Option<OwnedFd>,
+        is_ready: bool,
+    ) -> Self {
+        Self {
+            pid,
+            pidfd,
+            channel,
+            sending: Sending::default(),
+            is_ready,
+            is_stopping: false,
+            status: None,
         }
     }
 
-    /// Returns the exit status, if the process has ended.
-    pub(crate) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
-        self.child.try_wait()
+    pub(crate) fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Notes what the process has reported.
+    pub(crate) fn told(&mut self, lines: &str) {
+        self.is_ready |= lines.lines().any(|line| line == "READY=1");
+        self.is_stopping |= lines.lines().any(|line| line == "STOPPING=1");
+        let status = lines.lines().find_map(|line| line.strip_prefix("STATUS="));
+        self.status = status.map(str::to_owned).or(self.status.take());
+    }
+
+    /// Passes a signal on.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let _ = pidfd_send_signal(&self.pidfd, signal);
+    }
+
+    /// Returns how the process has ended, if it has.
+    pub(crate) fn ended(&self) -> Result<Option<Ended>, Errno> {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        if poll(&mut fds, Some(&Timespec::default()))? == 0 {
+            return Ok(None);
+        }
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        match waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
+            Ok(Some(status)) => Ok(Some(match status.exit_status() {
+                Some(code) => Ended::Code(code),
+                None => Ended::Signal(status.terminating_signal().unwrap_or(0)),
+            })),
+            Ok(None) => Ok(None),
+            // The process is the child of another keeper.
+            Err(Errno::CHILD) if self.is_stopping => Ok(Some(Ended::Code(0))),
+            Err(Errno::CHILD) => Ok(Some(Ended::Unknown)),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// Adds the descriptors to wait for: the end of the process, and its messages.

@@ -3,13 +3,15 @@
 //! The process has one thread and one `poll`. It never waits for the serving process, which may
 //! stand still, be stopped in a debugger, or send anything.
 
-use crate::arrival::{Facts, Sending, passed_name};
-use crate::child::Serving;
+use crate::arrival::{ArrivalError, Facts, Sending, Transfer, passed_name};
+use crate::child::{Ended, Serving};
 use crate::packet;
 use crate::restart::Pace;
+use crate::resume::{ResumeError, State, Written};
 use crate::signals::{Signals, UPGRADE, ends};
+use crate::standby::{Backup, News, next};
 use crate::store::{Done, Kept, Store};
-use crate::text::NO_UPGRADE;
+use crate::text::{KEEPER, NO_UPGRADE};
 use crate::upgrade::{Programs, Step, Upgrade};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
@@ -18,9 +20,7 @@ use rustix::process::{PidfdFlags, Signal, getpid, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 use std::error::Error;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -57,6 +57,8 @@ pub struct Keeper<'a> {
     pub given: Vec<Given>,
     /// A socket that is connected to the service manager, if there is one.
     pub manager: Option<OwnedFd>,
+    /// No other process is to be the keeper after this one.
+    pub is_last: bool,
 }
 
 /// End of the keeper process.
@@ -79,6 +81,9 @@ pub enum KeepFailed {
     /// The process could not be confined as its caller wants it.
     #[error("the process cannot be confined")]
     Confine(#[source] Box<dyn Error + Send + Sync>),
+    /// The keeper that this process stands by for has not sent all that it keeps.
+    #[error("the keeper")]
+    StandBy(#[source] ArrivalError),
 }
 
 struct Running<'a> {
@@ -104,9 +109,13 @@ struct Running<'a> {
     ordered: Option<Signal>,
     /// Signal that is passed on when a process serves that can make everything durable.
     held: Option<Signal>,
+    /// The stand-by.
+    backup: Backup,
+    /// The program of this process is to be replaced by that of the serving process.
+    replaces_itself: bool,
 }
 
-impl Keeper<'_> {
+impl<'a> Keeper<'a> {
     /// Keeps and restarts until the serving process ends because it was to. `confine` is called
     /// before the first one is started.
     ///
@@ -116,8 +125,93 @@ impl Keeper<'_> {
         self,
         confine: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
     ) -> Result<End, KeepFailed> {
-        let signals = Signals::new().map_err(|error| KeepFailed::System("signals", error))?;
+        let mut running = self.begin()?;
         confine().map_err(KeepFailed::Confine)?;
+        running.run()
+    }
+
+    /// Stands by for the keeper at the other end of `channel`: receives all that it keeps, and
+    /// becomes the keeper when it ends without notice. `None`: the keeper has ended in order.
+    ///
+    /// # Errors
+    /// [`KeepFailed`].
+    pub fn stand_by(
+        self,
+        channel: OwnedFd,
+        confine: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
+    ) -> Result<Option<End>, KeepFailed> {
+        let mut running = self.begin()?;
+        confine().map_err(KeepFailed::Confine)?;
+        let all = Transfer::receive(channel.as_fd()).map_err(KeepFailed::StandBy)?;
+        running.take_over(all);
+        loop {
+            match next(&channel) {
+                News::Request(packet) => {
+                    if let Done::Tell(lines) = running.store.handle(packet)
+                        && let Some(serving) = &mut running.serving
+                    {
+                        serving.told(&lines);
+                    }
+                }
+                News::Serving(serving) => running.serving = Some(serving),
+                News::Ended(facts) => {
+                    running.serving = None;
+                    running.facts = facts;
+                }
+                News::Quit => {
+                    // This process is the last one that closes what was kept.
+                    while !matches!(next(&channel), News::Gone) {}
+                    // The kernel closes all of it at the end of this process, standard output
+                    // first: nobody waits for a close that takes long.
+                    std::mem::forget(running);
+                    return Ok(None);
+                }
+                News::Gone => break,
+            }
+        }
+        drop(channel);
+        running.promote();
+        running.run().map(Some)
+    }
+
+    /// Continues as the keeper that this process was before its program was replaced. `state` and
+    /// `open` were left by the program before, which has blocked signals: `unblock` is called when
+    /// they are handled.
+    ///
+    /// # Errors
+    /// [`ResumeError`]: the program before is to take its place again. The descriptors are open
+    /// then.
+    pub fn resume(
+        self,
+        state: BorrowedFd<'_>,
+        open: Vec<OwnedFd>,
+        unblock: impl FnOnce(),
+    ) -> Result<Result<End, KeepFailed>, (ResumeError, Vec<OwnedFd>)> {
+        let state = State::read(state, open)?;
+        crash::point!("keeper.resumed");
+        let mut running = match self.begin() {
+            Ok(running) => running,
+            Err(error) => return Ok(Err(error)),
+        };
+        unblock();
+        running.has_served = true;
+        running.given = state.given;
+        for kept in state.kept {
+            running.store.enter(kept);
+        }
+        running.facts = state.facts;
+        running.serving = Some(state.serving);
+        running.next_upgrade = Instant::now() + UPGRADE_REST;
+        // The stand-by of the program before is replaced by one of this program.
+        if let Some((pid, channel)) = state.standby {
+            running.backup.leave(pid, channel);
+        }
+        running.say("the keeper runs the new program, too");
+        Ok(running.run())
+    }
+
+    fn begin(self) -> Result<Running<'a>, KeepFailed> {
+        let signals = Signals::new().map_err(|error| KeepFailed::System("signals", error))?;
         let mut running = Running {
             store: Store::new(self.most),
             given: Vec::new(),
@@ -134,6 +228,8 @@ impl Keeper<'_> {
             tells_refusal: false,
             ordered: None,
             held: None,
+            backup: Backup::default(),
+            replaces_itself: false,
         };
         let given = std::mem::take(&mut running.keeper.given).into_iter();
         let given = given.map(|given| Kept {
@@ -141,7 +237,94 @@ impl Keeper<'_> {
             fd: Rc::new(given.fd),
         });
         running.given = given.collect();
-        running.run()
+        Ok(running)
+    }
+}
+
+impl Running<'_> {
+    /// Takes what another keeper has sent.
+    fn take_over(&mut self, all: Transfer) {
+        let kept = |(name, fd): (String, OwnedFd)| Kept {
+            name: name.into(),
+            fd: Rc::new(fd),
+        };
+        self.given = all.given.into_iter().map(kept).collect();
+        for one in all.kept.into_iter().map(kept) {
+            self.store.enter(one);
+        }
+        self.facts = all.facts;
+        // A keeper has a stand-by only when a process serves.
+        self.has_served = true;
+    }
+
+    /// Becomes the keeper, whose place is free.
+    fn promote(&mut self) {
+        // Signals until now were meant for the other keeper.
+        self.signals.take();
+        let keeper = std::process::id();
+        self.say(&format!(
+            "the keeper has ended without notice, and another one goes on: process {keeper}"
+        ));
+        let Some(serving) = &self.serving else {
+            return;
+        };
+        match &serving.channel {
+            Some(channel) if serving.is_ready => {
+                let _ = packet::send(channel.as_fd(), &format!("{KEEPER}{keeper}\n"), &[]);
+            }
+            // The process may wait for more of the other keeper. The next one gets all.
+            _ => serving.signal(Signal::KILL),
+        }
+    }
+
+    /// Starts a stand-by, if there is none and a process serves.
+    fn start_backup(&mut self) {
+        let Some(serving) = self.serving.as_ref().filter(|serving| serving.is_ready) else {
+            return;
+        };
+        let is_busy = self.ordered.is_some() || self.upgrade.is_under_way();
+        if self.keeper.is_last || is_busy || !self.backup.is_wanted() {
+            return;
+        }
+        let (kept, most) = (self.store.all(), self.store.most());
+        let sending = Sending::new(&kept, &self.given, most, &self.facts);
+        let programs = &mut *self.keeper.programs;
+        if let Err(error) = self.backup.start(programs, sending, serving) {
+            self.say(&format!("there is no stand-by for the keeper: {error}"));
+        }
+    }
+
+    /// Replaces the program of this process by that of the serving process, after an upgrade.
+    fn replace(&mut self) {
+        let is_upgraded = !self.upgrade_asked && !self.upgrade.is_under_way();
+        let is_quiet = is_upgraded && self.ordered.is_none() && self.backup.is_complete();
+        let Some(serving) = &self.serving else {
+            return;
+        };
+        if !self.replaces_itself || !is_quiet || serving.sending.is_under_way() {
+            return;
+        }
+        self.replaces_itself = false;
+        let kept = self.store.all();
+        let standby = self.backup.place();
+        let written = Written::new(&self.given, &kept, &self.facts, serving, standby);
+        let error = match &written {
+            Ok(state) => {
+                let may_go = Box::new(self.signals.quiet());
+                let (state, last) = (state.file.as_fd(), state.last);
+                self.keeper.programs.replace(state, last, may_go)
+            }
+            Err(error) => io::Error::new(error.kind(), error.to_string()),
+        };
+        drop(written);
+        if error.kind() == io::ErrorKind::Interrupted {
+            // A signal is handled first.
+            self.replaces_itself = true;
+            return;
+        }
+        self.say(&format!(
+            "the keeper goes on with the program before: {error}"
+        ));
     }
 }
 
@@ -163,7 +346,8 @@ impl Running<'_> {
     /// process is waited for. The last process to close one waits: that process outlives this one.
     fn leave(&mut self) {
         let kept = self.store.all();
-        if kept.is_empty() {
+        // The stand-by closes what it keeps after the end of this process.
+        if self.backup.dismiss() || kept.is_empty() {
             return;
         }
         for kept in &kept {
@@ -187,6 +371,7 @@ impl Running<'_> {
         {
             return Ok(Some(end));
         }
+        self.start_backup();
         self.wait()?;
         for signal in self.signals.take() {
             if signal == UPGRADE {
@@ -200,6 +385,7 @@ impl Running<'_> {
                 serving.signal(signal);
             }
         }
+        self.backup.go_on();
         self.read();
         self.ask_new();
         if self.has_served_now()
@@ -209,15 +395,19 @@ impl Running<'_> {
             serving.signal(signal);
         }
         self.upgrade();
-        let ended = match &mut self.serving {
-            Some(serving) => serving.ended().map_err(|e| KeepFailed::System("wait", e))?,
+        self.replace();
+        let ended = match &self.serving {
+            Some(serving) => {
+                let ended = serving.ended();
+                ended.map_err(|errno| KeepFailed::System("wait", errno.into()))?
+            }
             // Data that the last process was to make durable cannot be flushed.
             None if self.ordered.is_some() && self.held.is_none() => {
                 return Ok(Some(End::NotDurable));
             }
             None => None,
         };
-        Ok(ended.and_then(|status| self.ended(status)))
+        Ok(ended.and_then(|end| self.ended(end)))
     }
 
     /// Handles a signal that asks for the end. `true`: it waits until the next process serves,
@@ -241,6 +431,9 @@ impl Running<'_> {
         if self.may_upgrade() {
             end = Some(end.map_or(self.next_upgrade, |end| end.min(self.next_upgrade)));
         }
+        if let Some(start) = self.backup.watch(&mut fds) {
+            end = Some(end.map_or(start, |end| end.min(start)));
+        }
         let timeout = end.map(|end| end.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         match poll(&mut fds, timeout.as_ref()) {
@@ -252,10 +445,14 @@ impl Running<'_> {
     /// Starts a serving process. One that cannot be started counts as one that has ended.
     fn start(&mut self) -> Result<Option<End>, KeepFailed> {
         self.store.begin();
+        self.backup.ended(&self.facts);
         let (kept, most) = (self.store.all(), self.store.most());
         let sending = Sending::new(&kept, &self.given, most, &self.facts);
         match Serving::start(self.keeper.programs, self.upgrade.which(), sending) {
             Ok(serving) => {
+                if let Err(error) = self.backup.serves(&serving) {
+                    self.say(&format!("the stand-by of the keeper: {error}"));
+                }
                 self.serving = Some(serving);
                 Ok(None)
             }
@@ -285,12 +482,19 @@ impl Running<'_> {
                 serving.channel = None;
                 return;
             }
+            // The stand-by has a message before this process takes it.
+            if self.backup.is_there() {
+                let peeked =
+                    packet::receive(channel.as_fd(), RecvFlags::DONTWAIT | RecvFlags::PEEK);
+                if let Ok(Some(packet)) = peeked {
+                    self.backup.forward(packet);
+                    crash::point!("keeper.forwarded");
+                }
+            }
             match packet::receive(channel.as_fd(), RecvFlags::DONTWAIT) {
                 Ok(Some(packet)) => match self.store.handle(packet) {
                     Done::Tell(lines) => {
-                        serving.is_ready |= lines.lines().any(|line| line == "READY=1");
-                        let status = lines.lines().find_map(|line| line.strip_prefix("STATUS="));
-                        serving.status = status.map(str::to_owned).or(serving.status.take());
+                        serving.told(&lines);
                         tell(self.keeper.manager.as_ref(), &lines);
                     }
                     Done::Upgrade => {
@@ -306,7 +510,7 @@ impl Running<'_> {
     }
 
     /// The serving process has ended.
-    fn ended(&mut self, status: ExitStatus) -> Option<End> {
+    fn ended(&mut self, end: Ended) -> Option<End> {
         // Messages that it has sent before its end count.
         while self.serving.as_ref().is_some_and(is_readable) {
             self.read();
@@ -318,7 +522,7 @@ impl Running<'_> {
         self.has_served |= was_ready;
         let ended = clock_gettime(ClockId::Monotonic);
         self.facts.ended_at = Duration::try_from(ended).ok();
-        self.facts.how = Some(in_words(status));
+        self.facts.how = Some(in_words(end));
         if self.ordered.is_none() && self.upgrade.ended(&mut self.facts.how) {
             self.facts.restarts = self.facts.restarts.saturating_add(1);
             self.next_start = Instant::now();
@@ -326,18 +530,18 @@ impl Running<'_> {
         }
         if self.ordered.is_none() && self.upgrade.is_tried() && !was_ready {
             self.facts.restarts = self.facts.restarts.saturating_add(1);
-            self.back(&status_text.unwrap_or_else(|| in_words(status)));
+            self.back(&status_text.unwrap_or_else(|| in_words(end)));
             return None;
         }
-        match (status.code(), status.signal()) {
-            (Some(code), _) if MEANT.contains(&code) => return Some(end_with(code)),
+        match end {
+            Ended::Code(code) if MEANT.contains(&code) => return Some(end_with(code)),
             // The process has found an error and reported it: another would find the same. But the
             // first one after one that has served may find something free a moment later.
-            (Some(code @ ERROR), _) if was_ready || !self.has_served => {
+            Ended::Code(code @ ERROR) if was_ready || !self.has_served => {
                 return Some(end_with(code));
             }
-            (Some(code), _) if !self.has_served => return Some(end_with(code)),
-            (_, Some(signal)) if self.ordered.is_some() || !self.has_served => {
+            Ended::Code(code) if !self.has_served => return Some(end_with(code)),
+            Ended::Signal(signal) if self.ordered.is_some() || !self.has_served => {
                 return Some(End::Signal(signal));
             }
             _ if self.ordered.is_some() => return Some(End::NotDurable),
@@ -353,6 +557,7 @@ impl Running<'_> {
         self.facts.restarts = self.facts.restarts.saturating_add(1);
         self.facts.failures = self.pace.failures();
         self.next_start = now + pause;
+        self.backup.ended(&self.facts);
         if !was_ready && !pause.is_zero() {
             let (failures, how) = (self.pace.failures(), self.facts.how.as_deref());
             self.say(&format!(
@@ -419,7 +624,10 @@ impl Running<'_> {
                     serving.signal(Signal::KILL);
                 }
             }
-            Step::Done => self.say("upgraded: the new program serves"),
+            Step::Done => {
+                self.say("upgraded: the new program serves");
+                self.replaces_itself = true;
+            }
             Step::Late => {
                 if let Some(serving) = &self.serving {
                     serving.signal(Signal::KILL);
@@ -463,10 +671,10 @@ fn end_with(code: i32) -> End {
     End::Code(u8::try_from(code).unwrap_or(u8::MAX))
 }
 
-fn in_words(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (_, Some(signal)) => format!("signal {signal}"),
-        (Some(code), _) => format!("exit code {code}"),
-        _ => status.to_string(),
+fn in_words(end: Ended) -> String {
+    match end {
+        Ended::Signal(signal) => format!("signal {signal}"),
+        Ended::Code(code) => format!("exit code {code}"),
+        Ended::Unknown => "in a way that only the keeper before knew".to_owned(),
     }
 }

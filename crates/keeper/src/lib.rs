@@ -21,6 +21,10 @@
 //! `inherit`). The keeper process sends them over the socket pair, before anything else: there is
 //! no number to believe in, no second `execve`, and no limit by the length of a variable.
 //!
+//! *The keeper's own end.* A second keeper process stands by with duplicates of all of it (module
+//! `standby`), and is the keeper if the first one ends without notice. An upgrade replaces the
+//! keeper's program in place (module `resume`).
+//!
 //! *Identity.* A disk notes the use of each of its descriptors in its state memory, before the
 //! keeper has it ([`Ledger`]): names here are short and have no meaning.
 //!
@@ -45,7 +49,9 @@ mod ledger;
 mod link;
 mod packet;
 mod restart;
+mod resume;
 mod signals;
+mod standby;
 mod store;
 mod text;
 mod upgrade;
@@ -57,6 +63,7 @@ pub use last::outlive;
 pub use ledger::{Ledger, LedgerError};
 pub use link::{Keeping, Link, UpgradeError};
 pub use restart::Pace;
+pub use resume::{MAX_STATE, ResumeError};
 pub use store::may_be_kept;
-pub use text::{LASTING, MAX_NAME, is_name};
-pub use upgrade::{Programs, REPLACED, Which};
+pub use text::{LASTING, MAX_NAME, OLDEST_PROTOCOL, PROTOCOL, is_name};
+pub use upgrade::{MayGo, Programs, REPLACED, Which};

@@ -7,6 +7,7 @@ use rustix::net::RecvFlags;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
@@ -14,7 +15,8 @@ use sync::Unpoisoned;
 /// The keeper of this process's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeping {
-    /// The process of this number, which has started this one.
+    /// The process of this number, which has started this one. Another process may have become the
+    /// keeper since ([`Link::keeper`]).
     Process(u32),
     /// systemd, in its store of this service's descriptors.
     Systemd,
@@ -28,6 +30,8 @@ pub struct Link(Arc<Shared>);
 struct Shared {
     socket: OwnedFd,
     keeping: Keeping,
+    /// Process ID of the keeper, which another process may become; 0 for systemd.
+    keeper: AtomicU32,
     most: usize,
     /// Names of the descriptors that the keeper may have by now.
     names: Mutex<BTreeSet<String>>,
@@ -69,6 +73,10 @@ impl Link {
         Self(Arc::new(Shared {
             socket,
             keeping,
+            keeper: AtomicU32::new(match keeping {
+                Keeping::Process(pid) => pid,
+                Keeping::Systemd => 0,
+            }),
             most,
             names: Mutex::new(kept.into_iter().collect()),
             upgrade: Mutex::new(()),
@@ -103,6 +111,32 @@ impl Link {
         self.0.keeping
     }
 
+    /// Returns the process ID of the keeper by now; `None` for systemd.
+    pub fn keeper(&self) -> Option<u32> {
+        // An upgrade that is under way reads the messages.
+        if let Ok(_one) = self.0.upgrade.try_lock() {
+            while let Ok(Some(packet)) = packet::receive(self.0.socket.as_fd(), RecvFlags::DONTWAIT)
+            {
+                self.note_keeper(&packet.text);
+            }
+        }
+        match self.0.keeper.load(Ordering::Relaxed) {
+            0 => None,
+            pid => Some(pid),
+        }
+    }
+
+    /// Notes the keeper's process ID, if a message has it.
+    fn note_keeper(&self, text: &[u8]) {
+        let text = String::from_utf8_lossy(text);
+        let pid = text.strip_prefix(text::KEEPER);
+        if let Some(pid) = pid.and_then(|pid| pid.trim_end().parse().ok())
+            && self.keeping() != Keeping::Systemd
+        {
+            self.0.keeper.store(pid, Ordering::Relaxed);
+        }
+    }
+
     /// Descriptors that are kept, of all that have been sent.
     pub fn kept(&self) -> usize {
         self.0.names.lock().unpoisoned().len()
@@ -133,7 +167,9 @@ impl Link {
         let _one = self.0.upgrade.lock().unpoisoned();
         let socket = self.0.socket.as_fd();
         // Discards an answer that arrived too late for its requester.
-        while let Ok(Some(_)) = packet::receive(socket, RecvFlags::DONTWAIT) {}
+        while let Ok(Some(packet)) = packet::receive(socket, RecvFlags::DONTWAIT) {
+            self.note_keeper(&packet.text);
+        }
         self.send(text::UPGRADE, None)
             .map_err(UpgradeError::Unreachable)?;
         let limit = Instant::now() + UPGRADE_LIMIT;
@@ -151,6 +187,7 @@ impl Link {
             }
             match packet::receive(socket, RecvFlags::DONTWAIT) {
                 Ok(Some(answer)) => {
+                    self.note_keeper(&answer.text);
                     let text = String::from_utf8_lossy(&answer.text);
                     if let Some(why) = text.strip_prefix(text::NO_UPGRADE) {
                         return Err(UpgradeError::Refused(why.trim_end().to_owned()));

@@ -23,7 +23,8 @@ pub(crate) struct Packet {
     pub cut: bool,
 }
 
-/// The next message, `None` at the end of the connection.
+/// The next message, `None` at the end of the connection. With MSG_PEEK it stays in the socket, and
+/// its descriptors are duplicates.
 ///
 /// # Errors
 /// EAGAIN where none has come and `flags` have MSG_DONTWAIT.

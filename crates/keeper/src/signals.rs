@@ -53,6 +53,13 @@ impl Signals {
         self.come.as_fd()
     }
 
+    /// Returns a function that tells whether no signal has arrived since the last
+    /// [`Signals::take`].
+    pub(crate) fn quiet(&self) -> impl Fn() -> bool + Send + Sync + 'static {
+        let flags: Vec<_> = self.flags.iter().map(|(_, flag)| flag.clone()).collect();
+        move || !flags.iter().any(|flag| flag.load(Ordering::Acquire))
+    }
+
     /// Returns the signals that have arrived since the last call.
     pub(crate) fn take(&self) -> Vec<Signal> {
         let mut bytes = [0; 64];

@@ -50,6 +50,11 @@ impl Store {
         }
     }
 
+    /// Enters a descriptor that another keeper had.
+    pub(crate) fn enter(&mut self, kept: Kept) {
+        self.kept.push(kept);
+    }
+
     /// Returns all kept descriptors.
     pub(crate) fn all(&self) -> Vec<Kept> {
         self.kept.clone()

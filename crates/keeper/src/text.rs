@@ -1,5 +1,13 @@
 //! Messages to a keeper: lines of a datagram (sd_notify(3)).
 
+/// Version of the protocol between the keeper process and the serving process.
+///
+/// 2: the first one. 3: the keeper states its version, and tells its process ID when another
+/// process has become the keeper.
+pub const PROTOCOL: u32 = 3;
+/// Oldest version that is understood.
+pub const OLDEST_PROTOCOL: u32 = 2;
+
 /// Longest name of a descriptor here. systemd takes 255 bytes.
 pub const MAX_NAME: usize = 64;
 
@@ -98,6 +106,9 @@ pub(crate) const UPGRADE: &str = "UPGRADE=1";
 
 /// The keeper process's answer where it refuses one; with the reason.
 pub(crate) const NO_UPGRADE: &str = "NO_UPGRADE=";
+
+/// Line with the process ID of the process that is the keeper by now.
+pub(crate) const KEEPER: &str = "KEEPER=";
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,9 @@ pub enum Which {
     /// The one that is to take its place.
     New,
 }
+
+/// Whether the program may be replaced now.
+pub type MayGo = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// The programs that a keeper process starts.
 pub trait Programs {
@@ -57,6 +60,21 @@ pub trait Programs {
 
     /// The new program is the present one from now on, or is not looked at any more.
     fn decide(&mut self, which: Which);
+
+    /// Starts a stand-by with the socket as its standard input, from the program of this process.
+    /// It is to call [`Keeper::stand_by`](crate::Keeper::stand_by).
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    fn start_standby(&mut self, channel: OwnedFd) -> io::Result<Child>;
+
+    /// Replaces the program of this process by the present one of the serving process (execve(2)).
+    /// The program gets the descriptors that are open across that, the last of which has the number
+    /// `last`, and is to call [`Keeper::resume`](crate::Keeper::resume) with `state`. Signals are
+    /// to be blocked, and then `may_go` asked, which is `false` when one has come that this program
+    /// has to handle. Returns only if the program is not replaced, then with
+    /// `ErrorKind::Interrupted`.
+    fn replace(&mut self, state: BorrowedFd<'_>, last: RawFd, may_go: MayGo) -> io::Error;
 
     /// Starts a process that calls [`outlive`](crate::outlive) with its standard input, which is to
     /// be `keeper`, and ends. It inherits the open descriptors.

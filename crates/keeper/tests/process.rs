@@ -2,18 +2,19 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
-use keeper::{Arrival, Desk, End, Given, Keeper, Keeping, Programs, Which, outlive};
+use keeper::{Arrival, Desk, End, Given, Keeper, Keeping, MayGo, Programs, Which, outlive};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +29,10 @@ const SERVE: &str = "VNVME_TEST_SERVE";
 const LAST: &str = "VNVME_TEST_LAST";
 /// Destination of a connection whose close takes long.
 const LINGERS: &str = "VNVME_TEST_LINGERS";
+/// Set for a keeper that stands by.
+const STANDBY: &str = "VNVME_TEST_STANDBY";
+/// Number of the descriptor with the state of a keeper whose program was replaced.
+const STATE: &str = "VNVME_TEST_STATE";
 /// Behaviour of the new program.
 const NEW: &str = "VNVME_TEST_NEW";
 /// Exit codes of the keeper for ends that have no code.
@@ -52,6 +57,7 @@ impl Programs for Pair {
         let mut command = Command::new("/proc/self/exe");
         command.args(["--exact", "child_serving", "--nocapture"]);
         command.env_remove(KEEPER).env(SERVE, what);
+        command.env_remove(STANDBY).env_remove(STATE);
         command.stdin(Stdio::from(channel)).spawn()
     }
 
@@ -84,6 +90,28 @@ impl Programs for Pair {
         if which == Which::New {
             self.present.clone_from(&self.new);
         }
+    }
+
+    fn start_standby(&mut self, channel: OwnedFd) -> std::io::Result<Child> {
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["--exact", "child_keeper", "--nocapture"]);
+        command.env(KEEPER, &self.present).env(STANDBY, "1");
+        command.env_remove("LISTEN_FDS").env_remove(STATE);
+        command.stdin(Stdio::from(channel)).spawn()
+    }
+
+    fn replace(&mut self, state: BorrowedFd<'_>, last: RawFd, may_go: MayGo) -> std::io::Error {
+        if self.new == "cannot be the keeper" {
+            return std::io::Error::other("it knows of no keeper");
+        }
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["--exact", "child_keeper", "--nocapture"]);
+        command
+            .env(KEEPER, &self.present)
+            .env(STATE, state.as_raw_fd().to_string())
+            .env("LISTEN_PID", std::process::id().to_string())
+            .env("LISTEN_FDS", (last - 2).to_string());
+        inherit::replace_program(&mut command, may_go)
     }
 
     fn start_last(&mut self, keeper: OwnedFd) -> std::io::Result<()> {
@@ -135,21 +163,43 @@ fn child_keeper() {
         present: what,
         new: std::env::var(NEW).unwrap_or_default(),
     };
-    let given = memfd_create("given", MemfdFlags::CLOEXEC).unwrap();
+    let open: Vec<OwnedFd> = match std::env::var_os(STATE) {
+        Some(_) => inherit::take(),
+        None => Vec::new(),
+    };
+    let is_first = open.is_empty() && std::env::var_os(STANDBY).is_none();
+    let given = is_first.then(|| Given {
+        name: "control".into(),
+        fd: memfd_create("given", MemfdFlags::CLOEXEC).unwrap(),
+    });
     let keeper = Keeper {
         programs: &mut programs,
         most: 100,
-        given: vec![Given {
-            name: "control".into(),
-            fd: given,
-        }],
+        given: given.into_iter().collect(),
+        is_last: false,
         manager: std::env::var_os("NOTIFY_SOCKET").map(|path| {
             let socket = UnixDatagram::unbound().unwrap();
             socket.connect(path).unwrap();
             socket.into()
         }),
     };
-    let code = match keeper.run(|| Ok(())).unwrap() {
+    let end = if let Ok(state) = std::env::var(STATE) {
+        let state: RawFd = state.parse().unwrap();
+        let mut open = open;
+        let place = open.iter().position(|fd| fd.as_raw_fd() == state).unwrap();
+        let state = open.swap_remove(place);
+        let resumed = keeper.resume(state.as_fd(), open, inherit::unblock_signals);
+        resumed.map_err(|(error, _)| error).unwrap().unwrap()
+    } else if !is_first {
+        let channel = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+        match keeper.stand_by(channel, || Ok(())).unwrap() {
+            Some(end) => end,
+            None => std::process::exit(0),
+        }
+    } else {
+        keeper.run(|| Ok(())).unwrap()
+    };
+    let code = match end {
         End::Code(code) => code.into(),
         End::Signal(signal) => BY_SIGNAL + signal,
         End::NotDurable => NOT_DURABLE,
@@ -163,7 +213,6 @@ fn child_serving() {
     let Ok(what) = std::env::var(SERVE) else {
         return;
     };
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let channel = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
     let arrival = Arrival::receive(channel).unwrap();
     assert!(matches!(arrival.link.keeping(), Keeping::Process(_)));
@@ -238,7 +287,7 @@ fn child_serving() {
             std::process::exit(0)
         }
         "ends with 1" => std::process::exit(1),
-        "goes on" | "goes on, too" => {
+        "goes on" | "goes on, too" | "cannot be the keeper" => {
             let is_new = what != "goes on";
             if is_new {
                 let how = arrival.facts.how.as_deref();
@@ -310,8 +359,10 @@ struct Running {
 }
 
 impl Drop for Running {
+    /// Ends all processes: those that serve outlive their keeper.
     fn drop(&mut self) {
-        let _ = self.keeper.kill();
+        let group = Pid::from_raw(self.keeper.id().try_into().unwrap()).unwrap();
+        let _ = kill_process_group(group, Signal::KILL);
         let _ = self.keeper.wait();
     }
 }
@@ -324,6 +375,7 @@ fn start(what: &str) -> Running {
 }
 
 fn started(mut command: Command) -> Running {
+    command.process_group(0);
     let mut keeper = command.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(keeper.stdout.take().unwrap());
     Running {
@@ -417,13 +469,114 @@ fn a_signal_waits_for_the_process_that_follows() {
     }
 }
 
+/// Returns the stand-by of a keeper, once it has all that the keeper has kept.
+fn standby(keeper: Pid) -> Pid {
+    let keeper = keeper.as_raw_nonzero();
+    let end = Instant::now() + LIMIT;
+    loop {
+        // Each thread has its own children.
+        let threads = std::fs::read_dir(format!("/proc/{keeper}/task")).unwrap();
+        let children = threads
+            .flatten()
+            .map(|thread| thread.path().join("children"));
+        let children = children.filter_map(|path| std::fs::read_to_string(path).ok());
+        let children: String = children.collect();
+        let mut children = children.split_whitespace();
+        let is_standby = |child: &&str| {
+            let variables = std::fs::read(format!("/proc/{child}/environ")).unwrap_or_default();
+            let is_it = variables
+                .windows(STANDBY.len())
+                .any(|part| part == STANDBY.as_bytes());
+            let open = std::fs::read_dir(format!("/proc/{child}/fd"));
+            let open = open.into_iter().flatten().flatten();
+            let mut open = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+            is_it && open.any(|link| link.to_string_lossy().contains("memfd:count"))
+        };
+        if let Some(child) = children.find(is_standby) {
+            return Pid::from_raw(child.parse().unwrap()).unwrap();
+        }
+        assert!(Instant::now() < end, "there is no stand-by");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A keeper that is killed is followed by its stand-by, again and again: the serving process goes
+/// on, and the next one has all that was kept.
 #[test]
-fn both_die_together_when_the_keeper_is_killed() {
+fn killed_keeper_is_followed_by_standby_with_all_that_was_kept() {
+    let mut running = start("goes on");
+    let mut serving = running.serving();
+    let mut keeper = running.pid();
+    for times in 1..=3 {
+        let next = standby(keeper);
+        kill_process(keeper, Signal::KILL).unwrap();
+        let said = running.wait_said("another one goes on");
+        assert!(said.contains(&next.as_raw_nonzero().to_string()), "{said}");
+        assert!(test_kill_process(serving).is_ok(), "it was not disturbed");
+        keeper = next;
+        // The new keeper has a stand-by before its serving process is killed, or has none yet.
+        if times == 2 {
+            standby(keeper);
+        }
+        kill_process(serving, Signal::KILL).unwrap();
+        let line = running.next("serving: ");
+        let (pid, count) = line.trim_end().split_once(' ').unwrap();
+        assert_eq!(count, times.to_string());
+        serving = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    }
+    // The last one ends in order, with the process that it has started.
+    kill_process(keeper, Signal::TERM).unwrap();
+    wait_until_gone(serving);
+    wait_until_gone(keeper);
+}
+
+/// The keeper and the serving process die at one time.
+#[test]
+fn standby_follows_keeper_that_dies_with_its_process() {
+    for keeper_first in [false, true] {
+        let mut running = start("goes on");
+        let (serving, keeper) = (running.serving(), running.pid());
+        let next = standby(keeper);
+        let both = match keeper_first {
+            false => [serving, keeper],
+            true => [keeper, serving],
+        };
+        for pid in both {
+            kill_process(pid, Signal::KILL).unwrap();
+        }
+        let second = running.serving();
+        assert_ne!(second, serving);
+        kill_process(next, Signal::TERM).unwrap();
+        wait_until_gone(second);
+    }
+}
+
+/// A stand-by that dies is replaced, and one that is stopped holds up nothing.
+#[test]
+fn standby_that_dies_is_replaced_and_stopped_one_is_not_waited_for() {
     let mut running = start("goes on");
     let serving = running.serving();
-    running.keeper.kill().unwrap();
-    assert_eq!(running.code(), None);
-    wait_until_gone(serving);
+    let first = standby(running.pid());
+    kill_process(first, Signal::KILL).unwrap();
+    let end = Instant::now() + LIMIT;
+    while standby(running.pid()) == first {
+        assert!(Instant::now() < end, "there is no other");
+    }
+    kill_process(standby(running.pid()), Signal::STOP).unwrap();
+    kill_process(serving, Signal::KILL).unwrap();
+    running.serving();
+    running.end();
+}
+
+/// A stand-by is not needed after an end in order, and ends.
+#[test]
+fn standby_ends_with_the_keeper_that_ends_in_order() {
+    let mut running = start("ends in order");
+    running.serving();
+    let standby = standby(running.pid());
+    kill_process(running.pid(), Signal::TERM).unwrap();
+    assert_eq!(running.code(), Some(2));
+    wait_until_gone(standby);
 }
 
 #[test]
@@ -458,9 +611,13 @@ fn upgrade(new: &str) -> (Running, Pid) {
 
 impl Running {
     /// Waits until the keeper has logged this.
-    fn wait_said(&mut self, wanted: &str) {
-        let said = self.next("keeper: ");
-        assert!(said.contains(wanted), "{said}");
+    fn wait_said(&mut self, wanted: &str) -> String {
+        loop {
+            let said = self.next("keeper: ");
+            if said.contains(wanted) {
+                return said;
+            }
+        }
     }
 
     fn end(self) {
@@ -475,7 +632,23 @@ fn a_new_program_takes_the_place_of_the_present_one() {
     let second = running.serving();
     assert_ne!(first, second);
     running.wait_said("upgraded");
+    // The keeper is the new program, too, in the same process with all that was kept.
+    running.wait_said("runs the new program");
+    assert!(test_kill_process(second).is_ok());
     // From now on the new program follows a killed one.
+    kill_process(second, Signal::KILL).unwrap();
+    assert!(running.next("serving: ").ends_with(" 2\n"));
+    standby(running.pid());
+    running.end();
+}
+
+/// The new program serves, and cannot be the keeper: then the program before goes on as the keeper.
+#[test]
+fn keeper_goes_on_where_the_new_program_cannot_be_the_keeper() {
+    let (mut running, _) = upgrade("cannot be the keeper");
+    let second = running.serving();
+    let said = running.wait_said("goes on with the program before");
+    assert!(said.contains("it knows of no keeper"), "{said}");
     kill_process(second, Signal::KILL).unwrap();
     running.serving();
     running.end();

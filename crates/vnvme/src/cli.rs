@@ -350,6 +350,7 @@ impl ServeArgs {
                 let options = before.configured.process.clone().options(1);
                 let options = ServeOptions {
                     unavailable: before.unavailable,
+                    settings: before.settings,
                     ..options
                 };
                 (before.configured, options)

@@ -1,5 +1,6 @@
 //! Limits and weights of volumes as the control API shows and changes them.
 
+use crate::manage::{DiskVolumes, VolumeRef};
 use control::Error;
 use control::api::{LimitChange, VolumeLimits};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -13,6 +14,7 @@ use volume::{LimitHandle, Limits, MAX_WEIGHT, ShareHandle, Volume};
 pub struct LimitRegistry(Arc<Mutex<Vec<LimitEntry>>>);
 
 /// Limits and share of one volume, which has at least one of both.
+#[derive(Clone)]
 struct LimitEntry {
     name: String,
     limits: Option<LimitHandle>,
@@ -36,6 +38,13 @@ impl LimitEntry {
             ));
         }
         None
+    }
+
+    fn reference(&self) -> VolumeRef {
+        VolumeRef {
+            name: self.name.clone(),
+            volume: self.volume.clone(),
+        }
     }
 
     fn apply(&self, change: &LimitChange) {
@@ -76,7 +85,8 @@ impl LimitEntry {
     }
 }
 
-fn apply_limits(change: &LimitChange, handle: &LimitHandle) {
+/// Changes a volume's limits.
+pub fn apply_limits(change: &LimitChange, handle: &LimitHandle) {
     let Limits {
         mut iops,
         mut bps,
@@ -135,22 +145,24 @@ impl LimitRegistry {
     }
 
     /// Changes limits and weights, and returns those of the selected volumes. `volumes` are those
-    /// of the disk that the change names, if it names one.
+    /// of the disk that the change names, if it names one. `record` is called with the selected
+    /// volumes before anything changes.
     ///
     /// # Errors
-    /// No volume is selected, or a selected volume cannot have these limits; nothing is changed
-    /// then.
+    /// No volume is selected, or a selected volume cannot have these limits, or the error of
+    /// `record`; nothing is changed then.
     pub fn change(
         &self,
         change: &LimitChange,
-        volumes: Option<&[String]>,
+        volumes: Option<&DiskVolumes>,
+        record: impl FnOnce(&[VolumeRef]) -> Result<(), Error>,
     ) -> Result<Vec<VolumeLimits>, Error> {
         check(change)?;
-        let list = self.lock();
+        let list = self.lock().clone();
         let mut meant: Vec<&LimitEntry> = list.iter().collect();
         meant.sort_by(|one, other| one.name.cmp(&other.name));
         if let Some(volumes) = volumes {
-            meant.retain(|entry| volumes.contains(&entry.name));
+            meant.retain(|entry| volumes.has(change.nsid, &entry.name, &entry.volume));
         }
         if let Some(volume) = &change.volume {
             meant.retain(|entry| entry.name == *volume);
@@ -167,7 +179,11 @@ impl LimitRegistry {
         if meant.is_empty() {
             return Err(Error::not_found(nothing_meant(change, &list)));
         }
-        meant.iter().for_each(|entry| entry.apply(change));
+        if !change.is_question() {
+            let refs = meant.iter().map(|entry| entry.reference());
+            record(&refs.collect::<Vec<_>>())?;
+            meant.iter().for_each(|entry| entry.apply(change));
+        }
         Ok(meant.into_iter().map(LimitEntry::shown).collect())
     }
 }
@@ -207,6 +223,10 @@ mod tests {
         volume
     }
 
+    fn no_record(_: &[VolumeRef]) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn iops(volume: &str, iops: u64) -> LimitChange {
         LimitChange {
             volume: (!volume.is_empty()).then(|| volume.into()),
@@ -219,9 +239,13 @@ mod tests {
     #[test]
     fn volumes_are_found_by_their_whole_names_or_as_those_of_a_disk() {
         let registry = LimitRegistry::default();
-        let list = || registry.change(&LimitChange::default(), None).unwrap();
+        let list = || {
+            registry
+                .change(&LimitChange::default(), None, no_record)
+                .unwrap()
+        };
         assert!(list().is_empty());
-        let error = registry.change(&iops("", 1), None).unwrap_err();
+        let error = registry.change(&iops("", 1), None, no_record).unwrap_err();
         assert!(error.message.contains("iops=0"), "{error}");
         let (first, second) = ("null://2M?bps=1M&burst=1s", "null://1M?iops=0");
         let _first = open(&registry, first);
@@ -229,15 +253,20 @@ mod tests {
         drop(gone);
         assert_eq!(list().len(), 1, "it has gone");
         let _second = open(&registry, second);
-        assert_eq!(registry.change(&iops(second, 7), None).unwrap()[0].iops, 7);
-        let told = &registry.change(&iops(first, 9), None).unwrap()[0];
+        assert_eq!(
+            registry.change(&iops(second, 7), None, no_record).unwrap()[0].iops,
+            7
+        );
+        let told = &registry.change(&iops(first, 9), None, no_record).unwrap()[0];
         assert_eq!(
             (told.iops, told.bps, told.burst_us),
             (9, 1 << 20, 1_000_000)
         );
         // A part of a name is none.
         for part in ["1M", "null://1M", "2M?bps=1M&burst=1s", "?"] {
-            let error = registry.change(&iops(part, 1), None).unwrap_err();
+            let error = registry
+                .change(&iops(part, 1), None, no_record)
+                .unwrap_err();
             assert_eq!(error.kind, ErrorKind::NotFound, "{part}: {error}");
             assert!(error.message.contains(second), "{error}");
         }
@@ -246,15 +275,19 @@ mod tests {
             all: false,
             ..iops("", 4)
         };
-        let volumes = [first.to_owned(), "a.raw".to_owned()];
-        let told = registry.change(&of_disk, Some(&volumes)).unwrap();
+        let volumes = DiskVolumes::new(vec![(1, Arc::downgrade(&_first))]);
+        let told = registry
+            .change(&of_disk, Some(&volumes), no_record)
+            .unwrap();
         assert_eq!((told.len(), told[0].iops), (1, 4));
-        let error = registry.change(&of_disk, Some(&[])).unwrap_err();
+        let error = registry
+            .change(&of_disk, Some(&DiskVolumes::new(Vec::new())), no_record)
+            .unwrap_err();
         assert_eq!(error.kind, ErrorKind::NotFound, "{error}");
         // Sorted.
         let all: Vec<_> = list().into_iter().map(|l| (l.volume, l.iops)).collect();
         assert_eq!(all, [(second.to_owned(), 7), (first.to_owned(), 4)]);
-        registry.change(&iops("", 3), None).unwrap();
+        registry.change(&iops("", 3), None, no_record).unwrap();
         assert!(list().iter().all(|limits| limits.iops == 3));
     }
 
@@ -267,16 +300,19 @@ mod tests {
             ..LimitChange::default()
         };
         // Also from a client that is not this program.
-        let error = registry.change(&change, None).unwrap_err();
+        let error = registry.change(&change, None, no_record).unwrap_err();
         assert!(error.message.contains("--all"), "{error}");
         assert_eq!(registry.list()[0].iops, 5);
         let both = LimitChange {
             all: true,
             ..iops("null://1M?iops=5", 1)
         };
-        assert!(registry.change(&both, None).is_err());
+        assert!(registry.change(&both, None, no_record).is_err());
         assert_eq!(registry.list()[0].iops, 5);
-        assert_eq!(registry.change(&iops("", 1), None).unwrap()[0].iops, 1);
+        assert_eq!(
+            registry.change(&iops("", 1), None, no_record).unwrap()[0].iops,
+            1
+        );
     }
 
     #[test]
@@ -289,7 +325,7 @@ mod tests {
                 weight: Some(weight),
                 ..LimitChange::default()
             };
-            registry.change(&change, None)
+            registry.change(&change, None, no_record)
         };
         assert!(weight(None, 5).unwrap_err().message.contains("weight=100"));
         let (with, without) = ("null://1G?name=limits-test&weight=7", "null://2G?iops=9");
@@ -309,7 +345,9 @@ mod tests {
             1,
             "only those that have one"
         );
-        let error = registry.change(&iops(with, 1), None).unwrap_err();
+        let error = registry
+            .change(&iops(with, 1), None, no_record)
+            .unwrap_err();
         assert!(error.message.contains("has no limits"), "{error}");
         assert_eq!(registry.list().len(), 2);
     }

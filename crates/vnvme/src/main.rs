@@ -61,6 +61,7 @@ mod rings;
 mod roll;
 mod scrape;
 mod serve;
+mod settings;
 mod signals;
 mod sizes;
 mod sockets;
@@ -90,8 +91,8 @@ fn main() -> ExitCode {
     if std::env::args_os().skip(1).eq(keep::LAST) {
         return keep::last();
     }
-    if let Some((sandbox, args)) = keep::wanted(std::env::args_os().skip(1)) {
-        return keep::run(sandbox, &args);
+    if let Some(wanted) = keep::wanted(std::env::args_os().skip(1)) {
+        return keep::run(&wanted);
     }
     match keep::arrive() {
         Ok(given) => inherited::take(given),

@@ -1,6 +1,7 @@
 //! Error policy of requests, as options state it and the control API shows and changes it.
 
 use crate::described::Described;
+use crate::manage::{DiskVolumes, VolumeRef};
 use clap::ValueEnum;
 use control::Error;
 use control::api::{self, ErrorChange, VolumeErrors};
@@ -90,6 +91,7 @@ fn wanted(action: api::ErrorAction) -> ErrorAction {
 #[derive(Clone, Default)]
 pub struct OnErrorRegistry(Arc<Mutex<Vec<Entry>>>);
 
+#[derive(Clone)]
 struct Entry {
     name: String,
     handle: OnErrorHandle,
@@ -125,17 +127,29 @@ impl Entry {
         }
     }
 
+    fn reference(&self) -> VolumeRef {
+        VolumeRef {
+            name: self.name.clone(),
+            volume: self.volume.clone(),
+        }
+    }
+
     fn apply(&self, change: &ErrorChange) {
-        let now = self.handle.get();
-        self.handle.set(OnError {
-            read: change.on_read_error.map_or(now.read, wanted),
-            write: change.on_write_error.map_or(now.write, wanted),
-        });
+        apply(change, &self.handle);
         if change.resume {
             tracing::info!("{}: resumed", self.name);
             self.handle.resume();
         }
     }
+}
+
+/// Changes the error policy of a volume.
+pub fn apply(change: &ErrorChange, handle: &OnErrorHandle) {
+    let now = handle.get();
+    handle.set(OnError {
+        read: change.on_read_error.map_or(now.read, wanted),
+        write: change.on_write_error.map_or(now.write, wanted),
+    });
 }
 
 impl OnErrorRegistry {
@@ -164,27 +178,25 @@ impl OnErrorRegistry {
         all.filter(|one| !one.is_plain()).collect()
     }
 
-    /// Changes policies, and answers those of the volumes that were meant. `volumes` are those of
-    /// the disk that the change names, if it names one.
+    /// Changes policies, and returns those of the selected volumes. `volumes` are those of the disk
+    /// that the change names, if it names one. `record` is called with the selected volumes before
+    /// a policy changes.
     ///
     /// # Errors
-    /// Nothing is meant; nothing was changed then.
+    /// No volume is selected, or the error of `record`; nothing is changed then.
     pub fn change(
         &self,
         change: &ErrorChange,
-        volumes: Option<&[String]>,
+        volumes: Option<&DiskVolumes>,
         described: &Described,
+        record: impl FnOnce(&[VolumeRef]) -> Result<(), Error>,
     ) -> Result<Vec<VolumeErrors>, Error> {
         change.check().map_err(Error::invalid)?;
-        let list = self.lock();
+        let list = self.lock().clone();
         let mut meant: Vec<&Entry> = list.iter().collect();
         meant.sort_by(|one, other| one.name.cmp(&other.name));
         if let Some(volumes) = volumes {
-            meant.retain(|entry| volumes.contains(&entry.name));
-        }
-        if let Some(nsid) = change.nsid {
-            let of = |entry: &&Entry| described.place(&entry.name).map(|(_, nsid)| nsid);
-            meant.retain(|entry| of(entry) == Some(nsid));
+            meant.retain(|entry| volumes.has(change.nsid, &entry.name, &entry.volume));
         }
         if let Some(volume) = &change.volume {
             meant.retain(|entry| entry.name == *volume);
@@ -197,6 +209,10 @@ impl OnErrorRegistry {
             )));
         }
         if !change.is_question() {
+            if change.on_read_error.is_some() || change.on_write_error.is_some() {
+                let refs = meant.iter().map(|entry| entry.reference());
+                record(&refs.collect::<Vec<_>>())?;
+            }
             meant.iter().for_each(|entry| entry.apply(change));
         }
         Ok(meant.iter().map(|entry| entry.shown(described)).collect())
@@ -220,11 +236,12 @@ mod tests {
     #[test]
     fn policies_are_changed_of_what_is_meant_and_nothing_else() {
         let (registry, described) = (OnErrorRegistry::default(), Described::default());
-        let change = |change: ErrorChange, volumes: Option<&[String]>| {
-            registry.change(&change, volumes, &described)
+        let change = |change: ErrorChange, volumes: Option<&DiskVolumes>| {
+            registry.change(&change, volumes, &described, |_| Ok(()))
         };
         let (a, b) = ("a.raw".to_owned(), "b.raw".to_owned());
         let (_a, gone) = (open(&registry, &a), open(&registry, &b));
+        let volumes = DiskVolumes::new(vec![(1, Arc::downgrade(&_a))]);
         assert_eq!(change(ErrorChange::default(), None).unwrap().len(), 2);
         assert!(registry.list(&described).is_empty(), "nothing to tell");
         drop(gone);
@@ -234,11 +251,11 @@ mod tests {
             ..ErrorChange::default()
         };
         let stop = of("vm0", api::ErrorAction::EnospcStop);
-        let told = change(stop.clone(), Some(std::slice::from_ref(&a))).unwrap();
+        let told = change(stop.clone(), Some(&volumes)).unwrap();
         assert_eq!(told[0].on_write_error, api::ErrorAction::EnospcStop);
         assert_eq!(told[0].on_read_error, api::ErrorAction::Report);
         assert_eq!(registry.list(&described).len(), 1);
-        let error = change(stop, Some(&[b])).unwrap_err();
+        let error = change(stop, Some(&DiskVolumes::new(Vec::new()))).unwrap_err();
         assert_eq!(error.kind, ErrorKind::NotFound, "{error}");
         let nobody = ErrorChange {
             resume: true,

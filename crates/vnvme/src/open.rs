@@ -11,6 +11,7 @@ use crate::parts::qcow2;
 use crate::pools::{Pool, Pools};
 use crate::record::Records;
 use crate::removal::RemovalWatch;
+use crate::settings::Settings;
 use crate::spec::{ControllerSpec, NamespaceSpec, ServeOptions};
 use crate::subsystems::Subsystems;
 use crate::{formats, metadata, placement, zones};
@@ -112,6 +113,8 @@ pub struct Opener {
     limits: LimitRegistry,
     /// Registry of the volumes' error policies.
     on_error: OnErrorRegistry,
+    /// Changed settings, which an opened volume gets.
+    pub settings: Settings,
     /// How long the previous process of a file is waited for.
     pub previous: PreviousProcess,
     kinds: Registry<Below>,
@@ -139,6 +142,7 @@ impl Opener {
         Self {
             limits: registry.limits.clone(),
             on_error: registry.on_error.clone(),
+            settings: registry.settings.clone(),
             previous: options.previous,
             kinds: all_kinds(
                 devices,
@@ -180,9 +184,12 @@ impl Opener {
 
     /// Opens the pool of a disk, if it is to have one.
     pub fn open_pool(&self, spec: &ControllerSpec) -> Result<Option<Arc<Pool>>> {
-        let opened = self
-            .pools
-            .open(spec, &self.on_error, &self.events, self.previous);
+        let opened = self.pools.open(
+            spec,
+            (&self.on_error, &self.settings),
+            &self.events,
+            self.previous,
+        );
         spec.origin.place("pool", opened)
     }
 
@@ -248,6 +255,7 @@ impl Opener {
             block_size: spec.block_size,
             ..opened
         };
+        self.settings.apply(disk, nsid, &*opened.volume);
         self.limits.enter(url, &opened.volume);
         self.on_error.enter(url, &opened.volume);
         tracing::info!(volume = url, "{}", opened.volume.info().description);

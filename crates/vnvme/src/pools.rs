@@ -3,6 +3,7 @@
 
 use crate::on_error::OnErrorRegistry;
 use crate::options::Size;
+use crate::settings::Settings;
 use crate::spec::{ControllerSpec, NamespaceSpec};
 use anyhow::{Context, Result, bail, ensure};
 use control::EventSender;
@@ -35,7 +36,7 @@ impl Pools {
     pub fn open(
         &self,
         spec: &ControllerSpec,
-        on_error: &OnErrorRegistry,
+        (on_error, settings): (&OnErrorRegistry, &Settings),
         events: &EventSender,
         previous: PreviousProcess,
     ) -> Result<Option<Arc<Pool>>> {
@@ -48,6 +49,7 @@ impl Pools {
             check_numbers(&folder, &spec.namespaces)?;
             let opener = Opener {
                 on_error: on_error.clone(),
+                settings: settings.clone(),
                 events: events.clone(),
                 disk: disk.clone(),
                 previous,
@@ -91,6 +93,7 @@ fn check_numbers(folder: &PoolFolder, namespaces: &[NamespaceSpec]) -> Result<()
 /// Opener of the namespaces' files, which sends events about changes.
 struct Opener {
     on_error: OnErrorRegistry,
+    settings: Settings,
     events: EventSender,
     disk: String,
     previous: PreviousProcess,
@@ -109,6 +112,7 @@ impl Opener {
         let name = path.display().to_string();
         let volume = OnErrorVolume::new(Arc::new(volume), OnError::default(), &name);
         let volume: Arc<dyn Volume> = Arc::new(volume);
+        self.settings.apply(&self.disk, entry.nsid(), &*volume);
         self.on_error.enter(&name, &volume);
         tracing::info!(volume = name, "{}", volume.info().description);
         Ok(volume)
@@ -389,7 +393,8 @@ mod tests {
             limit: Duration::from_secs(10),
             ..PreviousProcess::default()
         };
-        let opened = pools.open(spec, &registry.on_error, &registry.events, previous);
+        let of_volumes = (&registry.on_error, &registry.settings);
+        let opened = pools.open(spec, of_volumes, &registry.events, previous);
         Ok(opened?.unwrap())
     }
 

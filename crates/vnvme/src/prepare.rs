@@ -297,14 +297,6 @@ impl ReadyExport {
     pub fn new(spec: &VhostBlkSpec, opener: &Opener) -> Result<Self> {
         let span = tracing::error_span!("export", socket = %spec.socket.display());
         let entered = span.clone().entered();
-        let volume = NamespaceSpec {
-            volume: spec.volume.clone(),
-            block_size: spec.block_size,
-            read_only: spec.read_only,
-            on_read_error: spec.on_read_error,
-            on_write_error: spec.on_write_error,
-            ..NamespaceSpec::default()
-        };
         let name = spec.any_name();
         // A front-end that had the export connects again: nobody else knows whether there is one.
         let guest = Guest {
@@ -312,7 +304,7 @@ impl ReadyExport {
             shown: None,
         };
         opener.records.begin(&name, guest);
-        let volume = Prepared::new(volume, (name.clone(), 1), opener);
+        let volume = Prepared::new(spec.namespace(), (name.clone(), 1), opener);
         let volume = spec.origin.place("volume", volume)?;
         let shown = opener.records.settle(&record::OpenDisk {
             name: &name,

@@ -15,6 +15,7 @@ use crate::parts::vhost_blk;
 use crate::peers::Peers;
 use crate::rings::RingRegistry;
 use crate::roll::{Listing, Roll};
+use crate::settings::Settings;
 use crate::spec::Specs;
 use crate::watch;
 use control::api::{ControllerCounters, Stats};
@@ -40,6 +41,8 @@ pub struct Registry {
     pub limits: LimitRegistry,
     /// Error policies of volumes.
     pub on_error: OnErrorRegistry,
+    /// Settings of volumes that were changed at run time.
+    pub settings: Settings,
     /// Direct paths to devices.
     pub paths: PathRegistry,
     /// Devices below.

@@ -343,16 +343,15 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
         check_filled(specs)?;
     }
     if !keep::is_noted() {
-        let added = options.daemon.as_ref().map(|daemon| daemon.kept.clone());
-        let said = options.daemon.as_ref().map(|daemon| &daemon.process);
         let process = &specs.process;
         let disks = DiskSpec::all(specs);
-        let now = Before::new(
-            disks.iter(),
-            process,
-            added.unwrap_or_default(),
-            said.unwrap_or(process),
-        );
+        let now = match &options.daemon {
+            Some(daemon) => Before {
+                file: daemon.file.clone(),
+                ..Before::new(disks.iter(), process, daemon.kept.clone(), &daemon.process)
+            },
+            None => Before::new(disks.iter(), process, Vec::new(), process),
+        };
         keep::note_first(&now).context("keeper")?;
     }
     let (kept, left_out) = options.kept_beside(specs);
@@ -380,6 +379,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let handles = (0..workers).map(|_| Handle::new());
     let peers = Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
     let registry = Registry::new(specs, &peers);
+    registry.settings.set(options.settings.clone());
     let opener = Opener::new(&registry, &options);
     for disk in DiskSpec::all(specs) {
         if keep::was_served(&disk, &options.unavailable) {
@@ -435,6 +435,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
         confinement,
     });
     left_out.into_iter().for_each(|disk| crew.leave_out(disk));
+    keep::outlive_keeper()?;
     crew.confinement.enter()?;
     let managed = Manager::new(crew.clone(), room, specs.process.clone());
     if crew.options.daemon.is_some() {

@@ -14,11 +14,13 @@ use crate::origin::{self, Origin};
 use crate::prepare::Unserved;
 use crate::record::IdentityRule;
 use crate::registry::disk_name;
+use crate::settings::AllSettings;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
 use controller::Cloud;
 use dma::MemoryLimits;
 use serde::{Deserialize, Deserializer};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
@@ -232,6 +234,18 @@ pub struct VhostBlkSpec {
 }
 
 impl VhostBlkSpec {
+    /// Returns the volume as a namespace, to be opened like one.
+    pub fn namespace(&self) -> NamespaceSpec {
+        NamespaceSpec {
+            volume: self.volume.clone(),
+            block_size: self.block_size,
+            read_only: self.read_only,
+            on_read_error: self.on_read_error,
+            on_write_error: self.on_write_error,
+            ..NamespaceSpec::default()
+        }
+    }
+
     /// An export of a volume at a socket; the URL's options that are the export's are taken out of
     /// it.
     ///
@@ -474,6 +488,8 @@ pub struct ServeOptions {
     pub daemon: Option<Daemon>,
     /// Disks that the process before did not serve.
     pub unavailable: Unavailable,
+    /// Settings of volumes that were changed while earlier processes served.
+    pub settings: AllSettings,
 }
 
 /// Options of a process whose disks may be added and removed.
@@ -485,6 +501,8 @@ pub struct Daemon {
     pub process: ProcessSpec,
     /// Disks that an earlier process has kept because they were added at run time.
     pub kept: Vec<DiskSpec>,
+    /// Disks of the configuration as it was read last. The served ones may have changed since.
+    pub file: BTreeMap<String, DiskSpec>,
     /// No other process keeps its disks in the same file.
     pub _lock: Option<Arc<StateLock>>,
 }
@@ -615,6 +633,7 @@ impl ProcessSpec {
             identity: self.identity.unwrap_or_default(),
             daemon: None,
             unavailable: Unavailable::default(),
+            settings: AllSettings::default(),
         }
     }
 }

@@ -165,6 +165,9 @@ pub fn open(
         return Ok(shared.opened(opener, disk, nsid));
     }
     let opened = opener.open(namespace, &memory_owner(disk), nsid)?;
+    opener
+        .settings
+        .apply(&disk.any_name(), nsid, &*opened.volume);
     ensure!(
         opened.device.is_none(),
         "{}: a device that is driven by this process cannot be shared by disks of a subsystem",

@@ -101,25 +101,16 @@ impl Daemon for Served {
     }
 
     fn limits(&self, change: &LimitChange) -> Result<Vec<VolumeLimits>, Error> {
-        let disk = change.disk.as_ref();
-        let volumes = disk.map(|name| self.started()?.volumes(name));
-        let volumes = volumes.transpose()?;
-        let registry = self.0.registry();
-        registry.limits.change(change, volumes.as_deref())
+        self.0.limits(change)
     }
 
     fn on_error(&self, change: &ErrorChange) -> Result<Vec<VolumeErrors>, Error> {
-        let disk = change.disk.as_ref();
-        let volumes = disk.map(|name| self.started()?.volumes(name));
-        let volumes = volumes.transpose()?;
-        let registry = self.0.registry();
-        let (on_error, described) = (&registry.on_error, &registry.described);
-        on_error.change(change, volumes.as_deref(), described)
+        self.0.on_error(change)
     }
 
     fn path(&self, change: &PathChange) -> Result<Vec<PathState>, Error> {
         if let Some(disk) = &change.disk {
-            self.started()?.volumes(disk)?;
+            self.started()?.ensure_known(disk)?;
         }
         let registry = self.0.registry();
         registry.paths.change(change, &registry.described)

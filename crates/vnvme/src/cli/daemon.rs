@@ -2,7 +2,7 @@
 
 use crate::check::check;
 use crate::config;
-use crate::keep::{self, Before, Unavailable};
+use crate::keep::{self, Before};
 use crate::manage::{DiskSpec, StateLock, read_state, without_configured};
 use crate::options::Command;
 use crate::options::flags::{self, Given};
@@ -69,6 +69,8 @@ impl DaemonArgs {
             added,
             process,
             unavailable,
+            settings,
+            file,
         } = match before {
             Some(before) => before,
             None => {
@@ -77,10 +79,10 @@ impl DaemonArgs {
                 let process = specs.process.clone();
                 self.given.merge_process(&mut specs)?;
                 Before {
+                    file: DiskSpec::by_name(&specs),
                     configured: specs,
-                    added: Vec::new(),
                     process,
-                    unavailable: Unavailable::default(),
+                    ..Before::default()
                 }
             }
         };
@@ -94,10 +96,12 @@ impl DaemonArgs {
         };
         options.read_from.clone_from(&config);
         options.unavailable = unavailable;
+        options.settings = settings;
         options.daemon = Some(Daemon {
             config,
             process,
             kept,
+            file,
             _lock: lock.map(Arc::new),
         });
         Ok((specs, options))

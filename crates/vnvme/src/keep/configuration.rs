@@ -15,12 +15,13 @@ use super::pool::{is_systemd, kept};
 use crate::manage::{Allow, DiskSpec, to_file};
 use crate::options::file::to_table;
 use crate::origin;
+use crate::settings::AllSettings;
 use crate::spec::{ProcessSpec, Specs, parse_config};
 use anyhow::{Context, Result, ensure};
 use keeper::{Desk, LASTING};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,6 +50,13 @@ struct Text {
     /// Disks that are not served. A version that notes none served all.
     #[serde(default)]
     unavailable: Unavailable,
+    /// Changed settings of volumes.
+    #[serde(default)]
+    settings: AllSettings,
+    /// Disks of the configuration file as it was read last. A version that notes none has served
+    /// them as they are configured.
+    #[serde(default)]
+    file: Option<String>,
 }
 
 /// Disks that are not served, by their names.
@@ -72,6 +80,11 @@ pub struct Before {
     pub process: ProcessSpec,
     /// Disks that were not served.
     pub unavailable: Unavailable,
+    /// Settings of volumes that were changed at run time.
+    pub settings: AllSettings,
+    /// Disks of the configuration file as it was read last. A process that reads it again compares
+    /// with these, and opens none of them.
+    pub file: BTreeMap<String, DiskSpec>,
 }
 
 /// The number of the last one.
@@ -97,7 +110,7 @@ impl Before {
             configured,
             added,
             process: process.clone(),
-            unavailable: Unavailable::default(),
+            ..Self::default()
         }
     }
 
@@ -127,6 +140,8 @@ impl Before {
             added,
             process: self.process,
             unavailable: changed.unavailable,
+            settings: changed.settings,
+            file: changed.file,
         }
     }
 
@@ -139,6 +154,8 @@ impl Before {
             added: to_file(None, self.added.iter())?,
             process: to_file(process(&self.process), std::iter::empty())?,
             unavailable: self.unavailable.clone(),
+            settings: self.settings.clone(),
+            file: Some(to_file(None, self.file.values())?),
         };
         // A record that cannot be read again would keep the next process from serving anything.
         let again = Self::of_text(&text)?;
@@ -159,8 +176,14 @@ impl Before {
             DiskSpec::all(&read("what was added", &text.added)?),
             &read("the process", &text.process)?.process,
         );
+        let file = match &text.file {
+            Some(file) => DiskSpec::by_name(&read("the configuration file", file)?),
+            None => DiskSpec::by_name(&before.configured),
+        };
         Ok(Self {
             unavailable: text.unavailable.clone(),
+            settings: text.settings.clone(),
+            file,
             ..before
         })
     }
@@ -238,17 +261,6 @@ pub fn note_first(now: &Before) -> Result<()> {
     Ok(())
 }
 
-/// Records the present configuration for the next process.
-pub fn note(now: &Before) {
-    if let Err(error) = write(now) {
-        let error = format_args!("{error:#}");
-        tracing::error!(
-            error,
-            "changes of what is served cannot be kept: a process that follows would not know them"
-        );
-    }
-}
-
 fn to_file_of_memory(now: &Before) -> Result<File> {
     let text = serde_json::to_vec(&now.to_text()?)?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -259,7 +271,11 @@ fn to_file_of_memory(now: &Before) -> Result<File> {
     Ok(file)
 }
 
-fn write(now: &Before) -> Result<()> {
+/// Records the present configuration for the next process.
+///
+/// # Errors
+/// The next process would not know the last changes.
+pub fn note(now: &Before) -> Result<()> {
     let Some(kept) = kept().filter(|_| !is_systemd()) else {
         return Ok(());
     };
@@ -299,7 +315,12 @@ mod tests {
         let configured = parse_config(Path::new("f"), text).unwrap();
         let disks = DiskSpec::all(&configured);
         let process = &configured.process;
-        let before = Before::new(disks.iter(), process, disks.clone(), process);
+        let setting = r#"{"root": {"7": {"limits": {"iops": 5}}}}"#;
+        let before = Before {
+            settings: serde_json::from_str(setting).unwrap(),
+            file: DiskSpec::by_name(&configured),
+            ..Before::new(disks.iter(), process, disks.clone(), process)
+        };
         let text = before.to_text().unwrap();
         assert_eq!(Before::of_text(&text).unwrap(), before);
         let same = before.clone().with_changes(before.clone());
@@ -315,12 +336,8 @@ mod tests {
         let of = |text: &str| {
             let configured = read(text);
             let disks = DiskSpec::all(&configured);
-            Before::new(
-                disks.iter(),
-                &configured.process,
-                Vec::new(),
-                &configured.process,
-            )
+            let process = &configured.process;
+            Before::new(disks.iter(), process, Vec::new(), process)
         };
         let disk = |name: &str, socket: &str, volume: &str| {
             format!(

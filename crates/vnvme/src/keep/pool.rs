@@ -13,6 +13,8 @@ use sync::Unpoisoned;
 
 /// Set for a process that a keeper has started: its standard input is the keeper's socket.
 pub const KEPT: &str = "VNVME_KEPT";
+/// Value of that variable for a process that ends with its keeper.
+pub(super) const WITH_KEEPER: &str = "with the keeper";
 
 static ALL: OnceLock<Kept> = OnceLock::new();
 /// Descriptors that systemd has kept. Whether this process uses them is not known yet.
@@ -80,10 +82,7 @@ pub fn is_kept() -> bool {
 
 /// The keeper process's number.
 pub fn pid() -> Option<u32> {
-    match kept()?.link.keeping() {
-        Keeping::Process(pid) => Some(pid),
-        Keeping::Systemd => None,
-    }
+    kept()?.link.keeper()
 }
 
 /// Returns whether systemd is the keeper. Each process then reads its configuration again, and the
@@ -109,7 +108,7 @@ pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
         *OF_SYSTEMD.lock().unpoisoned() = kept;
         return Ok(given);
     }
-    // Should the keeper be killed, this process ends as if it had been.
+    // Until this process serves, it ends with its keeper: the next keeper starts another one.
     set_parent_process_death_signal(Some(Signal::KILL)).context("prctl")?;
     let channel = std::io::stdin().as_fd().try_clone_to_owned();
     let arrival = Arrival::receive(channel.context("keeper")?).context("keeper")?;
@@ -135,6 +134,18 @@ pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
         descriptors: Mutex::new(kept.into_iter().collect()),
     });
     Ok(given)
+}
+
+/// Has this process outlive its keeper: guests go on, and the stand-by is the keeper.
+///
+/// # Errors
+/// The system refuses that.
+pub fn outlive_keeper() -> Result<()> {
+    let ends_with_keeper = std::env::var(KEPT).is_ok_and(|value| value == WITH_KEEPER);
+    if pid().is_some() && !ends_with_keeper {
+        set_parent_process_death_signal(None).context("prctl")?;
+    }
+    Ok(())
 }
 
 /// Returns whether a descriptor of this name was kept by this program, and is no socket that a

@@ -3,7 +3,7 @@
 
 use super::KeeperMode;
 use super::mode::room_of_systemd;
-use super::pool::{KEPT, is_kept, leave_systemd, take_systemd};
+use super::pool::{KEPT, WITH_KEEPER, is_kept, leave_systemd, take_systemd};
 use super::versions::{VERSIONS, Versions};
 use crate::confine::SandboxMode;
 use crate::inherited;
@@ -12,13 +12,17 @@ use crate::notify;
 use crate::spec::{ServeOptions, Specs};
 use crate::stderr;
 use anyhow::{Context, Result, bail};
-use keeper::{End, Given, Keeper, Programs, Which};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use keeper::{End, Given, Keeper, MayGo, PROTOCOL, Programs, Which};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{
+    Resource, Rlimit, Signal, getrlimit, parent_process_death_signal, setrlimit,
+};
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -27,6 +31,13 @@ use std::process::{Child, Command, ExitCode, Stdio};
 /// The first argument of a keeper process; the serving process's own follow.
 const ARGUMENTS: [&str; 2] = ["keep", "--sandbox=on"];
 const WITHOUT_SANDBOX: &str = "--sandbox=off";
+/// The second argument of a process that stands by for the keeper.
+const STANDBY: &str = "--stand-by";
+/// Variable of a process that was the keeper before its program was replaced: the number of the
+/// descriptor of its state.
+const STATE: &str = "VNVME_KEEPER_STATE";
+/// The number of the descriptor of the program before, which goes on if the new one cannot.
+const BEFORE: &str = "VNVME_KEEPER_BEFORE";
 /// The arguments of the process that a keeper process leaves ([`last`]).
 pub const LAST: [&str; 2] = ["keep", "--last"];
 
@@ -44,6 +55,9 @@ const OWN: [&str; 5] = [
     "LISTEN_FDNAMES",
     "FDSTORE",
 ];
+
+/// First version of the keeper's protocol whose program continues as the keeper in this process.
+const FIRST_TO_RESUME: u32 = 3;
 
 /// Descriptors that the keeper process leaves for itself, of those that it may have.
 const RESERVE: u64 = 64;
@@ -134,19 +148,43 @@ fn become_keeper(sandbox: SandboxMode) -> Result<()> {
     Err(command.exec()).context("the keeper process")
 }
 
-/// Parses arguments (without the program's name): the sandbox, and the serving process's arguments.
-pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<(SandboxMode, Vec<OsString>)> {
+/// Arguments of a keeper process.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Wanted {
+    sandbox: SandboxMode,
+    is_standby: bool,
+    /// Arguments of the serving process.
+    args: Vec<OsString>,
+}
+
+/// Returns whether the keeper is killed with its parent, and all of its processes with it
+/// (prctl(2), PR_SET_PDEATHSIG).
+fn ends_all() -> bool {
+    parent_process_death_signal() == Ok(Some(Signal::KILL))
+}
+
+/// Parses the arguments of a keeper process (without the program's name).
+pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<Wanted> {
     let mut args = args;
     if args.next()? != ARGUMENTS[0] {
         return None;
     }
-    let mode = args.next()?;
-    let mode = match () {
+    let mut mode = args.next()?;
+    let is_standby = mode == STANDBY;
+    if is_standby {
+        mode = args.next()?;
+    }
+    let sandbox = match () {
         () if mode == ARGUMENTS[1] => SandboxMode::On,
         () if mode == WITHOUT_SANDBOX => SandboxMode::Off,
         () => return None,
     };
-    Some((mode, args.collect()))
+    let args = args.collect();
+    Some(Wanted {
+        sandbox,
+        is_standby,
+        args,
+    })
 }
 
 /// Runs the process that closes all that a keeper has kept.
@@ -156,21 +194,15 @@ pub fn last() -> ExitCode {
 }
 
 /// Is the keeper process until it ends.
-pub fn run(sandbox: SandboxMode, args: &[OsString]) -> ExitCode {
-    match keep(sandbox, args) {
-        Ok(End::Code(code)) => ExitCode::from(code),
-        Ok(End::Signal(signal)) => {
-            // The same end as that of a process without a keeper.
-            let _ = signal_hook::low_level::emulate_default_handler(signal);
-            ExitCode::FAILURE
-        }
-        Ok(End::NotDurable) => {
-            stderr::say(format_args!(
-                "the process that served could not end in order: what its clients wrote and did \
-                 not flush may not be durable"
-            ));
-            ExitCode::from(crate::ending::NOT_DURABLE)
-        }
+pub fn run(wanted: &Wanted) -> ExitCode {
+    let kept = match wanted.is_standby {
+        true => stand_by(wanted),
+        false => keep(wanted).map(Some),
+    };
+    match kept {
+        // The keeper has ended in order, and this process was not needed.
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(end)) => ended(end),
         Err(error) => {
             stderr::say(format_args!("{error:#}"));
             ExitCode::FAILURE
@@ -178,10 +210,111 @@ pub fn run(sandbox: SandboxMode, args: &[OsString]) -> ExitCode {
     }
 }
 
-fn keep(sandbox: SandboxMode, args: &[OsString]) -> Result<End> {
+fn ended(end: End) -> ExitCode {
+    match end {
+        End::Code(code) => ExitCode::from(code),
+        End::Signal(signal) => {
+            // The same end as that of a process without a keeper.
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+            ExitCode::FAILURE
+        }
+        End::NotDurable => {
+            stderr::say(format_args!(
+                "the process that served could not end in order: what its clients wrote and did \
+                 not flush may not be durable"
+            ));
+            ExitCode::from(crate::ending::NOT_DURABLE)
+        }
+    }
+}
+
+fn stand_by(wanted: &Wanted) -> Result<Option<End>> {
+    let channel = io::stdin().as_fd().try_clone_to_owned();
+    let channel = channel.context("the keeper's socket")?;
+    // The end of the socket shows the end of the keeper.
+    let null = open("/dev/null", OFlags::RDONLY, Mode::empty()).context("/dev/null")?;
+    rustix::stdio::dup2_stdin(null).context("standard input")?;
+    with_keeper(wanted, Vec::new(), |keeper, confine| {
+        Ok(keeper.stand_by(channel, confine)?)
+    })
+}
+
+fn keep(wanted: &Wanted) -> Result<End> {
+    let open = inherit::take_named();
+    let number = |name| std::env::var(name).ok()?.parse::<RawFd>().ok();
+    let Some(state) = number(STATE) else {
+        let given = open.into_iter().map(|(name, fd)| Given { name, fd });
+        return with_keeper(wanted, given.collect(), |keeper, confine| {
+            Ok(keeper.run(confine)?)
+        });
+    };
+    let mut open: Vec<OwnedFd> = open.into_iter().map(|(_, fd)| fd).collect();
+    let mut take = |number: Option<RawFd>| {
+        let place = open.iter().position(|fd| Some(fd.as_raw_fd()) == number);
+        place.map(|place| open.swap_remove(place))
+    };
+    let before = take(number(BEFORE)).context("the program before is missing")?;
+    let state = take(Some(state)).context("the state of the keeper is missing")?;
+    with_keeper(wanted, Vec::new(), |keeper, _| {
+        // The sandbox of the program before has no end.
+        match keeper.resume(state.as_fd(), open, inherit::unblock_signals) {
+            Ok(end) => Ok(end?),
+            Err((error, open)) => {
+                stderr::say(format_args!(
+                    "the new program cannot be the keeper: {error}"
+                ));
+                let error = go_back(wanted, &state, &before, &open);
+                Err(error).context("the program before cannot be the keeper again")
+            }
+        }
+    })
+}
+
+/// Has the program before be this process again, because the new one failed. Returns only if that
+/// cannot be done.
+fn go_back(wanted: &Wanted, state: &OwnedFd, before: &OwnedFd, open: &[OwnedFd]) -> io::Error {
+    let all = open.iter().chain([state, before]);
+    for fd in all.clone() {
+        if let Err(errno) = fcntl_setfd(fd, FdFlags::empty()) {
+            return errno.into();
+        }
+    }
+    let last = all.map(AsRawFd::as_raw_fd).max().unwrap_or(0);
+    let mut command = program(&opened(before));
+    again(&mut command, wanted, (state.as_fd(), before.as_fd()), last);
+    // Signals are blocked still, and handled by that program.
+    inherit::replace_program(&mut command, || true)
+}
+
+/// Sets the arguments and the environment of a program that replaces the keeper's.
+fn again(
+    command: &mut Command,
+    wanted: &Wanted,
+    (state, before): (BorrowedFd<'_>, BorrowedFd<'_>),
+    last: RawFd,
+) {
+    let mode = match wanted.sandbox {
+        SandboxMode::On => ARGUMENTS[1],
+        SandboxMode::Off => WITHOUT_SANDBOX,
+    };
+    command.args([ARGUMENTS[0], mode]).args(&wanted.args);
+    command.env(STATE, state.as_raw_fd().to_string());
+    command.env(BEFORE, before.as_raw_fd().to_string());
+    // All open descriptors are taken, by number (crate `inherit`).
+    command.env("LISTEN_PID", std::process::id().to_string());
+    command.env("LISTEN_FDS", last.saturating_sub(2).to_string());
+    command.env_remove("LISTEN_FDNAMES");
+}
+
+/// Function that confines a keeper process.
+type Confine = fn() -> Result<(), Box<dyn Error + Send + Sync>>;
+
+fn with_keeper<T>(
+    wanted: &Wanted,
+    given: Vec<Given>,
+    run: impl FnOnce(Keeper<'_>, Confine) -> Result<T>,
+) -> Result<T> {
     let _ = rustix::thread::set_name(c"vnvme-keeper");
-    let given = inherit::take_named().into_iter();
-    let given = given.map(|(name, fd)| Given { name, fd }).collect();
     // This process is to have no more descriptors than there is room for in a serving one.
     let limit = raised_limit();
     let most = limit.saturating_sub(RESERVE).clamp(RESERVE, MOST) / 2;
@@ -193,23 +326,23 @@ fn keep(sandbox: SandboxMode, args: &[OsString]) -> Result<End> {
         present: PROGRAM.into(),
         versions: Versions::own(),
         new: None,
-        args,
+        wanted,
         sets_watchdog: !other,
         kept_open: None,
+        speaks: PROTOCOL,
     };
     let keeper = Keeper {
         programs: &mut programs,
         most: usize::try_from(most).unwrap_or(usize::MAX),
         given,
         manager: notify::socket().map(Into::into),
+        is_last: ends_all(),
     };
-    let confine = || match sandbox {
-        SandboxMode::On => {
-            sandbox::leave_user().map_err(|e| Box::new(e) as Box<dyn Error + Send + Sync>)
-        }
-        SandboxMode::Off => Ok(()),
+    let confine: Confine = match wanted.sandbox {
+        SandboxMode::On => || sandbox::leave_user().map_err(|error| Box::new(error).into()),
+        SandboxMode::Off => || Ok(()),
     };
-    Ok(keeper.run(confine)?)
+    run(keeper, confine)
 }
 
 /// The files that serving processes are started from.
@@ -220,11 +353,13 @@ struct Binaries<'a> {
     /// Versions of state that the program reads and writes.
     versions: Versions,
     new: Option<New>,
-    args: &'a [OsString],
+    wanted: &'a Wanted,
     /// The service manager's watchdog is the serving process's business.
     sets_watchdog: bool,
     /// The present one, if it is not the keeper's own.
     kept_open: Option<OwnedFd>,
+    /// Version of the keeper's protocol that the present one has.
+    speaks: u32,
 }
 
 /// Another version of this program.
@@ -246,10 +381,10 @@ impl Programs for Binaries<'_> {
         };
         let mut command = program(&file);
         command
-            .args(self.args)
-            .env(KEPT, "1")
+            .args(&self.wanted.args)
+            .env(KEPT, if ends_all() { WITH_KEEPER } else { "1" })
             .stdin(Stdio::from(channel));
-        for name in OWN.iter().chain(&WATCHDOG[1..]) {
+        for name in OWN.iter().chain(&WATCHDOG[1..]).chain(&[STATE, BEFORE]) {
             command.env_remove(name);
         }
         if !self.sets_watchdog {
@@ -287,8 +422,39 @@ impl Programs for Binaries<'_> {
         if let (Which::New, Some(new)) = (which, self.new.take()) {
             self.present = opened(&new.file);
             self.versions = new.versions;
+            self.speaks = self.versions.keeper();
             self.kept_open = Some(new.file);
         }
+    }
+
+    fn start_standby(&mut self, channel: OwnedFd) -> io::Result<Child> {
+        let mode = match self.wanted.sandbox {
+            SandboxMode::On => ARGUMENTS[1],
+            SandboxMode::Off => WITHOUT_SANDBOX,
+        };
+        let mut command = program(PROGRAM);
+        command
+            .args([ARGUMENTS[0], STANDBY, mode])
+            .args(&self.wanted.args);
+        for name in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", STATE, BEFORE] {
+            command.env_remove(name);
+        }
+        command.stdin(Stdio::from(channel)).spawn()
+    }
+
+    fn replace(&mut self, state: BorrowedFd<'_>, last: RawFd, may_go: MayGo) -> io::Error {
+        if self.speaks < FIRST_TO_RESUME {
+            return io::Error::other("the new program does not know how to be the keeper");
+        }
+        // The file is open across the end of this program.
+        let before = match open(PROGRAM, OFlags::RDONLY, Mode::empty()) {
+            Ok(before) => before,
+            Err(errno) => return errno.into(),
+        };
+        let last = last.max(before.as_raw_fd());
+        let mut command = program(&self.present);
+        again(&mut command, self.wanted, (state, before.as_fd()), last);
+        inherit::replace_program(&mut command, may_go)
     }
 
     fn start_last(&mut self, keeper: OwnedFd) -> io::Result<()> {
@@ -324,18 +490,33 @@ mod tests {
     #[test]
     fn only_its_own_arguments_make_a_keeper() {
         let of = |args: &[&str]| wanted(args.iter().map(OsString::from));
+        let wanted = |sandbox, is_standby, args: &[&str]| {
+            let args = args.iter().map(OsString::from).collect();
+            Some(Wanted {
+                sandbox,
+                is_standby,
+                args,
+            })
+        };
         assert_eq!(
             of(&["keep", "--sandbox=on", "serve", "-s", "x"]),
-            Some((
-                SandboxMode::On,
-                vec!["serve".into(), "-s".into(), "x".into()]
-            ))
+            wanted(SandboxMode::On, false, &["serve", "-s", "x"])
         );
         assert_eq!(
             of(&["keep", "--sandbox=off"]),
-            Some((SandboxMode::Off, vec![]))
+            wanted(SandboxMode::Off, false, &[])
         );
-        for other in [&["keep"][..], &["serve"], &["keep", "serve"], &[]] {
+        assert_eq!(
+            of(&["keep", "--stand-by", "--sandbox=off", "serve"]),
+            wanted(SandboxMode::Off, true, &["serve"])
+        );
+        for other in [
+            &["keep"][..],
+            &["keep", "--stand-by"],
+            &["serve"],
+            &["keep", "serve"],
+            &[],
+        ] {
             assert_eq!(of(other), None, "{other:?}");
         }
     }

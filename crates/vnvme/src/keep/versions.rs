@@ -1,15 +1,15 @@
 //! Versions of the state that one program reads from another one, checked before one replaces the
 //! other.
 
+use keeper::{OLDEST_PROTOCOL, PROTOCOL};
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// Arguments of a process that prints these versions.
 pub const VERSIONS: [&str; 2] = ["keep", "--versions"];
 
-/// Version of the protocol between a process and its keeper: changed where one of them would not
-/// understand the other.
-const PROTOCOL: u32 = 2;
+/// Name of the protocol between a process and its keeper.
+const KEEPER: &str = "keeper";
 /// Version of the record of a process's configuration (`super::configuration`), and of the records
 /// of connections and disks.
 const GLUE: u32 = 1;
@@ -22,7 +22,7 @@ impl Versions {
     /// This program's.
     pub fn own() -> Self {
         let all = [
-            ("keeper", (PROTOCOL, PROTOCOL)),
+            (KEEPER, (PROTOCOL, OLDEST_PROTOCOL)),
             ("configuration", (GLUE, GLUE)),
             (
                 "state-memory",
@@ -38,6 +38,11 @@ impl Versions {
             ),
         ];
         Self(all.map(|(name, both)| (name.to_owned(), both)).into())
+    }
+
+    /// Returns the version of the keeper's protocol that is written.
+    pub fn keeper(&self) -> u32 {
+        self.0.get(KEEPER).map_or(0, |(writes, _)| *writes)
     }
 
     /// Parses the output of another program, as [`Versions`] writes it.
@@ -62,13 +67,15 @@ impl Versions {
             return Err("the new program keeps other things".to_owned());
         }
         for ((name, (new, new_reads)), (old, old_reads)) in self.0.iter().zip(before.0.values()) {
+            // Both processes speak the older one of their versions.
+            let speaks_older = name == KEEPER && new >= old_reads;
             if new_reads > old {
                 return Err(format!(
                     "the new program reads version {new_reads} of {name} and later, and {old} is \
                      what there is"
                 ));
             }
-            if new < old_reads || new > old {
+            if new < old_reads || new > old && !speaks_older {
                 return Err(format!(
                     "the new program writes version {new} of {name}, which the present one could \
                      not go on with: it reads {old_reads} to {old}"
@@ -112,5 +119,16 @@ mod tests {
             assert_eq!(of(new).follows(&of(old)).is_ok(), fits, "{old:?} {new:?}");
         }
         assert!(own.follows(&of((1, 1))).is_err());
+        // A keeper and a serving process of two versions speak the older one.
+        let of = |both| Versions([(KEEPER.to_owned(), both)].into());
+        for (old, new, fits) in [
+            ((2, 2), (3, 2), true),
+            ((3, 2), (2, 2), true),
+            ((3, 2), (4, 3), true),
+            ((3, 3), (2, 2), false),
+            ((2, 2), (4, 3), false),
+        ] {
+            assert_eq!(of(new).follows(&of(old)).is_ok(), fits, "{old:?} {new:?}");
+        }
     }
 }

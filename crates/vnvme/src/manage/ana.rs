@@ -1,7 +1,7 @@
 //! Asymmetric namespace access (ANA) of a subsystem's disks: reads and changes the state of each
 //! group.
 
-use super::table::Entry;
+use super::table::{Entry, Next};
 use super::{DiskSpec, Manager};
 use crate::spec::ControllerSpec;
 use control::Error;
@@ -71,7 +71,10 @@ impl Manager {
                 namespace.ana_state = (!is_usual).then(|| (*state).into());
             }
         }
+        let next = Next::As(Box::new(taken.spec.clone()));
+        let intent = self.intend(name, next)?;
         taken.changed();
+        intent.done();
         let said: Vec<String> = groups
             .iter()
             .map(|(group, state)| format!("ANA group {group} is {}", state.name()))

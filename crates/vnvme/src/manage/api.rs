@@ -225,11 +225,14 @@ impl Manager {
             .all()
             .into_iter()
             .partition(|(_, entry)| entry.failed.is_none());
-        let mut disks: Vec<DiskSpec> = served.into_iter().map(|(_, entry)| entry.spec).collect();
+        let served = served.into_iter();
+        let mut disks: Vec<DiskSpec> = served
+            .map(|(_, entry)| self.with_settings(&entry.spec))
+            .collect();
         let control = self.crew.options.control.as_deref();
         // An unavailable disk that conflicts with another disk by now is not written.
         for (_, entry) in unavailable {
-            disks.push(entry.spec);
+            disks.push(self.with_settings(&entry.spec));
             if check(&DiskSpec::specs(disks.iter()), control).is_err() {
                 disks.pop();
             }

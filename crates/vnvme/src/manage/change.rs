@@ -6,7 +6,7 @@
 
 use super::bounded::{Decision, bounded};
 use super::refused::failed;
-use super::table::{Reserved, Running, Server, Source, Taken};
+use super::table::{Next, Reserved, Running, Server, Source, Taken};
 use super::{DiskSpec, Manager};
 use crate::crew::{Added, Crew, say_listening};
 use crate::front::{Front, NvmeFront, Worker};
@@ -193,38 +193,61 @@ impl Manager {
         if !decision.commit() {
             return Err(Error::failed("it was given up"));
         }
+        let intent = reserved.next().map(|(name, next)| self.intend(&name, next));
+        let intent = intent.transpose()?;
         let running = self.serve(ready)?;
         let name = reserved.serve(running);
+        if let Some(intent) = intent {
+            intent.done();
+        }
         self.tell(EventKind::Added, &name, None);
         Ok(name)
     }
 
     /// Removes a disk.
     pub(super) fn remove_disk(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Error> {
-        if let Some(spec) = self.forget_unavailable(name) {
+        if let Some(spec) = self.forget_unavailable(name)? {
             give_up(&spec);
+            self.registry().settings.retain(name, |_| false);
             return Ok(());
         }
         let taken = self.crew.table.take(name, "being removed")?;
         let (manager, what) = (self.clone(), format!("removing \"{name}\""));
         bounded(&what, LIMIT, move |decision| {
             decision.commit();
-            manager.remove_taken(taken, force)
+            let name = taken.name.clone();
+            manager.remove_taken(taken, force)?;
+            manager.registry().settings.retain(&name, |_| false);
+            Ok(())
         })
     }
 
     /// Removes a disk if it is unavailable. Its kept descriptors stay until [`give_up`].
-    pub(super) fn forget_unavailable(&self, name: &str) -> Option<DiskSpec> {
-        let entry = self.crew.table.forget(name)?;
+    ///
+    /// # Errors
+    /// The removal cannot be recorded.
+    pub(super) fn forget_unavailable(&self, name: &str) -> Result<Option<DiskSpec>, Error> {
+        if self.crew.table.unavailable(name).is_none() {
+            return Ok(None);
+        }
+        let intent = self.intend(name, Next::Gone)?;
+        let Some(entry) = self.crew.table.forget(name) else {
+            return Ok(None);
+        };
+        intent.done();
         self.crew.opener.records.remove(name);
         tracing::info!(disk = name, "removed; it was not served");
         self.tell(EventKind::Removed, name, None);
-        Some(entry.spec)
+        Ok(Some(entry.spec))
     }
 
     /// Removes a disk that was taken for it.
     pub(super) fn remove_taken(&self, taken: Taken, force: bool) -> Result<(), Error> {
         let name = taken.name.clone();
+        if !force && self.is_attached(&taken.running) {
+            return Err(attached(&name));
+        }
+        let intent = self.intend(&name, Next::Gone)?;
         // Other disks of its subsystem go on with them.
         let volumes = match taken.spec.is_in_subsystem() {
             true => Vec::new(),
@@ -268,6 +291,7 @@ impl Manager {
         self.crew.heap.freed();
         self.crew.opener.records.remove(&name);
         taken.gone();
+        intent.done();
         tracing::info!(disk = name, "removed");
         self.tell(EventKind::Removed, &name, None);
         Ok(())

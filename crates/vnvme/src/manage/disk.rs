@@ -7,6 +7,7 @@ use crate::origin::Origin;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, UblkSpec, VhostBlkSpec};
 use anyhow::{Context, Result};
 use control::api::DiskKind;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use volume::path_of_url;
 
@@ -30,6 +31,12 @@ impl DiskSpec {
         let mut all: Vec<Self> = all.collect();
         all.iter_mut().for_each(Self::complete);
         all
+    }
+
+    /// All disks of a configuration, by name.
+    pub fn by_name(specs: &Specs) -> BTreeMap<String, Self> {
+        let all = Self::all(specs).into_iter();
+        all.map(|disk| (disk.name(), disk)).collect()
     }
 
     /// The configuration of disks.

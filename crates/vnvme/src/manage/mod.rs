@@ -18,12 +18,14 @@ mod refused;
 mod reload;
 mod request;
 mod resize;
+mod settings;
 mod state;
 mod table;
 mod unavailable;
 
 pub use allow::{Allow, allows_ublk, places, servers};
 pub use disk::{DiskSpec, to_file};
+pub use settings::{DiskVolumes, VolumeRef};
 pub use state::{StateLock, beside, read_state, replace as replace_file, without_configured};
 pub use table::{Failed, Running, Server, Source, Table};
 
@@ -34,6 +36,8 @@ use crate::registry::Registry;
 use crate::spec::ProcessSpec;
 use control::Error;
 use control::api::EventKind;
+use state::Recorded;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -51,6 +55,12 @@ pub struct Manager {
     config: Option<PathBuf>,
     /// Held while a configuration is applied: one at a time.
     applying: Mutex<()>,
+    /// Held while settings of volumes are changed.
+    setting: Mutex<()>,
+    /// Disks of the configuration as it was read last, by name.
+    file: Mutex<BTreeMap<String, DiskSpec>>,
+    /// The last records of the served disks, held while one is written.
+    recorded: Mutex<Recorded>,
 }
 
 impl Manager {
@@ -64,6 +74,9 @@ impl Manager {
             said: daemon.process,
             config: daemon.config,
             applying: Mutex::default(),
+            setting: Mutex::default(),
+            file: Mutex::new(daemon.file),
+            recorded: Mutex::default(),
             crew,
         })
     }
@@ -78,14 +91,12 @@ impl Manager {
         &self.crew.registry
     }
 
-    /// The volumes of a disk, as they were named.
+    /// Checks that there is a disk of this name.
     ///
     /// # Errors
-    /// There is none of this name.
-    pub fn volumes(&self, name: &str) -> Result<Vec<String>, Error> {
-        let entry = self.crew.table.get(name)?;
-        let volumes = entry.spec.volumes().into_iter();
-        Ok(volumes.map(str::to_owned).collect())
+    /// There is none.
+    pub fn ensure_known(&self, name: &str) -> Result<(), Error> {
+        self.crew.table.get(name).map(drop)
     }
 
     /// Checks that unique values are unique, and that there are descriptors for all disks.

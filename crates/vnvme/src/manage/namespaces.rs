@@ -3,7 +3,7 @@
 use super::bounded::bounded;
 use super::change::{LIMIT, close_last, controller, in_subsystem, keep};
 use super::refused::failed;
-use super::table::{Server, Taken};
+use super::table::{Next, Server, Taken};
 use super::{DiskSpec, Manager};
 use crate::crew::namespace_config;
 use crate::formats::Chosen;
@@ -77,6 +77,8 @@ impl Manager {
         let Server::Worker { worker, owner } = taken.running.server else {
             return Err(only_controllers(&taken.name));
         };
+        let next = Next::As(Box::new(together.clone()));
+        let intent = self.intend(&taken.name, next)?;
         self.crew.registry.described.add(&together);
         let nsid = spec.nsid.unwrap_or(1);
         let volume = opened.volume.clone();
@@ -128,6 +130,7 @@ impl Manager {
         taken.running.volumes.push((nsid, weak));
         taken.spec = together;
         taken.changed();
+        intent.done();
         self.tell(EventKind::Changed, &taken.name, Some(nsid));
         Ok(nsid)
     }
@@ -156,11 +159,19 @@ impl Manager {
     /// Detaches a namespace of a disk that the caller has taken.
     pub(super) fn detach_taken(&self, mut taken: Taken, nsid: u32) -> Result<(), Error> {
         let name = taken.name.clone();
+        let mut next = taken.spec.clone();
         let (DiskSpec::Controller(disk), Server::Worker { worker, owner }) =
-            (&mut taken.spec, taken.running.server)
+            (&mut next, taken.running.server)
         else {
             return Err(only_controllers(&name));
         };
+        let unknown =
+            move |name: &str| Error::not_found(format!("\"{name}\" has no namespace {nsid}"));
+        if disk.namespaces.iter().all(|ns| ns.nsid != Some(nsid)) {
+            return Err(unknown(&name));
+        }
+        disk.namespaces.retain(|ns| ns.nsid != Some(nsid));
+        let intent = self.intend(&name, Next::As(Box::new(next.clone())))?;
         let (gone, left) = std::mem::take(&mut taken.running.volumes)
             .into_iter()
             .partition::<Vec<_>, _>(|(id, _)| *id == nsid);
@@ -170,16 +181,16 @@ impl Manager {
             let detached = controller(thread, owner)?.controller_mut().0.detach(nsid);
             match detached {
                 true => Ok(()),
-                false => Err(Error::not_found(format!(
-                    "\"{called}\" has no namespace {nsid}"
-                ))),
+                false => Err(unknown(&called)),
             }
         })?;
         // The namespace is no longer listed, whatever its volume does.
-        disk.namespaces.retain(|ns| ns.nsid != Some(nsid));
+        taken.spec = next;
         taken.running.volumes = left;
         taken.changed();
         self.crew.opener.records.detach(&name, nsid);
+        intent.done();
+        self.registry().settings.retain(&name, |id| id != nsid);
         let began = Instant::now();
         loop {
             let early = began.elapsed() >= GRACE;

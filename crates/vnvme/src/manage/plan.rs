@@ -12,6 +12,7 @@ use control::Error;
 use control::api::{AnaState, Plan, Refusal};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use sync::Unpoisoned;
 
 /// Disks that a configuration removes by not naming them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,10 @@ impl Manager {
         };
         let mut done = Vec::new();
         let result = manager.do_all(steps, source, &mut done);
+        let result = result.and_then(|()| match scope {
+            Scope::All => Ok(()),
+            Scope::OfConfig => self.adopt(wanted),
+        });
         if let Err(error) = result {
             let undone = self.undo(done);
             return Err(match undone.is_empty() {
@@ -87,6 +92,9 @@ impl Manager {
                 )),
             });
         }
+        for name in &plan.removed {
+            self.registry().settings.retain(name, |_| false);
+        }
         for done in done {
             // The disk's kept descriptors belong to another disk by now, or to none.
             if let Done::Forgotten(entry) = done {
@@ -94,21 +102,30 @@ impl Manager {
             }
         }
         self.crew.table.try_again();
-        let served = plan.unchanged.iter().chain(&plan.changed);
-        if scope == Scope::OfConfig && self.crew.table.adopt(served) {
-            self.keep_state();
-        }
         Ok(plan)
+    }
+
+    /// Makes a configuration that was read the one that a later reload compares with: its disks are
+    /// those of the configuration by now, also those that were added by request.
+    fn adopt(&self, wanted: &Specs) -> Result<(), Error> {
+        let now = DiskSpec::by_name(wanted);
+        let adopted = self.crew.table.adopt(now.keys());
+        let before = std::mem::replace(&mut *self.file.lock().unpoisoned(), now);
+        self.record().inspect_err(|_| {
+            *self.file.lock().unpoisoned() = before;
+            self.crew.table.unadopt(&adopted);
+            self.keep_state();
+        })
     }
 
     fn plan(&self, wanted: &Specs, scope: Scope) -> Result<(Plan, Vec<Step>), Error> {
         let mut plan = Plan::default();
         let mut steps = Vec::new();
         let disks = DiskSpec::all(wanted);
-        let mut by_name = BTreeMap::new();
+        let mut disks_by_name = BTreeMap::new();
         for disk in disks {
             let name = disk.name();
-            if by_name.insert(name.clone(), disk).is_some() {
+            if disks_by_name.insert(name.clone(), disk).is_some() {
                 return Err(Error::invalid(format!(
                     "two disks are called \"{name}\": give one of them a name"
                 )));
@@ -126,7 +143,7 @@ impl Manager {
         }
         for (name, entry) in &table {
             let goes = scope == Scope::All || entry.source == Source::Config;
-            if by_name.contains_key(name) || !goes {
+            if disks_by_name.contains_key(name) || !goes {
                 continue;
             }
             match (&entry.running, entry.busy) {
@@ -146,8 +163,21 @@ impl Manager {
                        meant, remove them one by one";
             refuse("", why.to_owned());
         }
-        for (name, disk) in by_name {
+        let file = match scope {
+            Scope::All => BTreeMap::new(),
+            Scope::OfConfig => self.file.lock().unpoisoned().clone(),
+        };
+        for (name, disk) in disks_by_name {
+            let before = file.get(&name);
             let Some(entry) = table.get(&name) else {
+                if before == Some(&disk) {
+                    tracing::info!(
+                        disk = name,
+                        "the disk was removed by request, and stays so: its configuration is as \
+                         before"
+                    );
+                    continue;
+                }
                 match self.admit(&disk) {
                     Ok(()) => plan.added.push(name),
                     Err(error) => {
@@ -157,6 +187,13 @@ impl Manager {
                 }
                 steps.push(Step::Add(disk));
                 continue;
+            };
+            // A saved configuration has changed settings as options.
+            let is_saved = || self.with_settings(&entry.spec) == disk;
+            let disk = match before {
+                _ if is_saved() => entry.spec.clone(),
+                Some(before) => merged(before, &entry.spec, disk),
+                None => disk,
             };
             // An unavailable disk is retried in any case.
             if entry.spec == disk {
@@ -439,7 +476,7 @@ impl Manager {
 
     fn remove_undoably(self: &Arc<Self>, name: &str, done: &mut Vec<Done>) -> Result<(), Error> {
         let entry = self.crew.table.get(name)?;
-        if entry.failed.is_some() && self.forget_unavailable(name).is_some() {
+        if entry.failed.is_some() && self.forget_unavailable(name)?.is_some() {
             done.push(Done::Forgotten(Box::new(entry)));
             return Ok(());
         }
@@ -469,6 +506,59 @@ impl Manager {
             left.extend(undone.err().map(|error| error.message));
         }
         left
+    }
+}
+
+/// Returns a disk as a changed configuration wants it: what the configuration did not change stays
+/// as it is by now. `before` is the disk in the configuration that was read before, `now` the
+/// served one, and `then` the one in the new configuration.
+fn merged(before: &DiskSpec, now: &DiskSpec, then: DiskSpec) -> DiskSpec {
+    if *before == then {
+        return now.clone();
+    }
+    let (DiskSpec::Controller(before), DiskSpec::Controller(now), DiskSpec::Controller(mut then)) =
+        (before, now, then.clone())
+    else {
+        return then;
+    };
+    let wanted = std::mem::take(&mut then.namespaces);
+    let find = |namespaces: &[NamespaceSpec], nsid| {
+        let mut namespaces = namespaces.iter();
+        namespaces.find(|ns| ns.nsid == nsid).cloned()
+    };
+    for namespace in &wanted {
+        let nsid = namespace.nsid;
+        let (before, now) = (find(&before.namespaces, nsid), find(&now.namespaces, nsid));
+        then.namespaces.extend(match (before, now) {
+            // The namespace was detached, or replaced, by request.
+            (Some(before), now) if before == *namespace => now,
+            // The configuration keeps the state that was set by request.
+            (Some(before), Some(now)) if before.ana_state == namespace.ana_state => {
+                let ana_state = now.ana_state;
+                Some(NamespaceSpec {
+                    ana_state,
+                    ..namespace.clone()
+                })
+            }
+            _ => Some(namespace.clone()),
+        });
+    }
+    for namespace in &now.namespaces {
+        let is_wanted = find(&wanted, namespace.nsid).is_some();
+        let is_configured = find(&before.namespaces, namespace.nsid)
+            .is_some_and(|before| without_state(&before) == without_state(namespace));
+        // The rest was attached by request.
+        if !is_wanted && !is_configured {
+            then.namespaces.push(namespace.clone());
+        }
+    }
+    DiskSpec::Controller(then)
+}
+
+fn without_state(namespace: &NamespaceSpec) -> NamespaceSpec {
+    NamespaceSpec {
+        ana_state: None,
+        ..namespace.clone()
     }
 }
 

@@ -1,18 +1,21 @@
 //! Disks that were added while the process ran, kept in a file (`state` of `[process]`), so that
 //! they are there after a restart.
 
+use super::table::Next;
 use super::{DiskSpec, Manager, Source, to_file};
 use crate::check::check;
 use crate::keep::{self, Before, Unavailable};
 use crate::prepare::Unserved;
 use crate::spec::{ProcessSpec, Specs};
 use anyhow::{Context, Result, bail, ensure};
+use control::Error;
 use rustix::fs::OFlags;
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use sync::Unpoisoned;
 
 const HEAD: &str = "# Disks that were added while vnvme ran; it writes this file itself.\n";
 
@@ -176,25 +179,46 @@ pub fn replace(path: &Path, text: &str) -> Result<()> {
         fs::rename(&new, path)?;
         File::open(folder)?.sync_all()
     };
-    written().with_context(|| format!("{}", new.display()))
+    written()
+        .inspect_err(|_| {
+            // A part of the text would only take room that a full file system needs.
+            let _ = fs::remove_file(&new);
+        })
+        .with_context(|| format!("{}", new.display()))
 }
 
 impl Manager {
-    /// Writes the state file with the added disks, and the record for the next process.
+    /// Records the served disks, as [`Manager::record`], after a change that has taken effect: an
+    /// error is logged.
     pub fn keep_state(&self) {
+        if let Err(error) = self.record() {
+            tracing::error!("what is served by now will not be there after a restart: {error}");
+        }
+    }
+
+    /// Records the served disks, with the changes that are about to take effect, in the state file
+    /// and for the next process.
+    ///
+    /// # Errors
+    /// The disks cannot be recorded.
+    pub(super) fn record(&self) -> Result<(), Error> {
         // The lock keeps the writes in the order of the changes.
-        let _writing = self.crew.table.writing();
+        let recorded = &mut *self.recorded.lock().unpoisoned();
         let table = self.crew.table.all();
-        let there = table.iter().filter(|(_, entry)| {
-            entry.running.is_some() || entry.busy.is_none() || entry.failed.is_some()
-        });
-        let (configured, added): (Vec<_>, Vec<_>) = there
-            .map(|(_, entry)| (entry.source, &entry.spec))
-            .partition(|(source, _)| *source == Source::Config);
+        let there = table
+            .iter()
+            .filter_map(|(_, entry)| Some((entry.source, entry.recorded()?)));
+        let (configured, added): (Vec<_>, Vec<_>) =
+            there.partition(|(source, _)| *source == Source::Config);
         let configured = configured.into_iter().map(|(_, spec)| spec);
         let added: Vec<DiskSpec> = added.into_iter().map(|(_, spec)| spec.clone()).collect();
         if let Some(path) = &self.crew.options.state {
-            tell_failure(path, write_state(path, added.iter()));
+            let with_settings: Vec<_> = added.iter().map(|spec| self.with_settings(spec)).collect();
+            let written = recorded.write_state(path, &with_settings);
+            written.map_err(|error| {
+                let path = path.display();
+                Error::failed(format!("the state cannot be written: {path}: {error:#}"))
+            })?;
         }
         let failed = table.iter().filter_map(|(name, entry)| {
             let failed = entry.failed.as_ref()?;
@@ -207,13 +231,105 @@ impl Manager {
             }
             disks.insert(name);
         }
-        keep::note(&Before {
+        let mut settings = self.registry().settings.all();
+        settings.retain(|disk, _| {
+            let mut there = table.iter();
+            there.any(|(name, entry)| name == disk && entry.recorded().is_some())
+        });
+        let file = self.file.lock().unpoisoned();
+        let now = Before {
             unavailable: Unavailable {
                 disks,
                 never_opened,
             },
+            settings,
+            file: file.clone(),
             ..Before::new(configured, &self.process, added, &self.said)
-        });
+        };
+        drop(file);
+        recorded.note(now).map_err(|error| {
+            Error::failed(format!(
+                "the keeper does not record the change for the next process: {error:#}"
+            ))
+        })
+    }
+
+    /// Records a change of a disk that is about to take effect.
+    ///
+    /// # Errors
+    /// The change cannot be recorded, and must not take effect.
+    pub(super) fn intend(&self, name: &str, next: Next) -> Result<Intent<'_>, Error> {
+        self.crew.table.set_next(name, Some(next));
+        let recorded = self.record();
+        let mut intent = Intent {
+            manager: self,
+            name: name.to_owned(),
+            is_open: true,
+        };
+        match recorded {
+            Ok(()) => Ok(intent),
+            Err(error) => {
+                intent.is_open = false;
+                self.crew.table.set_next(name, None);
+                // A part may have been recorded. The error of the other part is reported already.
+                let _ = self.record();
+                Err(Error {
+                    message: format!("nothing was changed: {}", error.message),
+                    ..error
+                })
+            }
+        }
+    }
+}
+
+/// A recorded change of a disk. If it has no effect, the record is written as before.
+pub(super) struct Intent<'a> {
+    manager: &'a Manager,
+    name: String,
+    is_open: bool,
+}
+
+impl Intent<'_> {
+    /// The change has taken effect, and stands in the table.
+    pub fn done(mut self) {
+        self.is_open = false;
+    }
+}
+
+impl Drop for Intent<'_> {
+    fn drop(&mut self) {
+        if self.is_open {
+            self.manager.crew.table.set_next(&self.name, None);
+            self.manager.keep_state();
+        }
+    }
+}
+
+/// The last records: equal ones are not written again.
+#[derive(Default)]
+pub(super) struct Recorded {
+    state: Option<String>,
+    noted: Option<Before>,
+}
+
+impl Recorded {
+    fn write_state(&mut self, path: &Path, disks: &[DiskSpec]) -> Result<()> {
+        let text = format!("{HEAD}{}", to_file(None, disks.iter())?);
+        if self.state.as_ref() != Some(&text) {
+            self.state = None;
+            replace(path, &text)?;
+            self.state = Some(text);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, now: Before) -> Result<()> {
+        if self.noted.as_ref() != Some(&now) {
+            self.noted = None;
+            keep::note(&now)?;
+            self.noted = Some(now);
+        }
+        Ok(())
     }
 }
 

@@ -51,6 +51,30 @@ pub struct Entry {
     pub failed: Option<Arc<Failed>>,
     /// Description of the change that is under way.
     pub busy: Option<&'static str>,
+    /// Result of a change that is recorded and has not taken effect yet.
+    pub next: Option<Next>,
+}
+
+/// Result of a change of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The disk as it is going to be.
+    As(Box<DiskSpec>),
+    /// The disk is going to be removed.
+    Gone,
+}
+
+impl Entry {
+    /// Returns the disk as the next process has to know it; `None` for one that it must not serve.
+    pub fn recorded(&self) -> Option<&DiskSpec> {
+        match &self.next {
+            Some(Next::As(spec)) => Some(spec),
+            Some(Next::Gone) => None,
+            // A disk that is being added counts when it is recorded.
+            None if self.running.is_none() && self.failed.is_none() => None,
+            None => Some(&self.spec),
+        }
+    }
 }
 
 /// Why a disk is not served.
@@ -67,8 +91,6 @@ pub struct Failed {
 #[derive(Default)]
 pub struct Table {
     entries: Mutex<BTreeMap<String, Entry>>,
-    /// The state is being written down.
-    writing: Mutex<()>,
     /// The control socket: no disk may have its place.
     control: Option<PathBuf>,
     /// All that is there from the start has been entered.
@@ -83,7 +105,6 @@ impl Table {
     pub fn new(control: Option<PathBuf>) -> Self {
         Self {
             entries: Mutex::default(),
-            writing: Mutex::default(),
             control,
             complete: Mutex::default(),
             completed: Condvar::new(),
@@ -106,9 +127,11 @@ impl Table {
         *waited.unpoisoned().0
     }
 
-    /// Locks the state file for a write: one writer at a time.
-    pub(super) fn writing(&self) -> MutexGuard<'_, ()> {
-        self.writing.lock().unpoisoned()
+    /// Sets or clears the result of the change that is under way.
+    pub(super) fn set_next(&self, name: &str, next: Option<Next>) {
+        if let Some(entry) = self.lock().get_mut(name) {
+            entry.next = next;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
@@ -123,6 +146,7 @@ impl Table {
             running: Some(running),
             failed: None,
             busy: None,
+            next: None,
         };
         self.lock().insert(entry.spec.name(), entry);
     }
@@ -135,6 +159,7 @@ impl Table {
             running: None,
             failed: Some(Arc::new(failed)),
             busy: None,
+            next: None,
         };
         self.lock().insert(entry.spec.name(), entry);
     }
@@ -238,18 +263,30 @@ impl Table {
         found.ok_or_else(|| unknown(name))
     }
 
-    /// The configuration has these disks by now: it removes them when it loses them. Whether that
-    /// is new.
-    pub fn adopt<'a>(&self, names: impl Iterator<Item = &'a String>) -> bool {
+    /// Makes these disks the configuration's, which removes them when it loses them. Returns those
+    /// that had been added by request.
+    pub fn adopt<'a>(&self, names: impl Iterator<Item = &'a String>) -> Vec<String> {
         let mut entries = self.lock();
-        let mut is_new = false;
+        let mut adopted = Vec::new();
         for name in names {
-            if let Some(entry) = entries.get_mut(name) {
-                is_new |= entry.source != Source::Config;
+            if let Some(entry) = entries.get_mut(name)
+                && entry.source != Source::Config
+            {
                 entry.source = Source::Config;
+                adopted.push(name.clone());
             }
         }
-        is_new
+        adopted
+    }
+
+    /// Makes disks again those that were added by request.
+    pub fn unadopt(&self, adopted: &[String]) {
+        let mut entries = self.lock();
+        for name in adopted {
+            if let Some(entry) = entries.get_mut(name) {
+                entry.source = Source::Runtime;
+            }
+        }
     }
 
     /// Takes a name, and all else that has to be unique, for a disk that is to come.
@@ -283,6 +320,7 @@ impl Table {
             running: None,
             failed: None,
             busy: Some("being added"),
+            next: None,
         };
         entries.insert(name.clone(), entry);
         Ok(Reserved {
@@ -306,6 +344,7 @@ impl Table {
         entry.running = Some(running);
         entry.failed = None;
         entry.busy = None;
+        entry.next = None;
         let name = entry.spec.name();
         entries.insert(name.clone(), entry);
         name
@@ -355,6 +394,13 @@ pub struct Reserved {
 }
 
 impl Reserved {
+    /// Returns the disk's name, and the disk as it is going to be.
+    pub fn next(&self) -> Option<(String, Next)> {
+        let name = self.name.clone()?;
+        let spec = self.table.get(&name).ok()?.spec;
+        Some((name, Next::As(Box::new(spec))))
+    }
+
     /// The disk is served. Its name: of a block device, the kernel has chosen it by now.
     pub fn serve(mut self, running: Running) -> String {
         let Some(taken) = self.name.take() else {
@@ -414,6 +460,7 @@ impl Taken {
     /// Stores this disk's changes in the table.
     pub fn changed(&self) {
         if let Some(entry) = self.table.lock().get_mut(&self.name) {
+            entry.next = None;
             entry.spec = self.spec.clone();
             entry.source = self.source;
             entry.running = Some(self.running.clone());

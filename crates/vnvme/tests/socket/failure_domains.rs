@@ -38,15 +38,15 @@ impl Domain {
         Self::start_with(place, disks, &[])
     }
 
-    /// A daemon with further flags.
-    pub fn start_with(place: Place, disks: &str, more: &[&str]) -> Self {
+    /// Starts a daemon with more options.
+    pub fn start_with(place: Place, disks: &str, options: &[&str]) -> Self {
         let config = place.path("vnvme.toml");
         fs::write(&config, disks).unwrap();
         let (config, control) = (text(&config), text(&place.path("control")));
         let args = ["--config", &config, "--control", &control];
         let daemon = start(
             &place,
-            &[&["daemon", "--keeper", "process"], &args[..], more].concat(),
+            &[&["daemon", "--keeper", "process"], &args[..], options].concat(),
         );
         let client = Client::new(vec![place.path("control")]).unwrap();
         eventually("it answers", || client.disks().is_ok());

@@ -20,7 +20,14 @@ use serde_json::{Value, json};
 /// The process that serves under a daemon which is a keeper, if there is one.
 pub fn serving(keeper: u32) -> Option<Pid> {
     let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
-    Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
+    let is_standby = |child: &&str| {
+        let line = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains("--stand-by")
+    };
+    let child = children
+        .split_whitespace()
+        .find(|child| !is_standby(child))?;
+    Pid::from_raw(child.parse().ok()?)
 }
 
 const GOES_ON: &str = "this one goes on";
@@ -43,7 +50,6 @@ fn serve(place: &Place, args: &[&str]) -> Daemon {
 /// Starts a daemon and waits until it is ready: a process that is killed before has no successor.
 pub fn start(place: &Place, args: &[&str]) -> Daemon {
     let path = place.path("ready");
-    // A daemon before this one may have been started there.
     let _ = fs::remove_file(&path);
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(LIMIT)).unwrap();

@@ -359,8 +359,16 @@ fn states_of_paths_change_while_they_are_used() {
     assert!(shown.contains(line), "{shown}");
     let saved = vnvme(&control, &["save"]).unwrap();
     assert_eq!(saved.matches("ana-state = \"persistent-loss\"").count(), 2);
-    // The configuration counts again after a reload.
+    // A file that has not changed leaves the states as they were set.
     vnvme(&control, &["reload"]).unwrap();
+    assert_eq!(
+        states(),
+        all.replace(
+            "a 1 optimized, a 2 optimized",
+            "a 1 persistent-loss, a 2 persistent-loss"
+        )
+    );
+    vnvme(&control, &["ana", "a", "--set", "optimized"]).unwrap();
     assert_eq!(states(), all);
     assert_eq!(write(&mut a, 4), Status::SUCCESS);
     let other = fs::read_to_string(&file).unwrap();

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{
-    Pid, Resource, Rlimit, Signal, kill_process, set_parent_process_death_signal, setrlimit,
+    Pid, Resource, Rlimit, Signal, kill_process, kill_process_group,
+    set_parent_process_death_signal, setrlimit,
 };
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
@@ -23,6 +24,9 @@ use super::{LIMIT, Place, eventually, text};
 /// A variable for daemons whose keeper is that of the configuration, or the default.
 pub const KEEPER_AS_CONFIGURED: (&str, &str) = ("VNVME_TEST_KEEPER", "as configured");
 
+/// A variable for daemons that do not end with the test's process.
+const OUTLIVES: (&str, &str) = ("VNVME_TEST_OUTLIVES", "1");
+
 /// A daemon; it ends with this value, and with the test.
 pub struct Daemon {
     child: Child,
@@ -30,6 +34,8 @@ pub struct Daemon {
     /// The log is read to its next line, and then closed.
     last_line: Arc<AtomicBool>,
     reader: Option<JoinHandle<()>>,
+    /// The daemon is a process group, which ends with this value.
+    is_group: bool,
 }
 
 /// How a daemon ended.
@@ -44,6 +50,17 @@ impl Daemon {
     /// Starts `vnvme` with these arguments.
     pub fn spawn(args: &[impl AsRef<OsStr>]) -> Daemon {
         Self::start(Command::new(env!("CARGO_BIN_EXE_vnvme")), args)
+    }
+
+    /// Starts `vnvme` with a keeper that does not end with this process: its processes outlive it.
+    /// All of them end with this value.
+    pub fn spawn_outliving(variables: &[(&str, &str)], args: &[impl AsRef<OsStr>]) -> Daemon {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
+        command.envs(variables.iter().copied()).process_group(0);
+        command.env(OUTLIVES.0, OUTLIVES.1);
+        let mut daemon = Self::start(command, args);
+        daemon.is_group = true;
+        daemon
     }
 
     /// Starts another program file than the one that was built.
@@ -143,10 +160,12 @@ impl Daemon {
         if serves && !says {
             command.args(["--keeper", "off"]);
         }
+        let outlives = command.get_envs().any(|(name, _)| name == OUTLIVES.0);
+        let signal = (!outlives).then_some(Signal::KILL);
         command.stdin(input).stderr(Stdio::piped());
         // SAFETY: the closure makes one system call and allocates nothing.
         unsafe {
-            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+            command.pre_exec(move || Ok(set_parent_process_death_signal(signal)?));
         }
         let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
@@ -167,6 +186,7 @@ impl Daemon {
             log,
             last_line,
             reader: Some(reader),
+            is_group: false,
         }
     }
 
@@ -314,6 +334,10 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         if self.reader.is_none() {
             return;
+        }
+        let group = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
+        if let Some(group) = group.filter(|_| self.is_group) {
+            let _ = kill_process_group(group, Signal::KILL);
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,0 +1,252 @@
+//! The stand-by: a second keeper process, with duplicates of all that the keeper keeps. If the
+//! keeper ends without notice, the stand-by is the keeper, and starts another stand-by.
+//!
+//! The keeper forwards each message of the serving process to the stand-by before it takes the
+//! message from the serving process's socket, which both processes have. So a message is forwarded,
+//! or the stand-by finds it in the socket, whenever the keeper dies. A message may be handled
+//! twice, which has the effect of once.
+//!
+//! The keeper waits for the stand-by with nothing. A stand-by that takes no messages for a while is
+//! replaced.
+
+use crate::arrival::{Facts, Sending, facts_in, facts_text};
+use crate::child::Serving;
+use crate::packet::{self, Packet};
+use crate::text::{self, Request};
+use crate::upgrade::Programs;
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::Child;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Messages that wait for a stand-by; with more it is replaced.
+const MAX_WAITING: usize = 1024;
+/// Until the next stand-by is started after one has ended.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The serving process has been started: its process ID, and whether it is ready.
+const SERVING: &str = "SERVING=";
+/// The serving process has ended: [`Facts`] follow.
+const ENDED: &str = "ENDED=1\n";
+/// The keeper ends in order.
+const QUIT: &str = "QUIT=1\n";
+
+/// A stand-by, as the keeper has it.
+#[derive(Debug)]
+struct Started {
+    child: Child,
+    channel: OwnedFd,
+    sending: Sending,
+}
+
+/// The keeper's side: a stand-by, or the time when the next one is started.
+#[derive(Debug, Default)]
+pub(crate) struct Backup {
+    started: Option<Started>,
+    next_start: Option<Instant>,
+    /// A stand-by that the program before has started, and that ends.
+    left: Option<Pid>,
+}
+
+impl Backup {
+    /// Returns whether a stand-by is to be started.
+    pub fn is_wanted(&self) -> bool {
+        let is_late = |at: Instant| Instant::now() >= at;
+        self.started.is_none() && self.next_start.is_none_or(is_late)
+    }
+
+    /// Returns whether the stand-by has all that it was sent.
+    pub fn is_complete(&self) -> bool {
+        let started = self.started.as_ref();
+        started.is_none_or(|started| !started.sending.is_under_way())
+    }
+
+    /// Starts a stand-by. `sending` is all that is kept.
+    pub fn start(
+        &mut self,
+        programs: &mut dyn Programs,
+        sending: Sending,
+        serving: &Serving,
+    ) -> io::Result<()> {
+        self.next_start = Some(Instant::now() + PAUSE);
+        let flags = SocketFlags::CLOEXEC;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (channel, theirs) = pair?;
+        let child = programs.start_standby(theirs)?;
+        self.started = Some(Started {
+            child,
+            channel,
+            sending,
+        });
+        self.serves(serving)
+    }
+
+    /// Sends the serving process that was started.
+    pub fn serves(&mut self, serving: &Serving) -> io::Result<()> {
+        let Some(channel) = &serving.channel else {
+            return Ok(());
+        };
+        let fds = vec![
+            Rc::new(channel.try_clone()?),
+            Rc::new(serving.pidfd().try_clone_to_owned()?),
+        ];
+        let (pid, ready) = (serving.pid().as_raw_nonzero(), u8::from(serving.is_ready));
+        self.push(format!("{SERVING}{pid}:{ready}\n"), fds);
+        Ok(())
+    }
+
+    /// Sends that the serving process has ended.
+    pub fn ended(&mut self, facts: &Facts) {
+        self.push(format!("{ENDED}{}", facts_text(facts)), Vec::new());
+    }
+
+    /// Forwards a message of the serving process, which was not taken from its socket yet.
+    pub fn forward(&mut self, packet: Packet) {
+        let Packet { text, mut fds, cut } = packet;
+        if cut || self.started.is_none() {
+            return;
+        }
+        let (text, fd) = match (text::parse(&text), fds.pop(), fds.is_empty()) {
+            (Some(Request::Store(name)), Some(fd), true) => (text::store(name), Some(fd)),
+            (Some(Request::Remove(name)), None, true) => (text::remove(name), None),
+            (Some(Request::Tell(lines)), None, true) => (lines.join("\n") + "\n", None),
+            // The keeper's own answer to a barrier counts. An upgrade is asked for again.
+            _ => return,
+        };
+        self.push(text, fd.map(Rc::new).into_iter().collect());
+    }
+
+    fn push(&mut self, text: String, fds: Vec<Rc<OwnedFd>>) {
+        if let Some(started) = &mut self.started {
+            started.sending.push(text, fds);
+            if started.sending.len() > MAX_WAITING {
+                self.replace();
+            }
+        }
+        self.go_on();
+    }
+
+    /// Ends the stand-by; another one is started later.
+    fn replace(&mut self) {
+        if let Some(mut started) = self.started.take() {
+            let _ = started.child.kill();
+            let _ = started.child.wait();
+        }
+        self.next_start = Some(Instant::now() + PAUSE);
+    }
+
+    /// Sends as much as there is room for, and notices the end of the stand-by.
+    pub fn go_on(&mut self) {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        if let Some(pid) = self.left
+            && !matches!(waitid(WaitId::Pid(pid), options), Ok(None))
+        {
+            self.left = None;
+        }
+        let Some(started) = &mut self.started else {
+            return;
+        };
+        let sent = started.sending.go_on(started.channel.as_fd());
+        let has_ended = !matches!(started.child.try_wait(), Ok(None));
+        if sent.is_err() || has_ended {
+            self.replace();
+        }
+    }
+
+    /// Returns whether there is a stand-by.
+    pub fn is_there(&self) -> bool {
+        self.started.is_some()
+    }
+
+    /// Returns the process ID and the socket of the stand-by.
+    pub fn place(&self) -> Option<(Pid, BorrowedFd<'_>)> {
+        let started = self.started.as_ref()?;
+        let pid = Pid::from_raw(started.child.id().try_into().ok()?)?;
+        Some((pid, started.channel.as_fd()))
+    }
+
+    /// Has a stand-by end that the program before has started.
+    pub fn leave(&mut self, pid: Pid, channel: OwnedFd) {
+        let _ = packet::send(channel.as_fd(), QUIT, &[]);
+        self.left = Some(pid);
+    }
+
+    /// Adds the descriptor to wait for, and returns the time of the next start.
+    pub fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Option<Instant> {
+        let Some(started) = &self.started else {
+            // A start that is due waits for a process that serves.
+            return self.next_start.filter(|at| *at > Instant::now());
+        };
+        let wanted = match started.sending.is_under_way() {
+            true => PollFlags::OUT,
+            false => PollFlags::empty(),
+        };
+        fds.push(PollFd::new(&started.channel, wanted));
+        None
+    }
+
+    /// Has the stand-by close all that it keeps when this process has ended. `false`: there is no
+    /// stand-by that would.
+    pub fn dismiss(&mut self) -> bool {
+        self.push(QUIT.to_owned(), Vec::new());
+        match self.started.take() {
+            Some(started) if !started.sending.is_under_way() => true,
+            Some(mut started) => {
+                let _ = started.child.kill();
+                let _ = started.child.wait();
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+/// Message of the keeper to its stand-by.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// A request of the serving process, for the store.
+    Request(Packet),
+    /// The serving process has been started.
+    Serving(Serving),
+    /// The serving process has ended.
+    Ended(Facts),
+    /// The keeper ends in order.
+    Quit,
+    /// The keeper has ended, and nothing is left of its messages.
+    Gone,
+}
+
+/// Waits for the next message of the keeper.
+pub(crate) fn next(channel: &OwnedFd) -> News {
+    loop {
+        let packet = match packet::receive(channel.as_fd(), RecvFlags::empty()) {
+            Ok(Some(packet)) => packet,
+            Ok(None) | Err(_) => return News::Gone,
+        };
+        let text = String::from_utf8_lossy(&packet.text);
+        if let Some(rest) = text.strip_prefix(SERVING) {
+            if let Some(serving) = serving_in(rest, packet.fds) {
+                return News::Serving(serving);
+            }
+            continue;
+        }
+        if let Some(facts) = text.strip_prefix(ENDED) {
+            return News::Ended(facts_in(facts));
+        }
+        return match &*text == QUIT {
+            true => News::Quit,
+            false => News::Request(packet),
+        };
+    }
+}
+
+fn serving_in(text: &str, fds: Vec<OwnedFd>) -> Option<Serving> {
+    let (pid, ready) = text.trim_end().split_once(':')?;
+    let pid = Pid::from_raw(pid.parse().ok()?)?;
+    let [channel, pidfd] = <[OwnedFd; 2]>::try_from(fds).ok()?;
+    Some(Serving::adopted(pid, pidfd, Some(channel), ready == "1"))
+}

@@ -1,0 +1,312 @@
+//! Changes at run time: they are recorded before they are answered, survive the process, and are
+//! not undone by a reload that is about another disk.
+
+use crate::common::*;
+use crate::failure_domains::{Domain, command, controller};
+use control::ClientError;
+use control::api::{ErrorAction, ErrorChange, LimitChange};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+/// Returns the disk's limit of requests per second, by volume.
+fn iops(domain: &Domain) -> Vec<(String, u64, Option<u32>)> {
+    let limits = domain.client.limits(&LimitChange::default()).unwrap();
+    let limits = limits.into_iter();
+    let limits = limits.map(|one| (one.volume, one.iops, one.weight));
+    limits.collect()
+}
+
+/// Returns the error policies of all volumes.
+fn policies(domain: &Domain) -> Vec<(String, ErrorAction, ErrorAction)> {
+    let policies = domain.client.on_error(&ErrorChange::default()).unwrap();
+    let policies = policies.into_iter();
+    let policies = policies.map(|one| (one.volume, one.on_read_error, one.on_write_error));
+    policies.collect()
+}
+
+fn succeeds(domain: &Domain, words: &[&str]) {
+    let (code, said) = command(domain, words);
+    assert_eq!(code, Some(0), "{words:?}: {said}");
+}
+
+/// Limits, weights and policies are those that were set last, whatever happens to the process; and
+/// a configuration that is saved has them.
+#[test]
+fn settings_survive_kill_and_upgrade_and_are_saved() {
+    let place = Place::new();
+    let files = ["a1.raw", "a2.raw", "b.raw", "c.raw"].map(|name| place.disk(name, 1 << 20));
+    let [a1, a2, b, c] = &files;
+    let (first, second) = (
+        format!("{a1}?iops=0&weight=7"),
+        format!("{a2}?iops=1000&bps=1G"),
+    );
+    let export = text(&place.path("c.sock"));
+    let disks = controller(&place, "a", &[&first, &second], "")
+        + &controller(&place, "b", &[b], "")
+        + &format!("[[vhost-user-blk]]\nsocket = \"{export}\"\nvolume = \"{c}?iops=5\"\n");
+    let domain = Domain::start(place, &disks);
+    let mut guest = domain.host("a");
+    guest.write(1, 0, &pattern(1, 4096));
+    for words in [
+        &[
+            "limits", "a", "--nsid", "2", "--iops", "70000", "--burst", "20ms",
+        ][..],
+        &["limits", "a", "--nsid", "1", "--weight", "9"],
+        &["limits", "c", "--iops", "6"],
+        &[
+            "on-error",
+            "a",
+            "--nsid",
+            "1",
+            "--on-write-error",
+            "enospc-stop",
+        ],
+        &["on-error", "c", "--on-read-error", "retry"],
+    ] {
+        succeeds(&domain, words);
+    }
+    let limits = [
+        (first.clone(), 0, Some(9)),
+        (second.clone(), 70_000, None),
+        (format!("{c}?iops=5"), 6, None),
+    ];
+    let report = ErrorAction::Report;
+    let policy = [
+        (first.clone(), report, ErrorAction::EnospcStop),
+        (second.clone(), report, report),
+        (b.clone(), report, report),
+        (format!("{c}?iops=5"), ErrorAction::Retry, report),
+    ];
+    for round in 0..4 {
+        assert_eq!(iops(&domain), limits, "{round}");
+        assert_eq!(policies(&domain), policy, "{round}");
+        assert!(guest.read(1, 0, 4096) == pattern(1, 4096), "{round}");
+        match round {
+            0 | 2 => domain.kill(),
+            _ => succeeds(&domain, &["upgrade"]),
+        }
+    }
+    // A saved configuration is that of the running disks: a reload changes nothing.
+    let (code, saved) = command(&domain, &["save"]);
+    assert_eq!(code, Some(0), "{saved}");
+    for words in [
+        "iops=70000",
+        "burst=20000us",
+        "weight=9",
+        "on-write-error = \"enospc-stop\"",
+    ] {
+        assert!(saved.contains(words), "{words}: {saved}");
+    }
+    let config = domain.place.path("vnvme.toml");
+    fs::write(&config, saved).unwrap();
+    let check = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(["check", &text(&config)])
+        .output()
+        .unwrap();
+    assert!(check.status.success(), "{check:?}");
+    let plan = domain.client.reload().unwrap();
+    assert_eq!(plan.unchanged, ["a", "b", "c"], "{plan:?}");
+    drop(guest);
+    let Domain { place, daemon, .. } = domain;
+    daemon.end();
+    let disks = fs::read_to_string(&config).unwrap();
+    let domain = Domain::start(place, &disks);
+    let after: Vec<(u64, Option<u32>)> = iops(&domain)
+        .into_iter()
+        .map(|(_, iops, weight)| (iops, weight))
+        .collect();
+    assert_eq!(after, [(0, Some(9)), (70_000, None), (6, None)]);
+    let after: Vec<ErrorAction> = policies(&domain).into_iter().map(|one| one.2).collect();
+    assert_eq!(after, [ErrorAction::EnospcStop, report, report, report]);
+    domain.daemon.end();
+}
+
+/// Has each write of the state fail as on a full file system.
+fn fill(place: &Place) {
+    let _ = fs::remove_file(place.path("state.new"));
+    symlink("/dev/full", place.path("state.new")).unwrap();
+}
+
+/// With `--state` on a full file system an operation fails, and nothing has changed: neither for
+/// the guests nor after a restart.
+#[test]
+fn operation_that_cannot_be_recorded_fails_and_changes_nothing() {
+    let place = Place::new();
+    let files = ["a", "b", "c", "d"].map(|name| place.disk(&format!("{name}.raw"), 1 << 20));
+    let [a, b, c, d] = &files;
+    let (state, allow) = (
+        text(&place.path("state")),
+        text(place.path("x").parent().unwrap()),
+    );
+    let options = ["--state", &state, "--allow", &allow, "--sandbox", "off"];
+    let disks = controller(&place, "a", &[a], "");
+    let domain = Domain::start_with(place, &disks, &options);
+    let socket = |name: &str| {
+        format!(
+            "socket={}",
+            text(&domain.place.path(&format!("{name}.sock")))
+        )
+    };
+    let (sockets, limited) = (["b", "d"].map(socket), format!("{b}?iops=0"));
+    succeeds(&domain, &["add", "controller", &sockets[0], &limited]);
+    let mut guest = domain.host("b");
+    guest.write(1, 0, &pattern(1, 4096));
+    let before = (
+        fs::read_to_string(&state).unwrap(),
+        domain.client.disks().unwrap(),
+    );
+    let operations = [
+        &["add", "controller", &sockets[1], d][..],
+        &["attach", "b", c],
+        &["limits", "b", "--iops", "9"],
+        &["on-error", "b", "--on-read-error", "stop"],
+        &["detach", "b", "1"],
+        &["remove", "b", "--force"],
+    ];
+    for words in operations {
+        fill(&domain.place);
+        let (code, said) = command(&domain, words);
+        assert_eq!(code, Some(1), "{words:?}: {said}");
+        assert!(
+            said.contains("No space left on device"),
+            "{words:?}: {said}"
+        );
+        assert!(!domain.place.path("d.sock").exists());
+        let now = (
+            fs::read_to_string(&state).unwrap(),
+            domain.client.disks().unwrap(),
+        );
+        assert_eq!(now, before, "{words:?}");
+        assert!(guest.read(1, 0, 4096) == pattern(1, 4096), "{words:?}");
+        assert_eq!(iops(&domain)[0].1, 0, "{words:?}");
+        assert!(
+            policies(&domain)
+                .iter()
+                .all(|one| one.1 == ErrorAction::Report)
+        );
+        let _ = fs::remove_file(domain.place.path("state.new"));
+        domain.kill();
+        let now = domain.client.disks().unwrap();
+        assert_eq!(now, before.1, "{words:?}");
+    }
+    // With room again, each of them is there after the end and a new start.
+    succeeds(&domain, operations[0]);
+    succeeds(&domain, operations[1]);
+    succeeds(&domain, operations[2]);
+    drop(guest);
+    let Domain { place, daemon, .. } = domain;
+    daemon.end();
+    let domain = Domain::start_with(place, &disks, &options);
+    let names = domain.client.disks().unwrap().into_iter();
+    let names: Vec<(String, usize)> = names.map(|d| (d.name, d.namespaces.len())).collect();
+    assert_eq!(names, [("a".into(), 1), ("b".into(), 2), ("d".into(), 1)]);
+    assert_eq!(iops(&domain)[0].1, 9);
+    domain.daemon.end();
+}
+
+/// A reload applies what has changed in the file since it was read before, also by an earlier
+/// process; all that was changed by request stays.
+#[test]
+fn reload_about_another_disk_keeps_changes_at_run_time() {
+    let place = Place::new();
+    let files = ["a1", "a2", "a3", "a4", "b", "c"].map(|name| place.disk(name, 1 << 20));
+    let [a1, a2, a3, a4, b, c] = &files;
+    let (config, allow) = (
+        place.path("vnvme.toml"),
+        text(place.path("x").parent().unwrap()),
+    );
+    let [of_b, of_c] =
+        [("b", b), ("c", c)].map(|(name, file)| controller(&place, name, &[file], ""));
+    let of_a = |place: &Place, volumes: &[&str]| {
+        let disk = controller(place, "a", volumes, "");
+        format!("[process]\nallow = [\"{allow}\"]\n{disk}")
+    };
+    let disks = of_a(&place, &[a1, a2]) + &of_b + &of_c;
+    let domain = Domain::start(place, &disks);
+    let mut guest = domain.host("a");
+    guest.write(1, 0, &pattern(1, 4096));
+    let blocks = |guest: &mut Host| {
+        let nsids = 1..=4;
+        nsids
+            .map(|nsid| guest.identify_namespace(nsid).unwrap().nsze.get())
+            .collect::<Vec<_>>()
+    };
+    succeeds(&domain, &["attach", "a", a3]);
+    succeeds(&domain, &["detach", "a", "2"]);
+    succeeds(&domain, &["remove", "c"]);
+    let reload = |disks: &str| {
+        fs::write(&config, disks).unwrap();
+        let plan = domain.client.reload().unwrap();
+        assert!(plan.refused.is_empty(), "{plan:?}");
+        (plan.added, plan.removed, plan.changed)
+    };
+    let none = Vec::<String>::new;
+    for round in 0..3 {
+        assert_eq!(blocks(&mut guest), [2048, 0, 2048, 0], "{round}");
+        let queues = of_b.replace("name =", &format!("io-queues = {}\nname =", round + 2));
+        let changed = reload(&(of_a(&domain.place, &[a1, a2]) + &queues + &of_c));
+        assert_eq!(changed, (none(), none(), vec!["b".into()]), "{round}");
+        assert_eq!(blocks(&mut guest), [2048, 0, 2048, 0], "{round}");
+        assert!(guest.read(1, 0, 4096) == pattern(1, 4096), "{round}");
+        assert!(domain.client.disk("c").is_err(), "{round}");
+        domain.kill();
+    }
+    // A namespace that the file gains is attached; one that it loses is detached.
+    let fourth = format!(" }}, {{ volume = \"{a4}\", nsid = 4 }}]\n");
+    let more = of_a(&domain.place, &[a1, a2]).replace(" }]\n", &fourth);
+    assert_eq!(reload(&(more + &of_b)).2, ["a", "b"]);
+    assert_eq!(blocks(&mut guest), [2048, 0, 2048, 2048]);
+    let text = of_a(&domain.place, &[a1]);
+    assert_eq!(reload(&(text.clone() + &of_b)).2, ["a"]);
+    assert_eq!(blocks(&mut guest), [2048, 0, 2048, 0]);
+    // The file loses a disk, and gains it: then the disk is served again, though it was removed by
+    // request.
+    assert_eq!(reload(&(text.clone() + &of_b + &of_c)).0, ["c"]);
+    // A file that has all of it changes nothing.
+    let (code, saved) = command(&domain, &["save"]);
+    assert_eq!(code, Some(0), "{saved}");
+    assert_eq!(reload(&saved), (none(), none(), none()));
+    // By now the file has the third namespace, too, and may lose it.
+    assert_eq!(reload(&(text + &of_b + &of_c)).2, ["a"]);
+    assert_eq!(blocks(&mut guest), [2048, 0, 0, 0]);
+    drop(guest);
+    domain.daemon.end();
+}
+
+fn disk_error<T>(result: Result<T, ClientError>) -> String {
+    result
+        .err()
+        .map(|error| error.to_string())
+        .unwrap_or_default()
+}
+
+/// The configuration is recorded with the disks that it gave, or a reload has no effect.
+#[test]
+fn reload_that_cannot_be_recorded_is_undone() {
+    let place = Place::new();
+    let files = ["a", "b"].map(|name| place.disk(&format!("{name}.raw"), 1 << 20));
+    let [a, b] = &files;
+    let (state, allow) = (
+        text(&place.path("state")),
+        text(place.path("x").parent().unwrap()),
+    );
+    let options = ["--state", &state, "--allow", &allow, "--sandbox", "off"];
+    let disks = controller(&place, "a", &[a], "");
+    let domain = Domain::start_with(place, &disks, &options);
+    let socket = format!("socket={}", text(&domain.place.path("b.sock")));
+    succeeds(&domain, &["add", "controller", &socket, b]);
+    // The file takes the added disk over, so the state loses it.
+    let more = disks.clone() + &controller(&domain.place, "b", &[b], "");
+    fs::write(domain.place.path("vnvme.toml"), &more).unwrap();
+    fill(&domain.place);
+    let error = disk_error(domain.client.reload());
+    assert!(error.contains("No space left on device"), "{error}");
+    assert!(fs::read_to_string(&state).unwrap().contains("b.sock"));
+    domain.client.reload().unwrap();
+    assert!(!fs::read_to_string(&state).unwrap().contains("b.sock"));
+    // A reload without the disk removes it: it is the configuration's by now.
+    fs::write(domain.place.path("vnvme.toml"), &disks).unwrap();
+    assert_eq!(domain.client.reload().unwrap().removed, ["b"]);
+    domain.daemon.end();
+}
