@@ -5,6 +5,7 @@
 #   make test         formatting, lints, all unit, property and socket tests, one guest for each front-end
 #   make test-guests  all other guest tests, models, conformance, instruction counts, fuzz targets for ten seconds, documentation, AArch64
 #   make test-long    hours, before a release: every test that is ignored elsewhere, hundreds of kills, fuzzing, the oldest Rust, advisories
+#   make mutants      DRAW (10) of the mutants in harness/mutants.toml, drawn by SEED (the commit); a test must fail for each
 #   make check        formatting, lints, documentation, AArch64, the minimal build, licences
 #   make msrv         everything with the oldest Rust that Cargo.toml promises, where rustup has it
 #   make deny         licences, sources and known vulnerabilities of all dependencies, by cargo-deny
@@ -23,7 +24,7 @@ export CARGO
 AGAIN = $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := demo
-.PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild check minimal aarch64 msrv deny conformance cost cost-step fuzz bench docs install uninstall package help \
+.PHONY: demo quick test test-steps test-guests test-guests-steps test-long test-long-steps prebuild mutants check minimal aarch64 msrv deny conformance cost cost-step fuzz bench docs install uninstall package help \
 	tools-build tools-guest tools-bench
 
 # Both programs by one build: each by itself has other features of what they share, and has it built
@@ -124,6 +125,12 @@ test-long-steps:
 	$(STEP) fuzz fuzz/run.sh $(FUZZ_SECONDS)
 	$(STEP) 'oldest Rust' harness/msrv.sh
 	$(STEP) advisories harness/deny.sh
+
+SEED ?= $(shell git rev-parse HEAD)
+DRAW ?= 10
+mutants: tools-guest
+	$(CARGO) build --quiet -p tier
+	$(TIER) mutants --seed $(SEED) --draw $(DRAW)
 
 check: tools-build
 	harness/setup.sh check

@@ -6,6 +6,8 @@
 //! - `tier tests NAME [--repeat] ARGUMENT...` runs tests as a step: by cargo-nextest where it is
 //!   installed, else by `cargo test`, with the same arguments. With `--repeat`, a test that fails
 //!   is run once more and counts as flaky when it passes then.
+//! - `tier mutants --seed TEXT --draw N` applies N mutants of `harness/mutants.toml`, one after the
+//!   other, and runs the tests that must find them; `tier mutants NAME...` applies those.
 //!
 //! `target/tier/TIER` holds what the steps leave to the report, `target/test-times.json` the
 //! report as data, and `target/tier/TIER.history` the flaky tests of the last ten runs.
@@ -14,6 +16,7 @@
 mod flaky;
 mod junit;
 mod libtest;
+mod mutants;
 mod report;
 mod step;
 
@@ -29,17 +32,18 @@ use crate::step::Record;
 /// Environment variable that names the directory of the running tier.
 const DIRECTORY: &str = "VNVME_TIER";
 
-const USAGE: &str = "usage: tier run TIER COMMAND... | tier step NAME COMMAND... | tier tests NAME [--repeat] ARGUMENT...";
+const USAGE: &str = "usage: tier run TIER COMMAND... | tier step NAME COMMAND... | tier tests NAME [--repeat] ARGUMENT... | tier mutants NAME... | tier mutants --seed TEXT --draw N";
 
 fn main() -> Result<ExitCode> {
     let mut words = std::env::args().skip(1);
     let verb = words.next().context(USAGE)?;
-    let name = words.next().context(USAGE)?;
-    let words: Vec<String> = words.collect();
+    let all: Vec<String> = words.collect();
+    let (name, words) = all.split_first().context(USAGE)?;
     let passed = match verb.as_str() {
-        "run" => run(&name, &words)?,
-        "step" => step::command(&directory(), &name, &words)?,
-        "tests" => tests(&directory(), &name, &words)?,
+        "run" => run(name, words)?,
+        "step" => step::command(&directory(), name, words)?,
+        "tests" => tests(&directory(), name, words)?,
+        "mutants" => mutants::run(&target(), &all)?,
         _ => bail!(USAGE),
     };
     Ok(if passed {

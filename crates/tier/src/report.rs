@@ -66,8 +66,11 @@ impl Report {
     }
 }
 
-/// The records of a file, one a line; none where there is no file.
-fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
+/// Reads the records of a file, one a line; none where there is no file.
+///
+/// # Errors
+/// The file cannot be read, or is not one of records.
+pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
