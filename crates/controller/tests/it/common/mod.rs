@@ -664,6 +664,9 @@ impl Host {
         let completion = found.unwrap();
         assert_eq!(completion.cid.get(), cid);
         assert_eq!(completion.sqid.get(), qid);
+        // Everything in the queue was fetched, this command last.
+        let tail = self.pairs[&qid].sq.tail;
+        assert_eq!(u32::from(completion.sqhd.get()), tail, "SQHD");
         completion
     }
 
