@@ -14,30 +14,32 @@ use nvme::identify::{IdentifyController, IdentifyNamespace};
 use std::fmt;
 use std::str::FromStr;
 
-/// Maximum length of a name: Amazon's field without a terminator.
+/// Maximum length of a device name in bytes: the size of Amazon's field.
 const LONGEST: usize = 32;
 
-/// The cloud; the controller imitates a disk of it.
+/// Cloud provider whose disks the controller imitates: model number, PCI IDs and vendor specific
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cloud {
-    /// An EBS volume, attached under this device name.
+    /// Amazon EBS volume, attached under this device name.
     Amazon(String),
-    /// A persistent disk of this name.
+    /// Google persistent disk with this device name.
     Google(String),
-    /// A remote disk.
+    /// Azure remote disk.
     Azure,
 }
 
-/// Error of a text that is no [`Cloud`].
+/// Reason why a text cannot be parsed as a [`Cloud`].
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloudError {
-    /// The text names no cloud.
+    /// The text has none of the forms `amazon:DEVICE`, `google:NAME` and `azure`.
     #[error("\"{0}\": amazon:DEVICE, google:NAME or azure is expected")]
     Unknown(String),
-    /// The cloud's disks have names, and the text has none.
+    /// The cloud requires a device name, and the text contains none.
     #[error("{0} needs a name, as in {0}:{1}")]
     NoName(&'static str, &'static str),
-    /// A name that no disk of the cloud can have.
+    /// The device name is empty, too long, or has a character other than letters, digits and
+    /// `-_./`.
     #[error("\"{0}\": a name has 1 to 32 letters, digits, and any of - _ . /")]
     Name(String),
 }
@@ -84,7 +86,7 @@ impl fmt::Display for Cloud {
 }
 
 impl Cloud {
-    /// Returns the model number.
+    /// Returns the model number of the cloud's disks.
     pub fn model(&self) -> &'static str {
         match self {
             Cloud::Amazon(_) => "Amazon Elastic Block Store",
@@ -93,7 +95,7 @@ impl Cloud {
         }
     }
 
-    /// Returns the PCI IDs.
+    /// Returns the PCI IDs of the cloud's disks.
     pub fn pci(&self) -> PciIds {
         let (vendor, device) = match self {
             Cloud::Amazon(_) => (0x1d0f, 0x8061),
