@@ -1,13 +1,13 @@
-//! Identity of disks that a cloud's images expect: model and PCI IDs, and vendor specific bytes,
-//! from which their udev rules make the names of devices.
+//! Imitation of disks of a cloud, whose images identify a disk by model and PCI IDs and by vendor
+//! specific bytes. Their udev rules derive device names from these.
 //!
 //! - Amazon: the device name is at the beginning of the vendor specific bytes of Identify
 //!   Controller (byte 3072), 32 characters, padded with spaces. `ebsnvme-id` of amazon-ec2-utils
-//!   and `nvme amzn id-ctrl` read it; the serial number is the volume's ID.
-//! - Google: Identify Namespace has JSON in its vendor specific bytes (byte 384), with
-//!   `device_name`. `google_nvme_id` of guest-configs reads it.
-//! - Azure: the model number, and the namespace ID, which is the LUN plus 2; 1 is the boot disk.
-//!   azure-vm-utils has the rules.
+//!   and `nvme amzn id-ctrl` read it. The serial number is the volume's ID.
+//! - Google: the vendor specific bytes of Identify Namespace (byte 384) contain JSON with
+//!   `device_name`, which `google_nvme_id` of guest-configs reads.
+//! - Azure: the model number identifies the disk type, and the namespace ID is the LUN plus 2; 1 is
+//!   the boot disk. The rules are in azure-vm-utils.
 
 use crate::pci::PciIds;
 use nvme::identify::{IdentifyController, IdentifyNamespace};
@@ -111,7 +111,7 @@ impl Cloud {
         }
     }
 
-    /// Sets the vendor specific bytes of Identify Controller.
+    /// Sets the cloud's vendor specific bytes of Identify Controller.
     pub(crate) fn describe(&self, page: &mut IdentifyController) {
         if let Cloud::Amazon(device) = self {
             let (name, _) = page.vs.split_at_mut(LONGEST);
@@ -120,8 +120,8 @@ impl Cloud {
         }
     }
 
-    /// Sets the vendor specific bytes of Identify Namespace. If there are several namespaces,
-    /// only the first has the name unchanged.
+    /// Sets the cloud's vendor specific bytes of Identify Namespace. If the controller has several
+    /// namespaces, only the first one gets the configured device name unchanged.
     pub(crate) fn describe_namespace(&self, nsid: u32, page: &mut IdentifyNamespace) {
         if let Cloud::Google(name) = self {
             let suffix = match nsid {

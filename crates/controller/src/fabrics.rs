@@ -1,9 +1,9 @@
 //! Controllers that hosts reach over a network ("NVMe Base 2.1", NVMe over Fabrics): their
 //! additional Identify data, and the ANA state of their namespaces.
 //!
-//! The transport belongs to the owner: it gives the controller queues in memory of its own,
-//! forwards the commands in capsules, and sends posted completions. Commands that no such host
-//! may send (queue creation by Admin commands, doorbells) are refused by the transport.
+//! The embedding program implements the transport. It creates the controller's queues in its own
+//! memory, forwards commands from capsules, and sends posted completions. It also refuses commands
+//! that network hosts must not send (creation of queues by Admin commands, doorbell writes).
 
 use crate::ana;
 use crate::controller::Controller;

@@ -1,8 +1,8 @@
-//! Interrupts: MSI-X vectors, and the one INTx pin of hosts that use neither MSI nor MSI-X.
+//! Interrupts: MSI-X vectors, and the INTx pin for hosts that use neither MSI nor MSI-X.
 //!
-//! The crate does not know the receiver of an interrupt: a vector ends in an [`IrqSink`], an
-//! eventfd in practice. The MSI-X table itself is the VMM's; a vector without a sink collects its
-//! interrupt in the pending bit array.
+//! The crate does not know the receivers of interrupts. A vector signals an [`IrqSink`], in
+//! practice an eventfd. The MSI-X table itself is in the VMM. The interrupt of a vector without a
+//! receiver is kept in the pending bit array.
 
 use crate::config::MAX_IO_QUEUES;
 use crate::survival::state::Interrupts;
@@ -86,7 +86,7 @@ struct Pin {
     /// Level of the pin as the host sees it.
     level: bool,
     masked: bool,
-    /// The host's Interrupt Disable (PCI command register).
+    /// Interrupt Disable, set by the host in the PCI command register.
     disabled: bool,
 }
 
@@ -99,14 +99,15 @@ pub struct Irqs {
     /// Number of MSI-X vectors that have a receiver.
     receivers: u16,
     pin: Pin,
-    /// INTMS/INTMC, for pin-based interrupts only ("NVMe over PCIe Transport 1.1", 3.1.3).
+    /// Interrupt mask (INTMS and INTMC), which affects only pin-based interrupts ("NVMe over PCIe
+    /// Transport 1.1", 3.1.3).
     intms: u32,
     /// Number of interrupts delivered, for the counters.
     pub delivered: u64,
 }
 
 impl Irqs {
-    /// Creates the state for `vectors` MSI-X vectors without receivers.
+    /// Creates the interrupt state for `vectors` MSI-X vectors without receivers.
     pub fn new(vectors: u16, pending: Arc<Pending>) -> Self {
         Irqs {
             pending,
@@ -179,7 +180,7 @@ impl Irqs {
         }
     }
 
-    /// Sets Bus Master Enable. Without it no pending interrupt is delivered, and
+    /// Sets Bus Master Enable. While it is clear no pending interrupt is delivered, and
     /// [`Irqs::trigger`] must not be called.
     pub fn set_messages(&mut self, on: bool) {
         self.messages = on;

@@ -27,7 +27,7 @@ pub struct MetadataState {
 /// State of one block's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
-    /// The block was never written.
+    /// The block was never written, so its metadata is the default.
     Unwritten,
     /// The metadata belongs to the data that was read.
     Written,

@@ -99,7 +99,7 @@ impl ConfigSpace {
         };
         space.header(ids);
         if let Some(size) = cmb_size {
-            // 64-bit memory, prefetchable: reading it changes nothing.
+            // BAR2 is a 64-bit memory BAR, prefetchable because reads have no side effects.
             space.set32(BAR2, 0b1100, !(size as u32 - 1));
             space.set32(BAR2 + 4, 0, u32::MAX);
         }
@@ -141,8 +141,8 @@ impl ConfigSpace {
     fn header(&mut self, ids: PciIds) {
         self.set16(0x00, ids.vendor, 0);
         self.set16(0x02, ids.device, 0);
-        // I/O space is not decoded; memory, bus master, parity, SERR and INTx disable are the
-        // host's.
+        // I/O space is not decoded. The host controls memory, bus master, parity, SERR and INTx
+        // disable.
         self.set16(COMMAND, 0, 0x0546);
         self.set16(STATUS, status::CAPABILITIES_LIST, 0);
         self.set8(0x08, ids.revision, 0);

@@ -23,7 +23,7 @@ pub struct QueueStats {
     pub shadow_doorbells: Counter,
     /// Times that EventIdx was armed before the worker slept.
     pub arms: Counter,
-    /// Interrupts sent for the queue's completions.
+    /// Interrupts sent for completions of the queue.
     pub interrupts: Counter,
     /// Index of the worker that serves the queue. Set by the controller's own worker.
     pub worker: Counter,
@@ -85,7 +85,7 @@ impl IoStats {
         }
     }
 
-    /// Returns all records, with their NSIDs.
+    /// Returns the records of this worker, with their NSIDs.
     pub fn namespaces(&self) -> impl Iterator<Item = (u32, &IoRecord)> {
         let first = self.namespaces.get();
         let all = std::iter::successors(first, |entry| entry.next.get());
@@ -100,9 +100,9 @@ pub struct EarlierIo {
     pub reads: Counter,
     /// Completed write commands.
     pub writes: Counter,
-    /// Bytes read by the host.
+    /// Bytes that the host has read.
     pub bytes_read: Counter,
-    /// Bytes written by the host.
+    /// Bytes that the host has written.
     pub bytes_written: Counter,
     /// Nanoseconds in which at least one I/O command was outstanding.
     pub busy_ns: Counter,
@@ -123,7 +123,7 @@ pub struct ControllerStats {
     pub unsafe_shutdowns: Counter,
     /// 1 while a client is attached, otherwise 0. Set by the server of the controller's socket.
     pub connected: Counter,
-    /// Controller-level resets.
+    /// Controller-level resets of the controller.
     pub resets: Counter,
     /// Migrations of queues between workers.
     pub migrations: Counter,

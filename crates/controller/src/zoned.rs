@@ -128,7 +128,7 @@ impl ZonedState {
         self.zones.lock().unpoisoned()
     }
 
-    /// Stores changed zones in the table.
+    /// Stores the zones that have changed in the table, if there is one.
     pub(crate) fn keep(&self, zones: &mut Zones) {
         let changed: Vec<u32> = zones.take_changed().collect();
         for number in changed {
@@ -171,7 +171,7 @@ impl ZonedState {
         writes.is_some_and(|writes| writes.load(Ordering::Acquire) > 0)
     }
 
-    /// Returns the table that stores the zones.
+    /// Returns the table that stores the zones, if there is one.
     pub(crate) fn table(&self) -> Option<&ZoneTable> {
         self.table.as_ref()
     }

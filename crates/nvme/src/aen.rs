@@ -14,10 +14,10 @@ pub struct AsyncEvent {
     pub aet: EventType,
     #[bits(5)]
     __: u8,
-    /// Asynchronous Event Information: an [`ErrorEvent`], [`SmartEvent`], [`Notice`] ..., depending
-    /// on the type.
+    /// Asynchronous Event Information, for example an [`ErrorEvent`], [`SmartEvent`] or [`Notice`],
+    /// depending on the type.
     pub aei: u8,
-    /// Log page to read, which clears the event.
+    /// Log page that the host reads to clear the event.
     #[bits(8)]
     pub lid: Lid,
     __: u8,

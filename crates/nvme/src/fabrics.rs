@@ -78,7 +78,7 @@ pub mod status {
     /// Connect Invalid Parameters. The response contains the parameter's location
     /// ([`super::InvalidParameter`]).
     pub const CONNECT_INVALID_PARAMETERS: Status = code(0x82);
-    /// Connect Restart Discovery.
+    /// Connect Restart Discovery: the host has to read the Discovery log page again.
     pub const CONNECT_RESTART_DISCOVERY: Status = code(0x83);
     /// Connect Invalid Host: the host is not allowed to connect.
     pub const CONNECT_INVALID_HOST: Status = code(0x84);
@@ -86,7 +86,7 @@ pub mod status {
     pub const INVALID_QUEUE_TYPE: Status = code(0x85);
     /// Discover Restart: the log page has changed while the host was reading it.
     pub const DISCOVER_RESTART: Status = code(0x90);
-    /// Authentication Required.
+    /// Authentication Required: the host has to authenticate before other commands.
     pub const AUTHENTICATION_REQUIRED: Status = code(0x91);
 
     /// Returns the standard's name for the status of a Fabrics command, otherwise [`Status::name`].

@@ -214,37 +214,37 @@ pub struct AsyncEventConfig {
     /// Critical warnings of the SMART log that cause events.
     #[bits(8)]
     pub smart: CriticalWarning,
-    /// Attached Namespace Attribute Notices.
+    /// Enables Attached Namespace Attribute Notices.
     pub nan: bool,
-    /// Firmware Activation Notices.
+    /// Enables Firmware Activation Notices.
     pub fan: bool,
-    /// Telemetry Log Notices.
+    /// Enables Telemetry Log Notices.
     pub tln: bool,
-    /// ANA Change Notices.
+    /// Enables ANA Change Notices.
     pub anacn: bool,
-    /// Predictable Latency Event Aggregate Log Change Notices.
+    /// Enables Predictable Latency Event Aggregate Log Change Notices.
     pub plealcn: bool,
-    /// LBA Status Information Alert Notices.
+    /// Enables LBA Status Information Alert Notices.
     pub lsian: bool,
-    /// Endurance Group Event Aggregate Log Change Notices.
+    /// Enables Endurance Group Event Aggregate Log Change Notices.
     pub egealcn: bool,
-    /// Normal NVM Subsystem Shutdown.
+    /// Enables the Normal NVM Subsystem Shutdown event.
     pub nnsshdn: bool,
-    /// Temperature Threshold Hysteresis Recovery.
+    /// Enables the Temperature Threshold Hysteresis Recovery event.
     pub tthr: bool,
-    /// Reachability Association Notices.
+    /// Enables Reachability Association Notices.
     pub rassn: bool,
-    /// Reachability Group Notices.
+    /// Enables Reachability Group Notices.
     pub rgrp0: bool,
-    /// Allocated Namespace Attribute Notices.
+    /// Enables Allocated Namespace Attribute Notices.
     pub ansan: bool,
     #[bits(7)]
     __: u8,
-    /// Zone Descriptor Changed Notices.
+    /// Enables Zone Descriptor Changed Notices.
     pub zdcn: bool,
     #[bits(3)]
     __: u8,
-    /// Discovery Log Page Change Notifications.
+    /// Enables Discovery Log Page Change Notifications.
     pub dlpcn: bool,
 }
 
@@ -332,11 +332,11 @@ pub struct HostIdentifier {
 pub struct ReservationNotificationMask {
     #[bits(1)]
     __: u8,
-    /// Registration Preempted.
+    /// Masks Registration Preempted notifications.
     pub regpre: bool,
-    /// Reservation Released.
+    /// Masks Reservation Released notifications.
     pub resrel: bool,
-    /// Reservation Preempted.
+    /// Masks Reservation Preempted notifications.
     pub respre: bool,
     #[bits(28)]
     __: u32,

@@ -121,7 +121,7 @@ impl Doorbell {
     }
 }
 
-/// CAP, Controller Capabilities (NVMe Base 2.1, 3.1.4.1).
+/// Register CAP: Controller Capabilities (NVMe Base 2.1, 3.1.4.1).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cap {
@@ -172,7 +172,7 @@ pub struct Cap {
     __: u8,
 }
 
-/// CAP.CSS, Command Sets Supported.
+/// Field CAP.CSS: Command Sets Supported.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct CapCss {
@@ -186,15 +186,15 @@ pub struct CapCss {
     pub noiocss: bool,
 }
 
-/// VS, Version (NVMe Base 2.1, 3.1.4.2).
+/// Register VS: Version (NVMe Base 2.1, 3.1.4.2).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Vs {
-    /// Tertiary Version.
+    /// Tertiary version number.
     pub ter: u8,
-    /// Minor Version.
+    /// Minor version number.
     pub mnr: u8,
-    /// Major Version.
+    /// Major version number.
     pub mjr: u16,
 }
 
@@ -212,11 +212,11 @@ impl Vs {
     }
 }
 
-/// CC, Controller Configuration (NVMe Base 2.1, 3.1.4.5).
+/// Register CC: Controller Configuration (NVMe Base 2.1, 3.1.4.5).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cc {
-    /// Enable.
+    /// Enable: a change to 1 enables the controller, and a change to 0 resets it.
     pub en: bool,
     #[bits(3)]
     __: u8,
@@ -245,7 +245,7 @@ pub struct Cc {
 }
 
 open_values! {
-    /// CC.CSS, I/O Command Set Selected (3 bits).
+    /// Field CC.CSS: I/O Command Set Selected (3 bits).
     pub CcCss: u8 {
         NVM = 0, "NVM Command Set";
         ALL_SUPPORTED = 6, "All Supported I/O Command Sets";
@@ -254,7 +254,7 @@ open_values! {
 }
 
 open_values! {
-    /// CC.AMS, Arbitration Mechanism Selected (3 bits).
+    /// Field CC.AMS: Arbitration Mechanism Selected (3 bits).
     pub Ams: u8 {
         ROUND_ROBIN = 0, "Round Robin";
         WEIGHTED_ROUND_ROBIN = 1, "Weighted Round Robin with Urgent Priority Class";
@@ -263,7 +263,7 @@ open_values! {
 }
 
 open_values! {
-    /// CC.SHN, Shutdown Notification (2 bits).
+    /// Field CC.SHN: Shutdown Notification (2 bits).
     pub Shn: u8 {
         NONE = 0, "No notification";
         NORMAL = 1, "Normal shutdown notification";
@@ -271,13 +271,13 @@ open_values! {
     }
 }
 
-/// CSTS, Controller Status (NVMe Base 2.1, 3.1.4.6).
+/// Register CSTS: Controller Status (NVMe Base 2.1, 3.1.4.6).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Csts {
     /// Ready: the controller processes commands.
     pub rdy: bool,
-    /// Controller Fatal Status.
+    /// Controller Fatal Status: the controller has failed, and has to be reset.
     pub cfs: bool,
     /// Shutdown Status.
     #[bits(2)]
@@ -293,7 +293,7 @@ pub struct Csts {
 }
 
 open_values! {
-    /// CSTS.SHST, Shutdown Status (2 bits).
+    /// Field CSTS.SHST: Shutdown Status (2 bits).
     pub Shst: u8 {
         NORMAL = 0, "Normal operation";
         OCCURRING = 1, "Shutdown processing occurring";
@@ -301,7 +301,7 @@ open_values! {
     }
 }
 
-/// AQA, Admin Queue Attributes (NVMe Base 2.1, 3.1.4.8).
+/// Register AQA: Admin Queue Attributes (NVMe Base 2.1, 3.1.4.8).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Aqa {
@@ -317,7 +317,7 @@ pub struct Aqa {
     __: u8,
 }
 
-/// BPINFO, Boot Partition Information (NVMe Base 2.1, 3.1.4.13).
+/// Register BPINFO: Boot Partition Information (NVMe Base 2.1, 3.1.4.13).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Bpinfo {
@@ -336,7 +336,7 @@ pub struct Bpinfo {
 }
 
 open_values! {
-    /// BPINFO.BRS, Boot Read Status (2 bits).
+    /// Field BPINFO.BRS: Boot Read Status (2 bits).
     pub BootReadStatus: u8 {
         NONE = 0, "No read was requested";
         IN_PROGRESS = 1, "Boot Partition read in progress";
@@ -345,7 +345,7 @@ open_values! {
     }
 }
 
-/// BPRSEL, Boot Partition Read Select (NVMe Base 2.1, 3.1.4.14).
+/// Register BPRSEL: Boot Partition Read Select (NVMe Base 2.1, 3.1.4.14).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Bprsel {
@@ -360,7 +360,7 @@ pub struct Bprsel {
     pub bpid: bool,
 }
 
-/// CMBLOC, Controller Memory Buffer Location (NVMe Base 2.1, 3.1.4.11).
+/// Register CMBLOC: Controller Memory Buffer Location (NVMe Base 2.1, 3.1.4.11).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbloc {
@@ -388,15 +388,15 @@ pub struct Cmbloc {
     pub ofst: u32,
 }
 
-/// CMBSZ, Controller Memory Buffer Size (NVMe Base 2.1, 3.1.4.12).
+/// Register CMBSZ: Controller Memory Buffer Size (NVMe Base 2.1, 3.1.4.12).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbsz {
-    /// Submission Queue Support.
+    /// Submission Queue Support: submission queues may be in the buffer.
     pub sqs: bool,
-    /// Completion Queue Support.
+    /// Completion Queue Support: completion queues may be in the buffer.
     pub cqs: bool,
-    /// PRP SGL List Support.
+    /// PRP SGL List Support: PRP lists and SGL segments may be in the buffer.
     pub lists: bool,
     /// Read Data Support: the controller may transfer data to the buffer.
     pub rds: bool,
@@ -419,11 +419,11 @@ impl Cmbsz {
     }
 }
 
-/// CMBMSC, Controller Memory Buffer Memory Space Control (NVMe Base 2.1, 3.1.4.16).
+/// Register CMBMSC: Controller Memory Buffer Memory Space Control (NVMe Base 2.1, 3.1.4.16).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbmsc {
-    /// Capabilities Registers Enabled: CMBLOC and CMBSZ describe the buffer.
+    /// Capabilities Registers Enabled: CMBLOC and CMBSZ contain the properties of the buffer.
     pub cre: bool,
     /// Controller Memory Space Enable: commands may use addresses in the buffer.
     pub cmse: bool,
@@ -434,17 +434,17 @@ pub struct Cmbmsc {
     pub cba: u64,
 }
 
-/// CMBSTS, Controller Memory Buffer Status (NVMe Base 2.1, 3.1.4.17).
+/// Register CMBSTS: Controller Memory Buffer Status (NVMe Base 2.1, 3.1.4.17).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbsts {
-    /// Controller Base Address Invalid: CMBMSC.CMSE has no effect.
+    /// Controller Base Address Invalid, so that CMBMSC.CMSE has no effect.
     pub cbai: bool,
     #[bits(31)]
     __: u32,
 }
 
-/// CRTO, Controller Ready Timeouts (NVMe Base 2.1, 3.1.4.21).
+/// Register CRTO: Controller Ready Timeouts (NVMe Base 2.1, 3.1.4.21).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Crto {

@@ -51,7 +51,7 @@ pub struct SglDescriptor {
     pub address: U64,
     /// Length in bytes, which must be a multiple of 16 for a segment.
     pub length: U32,
-    /// Reserved in the types used over PCIe.
+    /// Reserved bytes in the descriptor types used over PCIe.
     pub reserved: [u8; 3],
     /// SGL Identifier: type in bits 7:4, subtype in bits 3:0.
     pub identifier: u8,

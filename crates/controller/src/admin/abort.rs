@@ -1,4 +1,4 @@
-//! Abort ("NVMe Base 2.1", 5.1.1).
+//! Abort command ("NVMe Base 2.1", 5.1.1), which tries to end another command early.
 
 use super::{AdminResult, Outcome};
 use crate::controller::Controller;

@@ -9,7 +9,7 @@ use sync::Unpoisoned;
 /// Results by request number.
 pub(super) struct Answers<T> {
     answers: Mutex<VecDeque<(u64, T)>>,
-    /// Wakes the controller's worker, once set.
+    /// Waker of the controller's worker, once set.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -23,7 +23,7 @@ impl<T> Default for Answers<T> {
 }
 
 impl<T> Answers<T> {
-    /// Sets the waker of the controller's worker.
+    /// Sets the waker by which results wake the controller's worker.
     pub fn set_waker(&self, waker: Waker) {
         *self.waker.lock().unpoisoned() = Some(waker);
     }

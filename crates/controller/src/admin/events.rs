@@ -33,7 +33,8 @@ impl AsyncEvents {
         (parked.collect(), pending.collect(), self.masked)
     }
 
-    /// Restores the state saved by [`AsyncEvents::save`], within the limits.
+    /// Restores the state saved by [`AsyncEvents::save`], up to the maximum numbers of requests and
+    /// events.
     pub fn restore(parked: &[u16], pending: &[u32], masked: u8) -> Self {
         let pending = pending.iter().take(PENDING);
         AsyncEvents {

@@ -55,7 +55,7 @@ pub(crate) struct Features {
     timestamp: Timestamp,
     host_identifier: [u8; 16],
     host_behavior: HostBehavior,
-    /// LBA Status Information Report Interval, in units of 100 ms.
+    /// LBA Status Information Report Interval (LSIRI), in units of 100 ms.
     pub lsiri: u16,
     /// Reservation Notification Mask feature, by NSID.
     notification_masks: BTreeMap<u32, u32>,
@@ -314,14 +314,15 @@ fn accepted(wanted: &HostBehavior, elbas: bool) -> Option<HostBehavior> {
     })
 }
 
-/// Returns the supported features, for the log page of their effects.
+/// Returns the supported features with their capabilities, for the Feature Identifiers Supported
+/// and Effects log page.
 pub(super) fn supported(offer: Offer) -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
     (0..=0xff)
         .map(Fid)
         .filter_map(move |fid| Some((fid, capabilities(fid, offer)?)))
 }
 
-/// Returns whether a feature is supported.
+/// Returns whether a controller with these properties supports a feature.
 pub(super) fn is_supported(fid: Fid, offer: Offer) -> bool {
     capabilities(fid, offer).is_some()
 }

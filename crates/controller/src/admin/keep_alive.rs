@@ -34,7 +34,7 @@ enum Phase {
     /// counts.
     #[default]
     Noted,
-    /// The timeout is running.
+    /// The timeout runs, and the host has sent no command since it began.
     Runs,
     /// The timeout has passed, and this number of checks has found no command.
     Looked(u8),

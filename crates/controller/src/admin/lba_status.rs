@@ -73,7 +73,8 @@ impl LbaStatus {
         }
     }
 
-    /// Returns the time of the next alert, if the host has enabled it.
+    /// Returns the time of the next alert; `None` unless blocks were marked and the host was not
+    /// notified of them yet.
     pub fn alert_at(&self, attributes: LbaStatusAttributes) -> Option<Instant> {
         let interval = Duration::from_millis(100) * attributes.lsiri().into();
         (self.news && !self.alerted).then(|| self.since.instant() + interval)

@@ -216,7 +216,7 @@ impl Logs {
         (errors.collect(), changed.collect(), self.powered_on.wall())
     }
 
-    /// Restores the logs saved by [`Logs::save`], within the limits.
+    /// Restores the logs saved by [`Logs::save`], up to the maximum number of entries.
     pub fn restore(errors: &[HeldCommand], changed: &[u32], powered_on: u64) -> Self {
         let entry = |raw: &HeldCommand| ErrorInformation::read_from_bytes(&raw.0).ok();
         Logs {

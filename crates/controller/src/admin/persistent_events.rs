@@ -80,7 +80,7 @@ impl EventLog {
     }
 }
 
-/// A controller's access to the persistent event log.
+/// State of one controller for the Persistent Event log page: the log, and the host's context.
 #[derive(Default)]
 pub(crate) struct PersistentEvents {
     log: Arc<EventLog>,
@@ -122,7 +122,7 @@ impl PersistentEvents {
         }
     }
 
-    /// Releases the context in a controller-level reset.
+    /// Releases the host's context in a controller-level reset.
     pub(super) fn reset(&mut self) {
         self.context = None;
     }
@@ -141,7 +141,7 @@ impl Controller {
         self.touch();
     }
 
-    /// Records a power-on, or the end of a controller-level reset.
+    /// Records a power-on event, or the end of a controller-level reset.
     pub(crate) fn record_reset(&mut self) {
         let mut fr = [b' '; 8];
         let version = self.config.firmware.bytes();

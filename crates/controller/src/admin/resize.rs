@@ -1,4 +1,4 @@
-//! Detection of resized volumes.
+//! Detection of volumes whose size has changed.
 
 use crate::controller::Controller;
 use crate::engine::Order;
@@ -17,7 +17,7 @@ impl Controller {
             let Some(ns) = self.engine.namespaces.get(index) else {
                 break;
             };
-            // The number of blocks is fixed.
+            // The number of blocks of such a namespace cannot change.
             if ns.is_fixed() {
                 continue;
             }

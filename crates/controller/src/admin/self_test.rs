@@ -68,7 +68,7 @@ struct Piece {
     nsid: u32,
     /// Block size as a power of two.
     shift: u32,
-    /// Blocks.
+    /// First block of the range.
     slba: u64,
     blocks: u64,
 }
@@ -207,7 +207,7 @@ impl SelfTest {
         self.running.is_some()
     }
 
-    /// Restores the state saved by [`SelfTest::save`], within the limits.
+    /// Restores the state saved by [`SelfTest::save`], up to the maximum number of results.
     pub fn restore(saved: &SelfTestState) -> Self {
         let entries = saved.results.chunks_exact(size_of::<SelfTestResult>());
         let results = entries.filter_map(|entry| SelfTestResult::read_from_bytes(entry).ok());
@@ -221,7 +221,8 @@ impl SelfTest {
         }
     }
 
-    /// Ends the operation in progress.
+    /// Ends the self-test in progress, and adds its result to the log; `found` is an unreadable
+    /// block and the status of its read.
     fn end(&mut self, outcome: SelfTestOutcome, hours: u64, found: Option<(Piece, Status)>) {
         let Some(running) = self.running.take() else {
             return;
@@ -251,7 +252,7 @@ impl SelfTest {
         self.results.push_front(result);
     }
 
-    /// Ends the short operation in a controller-level reset.
+    /// Aborts a short self-test in a controller-level reset. An extended one continues.
     pub(super) fn reset(&mut self, hours: u64) {
         if let Some(running) = &self.running
             && running.code == Code::SHORT

@@ -85,7 +85,7 @@ impl Telemetry {
         }
     }
 
-    /// Restores the snapshots saved by [`Telemetry::save`], within the limits.
+    /// Restores the snapshots saved by [`Telemetry::save`], up to the maximum size.
     pub fn restore(saved: &TelemetryState) -> Self {
         Telemetry {
             host: Capture::restore(&saved.host),

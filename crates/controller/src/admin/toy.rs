@@ -17,7 +17,7 @@ pub(super) const COMMAND: AdminCommand =
         .oacs(Oacs::new().with_hmlms(true))
         .offered_if(|c| c.config.mdts == 5);
 
-/// Completes with twice dword 10.
+/// Completes the example command, with twice its dword 10 as the result.
 fn double(_: &mut Controller, command: &Command) -> AdminResult {
     Ok(Outcome::Done(command.cdw10.get() * 2))
 }

@@ -37,7 +37,7 @@ fn pages(size: u64) -> Result<SharedPages, MapError> {
 }
 
 impl Cmb {
-    /// Creates a buffer of `size` zero bytes.
+    /// Creates a controller memory buffer of `size` zero bytes.
     pub(super) fn new(size: u64) -> Result<Self, MapError> {
         Ok(Cmb {
             size,

@@ -14,7 +14,7 @@ use nvme::regs::{Ams, Aqa, Cc, CcCss, Csts, Shn, Shst};
 pub(super) enum State {
     /// CC.EN is 0 and no command is outstanding.
     Disabled,
-    /// CSTS.RDY is 1.
+    /// CSTS.RDY is 1: commands are processed.
     Ready,
     /// A controller-level reset waits for outstanding commands.
     Resetting,
@@ -25,7 +25,7 @@ pub(super) enum State {
 /// Progress of a shutdown, in any life-cycle state. A controller-level reset ends the shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shutdown {
-    /// No shutdown was requested.
+    /// No shutdown was requested since the last controller-level reset.
     No,
     /// CSTS.SHST is 01b: outstanding commands complete, then volumes are flushed.
     Occurring,

@@ -75,7 +75,8 @@ pub struct Controller {
     /// Controller memory buffer; `None` when not configured.
     pub(crate) cmb: Option<Cmb>,
     pub(crate) boot: BootRegisters,
-    /// Present after Bus Master Enable was cleared while commands were in flight.
+    /// Present while commands that were outstanding when Bus Master Enable was cleared may transfer
+    /// data.
     draining: Option<Draining>,
     /// Namespace that is being attached, if any.
     attaching: Option<Attaching>,
@@ -288,7 +289,7 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Returns the memory behind the doorbells.
+    /// Returns the doorbell page, whose memory the client shares.
     pub fn doorbell_page(&self) -> DoorbellPage {
         DoorbellPage(self.engine.doorbell_page().clone())
     }

@@ -4,7 +4,7 @@
 use crate::engine::{SavedCq, SavedSq};
 use std::collections::BTreeMap;
 
-/// All queues that exist, the admin queue included.
+/// Locations of all queues of a controller, including the admin queue.
 #[derive(Default)]
 pub(crate) struct Queues {
     cqs: BTreeMap<u16, SavedCq>,

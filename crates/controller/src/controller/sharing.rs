@@ -21,7 +21,7 @@ use std::task::Waker;
 /// A shared namespace that is attached to the controller, or detached but not released yet.
 pub(super) struct Part {
     pub(super) shared: Arc<SharedNamespace>,
-    /// Index in the engine's list of namespaces.
+    /// Index of the namespace in the engine.
     pub(super) index: usize,
     access: Access,
     leaving: bool,
@@ -71,7 +71,7 @@ struct Waiting {
     status: Status,
 }
 
-/// State of a controller that belongs to a subsystem.
+/// State of a controller as a member of its subsystem.
 pub(super) struct Sharing {
     pub(super) inbox: Arc<Inbox>,
     host: HostId,
@@ -81,7 +81,7 @@ pub(super) struct Sharing {
     /// Parties to notify when no awaited command is outstanding any more.
     pub(super) unanswered: Vec<Owed>,
     groups: BTreeMap<u32, Group>,
-    /// Changes to the content of the ANA log page since the last controller-level reset.
+    /// Number of changes of the ANA log page since the last controller-level reset (Change Count).
     ana_changes: u64,
     waiting: Vec<Waiting>,
     membership: Membership,
@@ -313,7 +313,7 @@ impl Controller {
         self.answer_others();
     }
 
-    /// Handles a change of marks by another controller.
+    /// Handles a change of marks that another controller has made.
     fn marks_changed(&mut self, nsid: u32) {
         let Some(sharing) = &self.sharing else {
             return;
@@ -464,7 +464,7 @@ impl Controller {
         Some((group, state))
     }
 
-    /// Returns the ANA log page of a controller that shares its namespaces.
+    /// Returns the ANA log page of a controller in a subsystem; `None` outside one.
     pub(crate) fn shared_ana_log(&self, groups_only: bool) -> Option<Vec<u8>> {
         let sharing = self.sharing.as_ref()?;
         let told = |(group, now): (&u32, &Group)| {

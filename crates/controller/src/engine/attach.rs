@@ -53,7 +53,7 @@ impl Engine {
         self.index_namespaces();
     }
 
-    /// Hides the namespace from new commands. Commands in flight continue.
+    /// Hides the namespace at this index from new commands. Outstanding commands continue.
     pub(super) fn detach(&mut self, index: usize) {
         for found in &mut self.by_nsid {
             if usize::from(*found) == index {
@@ -67,7 +67,7 @@ impl Engine {
         });
     }
 
-    /// Returns the number of detached namespaces that are not released yet.
+    /// Returns the number of detached namespaces that still have to be released.
     pub fn detached(&self) -> usize {
         self.detached.len()
     }

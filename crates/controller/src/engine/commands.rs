@@ -36,11 +36,11 @@ struct IoCommand {
 /// Kind of a namespace, which decides the commands it supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sort {
-    /// NVM command set, without zones and metadata.
+    /// NVM command set, without metadata.
     Plain,
-    /// Namespace with zones.
+    /// Zoned namespace command set.
     Zoned,
-    /// Namespace with metadata.
+    /// NVM command set, with metadata.
     Metadata,
 }
 

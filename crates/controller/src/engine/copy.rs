@@ -49,7 +49,7 @@ pub(crate) struct Limits {
     pub range: u16,
     /// Maximum number of blocks per command (MCL).
     pub command: u32,
-    /// Maximum number of ranges (MSRC), zero-based.
+    /// Maximum number of ranges per command (MSRC), zero-based.
     pub ranges_z: u8,
 }
 

@@ -130,7 +130,7 @@ impl Doorbells {
         self.buffers = None;
     }
 
-    /// Sets all registers to zero.
+    /// Sets all doorbell registers to zero.
     pub fn clear(&self) {
         for at in 0..self.cells {
             if let Some(cell) = self.page.cell(DOORBELL_OFFSET as usize / 4 + at) {

@@ -13,7 +13,7 @@ use volume::{Op, Request};
 
 /// A byte range of a namespace, checked to lie within it.
 pub(super) struct Extent {
-    /// Index of the namespace.
+    /// Index of the namespace in the engine.
     pub ns: usize,
     pub slba: u64,
     /// Byte offset in the namespace.

@@ -89,7 +89,7 @@ const NO_NAMESPACE: u16 = u16::MAX;
 
 /// Report of an engine to the control half.
 pub(crate) enum Event {
-    /// An admin command was fetched.
+    /// The engine has fetched this admin command.
     Admin(Command),
     /// A submission queue that was being deleted has no outstanding command left.
     SqDrained(u16),
@@ -143,7 +143,7 @@ pub(crate) struct EngineConfig {
     pub offer: commands::Offer,
     /// Marked blocks of all namespaces, by NSID.
     pub marks: Arc<MarkTable>,
-    /// State memory for the next process, if restart is enabled.
+    /// State memory for the next process; `None` when restart is not enabled.
     pub state: Option<StateMemory>,
 }
 
@@ -180,7 +180,7 @@ pub(crate) struct Engine {
     placed: bool,
     /// Fenced commands: namespace index, and tag.
     fences: Vec<(usize, u64)>,
-    /// Detached namespaces that are not released yet.
+    /// Namespaces that are detached and still have to be released.
     detached: Vec<Detached>,
     /// The volatile write cache feature. While off, every write is durable before it completes.
     pub write_cache: bool,

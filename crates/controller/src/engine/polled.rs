@@ -23,7 +23,7 @@ const IDLE_TURN: usize = 16;
 pub(crate) struct IdleRounds(u32);
 
 impl IdleRounds {
-    /// Resets the count after the queue had work.
+    /// Resets the count because the queue had work.
     #[inline]
     pub fn reset(&mut self) {
         self.0 = 0;
@@ -74,7 +74,7 @@ impl PolledQueues {
         self.poll_all();
     }
 
-    /// Removes all queues.
+    /// Removes all queues from the list.
     pub fn clear(&mut self) {
         self.queues.clear();
         self.poll_all();
@@ -105,7 +105,7 @@ impl PolledQueues {
         self.queues.iter().copied()
     }
 
-    /// Returns the hot queues.
+    /// Returns the hot queues in polling order.
     #[inline]
     pub fn hot(&self) -> impl Iterator<Item = u16> {
         self.queues.iter().take(self.hot).copied()

@@ -36,7 +36,7 @@ const UNSEEN: u32 = u32::MAX;
 pub(crate) struct SavedCq {
     pub qid: u16,
     pub iova: u64,
-    /// Number of entries.
+    /// Number of entries of the queue.
     pub size: u32,
     pub vector: Option<u16>,
 }
@@ -47,7 +47,7 @@ pub(crate) struct SavedSq {
     pub qid: u16,
     pub cqid: u16,
     pub iova: u64,
-    /// Number of entries.
+    /// Number of entries of the queue.
     pub size: u32,
 }
 

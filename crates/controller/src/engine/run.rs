@@ -52,7 +52,7 @@ struct ReadWrite {
     slba: u64,
     /// Byte offset in the namespace.
     offset: u64,
-    /// Length in bytes.
+    /// Length of the data in bytes.
     len: u64,
 }
 

@@ -27,7 +27,7 @@ pub(super) enum Work {
     Own(u64),
     /// Reservation command, which the control half executes.
     Reservation,
-    /// Copy, piece by piece.
+    /// Copy command, which proceeds piece by piece.
     Copy(Box<Copying>),
     /// Write to a namespace with marked blocks, which removes the marks of the written blocks.
     Write,
@@ -35,7 +35,7 @@ pub(super) enum Work {
     Marking(u32),
     /// Write to a zone.
     ZoneWrite(ZoneWrite),
-    /// Zone Management Send.
+    /// Zone Management Send, which proceeds zone by zone.
     ZoneSend(Box<Sending>),
     /// Command for blocks with metadata.
     Metadata(Box<Moving>),
@@ -53,7 +53,7 @@ pub(super) enum ZoneWriteKind {
     Write,
     /// Zone Append: the slot contains the LBA at which the data is written.
     Append,
-    /// Number of blocks that are zeroed.
+    /// Write Zeroes: number of blocks to zero.
     Zeroes(u32),
 }
 

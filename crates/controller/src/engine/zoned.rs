@@ -86,7 +86,7 @@ enum Sent {
     Act(Action),
     /// Open Zone with a random write area (ZRWAA).
     OpenWithZrwa,
-    /// Flush Explicit ZRWA Range.
+    /// Flush Explicit ZRWA Range: moves the write pointer to the end of the flushed range.
     Flush,
     Reset,
 }
@@ -100,7 +100,7 @@ struct Reset {
 }
 
 impl Sending {
-    /// Returns the zone to handle next.
+    /// Returns the zone whose reset is the next one to advance.
     fn reset(&self) -> Option<&Reset> {
         self.resets.get(self.next)
     }

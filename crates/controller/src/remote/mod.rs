@@ -53,14 +53,14 @@ pub struct RemoteEngine {
     orders: Receiver<Order>,
     reports: SyncSender<Report>,
     progress: Arc<Progress>,
-    /// Wakes the controller's own worker.
+    /// Waker of the controller's own worker.
     controller: Waker,
     mapped_doorbells: bool,
     /// Number of the last controller-level reset that this engine has begun.
     epoch: u64,
     /// Whether commands from before the last reset are still outstanding.
     stopping: bool,
-    /// Number of orders applied.
+    /// Number of orders that this engine has applied.
     handled: u64,
     /// Whether outstanding commands may still access guest memory that was removed.
     unmapping: bool,

@@ -16,7 +16,7 @@ pub(crate) struct Connection {
     pub orders: Receiver<Order>,
     pub reports: SyncSender<Report>,
     pub progress: Arc<Progress>,
-    /// Wakes the controller's own worker.
+    /// Waker of the controller's own worker.
     pub controller: Waker,
     pub mapped_doorbells: bool,
     /// Number of the last controller-level reset.

@@ -64,7 +64,7 @@ impl State {
 }
 
 impl Erasing {
-    /// Status of commands on a namespace with an unknown format.
+    /// Status of commands for a namespace whose stored format is unknown.
     pub const UNKNOWN: Status = Status::NAMESPACE_NOT_READY.with_dnr(true);
 }
 

@@ -54,12 +54,12 @@ pub(crate) struct Inbox {
     messages: Mutex<VecDeque<Message>>,
     /// Number of notices dropped because the inbox was full.
     lost: AtomicU64,
-    /// Wakes the controller's own worker, once set.
+    /// Waker of the controller's own worker, once set.
     waker: Mutex<Option<Waker>>,
 }
 
 impl Inbox {
-    /// Sets the waker of the controller's worker.
+    /// Sets the waker of the controller's own worker.
     pub fn set_waker(&self, waker: Waker) {
         *self.waker.lock().unpoisoned() = Some(waker.clone());
         // Messages that arrived earlier have not woken any worker.
@@ -86,7 +86,7 @@ impl Inbox {
         }
     }
 
-    /// Returns the number of notices lost since the last call.
+    /// Returns the number of notices dropped since the last call, because the inbox was full.
     pub fn take_lost(&self) -> u64 {
         match self.lost.load(Ordering::Relaxed) {
             0 => 0,

@@ -43,7 +43,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// Largest CNTLID; those above are reserved ("NVMe Base 2.1", 5.1.13.2.1).
+/// Largest valid controller ID (CNTLID); higher values are reserved ("NVMe Base 2.1", 5.1.13.2.1).
 pub const MAX_CNTLID: u16 = 0xffef;
 
 /// Callback that receives whether [`ReservationStore::save`] succeeded.

@@ -200,7 +200,7 @@ impl SharedNamespace {
         Some(access)
     }
 
-    /// Returns the marks of the namespace.
+    /// Returns the marks of the namespace's blocks, which all its controllers share.
     pub fn marks(&self) -> &Arc<Marks> {
         &self.marks
     }

@@ -32,7 +32,7 @@ pub enum RestoreError {
         what: &'static str,
         /// Value that the host has been told.
         before: String,
-        /// Configured value.
+        /// Value in the configuration of this process.
         now: String,
     },
     /// A namespace that the host uses is not configured.
@@ -49,7 +49,7 @@ pub enum RestoreError {
     Window {
         /// First guest address (IOVA) of the window.
         iova: u64,
-        /// Cause of the failure.
+        /// Reason why the window cannot be mapped.
         error: dma::MapError,
     },
     /// Parts of the saved state contradict each other.

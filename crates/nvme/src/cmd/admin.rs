@@ -40,11 +40,11 @@ impl CreateQueueCdw10 {
 pub struct CreateCqCdw11 {
     /// Physically Contiguous: PRP1 is the address of the queue, not of a PRP list.
     pub pc: bool,
-    /// Interrupts Enabled.
+    /// Interrupts Enabled for the completion queue.
     pub ien: bool,
     #[bits(14)]
     __: u16,
-    /// Interrupt Vector: index into the MSI-X table, or the MSI message.
+    /// Interrupt Vector: index of the MSI-X table entry or of the MSI message.
     pub iv: u16,
 }
 
@@ -169,7 +169,7 @@ open_values! {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct UuidCdw14 {
-    /// UUID Index, 0 for none.
+    /// UUID Index; 0 for none.
     #[bits(7)]
     pub uidx: u8,
     #[bits(25)]
@@ -325,9 +325,10 @@ pub struct SanitizeCdw10 {
     pub owpass: u8,
     /// Overwrite Invert Pattern Between Passes.
     pub oipbp: bool,
-    /// No-Deallocate After Sanitize.
+    /// No-Deallocate After Sanitize: the controller should not deallocate blocks after the
+    /// operation.
     pub ndas: bool,
-    /// Enter Media Verification State.
+    /// Enter Media Verification State after a successful operation.
     pub emvs: bool,
     #[bits(21)]
     __: u32,

@@ -163,7 +163,7 @@ pub struct DsmRange {
     pub cattr: U32,
     /// Length in logical blocks, not zero-based.
     pub nlb: U32,
-    /// Starting LBA.
+    /// Starting LBA of the range.
     pub slba: U64,
 }
 
@@ -189,16 +189,16 @@ pub struct CopyCdw12 {
     /// Directive Type.
     #[bits(4)]
     pub dtype: u8,
-    /// Storage Tag Check of the data written.
+    /// Storage Tag Check for the data written.
     pub stcw: bool,
-    /// Storage Tag Check of the data read.
+    /// Storage Tag Check for the data read.
     pub stcr: bool,
     /// Protection Information field for the data written.
     #[bits(4)]
     pub prinfow: Prinfo,
     /// Force Unit Access, for the data written.
     pub fua: bool,
-    /// Limited Retry.
+    /// Limited Retry: the controller should make limited efforts to recover from errors.
     pub lr: bool,
 }
 
@@ -227,17 +227,17 @@ impl CopyCdw12 {
 )]
 #[repr(C)]
 pub struct CopyRange {
-    /// Source Namespace Identifier, in format 2h.
+    /// Source Namespace Identifier, only in format 2h.
     pub snsid: U32,
     #[doc(hidden)]
     pub reserved_4: [u8; 4],
-    /// Starting LBA.
+    /// Starting LBA of the source range.
     pub slba: U64,
     /// Number of Logical Blocks, zero-based.
     pub nlb_z: U16,
     #[doc(hidden)]
     pub reserved_18: [u8; 4],
-    /// Source Options, in format 2h: [`CopyRange::FAST_COPY_ONLY`].
+    /// Source Options, only in format 2h: [`CopyRange::FAST_COPY_ONLY`].
     pub sopt: U16,
     /// Expected Initial Logical Block Reference Tag, with the storage tag, if any, in the upper
     /// bits.
@@ -284,17 +284,17 @@ wire_layout!(
 )]
 #[repr(C)]
 pub struct CopyRangeLong {
-    /// Source Namespace Identifier, in format 3h.
+    /// Source Namespace Identifier, only in format 3h.
     pub snsid: U32,
     #[doc(hidden)]
     pub reserved_4: [u8; 4],
-    /// Starting LBA.
+    /// Starting LBA of the source range.
     pub slba: U64,
     /// Number of Logical Blocks, zero-based.
     pub nlb_z: U16,
     #[doc(hidden)]
     pub reserved_18: [u8; 4],
-    /// Source Options, in format 3h: [`CopyRange::FAST_COPY_ONLY`].
+    /// Source Options, only in format 3h: [`CopyRange::FAST_COPY_ONLY`].
     pub sopt: U16,
     #[doc(hidden)]
     pub reserved_24: [u8; 2],

@@ -135,7 +135,7 @@ impl DataPointer {
 pub struct Command {
     /// Opcode: an [`AdminOpcode`] or [`NvmOpcode`], depending on the queue.
     pub opcode: u8,
-    /// FUSE and PSDT.
+    /// Flags: Fused Operation (FUSE), and PRP or SGL for Data Transfer (PSDT).
     pub flags: Flags,
     /// Command Identifier.
     pub cid: U16,

@@ -62,9 +62,9 @@ pub struct AttachmentCdw10 {
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NewNamespace {
-    /// Namespace Size, in logical blocks.
+    /// Namespace Size to create, in logical blocks.
     pub nsze: U64,
-    /// Namespace Capacity, in logical blocks.
+    /// Namespace Capacity to create, in logical blocks.
     pub ncap: U64,
     #[doc(hidden)]
     pub reserved16: [u8; 10],
@@ -98,7 +98,7 @@ pub struct NewNamespace {
     pub phndl: [U16; 128],
     #[doc(hidden)]
     pub reserved768: [u8; 256],
-    /// Vendor specific.
+    /// Vendor specific bytes.
     pub vs: [u8; 3072],
 }
 

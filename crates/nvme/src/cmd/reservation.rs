@@ -62,7 +62,7 @@ pub struct RegisterCdw10 {
     /// Reservation Register Action.
     #[bits(3)]
     pub rrega: Rrega,
-    /// Ignore Existing Key.
+    /// Ignore Existing Key: the current key is not compared.
     pub iekey: bool,
     /// Dispersed Namespace Reservation Support.
     pub disnsrs: bool,
@@ -86,7 +86,7 @@ pub struct AcquireCdw10 {
     pub disnsrs: bool,
     #[bits(3)]
     __: u8,
-    /// Type of the reservation to be created.
+    /// Type of the reservation to create.
     #[bits(8)]
     pub rtype: Rtype,
     __: u16,
@@ -163,7 +163,7 @@ wire_struct! {
         pub regstrnt @ 5: U16,
         #[doc(hidden)]
         pub reserved7 @ 7: [u8; 2],
-        /// Persist Through Power Loss State, 0 or 1.
+        /// Persist Through Power Loss State: 0 for disabled, 1 for enabled.
         pub ptpls @ 9: u8,
         #[doc(hidden)]
         pub reserved10 @ 10: [u8; 14],

@@ -31,7 +31,7 @@ wire_struct! {
         pub neid @ 0: U32,
         /// Number of LBA Range Descriptors; all ones when the element concerns the whole namespace.
         pub nlrd @ 4: U32,
-        /// Recommended Action Type, for Get LBA Status.
+        /// Recommended Action Type for Get LBA Status.
         pub ratype @ 8: LbaStatusAction,
         #[doc(hidden)]
         pub reserved9 @ 9: [u8; 7],

@@ -30,7 +30,7 @@ pub struct SanitizeStatus {
     pub opc: u8,
     /// Global Data Erased: nothing was written since the last successful sanitize operation.
     pub gde: bool,
-    /// Media Verification Canceled.
+    /// Media Verification Canceled by the host or the controller.
     pub mvcncld: bool,
     #[bits(6)]
     __: u8,

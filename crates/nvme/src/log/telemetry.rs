@@ -23,20 +23,20 @@ pub struct TelemetryHeader {
     pub reserved1: [u8; 4],
     /// IEEE OUI Identifier, least significant byte first.
     pub ieee: [u8; 3],
-    /// Data Area 1 Last Block.
+    /// Last block of data area 1.
     pub da1lb: U16,
-    /// Data Area 2 Last Block.
+    /// Last block of data area 2.
     pub da2lb: U16,
-    /// Data Area 3 Last Block.
+    /// Last block of data area 3.
     pub da3lb: U16,
     #[doc(hidden)]
     pub reserved14: [u8; 2],
-    /// Data Area 4 Last Block.
+    /// Last block of data area 4.
     pub da4lb: U32,
     #[doc(hidden)]
     pub reserved20: [u8; 360],
-    /// Scope of the host-initiated page (1 for the controller); reserved in the
-    /// controller-initiated one.
+    /// Scope of the host-initiated page, 1 for the controller. Reserved in the controller-initiated
+    /// page.
     pub ths: u8,
     /// Data generation number in the host-initiated page; scope in the controller-initiated page.
     pub thdgn_tcs: u8,
@@ -44,7 +44,7 @@ pub struct TelemetryHeader {
     pub tcda: u8,
     /// Telemetry Controller-Initiated Data Generation Number.
     pub tcdgn: u8,
-    /// Reason Identifier, vendor specific.
+    /// Reason Identifier of the snapshot, vendor specific.
     pub reason: [u8; 128],
 }
 

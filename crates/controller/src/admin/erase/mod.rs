@@ -50,7 +50,7 @@ const ZEROED: u64 = 4 << 20;
 const WRITTEN: u64 = 256 << 10;
 /// Cost of a zeroing request in a round's budget.
 const ZEROES_UNITS: u32 = 16;
-/// Maximum number of retries of an interrupted request.
+/// Maximum number of retries of an interrupted erase request.
 const TRIES: u32 = 64;
 
 /// Command that causes the erasure.
@@ -155,12 +155,12 @@ impl Running {
         }
     }
 
-    /// Returns whether other controllers still have to close or reopen the namespaces.
+    /// Returns whether other controllers still have to close the namespaces, or to reopen them.
     fn waits_for_others(&self) -> bool {
         self.others.strong_count() > 0
     }
 
-    /// Advances to the next namespace, or to the next pass.
+    /// Moves on to the next namespace of the operation, or to the next pass.
     fn next_namespace(&mut self) {
         (self.offset, self.writes) = (0, false);
         self.at += 1;

@@ -57,7 +57,7 @@ enum Task {
 enum Stage {
     /// The task waits to be committed.
     Begin,
-    /// The task is committed.
+    /// The task is committed, and its first step can begin.
     Ready,
     /// Outstanding commands on the namespace are awaited since this time. If `true`, they were
     /// asked to end early.

@@ -78,7 +78,7 @@ impl Controller {
         }
     }
 
-    /// Returns the current namespace of the task.
+    /// Returns the pool's namespace that the current task concerns.
     fn task_namespace(&self) -> Option<PooledNamespace> {
         let wanted = match &self.admin.management.running.as_ref()?.task {
             Task::Create { nguid, .. } | Task::Attach(nguid) | Task::Detach(nguid) => *nguid,
@@ -268,7 +268,8 @@ impl Controller {
         }
     }
 
-    /// Handles the failure of an engine to open the namespace.
+    /// Handles the failure of an engine to open the namespace. For an attachment, the pool then
+    /// stores that the namespace is not attached.
     fn not_shown(&mut self) {
         let Some(running) = &mut self.admin.management.running else {
             return;
@@ -322,7 +323,7 @@ impl Controller {
 
     // ---- namespaces reported to the host
 
-    /// Returns the namespaces of the pool.
+    /// Returns all namespaces of the pool.
     pub(in crate::admin) fn pooled(&self) -> Vec<PooledNamespace> {
         let pool = self.config.pool.as_ref();
         pool.map_or_else(Vec::new, |pool| pool.namespaces())

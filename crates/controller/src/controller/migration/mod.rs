@@ -82,7 +82,7 @@ impl Migration {
         }
     }
 
-    /// Returns the remote engines.
+    /// Returns the connections to all remote engines.
     pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.iter()
     }
@@ -293,11 +293,11 @@ impl Controller {
     /// Handles the reports of remote engines. Call it when messages woke this worker. Returns
     /// whether there was anything to do.
     pub fn drain_messages(&mut self) -> bool {
-        // A remote engine that did not have the receiver yet may have left an interrupt pending;
-        // it has the receiver now.
+        // A remote engine that had not received the new interrupt receiver may have set the
+        // interrupt pending. The receiver is known now.
         self.engine.irqs.deliver_pending();
         let (mut worked, mut more) = (self.take_inbox(), false);
-        // The pool, or the store of a format, may have answered.
+        // The pool or a format store may have answered.
         worked |= self.admin.management.is_running() || self.admin.erasure.is_running();
         for at in 0..self.migration.links.len() {
             let mut count = 0;

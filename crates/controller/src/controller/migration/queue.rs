@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// commands stay outstanding for longer therefore stays with its worker.
 const MIGRATION_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// The engine that has a queue.
+/// Location of a queue: the engine that has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::controller) enum Place {
     /// The controller's own engine.

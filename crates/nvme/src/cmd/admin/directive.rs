@@ -45,11 +45,11 @@ pub struct EnableDirectiveCdw12 {
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DirectiveParameters {
-    /// Directives Supported.
+    /// Directives Supported by the controller.
     pub supported: [u8; 32],
-    /// Directives Enabled.
+    /// Directives Enabled for the namespace.
     pub enabled: [u8; 32],
-    /// Directive Persistent Across Controller Level Resets.
+    /// Directives whose enabled state is Persistent Across Controller Level Resets.
     pub persistent: [u8; 32],
     #[doc(hidden)]
     pub reserved96: [u8; 4000],

@@ -16,7 +16,7 @@ pub struct GetLogPageCdw10 {
     /// Log Specific Parameter.
     #[bits(7)]
     pub lsp: u8,
-    /// Retain Asynchronous Event.
+    /// Retain Asynchronous Event: reading the page does not clear its event.
     pub rae: bool,
     /// Number of Dwords Lower: bits 15:0 of the length, see [`GetLogPage::bytes`].
     pub numdl: u16,
@@ -36,7 +36,7 @@ pub struct GetLogPageCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct GetLogPageCdw14 {
-    /// UUID Index, 0 for none.
+    /// UUID Index; 0 for none.
     #[bits(7)]
     pub uidx: u8,
     #[bits(16)]
@@ -55,7 +55,7 @@ pub struct GetLogPage {
     pub lid: Lid,
     /// Log Specific Parameter, 7 bits.
     pub lsp: u8,
-    /// Retain Asynchronous Event.
+    /// Retain Asynchronous Event: reading the page does not clear its event.
     pub rae: bool,
     /// Number of dwords to return, zero-based.
     pub numd_z: u32,
