@@ -144,7 +144,7 @@ impl Controller {
     /// that serves no guests.
     ///
     /// # Errors
-    /// Those of [`Controller::new`].
+    /// [`ConfigError`] when the configuration is invalid, or a volume cannot be opened.
     pub fn with_page(
         id: u16,
         config: ControllerConfig,
@@ -160,8 +160,8 @@ impl Controller {
     /// a new state memory with the layout of [`state_layout`].
     ///
     /// # Errors
-    /// Those of [`Controller::new`], and [`ConfigError::State`] when the state memory is
-    /// unsuitable.
+    /// [`ConfigError`] when the configuration is invalid, or a volume cannot be opened.
+    /// [`ConfigError::State`] when the state memory cannot be used.
     ///
     /// [`state_layout`]: crate::state_layout
     pub fn with_state(
@@ -417,7 +417,8 @@ impl Controller {
     /// unmapping.
     ///
     /// # Errors
-    /// Those of [`Controller::dma_unmap`].
+    /// [`MapError`] when the range is empty, exceeds the address space, or contains only a part of
+    /// a window.
     pub fn dma_unmap_size(&self, iova: u64, len: u64) -> Result<u64, MapError> {
         self.engine.dma.unmap_size(iova, len)
     }

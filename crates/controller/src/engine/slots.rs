@@ -10,9 +10,9 @@ use volume::Op;
 
 /// Kind of an outstanding command, and the work that remains when a part of it completes.
 pub(super) enum Work {
-    /// One volume request. `reads` and `writes` select the counters.
+    /// Single volume request. `reads` and `writes` select the counters.
     Single,
-    /// One volume request that zeroes this number of bytes.
+    /// Single volume request that zeroes this number of bytes.
     Zeroes(u64),
     /// Dataset Management, range by range.
     Ranges(Box<Deallocating>),

@@ -1,8 +1,8 @@
 //! Latency measurement of commands, from the copy of their entry until their completion is posted,
 //! and classification of their failures.
 //!
-//! Of a controller's reads and writes on one worker, one is timed after every [`TIMED_EVERY`]
-//! others. Its batch ends with it, so that later commands do not count towards its latency; earlier
+//! After every [`TIMED_EVERY`] reads and writes of a controller on one worker, the next one is
+//! timed. Its batch ends with it, so that later commands do not count towards its latency; earlier
 //! ones in the batch have delayed it and do count. The position of the timed command in its batch
 //! varies. Batches that are not timed cost one comparison and one subtraction. Every command that
 //! leaves a batch and is neither read nor write is timed, because such commands cost many times as
