@@ -24,18 +24,20 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Default ANA group of a namespace; groups are numbered from here on.
+/// Number of the first ANA group, which is the default group of a namespace.
 pub(crate) const FIRST_GROUP: u32 = 1;
-/// Largest ANAGRPID of a subsystem: the log page of all groups fits into one command of any host.
+/// Largest ANA group ID (ANAGRPID) of a subsystem. With this limit, one Get Log Page command of any
+/// host can read the log page of all groups.
 pub const MAX_ANA_GROUP: u32 = 32;
-/// ANATT: maximum duration of a change, in seconds. Hosts give up a controller that reports the
-/// change state for longer.
+/// ANA Transition Time (ANATT): maximum duration of a state change, in seconds. A host gives up a
+/// controller that reports the Change state for longer.
 const ANATT: u8 = 10;
-/// Return Groups Only, in the Log Specific Parameter of the ANA log page.
+/// Return Groups Only: bit of the Log Specific Parameter field with which a host requests the ANA
+/// log page without NSIDs.
 pub(crate) const RGO: u8 = 1;
 
-/// Returns the status of commands for a namespace of a group in this state; `None` where they are
-/// executed. Another path may execute them, so Do Not Retry is not set.
+/// Returns the status that ends commands for namespaces of a group in this state; `None` when the
+/// commands are executed. Do Not Retry is not set, because another path may execute them.
 pub(crate) fn refusal(state: AnaState) -> Option<Status> {
     match state {
         AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => None,
@@ -45,7 +47,7 @@ pub(crate) fn refusal(state: AnaState) -> Option<Status> {
     }
 }
 
-/// Returns whether the status is one of those of [`refusal`].
+/// Returns whether a command ended with a path-related status of an ANA state, see [`refusal`].
 pub(crate) fn is_refusal(status: Status) -> bool {
     [
         Status::ANA_INACCESSIBLE,
@@ -56,7 +58,7 @@ pub(crate) fn is_refusal(status: Status) -> bool {
     .any(|refusal| status.is(*refusal))
 }
 
-/// Sets the ANA fields of Identify Controller, for groups up to this one.
+/// Sets the ANA fields of Identify Controller; `last_group` is the largest group ID.
 pub(crate) fn describe(page: &mut IdentifyController, last_group: u32) {
     page.cmic = Cmic::new()
         .with_mports(true)
@@ -74,17 +76,18 @@ pub(crate) fn describe(page: &mut IdentifyController, last_group: u32) {
     page.nanagrpid = last_group.into();
 }
 
-/// A group's entry in the log page.
+/// Descriptor of one group in the ANA log page.
 pub(crate) struct Told {
     pub group: u32,
     pub state: AnaState,
-    /// Number of changes of the state, from 1 on.
+    /// Number of changes of the group's state so far, starting at 1.
     pub changes: u64,
-    /// NSIDs in order; empty where the host asked for groups only.
+    /// NSIDs of the group's namespaces in ascending order; empty when the host requested groups
+    /// only.
     pub nsids: Vec<u32>,
 }
 
-/// Returns the ANA log page; `changes` counts changes of its content.
+/// Builds the ANA log page of these groups; `changes` is the number of changes of its content.
 pub(crate) fn log_page(changes: u64, groups: &[Told]) -> Vec<u8> {
     let header = AnaHeader {
         chgcnt: changes.into(),
@@ -106,21 +109,22 @@ pub(crate) fn log_page(changes: u64, groups: &[Told]) -> Vec<u8> {
     page
 }
 
-/// A pending change of an ANA state.
+/// A pending change of an ANA state, returned by
+/// [`Subsystem::set_ana_state`](crate::Subsystem::set_ana_state).
 #[derive(Debug)]
 pub struct AnaChange(Receiver<()>);
 
 impl AnaChange {
-    /// Creates the sender that the controller drops at the end, and the receiver that waits for
-    /// it.
+    /// Creates a pending change and the sender that ends it: the controller drops the sender when
+    /// the change has taken full effect.
     pub(crate) fn new() -> (Sender<()>, AnaChange) {
         let (done, receiver) = channel();
         (done, AnaChange(receiver))
     }
 
-    /// Waits until the controller refuses commands according to the new state, and no earlier
-    /// command is in flight any more. Also returns when there is no controller, or it is removed.
-    /// Returns `false` after a timeout; the state has changed all the same.
+    /// Waits until the controller refuses or accepts commands according to the new state, and no
+    /// earlier command is outstanding. Also returns when the controller does not exist or is
+    /// removed. Returns `false` after a timeout; the state has changed nevertheless.
     pub fn wait(&self, limit: Duration) -> bool {
         self.0.recv_timeout(limit) != Err(RecvTimeoutError::Timeout)
     }

@@ -1,43 +1,45 @@
-//! Identity of disks that a cloud's images expect: model and PCI IDs, and vendor specific bytes,
-//! from which their udev rules make the names of devices.
+//! Imitation of disks of a cloud, whose images identify a disk by model and PCI IDs and by vendor
+//! specific bytes. Their udev rules derive device names from these.
 //!
 //! - Amazon: the device name is at the beginning of the vendor specific bytes of Identify
 //!   Controller (byte 3072), 32 characters, padded with spaces. `ebsnvme-id` of amazon-ec2-utils
-//!   and `nvme amzn id-ctrl` read it; the serial number is the volume's ID.
-//! - Google: Identify Namespace has JSON in its vendor specific bytes (byte 384), with
-//!   `device_name`. `google_nvme_id` of guest-configs reads it.
-//! - Azure: the model number, and the namespace ID, which is the LUN plus 2; 1 is the boot disk.
-//!   azure-vm-utils has the rules.
+//!   and `nvme amzn id-ctrl` read it. The serial number is the volume's ID.
+//! - Google: the vendor specific bytes of Identify Namespace (byte 384) contain JSON with
+//!   `device_name`, which `google_nvme_id` of guest-configs reads.
+//! - Azure: the model number identifies the disk type, and the namespace ID is the LUN plus 2; 1 is
+//!   the boot disk. The rules are in azure-vm-utils.
 
 use crate::pci::PciIds;
 use nvme::identify::{IdentifyController, IdentifyNamespace};
 use std::fmt;
 use std::str::FromStr;
 
-/// Maximum length of a name: Amazon's field without a terminator.
+/// Maximum length of a device name in bytes: the size of Amazon's field.
 const LONGEST: usize = 32;
 
-/// The cloud; the controller imitates a disk of it.
+/// Cloud provider whose disks the controller imitates: model number, PCI IDs and vendor specific
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cloud {
-    /// An EBS volume, attached under this device name.
+    /// Amazon EBS volume, attached under this device name.
     Amazon(String),
-    /// A persistent disk of this name.
+    /// Google persistent disk with this device name.
     Google(String),
-    /// A remote disk.
+    /// Azure remote disk.
     Azure,
 }
 
-/// Error of a text that is no [`Cloud`].
+/// Reason why a text cannot be parsed as a [`Cloud`].
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloudError {
-    /// The text names no cloud.
+    /// The text has none of the forms `amazon:DEVICE`, `google:NAME` and `azure`.
     #[error("\"{0}\": amazon:DEVICE, google:NAME or azure is expected")]
     Unknown(String),
-    /// The cloud's disks have names, and the text has none.
+    /// The cloud requires a device name, and the text contains none.
     #[error("{0} needs a name, as in {0}:{1}")]
     NoName(&'static str, &'static str),
-    /// A name that no disk of the cloud can have.
+    /// The device name is empty, too long, or has a character other than letters, digits and
+    /// `-_./`.
     #[error("\"{0}\": a name has 1 to 32 letters, digits, and any of - _ . /")]
     Name(String),
 }
@@ -84,7 +86,7 @@ impl fmt::Display for Cloud {
 }
 
 impl Cloud {
-    /// Returns the model number.
+    /// Returns the model number of the cloud's disks.
     pub fn model(&self) -> &'static str {
         match self {
             Cloud::Amazon(_) => "Amazon Elastic Block Store",
@@ -93,7 +95,7 @@ impl Cloud {
         }
     }
 
-    /// Returns the PCI IDs.
+    /// Returns the PCI IDs of the cloud's disks.
     pub fn pci(&self) -> PciIds {
         let (vendor, device) = match self {
             Cloud::Amazon(_) => (0x1d0f, 0x8061),
@@ -109,7 +111,7 @@ impl Cloud {
         }
     }
 
-    /// Sets the vendor specific bytes of Identify Controller.
+    /// Sets the cloud's vendor specific bytes of Identify Controller.
     pub(crate) fn describe(&self, page: &mut IdentifyController) {
         if let Cloud::Amazon(device) = self {
             let (name, _) = page.vs.split_at_mut(LONGEST);
@@ -118,8 +120,8 @@ impl Cloud {
         }
     }
 
-    /// Sets the vendor specific bytes of Identify Namespace. If there are several namespaces,
-    /// only the first has the name unchanged.
+    /// Sets the cloud's vendor specific bytes of Identify Namespace. If the controller has several
+    /// namespaces, only the first one gets the configured device name unchanged.
     pub(crate) fn describe_namespace(&self, nsid: u32, page: &mut IdentifyNamespace) {
         if let Cloud::Google(name) = self {
             let suffix = match nsid {

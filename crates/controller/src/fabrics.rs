@@ -1,9 +1,9 @@
 //! Controllers that hosts reach over a network ("NVMe Base 2.1", NVMe over Fabrics): their
 //! additional Identify data, and the ANA state of their namespaces.
 //!
-//! The transport belongs to the owner: it gives the controller queues in memory of its own,
-//! forwards the commands in capsules, and sends posted completions. Commands that no such host
-//! may send (queue creation by Admin commands, doorbells) are refused by the transport.
+//! The embedding program implements the transport. It creates the controller's queues in its own
+//! memory, forwards commands from capsules, and sends posted completions. It also refuses commands
+//! that network hosts must not send (creation of queues by Admin commands, doorbell writes).
 
 use crate::ana;
 use crate::controller::Controller;
@@ -15,10 +15,10 @@ use nvme::log::{AnaState, Lid};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// The ANA group of all namespaces.
+/// ANA group of all namespaces of a controller that hosts reach over a network.
 const GROUP: u32 = ana::FIRST_GROUP;
 
-/// ANA state of a port, shared by all controllers that are reached by it.
+/// ANA state of a network port, shared by all controllers that hosts reach through the port.
 #[derive(Debug)]
 pub struct AnaGroup {
     state: AtomicU8,
@@ -26,7 +26,7 @@ pub struct AnaGroup {
 }
 
 impl AnaGroup {
-    /// Creates a group in this state.
+    /// Creates the ANA state of a port.
     pub fn new(state: AnaState) -> Self {
         Self {
             state: AtomicU8::new(state.0),
@@ -34,14 +34,14 @@ impl AnaGroup {
         }
     }
 
-    /// Returns the ANA state.
+    /// Returns the ANA state of the port.
     #[inline]
     pub fn state(&self) -> AnaState {
         AnaState(self.state.load(Ordering::Relaxed))
     }
 
-    /// Sets the ANA state. Returns whether it has changed: then the controllers are to be
-    /// notified ([`Controller::ana_changed`]).
+    /// Sets the ANA state. When it returns `true`, the state has changed and the caller has to call
+    /// [`Controller::ana_changed`] of each controller.
     pub fn set(&self, state: AnaState) -> bool {
         let changed = self.state.swap(state.0, Ordering::Relaxed) != state.0;
         if changed {
@@ -50,7 +50,7 @@ impl AnaGroup {
         changed
     }
 
-    /// Returns the number of changes so far, from 1 on.
+    /// Returns the number of state changes so far, starting at 1.
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
     }
@@ -59,37 +59,38 @@ impl AnaGroup {
 /// Properties that a controller reports to hosts that reach it over a network.
 #[derive(Clone, Debug)]
 pub struct FabricsConfig {
-    /// Maximum number of data bytes in a capsule of an I/O queue: a multiple of 16.
+    /// Maximum number of in-capsule data bytes of an I/O queue, a multiple of 16 (IOCCSZ).
     pub in_capsule: u32,
-    /// Maximum number of queue entries reported to hosts; the controller's own limit may be
+    /// Maximum number of queue entries that is reported to hosts. The controller's own limit may be
     /// larger.
     pub queue_entries: u16,
-    /// ANA state of the namespaces.
+    /// ANA state of the port, which applies to all namespaces.
     pub ana: Arc<AnaGroup>,
 }
 
 impl FabricsConfig {
     /// Sets the fields of Identify Controller for network hosts.
     pub(crate) fn describe(&self, page: &mut IdentifyController) {
-        // There is no bus.
+        // A controller reached over a network has no PCI vendor ID.
         page.vid = 0.into();
         page.ssvid = 0.into();
         page.maxcmd = self.queue_entries.into();
         ana::describe(page, GROUP);
         page.sgls = page.sgls.with_ofs(true).with_tsdbd(true);
-        // In units of 16 bytes: an entry, and the data.
+        // IOCCSZ is in units of 16 bytes: a submission queue entry, and the in-capsule data.
         page.ioccsz = (64 / 16 + self.in_capsule / 16).into();
         page.iorcsz = 1.into();
         page.msdbd = 1;
     }
 
-    /// Sets the fields of Identify Namespace for network hosts.
+    /// Sets the fields of Identify Namespace for hosts that reach the namespace over a network.
     pub(crate) fn describe_namespace(page: &mut IdentifyNamespace) {
         page.nmic = Nmic::new().with_shrns(true);
         page.anagrpid = GROUP.into();
     }
 
-    /// Sets the fields of the I/O Command Set Independent Identify Namespace structure.
+    /// Sets the fields of the I/O Command Set Independent Identify Namespace structure for hosts
+    /// that reach the namespace over a network.
     pub(crate) fn describe_independent(page: &mut IndependentNamespace) {
         page.nmic = Nmic::new().with_shrns(true);
         page.anagrpid = GROUP.into();
@@ -106,7 +107,8 @@ impl Controller {
         }
     }
 
-    /// Returns the ANA log page; `None` where there is none.
+    /// Returns the ANA log page; `None` when the controller neither serves hosts over a network nor
+    /// belongs to a subsystem.
     pub(crate) fn ana_log(&self, get: &GetLogPage) -> Option<Vec<u8>> {
         let groups_only = get.lsp & ana::RGO != 0;
         let Some(fabrics) = &self.config.fabrics else {

@@ -1,5 +1,5 @@
-//! LBA formats that a host may choose for a namespace (Format NVM), and the storage of the chosen
-//! one.
+//! LBA formats that a host may choose for a namespace with Format NVM, and the interface that
+//! stores the chosen format.
 
 use crate::config::NamespaceConfig;
 use crate::metadata::MetadataState;
@@ -10,8 +10,9 @@ use volume::Volume;
 
 /// Supported block sizes in bytes.
 const SIZES: [u32; 2] = [512, 4096];
-/// LBA formats: bytes of data and of metadata in a block, and the guard. The larger guards are of
-/// large blocks, in tuples of 16 bytes.
+/// All LBA formats: data bytes and metadata bytes of a block, and the guard. Guards of 32 and 64
+/// bits are offered for blocks of 4096 bytes with at least 16 bytes of metadata, the size of their
+/// protection information.
 const ALL: [(u32, u16, Guard); 12] = [
     (512, 0, Guard::Bits16),
     (4096, 0, Guard::Bits16),
@@ -27,26 +28,29 @@ const ALL: [(u32, u16, Guard); 12] = [
     (4096, 64, Guard::Bits64),
 ];
 
-/// Format of a namespace's blocks, as far as Format NVM chooses it: an LBA format (data size,
-/// metadata size, guard and storage tag), and the location of its metadata.
+/// Format of a namespace's blocks, as far as Format NVM selects it: an LBA format (data size,
+/// metadata size, guard and storage tag), and the location of the metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockFormat {
-    /// Bytes of data in a block: 512 or 4096.
+    /// Data size of a block in bytes: 512 or 4096.
     pub block: u32,
-    /// Bytes of metadata of a block (MS), 0 for none.
+    /// Metadata size of a block in bytes (MS); 0 for blocks without metadata.
     pub metadata: u16,
-    /// The guard of protection information, or the one it would have if there is none (PIF).
+    /// Size of the guard in protection information (PIF), even while protection information is off.
     pub guard: Guard,
-    /// The storage tag of protection information, likewise (STS, and LBSTM of the namespace).
+    /// Layout of the storage tag in protection information (STS, and LBSTM of the namespace), even
+    /// while protection information is off.
     pub storage: StorageTag,
-    /// Hosts transfer the metadata behind each block's data.
+    /// Hosts transfer metadata interleaved with the data of each block (extended LBA), not in a
+    /// separate buffer.
     pub extended: bool,
-    /// Protection information in the metadata: its type, and whether it is in the first bytes.
+    /// Protection information in the metadata: its type, and whether it is in the first bytes;
+    /// `None` when it is off.
     pub protection: Option<(Type, bool)>,
 }
 
 impl BlockFormat {
-    /// Creates a format of blocks of that many bytes without metadata.
+    /// Creates a format without metadata, with blocks of `block` bytes.
     pub const fn plain(block: u32) -> Self {
         Self {
             block,
@@ -58,7 +62,7 @@ impl BlockFormat {
         }
     }
 
-    /// Returns the format of blocks with this metadata layout.
+    /// Returns the format of blocks that have this metadata layout.
     pub fn of(layout: &Layout) -> Self {
         let protection = layout.protection;
         let guard = protection.map_or(Guard::Bits16, |protection| protection.guard);
@@ -89,23 +93,25 @@ impl BlockFormat {
         })
     }
 
-    /// Returns whether the protection information has an extended format.
+    /// Returns whether the protection information uses an extended format (a guard of 32 or 64
+    /// bits, or a storage tag).
     pub(crate) fn is_extended(&self) -> bool {
         let protection = self.layout().and_then(|layout| layout.protection);
         protection.is_some_and(|protection| protection.is_extended_format())
     }
 
-    /// Returns whether both have the same LBA format, by its index: no two formats of a namespace
-    /// differ by their storage tags alone.
+    /// Returns whether both have the same LBA format index. Storage tags are not compared: no two
+    /// LBA formats of a namespace differ by them alone.
     pub fn is_lba_format_of(&self, other: &Self) -> bool {
         let values = |format: &Self| (format.block, format.metadata, format.guard);
         values(self) == values(other)
     }
 
-    /// Checks every field.
+    /// Checks all fields of the format.
     ///
     /// # Errors
-    /// [`LayoutError`] when a field is invalid, and for protection information without metadata.
+    /// [`LayoutError`] when a field is invalid, or when protection information is on without
+    /// metadata.
     pub fn check(&self) -> Result<(), LayoutError> {
         self.storage.check(self.guard)?;
         match self.layout() {
@@ -117,57 +123,60 @@ impl BlockFormat {
     }
 }
 
-/// A stored format.
+/// A format that a [`FormatStore`] has stored.
 #[derive(Debug)]
 pub struct KeptFormat {
-    /// Metadata of the blocks, of which none was ever written; `None` when they have none.
+    /// Empty metadata of the newly formatted blocks; `None` for a format without metadata.
     pub metadata: Option<Arc<MetadataState>>,
 }
 
-/// Outcome of storing a format.
+/// Outcome of [`FormatStore::save`].
 #[derive(Debug)]
 pub enum SavedFormat {
-    /// The format is stored, and outlasts the process and a loss of power.
+    /// The format is stored, and survives the end of the process and a loss of power.
     New(KeptFormat),
-    /// The format cannot be stored. The previous one is in effect; its metadata is no longer
-    /// valid.
+    /// The format could not be stored. The previous format stays in effect, but its metadata is
+    /// void.
     Before,
-    /// The format cannot be stored, and the next process may find either the new or the previous
-    /// one, perhaps without a file for its metadata. The namespace is closed until a later format
-    /// is stored, or the process ends.
+    /// The format could not be stored, and the next process may find either the new or the previous
+    /// one, perhaps without its metadata file. The namespace stays closed until a later format is
+    /// stored, or the process ends.
     Unknown,
 }
 
-/// Callback for the end of a save, with its outcome.
+/// Callback that receives the outcome of [`FormatStore::save`].
 pub type FormatSaved = Box<dyn FnOnce(SavedFormat) + Send>;
 
-/// Storage of a namespace's format for the next process.
+/// Storage that keeps a namespace's format for the next process.
 pub trait FormatStore: Send + Sync + Debug {
-    /// Stores the format, which may be the present one: the namespace is erased, and all metadata
-    /// of its blocks is void. Must not block, and calls `done`, on any thread: with
-    /// [`SavedFormat::New`] when the format outlasts the process and a loss of power, and with
-    /// [`SavedFormat::Before`] only when the same is true of the previous one. Any other outcome
-    /// is [`SavedFormat::Unknown`]. One call at a time. A store that drops `done` without a call
-    /// leaves the host's command without a completion.
+    /// Stores the format, which may equal the present one. The namespace was erased, so all
+    /// metadata of its blocks becomes void.
+    ///
+    /// Must not block. Calls `done` once, on any thread: with [`SavedFormat::New`] when the new
+    /// format survives the end of the process and a loss of power; with [`SavedFormat::Before`]
+    /// only when the previous format does; otherwise with [`SavedFormat::Unknown`]. The controller
+    /// makes one call at a time. If `done` is dropped without a call, the host's command never
+    /// completes.
     fn save(&self, format: BlockFormat, done: FormatSaved);
 }
 
-/// The LBA formats of a namespace: blocks of 512 and of 4096 bytes, as far as its volume can have
-/// them, and perhaps with metadata.
+/// LBA formats of a namespace: blocks of 512 and 4096 bytes, each with or without metadata, as far
+/// as its volume supports them.
 #[derive(Clone, Debug)]
 pub struct Formats {
-    /// Formats by their indices.
+    /// Formats by LBA format index.
     list: Vec<BlockFormat>,
     store: Arc<dyn FormatStore>,
-    /// Guard and storage tag of the stored format, for blocks without protection information.
+    /// Guard and storage tag of the stored format, kept for a format without protection
+    /// information.
     tuples: (Guard, StorageTag),
-    /// The file of the metadata, independent of the format.
+    /// File of the metadata, which all formats with metadata share.
     file: Option<Arc<dyn Volume>>,
 }
 
 impl Formats {
-    /// Creates the formats without metadata: format 0 has blocks of `first` bytes (512 or 4096),
-    /// format 1 of the other size.
+    /// Creates the list of two formats without metadata: format 0 with blocks of `first` bytes (512
+    /// or 4096), and format 1 with the other size.
     pub fn new(first: u32, store: Arc<dyn FormatStore>) -> Self {
         Self {
             list: plain_from(first),
@@ -177,11 +186,10 @@ impl Formats {
         }
     }
 
-    /// Creates formats of which some have metadata. Format 0 is that of `first`; the rest follow
-    /// in the order of their block sizes, guards and metadata sizes, those without metadata in
-    /// front. Format 0 has the storage tag of `first`, with any type of protection, and the rest
-    /// have the smallest. `now` is the stored format; `file` makes the metadata of any format
-    /// durable.
+    /// Creates a list that includes formats with metadata. Format 0 is `first`, with its storage
+    /// tag and any type of protection. The rest follow by block size, guard and metadata size,
+    /// those without metadata first; each has the smallest storage tag. `now` is the stored format;
+    /// `file` makes the metadata of any format durable.
     pub fn with_metadata(
         first: BlockFormat,
         now: BlockFormat,
@@ -213,40 +221,40 @@ impl Formats {
         self.list.iter().any(|format| format.metadata > 0)
     }
 
-    /// Returns the file of the metadata.
+    /// Returns the metadata file.
     pub(crate) fn file(&self) -> Option<&Arc<dyn Volume>> {
         self.file.as_ref()
     }
 
-    /// Sets the stored format.
+    /// Records the stored format.
     pub(crate) fn set(&mut self, format: BlockFormat) {
         self.tuples = tuples_of(&format);
     }
 
-    /// Returns the store of the format.
+    /// Returns the store that keeps the chosen format.
     pub(crate) fn store(&self) -> &Arc<dyn FormatStore> {
         &self.store
     }
 }
 
-/// Returns guard and storage tag of the format's protection information.
+/// Returns the guard and storage tag of a format.
 fn tuples_of(format: &BlockFormat) -> (Guard, StorageTag) {
     (format.guard, format.storage)
 }
 
-/// Returns block sizes by the indices of formats, of which format 0 has this one.
+/// Returns block sizes by LBA format index; format 0 has blocks of `first` bytes.
 pub(crate) fn sizes_from(first: u32) -> [u32; 2] {
     let other = SIZES.into_iter().find(|size| *size != first);
     [first, other.unwrap_or(first)]
 }
 
-/// Returns the formats without metadata, of which format 0 has blocks of that many bytes.
+/// Returns the formats without metadata by index; format 0 has blocks of `first` bytes.
 pub(crate) fn plain_from(first: u32) -> Vec<BlockFormat> {
     sizes_from(first).map(BlockFormat::plain).into()
 }
 
-/// Returns the formats that a namespace with blocks of `current` bytes can have; `None`: the
-/// format is not available.
+/// Returns the formats by index for a namespace with blocks of `current` bytes. An entry is `None`
+/// when `fits` refuses its block size; trailing ones are left out.
 pub(crate) fn available(
     list: &[BlockFormat],
     current: u32,
@@ -261,7 +269,7 @@ pub(crate) fn available(
 }
 
 impl NamespaceConfig {
-    /// Returns the present format.
+    /// Returns the present format of the namespace.
     pub(crate) fn format(&self) -> BlockFormat {
         let Some(metadata) = &self.metadata else {
             return BlockFormat::plain(self.block_size);
@@ -280,7 +288,7 @@ impl NamespaceConfig {
         }
     }
 
-    /// Returns the LBA formats by their indices; `None`: the format is not available.
+    /// Returns the LBA formats of the namespace by index; `None` for an unavailable format.
     pub(crate) fn lba_formats(&self) -> Vec<Option<BlockFormat>> {
         let Some(formats) = &self.formats else {
             return vec![Some(self.format())];

@@ -1,8 +1,8 @@
-//! Interrupts: MSI-X vectors, and the one INTx pin of hosts that use neither MSI nor MSI-X.
+//! Interrupts: MSI-X vectors, and the INTx pin for hosts that use neither MSI nor MSI-X.
 //!
-//! The crate does not know the receiver of an interrupt: a vector ends in an [`IrqSink`], an
-//! eventfd in practice. The MSI-X table itself is the VMM's; a vector without a sink collects its
-//! interrupt in the pending bit array.
+//! The crate does not know the receivers of interrupts. A vector signals an [`IrqSink`], in
+//! practice an eventfd. The MSI-X table itself is in the VMM. The interrupt of a vector without a
+//! receiver is kept in the pending bit array.
 
 use crate::config::MAX_IO_QUEUES;
 use crate::survival::state::Interrupts;
@@ -10,25 +10,26 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The receiving end of an interrupt. `signal` must neither block nor fail visibly: it is called on
-/// the data path.
+/// Receiver of an interrupt, for example an eventfd. `signal` must not block, and has no way to
+/// report an error, because it is called on the data path.
 pub trait IrqSink: Send + Sync {
     /// Delivers one interrupt.
     fn signal(&self);
 
-    /// Returns the number under which the receiver is kept outside of this process, if it is; the
-    /// next process gets the receiver by that number.
+    /// Returns the number under which the keeper holds the receiver, so that the next process can
+    /// restore it; `None` when the receiver is not kept.
     fn kept(&self) -> Option<NonZeroU32> {
         None
     }
 }
 
-/// Returns the number of a receiver, or 0.
+/// Returns the number under which a receiver is kept, or 0.
 fn number(sink: &Arc<dyn IrqSink>) -> u32 {
     sink.kept().map_or(0, NonZeroU32::get)
 }
 
-/// Words of the pending bit array: a vector for each I/O queue pair and one for the admin queue.
+/// Number of 64-bit words in the pending bit array: one bit for the vector of each I/O queue pair
+/// and of the admin queue.
 const WORDS: usize = MAX_IO_QUEUES as usize / 64 + 1;
 
 #[derive(Default)]
@@ -36,8 +37,8 @@ struct Vector {
     sink: Option<Arc<dyn IrqSink>>,
 }
 
-/// The pending bit array, of all engines of a controller. A bit is set only where a vector has no
-/// receiver.
+/// MSI-X pending bit array, shared by all engines of a controller. A bit is set only while its
+/// vector has no receiver.
 #[derive(Default)]
 pub struct Pending([AtomicU64; WORDS]);
 
@@ -74,38 +75,39 @@ impl Pending {
     }
 }
 
-/// The pin: a level that the host sees as edges, masked after each until the VMM unmasks it (VFIO's
-/// automasked INTx).
+/// State of the INTx pin. The host sees its level as edges: the pin is masked after each interrupt,
+/// until the VMM unmasks it (VFIO's automasked INTx).
 #[derive(Default)]
 struct Pin {
     sink: Option<Arc<dyn IrqSink>>,
-    /// The pin has an interrupt pending: Interrupt Status (PCI status register), which Interrupt
-    /// Disable does not change.
+    /// Interrupt Status (PCI status register): an interrupt is pending. Interrupt Disable does not
+    /// affect it.
     wanted: bool,
     /// Level of the pin as the host sees it.
     level: bool,
     masked: bool,
-    /// The host's Interrupt Disable (PCI command register).
+    /// Interrupt Disable, set by the host in the PCI command register.
     disabled: bool,
 }
 
-/// The controller's interrupts, owned by one thread.
+/// Interrupt state of one engine, owned by its thread.
 pub struct Irqs {
     vectors: Vec<Vector>,
     pending: Arc<Pending>,
-    /// Bus Master Enable: messages are writes to memory. The pin needs no such write.
+    /// Bus Master Enable. MSI-X interrupts are memory writes, which need it; the pin does not.
     messages: bool,
-    /// Number of vectors with a receiver.
+    /// Number of MSI-X vectors that have a receiver.
     receivers: u16,
     pin: Pin,
-    /// INTMS/INTMC, for pin-based interrupts only ("NVMe over PCIe Transport 1.1", 3.1.3).
+    /// Interrupt mask (INTMS and INTMC), which affects only pin-based interrupts ("NVMe over PCIe
+    /// Transport 1.1", 3.1.3).
     intms: u32,
     /// Number of interrupts delivered, for the counters.
     pub delivered: u64,
 }
 
 impl Irqs {
-    /// Creates the state for `vectors` MSI-X vectors without receivers.
+    /// Creates the interrupt state for `vectors` MSI-X vectors without receivers.
     pub fn new(vectors: u16, pending: Arc<Pending>) -> Self {
         Irqs {
             pending,
@@ -118,13 +120,13 @@ impl Irqs {
         }
     }
 
-    /// Returns the receivers, with their vectors.
+    /// Returns the receivers of MSI-X vectors, with vector numbers.
     pub fn sinks(&self) -> impl Iterator<Item = (u16, Arc<dyn IrqSink>)> {
         let sink = |(v, vector): (usize, &Vector)| Some((v as u16, vector.sink.clone()?));
         self.vectors.iter().enumerate().filter_map(sink)
     }
 
-    /// Returns the state to be saved.
+    /// Returns the interrupt state for the next process.
     pub(crate) fn save(&self) -> Interrupts {
         Interrupts {
             vectors: self.sinks().map(|(v, sink)| (v, number(&sink))).collect(),
@@ -134,14 +136,14 @@ impl Irqs {
         }
     }
 
-    /// Returns whether a receiver is kept under this number.
+    /// Returns whether any interrupt still uses the receiver kept under this number.
     pub(crate) fn needs(&self, wanted: NonZeroU32) -> bool {
         let vectors = self.vectors.iter().filter_map(|v| v.sink.as_ref());
         let mut sinks = vectors.chain(self.pin.sink.as_ref());
         sinks.any(|sink| sink.kept() == Some(wanted))
     }
 
-    /// Restores the state saved by [`Irqs::save`]; the receivers are set already.
+    /// Restores the state saved by [`Irqs::save`]. Call it after the receivers are set.
     pub(crate) fn restore(&mut self, saved: &Interrupts) {
         self.pin.masked = saved.pin_masked;
         self.intms = saved.intms;
@@ -152,8 +154,8 @@ impl Irqs {
         self.vectors.len() as u16
     }
 
-    /// Sets or removes a vector's receiver. Unknown vectors are ignored (the VMM knows the number
-    /// of vectors).
+    /// Sets or removes the receiver of an MSI-X vector. Unknown vector numbers are ignored: the VMM
+    /// knows how many vectors exist.
     pub fn set_vector(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
         if let Some(v) = self.vectors.get_mut(usize::from(vector)) {
             self.receivers -= u16::from(v.sink.is_some());
@@ -162,8 +164,8 @@ impl Irqs {
         }
     }
 
-    /// Delivers pending interrupts to vectors with a receiver. Only the control half's own engine
-    /// calls this: another engine may not know yet that a receiver was removed.
+    /// Delivers pending interrupts to vectors that have a receiver. Only the engine of the
+    /// controller's own worker calls this: another engine might signal a receiver that was removed.
     pub fn deliver_pending(&mut self) {
         if !self.messages || !self.pending.any() {
             return;
@@ -178,20 +180,21 @@ impl Irqs {
         }
     }
 
-    /// Sets Bus Master Enable. Without it no pending interrupt is delivered, and
+    /// Sets Bus Master Enable. While it is clear no pending interrupt is delivered, and
     /// [`Irqs::trigger`] must not be called.
     pub fn set_messages(&mut self, on: bool) {
         self.messages = on;
     }
 
-    /// Sets or removes the pin's receiver.
+    /// Sets or removes the receiver of the INTx pin.
     pub fn set_pin(&mut self, sink: Option<Arc<dyn IrqSink>>) {
         self.pin.sink = sink;
         self.pin.masked = false;
         self.deliver_pin();
     }
 
-    /// Returns whether interrupts use the pin: it has a receiver, and no vector has one.
+    /// Returns whether interrupts use the INTx pin: the pin has a receiver, and no MSI-X vector has
+    /// one.
     pub fn pin_based(&self) -> bool {
         self.pin.sink.is_some() && self.receivers == 0
     }
@@ -209,8 +212,8 @@ impl Irqs {
         }
     }
 
-    /// Sets the pin's level: high while any completion queue with interrupts enabled has entries
-    /// that the host did not consume.
+    /// Sets the level of the INTx pin: high while any completion queue with interrupts enabled has
+    /// entries that the host has not consumed.
     pub fn set_level(&mut self, level: bool) {
         self.pin.wanted = level && self.intms & 1 == 0;
         let level = self.pin.wanted && !self.pin.disabled;
@@ -231,29 +234,30 @@ impl Irqs {
         }
     }
 
-    /// Returns Interrupt Status of the PCI status register: the pin is used, and has an interrupt
-    /// pending.
+    /// Returns Interrupt Status of the PCI status register: the INTx pin is in use and has an
+    /// interrupt pending.
     pub fn pin_status(&self) -> bool {
         self.pin_based() && self.pin.wanted
     }
 
-    /// Sets Interrupt Disable of the PCI command register. The caller then sets the level again.
+    /// Sets Interrupt Disable of the PCI command register. Call [`Irqs::set_level`] afterwards.
     pub fn disable_pin(&mut self, disabled: bool) {
         self.pin.disabled = disabled;
     }
 
-    /// Masks the pin on behalf of the VMM.
+    /// Masks the INTx pin on behalf of the VMM.
     pub fn mask_pin(&mut self) {
         self.pin.masked = true;
     }
 
-    /// Unmasks the pin on behalf of the VMM; if the level is still high, it fires again.
+    /// Unmasks the INTx pin on behalf of the VMM. If the level is still high, an interrupt is
+    /// delivered.
     pub fn unmask_pin(&mut self) {
         self.pin.masked = false;
         self.deliver_pin();
     }
 
-    /// Sets mask bits (INTMS).
+    /// Sets bits of the interrupt mask (register INTMS).
     pub fn intms_set(&mut self, bits: u32) {
         self.intms |= bits;
         if self.intms & 1 != 0 {
@@ -262,17 +266,17 @@ impl Irqs {
         }
     }
 
-    /// Clears mask bits (INTMC). The caller then sets the level again.
+    /// Clears bits of the interrupt mask (register INTMC). Call [`Irqs::set_level`] afterwards.
     pub fn intms_clear(&mut self, bits: u32) {
         self.intms &= !bits;
     }
 
-    /// Returns the mask, which both INTMS and INTMC read.
+    /// Returns the interrupt mask, the value of both INTMS and INTMC.
     pub fn intms(&self) -> u32 {
         self.intms
     }
 
-    /// Copies the pending bit array from byte `offset`: one bit a vector, little endian.
+    /// Copies the MSI-X pending bit array from byte `offset`: one bit per vector, little endian.
     pub fn read_pba(&self, offset: usize, data: &mut [u8]) {
         for (i, byte) in data.iter_mut().enumerate() {
             let first = offset.saturating_add(i).saturating_mul(8);
@@ -283,8 +287,8 @@ impl Irqs {
     }
 
     /// Handles a controller-level reset: clears pending interrupts and the mask, and lowers the
-    /// pin. Receivers are the VMM's and stay. Only the control half's own engine calls this:
-    /// another one may be late, and the pending bits are shared.
+    /// INTx pin. Receivers belong to the VMM and stay. Only the engine of the controller's own
+    /// worker calls this: pending bits are shared, and another engine might clear newer ones.
     pub fn reset(&mut self) {
         self.pending.clear();
         self.intms = 0;
@@ -292,8 +296,7 @@ impl Irqs {
         self.pin.level = false;
     }
 
-    /// Removes all receivers when the VMM has disconnected. Pending interrupts are cleared by the
-    /// reset.
+    /// Removes all receivers after the VMM has disconnected. The reset clears pending interrupts.
     pub fn forget_sinks(&mut self) {
         for v in &mut self.vectors {
             *v = Vector::default();

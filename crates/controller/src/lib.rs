@@ -1,20 +1,21 @@
 //! The virtual NVMe controller: registers, admin commands, queues, namespaces, events, reset.
 //!
-//! A [`Controller`] is one PCI function as a guest sees it. It knows nothing of vfio-user: the
-//! embedding program delivers register accesses, guest memory and interrupt receivers, and gives
-//! the controller a thread. All guest input is validated here; invalid input gets the status code
-//! that the standard names. Nothing here blocks. Access to memory and devices is left to `dma`
-//! and `volume`.
+//! A [`Controller`] is one PCI function as a guest sees it. The crate does not depend on vfio-user:
+//! the embedding program delivers register accesses, guest memory and interrupt receivers, and
+//! provides a thread for the controller. All guest input is validated here; invalid input gets the
+//! status code that the standard specifies. Calls never block. Crates `dma` and `volume` access
+//! memory and devices.
 //!
-//! The control half (registers, admin commands, events: `controller`, `admin`) talks to the data
-//! half (queues and commands in flight: `engine`) by orders and by events. Queues may migrate to
-//! other workers: each of those has a [`RemoteEngine`], a data half of its own, which gets the same
-//! orders by messages (`remote`; the control half's part is `controller::migration`).
+//! The control half (registers, admin commands, events: `controller`, `admin`) sends orders to the
+//! data half (queues and outstanding commands: `engine`), and receives events from it. Queues may
+//! migrate to other workers. Each of those has a [`RemoteEngine`], a data half of its own, which
+//! receives orders as messages (`remote`; module `controller::migration` is the control half's
+//! part).
 //!
-//! *Out of scope.* The crate has no socket, no thread, no loop and no device model of a VMM. It
-//! emulates NVMe over PCIe (a network in between belongs to the owner, see [`FabricsConfig`]),
-//! one function without virtual functions. It stores nothing: that is a
-//! [`Volume`](volume::Volume)'s task.
+//! *Out of scope.* The crate has no socket, thread, event loop or device model of a VMM. It
+//! emulates NVMe over PCIe with one function and without virtual functions; a network in between
+//! belongs to the embedding program, see [`FabricsConfig`]. A [`Volume`](volume::Volume) stores the
+//! data.
 //!
 //! # Embedding it in a VMM
 //!

@@ -1,9 +1,8 @@
-//! Metadata of a namespace's blocks, and the file that contains it.
+//! Metadata of a namespace's blocks, and the memory-mapped file that contains it.
 //!
-//! The file is memory that other processes may map, too: metadata is in the file when the store
-//! is done, without a system call, and the next process finds it there. A host's request for
-//! durability (Flush, Force Unit Access) waits for the file, too, which is opened as a volume for
-//! that purpose.
+//! Other processes may map the file, too. A store to the mapping needs no system call, and the next
+//! process finds it after a crash of this one. The file is also opened as a volume: when a host
+//! requests durability (Flush, Force Unit Access), the command waits until the file is flushed.
 
 use dma::{MapError, SharedPages};
 use protection::Layout;
@@ -12,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use volume::Volume;
 
-/// Size in bytes of the longest entry.
+/// Size in bytes of the largest entry, that of a block with 64 bytes of metadata.
 const ENTRY: usize = table::entry(64);
 
-/// The metadata of a namespace.
+/// Metadata of all blocks of a namespace.
 #[derive(Debug)]
 pub struct MetadataState {
     layout: Layout,
@@ -25,21 +24,21 @@ pub struct MetadataState {
     volume: Option<Arc<dyn Volume>>,
 }
 
-/// State of a block's metadata.
+/// State of one block's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
-    /// The block was never written.
+    /// The block was never written, so its metadata is the default.
     Unwritten,
-    /// The metadata belongs to the block's data.
+    /// The metadata belongs to the data that was read.
     Written,
-    /// The data does not match the newest metadata, which is returned.
+    /// The data that was read does not match the newest metadata, which is returned.
     Damaged,
 }
 
 impl MetadataState {
-    /// Opens metadata in the pages of a file with that generation in its header
-    /// ([`table::decode`]); flushes of `volume`, which is the file, make stores durable. Returns
-    /// `None` when the pages are fewer than the blocks need.
+    /// Opens metadata in the pages of a file; `generation` is from its header ([`table::decode`]).
+    /// Flushes of `volume`, the same file, make stores durable. Returns `None` when there are fewer
+    /// pages than the blocks need.
     pub fn new(
         layout: Layout,
         blocks: u64,
@@ -57,10 +56,10 @@ impl MetadataState {
         })
     }
 
-    /// Creates metadata that ends with the process.
+    /// Creates metadata in anonymous memory, which does not outlast the process.
     ///
     /// # Errors
-    /// [`MapError`] when there is no memory.
+    /// [`MapError`] when the memory cannot be mapped.
     pub fn in_memory(layout: Layout, blocks: u64) -> Result<Self, MapError> {
         let len = table::len(blocks, layout.metadata).and_then(|len| usize::try_from(len).ok());
         let pages = SharedPages::named("vnvme-metadata", len.ok_or(MapError::Overflow)?)?;
@@ -68,7 +67,7 @@ impl MetadataState {
         made.ok_or(MapError::Overflow)
     }
 
-    /// Returns the layout of the blocks.
+    /// Returns the metadata layout of the blocks.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -78,7 +77,7 @@ impl MetadataState {
         self.blocks
     }
 
-    /// Returns the file, and whether another process has truncated it, so that stores are lost.
+    /// Returns the metadata file, and whether another process has truncated it, which loses stores.
     pub(crate) fn file(&self) -> Option<(&Arc<dyn Volume>, bool)> {
         self.volume.as_ref().map(|volume| (volume, self.is_lost()))
     }
@@ -95,7 +94,7 @@ impl MetadataState {
         }
     }
 
-    /// Returns the entry of a block, with its offset and length.
+    /// Returns the metadata entry of a block: its offset in the file, its bytes, and its length.
     fn entry(&self, lba: u64) -> Option<(usize, [u8; ENTRY], usize)> {
         let len = table::entry(self.layout.metadata);
         let at = usize::try_from(lba).ok()?.checked_mul(len)?;
@@ -106,8 +105,8 @@ impl MetadataState {
         Some((at, bytes, len))
     }
 
-    /// Reads the metadata of a block, by the checksum of its data. Returns `None` when the file
-    /// is lost.
+    /// Reads the metadata of a block; `checksum` of the block's data selects between the newest and
+    /// the previous version. Returns `None` when the file is truncated.
     pub(crate) fn read(&self, lba: u64, checksum: u32, metadata: &mut [u8]) -> Option<Kept> {
         let (_, bytes, len) = self.entry(lba)?;
         let found = table::find(bytes.get(..len)?, self.block(lba, checksum));
@@ -127,7 +126,8 @@ impl MetadataState {
         })
     }
 
-    /// Stores metadata of data that is to be written. Returns `None` when the file is lost.
+    /// Stores the metadata of a block whose data is about to be written. Returns `None` when the
+    /// file is truncated.
     pub(crate) fn write(&self, lba: u64, checksum: u32, metadata: &[u8]) -> Option<()> {
         let (at, bytes, len) = self.entry(lba)?;
         let entry = bytes.get(..len)?;
@@ -150,8 +150,9 @@ impl MetadataState {
         }
     }
 
-    /// Returns whether one of these blocks may have either the newest metadata or the previous
-    /// one. Before such a block is written, its data is read for [`MetadataState::settle`].
+    /// Returns whether any of these blocks may match either the newest or the previous version of
+    /// its metadata. Before such a block is overwritten, its data has to be read for
+    /// [`MetadataState::settle`].
     pub(crate) fn is_in_doubt(&self, slba: u64, blocks: u64) -> bool {
         let generation = self.generation.load(Ordering::Relaxed);
         (slba..).zip(0..blocks).any(|(lba, _)| {
@@ -161,7 +162,8 @@ impl MetadataState {
         })
     }
 
-    /// Settles the metadata of a block that is to be written, by the checksum of its data.
+    /// Decides by the `checksum` of a block's data which version of its metadata is valid, before
+    /// the block is overwritten.
     pub(crate) fn settle(&self, lba: u64, checksum: u32) {
         if let Some((at, bytes, len)) = self.entry(lba)
             && let Some(entry) = bytes.get(..len)
@@ -171,7 +173,7 @@ impl MetadataState {
         }
     }
 
-    /// Marks the write of a block as successful.
+    /// Records that a block's data was written, so that its newest metadata is valid.
     pub(crate) fn done(&self, lba: u64) {
         if let Some((at, bytes, len)) = self.entry(lba)
             && let Some(entry) = bytes.get(..len)
@@ -181,7 +183,7 @@ impl MetadataState {
         }
     }
 
-    /// Voids all metadata, as the data is erased, too.
+    /// Voids all metadata after the data was erased, by starting a new generation.
     pub(crate) fn forget(&self) {
         let next = table::next_generation(self.generation.load(Ordering::Relaxed));
         self.generation.store(next, Ordering::Relaxed);

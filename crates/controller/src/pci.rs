@@ -7,10 +7,11 @@
 use crate::survival::state::Pci;
 use nvme::pci::{command, status};
 
-/// Size of the configuration space in bytes: PCI Express, extended space included (and empty).
+/// Size of the configuration space in bytes: that of a PCI Express function, whose extended part is
+/// empty here.
 pub const CONFIG_SIZE: usize = 4096;
 
-/// Size of BAR0 in bytes: registers, one page of doorbells, the MSI-X table and the pending bit
+/// Size of BAR0 in bytes: registers, one page of doorbells, the MSI-X table, and the pending bit
 /// array.
 pub const BAR0_SIZE: u64 = 0x4000;
 /// Offset of the doorbell page in BAR0, in bytes ("NVMe over PCIe Transport 1.1", 3.1.2).
@@ -19,7 +20,7 @@ pub const DOORBELL_OFFSET: u64 = 0x1000;
 pub const DOORBELL_SIZE: u64 = 0x1000;
 /// Offset of the MSI-X table in BAR0, in bytes.
 pub const MSIX_TABLE_OFFSET: u64 = 0x2000;
-/// The BAR of the controller memory buffer (CMBLOC.BIR), all of which it takes.
+/// Index of the BAR that contains only the controller memory buffer (CMBLOC.BIR).
 pub const CMB_BAR: u8 = 2;
 /// Offset of the MSI-X pending bit array in BAR0, in bytes.
 pub const MSIX_PBA_OFFSET: u64 = 0x3000;
@@ -35,10 +36,10 @@ const MSIX_CAP: usize = 0x50;
 const PCIE_CAP: usize = 0x60;
 const MSIX_CONTROL: usize = MSIX_CAP + 2;
 const PCIE_DEVCTL: usize = PCIE_CAP + 8;
-/// "Initiate Function Level Reset", bit 15 of Device Control, as a bit of its upper byte.
+/// Initiate Function Level Reset: bit 15 of Device Control, as a bit of its upper byte.
 const DEVCTL_FLR_HIGH: u8 = 0x80;
 
-/// IDs of the function on the bus.
+/// PCI IDs of the controller's function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciIds {
     /// Vendor ID.
@@ -55,8 +56,8 @@ pub struct PciIds {
 
 impl Default for PciIds {
     fn default() -> Self {
-        // We have no vendor ID: 1234h is in common use for emulated devices without an own one.
-        // NVMe drivers match on the class code.
+        // The project has no vendor ID of its own. Emulated devices commonly use 1234h, and NVMe
+        // drivers match on the class code.
         PciIds {
             vendor: 0x1234,
             device: 0x4e56,
@@ -67,27 +68,28 @@ impl Default for PciIds {
     }
 }
 
-/// Effect of a configuration write on the controller.
+/// Effect of a configuration write on the controller, beyond the stored bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigEffect {
-    /// No effect beyond the stored bytes.
+    /// The controller does not have to act.
     None,
-    /// A function level reset was initiated.
+    /// The host has initiated a function level reset.
     FunctionLevelReset,
 }
 
-/// The configuration space.
+/// PCI configuration space of the controller's function.
 pub struct ConfigSpace {
     bytes: Box<[u8; CONFIG_SIZE]>,
     mask: Box<[u8; CONFIG_SIZE]>,
     pristine: Box<[u8; CONFIG_SIZE]>,
-    /// Memory Space Enable was set at some time since power-on or reset.
+    /// Whether Memory Space Enable was ever set since power-on or reset.
     memory_was_enabled: bool,
 }
 
 impl ConfigSpace {
-    /// Creates a function with `vectors` MSI-X vectors (1 to 2048), and a controller memory
-    /// buffer of `cmb_size` bytes, a power of two from 4096 on, if it has one.
+    /// Creates the configuration space of a function with `vectors` MSI-X vectors (1 to 2048).
+    /// `cmb_size` is the size of the controller memory buffer in bytes, a power of two from 4096;
+    /// `None` without such a buffer.
     pub fn new(ids: PciIds, vectors: u16, cmb_size: Option<u64>) -> Self {
         let mut space = ConfigSpace {
             bytes: Box::new([0; CONFIG_SIZE]),
@@ -97,7 +99,7 @@ impl ConfigSpace {
         };
         space.header(ids);
         if let Some(size) = cmb_size {
-            // 64-bit memory, prefetchable: reading it changes nothing.
+            // BAR2 is a 64-bit memory BAR, prefetchable because reads have no side effects.
             space.set32(BAR2, 0b1100, !(size as u32 - 1));
             space.set32(BAR2 + 4, 0, u32::MAX);
         }
@@ -108,8 +110,8 @@ impl ConfigSpace {
         space
     }
 
-    /// Bytes of a register, and which of their bits the host may write. All offsets are this
-    /// module's.
+    /// Sets the bytes of a register and the mask of bits that the host may write. `at` must be a
+    /// valid offset; all callers are in this module.
     fn set<const N: usize>(&mut self, at: usize, value: [u8; N], mask: [u8; N]) {
         for (i, (value, mask)) in value.into_iter().zip(mask).enumerate() {
             if let (Some(byte), Some(bits)) =
@@ -139,8 +141,8 @@ impl ConfigSpace {
     fn header(&mut self, ids: PciIds) {
         self.set16(0x00, ids.vendor, 0);
         self.set16(0x02, ids.device, 0);
-        // I/O space is not decoded; memory, bus master, parity, SERR and INTx disable are the
-        // host's.
+        // I/O space is not decoded. The host controls memory, bus master, parity, SERR and INTx
+        // disable.
         self.set16(COMMAND, 0, 0x0546);
         self.set16(STATUS, status::CAPABILITIES_LIST, 0);
         self.set8(0x08, ids.revision, 0);
@@ -184,8 +186,8 @@ impl ConfigSpace {
         self.set16(PCIE_CAP + 40, 0, 0x001f);
     }
 
-    /// Copies `data.len()` bytes from `offset`; bytes past the end read as all ones, as on a bus
-    /// where nothing answers.
+    /// Reads `data.len()` bytes at `offset`. Bytes past the end read as all ones, as on a PCI bus
+    /// without a responding device.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (i, byte) in data.iter_mut().enumerate() {
             let at = usize::try_from(offset).ok().and_then(|o| o.checked_add(i));
@@ -196,7 +198,8 @@ impl ConfigSpace {
         }
     }
 
-    /// Stores the writable bits of `data` at `offset`; bytes past the end are dropped.
+    /// Stores the writable bits of `data` at `offset`, and returns the effect on the controller.
+    /// Bytes past the end are ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> ConfigEffect {
         let mut effect = ConfigEffect::None;
         for (i, &byte) in data.iter().enumerate() {
@@ -215,7 +218,7 @@ impl ConfigSpace {
         effect
     }
 
-    /// Returns the bytes that the host can write.
+    /// Returns the bytes that the host can write, for the next process.
     pub(crate) fn save(&self) -> Pci {
         let written = (0..).zip(self.bytes.iter().zip(&self.mask[..]));
         let written = written.filter(|(_, (_, mask))| **mask != 0);
@@ -227,16 +230,16 @@ impl ConfigSpace {
         }
     }
 
-    /// Restores the bytes saved by [`ConfigSpace::save`], as far as the host may write them.
+    /// Restores the bytes saved by [`ConfigSpace::save`], within the host's write masks.
     pub(crate) fn restore(&mut self, saved: &Pci) {
         for &(at, byte) in &saved.bytes {
-            // The effect of the write took place before.
+            // The effect of this write occurred in the previous process.
             let _ = self.write(at.into(), &[byte]);
         }
         self.memory_was_enabled |= saved.memory_was_enabled;
     }
 
-    /// Restores the state after power-on.
+    /// Restores the power-on values.
     pub fn reset(&mut self) {
         self.bytes.copy_from_slice(&self.pristine[..]);
         self.memory_was_enabled = false;
@@ -246,49 +249,50 @@ impl ConfigSpace {
         u16::from_le_bytes([self.byte(COMMAND), self.byte(COMMAND + 1)])
     }
 
-    /// Returns whether the function is in D0. In D3hot it answers configuration accesses only,
-    /// and sends no messages ("PCI Bus Power Management Interface 1.2", 5.4.1).
+    /// Returns whether the function is in power state D0. In D3hot it answers only configuration
+    /// accesses, and sends no interrupt messages ("PCI Bus Power Management Interface 1.2", 5.4.1).
     fn is_awake(&self) -> bool {
         self.byte(PM_CONTROL) & 0x03 == 0
     }
 
-    /// Returns whether the function may reach the host's memory: Bus Master Enable, in D0.
+    /// Returns whether the function may access the host's memory: Bus Master Enable is set, in D0.
     pub fn is_bus_master(&self) -> bool {
         self.command() & command::BUS_MASTER != 0 && self.is_awake()
     }
 
-    /// Returns whether BAR0 answers: Memory Space Enable, in D0.
+    /// Returns whether BAR0 responds to accesses: Memory Space Enable is set, in D0.
     ///
-    /// For a client that has never set the bit since power-on or reset it answers, too. Accesses
-    /// come as messages that name the region, so that no address is decoded: there are userspace
-    /// drivers that set Bus Master Enable and Interrupt Disable and leave this bit alone (SPDK's
-    /// vfio-user initiator). A VMM has the bit set by its guest's firmware or driver before the
-    /// first access, and takes the BAR out of the guest's address space itself when it is cleared.
+    /// BAR0 also responds while the client has never set the bit since power-on or reset. Some
+    /// userspace drivers set Bus Master Enable and Interrupt Disable, but not Memory Space Enable
+    /// (SPDK's vfio-user initiator); their accesses are messages that name the region, so no
+    /// address is decoded. In a VM, firmware or driver sets the bit before the first access, and
+    /// the VMM itself unmaps the BAR when the bit is cleared.
     pub fn decodes_memory(&self) -> bool {
         let enabled = self.command() & command::MEMORY_SPACE != 0;
         (enabled || !self.memory_was_enabled) && self.is_awake()
     }
 
-    /// Returns whether the given bytes hold a part of the status register's Interrupt Status.
+    /// Returns whether these bytes include Interrupt Status of the PCI status register.
     pub fn covers_interrupt_status(offset: u64, len: usize) -> bool {
         let at = STATUS as u64;
         offset <= at && at - offset < len as u64
     }
 
-    /// Sets Interrupt Status, which is read only.
+    /// Sets Interrupt Status of the PCI status register, which the host cannot write.
     pub fn set_interrupt_status(&mut self, on: bool) {
         let bit = status::INTERRUPT as u8;
         let others = self.byte(STATUS) & !bit;
         self.set8(STATUS, others | if on { bit } else { 0 }, 0);
     }
 
-    /// Returns whether MSI-X Enable is set, and Function Mask is not.
+    /// Returns whether MSI-X interrupts may be sent: MSI-X Enable is set, and Function Mask is
+    /// clear.
     pub fn msix_enabled(&self) -> bool {
         self.byte(MSIX_CONTROL + 1) & 0xc0 == 0x80
     }
 
-    /// Returns whether INTx must not be asserted: Interrupt Disable, or another power state than
-    /// D0.
+    /// Returns whether INTx must not be asserted: Interrupt Disable is set, or the power state is
+    /// not D0.
     pub fn intx_disabled(&self) -> bool {
         self.command() & command::INTERRUPT_DISABLE != 0 || !self.is_awake()
     }

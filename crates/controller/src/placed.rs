@@ -1,9 +1,9 @@
-//! The placement of a namespace, and the table that stores it.
+//! Flexible Data Placement state of a namespace, and the table that stores it.
 //!
-//! The table is memory, of a file if the state is to outlast the process: a word is in the file
-//! when the store is done, without a system call. All workers of a controller change it. The
-//! table is never flushed: after a loss of power, the counts are as old as the kernel's last
-//! write-back.
+//! The table is in memory, mapped from a file if the state has to outlast the process. A store to
+//! the mapping needs no system call, and survives a crash of the process. All workers of a
+//! controller write the table. It is never flushed: after a loss of power, the counts are those of
+//! the kernel's last write-back.
 
 use dma::{MapError, MemoryError, Rows, SharedPages};
 use nvme::log::FdpEventType;
@@ -13,23 +13,23 @@ use volume::Volume;
 
 const _: () = assert!(table::ROW == dma::ROW);
 
-/// The placement of a namespace.
+/// Flexible Data Placement state of a namespace.
 #[derive(Debug)]
 pub struct PlacementState {
     placement: Placement<PlacementTable>,
 }
 
-/// Storage of a placement's state.
+/// Table of a namespace's data placement state, in memory or in a mapped file.
 #[derive(Debug)]
 pub struct PlacementTable {
     rows: Rows,
-    /// The file that holds the table's lock.
+    /// File that holds the lock on the table, kept open for the lock.
     _file: Option<Arc<dyn Volume>>,
 }
 
 impl PlacementTable {
-    /// Opens a table ([`table::encode`]) in these pages; `file` is their file, if it has a lock.
-    /// Returns `None` when the pages are fewer than the handles need.
+    /// Opens a table ([`table::encode`]) in these pages. `file` is the file that they are mapped
+    /// from, if it holds a lock. Returns `None` when there are fewer pages than the handles need.
     pub fn new(pages: &SharedPages, handles: u16, file: Option<Arc<dyn Volume>>) -> Option<Self> {
         let rows = Rows::new(pages, 0, table::rows(handles))?;
         Some(Self { rows, _file: file })
@@ -42,13 +42,13 @@ impl Words for PlacementTable {
     }
 }
 
-/// Reason why a placement cannot be created.
+/// Reason why the data placement state cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PlacementError {
-    /// The geometry is invalid.
+    /// The placement geometry is invalid.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
-    /// There is no memory for the table.
+    /// The table's memory cannot be mapped.
     #[error("the table of placement handles: {0}")]
     Memory(MapError),
     /// The table's memory cannot be written.
@@ -63,19 +63,19 @@ impl From<MapError> for PlacementError {
 }
 
 impl PlacementState {
-    /// Opens the placement in this table.
+    /// Opens the data placement state that `table` contains.
     ///
     /// # Errors
-    /// [`PlacementError::Geometry`].
+    /// [`PlacementError::Geometry`] when the geometry is invalid.
     pub fn new(geometry: Geometry, table: PlacementTable) -> Result<Self, PlacementError> {
         let placement = Placement::new(geometry, table)?;
         Ok(Self { placement })
     }
 
-    /// Creates a placement that ends with the process.
+    /// Creates data placement state in anonymous memory, which does not outlast the process.
     ///
     /// # Errors
-    /// [`PlacementError`].
+    /// [`PlacementError`] when the geometry is invalid, or the memory cannot be mapped or written.
     pub fn in_memory(geometry: Geometry) -> Result<Self, PlacementError> {
         geometry.check()?;
         let pages = SharedPages::named("vnvme-fdp", table::len(geometry.handles).max(4096))?;
@@ -92,7 +92,8 @@ impl PlacementState {
         &self.placement
     }
 
-    /// Reports an event, which the handle may have to record.
+    /// Records a data placement event, if the host has enabled recording of this event type for the
+    /// placement handle.
     #[cold]
     pub(crate) fn happened(&self, ty: FdpEventType, nsid: u32, handle: u16, identifier: u16) {
         if self.placement.recorded(handle).contains(ty) {

@@ -1,39 +1,39 @@
-//! Counters, each written by the one thread that owns the counted object, and read by any thread
-//! without stopping the writer.
+//! Counters of controllers, queues and workers. One thread, the owner of the counted object, writes
+//! each counter; any thread may read it without stopping the writer.
 
 pub use probes::Counter;
 use probes::{Histogram, IoKind, IoRecord, Summary};
 use std::sync::{Arc, OnceLock};
 
-/// Counters of one queue pair: index 0 is the admin queue.
+/// Counters of one queue pair.
 ///
-/// Counters move with their queue from worker to worker. No two queues share a cache line, as
-/// they may be used on two cores.
+/// Counters migrate with their queue from worker to worker. Each set has cache lines of its own,
+/// because two queues may be used on two cores.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueStats {
-    /// Commands fetched.
+    /// Commands fetched from the queue pair's submission queue.
     pub commands: Counter,
-    /// Completions posted.
+    /// Completions posted to the completion queue.
     pub completions: Counter,
-    /// Doorbells that arrived as register writes: an exit and a message each. Counted by the
-    /// controller's own worker.
+    /// Doorbell writes that arrived as register accesses, each of which costs a VM exit and a
+    /// message. The controller's own worker counts them.
     pub mmio_doorbells: Counter,
-    /// Times that a new submission queue tail was found in memory.
+    /// Times that a new submission queue tail was found in memory, without a register access.
     pub shadow_doorbells: Counter,
-    /// Times that EventIdx was armed before going to sleep.
+    /// Times that EventIdx was armed before the worker slept.
     pub arms: Counter,
-    /// Interrupts sent for the queue's completions.
+    /// Interrupts sent for completions of the queue.
     pub interrupts: Counter,
-    /// Number of the worker that the queue lives on. Set by the controller's own worker.
+    /// Index of the worker that serves the queue. Set by the controller's own worker.
     pub worker: Counter,
-    /// Created when the first interrupt is sent: most queues never send any.
+    /// Allocated when the first interrupt is sent, because most queues never send one.
     interrupt_cycles: OnceLock<Box<Histogram>>,
 }
 
 impl QueueStats {
-    /// Returns the histogram of cycles ([`probes::cycles`]) to send an interrupt, system call
-    /// included. Only the owner records.
+    /// Returns the histogram of processor cycles ([`probes::cycles`]) spent on sending an
+    /// interrupt, including the system call. Only the queue's worker records into it.
     pub fn interrupt_cycles(&self) -> &Histogram {
         self.interrupt_cycles.get_or_init(Box::default)
     }
@@ -45,20 +45,20 @@ impl QueueStats {
     }
 }
 
-/// Counters of one worker's I/O for a controller.
+/// I/O counters of one worker for one controller.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct IoStats {
     /// Nanoseconds in which at least one I/O command was outstanding on this worker.
     pub busy_ns: Counter,
-    /// Records by namespace; the record of NSID 0 has commands for namespaces that the controller
-    /// does not have.
+    /// Linked list of records by namespace. The record of NSID 0 counts commands for namespaces
+    /// that the controller does not have.
     namespaces: OnceLock<Box<NamespaceRecord>>,
 }
 
-/// Node of a list of namespace records. The list only grows, so that it is read without a lock. A
-/// detached namespace keeps its record, and uses it again when it is reattached; there are no
-/// more records than valid NSIDs.
+/// Node of a linked list of namespace records. Nodes are only added, so that the list can be read
+/// without a lock. A detached namespace keeps its record and reuses it when it is reattached, so
+/// there are no more records than valid NSIDs.
 #[derive(Debug)]
 struct NamespaceRecord {
     nsid: u32,
@@ -67,7 +67,7 @@ struct NamespaceRecord {
 }
 
 impl IoStats {
-    /// Returns the record of a namespace, which is created at the first call.
+    /// Returns the record of a namespace. The first call for a namespace creates it.
     pub fn namespace(&self, nsid: u32) -> Arc<IoRecord> {
         let mut place = &self.namespaces;
         loop {
@@ -85,7 +85,7 @@ impl IoStats {
         }
     }
 
-    /// Returns all records, with their NSIDs.
+    /// Returns the records of this worker, with their NSIDs.
     pub fn namespaces(&self) -> impl Iterator<Item = (u32, &IoRecord)> {
         let first = self.namespaces.get();
         let all = std::iter::successors(first, |entry| entry.next.get());
@@ -93,50 +93,51 @@ impl IoStats {
     }
 }
 
-/// I/O counters of a controller from processes that have ended.
+/// I/O counters of a controller from earlier processes, which have ended.
 #[derive(Debug, Default)]
 pub struct EarlierIo {
-    /// Read commands.
+    /// Completed read commands.
     pub reads: Counter,
-    /// Write commands.
+    /// Completed write commands.
     pub writes: Counter,
-    /// Bytes read by the host.
+    /// Bytes that the host has read.
     pub bytes_read: Counter,
-    /// Bytes written by the host.
+    /// Bytes that the host has written.
     pub bytes_written: Counter,
-    /// Nanoseconds in which a command was outstanding.
+    /// Nanoseconds in which at least one I/O command was outstanding.
     pub busy_ns: Counter,
 }
 
-/// Counters of a controller since its creation: SMART's counters and more ("NVMe Base 2.1",
-/// 5.1.12.1.3).
+/// Counters of a controller since its creation: those of the SMART / Health Information log page
+/// ("NVMe Base 2.1", 5.1.12.1.3), and others.
 #[derive(Debug, Default)]
 pub struct ControllerStats {
-    /// Commands that ended with a media and data integrity error.
+    /// Commands that completed with a Media and Data Integrity error.
     pub media_errors: Counter,
-    /// Entries ever made in the error log.
+    /// Entries ever added to the error log.
     pub error_log_entries: Counter,
-    /// Times that the controller was powered on, i.e. a VMM attached.
+    /// Times that the controller was powered on: a VMM attached.
     pub power_cycles: Counter,
-    /// Times that power was lost, or the controller was reset or the VMM disconnected, without a
-    /// shutdown notification.
+    /// Times that the controller lost power, was reset, or lost its VMM without a shutdown
+    /// notification.
     pub unsafe_shutdowns: Counter,
-    /// 1 while a client is attached, else 0. Set by the server of its socket.
+    /// 1 while a client is attached, otherwise 0. Set by the server of the controller's socket.
     pub connected: Counter,
-    /// Controller-level resets.
+    /// Controller-level resets of the controller.
     pub resets: Counter,
-    /// Migrations of queues from one worker to another.
+    /// Migrations of queues between workers.
     pub migrations: Counter,
-    /// Counters of earlier processes, as far as SMART reports them.
+    /// I/O counters of earlier processes that SMART data includes.
     pub before: EarlierIo,
-    /// Per queue pair, admin first.
+    /// Counters by queue ID; index 0 is the admin queue.
     pub queues: Vec<QueueStats>,
-    /// Per worker, the controller's own first.
+    /// I/O counters by worker; index 0 is the controller's own worker.
     pub shares: Vec<Arc<IoStats>>,
 }
 
 impl ControllerStats {
-    /// Counters for the admin queue and `io_queues` more, which may live on `workers` workers.
+    /// Creates counters for the admin queue and `io_queues` I/O queues, which up to `workers`
+    /// workers serve.
     pub fn new(io_queues: u16, workers: u16) -> Self {
         ControllerStats {
             queues: (0..=io_queues).map(|_| QueueStats::default()).collect(),
@@ -145,8 +146,8 @@ impl ControllerStats {
         }
     }
 
-    /// Returns the records of all namespaces that have one, of each worker; the records of a
-    /// namespace have to be added up.
+    /// Returns the namespace records of all workers. Records with the same NSID have to be added
+    /// up.
     pub fn namespaces(&self) -> impl Iterator<Item = (u32, &IoRecord)> {
         self.shares.iter().flat_map(|share| share.namespaces())
     }
@@ -168,20 +169,20 @@ impl ControllerStats {
             .wrapping_add(self.before.writes.get())
     }
 
-    /// Bytes read by the host.
+    /// Returns the number of bytes read by the host, including earlier processes.
     pub fn bytes_read(&self) -> u64 {
         self.sum(IoRecord::bytes_read)
             .wrapping_add(self.before.bytes_read.get())
     }
 
-    /// Bytes written by the host.
+    /// Returns the number of bytes written by the host, including earlier processes.
     pub fn bytes_written(&self) -> u64 {
         self.sum(IoRecord::bytes_written)
             .wrapping_add(self.before.bytes_written.get())
     }
 
-    /// Returns the nanoseconds in which at least one I/O command was outstanding: those of the
-    /// busiest worker, because the overlap of workers is not known.
+    /// Returns the nanoseconds in which at least one I/O command was outstanding. The value is that
+    /// of the busiest worker, because it is unknown how the workers' busy times overlap.
     pub fn busy_ns(&self) -> u64 {
         let all = self.shares.iter().map(|share| share.busy_ns.get());
         let before = self.before.busy_ns.get();

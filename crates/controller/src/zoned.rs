@@ -1,18 +1,17 @@
-//! The zones of a namespace, and the table that stores them.
+//! Zones of a namespace, and the table that stores them.
 //!
-//! All workers of a controller share the zones, and so do all controllers of a subsystem that
-//! have the namespace. A lock is held while a command is checked, recorded and counted, never
-//! while a volume or guest memory is waited for. Reads take it only if a zone has become offline.
+//! All workers of a controller share the zones, and so do all controllers of a subsystem that have
+//! the namespace. A lock is held while a command is checked, recorded and counted, but never during
+//! a wait for a volume or guest memory. Reads take the lock only if any zone is offline.
 //!
-//! Zones belong to the namespace, not to a controller: changes by one controller apply to all at
-//! once, and a controller that is added, reset or removed leaves the zones as they are. Only the
-//! first controller, where none is running, finds no zone open.
+//! Zones belong to the namespace, not to a controller. Changes by one controller apply to all at
+//! once, and adding, resetting or removing a controller leaves the zones as they are. Only when a
+//! controller starts and no other one runs are open zones closed.
 //!
-//! The table is memory of a file that other processes may map, too: a word is in the file when
-//! the store is done, without a system call, and the next process finds it there after a crash at
-//! any point. A loss of power is different: a host's request for durability (Flush, Force Unit
-//! Access, a zone's change) waits for the table's file, too, which is opened as a volume for that
-//! purpose.
+//! The table is memory of a mapped file. A store to the mapping needs no system call, and the next
+//! process finds it after a crash at any point. To survive a loss of power, the file has to be
+//! flushed: it is also opened as a volume, and commands that require durability (Flush, Force Unit
+//! Access, a change of zone state) wait for a flush of it.
 
 use dma::{Row, Rows, SharedPages};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -21,25 +20,26 @@ use sync::Unpoisoned;
 use volume::Volume;
 use zones::{Geometry, State, Zones, table};
 
-/// Words of a row.
+/// Number of 64-bit words in a row of the table.
 const WORDS: usize = table::HEADER / table::WORD;
 const _: () = assert!(WORDS == 8 && table::HEADER == dma::ROW);
 
-/// The zones of a namespace.
+/// Zones of a namespace, shared by all workers and controllers.
 #[derive(Debug)]
 pub struct ZonedState {
     geometry: Geometry,
     zones: Mutex<Zones>,
     table: Option<ZoneTable>,
-    /// Number of writes in flight on each zone, of all workers. It grows only under the lock.
+    /// Number of write commands outstanding on each zone, over all workers. Counters are increased
+    /// only under the lock of the zones.
     writes: Box<[AtomicU32]>,
-    /// A zone is offline, permanently.
+    /// Whether any zone is offline; such zones stay offline.
     offline: AtomicBool,
-    /// Number of engines that have the namespace. Changes under the lock of the zones.
+    /// Number of engines that have the namespace. Changes only under the lock of the zones.
     users: AtomicUsize,
 }
 
-/// Counts an engine as a user of the zones until this is dropped.
+/// Guard that counts an engine as a user of the zones until it is dropped.
 #[derive(Debug)]
 pub(crate) struct ZonesInUse(Arc<ZonedState>);
 
@@ -60,7 +60,7 @@ impl Drop for ZonesInUse {
     }
 }
 
-/// Storage by which the state of zones outlasts the process.
+/// Table in a mapped file by which the state of zones outlasts the process.
 #[derive(Clone, Debug)]
 pub struct ZoneTable {
     pages: SharedPages,
@@ -69,8 +69,9 @@ pub struct ZoneTable {
 }
 
 impl ZoneTable {
-    /// Opens a table ([`table::encode`]) in these pages; flushes of `volume`, which is their
-    /// file, make stores durable. Returns `None` when the pages are fewer than the zones need.
+    /// Opens a table ([`table::encode`]) in these pages. Flushes of `volume`, the file that they
+    /// are mapped from, make stores durable. Returns `None` when there are fewer pages than the
+    /// zones need.
     pub fn new(pages: SharedPages, zones: u32, volume: Arc<dyn Volume>) -> Option<Self> {
         let rows = 1 + (zones as usize).div_ceil(WORDS);
         let rows = Rows::new(&pages, 0, rows)?;
@@ -81,7 +82,7 @@ impl ZoneTable {
         })
     }
 
-    /// Returns the file.
+    /// Returns the table's file as a volume, to be flushed for durability.
     pub fn volume(&self) -> &Arc<dyn Volume> {
         &self.volume
     }
@@ -94,14 +95,14 @@ impl ZoneTable {
         }
     }
 
-    /// Returns whether another process has truncated the file, so that stores are lost.
+    /// Returns whether another process has truncated the table's file, so that stores are lost.
     pub(crate) fn is_lost(&self) -> bool {
         self.pages.memory().is_poisoned()
     }
 }
 
 impl ZonedState {
-    /// Creates the state from these zones, stored in that table, which contains them already.
+    /// Creates the state of these zones. `table`, if any, stores them and already contains them.
     pub fn new(zones: Zones, table: Option<ZoneTable>) -> Self {
         let geometry = *zones.geometry();
         let all = 0..geometry.zones;
@@ -121,13 +122,13 @@ impl ZonedState {
         &self.geometry
     }
 
-    /// Locks the zones. A change of them is stored by [`ZonedState::keep`] before a volume gets
-    /// the command.
+    /// Locks the zones. The caller stores changes with [`ZonedState::keep`] before it passes the
+    /// command to a volume.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Zones> {
         self.zones.lock().unpoisoned()
     }
 
-    /// Stores changed zones in the table.
+    /// Stores the zones that have changed in the table, if there is one.
     pub(crate) fn keep(&self, zones: &mut Zones) {
         let changed: Vec<u32> = zones.take_changed().collect();
         for number in changed {
@@ -143,38 +144,40 @@ impl ZonedState {
         }
     }
 
-    /// Returns whether there are zones that cannot be read.
+    /// Returns whether any zone is offline, so that it cannot be read.
     pub(crate) fn any_offline(&self) -> bool {
         self.offline.load(Ordering::Acquire)
     }
 
-    /// Begins a write of the zone, which was checked under this lock.
+    /// Counts a write command that begins on the zone. `_` proves that the lock under which the
+    /// command was checked is still held.
     pub(crate) fn begin_write(&self, _: &mut Zones, zone: u32) {
         if let Some(writes) = self.writes.get(zone as usize) {
             writes.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Ends a write of the zone, after its record was removed.
+    /// Ends the count of a write command on the zone, after the command's record was removed.
     pub(crate) fn end_write(&self, zone: u32) {
         if let Some(writes) = self.writes.get(zone as usize) {
             writes.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Returns whether writes of the zone are in flight. While it is being reset, no new ones
-    /// begin, except those that a process starts with.
+    /// Returns whether write commands are outstanding on the zone. While the zone is being reset no
+    /// new ones begin, except those that a process starts with.
     pub(crate) fn is_written_to(&self, zone: u32) -> bool {
         let writes = self.writes.get(zone as usize);
         writes.is_some_and(|writes| writes.load(Ordering::Acquire) > 0)
     }
 
-    /// Returns the table that stores the zones.
+    /// Returns the table that stores the zones, if there is one.
     pub(crate) fn table(&self) -> Option<&ZoneTable> {
         self.table.as_ref()
     }
 
-    /// Begins use by a controller. Where no other controller uses the zones, none stays open.
+    /// Prepares the zones for a controller that starts. If no engine uses the zones, open zones are
+    /// closed as after a loss of power.
     pub(crate) fn begin(&self) {
         let mut zones = self.lock();
         if self.users.load(Ordering::Relaxed) > 0 {
@@ -184,13 +187,13 @@ impl ZonedState {
         self.keep(&mut zones);
     }
 
-    /// Cancels resets of zones. The table has no word of resets in progress.
+    /// Cancels resets of zones in progress. The table does not record such resets.
     pub(crate) fn cancel_resets(&self, resets: impl Iterator<Item = u32>) {
         let mut zones = self.lock();
         resets.for_each(|zone| zones.cancel_reset(zone));
     }
 
-    /// Empties all zones.
+    /// Makes all zones empty, except those that cannot be reset.
     pub(crate) fn empty(&self) {
         let mut zones = self.lock();
         for number in zones.resettable().unwrap_or_default() {

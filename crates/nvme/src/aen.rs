@@ -14,39 +14,39 @@ pub struct AsyncEvent {
     pub aet: EventType,
     #[bits(5)]
     __: u8,
-    /// Asynchronous Event Information: an [`ErrorEvent`], [`SmartEvent`], [`Notice`] ..., depending
-    /// on the type.
+    /// Asynchronous Event Information, for example an [`ErrorEvent`], [`SmartEvent`] or [`Notice`],
+    /// depending on the type.
     pub aei: u8,
-    /// Log page to read, which clears the event.
+    /// Log page that the host reads to clear the event.
     #[bits(8)]
     pub lid: Lid,
     __: u8,
 }
 
 impl AsyncEvent {
-    /// An event of the error type, to be read in the Error Information log.
+    /// Creates an error event, which the host reads in the Error Information log.
     pub const fn error(event: ErrorEvent) -> Self {
         Self::of(EventType::ERROR, event.0, Lid::ERROR_INFORMATION)
     }
 
-    /// An event of the health type, to be read in the SMART log.
+    /// Creates a health event, which the host reads in the SMART / Health Information log.
     pub const fn smart(event: SmartEvent) -> Self {
         Self::of(EventType::SMART, event.0, Lid::SMART)
     }
 
-    /// A notice, to be read in the log page given.
+    /// Creates a notice, which the host reads in log page `lid`.
     pub const fn notice(notice: Notice, lid: Lid) -> Self {
         Self::of(EventType::NOTICE, notice.0, lid)
     }
 
-    /// An event from its three parts.
+    /// Creates an event from its type, information and log page.
     pub const fn of(aet: EventType, aei: u8, lid: Lid) -> Self {
         Self::new().with_aet(aet).with_aei(aei).with_lid(lid)
     }
 }
 
 open_values! {
-    /// Asynchronous Event Type (3 bits).
+    /// Type of an asynchronous event (3 bits).
     pub EventType: u8 {
         ERROR = 0, "Error event";
         SMART = 1, "SMART / Health status event";
@@ -59,7 +59,7 @@ open_values! {
 }
 
 open_values! {
-    /// Information of an error event (NVMe Base 2.1, 5.1.2.1).
+    /// Asynchronous Event Information of an error event (NVMe Base 2.1, 5.1.2.1).
     pub ErrorEvent: u8 {
         INVALID_DOORBELL_REGISTER = 0, "Write to Invalid Doorbell Register";
         INVALID_DOORBELL_VALUE = 1, "Invalid Doorbell Write Value";
@@ -71,7 +71,7 @@ open_values! {
 }
 
 open_values! {
-    /// Information of a health event (NVMe Base 2.1, 5.1.2.1).
+    /// Asynchronous Event Information of a health event (NVMe Base 2.1, 5.1.2.1).
     pub SmartEvent: u8 {
         RELIABILITY = 0, "NVM subsystem Reliability";
         TEMPERATURE_THRESHOLD = 1, "Temperature Threshold";
@@ -80,7 +80,7 @@ open_values! {
 }
 
 open_values! {
-    /// Information of a notice (NVMe Base 2.1, 5.1.2.1).
+    /// Asynchronous Event Information of a notice (NVMe Base 2.1, 5.1.2.1).
     pub Notice: u8 {
         NAMESPACE_ATTRIBUTE_CHANGED = 0x00, "Attached Namespace Attribute Changed";
         FIRMWARE_ACTIVATION_STARTING = 0x01, "Firmware Activation Starting";
@@ -98,7 +98,7 @@ open_values! {
 }
 
 open_values! {
-    /// Information of an immediate event (NVMe Base 2.1, 5.1.2.1).
+    /// Asynchronous Event Information of an immediate event (NVMe Base 2.1, 5.1.2.1).
     pub ImmediateEvent: u8 {
         NORMAL_SUBSYSTEM_SHUTDOWN = 0, "Normal NVM Subsystem Shutdown";
         TEMPERATURE_HYSTERESIS_RECOVERY = 1, "Temperature Threshold Hysteresis Recovery";
@@ -106,8 +106,8 @@ open_values! {
 }
 
 open_values! {
-    /// Information of an I/O command specific event of the NVM command set
-    /// (NVMe Base 2.1, 5.1.2.1).
+    /// Asynchronous Event Information of an I/O command specific event of the NVM command set (NVMe
+    /// Base 2.1, 5.1.2.1).
     pub IoCommandEvent: u8 {
         RESERVATION_LOG_AVAILABLE = 0, "Reservation Log Page Available";
         SANITIZE_COMPLETED = 1, "Sanitize Operation Completed";

@@ -1,6 +1,6 @@
-//! Completion queue entry: NVMe Base 2.1, 4.2.1.
+//! Completion queue entry (NVMe Base 2.1, 4.2.1).
 //!
-//! A controller makes one, a driver takes it apart:
+//! Controllers create completions and drivers parse them:
 //!
 //! ```
 //! use nvme::{Completion, Status};
@@ -40,15 +40,15 @@ use crate::macros::wire_layout;
 )]
 #[repr(C)]
 pub struct Completion {
-    /// Dword 0: result, meaning depends on the command.
+    /// Dword 0: result of the command, whose meaning depends on the command.
     pub dw0: U32,
-    /// Dword 1: result, meaning depends on the command.
+    /// Dword 1: result of the command, whose meaning depends on the command.
     pub dw1: U32,
-    /// SQ Head Pointer, as it was when the entry was made.
+    /// SQ Head Pointer at the time when the entry was created.
     pub sqhd: U16,
-    /// SQ Identifier.
+    /// Identifier of the submission queue.
     pub sqid: U16,
-    /// Command Identifier.
+    /// Identifier of the completed command.
     pub cid: U16,
     /// Phase Tag in bit 0, status in bits 15:1; see [`Completion::status`]
     /// and [`Completion::phase`].
@@ -58,40 +58,40 @@ pub struct Completion {
 wire_layout!(Completion, 16, dw0 @ 0, dw1 @ 4, sqhd @ 8, sqid @ 10, cid @ 12, status_phase @ 14);
 
 impl Completion {
-    /// log2 of the entry's size, for CC.IOCQES and Identify's CQES.
+    /// Size of an entry as a power of two, for CC.IOCQES and the CQES field of Identify.
     pub const SIZE_LOG2: u8 = 4;
 
-    /// Status without the phase tag.
+    /// Returns the status without the phase tag.
     #[inline]
     pub const fn status(&self) -> Status {
         Status::from_bits(self.status_phase.get() >> 1)
     }
 
-    /// Sets the status, keeps the phase tag.
+    /// Sets the status and keeps the phase tag.
     #[inline]
     pub const fn set_status(&mut self, status: Status) {
         self.status_phase = Self::pack_status(status, self.phase());
     }
 
-    /// Phase Tag.
+    /// Returns the phase tag.
     #[inline]
     pub const fn phase(&self) -> bool {
         self.status_phase.get() & 1 != 0
     }
 
-    /// Sets the phase tag, keeps the status.
+    /// Sets the phase tag and keeps the status.
     #[inline]
     pub const fn set_phase(&mut self, phase: bool) {
         self.status_phase = U16::new((self.status_phase.get() & !1) | phase as u16);
     }
 
-    /// The last word of an entry from its two parts.
+    /// Combines status and phase tag to the last 16-bit word of an entry.
     #[inline]
     pub const fn pack_status(status: Status, phase: bool) -> U16 {
         U16::new((status.into_bits() << 1) | phase as u16)
     }
 
-    /// Returns both result dwords as one number, `dw0` low.
+    /// Returns both result dwords as one number, with `dw0` in the lower half.
     #[inline]
     pub const fn result64(&self) -> u64 {
         (self.dw1.get() as u64) << 32 | self.dw0.get() as u64

@@ -1,7 +1,7 @@
-//! Fabrics commands and their data: NVMe Base 2.1, 6.
+//! Fabrics commands and their data (NVMe Base 2.1, 6).
 //!
-//! All of them have the opcode [`AdminOpcode::FABRICS`](crate::AdminOpcode::FABRICS), on every
-//! queue. Their type (FCTYPE, in the first byte of the NSID field) distinguishes them:
+//! All of them have the opcode [`AdminOpcode::FABRICS`](crate::AdminOpcode::FABRICS), on any queue.
+//! The command type (FCTYPE, the first byte of the NSID field) distinguishes them:
 //!
 //! ```
 //! use nvme::fabrics::{self, Connect, Fctype};
@@ -23,13 +23,14 @@ use crate::sgl::SglDescriptor;
 use crate::status::StatusCodeType;
 use crate::{Completion, Status};
 
-/// The name of the discovery subsystem (NVMe Base 2.1, 4.7).
+/// NQN of the discovery subsystem (NVMe Base 2.1, 4.7).
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// CNTLID of a Connect by which the subsystem chooses a controller (dynamic controller model).
+/// CNTLID of a Connect command that lets the subsystem choose a controller (dynamic controller
+/// model).
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
-/// SQHD of the answer to Connect without flow control of the submission queue.
+/// SQHD of the response to Connect when submission queue flow control is disabled.
 pub const SQHD_NO_FLOW_CONTROL: u16 = 0xffff;
-/// Bytes of Connect's data.
+/// Size of the data of Connect in bytes.
 pub const CONNECT_DATA_LEN: u32 = 1024;
 
 open_values! {
@@ -45,7 +46,7 @@ open_values! {
     }
 }
 
-/// The type of a fabrics command; `None` of any other.
+/// Returns the Fabrics Command Type; `None` for a command that is no Fabrics command.
 pub const fn fctype(command: &Command) -> Option<Fctype> {
     match command.admin_opcode() {
         AdminOpcode::FABRICS => Some(Fctype(command.nsid.get() as u8)),
@@ -53,15 +54,16 @@ pub const fn fctype(command: &Command) -> Option<Fctype> {
     }
 }
 
-/// A fabrics command with everything else zero. Its data pointer is an SGL.
+/// Creates a Fabrics command of this type in which all other fields are zero. The data pointer is
+/// an SGL.
 fn command(fctype: Fctype, cid: u16) -> Command {
     let mut command = Command::new(AdminOpcode::FABRICS.0, cid, fctype.0.into());
     command.set_sgl(SglDescriptor::default());
     command
 }
 
-/// Status codes of fabrics commands. The same numbers mean something else for commands of the NVM
-/// command set, and so does [`Status::name`].
+/// Status codes of Fabrics commands. The NVM command set and [`Status::name`] use the same numbers
+/// for other errors.
 pub mod status {
     use super::{Status, StatusCodeType};
 
@@ -69,25 +71,25 @@ pub mod status {
         Status::code(StatusCodeType::COMMAND_SPECIFIC, sc)
     }
 
-    /// Connect Incompatible Format: this record format (RECFMT) is not supported.
+    /// Connect Incompatible Format: the record format (RECFMT) is not supported.
     pub const CONNECT_INCOMPATIBLE_FORMAT: Status = code(0x80);
-    /// Connect Controller Busy: an association exists already.
+    /// Connect Controller Busy: the controller already has an association.
     pub const CONNECT_CONTROLLER_BUSY: Status = code(0x81);
-    /// Connect Invalid Parameters; the answer has the parameter's location
+    /// Connect Invalid Parameters. The response contains the parameter's location
     /// ([`super::InvalidParameter`]).
     pub const CONNECT_INVALID_PARAMETERS: Status = code(0x82);
-    /// Connect Restart Discovery.
+    /// Connect Restart Discovery: the host has to read the Discovery log page again.
     pub const CONNECT_RESTART_DISCOVERY: Status = code(0x83);
-    /// Connect Invalid Host: this host may not connect.
+    /// Connect Invalid Host: the host is not allowed to connect.
     pub const CONNECT_INVALID_HOST: Status = code(0x84);
-    /// Invalid Queue Type: Disconnect on the Admin queue.
+    /// Invalid Queue Type: Disconnect was sent on the Admin queue.
     pub const INVALID_QUEUE_TYPE: Status = code(0x85);
-    /// Discover Restart: the log page has changed while it was read.
+    /// Discover Restart: the log page has changed while the host was reading it.
     pub const DISCOVER_RESTART: Status = code(0x90);
-    /// Authentication Required.
+    /// Authentication Required: the host has to authenticate before other commands.
     pub const AUTHENTICATION_REQUIRED: Status = code(0x91);
 
-    /// Returns the standard's name of a fabrics command's status, or else [`Status::name`].
+    /// Returns the standard's name for the status of a Fabrics command, otherwise [`Status::name`].
     pub const fn name(status: Status) -> Option<&'static str> {
         match (status.sct(), status.sc()) {
             (StatusCodeType::COMMAND_SPECIFIC, 0x80) => Some("Connect Incompatible Format"),
@@ -118,24 +120,24 @@ pub struct Cattr {
     __: u8,
 }
 
-/// Every argument of Connect (NVMe Base 2.1, 6.3), which creates a queue pair; its data is
-/// [`ConnectData`].
+/// Arguments of Connect (NVMe Base 2.1, 6.3), which creates a queue pair. The data of the command
+/// is [`ConnectData`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connect {
-    /// Record Format: 0.
+    /// Record Format, 0.
     pub recfmt: u16,
-    /// Queue Identifier, 0 for the Admin queue.
+    /// Queue Identifier; 0 for the Admin queue.
     pub qid: u16,
     /// Submission Queue Size in entries, zero-based.
     pub sqsize_z: u16,
     /// Connect Attributes.
     pub cattr: Cattr,
-    /// Keep Alive Timeout in milliseconds, 0 for none; of the Admin queue only.
+    /// Keep Alive Timeout in milliseconds; 0 for none. Only used for the Admin queue.
     pub kato: u32,
 }
 
 impl Connect {
-    /// The command. Its sender describes its data.
+    /// Creates the command. The caller adds the descriptor of its data.
     pub fn command(&self, cid: u16) -> Command {
         let mut command = command(Fctype::CONNECT, cid);
         command.cdw10 = (u32::from(self.recfmt) | u32::from(self.qid) << 16).into();
@@ -145,7 +147,7 @@ impl Connect {
         command
     }
 
-    /// The arguments in a command's dwords.
+    /// Returns the arguments from a command's dwords.
     pub const fn from_command(command: &Command) -> Self {
         let (cdw10, cdw11) = (command.cdw10.get(), command.cdw11.get());
         Self {
@@ -158,13 +160,13 @@ impl Connect {
     }
 }
 
-/// Connect's data, 1024 bytes (NVMe Base 2.1, 6.3, figure 546).
+/// Data of Connect, 1024 bytes (NVMe Base 2.1, 6.3, figure 546).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ConnectData {
     /// Host Identifier.
     pub hostid: [u8; 16],
-    /// Controller ID; [`CNTLID_DYNAMIC`] for the subsystem's choice.
+    /// Controller ID; [`CNTLID_DYNAMIC`] lets the subsystem choose.
     pub cntlid: U16,
     #[doc(hidden)]
     pub reserved18: [u8; 238],
@@ -179,7 +181,7 @@ pub struct ConnectData {
 wire_layout!(ConnectData, 1024, hostid @ 0, cntlid @ 16, subnqn @ 256, hostnqn @ 512);
 zeroed_default!(ConnectData);
 
-/// Dword 0 of the answer to a Connect that succeeded.
+/// Dword 0 of the response to a successful Connect.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Connected {
@@ -187,7 +189,7 @@ pub struct Connected {
     pub cntlid: u16,
     #[bits(1)]
     __: u8,
-    /// Authentication Transaction Required: nothing but authentication is allowed before.
+    /// Authentication Transaction Required: only authentication is allowed before it has succeeded.
     pub atr: bool,
     /// Authentication and Secure Channel Required.
     pub ascr: bool,
@@ -195,33 +197,34 @@ pub struct Connected {
     __: u16,
 }
 
-/// Dword 0 of the answer to a Connect that failed with Connect Invalid Parameters.
+/// Dword 0 of the response to a Connect that failed with Connect Invalid Parameters.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct InvalidParameter {
     /// Invalid Parameter Offset, in bytes.
     pub ipo: u16,
-    /// The offset is into the data, not into the command.
+    /// Whether the offset is into the data instead of the command.
     pub iattr: bool,
     #[bits(15)]
     __: u16,
 }
 
-/// Property Get or Property Set (NVMe Base 2.1, 6.6 and 6.7): an access to a register.
+/// Arguments of Property Get or Property Set (NVMe Base 2.1, 6.6 and 6.7), which access a
+/// controller register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Property {
-    /// 8 bytes, not 4.
+    /// Whether the register has 8 bytes instead of 4.
     pub is_64_bits: bool,
-    /// A size that is neither is asked for.
+    /// Whether the command requests a size other than 4 and 8 bytes.
     pub is_other: bool,
-    /// Offset: that of the register.
+    /// Offset of the register.
     pub offset: u32,
-    /// Value to be set.
+    /// Value to write, for Property Set.
     pub value: u64,
 }
 
 impl Property {
-    /// Reads a register; its value is in dwords 0 and 1 of the answer.
+    /// Creates a command that reads a register. Dwords 0 and 1 of the response contain the value.
     pub fn get(cid: u16, offset: u32, is_64_bits: bool) -> Command {
         let mut command = command(Fctype::PROPERTY_GET, cid);
         command.cdw10 = u32::from(is_64_bits).into();
@@ -229,7 +232,7 @@ impl Property {
         command
     }
 
-    /// Writes a register of 4 bytes.
+    /// Creates a command that writes a 4-byte register.
     pub fn set(cid: u16, offset: u32, value: u32) -> Command {
         let mut command = command(Fctype::PROPERTY_SET, cid);
         command.cdw11 = offset.into();
@@ -237,7 +240,7 @@ impl Property {
         command
     }
 
-    /// The arguments in a command's dwords.
+    /// Returns the arguments from a command's dwords.
     pub const fn from_command(command: &Command) -> Self {
         let size = command.cdw10.get() & 7;
         Self {
@@ -249,25 +252,25 @@ impl Property {
     }
 }
 
-/// The value that Property Get was answered with.
+/// Returns the register value from the response to Property Get.
 pub const fn property(entry: &Completion) -> u64 {
     (entry.dw1.get() as u64) << 32 | entry.dw0.get() as u64
 }
 
-/// Authentication Send or Receive (NVMe Base 2.1, 6.1 and 6.2) of the protocols for NVMe (DH-HMAC-
-/// CHAP): SECP E9h, SPSP0 01h, SPSP1 01h.
+/// Arguments of Authentication Send or Receive (NVMe Base 2.1, 6.1 and 6.2). The protocol for NVMe
+/// (DH-HMAC-CHAP) has SECP E9h, SPSP0 01h and SPSP1 01h.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Authentication {
     /// Security Protocol.
     pub secp: u8,
-    /// SP Specific, two bytes, the first one in the low byte.
+    /// SP Specific: two bytes, the first one in the lower byte.
     pub spsp: u16,
-    /// Bytes of the message, or of the room for it.
+    /// Length of the message in bytes, or of the buffer to receive one.
     pub len: u32,
 }
 
 impl Authentication {
-    /// Makes the parameters of an NVMe authentication message of `len` bytes.
+    /// Creates the arguments for an NVMe authentication message of `len` bytes.
     pub const fn nvme(len: u32) -> Self {
         Self {
             secp: 0xe9,
@@ -276,17 +279,17 @@ impl Authentication {
         }
     }
 
-    /// Returns whether the security protocol is one for NVMe.
+    /// Returns whether the security protocol is the one for NVMe.
     pub const fn is_nvme(&self) -> bool {
         self.secp == 0xe9 && self.spsp == 0x0101
     }
 
-    /// A message to the controller.
+    /// Creates a command that sends an authentication message to the controller.
     pub fn send(&self, cid: u16) -> Command {
         self.command(Fctype::AUTHENTICATION_SEND, cid)
     }
 
-    /// Asks for a message from the controller.
+    /// Creates a command that requests an authentication message from the controller.
     pub fn receive(&self, cid: u16) -> Command {
         self.command(Fctype::AUTHENTICATION_RECEIVE, cid)
     }
@@ -299,7 +302,7 @@ impl Authentication {
         command
     }
 
-    /// The arguments in a command's dwords.
+    /// Returns the arguments from a command's dwords.
     pub const fn from_command(command: &Command) -> Self {
         let [_, spsp0, spsp1, secp] = command.cdw10.get().to_le_bytes();
         Self {
@@ -310,7 +313,7 @@ impl Authentication {
     }
 }
 
-/// Disconnect (NVMe Base 2.1, 6.4): deletes the I/O queue on which it is sent.
+/// Creates Disconnect (NVMe Base 2.1, 6.4), which deletes the I/O queue that it is sent on.
 pub fn disconnect(cid: u16) -> Command {
     command(Fctype::DISCONNECT, cid)
 }
@@ -319,7 +322,7 @@ pub fn disconnect(cid: u16) -> Command {
 mod tests {
     use super::*;
 
-    /// Byte offsets as the standard's figures and Linux have them.
+    /// Checks byte offsets against the standard's figures and Linux.
     #[test]
     fn connect_on_the_wire() {
         let connect = Connect {

@@ -70,7 +70,7 @@ open_values! {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Arbitration {
-    /// Arbitration Burst, log2 of commands; 7 for no limit.
+    /// Arbitration Burst as a power of two; 7 for no limit.
     #[bits(3)]
     pub ab: u8,
     #[bits(5)]
@@ -101,7 +101,7 @@ pub struct PowerManagement {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct TemperatureThreshold {
-    /// Temperature Threshold, in kelvins.
+    /// Temperature Threshold in kelvins.
     pub tmpth: u16,
     /// Threshold Temperature Select.
     #[bits(4)]
@@ -162,8 +162,8 @@ pub struct VolatileWriteCache {
     __: u32,
 }
 
-/// Value of [`Fid::NUMBER_OF_QUEUES`]: I/O queues requested in dword 11, allocated in dword 0 of
-/// the completion (NVMe Base 2.1, 5.1.25.2.1).
+/// Value of [`Fid::NUMBER_OF_QUEUES`] (NVMe Base 2.1, 5.1.25.2.1): number of requested I/O queues
+/// in dword 11, and of allocated ones in completion dword 0.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct NumberOfQueues {
@@ -188,7 +188,7 @@ pub struct InterruptCoalescing {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct InterruptVectorConfig {
-    /// Interrupt Vector that the command is about.
+    /// Interrupt Vector that the setting applies to.
     pub iv: u16,
     /// Coalescing Disable.
     pub cd: bool,
@@ -200,50 +200,51 @@ pub struct InterruptVectorConfig {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct WriteAtomicity {
-    /// Disable Normal: the host needs atomicity at power failure only, AWUN does not hold.
+    /// Disable Normal: the host needs atomicity only at power failures, so AWUN does not apply.
     pub dn: bool,
     #[bits(31)]
     __: u32,
 }
 
-/// Value of [`Fid::ASYNC_EVENT_CONFIG`] (NVMe Base 2.1, 5.1.25.1.5): which events are reported.
+/// Value of [`Fid::ASYNC_EVENT_CONFIG`] (NVMe Base 2.1, 5.1.25.1.5): asynchronous events that the
+/// host has enabled.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AsyncEventConfig {
-    /// Critical warnings of the SMART log.
+    /// Critical warnings of the SMART log that cause events.
     #[bits(8)]
     pub smart: CriticalWarning,
-    /// Attached Namespace Attribute Notices.
+    /// Enables Attached Namespace Attribute Notices.
     pub nan: bool,
-    /// Firmware Activation Notices.
+    /// Enables Firmware Activation Notices.
     pub fan: bool,
-    /// Telemetry Log Notices.
+    /// Enables Telemetry Log Notices.
     pub tln: bool,
-    /// ANA Change Notices.
+    /// Enables ANA Change Notices.
     pub anacn: bool,
-    /// Predictable Latency Event Aggregate Log Change Notices.
+    /// Enables Predictable Latency Event Aggregate Log Change Notices.
     pub plealcn: bool,
-    /// LBA Status Information Alert Notices.
+    /// Enables LBA Status Information Alert Notices.
     pub lsian: bool,
-    /// Endurance Group Event Aggregate Log Change Notices.
+    /// Enables Endurance Group Event Aggregate Log Change Notices.
     pub egealcn: bool,
-    /// Normal NVM Subsystem Shutdown.
+    /// Enables the Normal NVM Subsystem Shutdown event.
     pub nnsshdn: bool,
-    /// Temperature Threshold Hysteresis Recovery.
+    /// Enables the Temperature Threshold Hysteresis Recovery event.
     pub tthr: bool,
-    /// Reachability Association Notices.
+    /// Enables Reachability Association Notices.
     pub rassn: bool,
-    /// Reachability Group Notices.
+    /// Enables Reachability Group Notices.
     pub rgrp0: bool,
-    /// Allocated Namespace Attribute Notices.
+    /// Enables Allocated Namespace Attribute Notices.
     pub ansan: bool,
     #[bits(7)]
     __: u8,
-    /// Zone Descriptor Changed Notices.
+    /// Enables Zone Descriptor Changed Notices.
     pub zdcn: bool,
     #[bits(3)]
     __: u8,
-    /// Discovery Log Page Change Notifications.
+    /// Enables Discovery Log Page Change Notifications.
     pub dlpcn: bool,
 }
 
@@ -252,11 +253,11 @@ pub struct AsyncEventConfig {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct LbaStatusAttributes {
-    /// LBA Status Information Report Interval: shortest time between reading the log page and the
-    /// next alert.
+    /// LBA Status Information Report Interval: minimum time from a read of the log page to the next
+    /// alert.
     pub lsiri: u16,
-    /// LBA Status Information Poll Interval: the host should not read the log page more often. Not
-    /// changeable.
+    /// LBA Status Information Poll Interval: minimum time between reads of the log page by the
+    /// host. The host cannot change it.
     pub lsipi: u16,
 }
 
@@ -276,7 +277,7 @@ pub struct AutonomousPowerStateTransition {
 pub struct HostMemoryBuffer {
     /// Enable Host Memory.
     pub ehm: bool,
-    /// Memory Return: the same buffer as before.
+    /// Memory Return: the host returns the same buffer as before.
     pub mr: bool,
     /// Host Memory Non-operational Access Restriction Enable.
     pub hmnare: bool,
@@ -288,7 +289,7 @@ pub struct HostMemoryBuffer {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct KeepAliveTimer {
-    /// Keep Alive Timeout, in milliseconds; 0 disables it.
+    /// Keep Alive Timeout in milliseconds; 0 disables the timer.
     pub kato: u32,
 }
 
@@ -306,36 +307,36 @@ pub struct HostThermalManagement {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct IoCommandSetProfile {
-    /// I/O Command Set Combination Index, into the answer of Identify CNS 1Ch.
+    /// I/O Command Set Combination Index: selects an entry of the data of Identify CNS 1Ch.
     #[bits(9)]
     pub iocsci: u16,
     #[bits(23)]
     __: u32,
 }
 
-/// Dword 11 of [`Fid::HOST_IDENTIFIER`] (NVMe Base 2.1, 5.1.25.1.28); the identifier itself
-/// is data of 8 or 16 bytes.
+/// Dword 11 of [`Fid::HOST_IDENTIFIER`] (NVMe Base 2.1, 5.1.25.1.28). The identifier itself is
+/// data, 8 or 16 bytes.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct HostIdentifier {
-    /// Enable Extended Host Identifier: 16 bytes rather than 8.
+    /// Enable Extended Host Identifier: the identifier has 16 bytes instead of 8.
     pub exhid: bool,
     #[bits(31)]
     __: u32,
 }
 
-/// Value of [`Fid::RESERVATION_NOTIFICATION_MASK`] (NVMe Base 2.1, 5.1.25.1.29): which
-/// notifications create no log page; namespace specific.
+/// Value of [`Fid::RESERVATION_NOTIFICATION_MASK`] (NVMe Base 2.1, 5.1.25.1.29), namespace
+/// specific: a set bit suppresses the log page of this kind of notification.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ReservationNotificationMask {
     #[bits(1)]
     __: u8,
-    /// Registration Preempted.
+    /// Masks Registration Preempted notifications.
     pub regpre: bool,
-    /// Reservation Released.
+    /// Masks Reservation Released notifications.
     pub resrel: bool,
-    /// Reservation Preempted.
+    /// Masks Reservation Preempted notifications.
     pub respre: bool,
     #[bits(28)]
     __: u32,
@@ -345,7 +346,7 @@ pub struct ReservationNotificationMask {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ReservationPersistence {
-    /// Persist Through Power Loss.
+    /// Persist Through Power Loss: reservations survive a loss of power.
     pub ptpl: bool,
     #[bits(31)]
     __: u32,

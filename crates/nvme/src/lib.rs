@@ -1,17 +1,17 @@
 //! Data structures of the NVMe standard: registers, commands, completions, identify, log pages,
 //! status.
 //!
-//! Both ends of a queue use the same types: the controller builds them, and a host driver parses
-//! them. The crate contains layouts, bit positions, names and small pure helpers, each with its
-//! section of the standard (NVMe Base 2.1, NVM Command Set 1.1, NVMe over PCIe Transport 1.1). It
-//! has no policy, state, memory access or allocation: the features of a controller, and a host's
-//! reaction to an answer, are decided elsewhere.
+//! Both ends of a queue use the same types: controllers build them, and host drivers parse them.
+//! The crate contains layouts, bit positions, names and small pure functions, each with its section
+//! of the standard (NVMe Base 2.1, NVM Command Set 1.1, NVMe over PCIe Transport 1.1). It has no
+//! policy, state, memory access or allocation. Callers decide which features a controller has, and
+//! how a host reacts to a completion.
 //!
-//! Every wire type may be made from any bytes. Integers are little endian with alignment 1; values
-//! that the standard enumerates are open (an unknown value is data); zero-based fields end in `_z`;
-//! sizes and offsets are checked at compile time.
+//! Every wire type can be created from any bytes. Integers are little endian with alignment 1.
+//! Values that the standard enumerates are open: an unknown value is kept as data. Names of
+//! zero-based fields end in `_z`. Sizes and offsets are checked at compile time.
 //!
-//! A device's side reads commands that it does not trust and answers:
+//! A controller reads commands, which it must not trust, and completes them:
 //!
 //! ```
 //! use nvme::{AdminOpcode, Command, Completion, Status};
@@ -31,7 +31,7 @@
 //! # assert!(unknown.status().is(Status::INVALID_OPCODE) && unknown.cid.get() == 9);
 //! ```
 //!
-//! A host's side makes commands and reads answers that it does not trust:
+//! A host creates commands and reads completions, which it must not trust:
 //!
 //! ```
 //! use nvme::{AdminOpcode, Command, Completion};
@@ -47,7 +47,7 @@
 //! # assert_eq!(outcome(&Completion::default()), Ok(0));
 //! ```
 //!
-//! The pages that Identify returns have examples in [`identify`].
+//! Module [`identify`] has examples of the pages that Identify returns.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -47,8 +47,8 @@ pub use self_test::{
 };
 pub use telemetry::{TELEMETRY_BLOCK, TelemetryHeader};
 
-/// The Changed Namespace List log page: FFFFFFFFh in the first entry when more namespaces changed
-/// than it holds (NVMe Base 2.1, 5.1.12.1.5).
+/// Changed Namespace List log page. The first entry is FFFFFFFFh when more namespaces have changed
+/// than fit (NVMe Base 2.1, 5.1.12.1.5).
 pub use crate::identify::NsidList as ChangedNamespaceList;
 
 open_values! {
@@ -115,27 +115,27 @@ open_values! {
 )]
 #[repr(C)]
 pub struct ErrorInformation {
-    /// Error Count: a number for each error, from 1 on; 0 for an unused entry.
+    /// Error Count: sequence number of the error, starting at 1; 0 for an unused entry.
     pub error_count: U64,
-    /// Submission Queue ID; FFFFh when the error is not of one command.
+    /// Submission Queue ID; FFFFh when the error concerns no particular command.
     pub sqid: U16,
-    /// Command ID; FFFFh when the error is not of one command.
+    /// Command ID; FFFFh when the error concerns no particular command.
     pub cid: U16,
     /// Status in bits 15:1, phase tag in bit 0; see [`Self::status`].
     pub status_phase: U16,
     /// Parameter Error Location.
     pub pel: ParameterErrorLocation,
-    /// First LBA that had the error.
+    /// First LBA at which the error occurred.
     pub lba: U64,
-    /// Namespace.
+    /// Namespace that the error concerns.
     pub nsid: U32,
-    /// Vendor Specific Information Available: a log page identifier, 0 for none.
+    /// Vendor Specific Information Available: a log page identifier; 0 for none.
     pub vsia: u8,
-    /// Transport Type; 0 when the error is not of the transport.
+    /// Transport Type; 0 when the error is independent of the transport.
     pub trtype: u8,
-    /// Command Set Indicator, valid with `lpver` 1.
+    /// Command Set Indicator, valid if `lpver` is 1.
     pub csi: u8,
-    /// Opcode, valid with `lpver` 1.
+    /// Opcode, valid if `lpver` is 1.
     pub opc: u8,
     /// Command Specific Information.
     pub csinfo: U64,
@@ -143,7 +143,7 @@ pub struct ErrorInformation {
     pub ttsi: U16,
     #[doc(hidden)]
     pub reserved42: [u8; 21],
-    /// Log Page Version: 1 as of NVMe 2.1.
+    /// Log Page Version: 1 since NVMe 2.1.
     pub lpver: u8,
 }
 
@@ -153,24 +153,24 @@ wire_layout!(
 );
 
 impl ErrorInformation {
-    /// Status of the command, without the phase tag.
+    /// Returns the status of the command, without the phase tag.
     pub const fn status(&self) -> Status {
         Status::from_bits(self.status_phase.get() >> 1)
     }
 
-    /// Sets the status, the phase tag zero.
+    /// Sets the status, with a phase tag of zero.
     pub const fn set_status(&mut self, status: Status) {
         self.status_phase = U16::new(status.into_bits() << 1);
     }
 }
 
-/// Parameter Error Location: the first byte and bit of the command that is wrong.
+/// Parameter Error Location: first invalid byte and bit of the command.
 #[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct ParameterErrorLocation {
-    /// Byte in the command, 0 to 63.
+    /// Index of the byte in the command, 0 to 63.
     pub byte: u8,
-    /// Bit in that byte, 0 to 7.
+    /// Index of the bit in that byte, 0 to 7.
     #[bits(3)]
     pub bit: u8,
     #[bits(5)]
@@ -178,7 +178,7 @@ pub struct ParameterErrorLocation {
 }
 
 impl ParameterErrorLocation {
-    /// Not a parameter of the command.
+    /// Value when the error does not concern a parameter of the command.
     pub const NONE: Self = Self(U16::new(0xffff));
 }
 
@@ -224,7 +224,7 @@ pub struct Smart {
     pub wctt: U32,
     /// Critical Composite Temperature Time, in minutes.
     pub cctt: U32,
-    /// Temperature Sensors 1 to 8, in kelvins; 0 for one that does not exist.
+    /// Temperature Sensors 1 to 8, in kelvins; 0 for a sensor that does not exist.
     pub tsen: [U16; 8],
     /// Thermal Management Temperature 1 Transition Count.
     pub tmt1tc: U32,
@@ -244,26 +244,26 @@ wire_layout!(
     tmt1tc @ 216, tmt2tc @ 220, ttmt1 @ 224, ttmt2 @ 228,
 );
 
-/// Bytes in the unit of the SMART log's DUR and DUW: thousands of 512 bytes, rounded up.
+/// Converts bytes to the unit of DUR and DUW in the SMART log: thousands of 512 bytes, rounded up.
 pub const fn data_units(bytes: u128) -> u128 {
     bytes.div_ceil(512_000)
 }
 
-/// Critical Warning of the SMART log, and which of them raise events.
+/// Critical Warning bits of the SMART log, and selection of those that cause events.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct CriticalWarning {
-    /// Available Spare is below its threshold.
+    /// Whether the available spare is below its threshold.
     pub ascbt: bool,
-    /// Temperature is outside a threshold.
+    /// Whether a temperature is outside its thresholds.
     pub ttc: bool,
-    /// NVM subsystem reliability is degraded.
+    /// Whether the reliability of the NVM subsystem is degraded.
     pub ndr: bool,
-    /// All media are read only.
+    /// Whether all media are read only.
     pub amro: bool,
-    /// Volatile memory backup failed.
+    /// Whether the backup of volatile memory has failed.
     pub vmbf: bool,
-    /// Persistent Memory Region is read only or unreliable.
+    /// Whether the Persistent Memory Region is read only or unreliable.
     pub pmrro: bool,
     #[bits(2)]
     __: u8,
@@ -277,7 +277,7 @@ pub struct FirmwareSlot {
     pub afi: ActiveFirmware,
     #[doc(hidden)]
     pub reserved1: [u8; 7],
-    /// Firmware Revision of slots 1 to 7; zeroes for an empty one.
+    /// Firmware Revision of slots 1 to 7; all zeroes for an empty slot.
     pub frs: [Ascii<8>; 7],
     #[doc(hidden)]
     pub reserved64: [u8; 448],
@@ -285,8 +285,8 @@ pub struct FirmwareSlot {
 
 wire_layout!(FirmwareSlot, 512, afi @ 0, frs @ 8);
 
-/// Header of the Boot Partition log, 16 bytes (NVMe Base 2.1, 5.1.12.1.19); the partition's data
-/// follows.
+/// Header of the Boot Partition log, 16 bytes (NVMe Base 2.1, 5.1.12.1.19), which the contents of
+/// the partition follow.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct BootPartitionHeader {
@@ -294,7 +294,7 @@ pub struct BootPartitionHeader {
     pub lid: Lid,
     #[doc(hidden)]
     pub reserved1: [u8; 3],
-    /// Boot Partition Information ([`crate::regs::Bpinfo`]), without the status of reads.
+    /// Boot Partition Information ([`crate::regs::Bpinfo`]), without Boot Read Status.
     pub bpinfo: U32,
     #[doc(hidden)]
     pub reserved8: [u8; 8],
@@ -311,7 +311,7 @@ pub struct ActiveFirmware {
     pub current: u8,
     #[bits(1)]
     __: u8,
-    /// Slot that the next Controller Level Reset activates; 0 if not reported.
+    /// Slot that the next Controller Level Reset activates; 0 when not reported.
     #[bits(3)]
     pub next: u8,
     #[bits(1)]

@@ -1,11 +1,10 @@
-//! Macros that wire types are declared with, so that layouts are checked at compile time
-//! and unknown values stay data.
+//! Macros to declare wire types, whose layouts are checked at compile time and whose unknown values
+//! are kept as data.
 
-/// Declares a transparent newtype with one constant per value that the standard names.
+/// Declares a transparent newtype with a constant for each value that the standard names.
 ///
-/// Any bit pattern is a valid value. `name()` gives the standard's name where there
-/// is one, `Display` prints it or the number, and `from_bits`/`into_bits` let the
-/// type be a field of a bitfield.
+/// Any bit pattern is a valid value. `name()` returns the standard's name, if any. `Display` prints
+/// the name or the number. With `from_bits` and `into_bits` the type can be a field of a bitfield.
 macro_rules! open_values {
     (
         $(#[$meta:meta])*
@@ -27,19 +26,20 @@ macro_rules! open_values {
                 pub const $constant: Self = Self($value);
             )*
 
-            /// The value with these bits.
+            /// Creates a value from its bits.
             #[inline]
             pub const fn from_bits(bits: $repr) -> Self {
                 Self(bits)
             }
 
-            /// The bits of this value.
+            /// Returns the bits of the value.
             #[inline]
             pub const fn into_bits(self) -> $repr {
                 self.0
             }
 
-            /// The standard's name, `None` for a value that it does not define.
+            /// Returns the standard's name of the value; `None` for a value that the standard does
+            /// not define.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $(value if value == $value => Some($text),)*
@@ -82,8 +82,7 @@ macro_rules! open_values {
     };
 }
 
-/// Checks the size and the field offsets of a wire type at compile time,
-/// against the standard's tables.
+/// Checks size and field offsets of a wire type at compile time, against the standard's tables.
 macro_rules! wire_layout {
     ($type:ty, $size:literal $(, $($field:ident @ $offset:literal),+)? $(,)?) => {
         const _: () = assert!(core::mem::size_of::<$type>() == $size);
@@ -92,7 +91,7 @@ macro_rules! wire_layout {
     };
 }
 
-/// `Default` as all zeroes, for types whose arrays are too long for the derive.
+/// Implements `Default` as all zeroes, for types whose arrays are too long for the derive.
 macro_rules! zeroed_default {
     ($($type:ty),+ $(,)?) => {
         $(impl Default for $type {
@@ -103,8 +102,8 @@ macro_rules! zeroed_default {
     };
 }
 
-/// Declares a wire structure with an alignment of one, whose layout is checked at compile time:
-/// its size in bytes, and the offset of each field.
+/// Declares a wire structure with alignment 1. Its size in bytes and the offset of each field are
+/// checked at compile time.
 macro_rules! wire_struct {
     (
         $(#[$meta:meta])*

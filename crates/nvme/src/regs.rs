@@ -1,103 +1,105 @@
-//! Controller properties (registers) and doorbells: NVMe Base 2.1, 3.1.4; NVMe
-//! over PCIe Transport 1.1, 3.1.
+//! Controller properties (registers) and doorbells (NVMe Base 2.1, 3.1.4; NVMe over PCIe Transport
+//! 1.1, 3.1).
 //!
-//! These are values as a CPU sees them; on the bus they are little endian.
+//! The values are as a CPU sees them. On the bus they are little endian.
 
 use bitfield_struct::bitfield;
 
 use crate::macros::open_values;
 
-/// Controller Capabilities, 64 bits, read only.
+/// Offset of the Controller Capabilities register, 64 bits, read only.
 pub const CAP: u64 = 0x00;
-/// Version, 32 bits, read only.
+/// Offset of the Version register, 32 bits, read only.
 pub const VS: u64 = 0x08;
-/// Interrupt Mask Set, 32 bits; undefined under MSI-X.
+/// Offset of the Interrupt Mask Set register, 32 bits; undefined under MSI-X.
 pub const INTMS: u64 = 0x0c;
-/// Interrupt Mask Clear, 32 bits; undefined under MSI-X.
+/// Offset of the Interrupt Mask Clear register, 32 bits; undefined under MSI-X.
 pub const INTMC: u64 = 0x10;
-/// Controller Configuration, 32 bits.
+/// Offset of the Controller Configuration register, 32 bits.
 pub const CC: u64 = 0x14;
-/// Controller Status, 32 bits.
+/// Offset of the Controller Status register, 32 bits.
 pub const CSTS: u64 = 0x1c;
-/// NVM Subsystem Reset, 32 bits; see [`NSSR_MAGIC`].
+/// Offset of the NVM Subsystem Reset register, 32 bits; see [`NSSR_MAGIC`].
 pub const NSSR: u64 = 0x20;
-/// Admin Queue Attributes, 32 bits.
+/// Offset of the Admin Queue Attributes register, 32 bits.
 pub const AQA: u64 = 0x24;
-/// Admin Submission Queue Base Address, 64 bits; bits 11:0 are reserved.
+/// Offset of the Admin Submission Queue Base Address register, 64 bits; bits 11:0 are reserved.
 pub const ASQ: u64 = 0x28;
-/// Admin Completion Queue Base Address, 64 bits; bits 11:0 are reserved.
+/// Offset of the Admin Completion Queue Base Address register, 64 bits; bits 11:0 are reserved.
 pub const ACQ: u64 = 0x30;
-/// Controller Memory Buffer Location, 32 bits.
+/// Offset of the Controller Memory Buffer Location register, 32 bits.
 pub const CMBLOC: u64 = 0x38;
-/// Controller Memory Buffer Size, 32 bits.
+/// Offset of the Controller Memory Buffer Size register, 32 bits.
 pub const CMBSZ: u64 = 0x3c;
-/// Boot Partition Information, 32 bits.
+/// Offset of the Boot Partition Information register, 32 bits.
 pub const BPINFO: u64 = 0x40;
-/// Boot Partition Read Select, 32 bits.
+/// Offset of the Boot Partition Read Select register, 32 bits.
 pub const BPRSEL: u64 = 0x44;
-/// Boot Partition Memory Buffer Location, 64 bits.
+/// Offset of the Boot Partition Memory Buffer Location register, 64 bits.
 pub const BPMBL: u64 = 0x48;
-/// Controller Memory Buffer Memory Space Control, 64 bits.
+/// Offset of the Controller Memory Buffer Memory Space Control register, 64 bits.
 pub const CMBMSC: u64 = 0x50;
-/// Controller Memory Buffer Status, 32 bits.
+/// Offset of the Controller Memory Buffer Status register, 32 bits.
 pub const CMBSTS: u64 = 0x58;
-/// Controller Memory Buffer Elasticity Buffer Size, 32 bits.
+/// Offset of the Controller Memory Buffer Elasticity Buffer Size register, 32 bits.
 pub const CMBEBS: u64 = 0x5c;
-/// Controller Memory Buffer Sustained Write Throughput, 32 bits.
+/// Offset of the Controller Memory Buffer Sustained Write Throughput register, 32 bits.
 pub const CMBSWTP: u64 = 0x60;
-/// NVM Subsystem Shutdown, 32 bits.
+/// Offset of the NVM Subsystem Shutdown register, 32 bits.
 pub const NSSD: u64 = 0x64;
-/// Controller Ready Timeouts, 32 bits, read only.
+/// Offset of the Controller Ready Timeouts register, 32 bits, read only.
 pub const CRTO: u64 = 0x68;
-/// Persistent Memory Region Capabilities, 32 bits.
+/// Offset of the Persistent Memory Region Capabilities register, 32 bits.
 pub const PMRCAP: u64 = 0xe00;
-/// Persistent Memory Region Control, 32 bits.
+/// Offset of the Persistent Memory Region Control register, 32 bits.
 pub const PMRCTL: u64 = 0xe04;
-/// Persistent Memory Region Status, 32 bits.
+/// Offset of the Persistent Memory Region Status register, 32 bits.
 pub const PMRSTS: u64 = 0xe08;
-/// Persistent Memory Region Elasticity Buffer Size, 32 bits.
+/// Offset of the Persistent Memory Region Elasticity Buffer Size register, 32 bits.
 pub const PMREBS: u64 = 0xe0c;
-/// Persistent Memory Region Sustained Write Throughput, 32 bits.
+/// Offset of the Persistent Memory Region Sustained Write Throughput register, 32 bits.
 pub const PMRSWTP: u64 = 0xe10;
-/// Persistent Memory Region Memory Space Control Lower, 32 bits.
+/// Offset of the Persistent Memory Region Memory Space Control Lower register, 32 bits.
 pub const PMRMSCL: u64 = 0xe14;
-/// Persistent Memory Region Memory Space Control Upper, 32 bits.
+/// Offset of the Persistent Memory Region Memory Space Control Upper register, 32 bits.
 pub const PMRMSCU: u64 = 0xe18;
-/// First doorbell: the Admin Submission Queue's tail (NVMe over PCIe Transport 1.1, 3.1.2).
+/// Offset of the first doorbell: the tail of the Admin Submission Queue (NVMe over PCIe Transport
+/// 1.1, 3.1.2).
 pub const DOORBELLS: u64 = 0x1000;
 
-/// Written to NSSR ("NVMe"), starts an NVM Subsystem Reset (NVMe Base 2.1, 3.1.4.7).
+/// Value ("NVMe") that starts an NVM Subsystem Reset when written to NSSR (NVMe Base 2.1, 3.1.4.7).
 pub const NSSR_MAGIC: u32 = 0x4e56_4d65;
-/// Written to NSSD ("Nrml"), starts a normal NVM Subsystem Shutdown (NVMe Base 2.1, 3.1.4.20).
+/// Value ("Nrml") that starts a normal NVM Subsystem Shutdown when written to NSSD (NVMe Base 2.1,
+/// 3.1.4.20).
 pub const NSSD_NORMAL: u32 = 0x4e72_6d6c;
-/// Written to NSSD ("Abpt"), starts an abrupt NVM Subsystem Shutdown.
+/// Value ("Abpt") that starts an abrupt NVM Subsystem Shutdown when written to NSSD.
 pub const NSSD_ABRUPT: u32 = 0x4162_7074;
 
-/// Bytes from one doorbell to the next: `4 << CAP.DSTRD`.
+/// Returns the distance of consecutive doorbells in bytes, `4 << CAP.DSTRD`.
 #[inline]
 pub const fn doorbell_stride(dstrd: u8) -> u64 {
     4 << (dstrd & 0xf)
 }
 
-/// Offset in BAR0 of a queue's doorbell: the tail of a submission queue, or the head of a
-/// completion queue (NVMe over PCIe Transport 1.1, 3.1.2.1 and 3.1.2.2).
+/// Returns the offset in BAR0 of a queue's doorbell: the tail of a submission queue, or the head of
+/// a completion queue (NVMe over PCIe Transport 1.1, 3.1.2.1 and 3.1.2.2).
 #[inline]
 pub const fn doorbell_offset(qid: u16, is_cq: bool, dstrd: u8) -> u64 {
     DOORBELLS + (2 * qid as u64 + is_cq as u64) * doorbell_stride(dstrd)
 }
 
-/// A doorbell, identified by its queue.
+/// Doorbell, identified by its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Doorbell {
     /// Queue identifier; 0 is the Admin queue pair.
     pub qid: u16,
-    /// Completion queue head (true) or submission queue tail (false).
+    /// Whether the doorbell is a completion queue head; otherwise it is a submission queue tail.
     pub is_cq: bool,
 }
 
 impl Doorbell {
-    /// The doorbell at an offset in BAR0; `None` below the doorbells, between two of them, or past
-    /// the last possible queue identifier.
+    /// Returns the doorbell at an offset in BAR0; `None` for an offset below the doorbells, between
+    /// two of them, or beyond the last possible queue identifier.
     pub const fn at(offset: u64, dstrd: u8) -> Option<Self> {
         let Some(relative) = offset.checked_sub(DOORBELLS) else {
             return None;
@@ -113,13 +115,13 @@ impl Doorbell {
         })
     }
 
-    /// Offset of this doorbell in BAR0.
+    /// Returns the offset of the doorbell in BAR0.
     pub const fn offset(self, dstrd: u8) -> u64 {
         doorbell_offset(self.qid, self.is_cq, dstrd)
     }
 }
 
-/// CAP, Controller Capabilities (NVMe Base 2.1, 3.1.4.1).
+/// Register CAP: Controller Capabilities (NVMe Base 2.1, 3.1.4.1).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cap {
@@ -127,15 +129,15 @@ pub struct Cap {
     pub mqes_z: u16,
     /// Contiguous Queues Required.
     pub cqr: bool,
-    /// Arbitration Mechanism Supported: bit 0 weighted round robin with
-    /// urgent, bit 1 vendor specific.
+    /// Arbitration Mechanism Supported: bit 0 for weighted round robin with urgent priority class,
+    /// bit 1 for vendor specific.
     #[bits(2)]
     pub ams: u8,
     #[bits(5)]
     __: u8,
-    /// Timeout: worst case for CSTS.RDY to follow CC.EN, in units of 500 ms.
+    /// Timeout: maximum time from a change of CC.EN until CSTS.RDY follows, in units of 500 ms.
     pub to: u8,
-    /// Doorbell Stride, `4 << dstrd` bytes.
+    /// Doorbell Stride: consecutive doorbells are `4 << dstrd` bytes apart.
     #[bits(4)]
     pub dstrd: u8,
     /// NVM Subsystem Reset Supported.
@@ -148,10 +150,10 @@ pub struct Cap {
     /// Controller Power Scope.
     #[bits(2)]
     pub cps: u8,
-    /// Memory Page Size Minimum, `4096 << mpsmin` bytes.
+    /// Memory Page Size Minimum: `4096 << mpsmin` bytes.
     #[bits(4)]
     pub mpsmin: u8,
-    /// Memory Page Size Maximum, `4096 << mpsmax` bytes.
+    /// Memory Page Size Maximum: `4096 << mpsmax` bytes.
     #[bits(4)]
     pub mpsmax: u8,
     /// Persistent Memory Region Supported.
@@ -170,7 +172,7 @@ pub struct Cap {
     __: u8,
 }
 
-/// CAP.CSS, Command Sets Supported.
+/// Field CAP.CSS: Command Sets Supported.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct CapCss {
@@ -178,50 +180,50 @@ pub struct CapCss {
     pub ncss: bool,
     #[bits(5)]
     __: u8,
-    /// I/O Command Set Support: one or more, reported by Identify CNS 1Ch.
+    /// I/O Command Set Support: Identify CNS 1Ch reports one or more I/O command sets.
     pub iocss: bool,
-    /// No I/O Command Set Support: Admin commands only.
+    /// No I/O Command Set Support: only Admin commands are supported.
     pub noiocss: bool,
 }
 
-/// VS, Version (NVMe Base 2.1, 3.1.4.2).
+/// Register VS: Version (NVMe Base 2.1, 3.1.4.2).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Vs {
-    /// Tertiary Version.
+    /// Tertiary version number.
     pub ter: u8,
-    /// Minor Version.
+    /// Minor version number.
     pub mnr: u8,
-    /// Major Version.
+    /// Major version number.
     pub mjr: u16,
 }
 
 impl Vs {
-    /// NVMe 1.4.
+    /// Version 1.4 of the NVMe specification.
     pub const V1_4: Self = Self::version(1, 4, 0);
-    /// NVMe 2.0.
+    /// Version 2.0 of the NVMe specification.
     pub const V2_0: Self = Self::version(2, 0, 0);
-    /// NVMe 2.1.
+    /// Version 2.1 of the NVMe specification.
     pub const V2_1: Self = Self::version(2, 1, 0);
 
-    /// A version from its three numbers.
+    /// Creates a version from its major, minor and tertiary number.
     pub const fn version(mjr: u16, mnr: u8, ter: u8) -> Self {
         Self::new().with_mjr(mjr).with_mnr(mnr).with_ter(ter)
     }
 }
 
-/// CC, Controller Configuration (NVMe Base 2.1, 3.1.4.5).
+/// Register CC: Controller Configuration (NVMe Base 2.1, 3.1.4.5).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cc {
-    /// Enable.
+    /// Enable: a change to 1 enables the controller, and a change to 0 resets it.
     pub en: bool,
     #[bits(3)]
     __: u8,
     /// I/O Command Set Selected.
     #[bits(3)]
     pub css: CcCss,
-    /// Memory Page Size, `4096 << mps` bytes.
+    /// Memory Page Size: `4096 << mps` bytes.
     #[bits(4)]
     pub mps: u8,
     /// Arbitration Mechanism Selected.
@@ -230,10 +232,10 @@ pub struct Cc {
     /// Shutdown Notification.
     #[bits(2)]
     pub shn: Shn,
-    /// I/O Submission Queue Entry Size, `1 << iosqes` bytes.
+    /// I/O Submission Queue Entry Size: `1 << iosqes` bytes.
     #[bits(4)]
     pub iosqes: u8,
-    /// I/O Completion Queue Entry Size, `1 << iocqes` bytes.
+    /// I/O Completion Queue Entry Size: `1 << iocqes` bytes.
     #[bits(4)]
     pub iocqes: u8,
     /// Controller Ready Independent of Media Enable.
@@ -243,7 +245,7 @@ pub struct Cc {
 }
 
 open_values! {
-    /// CC.CSS, I/O Command Set Selected (3 bits).
+    /// Field CC.CSS: I/O Command Set Selected (3 bits).
     pub CcCss: u8 {
         NVM = 0, "NVM Command Set";
         ALL_SUPPORTED = 6, "All Supported I/O Command Sets";
@@ -252,7 +254,7 @@ open_values! {
 }
 
 open_values! {
-    /// CC.AMS, Arbitration Mechanism Selected (3 bits).
+    /// Field CC.AMS: Arbitration Mechanism Selected (3 bits).
     pub Ams: u8 {
         ROUND_ROBIN = 0, "Round Robin";
         WEIGHTED_ROUND_ROBIN = 1, "Weighted Round Robin with Urgent Priority Class";
@@ -261,7 +263,7 @@ open_values! {
 }
 
 open_values! {
-    /// CC.SHN, Shutdown Notification (2 bits).
+    /// Field CC.SHN: Shutdown Notification (2 bits).
     pub Shn: u8 {
         NONE = 0, "No notification";
         NORMAL = 1, "Normal shutdown notification";
@@ -269,13 +271,13 @@ open_values! {
     }
 }
 
-/// CSTS, Controller Status (NVMe Base 2.1, 3.1.4.6).
+/// Register CSTS: Controller Status (NVMe Base 2.1, 3.1.4.6).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Csts {
-    /// Ready.
+    /// Ready: the controller processes commands.
     pub rdy: bool,
-    /// Controller Fatal Status.
+    /// Controller Fatal Status: the controller has failed, and has to be reset.
     pub cfs: bool,
     /// Shutdown Status.
     #[bits(2)]
@@ -284,14 +286,14 @@ pub struct Csts {
     pub nssro: bool,
     /// Processing Paused.
     pub pp: bool,
-    /// Shutdown Type: set when the shutdown that `shst` reports is of the NVM subsystem.
+    /// Shutdown Type: set when `shst` reports a shutdown of the NVM subsystem.
     pub st: bool,
     #[bits(25)]
     __: u32,
 }
 
 open_values! {
-    /// CSTS.SHST, Shutdown Status (2 bits).
+    /// Field CSTS.SHST: Shutdown Status (2 bits).
     pub Shst: u8 {
         NORMAL = 0, "Normal operation";
         OCCURRING = 1, "Shutdown processing occurring";
@@ -299,7 +301,7 @@ open_values! {
     }
 }
 
-/// AQA, Admin Queue Attributes (NVMe Base 2.1, 3.1.4.8).
+/// Register AQA: Admin Queue Attributes (NVMe Base 2.1, 3.1.4.8).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Aqa {
@@ -315,7 +317,7 @@ pub struct Aqa {
     __: u8,
 }
 
-/// BPINFO, Boot Partition Information (NVMe Base 2.1, 3.1.4.13).
+/// Register BPINFO: Boot Partition Information (NVMe Base 2.1, 3.1.4.13).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Bpinfo {
@@ -334,7 +336,7 @@ pub struct Bpinfo {
 }
 
 open_values! {
-    /// BPINFO.BRS, Boot Read Status (2 bits).
+    /// Field BPINFO.BRS: Boot Read Status (2 bits).
     pub BootReadStatus: u8 {
         NONE = 0, "No read was requested";
         IN_PROGRESS = 1, "Boot Partition read in progress";
@@ -343,7 +345,7 @@ open_values! {
     }
 }
 
-/// BPRSEL, Boot Partition Read Select (NVMe Base 2.1, 3.1.4.14).
+/// Register BPRSEL: Boot Partition Read Select (NVMe Base 2.1, 3.1.4.14).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Bprsel {
@@ -354,95 +356,95 @@ pub struct Bprsel {
     #[bits(20)]
     pub bprof: u32,
     __: bool,
-    /// Boot Partition Identifier.
+    /// Boot Partition Identifier of the partition to read.
     pub bpid: bool,
 }
 
-/// CMBLOC, Controller Memory Buffer Location (NVMe Base 2.1, 3.1.4.11).
+/// Register CMBLOC: Controller Memory Buffer Location (NVMe Base 2.1, 3.1.4.11).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbloc {
-    /// Base Indicator Register: 0, or 2 to 5; of a 64-bit BAR its lower half.
+    /// Base Indicator Register: index of the BAR, 0 or 2 to 5; the lower half of a 64-bit BAR.
     #[bits(3)]
     pub bir: u8,
-    /// CMB Queue Mixed Memory Support: a queue may lie in it in part.
+    /// CMB Queue Mixed Memory Support: a queue may be partly in the buffer.
     pub cqmms: bool,
     /// CMB Queue Physically Discontiguous Support.
     pub cqpds: bool,
-    /// CMB Data Pointer Mixed Locations Support: a PRP list or SGL may lie in it in part.
+    /// CMB Data Pointer Mixed Locations Support: a PRP list or SGL may be partly in the buffer.
     pub cdpmls: bool,
-    /// CMB Data Pointer and Command Independent Locations Support: PRP lists and SGLs may lie in
-    /// it though their command does not.
+    /// CMB Data Pointer and Command Independent Locations Support: a PRP list or SGL may be in the
+    /// buffer when its command is not.
     pub cdpcils: bool,
-    /// CMB Data Metadata Mixed Memory Support: data and metadata of a command may lie in it in
-    /// part.
+    /// CMB Data Metadata Mixed Memory Support: the data and metadata of a command may be partly in
+    /// the buffer.
     pub cdmmms: bool,
     /// CMB Queue Dword Alignment.
     pub cqda: bool,
     #[bits(3)]
     __: u8,
-    /// Offset in the BAR, in units of [`Cmbsz::szu`].
+    /// Offset of the buffer in the BAR, in units of [`Cmbsz::szu`].
     #[bits(20)]
     pub ofst: u32,
 }
 
-/// CMBSZ, Controller Memory Buffer Size (NVMe Base 2.1, 3.1.4.12).
+/// Register CMBSZ: Controller Memory Buffer Size (NVMe Base 2.1, 3.1.4.12).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbsz {
-    /// Submission Queue Support.
+    /// Submission Queue Support: submission queues may be in the buffer.
     pub sqs: bool,
-    /// Completion Queue Support.
+    /// Completion Queue Support: completion queues may be in the buffer.
     pub cqs: bool,
-    /// PRP SGL List Support.
+    /// PRP SGL List Support: PRP lists and SGL segments may be in the buffer.
     pub lists: bool,
-    /// Read Data Support: data that the controller moves to the host.
+    /// Read Data Support: the controller may transfer data to the buffer.
     pub rds: bool,
-    /// Write Data Support: data that the controller takes from the host.
+    /// Write Data Support: the controller may transfer data from the buffer.
     pub wds: bool,
     #[bits(3)]
     __: u8,
-    /// Size Units: `4096 << (4 * szu)` bytes.
+    /// Size Units: a unit has `4096 << (4 * szu)` bytes.
     #[bits(4)]
     pub szu: u8,
-    /// Size in these units; 0: there is none.
+    /// Size in units of `szu`; 0 when there is no buffer.
     #[bits(20)]
     pub sz: u32,
 }
 
 impl Cmbsz {
-    /// Size in bytes.
+    /// Returns the size of the buffer in bytes.
     pub const fn bytes(self) -> u64 {
         (self.sz() as u64) << (12 + 4 * self.szu() as u32)
     }
 }
 
-/// CMBMSC, Controller Memory Buffer Memory Space Control (NVMe Base 2.1, 3.1.4.16).
+/// Register CMBMSC: Controller Memory Buffer Memory Space Control (NVMe Base 2.1, 3.1.4.16).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbmsc {
-    /// Capabilities Registers Enabled: CMBLOC and CMBSZ describe the buffer.
+    /// Capabilities Registers Enabled: CMBLOC and CMBSZ contain the properties of the buffer.
     pub cre: bool,
-    /// Controller Memory Space Enable: addresses of commands may be of it.
+    /// Controller Memory Space Enable: commands may use addresses in the buffer.
     pub cmse: bool,
     #[bits(10)]
     __: u16,
-    /// Controller Base Address: bits 63:12 of the first of these addresses.
+    /// Controller Base Address: bits 63:12 of the buffer's first address in commands.
     #[bits(52)]
     pub cba: u64,
 }
 
-/// CMBSTS, Controller Memory Buffer Status (NVMe Base 2.1, 3.1.4.17).
+/// Register CMBSTS: Controller Memory Buffer Status (NVMe Base 2.1, 3.1.4.17).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbsts {
-    /// Controller Base Address Invalid: CMBMSC.CMSE has no effect.
+    /// Controller Base Address Invalid, so that CMBMSC.CMSE has no effect.
     pub cbai: bool,
     #[bits(31)]
     __: u32,
 }
 
-/// CRTO, Controller Ready Timeouts (NVMe Base 2.1, 3.1.4.21).
+/// Register CRTO: Controller Ready Timeouts (NVMe Base 2.1, 3.1.4.21).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Crto {

@@ -27,10 +27,10 @@ open_values! {
     }
 }
 
-/// An SGL descriptor, 16 bytes.
+/// SGL descriptor, 16 bytes.
 ///
-/// Address and length are those of the types used over PCIe (data block, bit bucket, segment, last
-/// segment); a keyed descriptor divides the same bytes otherwise.
+/// Address and length are valid for the types used over PCIe (data block, bit bucket, segment, last
+/// segment). A keyed descriptor has other fields in these bytes.
 #[derive(
     Clone,
     Copy,
@@ -46,12 +46,12 @@ open_values! {
 )]
 #[repr(C)]
 pub struct SglDescriptor {
-    /// Address of the data or of the segment, an offset for [`SglSubtype::OFFSET`];
-    /// reserved in a bit bucket.
+    /// Address of the data or the segment; an offset for [`SglSubtype::OFFSET`]; reserved in a bit
+    /// bucket.
     pub address: U64,
-    /// Length in bytes; of a segment, a multiple of 16.
+    /// Length in bytes, which must be a multiple of 16 for a segment.
     pub length: U32,
-    /// Reserved in the types used over PCIe.
+    /// Reserved bytes in the descriptor types used over PCIe.
     pub reserved: [u8; 3],
     /// SGL Identifier: type in bits 7:4, subtype in bits 3:0.
     pub identifier: u8,
@@ -60,7 +60,7 @@ pub struct SglDescriptor {
 wire_layout!(SglDescriptor, 16, address @ 0, length @ 8, reserved @ 12, identifier @ 15);
 
 impl SglDescriptor {
-    /// A descriptor of any type with subtype [`SglSubtype::ADDRESS`].
+    /// Creates a descriptor of any type with subtype [`SglSubtype::ADDRESS`].
     pub const fn new(ty: SglType, address: u64, length: u32) -> Self {
         Self {
             address: U64::new(address),
@@ -70,47 +70,48 @@ impl SglDescriptor {
         }
     }
 
-    /// A data block: `length` bytes at `address`.
+    /// Creates a data block descriptor: `length` bytes at `address`.
     pub const fn data_block(address: u64, length: u32) -> Self {
         Self::new(SglType::DATA_BLOCK, address, length)
     }
 
-    /// A bit bucket: `length` bytes of a read are dropped.
+    /// Creates a bit bucket descriptor: `length` bytes of a read are discarded.
     pub const fn bit_bucket(length: u32) -> Self {
         Self::new(SglType::BIT_BUCKET, 0, length)
     }
 
-    /// A pointer to a further segment that is not the last; `length` in bytes.
+    /// Creates a descriptor of a further segment that is not the last; `length` is in bytes.
     pub const fn segment(address: u64, length: u32) -> Self {
         Self::new(SglType::SEGMENT, address, length)
     }
 
-    /// A pointer to the last segment; `length` in bytes.
+    /// Creates a descriptor of the last segment; `length` is in bytes.
     pub const fn last_segment(address: u64, length: u32) -> Self {
         Self::new(SglType::LAST_SEGMENT, address, length)
     }
 
-    /// Data in the capsule, `offset` bytes behind its beginning (of Fabrics).
+    /// Creates a descriptor of data in the command capsule, `offset` bytes after its start
+    /// (Fabrics).
     pub const fn in_capsule(offset: u64, length: u32) -> Self {
         let mut descriptor = Self::new(SglType::DATA_BLOCK, offset, length);
         descriptor.identifier |= SglSubtype::OFFSET.0;
         descriptor
     }
 
-    /// Data that the transport moves, by messages of its own (of TCP).
+    /// Creates a descriptor of data that the transport transfers by messages of its own (TCP).
     pub const fn transport(length: u32) -> Self {
         let mut descriptor = Self::new(SglType::TRANSPORT_DATA_BLOCK, 0, length);
         descriptor.identifier |= SglSubtype::TRANSPORT.0;
         descriptor
     }
 
-    /// Descriptor type.
+    /// Returns the descriptor type.
     #[inline]
     pub const fn ty(&self) -> SglType {
         SglType(self.identifier >> 4)
     }
 
-    /// Descriptor subtype.
+    /// Returns the descriptor subtype.
     #[inline]
     pub const fn subtype(&self) -> SglSubtype {
         SglSubtype(self.identifier & 0xf)
@@ -135,7 +136,7 @@ mod tests {
         assert_eq!(descriptor.subtype(), SglSubtype::ADDRESS);
     }
 
-    /// Descriptors of the TCP transport ("NVMe over TCP Transport 1.1", 3.5).
+    /// Checks the descriptors of the TCP transport ("NVMe over TCP Transport 1.1", 3.5).
     #[test]
     fn descriptors_of_fabrics() {
         let inside = SglDescriptor::in_capsule(0, 1024);

@@ -17,24 +17,23 @@ open_values! {
     }
 }
 
-/// The 15 status bits of a completion, without the phase tag: bits 31:17 of dword 3, moved down to
-/// bit 0.
+/// Status of a completion: 15 bits without the phase tag, bits 31:17 of dword 3 shifted to bit 0.
 ///
-/// The constants have neither `dnr` nor `more` set: whether a retry can succeed depends on the
-/// case, so the caller adds it (`Status::INVALID_FIELD.with_dnr(true)`). `==` compares every bit;
-/// [`Status::is`] compares type and code only.
+/// The constants have `dnr` and `more` clear. Whether a retry can succeed depends on the case, so
+/// the caller sets `dnr` where needed (`Status::INVALID_FIELD.with_dnr(true)`). `==` compares all
+/// bits; [`Status::is`] compares only type and code.
 #[bitfield(u16)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct Status {
-    /// Status Code, to be read together with `sct`.
+    /// Status Code, whose meaning depends on `sct`.
     pub sc: u8,
     /// Status Code Type.
     #[bits(3)]
     pub sct: StatusCodeType,
-    /// Command Retry Delay: 0 for none, else which of CRDT1 to CRDT3.
+    /// Command Retry Delay: 0 for none, otherwise the index of CRDT1 to CRDT3.
     #[bits(2)]
     pub crd: u8,
-    /// More: the Error Information log has more about this command.
+    /// More: the Error Information log has an entry about this command.
     pub more: bool,
     /// Do Not Retry: the same command would fail again.
     pub dnr: bool,
@@ -43,30 +42,30 @@ pub struct Status {
 }
 
 impl Status {
-    /// A status from its type and code, all flags clear.
+    /// Creates a status from its type and code, with all flags clear.
     pub const fn code(sct: StatusCodeType, sc: u8) -> Self {
         Self::new().with_sct(sct).with_sc(sc)
     }
 
-    /// Whether the command succeeded (generic type, code 0).
+    /// Returns whether the command succeeded (generic type, code 0).
     #[inline]
     pub const fn is_success(self) -> bool {
         self.is(Self::SUCCESS)
     }
 
-    /// Whether type and code are those of `other`; the flags do not count.
+    /// Returns whether type and code equal those of `other`; flags are ignored.
     #[inline]
     pub const fn is(self, other: Self) -> bool {
         (self.into_bits() ^ other.into_bits()) & 0x7ff == 0
     }
 
-    /// Type and code only, the flags cleared.
+    /// Returns type and code with all flags cleared.
     #[inline]
     pub const fn without_flags(self) -> Self {
         Self::from_bits(self.into_bits() & 0x7ff)
     }
 
-    /// `Ok` for success, else the status as the error.
+    /// Returns `Ok` for success, otherwise the status as the error.
     #[inline]
     pub const fn into_result(self) -> Result<(), Self> {
         if self.is_success() { Ok(()) } else { Err(self) }
@@ -96,10 +95,11 @@ macro_rules! statuses {
                 pub const $constant: Self = Self::code(StatusCodeType::$sct, $sc);
             )*)*
 
-            /// The standard's name; `None` for a code that it does not define.
+            /// Returns the standard's name of the status; `None` for a code that it does not
+            /// define.
             ///
-            /// Command specific codes from 80h on are those of the NVM and
-            /// Zoned Namespace command sets.
+            /// Command specific codes from 80h on are those of the NVM and Zoned Namespace command
+            /// sets.
             pub const fn name(self) -> Option<&'static str> {
                 match (self.sct(), self.sc()) {
                     $($((StatusCodeType::$sct, $sc) => Some($text),)*)*
@@ -107,7 +107,7 @@ macro_rules! statuses {
                 }
             }
 
-            /// Every status that has a name, for tables and tests.
+            /// All statuses that have a name, for tables and tests.
             pub const ALL: &'static [Self] = &[$($(Self::$constant,)*)*];
         }
     };
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn codes_as_hosts_know_them() {
-        // The (SCT << 8 | SC) numbers that every host's log prints.
+        // Numbers (SCT << 8 | SC) that hosts print in their logs.
         for (status, number) in [
             (Status::INVALID_OPCODE, 0x001),
             (Status::INVALID_FIELD, 0x002),

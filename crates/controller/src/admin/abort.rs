@@ -1,26 +1,27 @@
-//! Abort ("NVMe Base 2.1", 5.1.1).
+//! Abort command ("NVMe Base 2.1", 5.1.1), which tries to end another command early.
 
 use super::{AdminResult, Outcome};
 use crate::controller::Controller;
 use nvme::cmd::admin::{AbortCdw10, AbortResult};
 use nvme::{Command, Status};
 
-/// Maximum number of waiting Abort commands: ACL of Identify Controller, zero-based there.
+/// Maximum number of waiting Abort commands. (ACL of Identify Controller, a zero-based value.)
 pub(super) const LIMIT: usize = 8;
 
 struct Waiting {
-    /// CID of the Abort command.
+    /// Command identifier of the Abort command.
     cid: u16,
-    /// Queue and CID of the command to abort.
+    /// Submission queue ID and command identifier of the command to abort.
     target: (u16, u16),
 }
 
-/// Abort commands that wait for the end of their target.
+/// Abort commands that wait until the command to abort has ended.
 #[derive(Default)]
 pub(crate) struct Aborts(Vec<Waiting>);
 
 impl Aborts {
-    /// Returns the Abort commands to be saved: their CID, then queue and CID of the target.
+    /// Returns the waiting Abort commands for the next process: command identifier, then queue ID
+    /// and command identifier of the command to abort.
     pub fn save(&self) -> Vec<(u16, u16, u16)> {
         let waiting = self.0.iter();
         waiting.map(|w| (w.cid, w.target.0, w.target.1)).collect()
@@ -38,7 +39,8 @@ impl Controller {
             return Err(Status::ABORT_COMMAND_LIMIT_EXCEEDED);
         }
         if target.sqid() == 0 {
-            // Only Asynchronous Event Requests stay long enough to be aborted.
+            // Among admin commands, only Asynchronous Event Requests are outstanding long enough to
+            // be aborted.
             let aborted = self.admin.events.take(target.cid());
             if aborted {
                 self.finish_admin(target.cid(), Status::ABORT_REQUESTED, 0);
@@ -52,8 +54,8 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// Begins an Abort command, which waits for the end of its target. Returns `false` when there
-    /// is no such queue.
+    /// Begins an Abort command, which waits until the command to abort has ended. Returns `false`
+    /// when the submission queue does not exist.
     fn begin_abort(&mut self, cid: u16, target: (u16, u16)) -> bool {
         let found = self.abort(target.0, target.1);
         if found {
@@ -62,8 +64,8 @@ impl Controller {
         found
     }
 
-    /// Restores the Abort commands of a process that has ended: their targets are looked up once
-    /// more. A target that has completed meanwhile was not aborted.
+    /// Restores the Abort commands of the previous process: the commands to abort are looked up
+    /// again. One that has completed meanwhile counts as not aborted.
     pub(crate) fn restore_aborts(&mut self, saved: &[(u16, u16, u16)]) {
         for &(cid, sqid, target) in saved.iter().take(LIMIT) {
             if !self.begin_abort(cid, (sqid, target)) {
@@ -72,12 +74,12 @@ impl Controller {
         }
     }
 
-    /// Completes the Abort commands that waited for a command that has ended.
+    /// Completes the Abort commands for a command that has ended.
     pub(crate) fn abort_done(&mut self, sqid: u16, cid: u16, aborted: bool) {
         self.answer_aborts((sqid, cid), not_aborted(!aborted));
     }
 
-    /// Completes Abort commands when their target was not in the queue.
+    /// Completes the Abort commands for a command that was not found in its queue.
     pub(crate) fn abort_missed(&mut self, sqid: u16, cid: u16) {
         self.answer_aborts((sqid, cid), not_aborted(true));
     }

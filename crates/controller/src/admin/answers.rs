@@ -1,4 +1,4 @@
-//! Results of work that other threads do for a controller; each result wakes the controller's
+//! Results of work that other threads do for a controller. Each result wakes the controller's
 //! worker.
 
 use std::collections::VecDeque;
@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::task::Waker;
 use sync::Unpoisoned;
 
-/// Results, by the number of the request.
+/// Results by request number.
 pub(super) struct Answers<T> {
     answers: Mutex<VecDeque<(u64, T)>>,
-    /// Wakes the controller's worker, once set.
+    /// Waker of the controller's worker, once set.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -23,7 +23,7 @@ impl<T> Default for Answers<T> {
 }
 
 impl<T> Answers<T> {
-    /// Sets the waker of the controller's worker.
+    /// Sets the waker by which results wake the controller's worker.
     pub fn set_waker(&self, waker: Waker) {
         *self.waker.lock().unpoisoned() = Some(waker);
     }
@@ -39,7 +39,8 @@ impl<T> Answers<T> {
         }
     }
 
-    /// Takes the result of the request of this number; earlier results are dropped.
+    /// Removes and returns the result of the request with this number. Results of earlier requests
+    /// are dropped.
     pub fn take(&self, number: u64) -> Option<T> {
         let mut answers = self.answers.lock().unpoisoned();
         while let Some((answered, result)) = answers.pop_front() {

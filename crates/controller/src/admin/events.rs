@@ -1,5 +1,4 @@
-//! Asynchronous Event Request ("NVMe Base 2.1", 5.1.2): requests are parked until there is an
-//! event.
+//! Asynchronous Event Request ("NVMe Base 2.1", 5.1.2): requests are parked until an event occurs.
 
 use super::{AdminResult, Outcome};
 use crate::controller::Controller;
@@ -7,18 +6,17 @@ use nvme::aen::{AsyncEvent, EventType};
 use nvme::{Command, Status};
 use std::collections::VecDeque;
 
-/// Maximum number of parked requests: AERL of Identify Controller, zero-based there.
+/// Maximum number of parked requests. (AERL of Identify Controller, a zero-based value.)
 pub(super) const LIMIT: usize = 4;
-/// Maximum number of events that wait for a request; an event of a waiting kind is merged with
-/// it.
+/// Maximum number of events that wait for a request. An event equal to a waiting one is not added.
 const PENDING: usize = 16;
 
-/// Parked requests and waiting events.
+/// Parked Asynchronous Event Requests, and events that wait for one.
 #[derive(Default)]
 pub(crate) struct AsyncEvents {
     parked: VecDeque<u16>,
     pending: VecDeque<AsyncEvent>,
-    /// Bit mask of event types that were reported, without a read of their log page since.
+    /// Bit mask of event types that were reported and whose log page was not read since.
     masked: u8,
 }
 
@@ -27,15 +25,16 @@ fn bit(ty: EventType) -> u8 {
 }
 
 impl AsyncEvents {
-    /// Returns the parked requests, the pending events as dword 0 of a completion, and the masked
-    /// types.
+    /// Returns the state for the next process: parked requests, waiting events as completion dwords
+    /// 0, and masked event types.
     pub fn save(&self) -> (Vec<u16>, Vec<u32>, u8) {
         let pending = self.pending.iter().map(|event| event.into_bits());
         let parked = self.parked.iter().copied();
         (parked.collect(), pending.collect(), self.masked)
     }
 
-    /// Restores the state saved by [`AsyncEvents::save`], within the limits.
+    /// Restores the state saved by [`AsyncEvents::save`], up to the maximum numbers of requests and
+    /// events.
     pub fn restore(parked: &[u16], pending: &[u32], masked: u8) -> Self {
         let pending = pending.iter().take(PENDING);
         AsyncEvents {
@@ -45,12 +44,12 @@ impl AsyncEvents {
         }
     }
 
-    /// Returns the number of parked requests.
+    /// Returns the number of parked Asynchronous Event Requests.
     pub fn parked(&self) -> usize {
         self.parked.len()
     }
 
-    /// Removes a parked request. Returns `false` when there is none with this ID.
+    /// Removes a parked request. Returns `false` when none has this command identifier.
     pub fn take(&mut self, cid: u16) -> bool {
         let found = self.parked.iter().position(|&c| c == cid);
         found.is_some_and(|at| self.parked.remove(at).is_some())
@@ -78,7 +77,7 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// Reports an event as soon as a request is parked and its type is not masked.
+    /// Reports an event to the host, as soon as a request is parked and its type is not masked.
     pub(crate) fn notify(&mut self, event: AsyncEvent) {
         let events = &mut self.admin.events;
         if !events.pending.contains(&event) && events.pending.len() < PENDING {
@@ -87,7 +86,8 @@ impl Controller {
         self.deliver_events();
     }
 
-    /// Unmasks an event type after a read of its log page without Retain Asynchronous Event.
+    /// Unmasks an event type after the host has read its log page without Retain Asynchronous
+    /// Event.
     pub(super) fn clear_events(&mut self, ty: EventType) {
         self.admin.events.masked &= !bit(ty);
         self.deliver_events();

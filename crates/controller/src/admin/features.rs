@@ -1,18 +1,18 @@
 //! Get Features and Set Features ("NVMe Base 2.1", 5.1.11 and 5.1.25).
 //!
-//! Values last until the next controller-level reset: no feature is saveable, and "saved" reads
-//! as "default". The features of Flexible Data Placement are an exception: they are saved always
-//! ([`placement`](super::placement)).
+//! Values last until the next controller-level reset. No feature is saveable, and the saved value
+//! reads as the default. The features of Flexible Data Placement are an exception: they are always
+//! saved ([`placement`](super::placement)).
 //!
-//! NSIDs ("NVMe Base 2.1", 4.4). A feature of the controller is set by NSID 0 or FFFFFFFFh; a
+//! *NSIDs* ("NVMe Base 2.1", 4.4). A feature of the controller is set with NSID 0 or FFFFFFFFh; a
 //! valid NSID is refused as Feature Not Namespace Specific. Any NSID can read it. A feature of
-//! namespaces (Error Recovery) is set for one, or for all by FFFFFFFFh, and read of one only. For
-//! reads, NSID 0 and FFFFFFFFh are Invalid Namespace or Format, as is any invalid NSID; an
-//! inactive NSID is Invalid Field ("NVMe Base 2.1", Figure 92). No value could be returned for
-//! NSID 0, because each namespace has its own. QEMU's controller and drives (for one, an Optane
-//! P5800X) answer in the same way. SPDK's target ignores the NSID, as it has one value for all,
-//! and Linux's target lacks this feature: hosts must bear either answer, and Linux's driver does
-//! not ask. The capabilities of a feature (Select 011b) are the same for every namespace, and are
+//! namespaces (Error Recovery) is set for one namespace, or with FFFFFFFFh for all, and read for
+//! one only. For reads, NSID 0 and FFFFFFFFh are Invalid Namespace or Format, as is any invalid
+//! NSID, because each namespace has its own value; an inactive NSID is Invalid Field ("NVMe Base
+//! 2.1", Figure 92). QEMU's controller and drives (for example an Optane P5800X) answer in the same
+//! way. SPDK's target has one value for all namespaces and ignores the NSID, and Linux's target
+//! lacks this feature. Hosts therefore have to handle either answer, and Linux's driver does not
+//! use the feature. The capabilities of a feature (Select 011b) are equal for all namespaces, and
 //! returned for any NSID.
 
 use super::{AdminResult, INVALID_FIELD, Outcome, lba_status};
@@ -34,18 +34,18 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Over-temperature threshold after power-on, in kelvins: the warning temperature of Identify
 /// Controller.
 const DEFAULT_OVER: u16 = 343;
-/// Arbitration burst after power-on: 32 commands, as a power of two.
+/// Arbitration burst after power-on, as a power of two: 32 commands.
 const DEFAULT_ARBITRATION: u32 = 5;
-/// Timestamp origin ("NVMe Base 2.1", 5.1.25.1.7): 000b zero at a controller-level reset, 001b
-/// Set Features.
+/// Timestamp Origin ("NVMe Base 2.1", 5.1.25.1.7): the host has set the timestamp. The other value,
+/// 0, means that it counts from a controller-level reset.
 const ORIGIN_SET: u8 = 1;
 
-/// Values of the features.
+/// Current values of the controller's features.
 pub(crate) struct Features {
     arbitration: u32,
-    /// Temperature thresholds of the composite temperature, in kelvins: over, under.
+    /// Over and under temperature threshold of the composite temperature, in kelvins.
     pub thresholds: [u16; 2],
-    /// Error recovery, by NSID.
+    /// Error Recovery feature, by NSID.
     error_recovery: BTreeMap<u32, u32>,
     pub write_cache: bool,
     coalescing: u32,
@@ -55,16 +55,16 @@ pub(crate) struct Features {
     timestamp: Timestamp,
     host_identifier: [u8; 16],
     host_behavior: HostBehavior,
-    /// LBA Status Information Report Interval, in units of 100 ms.
+    /// LBA Status Information Report Interval (LSIRI), in units of 100 ms.
     pub lsiri: u16,
-    /// Reservation notification masks, by NSID.
+    /// Reservation Notification Mask feature, by NSID.
     notification_masks: BTreeMap<u32, u32>,
 }
 
-/// Counts milliseconds: from zero after a controller-level reset, from the host's value once there
-/// is one.
+/// Timestamp feature, which counts milliseconds: from zero after a controller-level reset, or from
+/// the value that the host has set.
 struct Timestamp {
-    /// Timestamp in milliseconds when it was set.
+    /// Value of the timestamp in milliseconds when it was set.
     value: u64,
     set_at: Since,
     origin: u8,
@@ -84,7 +84,8 @@ impl Timestamp {
         self.encode(self.value.wrapping_add(elapsed))
     }
 
-    /// Returns the timestamp at that moment of the wall clock; 0 before the timestamp was set.
+    /// Returns the timestamp at a wall clock time in milliseconds; 0 for times before the timestamp
+    /// was set.
     fn at(&self, wall: u64) -> [u8; 8] {
         let since = self.value.saturating_add(wall);
         self.encode(since.saturating_sub(self.set_at.wall()))
@@ -104,7 +105,7 @@ impl Features {
         self.timestamp.to_bytes()
     }
 
-    /// Converts a time of the wall clock, in milliseconds, to the Timestamp feature as it counts
+    /// Converts a wall clock time in milliseconds to a value of the Timestamp feature, as it counts
     /// now.
     pub(super) fn timestamp_at(&self, wall: u64) -> [u8; 8] {
         self.timestamp.at(wall)
@@ -131,7 +132,8 @@ impl Features {
         }
     }
 
-    /// Returns the values to be saved, with the keep alive timer in milliseconds.
+    /// Returns the feature values for the next process. `keep_alive` is the Keep Alive Timeout in
+    /// milliseconds.
     pub fn save(&self, keep_alive: u32) -> FeatureValues {
         let Features {
             arbitration,
@@ -151,7 +153,7 @@ impl Features {
             host_identifier,
             host_behavior,
             lsiri,
-            // Only controllers that do not outlive their process have these.
+            // Only controllers that end with their process have reservation notifications.
             notification_masks: _,
         } = self;
         FeatureValues {
@@ -214,18 +216,20 @@ impl Features {
         }
     }
 
-    /// Returns the mask of reservation notifications of a namespace that create no log page.
+    /// Returns the mask of reservation notifications of a namespace. Masked ones create no log
+    /// page.
     pub fn notification_mask(&self, nsid: u32) -> ReservationNotificationMask {
         let mask = self.notification_masks.get(&nsid);
         ReservationNotificationMask::from_bits(mask.copied().unwrap_or(0))
     }
 
-    /// Formats of Copy's descriptors that the host uses beside formats 0h and 1h, as bits.
+    /// Returns the Copy descriptor formats that the host has enabled, besides formats 0h and 1h, as
+    /// a bit mask.
     pub fn copy_formats(&self) -> u16 {
         self.host_behavior.cdfe.get()
     }
 
-    /// Returns whether the host uses extended formats of protection information (LBA Format
+    /// Returns whether the host has enabled extended formats of protection information (LBA Format
     /// Extension Enable).
     pub fn lbafee(&self) -> bool {
         self.host_behavior.lbafee == 1
@@ -241,8 +245,8 @@ impl Features {
     }
 }
 
-/// Returns the capabilities of a feature; `None` when a controller with these properties lacks
-/// it.
+/// Returns the capabilities of a feature; `None` when a controller with these properties does not
+/// support it.
 fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
     let Offer {
         shared,
@@ -259,7 +263,7 @@ fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
                 .with_namespace_specific(true)
                 .with_saveable(true),
         ),
-        // The host identifier was configured.
+        // The host identifier is part of the configuration, so the host cannot change it.
         Fid::HOST_IDENTIFIER if shared => Some(capabilities.with_changeable(false)),
         Fid::RESERVATION_NOTIFICATION_MASK | Fid::RESERVATION_PERSISTENCE if shared => {
             Some(capabilities.with_namespace_specific(true))
@@ -284,12 +288,12 @@ fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
     }
 }
 
-/// Returns the accepted Host Behavior Support without reserved fields; `None` when the host
-/// enables an unsupported behavior.
+/// Returns the accepted value of Host Behavior Support without reserved fields; `None` when the
+/// host enables an unsupported behavior.
 ///
-/// Support of the host alone (Command Retry Delay, telemetry's area 4, dispersed namespaces) is
-/// accepted. Extended formats of protection information (`elbas`: the controller has them) and
-/// other descriptor formats of Copy are enabled.
+/// Behaviors that only concern the host (Command Retry Delay, area 4 of telemetry, dispersed
+/// namespaces) are accepted. Extended formats of protection information, if the controller has them
+/// (`elbas`), and further descriptor formats of Copy are enabled.
 fn accepted(wanted: &HostBehavior, elbas: bool) -> Option<HostBehavior> {
     let HostBehavior {
         acre,
@@ -310,14 +314,15 @@ fn accepted(wanted: &HostBehavior, elbas: bool) -> Option<HostBehavior> {
     })
 }
 
-/// Returns the supported features, for the log page of their effects.
+/// Returns the supported features with their capabilities, for the Feature Identifiers Supported
+/// and Effects log page.
 pub(super) fn supported(offer: Offer) -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
     (0..=0xff)
         .map(Fid)
         .filter_map(move |fid| Some((fid, capabilities(fid, offer)?)))
 }
 
-/// Returns whether a feature is supported.
+/// Returns whether a controller with these properties supports a feature.
 pub(super) fn is_supported(fid: Fid, offer: Offer) -> bool {
     capabilities(fid, offer).is_some()
 }
@@ -346,8 +351,8 @@ impl Controller {
         }
     }
 
-    /// Returns whether a namespace has a volatile write cache, or one that is attached later may
-    /// have one: hosts ask once.
+    /// Returns whether any namespace has a volatile write cache, or one that is attached later may
+    /// have one. Hosts read this value only once.
     pub(super) fn has_write_cache(&self) -> bool {
         let room = self.config.max_namespaces as usize > self.engine.active().count();
         room || self.engine.active().any(|ns| ns.volatile_cache)
@@ -357,14 +362,14 @@ impl Controller {
         if !broadcast || nsid != NSID_BROADCAST {
             self.engine.namespace_index(nsid)?;
         }
-        // A feature of a namespace is reached as the namespace is (ANA).
+        // A feature of a namespace is inaccessible while the ANA state makes the namespace so.
         match self.engine.unreached(nsid) {
             Some(status) => Err(status),
             None => Ok(()),
         }
     }
 
-    /// Returns a feature's value out of `features`, in dword 0 or in the host's buffer.
+    /// Returns the value of a feature from `features`, either in dword 0 or in the host's buffer.
     fn value(
         &self,
         fid: Fid,
@@ -397,7 +402,7 @@ impl Controller {
                 if vector >= u32::from(self.engine.irqs.vectors()) {
                     return Err(INVALID_FIELD);
                 }
-                // The admin queue's vector is never coalesced.
+                // The vector of the admin queue is exempt from coalescing.
                 let disabled = vector == 0 || features.coalescing_disabled >> vector & 1 != 0;
                 vector | u32::from(disabled) << 16
             }
@@ -433,7 +438,7 @@ impl Controller {
             }
             Fid::FLEXIBLE_DATA_PLACEMENT => self.fdp_mode(command)?,
             Fid::FDP_EVENTS => self.fdp_event_types(command)?,
-            // Power state 0; command set combination 0.
+            // The power state and the command set combination are 0.
             _ => 0,
         };
         Ok(Outcome::Done(value))
@@ -459,11 +464,11 @@ impl Controller {
         let mut result = 0;
         match fid {
             Fid::ARBITRATION => self.admin.features.arbitration = cdw11 & 0xffff_ff07,
-            // There is one power state.
+            // Power state 0 is the only one.
             Fid::POWER_MANAGEMENT if cdw11 & 0x1f != 0 => return Err(INVALID_FIELD),
             Fid::POWER_MANAGEMENT => {}
             Fid::TEMPERATURE_THRESHOLD => self.set_threshold(cdw11)?,
-            // Deallocated or Unwritten Logical Block errors are not offered (NSFEAT).
+            // Deallocated or Unwritten Logical Block errors are not supported (NSFEAT).
             Fid::ERROR_RECOVERY if cdw11 & 1 << 16 != 0 => return Err(INVALID_FIELD),
             Fid::ERROR_RECOVERY => {
                 let chosen = self.namespaces_under(nsid);
@@ -475,9 +480,9 @@ impl Controller {
                     return Err(INVALID_FIELD);
                 }
                 let on = cdw11 & 1 != 0;
-                // The host does not flush from now on, so its earlier writes must not be lost.
-                // New writes are durable by themselves already; those in flight end before the
-                // flush begins.
+                // The host does not flush from now on, so its earlier writes must not be lost. New
+                // writes are durable by themselves; the outstanding ones complete before the flush
+                // begins.
                 if std::mem::replace(&mut self.admin.features.write_cache, on) && !on {
                     self.apply_features();
                     self.admin.cache_flushes.push(command.cid.get());
@@ -536,7 +541,7 @@ impl Controller {
                 let len = if extended { 16 } else { 8 };
                 self.read_host(command, id.get_mut(..len).unwrap_or_default())?;
                 if let Some(host) = self.host() {
-                    // With an identifier of its choice, a guest could pass for another one.
+                    // A guest that could choose its host identifier could impersonate another host.
                     let same = id == *host.bytes() && extended == host.is_extended();
                     return match same {
                         true => Ok(Outcome::Done(0)),
@@ -578,14 +583,14 @@ impl Controller {
         Ok(Outcome::Done(result))
     }
 
-    /// Returns the namespace of this ID, or all active ones.
+    /// Returns this NSID if it is active, or for the broadcast NSID those of all active namespaces.
     fn namespaces_under(&self, nsid: u32) -> Vec<u32> {
         let all = self.engine.active().map(|ns| ns.config.nsid);
         all.filter(|&n| nsid == NSID_BROADCAST || n == nsid)
             .collect()
     }
 
-    /// Completes Set Features commands after the flush of a write cache that was turned off.
+    /// Completes the Set Features commands that wait for the flush of a disabled write cache.
     pub(crate) fn cache_flushed(&mut self, failed: Option<Status>) {
         for cid in std::mem::take(&mut self.admin.cache_flushes) {
             if let Some(status) = failed {
@@ -603,7 +608,7 @@ impl Controller {
             .thresholds
             .get_mut(which as usize)
             .ok_or(INVALID_FIELD)?;
-        // 0 is the composite temperature, 1111b all sensors; there are no further ones.
+        // Sensor 0 is the composite temperature and 1111b selects all sensors. No others exist.
         if !matches!(sensor, 0 | 0xf) {
             return Err(INVALID_FIELD);
         }

@@ -1,5 +1,5 @@
-//! Keep Alive ("NVMe Base 2.1", 3.9 and 5.1.14). Over PCIe hosts need none; a timeout set by a
-//! host is enforced.
+//! Keep Alive ("NVMe Base 2.1", 3.9 and 5.1.14). Hosts do not need it over PCIe, but a timeout that
+//! a host sets is enforced.
 
 use super::{AdminResult, Outcome};
 use crate::controller::Controller;
@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 /// Granularity of the timer in units of 100 ms (Identify Controller, KAS).
 pub(super) const GRANULARITY_100MS: u16 = 1;
-/// Looks for the host's commands after the timeout, before the timer expires.
+/// Number of checks for commands of the host after the timeout, before the timer expires.
 const LAST_LOOKS: u8 = 2;
-/// Time between two of these looks, in which a worker reads its sockets (every 100 us while it
+/// Interval between these checks, in which a worker reads its sockets (every 100 us while it
 /// polls).
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Timer that expires when a host is silent for longer than its Keep Alive Timeout.
+/// Timer that expires when the host sends no command for longer than its Keep Alive Timeout.
 ///
-/// The host's silence is not told from a pause of this process, whose processor others had, by the
-/// clock alone. The timeout may have passed although the host's command waits in a queue or a
-/// socket, and the clock's last reading may be older than the pause. The time therefore counts from
-/// the first reading after a command, and the timer expires only after two further looks at queues
-/// and sockets.
+/// The clock alone cannot distinguish a silent host from a pause of this process, for example while
+/// other processes used its processor. The timeout may have passed although a command of the host
+/// waits in a queue or a socket, and the last reading of the clock may be older than the pause. The
+/// time therefore counts from the first reading after a command, and the timer expires only after
+/// two more checks of queues and sockets.
 #[derive(Debug, Default)]
 pub struct KeepAlive {
     timeout: Duration,
@@ -30,51 +30,52 @@ pub struct KeepAlive {
 
 #[derive(Debug, Default)]
 enum Phase {
-    /// The host has given a sign of life since the last reading of the clock, the deadline.
+    /// The host has sent a command since the last reading of the clock, from which the timeout
+    /// counts.
     #[default]
     Noted,
-    /// The timeout is running.
+    /// The timeout runs, and the host has sent no command since it began.
     Runs,
-    /// The timeout has passed, and so many looks have found no command.
+    /// The timeout has passed, and this number of checks has found no command.
     Looked(u8),
 }
 
 impl KeepAlive {
-    /// Creates a timer that begins now; zero turns it off.
+    /// Creates a timer that begins now. A timeout of zero disables it.
     pub fn new(timeout: Duration, now: Instant) -> Self {
         let mut timer = Self::default();
         timer.set(timeout, now);
         timer
     }
 
-    /// Changes the timeout and restarts the timer; zero turns it off.
+    /// Changes the timeout and restarts the timer. A timeout of zero disables it.
     pub fn set(&mut self, timeout: Duration, now: Instant) {
         self.timeout = timeout;
         self.restart(now);
     }
 
-    /// Notes a sign of life of the host. `now` is the last reading of the clock.
+    /// Restarts the timer after a command of the host. `now` is the last reading of the clock.
     pub fn restart(&mut self, now: Instant) {
         self.phase = Phase::Noted;
         self.deadline = (!self.timeout.is_zero()).then_some(now);
     }
 
-    /// Stops the timer: the host's silence is allowed from now on.
+    /// Stops the timer, because the host may be silent from now on.
     pub fn stop(&mut self) {
         self.deadline = None;
     }
 
-    /// Returns the time of the next call of [`KeepAlive::has_expired`].
+    /// Returns the time at which [`KeepAlive::has_expired`] has to be called next.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Returns the timeout; zero: there is none.
+    /// Returns the Keep Alive Timeout; zero while the timer is disabled.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Returns whether the host has been silent for too long.
+    /// Returns whether the host has been silent for longer than its timeout.
     pub fn has_expired(&mut self, now: Instant) -> bool {
         let Some(deadline) = self.deadline.filter(|at| now >= *at) else {
             return false;
@@ -103,7 +104,7 @@ impl KeepAlive {
 }
 
 impl Controller {
-    /// Sets the Keep Alive Timer feature, in milliseconds, rounded up to the granularity.
+    /// Sets the Keep Alive Timer feature in milliseconds, rounded up to the granularity.
     pub(crate) fn set_keep_alive(&mut self, milliseconds: u32) {
         let unit = u64::from(GRANULARITY_100MS) * 100;
         let rounded = u64::from(milliseconds).div_ceil(unit) * unit;
@@ -111,7 +112,7 @@ impl Controller {
         self.admin.keep_alive.set(timeout, self.now);
     }
 
-    /// Returns the feature's value, in milliseconds.
+    /// Returns the value of the Keep Alive Timer feature in milliseconds.
     pub(crate) fn keep_alive(&self) -> u32 {
         let timeout = self.admin.keep_alive.timeout();
         u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX)
@@ -122,14 +123,14 @@ impl Controller {
         Ok(Outcome::Done(0))
     }
 
-    /// Fails the controller after the host's silence: fatal status, commands are no longer
-    /// fetched.
+    /// Checks the timer. If it has expired, the controller enters the fatal state and fetches no
+    /// more commands. Returns whether there was anything to do.
     pub(super) fn check_keep_alive(&mut self) -> bool {
         let deadline = self.admin.keep_alive.deadline();
         if deadline.is_none_or(|at| self.now < at) || !self.is_ready() {
             return false;
         }
-        // The next round looks at the Admin queue, however busy others are.
+        // The next round polls the admin queue, however busy other queues are.
         self.engine.expect(0);
         if self.admin.keep_alive.has_expired(self.now) {
             self.fatal("keep alive timer expired");
@@ -148,7 +149,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(1);
 
-    /// The next reading of the clock.
+    /// Time from one reading of the clock to the next.
     const NEXT: Duration = Duration::from_micros(1);
 
     #[test]
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(timer.deadline(), Some(now));
         for _ in 0..2 {
             assert!(!timer.has_expired(now));
-            // A look of the same moment is the same look.
+            // A second check at the same time does not count.
             assert!(!timer.has_expired(now));
             now += LOOK_INTERVAL;
             assert_eq!(timer.deadline(), Some(now));

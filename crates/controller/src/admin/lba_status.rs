@@ -1,9 +1,9 @@
-//! Reports of unreadable blocks: Get LBA Status ("NVM Command Set 1.1", 4.2.1), the LBA Status
-//! Information log page (4.1.4.5), its alert and its feature (4.1.3.5, 5.2.1).
+//! Reports of unreadable blocks: Get LBA Status ("NVM Command Set 1.1", 4.2.1), and the LBA Status
+//! Information log page (4.1.4.5) with its alert and its feature (4.1.3.5, 5.2.1).
 //!
-//! The reported blocks are those that Write Uncorrectable has marked; a scan finds no further
-//! ones. A block that a volume could not read is in the error log, but is not tracked: the next
-//! read may succeed, and a write of the block would not be noticed.
+//! The reported blocks are those marked by Write Uncorrectable; a scan finds no others. A block
+//! that a volume could not read is in the error log, but is not tracked: the next read may succeed,
+//! and a write to the block would not be noticed.
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
@@ -24,25 +24,25 @@ use zerocopy::IntoBytes;
 
 /// LBA Status Information Poll Interval, in units of 100 ms.
 const POLL_INTERVAL: u16 = 10;
-/// Returns the feature's value after a host's request for this report interval: that interval, or
-/// the closest supported one.
+/// Returns the feature's value after the host has requested the report interval `lsiri`: that
+/// interval, or the closest supported one.
 pub(super) fn attributes(lsiri: u16) -> LbaStatusAttributes {
     LbaStatusAttributes::new()
         .with_lsiri(lsiri.max(POLL_INTERVAL))
         .with_lsipi(POLL_INTERVAL)
 }
 
-/// Read position of the host in the log page, and pending alerts.
+/// State of the LBA Status Information log page: the host's reading of it, and pending alerts.
 pub(crate) struct LbaStatus {
-    /// LBA Status Generation Counter.
+    /// LBA Status Generation Counter of the log page.
     generation: u16,
-    /// Blocks were marked after the host has read the page.
+    /// Whether blocks were marked after the host has read the page.
     news: bool,
-    /// The host was notified of that.
+    /// Whether the host was notified of these blocks.
     alerted: bool,
-    /// Copy of the page that the host is reading, with Retain Asynchronous Event.
+    /// Generation and contents of the page that the host is reading with Retain Asynchronous Event.
     reading: Option<(u16, Listed)>,
-    /// Beginning of the report interval.
+    /// Beginning of the current report interval.
     since: Since,
 }
 
@@ -57,23 +57,24 @@ impl LbaStatus {
         }
     }
 
-    /// Handles a controller-level reset: the host reads the page anew, and a pending alert may be
-    /// lost.
+    /// Handles a controller-level reset. The host begins to read the page anew, and a pending alert
+    /// may be lost.
     pub fn reset(&mut self) {
         self.reading = None;
         self.alerted = false;
     }
 
-    /// Blocks were marked.
+    /// Records that blocks were marked.
     fn marked(&mut self) {
-        // All marks before the host's next read are of one generation.
+        // All marks until the host's next read belong to one generation.
         if !std::mem::replace(&mut self.news, true) {
             self.generation = self.generation.wrapping_add(1);
             self.alerted = false;
         }
     }
 
-    /// Returns the time of the next alert, if the host has enabled it.
+    /// Returns the time of the next alert; `None` unless blocks were marked and the host was not
+    /// notified of them yet.
     pub fn alert_at(&self, attributes: LbaStatusAttributes) -> Option<Instant> {
         let interval = Duration::from_millis(100) * attributes.lsiri().into();
         (self.news && !self.alerted).then(|| self.since.instant() + interval)
@@ -90,8 +91,8 @@ impl LbaStatus {
         }
     }
 
-    /// Restores the state saved by [`LbaStatus::save`]; [`Controller::restore_marks`] restores
-    /// the marks.
+    /// Restores the state saved by [`LbaStatus::save`]. [`Controller::restore_marks`] restores the
+    /// marks themselves.
     pub fn restore(saved: &LbaStatusState) -> Self {
         let ranges = |(_, marks): &(u16, Listed)| {
             let all = marks.iter().map(|(_, ranges)| 1 + ranges.len());
@@ -109,13 +110,13 @@ impl LbaStatus {
     }
 }
 
-/// Returns the zero-based value. Marked ranges have fewer than 2^32 blocks.
+/// Returns a number of blocks as a zero-based value. Marked ranges have fewer than 2^32 blocks.
 fn zero_based(blocks: u64) -> u32 {
     u32::try_from(blocks.saturating_sub(1)).unwrap_or(u32::MAX)
 }
 
 impl Controller {
-    /// Blocks can be marked, and the host can ask for them.
+    /// Returns whether blocks can be marked, so that the host can request their status.
     pub(super) fn reports_lbas(&self) -> bool {
         self.config.offer().marks
     }
@@ -159,8 +160,8 @@ impl Controller {
 
     // ---- the log page
 
-    /// Prepares a read of the log page: the page is frozen from a read with Retain Asynchronous
-    /// Event until a read without it.
+    /// Prepares a read of the log page. The contents are frozen from a read with Retain
+    /// Asynchronous Event until a read without it.
     pub(super) fn before_lba_status(&mut self, get: &GetLogPage) -> Result<bool, Status> {
         if !get.rae {
             self.admin.lba_status.reading = None;
@@ -179,14 +180,14 @@ impl Controller {
         }
     }
 
-    /// Records that the host has the page's content.
+    /// Records that the host has read the contents of the log page.
     fn lba_status_known(&mut self) {
         self.admin.lba_status.news = false;
         self.admin.rearm();
         self.touch();
     }
 
-    /// Handles a read of the page without Retain Asynchronous Event.
+    /// Handles a read of the log page without Retain Asynchronous Event.
     pub(super) fn lba_status_read(&mut self) {
         self.admin.lba_status.since = Since::now();
         self.lba_status_known();
@@ -195,14 +196,15 @@ impl Controller {
 
     // ---- the alert
 
-    /// Handles new marks, by this controller's host or by another one's.
+    /// Handles new marks, set by the host of this controller or of another one.
     pub(crate) fn blocks_marked(&mut self) {
         self.touch();
         self.admin.lba_status.marked();
         self.admin.rearm();
     }
 
-    /// Notifies the host of marked blocks, if the alert is due and enabled.
+    /// Notifies the host of marked blocks, if the alert is due and enabled. Returns whether it was
+    /// due.
     pub(super) fn check_lba_alert(&mut self) -> bool {
         if self.admin.alert_at().is_none_or(|at| self.now < at) {
             return false;
@@ -210,7 +212,7 @@ impl Controller {
         self.touch();
         self.admin.lba_status.alerted = true;
         let marks = self.marks.table.all();
-        // The blocks may have been written meanwhile.
+        // All marked blocks may have been written meanwhile.
         if marks.iter().any(|(_, marks)| marks.any()) {
             let event = AsyncEvent::notice(Notice::LBA_STATUS_ALERT, Lid::LBA_STATUS);
             self.notify(event);
@@ -218,7 +220,7 @@ impl Controller {
         true
     }
 
-    /// Returns the time of the next alert of marked blocks.
+    /// Returns the time at which the next alert about marked blocks is due.
     pub(crate) fn lba_alert_deadline(&self) -> Option<Instant> {
         self.admin.alert_at()
     }
@@ -231,14 +233,15 @@ impl super::Admin {
         at.filter(|_| wanted)
     }
 
-    /// Returns the earlier deadline of the keep alive timer and the alert of marked blocks.
+    /// Returns the time of the keep alive timer or of the alert about marked blocks, whichever is
+    /// earlier.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         let timers = [self.keep_alive.deadline(), self.alert_at()];
         timers.into_iter().flatten().min()
     }
 }
 
-/// Returns the log page of these marks.
+/// Builds the LBA Status Information log page for these marks.
 fn log_page(generation: u16, marks: &Listed) -> Vec<u8> {
     let (mut elements, mut unreadable) = (Vec::new(), 0u64);
     for (nsid, ranges) in marks {
@@ -271,7 +274,7 @@ fn log_page(generation: u16, marks: &Listed) -> Vec<u8> {
     page
 }
 
-/// Returns the LBA Status Descriptor List of marked ranges, within that many bytes.
+/// Builds the LBA Status Descriptor List of marked ranges, with at most `bytes` bytes.
 fn descriptors(found: &[Range<u64>], bytes: u64) -> Vec<u8> {
     let room = bytes.saturating_sub(size_of::<LbaStatusListHeader>() as u64);
     let room = usize::try_from(room).unwrap_or(usize::MAX) / size_of::<LbaStatusDescriptor>();

@@ -1,4 +1,4 @@
-//! Get Log Page ("NVMe Base 2.1", 5.1.12), and the content of the logs.
+//! Get Log Page ("NVMe Base 2.1", 5.1.12), and the contents of the log pages.
 
 use super::{AdminResult, INVALID_FIELD, Outcome, features, table};
 use crate::controller::Controller;
@@ -22,33 +22,34 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Number of entries of the error log: ELPE of Identify Controller, zero-based there.
+/// Number of entries of the error log. (ELPE of Identify Controller, a zero-based value.)
 pub(super) const ERROR_ENTRIES: usize = 64;
-/// The composite temperature, in kelvins: a virtual disk does not get warm.
+/// Composite temperature in kelvins. A virtual disk does not get warm.
 const TEMPERATURE: u16 = 310;
-/// Maximum number of bytes of one Get Log Page command: more than the largest log page.
+/// Maximum number of bytes per Get Log Page command, unless the page itself is larger.
 const LARGEST: usize = 16384;
 
-/// Table entry of a log page. It determines Get Log Page, the Supported Log Pages log page, and
-/// LPA of Identify Controller.
+/// Table row of a log page. It determines Get Log Page, the Supported Log Pages log page, and LPA
+/// of Identify Controller.
 struct LogPage {
     lid: Lid,
     content: Content,
-    /// Check and preparation before the page is read; `false`: the page is not read.
+    /// Check and preparation before the page is read. Returns `false` when the page is not to be
+    /// read.
     before: fn(&mut Controller, &GetLogPage) -> Result<bool, Status>,
     /// Action after the host has read the page without Retain Asynchronous Event.
     after: fn(&mut Controller),
-    /// Bit by which Identify Controller reports the page.
+    /// Bit of LPA by which Identify Controller reports support of the page.
     lpa: Lpa,
-    /// Returns whether a controller has the page.
+    /// Returns whether a controller supports the page.
     offered: fn(&Controller) -> bool,
 }
 
-/// Source of a page's content.
+/// Source of a log page's contents.
 enum Content {
-    /// The page is made for each command.
+    /// Function that builds the page for each command.
     Made(fn(&Controller, &GetLogPage, nsid: u32) -> Result<Vec<u8>, Status>),
-    /// The page exists already, and may be long.
+    /// Function that returns a stored page, which may be long.
     There(fn(&Controller) -> &[u8]),
 }
 
@@ -91,7 +92,7 @@ impl LogPage {
     }
 }
 
-/// Every log page.
+/// All supported log pages.
 static LOG_PAGES: &[LogPage] = &[
     LogPage::new(Lid::SUPPORTED_LOG_PAGES, |c, _, _| {
         Ok(supported_log_pages(c))
@@ -177,18 +178,18 @@ static LOG_PAGES: &[LogPage] = &[
 
 /// Returns the Log Page Attributes of Identify Controller.
 pub(super) fn lpa() -> Lpa {
-    // Get Log Page takes 32 bits of length, and an offset.
+    // Get Log Page supports 32-bit lengths and an offset (extended data).
     let command = Lpa::new().with_lpeds(true).into_bits();
     let pages = LOG_PAGES.iter().map(|page| page.lpa.into_bits());
     Lpa::from_bits(pages.fold(command, |all, bits| all | bits))
 }
 
-/// Logs that outlive a controller-level reset.
+/// Logs of a controller that survive a controller-level reset.
 pub(crate) struct Logs {
     errors: VecDeque<ErrorInformation>,
     changed: BTreeSet<u32>,
     powered_on: Since,
-    /// Command Specific Information for a failure of the current admin command.
+    /// Command Specific Information for the error log, if the current admin command fails.
     pub information: u64,
 }
 
@@ -204,7 +205,8 @@ impl Logs {
 }
 
 impl Logs {
-    /// Returns the error entries, the changed namespaces, and the wall-clock time at power-on.
+    /// Returns the logs for the next process: error entries, changed namespaces, and the wall clock
+    /// time of power-on.
     pub fn save(&self) -> (Vec<HeldCommand>, Vec<u32>, u64) {
         let errors = self.errors.iter().map(|entry| {
             let bytes: &[u8; 64] = zerocopy::transmute_ref!(entry);
@@ -214,7 +216,7 @@ impl Logs {
         (errors.collect(), changed.collect(), self.powered_on.wall())
     }
 
-    /// Restores the logs saved by [`Logs::save`], within the limits.
+    /// Restores the logs saved by [`Logs::save`], up to the maximum number of entries.
     pub fn restore(errors: &[HeldCommand], changed: &[u32], powered_on: u64) -> Self {
         let entry = |raw: &HeldCommand| ErrorInformation::read_from_bytes(&raw.0).ok();
         Logs {
@@ -237,7 +239,7 @@ impl Logs {
         self.powered_on.elapsed().as_secs() / 3600
     }
 
-    /// Adds a namespace with changed attributes.
+    /// Adds a namespace to the Changed Attached Namespace List.
     pub(super) fn changed(&mut self, nsid: u32) {
         self.changed.insert(nsid);
     }
@@ -247,7 +249,7 @@ impl Controller {
     pub(super) fn get_log_page(&mut self, command: &Command) -> AdminResult {
         let get = GetLogPage::from_command(command);
         if get.ot {
-            // Index offsets are announced by none of the pages.
+            // None of the pages supports index offsets.
             return Err(INVALID_FIELD);
         }
         let row = log_pages(self).find(|row| row.lid == get.lid);
@@ -264,7 +266,7 @@ impl Controller {
         if offset % 4 != 0 || offset > page.len() {
             return Err(INVALID_FIELD);
         }
-        // Bytes beyond the page's end read as zeroes, up to the length of a sane request.
+        // Bytes beyond the end of the page read as zeroes, for requests of reasonable length.
         let largest = page.len().min(self.config.max_transfer() as usize);
         if len > LARGEST.max(largest) {
             return Err(INVALID_FIELD);
@@ -279,7 +281,7 @@ impl Controller {
         Ok(Outcome::Done(0))
     }
 
-    /// Returns the error log, newest entry first; unused entries are zero.
+    /// Returns the error log, newest entry first. Unused entries are zero.
     fn error_log(&self) -> Vec<u8> {
         let mut page = vec![0; ERROR_ENTRIES * size_of::<ErrorInformation>()];
         for (slot, entry) in page
@@ -292,7 +294,7 @@ impl Controller {
     }
 
     fn smart_log(&self, nsid: u32) -> Result<Vec<u8>, Status> {
-        // The log is the controller's (LPA bit 0 is clear).
+        // The SMART log is per controller (LPA bit 0 is clear).
         if nsid != 0 && nsid != NSID_BROADCAST {
             return Err(INVALID_FIELD);
         }
@@ -315,7 +317,7 @@ impl Controller {
         smart.duw = data_units(stats.bytes_written().into()).into();
         smart.hrc = u128::from(stats.host_reads()).into();
         smart.hwc = u128::from(stats.host_writes()).into();
-        // In minutes, as the next in hours.
+        // Controller busy time in minutes; the power-on time below is in hours.
         smart.cbt = u128::from(stats.busy_ns() / 60_000_000_000).into();
         smart.poh = u128::from(self.admin.logs.power_on_hours()).into();
         smart.pwrc = u128::from(stats.power_cycles.get()).into();
@@ -330,8 +332,8 @@ impl Controller {
         CriticalWarning::new().with_ttc(TEMPERATURE >= over || TEMPERATURE <= under)
     }
 
-    /// Checks the temperature after a change of a threshold or of the event configuration: a
-    /// temperature outside the thresholds is an event.
+    /// Notifies the host if the temperature is outside the thresholds. Called after a change of a
+    /// threshold or of the event configuration.
     pub(super) fn check_temperature(&mut self) {
         let warning = self.critical_warning();
         let enabled = self.admin.features.event_config as u8;
@@ -352,7 +354,8 @@ impl Controller {
         for (opcode, effects) in table::effects(self) {
             set(&mut log.acs, opcode.0, effects);
         }
-        // Tools ask for every possible command set; those without commands get an empty page.
+        // Tools request the page for every possible command set. It is empty for command sets
+        // without commands.
         let zoned = csi == Csi::ZONED && self.has_zones();
         if csi != Csi::NVM && !zoned {
             return log.as_bytes().to_vec();
@@ -363,14 +366,15 @@ impl Controller {
         log.as_bytes().to_vec()
     }
 
-    /// Records the failure of a command.
+    /// Records the failure of a command, see [`Controller::command_failed`].
     pub(crate) fn failed(&mut self, sqid: u16, cid: u16, status: Status, nsid: u32, lba: u64) {
         self.command_failed((sqid, cid), status, (nsid, lba), false);
     }
 
-    /// Records the failure of a command at a block, which may be marked: counts it, adds it to
-    /// the error log, and logs it, within limits. A block that a host has made unreadable is no
-    /// media error: the standard leaves that to the controller ("NVMe Base 2.1", 5.1.12.1.3).
+    /// Records the failure of a command at a block, which may be marked: counts the failure, adds
+    /// it to the error log, and logs a line within the rate limit. A block that a host has marked
+    /// unreadable is not counted as media error: the standard leaves that to the controller ("NVMe
+    /// Base 2.1", 5.1.12.1.3).
     pub(crate) fn command_failed(
         &mut self,
         (sqid, cid): (u16, u16),
@@ -409,12 +413,12 @@ impl Controller {
         errors.push_front(entry);
     }
 
-    /// Reports a write of a doorbell that belongs to no queue.
+    /// Reports a write to a doorbell that belongs to no queue.
     pub(crate) fn invalid_doorbell_register(&mut self, index: usize, value: u32) {
         self.doorbell_error(ErrorEvent::INVALID_DOORBELL_REGISTER, index, value);
     }
 
-    /// Reports a doorbell write with a value outside its queue; the value is not used.
+    /// Reports a doorbell value outside the queue, which is not used.
     pub(crate) fn invalid_doorbell_value(&mut self, qid: u16, cq: bool, value: u32) {
         let index = usize::from(qid) * 2 + usize::from(cq);
         self.doorbell_error(ErrorEvent::INVALID_DOORBELL_VALUE, index, value);
@@ -422,7 +426,7 @@ impl Controller {
 
     fn doorbell_error(&mut self, event: ErrorEvent, index: usize, value: u32) {
         let qid = (index / 2) as u16;
-        // No command is concerned: SQID and CID of the entry are all ones ("NVMe Base 2.1",
+        // The entry concerns no command: its SQID and CID are all ones ("NVMe Base 2.1",
         // 5.1.12.1.2).
         self.add_error(ErrorInformation {
             sqid: 0xffff.into(),
@@ -443,14 +447,14 @@ fn entry(status: Status) -> ErrorInformation {
     entry
 }
 
-/// Sets one of the 256 entries that these log pages have.
+/// Sets one of the 256 entries of a log page.
 fn set<T>(entries: &mut [T; 256], at: u8, value: T) {
     if let Some(entry) = entries.get_mut(usize::from(at)) {
         *entry = value;
     }
 }
 
-/// Returns the log pages that a controller has.
+/// Returns the log pages that the controller supports.
 fn log_pages(controller: &Controller) -> impl Iterator<Item = &'static LogPage> {
     let pages = LOG_PAGES.iter();
     pages.filter(|page| (page.offered)(controller))

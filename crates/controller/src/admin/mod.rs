@@ -43,20 +43,20 @@ use std::time::Instant;
 pub(crate) use telemetry::Telemetry;
 use volume::Budget;
 
-/// Outcome of an admin command: its completion, or its absence for now.
+/// Outcome of an admin command that did not fail.
 pub(crate) enum Outcome {
-    /// Success, with completion dword 0.
+    /// The command is complete, with this completion dword 0.
     Done(u32),
-    /// The completion follows later.
+    /// The completion is posted later.
     Later,
 }
 
-/// The result of an admin command; an error is a status.
+/// Result of an admin command; the error is its status.
 pub(crate) type AdminResult = Result<Outcome, Status>;
 
 pub(crate) const INVALID_FIELD: Status = Status::INVALID_FIELD.with_dnr(true);
 
-/// State that admin commands leave for later ones.
+/// State of a controller's admin commands.
 pub(crate) struct Admin {
     pub features: Features,
     pub logs: Logs,
@@ -64,9 +64,10 @@ pub(crate) struct Admin {
     pub aborts: Aborts,
     pub notifications: Notifications,
     pub keep_alive: KeepAlive,
-    /// Delete I/O Submission Queue commands (queue, command) that wait for their queue to drain.
+    /// Delete I/O Submission Queue commands that wait until their queue has no outstanding command:
+    /// queue ID, and command identifier.
     pub deletions: Vec<(u16, u16)>,
-    /// Set Features commands that turned the write cache off, and wait for the flush.
+    /// Set Features commands that have disabled the write cache, and wait for the flush.
     pub cache_flushes: Vec<u16>,
     pub telemetry: Telemetry,
     pub self_test: SelfTest,
@@ -76,14 +77,14 @@ pub(crate) struct Admin {
     pub lba_status: LbaStatus,
     /// Time of the last controller-level reset, or of power-on.
     pub last_reset: Instant,
-    /// Time of the next check of the keep alive timer, the alert of marked blocks, the self-test,
-    /// the erasure and namespace management: a single comparison in each round. See
+    /// Time of the earliest check among keep alive timer, alert about marked blocks, self-test,
+    /// erasure and namespace management, so that each round makes a single comparison. See
     /// [`Admin::rearm`].
     timer: Option<Instant>,
     made: Instant,
-    /// Rate limit of log lines about failures.
+    /// Rate limit of log lines about failed commands.
     pub quiet: RateLimit,
-    /// Rate limit of log lines about state changes, which earlier failures must not hide.
+    /// Rate limit of log lines about state changes, separate so that failures do not suppress them.
     pub quiet_states: RateLimit,
 }
 
@@ -112,8 +113,8 @@ impl Admin {
         }
     }
 
-    /// Handles a controller-level reset: parked commands are dropped, features return to their
-    /// defaults; logs stay.
+    /// Handles a controller-level reset: drops parked commands, and resets features to their
+    /// defaults. Logs stay.
     pub fn reset(&mut self, config: &ControllerConfig) {
         self.features = Features::new(config);
         self.events = AsyncEvents::default();
@@ -128,21 +129,22 @@ impl Admin {
         self.rearm();
     }
 
-    /// Sets the timer again, after a change of the keep alive timer, the self-test, the erasure,
-    /// namespace management, or the alert of marked blocks.
+    /// Recomputes the time of the earliest check, after a change of the keep alive timer, the
+    /// self-test, the erasure, namespace management, or the alert about marked blocks.
     pub fn rearm(&mut self) {
         let busy = self.self_test.is_running()
             || self.erasure.is_running()
             || self.management.is_running();
         self.timer = match busy {
-            // The timer is due in each round.
+            // This time is in the past, so that each round makes the checks.
             true => Some(self.made),
             false => self.next_timer(),
         };
     }
 }
 
-/// Limit of ten log lines a second: messages that a guest can trigger must not fill the disk.
+/// Rate limit of ten log lines per second, because messages that a guest can trigger must not fill
+/// the disk.
 #[derive(Default)]
 pub(crate) struct RateLimit {
     window: Option<Instant>,
@@ -153,7 +155,8 @@ pub(crate) struct RateLimit {
 impl RateLimit {
     const LINES_PER_SECOND: u32 = 10;
 
-    /// Returns whether to log now, with the number of lines suppressed before this one.
+    /// Returns the number of lines suppressed since the last one if a line may be logged now,
+    /// otherwise `None`.
     pub fn allow(&mut self, now: Instant) -> Option<u64> {
         let fresh = self
             .window
@@ -172,8 +175,8 @@ impl RateLimit {
 }
 
 impl Controller {
-    /// Checks the timers that are due: keep alive, alerts, self-test, erasure and namespace
-    /// management.
+    /// Makes the checks that are due: keep alive, alerts, self-test, erasure and namespace
+    /// management. Returns whether there was anything to do.
     #[inline]
     pub(crate) fn check_timers(&mut self, budget: &mut Budget) -> bool {
         self.admin.timer.is_some_and(|at| self.now >= at) && self.timers(budget)
@@ -195,8 +198,8 @@ impl Controller {
         let cid = command.cid.get();
         let opcode = command.admin_opcode();
         tracing::trace!(%opcode, cid, nsid = command.nsid.get(), cdw10 = command.cdw10.get(), "admin command");
-        // SGLs are for I/O queues ("NVMe over PCIe Transport 1.1", 3.2.1); fused operations are not
-        // offered.
+        // SGLs are only for I/O queues ("NVMe over PCIe Transport 1.1", 3.2.1); fused operations
+        // are not supported.
         let result = if command.flags.fuse() != Fuse::NORMAL || command.flags.psdt() != Psdt::PRP {
             Err(INVALID_FIELD)
         } else {
@@ -218,7 +221,7 @@ impl Controller {
         handler(self, command)
     }
 
-    /// Walks the `len` bytes of guest memory of the command's data pointer.
+    /// Resolves the command's data pointer into segments of guest memory, `len` bytes in total.
     fn admin_data(
         &self,
         command: &Command,
@@ -246,7 +249,7 @@ impl Controller {
         }
     }
 
-    /// Writes `data` to the guest.
+    /// Writes `data` to the guest memory of the command's data pointer.
     fn write_host(&self, command: &Command, data: &[u8]) -> Result<(), Status> {
         if data.is_empty() {
             return Ok(());
@@ -256,7 +259,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Reads `data` from the guest, once.
+    /// Reads `data` from the guest memory of the command's data pointer, once.
     fn read_host(&self, command: &Command, data: &mut [u8]) -> Result<(), Status> {
         let list = self.admin_data(command, data.len(), Access::Read)?;
         list.copy_to(0, data);

@@ -8,10 +8,10 @@ use reservations::Notification;
 use std::collections::VecDeque;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Maximum number of log pages that wait to be read.
+/// Maximum number of unread notifications.
 const WAITING: usize = 64;
 
-/// A notification that was not read.
+/// An unread notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Page {
     count: u64,
@@ -19,16 +19,16 @@ struct Page {
     nsid: u32,
 }
 
-/// Unread notifications, and the count of all notifications.
+/// Unread reservation notifications, and the number of all so far.
 #[derive(Debug, Default)]
 pub(crate) struct Notifications {
     waiting: VecDeque<Page>,
-    /// Number of the last notification, lost ones included.
+    /// Number of the last notification, counting lost ones.
     count: u64,
 }
 
 impl Notifications {
-    /// Advances the notification number, whether there is room for the notification or not.
+    /// Advances the notification number, even if the notification is lost.
     fn count(&mut self) {
         // Number 0 means that there is no notification.
         self.count = self.count.checked_add(1).unwrap_or(1);
@@ -43,14 +43,14 @@ impl Notifications {
         self.waiting.push_back(Page { count, kind, nsid });
     }
 
-    /// Records the loss of a notification: the last one that is kept gets its number.
+    /// Records the loss of a notification: the newest unread one gets its number.
     fn lose(&mut self) {
         if let Some(last) = self.waiting.back_mut() {
             last.count = self.count;
         }
     }
 
-    /// Returns the oldest notification as a log page.
+    /// Returns the oldest unread notification as a log page.
     fn page(&self) -> ReservationNotification {
         let mut log = ReservationNotification::new_zeroed();
         if let Some(page) = self.waiting.front() {
@@ -75,7 +75,7 @@ impl Controller {
         self.tell_notifications();
     }
 
-    /// Counts notifications that were lost for lack of room.
+    /// Counts notifications that were lost because the inbox was full.
     pub(crate) fn lost_notices(&mut self, lost: u64) {
         for _ in 0..lost {
             self.admin.notifications.count();
@@ -96,7 +96,7 @@ impl Controller {
         self.admin.notifications.page().as_bytes().to_vec()
     }
 
-    /// Removes a page that was read; the host is notified if there are more.
+    /// Removes the notification that was read. Notifies the host if more are unread.
     pub(super) fn notification_read(&mut self) {
         self.admin.notifications.waiting.pop_front();
         self.clear_events(EventType::IO_COMMAND_SPECIFIC);

@@ -1,9 +1,9 @@
-//! The Persistent Event log page ("NVMe Base 2.1", 5.1.12.1.14): a history of the controller,
-//! kept through resets and restarts of the process. Controllers of a subsystem have one log; each
-//! event has the ID of its controller.
+//! Persistent Event log page ("NVMe Base 2.1", 5.1.12.1.14): a history of the controller that
+//! survives resets and restarts of the process. The controllers of a subsystem share one log, in
+//! which each event has the ID of its controller.
 //!
 //! A host reads a context: a copy of the log from the time when the context was established. Each
-//! controller has its own, so that no host keeps another one from reading.
+//! controller has a context of its own, so that hosts cannot block each other.
 
 use super::{INVALID_FIELD, erase};
 use crate::config::ControllerConfig;
@@ -25,10 +25,10 @@ use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Maximum number of events: if a host resets the controller without end, the oldest ones are
-/// dropped.
+/// Maximum number of events. The oldest ones are dropped when a host keeps resetting the
+/// controller.
 const EVENTS: usize = 64;
-/// Supported types of events, and their revisions.
+/// Supported event types and their revisions.
 const TYPES: [(Type, u8); 9] = [
     (Type::SMART, 1),
     (Type::TIMESTAMP_CHANGE, 1),
@@ -40,23 +40,24 @@ const TYPES: [(Type, u8); 9] = [
     (Type::SANITIZE_START, 1),
     (Type::SANITIZE_COMPLETION, 1),
 ];
-/// PELS of Identify Controller, in units of 64 KiB: more than the log can have.
+/// Persistent Event Log Size (PELS) of Identify Controller, in units of 64 KiB; an upper limit of
+/// the log's size.
 pub(super) const SIZE_64K: u32 = 1;
 
-/// An event, and the ID of its controller.
+/// An event, with the ID of its controller.
 #[derive(Clone, Debug)]
 struct Recorded {
     cntlid: u16,
     event: SavedEvent,
 }
 
-/// Event log of a controller, or of a subsystem. Newest first.
+/// Persistent event log of a controller or a subsystem, newest event first.
 #[derive(Debug, Default)]
 pub(crate) struct EventLog(Mutex<VecDeque<Recorded>>);
 
 impl EventLog {
-    /// Adds an event. If there are too many, the oldest event of the controller with the most
-    /// events is dropped, so that no host displaces the events of another one.
+    /// Adds an event. If the log is full, the oldest event of the controller with the most events
+    /// is dropped, so that no host can displace the events of another one.
     fn push(&self, cntlid: u16, event: SavedEvent) {
         let mut events = self.0.lock().unpoisoned();
         events.push_front(Recorded { cntlid, event });
@@ -79,18 +80,18 @@ impl EventLog {
     }
 }
 
-/// A controller's access to the persistent event log.
+/// State of one controller for the Persistent Event log page: the log, and the host's context.
 #[derive(Default)]
 pub(crate) struct PersistentEvents {
     log: Arc<EventLog>,
-    /// Generation of the last context.
+    /// Generation number of the last context.
     generation: u16,
-    /// The log page, as it was when the context was established.
+    /// Log page as of the time when the context was established; `None` without a context.
     context: Option<Vec<u8>>,
 }
 
 impl PersistentEvents {
-    /// Creates the state for a controller, with the log of its subsystem if it belongs to one.
+    /// Creates the state of a controller. The log is that of its subsystem, if it belongs to one.
     pub fn of(config: &ControllerConfig) -> Self {
         let place = config.subsystem.as_ref();
         let log = place.map(|place| place.subsystem.events().clone());
@@ -108,8 +109,8 @@ impl PersistentEvents {
         }
     }
 
-    /// Restores the events saved by [`PersistentEvents::save`], of this controller alone, within
-    /// the limits.
+    /// Restores the events saved by [`PersistentEvents::save`], up to the limit. All of them belong
+    /// to controller `cntlid`.
     pub fn restore(saved: &PersistentEventState, cntlid: u16) -> Self {
         let events = saved.events.iter().filter(|event| event.data.len() <= 512);
         let events = events.take(EVENTS).cloned();
@@ -121,14 +122,14 @@ impl PersistentEvents {
         }
     }
 
-    /// Releases the context in a controller-level reset.
+    /// Releases the host's context in a controller-level reset.
     pub(super) fn reset(&mut self) {
         self.context = None;
     }
 }
 
 impl Controller {
-    /// Records an event.
+    /// Adds an event to the log, with the present time.
     fn record_event(&mut self, ty: Type, data: &(impl IntoBytes + Immutable)) {
         let event = SavedEvent {
             ty: ty.0,
@@ -140,7 +141,7 @@ impl Controller {
         self.touch();
     }
 
-    /// Records a power-on, or the end of a controller-level reset.
+    /// Records a power-on event, or the end of a controller-level reset.
     pub(crate) fn record_reset(&mut self) {
         let mut fr = [b' '; 8];
         let version = self.config.firmware.bytes();
@@ -158,8 +159,7 @@ impl Controller {
         self.record_event(Type::POWER_ON_OR_RESET, &data);
     }
 
-    /// Records that the host has set the timestamp: its previous value, and the milliseconds
-    /// since the last reset.
+    /// Records that the host has set the timestamp. `previous` is the value before.
     pub(super) fn record_timestamp(&mut self, previous: [u8; 8]) {
         let since = self.admin.last_reset.elapsed().as_millis();
         let data = TimestampChange {
@@ -177,7 +177,7 @@ impl Controller {
         self.record_event(Type::HARDWARE_ERROR, &data);
     }
 
-    /// Records the creation or deletion of a namespace, by this dword 10.
+    /// Records the creation or deletion of a namespace. `cdw10` is dword 10 of the command.
     pub(super) fn record_namespace_change(&mut self, cdw10: u32, namespace: &PooledNamespace) {
         let data = ChangeNamespace {
             cdw10: cdw10.into(),
@@ -201,7 +201,7 @@ impl Controller {
         self.record_event(Type::FORMAT_START, &data);
     }
 
-    /// Records the end of a format. `left`: the percentage that remained.
+    /// Records the end of a format; `left` is the percentage that was left to do.
     pub(super) fn record_format_end(&mut self, nsid: u32, left: u8, status: Status) {
         let data = FormatCompletion {
             nsid: nsid.into(),
@@ -231,8 +231,8 @@ impl Controller {
         self.record_event(Type::SANITIZE_COMPLETION, &data);
     }
 
-    /// Carries out the command's action on the context, before the page is read. Returns `false`
-    /// when the page is not read.
+    /// Executes the command's action on the context, before the page is read. Returns `false` when
+    /// the page is not to be read.
     pub(super) fn before_persistent_events(&mut self, get: &GetLogPage) -> Result<bool, Status> {
         let action = Action(get.lsp & 3);
         let establishes = matches!(
@@ -266,8 +266,7 @@ impl Controller {
         self.touch();
     }
 
-    /// Restores the log. A context that existed before is established again, from the present
-    /// events.
+    /// Restores the log. If there was a context, it is established again from the present events.
     pub(crate) fn restore_persistent_events(&mut self, saved: &PersistentEventState) {
         self.admin.persistent_events = PersistentEvents::restore(saved, self.config.cntlid);
         if saved.context {
@@ -275,7 +274,7 @@ impl Controller {
         }
     }
 
-    /// Returns the page of the context.
+    /// Returns the requested part of the context's page.
     pub(super) fn persistent_event_log(&self, get: &GetLogPage) -> Vec<u8> {
         let context = &self.admin.persistent_events.context;
         let mut page = context.clone().unwrap_or_default();

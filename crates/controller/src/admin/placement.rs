@@ -1,14 +1,14 @@
-//! The control half of Flexible Data Placement ("NVMe Base 2.1", 8.1.10): log pages, features,
-//! and the Data Placement directive (ibid., 8.1.8).
+//! The control half of Flexible Data Placement ("NVMe Base 2.1", 8.1.10): log pages, features, and
+//! the Data Placement directive (ibid., 8.1.8).
 //!
 //! Each namespace with placement handles is an Endurance Group by itself, identified by its NSID,
-//! with one reclaim group and one configuration. A host cannot change the configuration while the
-//! namespace exists, and so never ("NVMe Base 2.1", 5.1.25.1, Flexible Data Placement: Command
-//! Sequence Error). The directive is enabled from the start, as hosts presume; they may disable
+//! with one reclaim group and one configuration. The host can change the configuration only while
+//! the group has no namespace, therefore never ("NVMe Base 2.1", 5.1.25.1, Flexible Data Placement:
+//! Command Sequence Error). The directive is initially enabled, as hosts expect; they may disable
 //! it.
 //!
-//! Values set by hosts are stored with the counts, and outlast resets. There is no asynchronous
-//! event for the FDP Events log page: hosts poll it.
+//! Values that hosts set are stored with the counts, and survive resets. No asynchronous event
+//! announces the FDP Events log page: hosts poll it.
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
@@ -30,10 +30,10 @@ use nvme::{Command, Status};
 use placement::{EventSet, SUPPORTED_EVENTS};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The active configuration, which is the only one.
+/// The only configuration, which is active: Flexible Data Placement enabled.
 const MODE: FdpMode = FdpMode::new().with_fdpe(true);
 
-/// Returns the bits of directives in [`DirectiveParameters`].
+/// Returns these directive types as a bit mask for [`DirectiveParameters`].
 fn directives(types: &[DirectiveType]) -> [u8; 32] {
     let mut bits = [0; 32];
     if let Some(first) = bits.first_mut() {
@@ -42,19 +42,19 @@ fn directives(types: &[DirectiveType]) -> [u8; 32] {
     bits
 }
 
-/// Returns the Endurance Group of a namespace (ENDGID); 0 where it is in none.
+/// Returns the ID of a namespace's Endurance Group (ENDGID); 0 when it belongs to none.
 pub(super) fn group_of(ns: &Namespace) -> u16 {
     let group = ns.is_placed().then(|| u16::try_from(ns.config.nsid).ok());
     group.flatten().unwrap_or(0)
 }
 
 impl Controller {
-    /// Returns whether a namespace has placement handles.
+    /// Returns whether any namespace has placement handles.
     pub(super) fn has_placement(&self) -> bool {
         self.engine.offer().placed
     }
 
-    /// Returns the list of Endurance Groups from that one on.
+    /// Returns the IDs of the Endurance Groups, starting at `from`.
     pub(super) fn endurance_groups(&self, from: u16) -> EnduranceGroupList {
         let groups = self.engine.active().map(group_of);
         let mut groups: Vec<u16> = groups.filter(|group| *group >= from.max(1)).collect();
@@ -62,7 +62,7 @@ impl Controller {
         EnduranceGroupList::from_iter(groups)
     }
 
-    /// Returns the namespace that is the Endurance Group, and its handles.
+    /// Returns the namespace that forms this Endurance Group, and its placement state.
     fn group(&self, endgid: u16) -> Result<(&Namespace, &PlacementState), Status> {
         let mut namespaces = self.engine.active();
         let found = namespaces.find(|ns| endgid != 0 && group_of(ns) == endgid);
@@ -70,7 +70,7 @@ impl Controller {
         state.ok_or(INVALID_FIELD)
     }
 
-    /// Returns the handles of a namespace; fails with FDP Disabled where it has none.
+    /// Returns the placement state of a namespace. FDP Disabled when it has no handles.
     fn placement_under(&self, nsid: u32) -> Result<&PlacementState, Status> {
         let index = self.engine.namespace_index(nsid)?;
         let ns = self.engine.namespaces.get(index);
@@ -80,7 +80,8 @@ impl Controller {
 
     // ---- log pages
 
-    /// Endurance Group Information. Reads are counted for the controller as a whole (SMART).
+    /// Returns the Endurance Group Information log page. Reads are counted only for the whole
+    /// controller (SMART).
     pub(super) fn endurance_group_log(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (ns, state) = self.group(get.lsi)?;
         let placement = state.get();
@@ -94,7 +95,7 @@ impl Controller {
         Ok(log.as_bytes().to_vec())
     }
 
-    /// FDP Configurations: a single one.
+    /// Returns the FDP Configurations log page, which has one configuration.
     pub(super) fn fdp_configurations(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (ns, state) = self.group(get.lsi)?;
         let geometry = state.get().geometry();
@@ -104,7 +105,7 @@ impl Controller {
         };
         let handles = usize::from(geometry.handles);
         let size = size_of::<FdpConfiguration>() + handles * size_of::<ReclaimUnitHandle>();
-        // 576 bytes at most.
+        // The size is at most 576 bytes.
         let size = size.next_multiple_of(8) as u16;
         let configuration = FdpConfiguration {
             dsze: size.into(),
@@ -129,7 +130,7 @@ impl Controller {
         Ok(page)
     }
 
-    /// Reclaim Unit Handle Usage: all handles are the namespace's.
+    /// Returns the Reclaim Unit Handle Usage log page. All handles belong to the namespace.
     pub(super) fn handle_usage(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (_, state) = self.group(get.lsi)?;
         let handles = state.get().geometry().handles;
@@ -146,8 +147,8 @@ impl Controller {
         Ok(page)
     }
 
-    /// FDP Statistics. The controller itself only writes copied data; it moves and erases
-    /// nothing.
+    /// Returns the FDP Statistics log page. The controller itself only writes copied data; it moves
+    /// and erases nothing.
     pub(super) fn fdp_statistics(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (_, state) = self.group(get.lsi)?;
         let log = FdpStatistics {
@@ -158,7 +159,8 @@ impl Controller {
         Ok(log.as_bytes().to_vec())
     }
 
-    /// FDP Events of the host or of the controller, which has none.
+    /// Returns the FDP Events log page for host events or for controller events, of which there are
+    /// none.
     pub(super) fn fdp_events(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
         let (_, state) = self.group(get.lsi)?;
         let host = get.lsp & 1 != 0;
@@ -202,7 +204,7 @@ impl Controller {
         Ok(MODE.into_bits())
     }
 
-    /// Set Features for Flexible Data Placement: the value cannot be changed.
+    /// Executes Set Features for Flexible Data Placement, whose value cannot be changed.
     pub(super) fn set_fdp_mode(&self, command: &Command) -> Result<(), Status> {
         self.group(command.cdw11.get() as u16)?;
         match FdpMode::from_bits(command.cdw12.get()) == MODE {
@@ -211,8 +213,8 @@ impl Controller {
         }
     }
 
-    /// Copies the events of a handle, and whether they are enabled, to the host. Returns their
-    /// number.
+    /// Copies the event types of a placement handle to the host, each with its enabled state.
+    /// Returns the number of descriptors.
     pub(super) fn fdp_event_types(&self, command: &Command) -> Result<u32, Status> {
         let (state, handle, wanted) = self.fdp_event_command(command)?;
         let select = GetFeaturesCdw10::from_bits(command.cdw10.get()).sel();
@@ -224,7 +226,7 @@ impl Controller {
             fdpet,
             fdpeta: enabled.contains(fdpet).into(),
         });
-        // Hosts that limit the number of descriptors get no more than that.
+        // The host may limit the number of descriptors.
         let room = match wanted {
             0 => descriptors.len(),
             room => room.min(descriptors.len()),
@@ -234,7 +236,7 @@ impl Controller {
         Ok(SUPPORTED_EVENTS.len() as u32)
     }
 
-    /// Set Features for FDP Events.
+    /// Executes Set Features for FDP Events, which enables or disables event types of a handle.
     pub(super) fn set_fdp_event_types(&self, command: &Command) -> Result<(), Status> {
         let (state, handle, count) = self.fdp_event_command(command)?;
         let mut types = vec![0; count];
@@ -249,7 +251,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Returns the handle that an FDP Events command names, and its number of event types.
+    /// Returns the placement handle of an FDP Events command, and its number of event types.
     fn fdp_event_command(
         &self,
         command: &Command,
@@ -263,7 +265,7 @@ impl Controller {
 
     // ---- directives
 
-    /// Directive Receive: returns the supported and enabled directives.
+    /// Executes Directive Receive, which returns the supported and the enabled directives.
     pub(super) fn directive_receive(&mut self, command: &Command) -> AdminResult {
         let cdw11 = DirectiveCdw11::from_bits(command.cdw11.get());
         let index = self.engine.namespace_index(command.nsid.get())?;
@@ -292,7 +294,7 @@ impl Controller {
         Ok(Outcome::Done(0))
     }
 
-    /// Directive Send: enables or disables the Data Placement directive.
+    /// Executes Directive Send, which enables or disables the Data Placement directive.
     pub(super) fn directive_send(&mut self, command: &Command) -> AdminResult {
         let cdw11 = DirectiveCdw11::from_bits(command.cdw11.get());
         let cdw12 = EnableDirectiveCdw12::from_bits(command.cdw12.get());

@@ -1,4 +1,4 @@
-//! Create and Delete I/O Completion and Submission Queue ("NVMe over PCIe Transport 1.1", 3.3),
+//! Create and Delete I/O Completion and Submission Queue ("NVMe over PCIe Transport 1.1", 3.3), and
 //! Doorbell Buffer Config ("NVMe Base 2.1", 5.2.5).
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
@@ -10,7 +10,7 @@ const INVALID_QID: Status = Status::INVALID_QUEUE_IDENTIFIER.with_dnr(true);
 const INVALID_SIZE: Status = Status::INVALID_QUEUE_SIZE.with_dnr(true);
 
 impl Controller {
-    /// Checks the fields common to both kinds of queue; `entry` is an entry's size in bytes.
+    /// Checks the fields that both kinds of queues have; `entry` is the size of an entry in bytes.
     fn check_queue(
         &self,
         command: &Command,
@@ -20,8 +20,8 @@ impl Controller {
     ) -> Result<(u16, u32), Status> {
         let cdw10 = CreateQueueCdw10::from_bits(command.cdw10.get());
         let qid = cdw10.qid();
-        // SeaBIOS creates queues without requesting a number first: without negotiation all
-        // queues are available.
+        // Without a request for a number of queues, all are available: SeaBIOS creates queues
+        // without such a request.
         if qid == 0 || qid > self.config.io_queues || exists {
             return Err(INVALID_QID);
         }
@@ -29,14 +29,14 @@ impl Controller {
         if size < 2 || size > self.config.queue_entries {
             return Err(INVALID_SIZE);
         }
-        // CAP.CQR: queues are physically contiguous, and begin on a page.
+        // CAP.CQR: queues are physically contiguous and aligned to a page.
         if !contiguous {
             return Err(INVALID_FIELD);
         }
         if !command.prp1().is_multiple_of(self.engine.page_size) {
             return Err(Status::PRP_OFFSET_INVALID.with_dnr(true));
         }
-        // CMBLOC.CQMMS is 0: a queue lies in the controller memory buffer, or outside.
+        // CMBLOC.CQMMS is 0: a queue is either in the controller memory buffer or outside.
         if self
             .engine
             .dma
@@ -111,7 +111,7 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// Completes the deletion of a submission queue, which is empty now.
+    /// Completes the deletion of a submission queue, which has no outstanding command any more.
     pub(crate) fn sq_deleted(&mut self, qid: u16) {
         self.queues.remove_sq(qid);
         if let Some(at) = self.admin.deletions.iter().position(|&(q, _)| q == qid) {

@@ -1,4 +1,4 @@
-//! Detection of resized volumes.
+//! Detection of volumes whose size has changed.
 
 use crate::controller::Controller;
 use crate::engine::Order;
@@ -7,17 +7,17 @@ use nvme::feature::AsyncEventConfig;
 use nvme::log::Lid;
 
 impl Controller {
-    /// Adopts the present sizes of the volumes: commands are checked against them from the next
-    /// one on, and the host is notified, if enabled ("NVMe Base 2.1", 5.1.2.1, Attached Namespace
-    /// Attribute Changed). Returns whether a size has changed. Another thread has to refresh the
-    /// volumes' sizes ([`volume::Volume::refresh`]), as that may block.
+    /// Applies the present sizes of the volumes. Later commands are checked against them, and the
+    /// host is notified if enabled ("NVMe Base 2.1", 5.1.2.1, Attached Namespace Attribute
+    /// Changed). Returns whether any size has changed. The sizes have to be updated before by
+    /// [`volume::Volume::refresh`], on another thread because it may block.
     pub fn check_sizes(&mut self) -> bool {
         let mut changed = false;
         for index in 0..self.engine.namespaces.len() {
             let Some(ns) = self.engine.namespaces.get(index) else {
                 break;
             };
-            // The number of blocks is fixed.
+            // The number of blocks of such a namespace cannot change.
             if ns.is_fixed() {
                 continue;
             }

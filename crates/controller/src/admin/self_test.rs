@@ -1,10 +1,10 @@
-//! Device Self-test ("NVMe Base 2.1", 5.1.5): a test whether the volumes can be read, the only
-//! test that a virtual disk allows. The short operation reads samples of each namespace, the
-//! extended one all blocks.
+//! Device Self-test ("NVMe Base 2.1", 5.1.5), which tests whether the volumes can be read; a
+//! virtual disk has nothing else to test. The short operation reads samples of each namespace, and
+//! the extended one reads all blocks.
 //!
-//! One read is in flight at a time, and is begun only while a round's budget has room, so that
-//! the commands of hosts come first. The extended operation survives a controller-level reset;
-//! both continue in the next process after a restart.
+//! At most one read is outstanding, and it is begun only while a round's budget has room, so that
+//! commands of hosts have priority. The extended operation survives a controller-level reset. Both
+//! operations continue in the next process after a restart.
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
@@ -22,53 +22,53 @@ use std::time::{Duration, Instant};
 use volume::{Budget, Op};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Number of results in the log page.
+/// Number of results in the Device Self-test log page.
 const RESULTS: usize = 20;
-/// Maximum size of a read, in bytes.
+/// Maximum size of a read in bytes.
 const PIECE: u64 = 64 << 10;
-/// Number of reads of a namespace by the short operation.
+/// Number of reads per namespace in the short operation.
 const SAMPLES: u64 = 64;
 /// Maximum number of retries of an interrupted read.
 const TRIES: u32 = 16;
-/// Minimum duration of an operation. Hosts wait for an operation by its percentage, which they
-/// read once a second, and nvme-cli takes an operation for hung when its percentage was never
-/// above zero.
+/// Minimum duration of an operation. Hosts read the percentage once per second, and nvme-cli
+/// considers an operation hung if the percentage was never above zero.
 const LEAST: Duration = Duration::from_secs(3);
-/// Bytes a minute assumed for the extended operation's time in Identify Controller.
+/// Assumed speed in bytes per minute, for the duration of the extended operation in Identify
+/// Controller.
 const PER_MINUTE: u128 = 60 * (512 << 20);
-/// The one segment of the operations: reading data.
+/// Segment number of a failed read. Operations have one segment.
 const SEGMENT: u8 = 1;
 
-/// The operation in progress, and the results of earlier ones.
+/// The self-test in progress, and the results of earlier ones.
 #[derive(Default)]
 pub(crate) struct SelfTest {
     running: Option<Running>,
-    /// Newest first.
+    /// Results of earlier operations, newest first.
     results: VecDeque<SelfTestResult>,
 }
 
 struct Running {
     code: Code,
-    /// NSID as in the command.
+    /// NSID of the Device Self-test command.
     nsid: u32,
-    /// Number of pieces that were read.
+    /// Number of pieces that were read so far.
     done: u64,
-    /// Time at which this process began, and number of pieces read by then.
+    /// Time at which this process continued the operation, and number of pieces read until then.
     begun: Option<(Instant, u64)>,
-    /// The read in flight, and its number.
+    /// Piece of the outstanding read, and number of the request.
     reading: Option<(Piece, u64)>,
     tries: u32,
-    /// Blocks of which at least one cannot be read.
+    /// Piece with at least one unreadable block, and the status of its read.
     bad: Option<(Piece, Status)>,
 }
 
-/// A range of a namespace.
+/// A range of blocks in a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Piece {
     nsid: u32,
-    /// Logical block size, as a power of two.
+    /// Block size as a power of two.
     shift: u32,
-    /// Blocks.
+    /// First block of the range.
     slba: u64,
     blocks: u64,
 }
@@ -89,20 +89,20 @@ impl Piece {
     }
 }
 
-/// Selection of an operation in progress.
+/// Selection of the operations to end.
 pub(crate) enum About<'a> {
     All,
-    /// A test that reads one of these namespaces.
+    /// A test that reads any of these namespaces.
     Some(&'a [u32]),
 }
 
-/// Next step after the end of a read.
+/// Next step after a read has completed.
 #[derive(PartialEq, Eq, Debug)]
 enum Next {
     GoOn,
     /// This block cannot be read.
     Bad(Piece, Status),
-    /// The read failed for another reason than its blocks.
+    /// The read failed for a reason other than its blocks.
     Hindered(Piece, Status),
 }
 
@@ -124,7 +124,7 @@ impl Running {
         let (begun, before) = self.begun?;
         let read = self.done.saturating_sub(before).min(all);
         let share = u128::from(read) * LEAST.as_micros() / u128::from(all.max(1));
-        // At most `LEAST`, so the conversion does not truncate.
+        // The value is at most `LEAST`, so the conversion does not truncate.
         Some(begun + Duration::from_micros(share as u64))
     }
 
@@ -132,7 +132,7 @@ impl Running {
         self.nsid == NSID_BROADCAST || self.nsid == nsid
     }
 
-    /// Handles the end of the read in flight.
+    /// Handles the completion of the outstanding read.
     fn ended(&mut self, status: Status) -> Next {
         let Some((read, _)) = self.reading.take() else {
             return Next::GoOn;
@@ -150,7 +150,7 @@ impl Running {
                 self.done += 1;
                 return Next::GoOn;
             }
-            // The first half is readable, so the bad block is in the other one.
+            // The first half is readable, so the bad block is in the second half.
             (Some((bad, why)), true) => (bad.halves().1, why),
             (_, false) => (read, status),
         };
@@ -162,7 +162,7 @@ impl Running {
     }
 }
 
-/// Pieces of a namespace that the operation reads.
+/// Returns the number of pieces that the operation reads in a namespace.
 fn pieces(code: Code, blocks: u64, shift: u32) -> u64 {
     let all = blocks.div_ceil(PIECE >> shift);
     match code {
@@ -171,14 +171,14 @@ fn pieces(code: Code, blocks: u64, shift: u32) -> u64 {
     }
 }
 
-/// Returns the piece of this index.
+/// Returns the piece with this index.
 fn piece(code: Code, nsid: u32, blocks: u64, shift: u32, index: u64) -> Piece {
     let each = PIECE >> shift;
     let all = blocks.div_ceil(each);
     let at = match code {
         Code::EXTENDED => index,
         _ if all <= SAMPLES => index,
-        // The first and the last piece, and samples between them.
+        // The samples include the first and the last piece.
         _ => (u128::from(index) * u128::from(all - 1) / u128::from(SAMPLES - 1)) as u64,
     };
     let slba = at * each;
@@ -207,7 +207,7 @@ impl SelfTest {
         self.running.is_some()
     }
 
-    /// Restores the state saved by [`SelfTest::save`], within the limits.
+    /// Restores the state saved by [`SelfTest::save`], up to the maximum number of results.
     pub fn restore(saved: &SelfTestState) -> Self {
         let entries = saved.results.chunks_exact(size_of::<SelfTestResult>());
         let results = entries.filter_map(|entry| SelfTestResult::read_from_bytes(entry).ok());
@@ -221,7 +221,8 @@ impl SelfTest {
         }
     }
 
-    /// Ends the operation in progress.
+    /// Ends the self-test in progress, and adds its result to the log; `found` is an unreadable
+    /// block and the status of its read.
     fn end(&mut self, outcome: SelfTestOutcome, hours: u64, found: Option<(Piece, Status)>) {
         let Some(running) = self.running.take() else {
             return;
@@ -251,7 +252,7 @@ impl SelfTest {
         self.results.push_front(result);
     }
 
-    /// Ends the short operation in a controller-level reset.
+    /// Aborts a short self-test in a controller-level reset. An extended one continues.
     pub(super) fn reset(&mut self, hours: u64) {
         if let Some(running) = &self.running
             && running.code == Code::SHORT
@@ -261,8 +262,8 @@ impl SelfTest {
     }
 }
 
-/// Returns EDSTT of Identify Controller: the minutes that the extended operation takes for that
-/// many bytes.
+/// Returns the Extended Device Self-test Time (EDSTT) of Identify Controller, in minutes, for
+/// `capacity` bytes.
 pub(super) fn extended_minutes(capacity: u128) -> u16 {
     let minutes = capacity.div_ceil(PER_MINUTE).max(1);
     u16::try_from(minutes).unwrap_or(u16::MAX)
@@ -270,7 +271,7 @@ pub(super) fn extended_minutes(capacity: u128) -> u16 {
 
 impl Controller {
     pub(super) fn device_self_test(&mut self, command: &Command) -> AdminResult {
-        // Bits 3:0 of dword 10.
+        // Self-test Code (STC): bits 3:0 of dword 10.
         let code = Code(command.cdw10.get() as u8 & 0xf);
         let nsid = command.nsid.get();
         match code {
@@ -353,7 +354,7 @@ impl Controller {
         }
     }
 
-    /// Ends a test of namespaces that are being erased.
+    /// Ends tests of namespaces that are about to be erased.
     pub(crate) fn end_test_of(&mut self, outcome: SelfTestOutcome, about: About) {
         let concerned = |running: &Running| match about {
             About::All => true,
@@ -364,8 +365,7 @@ impl Controller {
         }
     }
 
-    /// Advances the operation in progress, by one read at most. Returns whether there was
-    /// anything to do.
+    /// Advances the self-test by at most one read. Returns whether there was anything to do.
     pub(super) fn go_on_testing(&mut self, budget: &mut Budget) -> bool {
         let mut worked = false;
         if let Some(running) = &mut self.admin.self_test.running
@@ -438,7 +438,7 @@ impl Controller {
         true
     }
 
-    /// Returns the time of the operation's next read, if no event precedes it.
+    /// Returns the time at which the self-test continues even if no event occurs.
     pub(crate) fn self_test_deadline(&self) -> Option<Instant> {
         let running = self.admin.self_test.running.as_ref()?;
         if running.reading.is_some() || !self.may_test() || !self.engine.may_begin_own() {

@@ -1,18 +1,18 @@
 //! Table of the admin commands.
 //!
-//! A row determines: dispatch, the Commands Supported and Effects log page, OACS of Identify
-//! Controller, and whether a queue migration is cancelled for the command.
+//! A row determines dispatch, the Commands Supported and Effects log page, OACS of Identify
+//! Controller, and whether the command cancels a queue migration.
 //!
 //! # To add an admin command
 //!
-//! 1. Write a module beside this one with the command's handler and its row, `COMMAND`; `toy`,
-//!    which only tests contain, is an example. The handler reaches the guest's memory by
+//! 1. Write a module beside this one with the command's handler and its row, `COMMAND`. Module
+//!    `toy`, which only tests contain, is an example. The handler accesses guest memory by
 //!    `read_host` and `write_host`.
-//! 2. Name the module in `admin/mod.rs`.
-//! 3. Put `super::module::COMMAND` into [`COMMANDS`].
+//! 2. Declare the module in `admin/mod.rs`.
+//! 3. Add `super::module::COMMAND` to [`COMMANDS`].
 //!
-//! `nvme::AdminOpcode` has the opcode already, unless it is a vendor's. `tests/it/supported.rs`
-//! compares the reported with the actual support, for every opcode.
+//! `nvme::AdminOpcode` already has the opcode, unless it is vendor specific.
+//! `tests/it/supported.rs` compares reported and actual support for every opcode.
 
 use super::AdminResult;
 use crate::controller::Controller;
@@ -20,7 +20,7 @@ use nvme::identify::Oacs;
 use nvme::log::CommandEffects;
 use nvme::{AdminOpcode as Op, Command};
 
-/// Effects of a command without any change that the host has to know of in advance.
+/// Effects of a command without changes that the host has to know in advance.
 const NOTHING: CommandEffects = CommandEffects::new();
 
 /// Effects of a command that adds or removes namespaces.
@@ -30,7 +30,7 @@ const INVENTORY: CommandEffects = CommandEffects::new().with_nic(true);
 const ERASES: CommandEffects = CommandEffects::new().with_lbcc(true);
 const FORMATS: CommandEffects = ERASES.with_ncc(true);
 
-/// Every admin command, by opcode.
+/// All admin commands, by opcode.
 static COMMANDS: &[AdminCommand] = &[
     AdminCommand::new(Op::DELETE_IO_SQ, Controller::delete_io_sq, NOTHING).concerning_queues(),
     AdminCommand::new(Op::CREATE_IO_SQ, Controller::create_io_sq, NOTHING).concerning_queues(),
@@ -39,8 +39,8 @@ static COMMANDS: &[AdminCommand] = &[
     AdminCommand::new(Op::CREATE_IO_CQ, Controller::create_io_cq, NOTHING).concerning_queues(),
     AdminCommand::new(Op::IDENTIFY, Controller::identify, NOTHING),
     AdminCommand::new(Op::ABORT, Controller::abort_command, NOTHING).concerning_queues(),
-    // Number of Queues reads the queues; interrupt coalescing and the write cache change their
-    // behavior.
+    // Number of Queues reads the queues; interrupt coalescing and the write cache change how they
+    // behave.
     AdminCommand::new(Op::SET_FEATURES, Controller::set_features, NOTHING).concerning_queues(),
     AdminCommand::new(Op::GET_FEATURES, Controller::get_features, NOTHING),
     AdminCommand::new(
@@ -86,10 +86,10 @@ static COMMANDS: &[AdminCommand] = &[
     super::toy::COMMAND,
 ];
 
-/// Function that executes a command.
+/// Function that executes an admin command.
 pub(super) type Handler = fn(&mut Controller, &Command) -> AdminResult;
 
-/// Table entry of an admin command.
+/// Table row of an admin command.
 pub(super) struct AdminCommand {
     opcode: Op,
     handler: Handler,
@@ -100,8 +100,8 @@ pub(super) struct AdminCommand {
 }
 
 impl AdminCommand {
-    /// Creates a command that every controller has and that concerns no queue. The "supported"
-    /// bit of `effects` is set later.
+    /// Creates the row of a command that every controller supports and that concerns no queue. The
+    /// "supported" bit of `effects` is set later.
     pub(super) const fn new(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         AdminCommand {
             opcode,
@@ -113,8 +113,8 @@ impl AdminCommand {
         }
     }
 
-    /// Marks the command as reading or changing queues: it waits while one migrates to another
-    /// worker.
+    /// Marks the command as reading or changing queues, so that it waits while a queue migrates to
+    /// another worker.
     pub(super) const fn concerning_queues(self) -> Self {
         AdminCommand {
             concerns_queues: true,
@@ -122,18 +122,18 @@ impl AdminCommand {
         }
     }
 
-    /// Sets the bit by which Identify Controller reports the command.
+    /// Sets the OACS bit by which Identify Controller reports support of the command.
     pub(super) const fn oacs(self, oacs: Oacs) -> Self {
         AdminCommand { oacs, ..self }
     }
 
-    /// Restricts the command to certain controllers.
+    /// Restricts the command to controllers for which `offered` returns `true`.
     pub(super) const fn offered_if(self, offered: fn(&Controller) -> bool) -> Self {
         AdminCommand { offered, ..self }
     }
 }
 
-/// Returns the handler of a command; `None` when this controller does not have it.
+/// Returns the handler of a command; `None` when this controller does not support it.
 pub(super) fn handler(opcode: Op, controller: &Controller) -> Option<Handler> {
     let command = offered(controller).find(|command| command.opcode == opcode)?;
     Some(command.handler)

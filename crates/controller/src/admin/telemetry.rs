@@ -13,27 +13,28 @@ use nvme::log::{Lid, TELEMETRY_BLOCK, TelemetryHeader};
 use std::fmt::Write;
 use zerocopy::IntoBytes;
 
-/// Version of the text format; the first line of a text.
+/// First line of a snapshot, with the version of the text format.
 const FORM: &str = "vnvme telemetry, form 1";
-/// Maximum size of a text in bytes; the rest is cut off.
+/// Maximum size of a snapshot's text in bytes; the rest is cut off.
 const MOST: usize = 8 * TELEMETRY_BLOCK;
-/// Create Telemetry Host-Initiated Data, of the Log Specific Parameter.
+/// Create Telemetry Host-Initiated Data: bit of the Log Specific Parameter.
 const CREATE: u8 = 1;
 /// Scope of the snapshots: the controller.
 const SCOPE: u8 = 1;
 
-/// Last snapshots: one requested by the host, and one made by the controller itself.
+/// Last telemetry snapshots: one that the host requested, and one that the controller made after a
+/// failure.
 #[derive(Default)]
 pub(crate) struct Telemetry {
     host: Capture,
     own: Capture,
-    /// The host has not read the controller's own snapshot.
+    /// Whether the host has yet to read the controller-initiated snapshot.
     available: bool,
 }
 
 #[derive(Default)]
 struct Capture {
-    /// Generation number; 0 before the first snapshot. It wraps from 255 to 1.
+    /// Generation number: 0 before the first snapshot, then 1 to 255, then 1 again.
     generation: u8,
     text: String,
     reason: String,
@@ -84,7 +85,7 @@ impl Telemetry {
         }
     }
 
-    /// Restores the snapshots saved by [`Telemetry::save`], within the limits.
+    /// Restores the snapshots saved by [`Telemetry::save`], up to the maximum size.
     pub fn restore(saved: &TelemetryState) -> Self {
         Telemetry {
             host: Capture::restore(&saved.host),
@@ -93,7 +94,7 @@ impl Telemetry {
         }
     }
 
-    /// Returns a log page: the header, and the text in data area 1.
+    /// Returns a telemetry log page: the header, and the text in data area 1.
     pub(super) fn page(&self, lid: Lid) -> Vec<u8> {
         let (capture, ths, thdgn_tcs) = match lid {
             Lid::TELEMETRY_HOST => (&self.host, SCOPE, self.host.generation),
@@ -122,8 +123,8 @@ impl Telemetry {
 }
 
 impl Controller {
-    /// Prepares a read of a page: the length must be whole blocks, and the host may request a new
-    /// snapshot.
+    /// Prepares a read of a telemetry page. The length must be a multiple of the block size, and
+    /// the host may request a new snapshot.
     pub(super) fn before_telemetry(&mut self, get: &GetLogPage) -> Result<bool, Status> {
         let block = TELEMETRY_BLOCK as u64;
         if !get.bytes().is_multiple_of(block) || !get.lpo.is_multiple_of(block) {
@@ -140,15 +141,14 @@ impl Controller {
         Ok(true)
     }
 
-    /// Handles the host's read of the controller's own snapshot: the next failure makes a new
-    /// one.
+    /// Handles the host's read of the controller-initiated snapshot, after which the next failure
+    /// makes a new one.
     pub(super) fn telemetry_read(&mut self) {
         self.admin.telemetry.available = false;
         self.touch();
     }
 
-    /// Captures a snapshot after a failure. A snapshot that the host has not read is kept
-    /// instead.
+    /// Makes a snapshot after a failure, unless the host has yet to read the last one.
     pub(crate) fn capture(&mut self, reason: &str) {
         if self.admin.telemetry.available {
             return;
@@ -163,7 +163,7 @@ impl Controller {
         }
     }
 
-    /// Returns the controller's present state as text.
+    /// Returns the present state of the controller as text.
     fn snapshot(&self) -> String {
         let stats = &self.engine.stats;
         let mut text = String::with_capacity(MOST);

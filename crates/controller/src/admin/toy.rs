@@ -1,5 +1,5 @@
-//! A command that was added by the recipe of [`table`](super::table), and that only tests contain:
-//! beside this module the recipe touched `mod.rs` and `table.rs`.
+//! Example of an admin command added by the recipe of [`table`](super::table), contained only in
+//! tests. Besides this module, the recipe changed `mod.rs` and `table.rs`.
 
 use super::table::AdminCommand;
 use super::{AdminResult, Outcome};
@@ -8,7 +8,7 @@ use nvme::identify::Oacs;
 use nvme::log::CommandEffects;
 use nvme::{AdminOpcode, Command};
 
-/// A vendor specific opcode ("NVMe Base 2.1", 5), which moves no data.
+/// Opcode of the example: vendor specific, without data transfer ("NVMe Base 2.1", 5).
 const OPCODE: AdminOpcode = AdminOpcode(0xc0);
 
 pub(super) const COMMAND: AdminCommand =
@@ -17,7 +17,7 @@ pub(super) const COMMAND: AdminCommand =
         .oacs(Oacs::new().with_hmlms(true))
         .offered_if(|c| c.config.mdts == 5);
 
-/// Completes with twice dword 10.
+/// Completes the example command, with twice its dword 10 as the result.
 fn double(_: &mut Controller, command: &Command) -> AdminResult {
     Ok(Outcome::Done(command.cdw10.get() * 2))
 }

@@ -1,9 +1,9 @@
-//! Attaching and detaching namespaces while the controller runs ("NVMe Base 2.1", 5.1.2.1): the
-//! host receives Attached Namespace Attribute Changed, and reads the Changed Attached Namespace
+//! Attaching and detaching namespaces while the controller runs ("NVMe Base 2.1", 5.1.2.1). The
+//! host is notified (Attached Namespace Attribute Changed) and reads the Changed Attached Namespace
 //! List log page. No reset is needed.
 //!
-//! A namespace is shown to the host only when every worker that may have queues of the controller
-//! has opened it, because the host might send a command to any of them.
+//! A namespace becomes visible to the host only after every worker that may have queues of the
+//! controller has opened it, because the host may send a command through any of them.
 
 use super::Controller;
 use super::migration::Migration;
@@ -12,39 +12,40 @@ use crate::engine::{Namespace, Order};
 use std::sync::atomic::Ordering;
 use volume::Io;
 
-/// A namespace that not all workers have opened yet.
+/// A namespace being attached, which not all workers have opened yet.
 pub(super) struct Attaching {
     index: usize,
     namespace: Namespace,
-    /// Refusals by other workers before this attachment.
+    /// Number of failures to open any namespace on other workers, before this attachment.
     refused: u64,
 }
 
 /// Progress of [`Controller::attach`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attach {
-    /// Another worker has not opened the namespace yet.
+    /// Other workers have yet to open the namespace.
     Under,
-    /// The namespace is attached, and the host finds it.
+    /// The namespace is attached and visible to the host.
     Done,
-    /// Another worker could not open the namespace: it is not attached.
+    /// Another worker could not open the namespace, which therefore is not attached.
     Refused,
 }
 
 impl Migration {
-    /// Returns whether every remote engine has applied the latest orders about namespaces.
+    /// Returns whether every remote engine has applied the latest orders to attach or detach
+    /// namespaces.
     fn namespaces_known(&self) -> bool {
         let knows = |link: &super::migration::Link| link.handled() >= link.namespaces;
         self.links().all(|link| !link.is_open() || knows(link))
     }
 
-    /// Namespaces that remote engines could not open, so far.
+    /// Returns how many times remote engines have failed to open a namespace so far.
     fn namespaces_refused(&self) -> u64 {
         let counts = self.links().map(|link| &link.progress.refused);
         counts.map(|count| count.load(Ordering::Acquire)).sum()
     }
 
-    /// Returns whether a remote engine has commands in flight on a detached namespace.
+    /// Returns whether a remote engine still has a detached namespace with outstanding commands.
     fn namespaces_leaving(&self) -> bool {
         let leaving = |link: &super::migration::Link| {
             link.handled() < link.namespaces || link.progress.leaving.load(Ordering::Acquire) > 0
@@ -54,11 +55,12 @@ impl Migration {
 }
 
 impl Controller {
-    /// Adds a namespace. `io` is the worker's. The host is notified when all workers have opened
-    /// the namespace; [`Controller::attaching`] returns the progress.
+    /// Begins to attach a namespace. `io` is the ring of the controller's worker. The namespace
+    /// becomes visible, and the host is notified, when all workers have opened it;
+    /// [`Controller::attaching`] returns the progress.
     ///
     /// # Errors
-    /// [`ConfigError`] when the namespace cannot be opened, when its ID is taken or larger than
+    /// [`ConfigError`] when the namespace cannot be opened, when its ID is in use or larger than
     /// [`max_namespaces`](crate::ControllerConfig::max_namespaces), or when another namespace is
     /// being attached. Nothing has changed then.
     pub fn attach(&mut self, config: NamespaceConfig, io: &Io) -> Result<(), ConfigError> {
@@ -101,14 +103,14 @@ impl Controller {
         Ok(())
     }
 
-    /// Returns whether there is a namespace of this ID, or one is being attached.
+    /// Returns whether a namespace with this ID is attached or being attached.
     pub(crate) fn has_or_awaits(&self, nsid: u32) -> bool {
         let attaching = self.attaching.as_ref();
         self.engine.namespace_index(nsid).is_ok()
             || attaching.is_some_and(|attaching| attaching.namespace.config.nsid == nsid)
     }
 
-    /// Returns an index that no engine uses, or the one behind the last.
+    /// Returns the lowest index without a namespace in all engines, or the end of the list.
     fn vacant_index(&self) -> usize {
         let used = self.engine.namespaces.len();
         if self.engine.detached() > 0 || self.migration.namespaces_leaving() {
@@ -151,9 +153,9 @@ impl Controller {
         self.tell_changed(nsid);
     }
 
-    /// Detaches a namespace: new commands no longer find it, and the host is notified. Commands
-    /// in flight run to their end ([`Controller::end_detached_early`]). Returns `false` when
-    /// there is no such namespace.
+    /// Detaches a namespace: new commands no longer find it, and the host is notified. Outstanding
+    /// commands run to completion, unless [`Controller::end_detached_early`] is called. Returns
+    /// `false` when no namespace has this ID.
     pub fn detach(&mut self, nsid: u32) -> bool {
         let Ok(index) = self.engine.namespace_index(nsid) else {
             return false;
@@ -170,7 +172,8 @@ impl Controller {
         true
     }
 
-    /// Commands in flight on detached namespaces are to end early: a volume does not answer.
+    /// Requests that outstanding commands on detached namespaces end early, because their volume
+    /// does not respond.
     pub fn end_detached_early(&mut self) {
         self.order_all(|| Order::EndDetachedEarly);
     }
@@ -180,14 +183,14 @@ impl Controller {
         self.engine.detached() == 0 && !self.migration.namespaces_leaving()
     }
 
-    /// Returns the namespaces that the host finds.
+    /// Returns the namespaces that are visible to the host.
     pub fn namespaces(&self) -> impl Iterator<Item = &NamespaceConfig> {
         self.engine.active().map(|ns| &ns.config)
     }
 
-    /// Advances the work begun by [`Controller::attach`] and [`Controller::detach`], and the
-    /// host's Namespace Management commands. Call it periodically and, with a pool, when the
-    /// worker was woken for messages; `io` is the worker's.
+    /// Advances the work begun by [`Controller::attach`] and [`Controller::detach`], and the host's
+    /// Namespace Management commands. Call it periodically and, with a pool, when messages woke the
+    /// worker; `io` is the worker's ring.
     pub fn tidy(&mut self, io: &Io) {
         if self.attaching.is_some() {
             self.finish_attaching();

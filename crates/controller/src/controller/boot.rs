@@ -1,6 +1,6 @@
 //! Boot Partitions ("NVMe Base 2.1", 8.1.3; registers: 3.1.4.13 to 3.1.4.15): two images that a
-//! host reads before it has any queue, by registers, or later by a log page. Both hold the same
-//! here, and hosts cannot write them: there is no Firmware Commit.
+//! host reads by registers before it has any queue, or later by a log page. Both partitions contain
+//! the same image here. Hosts cannot write them, because there is no Firmware Commit.
 
 use super::Controller;
 use nvme::log::{BootPartitionHeader, Lid};
@@ -9,27 +9,27 @@ use std::fmt;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Boot Partitions are multiples of this many bytes.
+/// Unit of the Boot Partition size in bytes.
 const UNIT: usize = 128 << 10;
-/// Units of reads by registers.
+/// Unit in bytes of reads by registers.
 const PAGE: u64 = 4096;
-/// Largest image.
+/// Maximum size of a boot image in bytes.
 pub const MAX_BOOT_IMAGE: usize = 64 << 20;
 
-/// Contents of the Boot Partitions: their log page, a header and the image.
+/// Contents of the Boot Partitions, as the log page: a header, then the image.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BootImage(Arc<[u8]>);
 
-/// Bytes of the log page's header.
+/// Size of the log page's header in bytes.
 const HEADER: usize = size_of::<BootPartitionHeader>();
 
-/// Error of bytes that are no [`BootImage`].
+/// Error for a boot image that is empty or too large; contains its size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an image of Boot Partitions has 1 byte to 64 MiB, not {0} bytes")]
 pub struct BootImageError(u64);
 
 impl BootImage {
-    /// Creates an image of these bytes, with zeroes up to the next multiple of 128 KiB.
+    /// Creates a boot image from these bytes, padded with zeroes to a multiple of 128 KiB.
     ///
     /// # Errors
     /// [`BootImageError`] when the image is empty, or larger than [`MAX_BOOT_IMAGE`].
@@ -50,7 +50,7 @@ impl BootImage {
         Ok(BootImage(page.into()))
     }
 
-    /// Bytes of each of the two partitions.
+    /// Returns the size of each of the two partitions in bytes.
     pub fn size(&self) -> u64 {
         self.bytes().len() as u64
     }
@@ -60,7 +60,7 @@ impl BootImage {
     }
 }
 
-/// Returns BPINFO of partitions of that many bytes.
+/// Returns the BPINFO register for partitions of `size` bytes.
 fn info(size: u64) -> Bpinfo {
     Bpinfo::new().with_bpsz((size / UNIT as u64) as u16)
 }
@@ -71,7 +71,7 @@ impl fmt::Debug for BootImage {
     }
 }
 
-/// The registers of a controller's Boot Partitions. A Controller Reset leaves them as they are.
+/// Boot Partition registers of a controller. A Controller Reset does not change them.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct BootRegisters {
     bprsel: Bprsel,
@@ -80,7 +80,7 @@ pub(crate) struct BootRegisters {
 }
 
 impl BootRegisters {
-    /// Returns BPRSEL, BPMBL and BPINFO.BRS.
+    /// Returns BPRSEL, BPMBL and BPINFO.BRS, for the next process.
     pub fn save(&self) -> (u32, u64, u8) {
         (self.bprsel.into_bits(), self.bpmbl, self.status.0)
     }
@@ -96,7 +96,7 @@ impl BootRegisters {
 }
 
 impl Controller {
-    /// Returns the value of a register of Boot Partitions; zero without any.
+    /// Returns the value of a Boot Partition register; 0 without Boot Partitions.
     pub(super) fn read_boot_register(&self, offset: u64) -> u32 {
         let Some(image) = &self.config.boot else {
             return 0;
@@ -109,7 +109,7 @@ impl Controller {
         }
     }
 
-    /// Writes a register of Boot Partitions. A write to BPRSEL reads from a partition.
+    /// Writes a Boot Partition register. A write to BPRSEL starts a read from a partition.
     pub(super) fn write_boot_register(&mut self, offset: u64, value: u32) {
         if self.config.boot.is_none() {
             return;
@@ -132,7 +132,7 @@ impl Controller {
     }
 
     /// Copies the range selected by BPRSEL into the host's memory. Returns `None` when the range
-    /// is not within the partition, or not within memory that the controller may write.
+    /// exceeds the partition, or the controller may not write that memory.
     fn read_boot_partition(&self) -> Option<()> {
         let selected = self.boot.bprsel;
         let from = usize::try_from(u64::from(selected.bprof()) * PAGE).ok()?;
@@ -145,8 +145,8 @@ impl Controller {
         self.engine.dma.write(self.boot.bpmbl, piece).ok()
     }
 
-    /// Returns the log page Boot Partition ("NVMe Base 2.1", 5.1.12.1.19). Both partitions are
-    /// the same.
+    /// Returns the Boot Partition log page ("NVMe Base 2.1", 5.1.12.1.19), which is equal for both
+    /// partitions.
     pub(crate) fn boot_partition_log(&self) -> &[u8] {
         self.config.boot.as_ref().map_or(&[], |image| &image.0)
     }

@@ -1,25 +1,24 @@
-//! Configuration space, and the effects of its command register.
+//! PCI configuration space, and the effects of its command register.
 
 use super::Controller;
 use crate::engine::Order;
 use crate::pci::{ConfigEffect, ConfigSpace};
 use std::time::{Duration, Instant};
 
-/// Time after Bus Master Enable was cleared until commands in flight are asked to end early.
+/// Delay between clearing of Bus Master Enable and the request that outstanding commands end early.
 const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
-/// Time after Bus Master Enable was cleared by which the VMM is answered at the latest. QEMU
-/// treats an answer after 5 s as an error.
+/// Maximum delay between clearing of Bus Master Enable and the answer to the VMM. QEMU treats an
+/// answer after 5 s as an error.
 const ANSWER_AFTER: Duration = Duration::from_secs(3);
 
-/// State after Bus Master Enable was cleared: data of commands in flight may still be
-/// transferred.
+/// State after Bus Master Enable was cleared, while outstanding commands may still transfer data.
 pub(super) struct Draining {
     since: Instant,
     interrupted: bool,
 }
 
 impl Controller {
-    /// Reads configuration space.
+    /// Reads PCI configuration space.
     pub fn config_read(&mut self, offset: u64, data: &mut [u8]) {
         if ConfigSpace::covers_interrupt_status(offset, data.len()) {
             // The host may have consumed entries since the last round.
@@ -29,9 +28,9 @@ impl Controller {
         self.pci.read(offset, data);
     }
 
-    /// Writes configuration space. Answer the VMM when [`Controller::config_settled`] returns
-    /// `true`. A function level reset begins at once and has ended when
-    /// [`Controller::is_resetting`] returns `false`.
+    /// Writes PCI configuration space. The caller answers the VMM when
+    /// [`Controller::config_settled`] returns `true`. A function level reset begins at once, and
+    /// has ended when [`Controller::is_resetting`] returns `false`.
     pub fn config_write(&mut self, offset: u64, data: &[u8]) {
         let master = self.engine.is_master();
         if self.pci.write(offset, data) == ConfigEffect::FunctionLevelReset {
@@ -65,13 +64,13 @@ impl Controller {
     }
 
     /// Returns whether the last write to configuration space has taken full effect: after Bus
-    /// Master Enable was cleared, no data is on its way to the host's memory any more. A kernel
-    /// that is about to give that memory to another one (kexec) relies on it, and has often done
-    /// nothing else to the device.
+    /// Master Enable was cleared, no outstanding command can write to the host's memory any more. A
+    /// kernel that starts another one (kexec) relies on that before it reuses the memory, and often
+    /// does nothing else to stop the device.
     ///
-    /// Commands in flight end by themselves at first. After a second those that can are ended
-    /// early. After three seconds the answer is yes in any case: a request that the kernel or a
-    /// device below the volume holds for longer can still write to its buffer.
+    /// Outstanding commands first get one second to complete. Then those that can be ended early
+    /// are. After three seconds the function returns `true` in any case: a request that the kernel
+    /// or a device below the volume holds for longer can still write to its buffer.
     pub fn config_settled(&mut self) -> bool {
         if self.draining.is_none() {
             return true;
@@ -98,8 +97,8 @@ impl Controller {
         false
     }
 
-    /// Returns the time at which [`Controller::config_settled`] has to be asked again, although
-    /// no event precedes it.
+    /// Returns the time at which [`Controller::config_settled`] has to be called again even if no
+    /// event occurs.
     pub(super) fn draining_deadline(&self) -> Option<Instant> {
         let draining = self.draining.as_ref()?;
         let after = if draining.interrupted {

@@ -1,12 +1,13 @@
-//! The controller memory buffer ("NVMe Base 2.1", 8.2.1; registers: 3.1.4.11, 3.1.4.12, 3.1.4.16,
-//! 3.1.4.17): memory of the controller, behind a BAR of its own, in which the host may have queues,
-//! PRP lists, SGLs and data.
+//! Controller memory buffer ("NVMe Base 2.1", 8.2.1; registers: 3.1.4.11, 3.1.4.12, 3.1.4.16,
+//! 3.1.4.17): memory of the controller, behind a BAR of its own, in which the host may place
+//! queues, PRP lists, SGLs and data.
 //!
-//! The host reaches it by that BAR, by messages or by mapping its file. Commands name it by
-//! addresses from CMBMSC.CBA on, once CMBMSC.CMSE is set: there every engine's map has it, in place
-//! of the guest's memory. Whatever is in it the host can change at any time, as in its own memory.
+//! The host accesses the buffer through that BAR, by messages or by mapping its file. Once the host
+//! has set CMBMSC.CMSE, commands address it from CMBMSC.CBA on: in the map of every engine, the
+//! buffer covers guest memory at those addresses. The host may change its contents at any time,
+//! like those of guest memory.
 //!
-//! Each client has a file of its own: one that has disconnected may still have its file mapped.
+//! Each client gets a file of its own, because a disconnected client may keep its file mapped.
 
 use super::Controller;
 use crate::engine::Order;
@@ -15,20 +16,20 @@ use dma::{MapError, Memory, SharedPages};
 use nvme::regs::{self, Cmbloc, Cmbmsc, Cmbsts, Cmbsz};
 use std::os::fd::OwnedFd;
 
-/// The controller memory buffer, if configured.
+/// State of the controller memory buffer.
 pub(crate) struct Cmb {
-    /// Size in bytes.
+    /// Size of the buffer in bytes.
     size: u64,
-    /// `None`: there was no memory for this client's buffer.
+    /// Memory of the buffer; `None` when the memory for this client could not be mapped.
     pages: Option<SharedPages>,
     cmbmsc: Cmbmsc,
 }
 
-/// Name of the memory file in `/proc/PID/maps`.
+/// Name of the buffer's memory file in `/proc/PID/maps`.
 const NAME: &str = "vnvme-cmb";
 
-/// Returns the pages of one client. After it has disconnected it may keep the file open, but none
-/// of the pages that this process has written.
+/// Allocates the buffer for one client. The file is emptied when this process drops it: a
+/// disconnected client may keep the file open, but keeps no pages that this process wrote.
 fn pages(size: u64) -> Result<SharedPages, MapError> {
     let pages = SharedPages::named(NAME, size as usize)?;
     pages.memory().empty_at_end();
@@ -36,7 +37,7 @@ fn pages(size: u64) -> Result<SharedPages, MapError> {
 }
 
 impl Cmb {
-    /// Creates a buffer of `size` zero bytes.
+    /// Creates a controller memory buffer of `size` zero bytes.
     pub(super) fn new(size: u64) -> Result<Self, MapError> {
         Ok(Cmb {
             size,
@@ -45,7 +46,7 @@ impl Cmb {
         })
     }
 
-    /// Returns the value of a register of the buffer, by the register's offset.
+    /// Returns the value of a controller memory buffer register, by its offset.
     pub(super) fn read_register(&self, offset: u64) -> u32 {
         let cmbmsc = self.cmbmsc.into_bits();
         match offset {
@@ -76,7 +77,7 @@ impl Cmb {
         self.cmbmsc.cre() && self.pages.is_some()
     }
 
-    /// Stores a half of CMBMSC, by its offset.
+    /// Stores one half of the register CMBMSC, by its offset.
     pub(super) fn write_cmbmsc(&mut self, offset: u64, value: u32) {
         let (old, value) = (self.cmbmsc.into_bits(), u64::from(value));
         let new = match offset {
@@ -87,39 +88,41 @@ impl Cmb {
         self.cmbmsc = Cmbmsc::from_bits(new);
     }
 
-    /// Returns the controller base address, if the whole buffer fits behind it.
+    /// Returns the controller base address of the buffer; `None` when the buffer would exceed the
+    /// address space.
     fn base(&self) -> Option<u64> {
         let base = self.cmbmsc.cba() << 12;
         let last = self.size - 1;
         base.checked_add(last).map(|_| base)
     }
 
-    /// Returns the address and memory of the buffer, if commands can reach it.
+    /// Returns the address and memory of the buffer; `None` while commands cannot address it.
     fn place(&self) -> Option<(u64, &Memory)> {
         let base = self.base().filter(|_| self.cmbmsc.cmse())?;
         Some((base, self.pages.as_ref()?.memory()))
     }
 
-    /// Returns CMBMSC.
+    /// Returns the value of the register CMBMSC.
     pub(crate) fn cmbmsc(&self) -> u64 {
         self.cmbmsc.into_bits()
     }
 }
 
 impl Controller {
-    /// Returns the memory behind the BAR of the controller memory buffer, which the present or
-    /// the next client may map. Returns `None` when there is no such buffer.
+    /// Returns the memory of the controller memory buffer, which the present or the next client may
+    /// map; `None` without such a buffer.
     pub fn cmb_pages(&self) -> Option<&SharedPages> {
         self.cmb.as_ref()?.pages.as_ref()
     }
 
-    /// Returns the size of the buffer's BAR in bytes; 0 when there is none.
+    /// Returns the size in bytes of the BAR of the controller memory buffer; 0 without such a
+    /// buffer.
     pub fn cmb_size(&self) -> u64 {
         self.cmb.as_ref().map_or(0, |cmb| cmb.size)
     }
 
-    /// Reads from the controller memory buffer. Where the function does not answer, all bits are
-    /// ones.
+    /// Reads from the controller memory buffer. All bits read as ones while the function does not
+    /// respond.
     pub fn cmb_read(&mut self, offset: u64, data: &mut [u8]) {
         let pages = self.cmb_pages().filter(|_| self.pci.decodes_memory());
         let at = usize::try_from(offset).ok();
@@ -131,8 +134,8 @@ impl Controller {
         }
     }
 
-    /// Writes to the controller memory buffer. Bytes beyond the buffer are dropped, and so are
-    /// all writes while the function does not decode memory.
+    /// Writes to the controller memory buffer. Bytes beyond the buffer are ignored, and so are all
+    /// writes while the function does not decode memory.
     pub fn cmb_write(&mut self, offset: u64, data: &[u8]) {
         let pages = self.cmb_pages().filter(|_| self.pci.decodes_memory());
         if let (Ok(at), Some(pages)) = (usize::try_from(offset), pages) {
@@ -141,7 +144,7 @@ impl Controller {
     }
 
     /// Places the buffer at the address in CMBMSC in every engine.
-    /// [`Controller::receivers_settled`] returns `true` when all engines have applied that.
+    /// [`Controller::receivers_settled`] returns `true` when all engines have applied the change.
     pub(super) fn obey_cmbmsc(&mut self) {
         let wanted = self.cmb.as_ref().and_then(Cmb::place);
         let known = self.engine.dma.device_memory();
@@ -190,8 +193,7 @@ impl Controller {
         };
     }
 
-    /// Restores the value returned by [`Cmb::cmbmsc`], with the memory file of a previous
-    /// process.
+    /// Restores the value returned by [`Cmb::cmbmsc`] and the memory file of a previous process.
     pub(crate) fn restore_cmb(&mut self, saved: u64, file: OwnedFd) -> Result<(), MapError> {
         if let Some(cmb) = &mut self.cmb {
             let pages = SharedPages::open(file, cmb.size as usize)?;

@@ -1,14 +1,15 @@
-//! Format NVM on namespaces that controllers of a subsystem share: closing a namespace to the
-//! other controllers, and being closed out by another controller.
+//! Format NVM on namespaces that controllers of a subsystem share: how a controller closes a
+//! namespace to the others while it erases the namespace, and how it reacts to an erasure by
+//! another one.
 //!
 //! 1. The erasing controller closes the namespaces to the others, and waits until none of their
-//!    commands is in flight.
+//!    commands is outstanding.
 //! 2. It erases the namespaces, as it erases private ones ([`erase`](mod@crate::admin)).
 //! 3. It reopens the namespaces to the others, with the new format, and waits until they have
 //!    applied that. Only then does the Format NVM command complete.
 //!
 //! If a reset ends the command early, the namespaces are reopened only when none of the erasing
-//! controller's own requests is in flight: a late one would overwrite data that others write by
+//! controller's own requests is outstanding: a late one would overwrite data that others write by
 //! then.
 
 use super::Controller;
@@ -25,8 +26,8 @@ impl Controller {
     /// Checks whether the host may erase a namespace.
     ///
     /// # Errors
-    /// The status of a namespace that this controller does not reach, or that another host has
-    /// reserved ("NVMe Base 2.1", 8.1.1 and 8.1.22).
+    /// The path-related status when the controller cannot reach the namespace, or a reservation
+    /// conflict when another host has reserved it ("NVMe Base 2.1", 8.1.1 and 8.1.22).
     pub(crate) fn may_erase(&self, nsid: u32) -> Result<(), Status> {
         if let Some(status) = self.engine.unreached(nsid) {
             return Err(status);
@@ -39,12 +40,13 @@ impl Controller {
         }
     }
 
-    /// Closes these namespaces to other controllers: their commands there end with this status
-    /// from now on. The returned [`Weak`] expires when none of their commands is in flight there.
+    /// Closes these namespaces to other controllers: from now on, their commands on the namespaces
+    /// end with `status`. The returned [`Weak`] expires when none of their earlier commands is
+    /// outstanding.
     ///
     /// # Errors
-    /// The status for the command when another controller is erasing one of the namespaces.
-    /// Nothing has changed then.
+    /// The status for the command when another controller is erasing one of the namespaces. Nothing
+    /// has changed then.
     pub(crate) fn close_to_others(
         &mut self,
         nsids: &[u32],
@@ -66,7 +68,7 @@ impl Controller {
         Ok(Arc::downgrade(&awaited))
     }
 
-    /// Notes that a new format of the namespace may be stored from now on.
+    /// Records that a new format of the namespace may be stored from now on.
     pub(crate) fn tell_of_keeping(&self, nsid: u32) {
         if let Some(sharing) = &self.sharing
             && let Some(shared) = sharing.namespace(nsid)
@@ -75,7 +77,8 @@ impl Controller {
         }
     }
 
-    /// Publishes the percentage of the namespace that is still to be erased.
+    /// Publishes to the other controllers the percentage of the namespace that is still to be
+    /// erased.
     pub(crate) fn tell_of_progress(&self, nsid: u32, left: u8) {
         if let Some(sharing) = &self.sharing
             && let Some(shared) = sharing.namespace(nsid)
@@ -84,15 +87,15 @@ impl Controller {
         }
     }
 
-    /// Returns the percentage that another controller still has to erase in the namespace, if one
-    /// does.
+    /// Returns the percentage of the namespace that another controller still has to erase; `None`
+    /// when no other controller erases it.
     pub(crate) fn left_by_others(&self, nsid: u32) -> Option<u8> {
         let sharing = self.sharing.as_ref()?;
         sharing.namespace(nsid)?.left(sharing.cntlid())
     }
 
-    /// Returns whether another controller erases the namespace, or for the broadcast NSID any
-    /// one.
+    /// Returns whether another controller erases the namespace, or any namespace for the broadcast
+    /// NSID.
     pub(crate) fn others_erase(&self, nsid: u32) -> bool {
         let Some(sharing) = &self.sharing else {
             return false;
@@ -104,7 +107,7 @@ impl Controller {
         concerned.next().is_some()
     }
 
-    /// Reopens namespaces to other controllers, in their current format and state. The returned
+    /// Reopens namespaces to other controllers with their current format and state. The returned
     /// [`Weak`] expires when the other controllers have applied that.
     pub(crate) fn open_to_others(&self, nsids: &[u32]) -> Weak<Awaited> {
         let Some(sharing) = &self.sharing else {
@@ -123,16 +126,17 @@ impl Controller {
         Arc::downgrade(&awaited)
     }
 
-    /// Returns whether this controller is still the one that erases the namespace, or none does.
+    /// Returns whether the namespace is private, or this controller is still the one that erases
+    /// it.
     pub(crate) fn may_still_erase(&self, nsid: u32) -> bool {
         let sharing = self.sharing.as_ref();
         let shared = sharing.and_then(|sharing| Some((sharing.namespace(nsid)?, sharing.cntlid())));
         shared.is_none_or(|(shared, cntlid)| shared.is_erased_by(cntlid))
     }
 
-    /// Opens namespaces that this controller has erased, to itself and to others, except those
-    /// that another controller erases by now. The returned [`Weak`] expires when the others have
-    /// applied that.
+    /// Opens namespaces that this controller has erased, to itself and to others, except those that
+    /// another controller erases by now. The returned [`Weak`] expires when the others have applied
+    /// that.
     pub(crate) fn open_erased(&mut self, nsids: &[u32]) -> Weak<Awaited> {
         let awaited = self.open_to_others(nsids);
         for nsid in nsids {
@@ -178,7 +182,7 @@ impl Controller {
         self.answer_others();
     }
 
-    /// Closes the namespace of this index to commands, or opens it with that format.
+    /// Closes the namespace at this index to commands, or opens it with the format of `erasing`.
     pub(super) fn apply_erasing(&mut self, index: usize, erasing: Erasing) {
         let Some(ns) = self.engine.namespaces.get(index) else {
             return;

@@ -1,6 +1,6 @@
-//! Enable, shutdown and the kinds of reset ("NVMe Base 2.1", 3.5 to 3.7).
+//! Enable, shutdown and resets of the controller ("NVMe Base 2.1", 3.5 to 3.7).
 //!
-//! A reset and a shutdown both wait for commands in flight; [`Controller::progress`] advances
+//! Both a reset and a shutdown wait for outstanding commands; [`Controller::progress`] advances
 //! them in each round.
 
 use super::{BootRegisters, Cmb, Controller, MPSMAX};
@@ -12,24 +12,24 @@ use nvme::regs::{Ams, Aqa, Cc, CcCss, Csts, Shn, Shst};
 /// Life-cycle state of the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// CC.EN is 0 and no command is in flight.
+    /// CC.EN is 0 and no command is outstanding.
     Disabled,
-    /// CSTS.RDY is 1.
+    /// CSTS.RDY is 1: commands are processed.
     Ready,
-    /// A controller-level reset waits for the commands in flight.
+    /// A controller-level reset waits for outstanding commands.
     Resetting,
-    /// CSTS.CFS is 1: only a reset helps.
+    /// CSTS.CFS is 1, until a reset.
     Failed,
 }
 
-/// Progress of a shutdown, in any state. A controller-level reset ends it.
+/// Progress of a shutdown, in any life-cycle state. A controller-level reset ends the shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shutdown {
-    /// No shutdown was requested.
+    /// No shutdown was requested since the last controller-level reset.
     No,
-    /// CSTS.SHST is 01b: commands in flight end, then volumes make everything durable.
+    /// CSTS.SHST is 01b: outstanding commands complete, then volumes are flushed.
     Occurring,
-    /// CSTS.SHST is 10b.
+    /// CSTS.SHST is 10b: the shutdown is complete.
     Complete,
 }
 
@@ -42,7 +42,7 @@ const STATES: [State; 4] = [
 const SHUTDOWNS: [Shutdown; 3] = [Shutdown::No, Shutdown::Occurring, Shutdown::Complete];
 
 impl Controller {
-    /// Returns the registers and the life-cycle state to be saved.
+    /// Returns the registers and the life-cycle state, for the next process.
     pub(crate) fn save_registers(&self) -> Registers {
         Registers {
             cc: self.cc.into_bits(),
@@ -50,7 +50,7 @@ impl Controller {
             aqa: self.aqa.into_bits(),
             asq: self.asq,
             acq: self.acq,
-            // Numbered from 0 on, in the order of the lists above.
+            // Enum discriminants: 0 for the first variant, in the order of declaration.
             state: self.state as u8,
             shutdown: self.shutdown as u8,
             cmbmsc: self.cmb.as_ref().map(Cmb::cmbmsc),
@@ -58,9 +58,8 @@ impl Controller {
         }
     }
 
-    /// Restores the registers saved by [`Controller::save_registers`].
-    /// [`Controller::resume_life`] carries out their consequences. Returns `None` when the saved
-    /// state is invalid.
+    /// Restores the registers saved by [`Controller::save_registers`]; [`Controller::resume_life`]
+    /// then acts on them. Returns `None` when the saved state is invalid.
     pub(crate) fn restore_registers(&mut self, saved: &Registers) -> Option<()> {
         self.cc = Cc::from_bits(saved.cc);
         self.csts = Csts::from_bits(saved.csts);
@@ -76,17 +75,18 @@ impl Controller {
         Some(())
     }
 
-    /// Returns whether the host uses the controller.
+    /// Returns whether the controller is ready for the host's commands (CSTS.RDY).
     pub(crate) fn is_ready_state(&self) -> bool {
         self.state == State::Ready
     }
 
-    /// Returns CSTS.
+    /// Returns the bits of the CSTS register.
     pub(crate) fn csts_bits(&self) -> u32 {
         self.csts.into_bits()
     }
 
-    /// Commands are fetched: the self-test may read, and namespaces may be erased.
+    /// Returns whether commands are fetched, so that the self-test may read and namespaces may be
+    /// erased.
     pub(crate) fn may_test(&self) -> bool {
         self.state == State::Ready && self.shutdown == Shutdown::No && self.engine.is_master()
     }
@@ -97,8 +97,8 @@ impl Controller {
         self.state == State::Ready && self.shutdown != Shutdown::Complete
     }
 
-    /// Resumes the activity that the restored registers imply. The queues have been restored
-    /// already.
+    /// Resumes the activity that the restored registers imply. Call it after the queues are
+    /// restored.
     pub(crate) fn resume_life(&mut self) {
         if self.state == State::Failed || self.shutdown != Shutdown::No {
             self.admin.keep_alive.stop();
@@ -112,7 +112,7 @@ impl Controller {
     pub(super) fn write_cc(&mut self, new: Cc) {
         let old = std::mem::replace(&mut self.cc, new);
         match (old.en(), new.en()) {
-            // A pending reset continues, and then enables the controller.
+            // The pending reset continues, and the controller is enabled afterwards.
             (false, true) if self.state == State::Resetting => {}
             (false, true) => self.enable(),
             (true, false) => self.begin_reset(),
@@ -123,13 +123,13 @@ impl Controller {
         }
     }
 
-    /// Doorbells belong to queues now.
+    /// Returns whether doorbell writes belong to existing queues.
     pub(crate) fn has_queues(&self) -> bool {
         matches!(self.state, State::Ready | State::Failed)
     }
 
     fn enable(&mut self) {
-        // This ends a shutdown of the disabled controller.
+        // CC.EN was set after a shutdown of the disabled controller, which ends that shutdown.
         self.shutdown = Shutdown::No;
         self.csts.set_shst(Shst::NORMAL);
         let cc = self.cc;
@@ -196,7 +196,7 @@ impl Controller {
         self.stop_fetching();
     }
 
-    /// Fails the controller (CSTS.CFS), so that only a reset helps.
+    /// Sets the controller to the fatal state (CSTS.CFS), which only a reset ends.
     pub(crate) fn fatal(&mut self, why: &str) {
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::warn!(left_out, why, "controller fatal status");
@@ -205,8 +205,8 @@ impl Controller {
         self.fail();
     }
 
-    /// A rule is broken that always holds: an error of this program, see [`Engine::broken`]. Logged
-    /// once, for a controller that has failed is not failed again.
+    /// Fails the controller because an invariant of this program is violated, see
+    /// [`Engine::broken`]. Logged only once, because a failed controller does not fail again.
     ///
     /// [`Engine::broken`]: crate::engine::Engine::broken
     pub(super) fn broken(&mut self, what: &'static str) {
@@ -224,8 +224,9 @@ impl Controller {
         self.fail();
     }
 
-    /// Checks the memory windows after a fault anywhere in the process. Data that this controller
-    /// wrote to a file that shrank is lost, so the controller must not carry on.
+    /// Checks the guest memory windows after a memory fault anywhere in the process. Fails the
+    /// controller when the file behind a window was truncated, because data that the controller
+    /// wrote there is lost. Returns whether that was found.
     pub(super) fn check_memory(&mut self) -> bool {
         let faults = dma::sigbus::faults();
         if std::mem::replace(&mut self.faults, faults) == faults || !self.engine.dma.is_poisoned() {
@@ -255,8 +256,8 @@ impl Controller {
         self.progress();
     }
 
-    /// NVM Subsystem Reset, which the host sees as a power cycle; valid in any state. CSTS.NSSRO
-    /// is set afterwards.
+    /// Performs an NVM Subsystem Reset, which the host sees as a power cycle and which is valid in
+    /// any state. CSTS.NSSRO is set afterwards.
     pub(super) fn subsystem_reset(&mut self) {
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::info!(left_out, "NVM subsystem reset");
@@ -267,7 +268,7 @@ impl Controller {
         self.begin_reset();
     }
 
-    /// Resets the registers, for a function level reset and a device reset by the VMM, see
+    /// Resets the registers. Shared by the function level reset and the VMM's device reset, see
     /// [`Controller::reset`].
     fn reset_registers(&mut self) {
         self.cc = Cc::new();
@@ -286,14 +287,15 @@ impl Controller {
         }
         self.shutdown = Shutdown::Occurring;
         self.csts.set_shst(Shst::OCCURRING);
-        // A host that shuts down falls silent.
+        // A host that shuts down the controller stops sending Keep Alive.
         self.admin.keep_alive.stop();
         self.stop_fetching();
         self.flush_everywhere();
         self.progress();
     }
 
-    /// Handles the end of a flush: all completed commands are durable.
+    /// Completes the shutdown when all volumes are flushed: the host's completed writes are
+    /// durable.
     pub(super) fn flushed(&mut self) {
         if self.shutdown == Shutdown::Occurring {
             self.touch();
@@ -302,7 +304,8 @@ impl Controller {
         }
     }
 
-    /// Completes a reset when the commands in flight have ended. Returns whether it did.
+    /// Completes a reset when no command is outstanding any more. Returns whether the reset
+    /// completed.
     pub(super) fn progress(&mut self) -> bool {
         if self.state != State::Resetting || !self.engine.drained() || !self.migration.stopped() {
             return false;
@@ -328,15 +331,15 @@ impl Controller {
     }
 
     /// Resets the device on behalf of the VMM: registers and configuration space return to their
-    /// power-on values. The reset has ended when [`Controller::is_resetting`] returns `false`.
+    /// power-on values. [`Controller::is_resetting`] returns `false` when the reset has ended.
     /// Guest memory and interrupt receivers belong to the VMM and stay.
     pub fn reset(&mut self) {
         self.reset_cmbmsc();
         self.function_level_reset();
     }
 
-    /// Function level reset: like [`Controller::reset`], except that CMBMSC keeps its value
-    /// ("NVMe Base 2.1", 3.1.4.16), because drivers do not look for the buffer again.
+    /// Performs a function level reset. Unlike [`Controller::reset`], this keeps CMBMSC ("NVMe Base
+    /// 2.1", 3.1.4.16), because drivers do not look for the controller memory buffer again.
     pub(super) fn function_level_reset(&mut self) {
         if self.has_queues() && self.shutdown != Shutdown::Complete {
             self.engine.stats.unsafe_shutdowns.add(1);
@@ -350,7 +353,7 @@ impl Controller {
         self.settle();
     }
 
-    /// Returns whether a reset waits for commands in flight.
+    /// Returns whether a reset still waits for outstanding commands.
     pub fn is_resetting(&self) -> bool {
         self.state == State::Resetting
     }

@@ -1,5 +1,5 @@
-//! The control half of Write Uncorrectable: notification of the other engines and controllers,
-//! the commands that wait for them, and the commit that precedes completion.
+//! The control half of Write Uncorrectable: notification of the other engines and controllers, the
+//! commands that wait for them, and the commit that precedes completion. Module
 //! [`marks`](crate::marks) describes the whole.
 
 use super::Controller;
@@ -15,44 +15,44 @@ use std::sync::{Arc, Weak};
 struct Waiting {
     place: Place,
     tag: u64,
-    /// For each remote engine, the number of the order that it has to apply.
+    /// For each remote engine, the number of the order that the engine has to apply first.
     orders: Vec<u64>,
     /// Expires when all other controllers have applied the marks.
     awaited: Weak<Awaited>,
 }
 
-/// The end of a command that has changed marks.
+/// Completion of a command that has changed marks.
 struct End {
     place: Place,
     tag: u64,
-    /// `None`: the command's own status.
+    /// Status of the completion; `None` when the command's own status applies.
     status: Option<Status>,
 }
 
-/// The marks of the namespaces, and commands that wait.
+/// Marks of a controller's namespaces, and the commands that wait for engines or the commit.
 #[derive(Default)]
 pub(crate) struct MarkingState {
     pub table: Arc<MarkTable>,
     waiting: Vec<Waiting>,
-    /// Commands that complete when their changes are committed.
+    /// Commands that complete when their changes of marks are committed to the control state.
     uncommitted: Vec<End>,
 }
 
 impl MarkingState {
-    /// Handles a controller-level reset: no command waits any more.
+    /// Handles a controller-level reset: the waiting commands are dropped.
     pub fn reset(&mut self) {
         self.waiting.clear();
         self.uncommitted.clear();
     }
 
-    /// Commands wait until every engine knows.
+    /// Returns whether commands wait until every engine has applied their marks.
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 }
 
 impl Controller {
-    /// Changes marks on behalf of a command in this engine.
+    /// Changes marks on behalf of a command in the engine at `place`.
     pub(super) fn change_marks(&mut self, place: Place, marking: Marking) {
         let Marking { tag, ns, change } = marking;
         let found = self.engine.namespaces.get(ns);
@@ -63,7 +63,7 @@ impl Controller {
         match change {
             Change::Mark(slba, blocks) => {
                 if !self.mark(&marks, slba, blocks) {
-                    // No status fits a full table. Writes to other marked blocks make room.
+                    // No NVMe status fits a full mark table. Writes to marked blocks make room.
                     let status = Some(Status::INTERNAL_ERROR);
                     return self.end_marking(End { place, tag, status });
                 }
@@ -89,15 +89,15 @@ impl Controller {
         }
     }
 
-    /// Marks blocks, if there is room. Only this thread marks blocks that another process has to
-    /// know of, so the count does not change meanwhile.
+    /// Marks blocks if the limit of ranges permits. Only this thread adds marks that the next
+    /// process has to restore, so the count cannot change in between.
     fn mark(&self, marks: &Marks, slba: u64, blocks: u64) -> bool {
         let others = self.marks.table.pieces().saturating_sub(marks.pieces());
         marks.mark(slba, blocks, PIECES.saturating_sub(others))
     }
 
-    /// Handles the removal of marks: after the last one, the namespace's commands take the fast
-    /// path again.
+    /// Handles the removal of marks. After the last one, the namespace's commands use the fast path
+    /// again.
     fn marks_went(&mut self, nsid: u32, marks: &Marks) {
         self.touch();
         if marks.any() {
@@ -109,7 +109,7 @@ impl Controller {
         self.tell_of_marks(nsid, false);
     }
 
-    /// Ends the commands of which every engine knows. Returns whether there was one.
+    /// Ends the commands whose marks every engine has applied. Returns whether there were any.
     pub(super) fn end_waiting_marks(&mut self) -> bool {
         let mut worked = false;
         for waiting in std::mem::take(&mut self.marks.waiting) {
@@ -126,7 +126,7 @@ impl Controller {
         worked
     }
 
-    /// Completes the command when its changes are committed.
+    /// Completes a command once its changes of marks are committed.
     fn end_marking(&mut self, end: End) {
         self.touch();
         match self.survives() {
@@ -139,7 +139,7 @@ impl Controller {
         self.order(place, Order::EndMarking(tag, status));
     }
 
-    /// Completes the commands that waited for the commit of their changes.
+    /// Completes the commands that waited for their changes of marks to be committed.
     pub(crate) fn marks_committed(&mut self) {
         crash::point!("controller.mark.committed");
         for end in std::mem::take(&mut self.marks.uncommitted) {
@@ -149,14 +149,14 @@ impl Controller {
 
     // ---- other operations that remove marks
 
-    /// Namespaces were erased, whole.
+    /// Removes all marks of namespaces that were erased.
     pub(crate) fn unmark_all(&mut self, nsids: &[u32]) {
         for &nsid in nsids {
             self.cut_marks(nsid, 0);
         }
     }
 
-    /// Removes the marks behind a namespace's last block, after it was resized.
+    /// Removes the marks beyond a namespace's end, after it was resized to `blocks` blocks.
     pub(crate) fn cut_marks(&mut self, nsid: u32, blocks: u64) {
         let marks = self.marks.table.of(nsid);
         if marks.cut(blocks) {
@@ -166,8 +166,8 @@ impl Controller {
 
     // ---- restart
 
-    /// Restores the marks of the previous process, for blocks that the namespaces have, within
-    /// the limits.
+    /// Restores the marks of the previous process, limited to existing blocks and the maximum
+    /// number of ranges.
     pub(crate) fn restore_marks(&mut self, saved: &Listed) {
         for (nsid, ranges) in saved {
             let Ok(index) = self.engine.namespace_index(*nsid) else {

@@ -1,4 +1,4 @@
-//! The control half: PCI, guest memory, interrupts, rounds.
+//! The control half of a controller: PCI, guest memory, interrupts, and the rounds of its worker.
 
 mod attach;
 mod boot;
@@ -41,14 +41,14 @@ use std::sync::Arc;
 use std::time::Instant;
 use volume::{Budget, Io};
 
-/// Largest memory page size offered: 4 KiB shifted left by this (CAP.MPSMAX).
+/// Largest memory page size (CAP.MPSMAX): 4 KiB shifted left by this value.
 const MPSMAX: u8 = 4;
 
-/// A virtual NVMe controller: one PCI function, its registers, queues and namespaces.
+/// A virtual NVMe controller: one PCI function with its registers, queues and namespaces.
 ///
-/// It belongs to one thread, its worker. The worker delivers register accesses, calls
-/// [`Controller::poll`] and [`Controller::complete`], and sleeps only when [`Controller::arm`] lets
-/// it.
+/// Owned by one thread, its worker. The worker delivers register accesses, calls
+/// [`Controller::poll`] and [`Controller::complete`], and sleeps only when [`Controller::arm`]
+/// permits.
 pub struct Controller {
     pub(crate) config: ControllerConfig,
     pub(crate) pci: ConfigSpace,
@@ -56,13 +56,13 @@ pub struct Controller {
     pub(crate) admin: Admin,
     pub(crate) migration: Migration,
     pub(crate) marks: MarkingState,
-    /// Present when the controller is one of a subsystem. Declared after the engines, so that
-    /// nothing is in flight when the controller leaves the subsystem.
+    /// Present when the controller belongs to a subsystem. Declared after the engines, so that no
+    /// command is outstanding when the controller leaves the subsystem.
     sharing: Option<Sharing>,
     /// State for the next process, if restart is enabled.
     pub(crate) survival: Option<Survival>,
     pub(crate) queues: Queues,
-    /// Completions of admin commands, which are posted when their effect is committed.
+    /// Completions of admin commands, which are posted once the commands' effects are committed.
     pub(crate) endings: Vec<Ending>,
     state: State,
     shutdown: Shutdown,
@@ -72,54 +72,55 @@ pub struct Controller {
     aqa: Aqa,
     asq: u64,
     acq: u64,
-    /// Controller memory buffer, if configured.
+    /// Controller memory buffer; `None` when not configured.
     pub(crate) cmb: Option<Cmb>,
     pub(crate) boot: BootRegisters,
-    /// Present after Bus Master Enable was cleared while commands were in flight.
+    /// Present while commands that were outstanding when Bus Master Enable was cleared may transfer
+    /// data.
     draining: Option<Draining>,
-    /// Namespace that is being attached.
+    /// Namespace that is being attached, if any.
     attaching: Option<Attaching>,
-    /// The last attachment failed, because a worker could not open the namespace.
+    /// Whether the last attachment failed because a worker could not open the namespace.
     attach_refused: bool,
-    /// Time at which the round began.
+    /// Start time of the current round.
     pub(crate) now: Instant,
-    /// Faults in guest memory of this process, as of the last check of the windows.
+    /// Number of faults in guest memory of this process at the last check of the windows.
     faults: u64,
 }
 
-/// The memory behind a controller's doorbells, which is shared with its client. Clones refer to
-/// the same memory; dropping the last one unmaps it.
+/// Memory of a controller's doorbells, shared with its client. Clones refer to the same memory,
+/// which is unmapped when the last one is dropped.
 #[derive(Clone, Debug)]
 pub struct DoorbellPage(Arc<SharedPages>);
 
 impl DoorbellPage {
-    /// Creates a page of zeroes.
+    /// Creates a doorbell page of zeroes.
     ///
     /// # Errors
-    /// [`ConfigError::Memory`] when there is no memory.
+    /// [`ConfigError::Memory`] when the memory cannot be mapped.
     pub fn new() -> Result<Self, ConfigError> {
         Ok(Self(Arc::new(SharedPages::new(pci::BAR0_SIZE as usize)?)))
     }
 
-    /// Opens the doorbell page of a process that has ended, from its file.
+    /// Opens the doorbell page of an earlier process from its memory file.
     ///
     /// # Errors
-    /// [`ConfigError::Memory`] when the file is of another kind, or cannot be mapped.
+    /// [`ConfigError::Memory`] when `fd` is not such a file, or cannot be mapped.
     pub fn from_fd(fd: OwnedFd) -> Result<Self, ConfigError> {
         let pages = SharedPages::open(fd, pci::BAR0_SIZE as usize)?;
         Ok(Self(Arc::new(pages)))
     }
 }
 
-/// The memory file of the page, which may be kept across a restart.
+/// Borrows the memory file of the doorbell page, which can be kept across a restart.
 impl AsFd for DoorbellPage {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.fd()
     }
 }
 
-/// Begins the zones of a new controller. Zones that it shares with a running controller are not
-/// affected.
+/// Prepares the zones of a new controller's namespaces. Zones that a running controller uses are
+/// not affected.
 fn begin_zones(namespaces: &[NamespaceConfig]) {
     for zones in namespaces.iter().filter_map(|ns| ns.zones.as_ref()) {
         zones.begin();
@@ -127,8 +128,9 @@ fn begin_zones(namespaces: &[NamespaceConfig]) {
 }
 
 impl Controller {
-    /// Creates a controller that is powered on and disabled. `id` names it in the tags of its
-    /// volume requests, see [`tag_owner`](crate::tag_owner); `io` is its worker's.
+    /// Creates a controller that is powered on and disabled. `id` identifies the controller in the
+    /// tags of its volume requests, see [`tag_owner`](crate::tag_owner); `io` is the ring of its
+    /// worker.
     pub fn new(
         id: u16,
         config: ControllerConfig,
@@ -138,11 +140,11 @@ impl Controller {
         Self::with_page(id, config, namespaces, io, DoorbellPage::new()?)
     }
 
-    /// Creates a controller with a doorbell page that was made before, for example on a thread
+    /// Creates a controller with an existing doorbell page, for example one created on a thread
     /// that serves no guests.
     ///
     /// # Errors
-    /// Those of [`Controller::new`].
+    /// [`ConfigError`] when the configuration is invalid, or a volume cannot be opened.
     pub fn with_page(
         id: u16,
         config: ControllerConfig,
@@ -154,11 +156,12 @@ impl Controller {
         Self::make(id, config, namespaces, io, page, None)
     }
 
-    /// Creates a controller that another process can take over ([`Controller::restore`]): `state`
-    /// is a new state memory, made for [`state_layout`].
+    /// Creates a controller that the next process can restore ([`Controller::restore`]). `state` is
+    /// a new state memory with the layout of [`state_layout`].
     ///
     /// # Errors
-    /// Those of [`Controller::new`], and [`ConfigError::State`].
+    /// [`ConfigError`] when the configuration is invalid, or a volume cannot be opened.
+    /// [`ConfigError::State`] when the state memory cannot be used.
     ///
     /// [`state_layout`]: crate::state_layout
     pub fn with_state(
@@ -213,7 +216,7 @@ impl Controller {
         }
         let mut config = config;
         if let Some(state) = &state {
-            // At most as many commands as the state memory can record.
+            // The state memory limits the number of outstanding commands that can be recorded.
             config.max_in_flight = config.max_in_flight.min(state.commands()).max(1);
         }
         config.max_namespaces = config.max_namespaces.max(seen.last().copied().unwrap_or(1));
@@ -286,20 +289,20 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Returns the memory behind the doorbells.
+    /// Returns the doorbell page, whose memory the client shares.
     pub fn doorbell_page(&self) -> DoorbellPage {
         DoorbellPage(self.engine.doorbell_page().clone())
     }
 
-    /// Gives a namespace a way to a device below, beside its volume. `false` when there is no such
-    /// namespace.
+    /// Adds a pass-through device to a namespace, beside its volume. Returns `false` when the
+    /// namespace does not exist.
     pub fn set_passthrough(&mut self, nsid: u32, passthrough: Box<dyn Passthrough>) -> bool {
         let mut namespaces = self.engine.namespaces.iter_mut();
         let found = namespaces.find(|ns| ns.config.nsid == nsid);
         found.map(|ns| ns.passthrough = Some(passthrough)).is_some()
     }
 
-    /// Returns the counters, which any thread may read.
+    /// Returns the controller's counters, which any thread may read.
     pub fn stats(&self) -> Arc<ControllerStats> {
         self.engine.stats.clone()
     }
@@ -309,14 +312,14 @@ impl Controller {
         &self.config
     }
 
-    /// Returns the pages behind BAR0: a client may map the doorbell page at
-    /// [`pci::DOORBELL_OFFSET`] of its file.
+    /// Returns the memory behind BAR0. A client may map the doorbell page, at
+    /// [`pci::DOORBELL_OFFSET`] in its file.
     pub fn bar0_pages(&self) -> &Arc<SharedPages> {
         self.engine.doorbell_page()
     }
 
-    /// Handles the disconnection of the VMM: resets the controller, and releases memory and
-    /// interrupt receivers. The next client finds the controller as after power-on.
+    /// Handles the disconnection of the VMM: resets the controller, and releases guest memory and
+    /// interrupt receivers. The next client finds the controller in its power-on state.
     pub fn disconnect(&mut self) {
         self.order_all(|| Order::ForgetSinks);
         self.reset();
@@ -331,14 +334,14 @@ impl Controller {
         self.note_quiesced();
     }
 
-    /// Starts to make all data durable that was written through this worker, for a clean exit of
-    /// the process. Each worker does so. The flush has ended when [`Controller::is_drained`]
-    /// returns `true`.
+    /// Begins to flush all data written through this worker, for a clean exit of the process. Every
+    /// worker has to do so for its own data. [`Controller::is_drained`] returns `true` when the
+    /// flush has ended.
     pub fn flush(&mut self) {
         self.engine.flush_for_exit();
     }
 
-    /// Returns whether no command is in flight on this worker, and no flush.
+    /// Returns whether neither a command nor a flush is outstanding on this worker.
     pub fn is_drained(&self) -> bool {
         self.engine.drained()
     }
@@ -350,9 +353,9 @@ impl Controller {
         self.engine.irqs.vectors()
     }
 
-    /// Sets or removes the receiver of an MSI-X vector; a pending interrupt is delivered to a new
-    /// receiver. Answer the VMM when [`Controller::receivers_settled`] returns `true`: the
-    /// previous receiver is not signalled any more then.
+    /// Sets or removes the receiver of an MSI-X vector; a new receiver gets a pending interrupt.
+    /// The caller answers the VMM when [`Controller::receivers_settled`] returns `true`: from then
+    /// on the previous receiver is not signalled.
     pub fn set_msix(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
         self.order_all(|| Order::Vector(vector, sink.clone()));
         self.touch();
@@ -360,12 +363,12 @@ impl Controller {
         self.engine.irqs.deliver_pending();
     }
 
-    /// Returns whether every worker has applied the changes of receivers.
+    /// Returns whether every worker has applied the latest changes of interrupt receivers.
     pub fn receivers_settled(&self) -> bool {
         self.migration.receivers_settled()
     }
 
-    /// Sets or takes away the receiver of the INTx pin.
+    /// Sets or removes the receiver of the INTx pin.
     pub fn set_intx(&mut self, sink: Option<Arc<dyn IrqSink>>) {
         self.engine.irqs.set_pin(sink);
         self.touch();
@@ -380,8 +383,8 @@ impl Controller {
         self.settle();
     }
 
-    /// Unmasks the INTx pin on behalf of the VMM: it fires again if the host has not consumed
-    /// everything.
+    /// Unmasks the INTx pin on behalf of the VMM. An interrupt is sent if completions are left that
+    /// the host has not consumed.
     pub fn unmask_intx(&mut self) {
         self.engine.end_round();
         self.engine.irqs.unmask_pin();
@@ -391,8 +394,8 @@ impl Controller {
 
     // ---- guest memory
 
-    /// Adds a window of guest memory; `backing` is `None` for memory that is not shared with this
-    /// process.
+    /// Adds a window of guest memory. `backing` is `None` for memory that this process cannot
+    /// access.
     pub fn dma_map(
         &mut self,
         iova: u64,
@@ -410,35 +413,38 @@ impl Controller {
         Ok(())
     }
 
-    /// Returns the length that [`Controller::dma_unmap`] would return now, without unmapping.
+    /// Returns the length that [`Controller::dma_unmap`] would return for this range, without
+    /// unmapping.
     ///
     /// # Errors
-    /// Those of [`Controller::dma_unmap`].
+    /// [`MapError`] when the range is empty, exceeds the address space, or contains only a part of
+    /// a window.
     pub fn dma_unmap_size(&self, iova: u64, len: u64) -> Result<u64, MapError> {
         self.engine.dma.unmap_size(iova, len)
     }
 
-    /// Removes the windows in a range, and returns the sum of their lengths. Answer the VMM when
-    /// [`Controller::dma_quiesced`] returns `true`: no command in flight can touch the windows
-    /// any more then.
+    /// Removes the windows of guest memory in a range, and returns the sum of their lengths. The
+    /// caller answers the VMM when [`Controller::dma_quiesced`] returns `true`: from then on no
+    /// outstanding command can access the removed windows.
     pub fn dma_unmap(&mut self, iova: u64, len: u64) -> Result<u64, MapError> {
         let bytes = self.change_memory(&MemoryChange::Unmap { iova, len })?;
         if bytes > 0 {
-            // This does not overflow, because there were windows.
+            // The addition cannot overflow, because the range contained windows.
             self.note_unmapped(iova, iova.saturating_add(len - 1));
         }
         Ok(bytes)
     }
 
-    /// Takes all windows away, and returns the sum of their lengths.
+    /// Removes all windows of guest memory, and returns the sum of their lengths.
     pub fn dma_unmap_all(&mut self) -> u64 {
-        // This cannot fail.
+        // Removal of all windows cannot fail.
         let bytes = self.change_memory(&MemoryChange::UnmapAll).unwrap_or(0);
         self.note_unmapped(0, u64::MAX);
         bytes
     }
 
-    /// Changes memory in every engine, if this controller's own takes the change and it is one.
+    /// Applies a change of guest memory in the controller's own engine, and in the remote engines
+    /// if that succeeds and has an effect.
     fn change_memory(&mut self, change: &MemoryChange) -> Result<u64, MapError> {
         let bytes = self.engine.apply(Order::Memory(change.clone()))?;
         if bytes > 0 {
@@ -447,7 +453,7 @@ impl Controller {
         Ok(bytes)
     }
 
-    /// Returns whether no command in flight can touch unmapped memory.
+    /// Returns whether no outstanding command can access unmapped guest memory.
     pub fn dma_quiesced(&mut self) -> bool {
         let quiesced = self.engine.dma.quiesced() && self.migration.quiesced();
         if quiesced {
@@ -469,7 +475,7 @@ impl Controller {
         self.poll_within(now, &mut Budget::unlimited())
     }
 
-    /// Runs one round within a budget. Work beyond the budget is left for the next round.
+    /// Runs one round within a budget. Work that exceeds the budget is left for the next round.
     pub fn poll_within(&mut self, now: Instant, budget: &mut Budget) -> bool {
         self.now = now;
         let mut worked = self.engine.poll(now, budget);
@@ -515,67 +521,68 @@ impl Controller {
         }
     }
 
-    /// Handles the completion of a volume request, which may start the next request. Completions
-    /// of the worker's ring may be handed in as [`Io::poll`] delivers them; completions of
-    /// volumes without the ring are collected first ([`Controller::poll_volumes`]).
+    /// Handles the completion of a volume request, which may start the next request. Pass
+    /// completions of the worker's ring as [`Io::poll`] delivers them. Collect those of volumes
+    /// without the ring with [`Controller::poll_volumes`] first, and pass them afterwards.
     pub fn complete(&mut self, completion: volume::Completion) {
         self.engine.complete(completion);
     }
 
-    /// Hands completions of volumes that complete without the worker's ring to `out`.
+    /// Appends to `out` the completions of volumes that complete requests without the worker's
+    /// ring.
     pub fn poll_volumes(&mut self, out: &mut Vec<volume::Completion>) {
         self.engine.poll_volumes(out);
     }
 
     /// Arms EventIdx of every queue, before the worker sleeps. Returns `true` when a doorbell was
-    /// rung meanwhile: poll again.
+    /// written meanwhile: call [`Controller::poll`] again.
     pub fn arm(&mut self) -> bool {
         self.engine.arm()
     }
 
-    /// Checks the doorbells once more shortly after [`Controller::arm`], for hosts without a
-    /// barrier between their shadow store and their EventIdx load. `true` when a command arrived:
-    /// poll again.
+    /// Checks the doorbells once more shortly after [`Controller::arm`], for hosts without a memory
+    /// barrier between their shadow doorbell store and their EventIdx load. Returns `true` when a
+    /// command has arrived: call [`Controller::poll`] again.
     pub fn recheck(&mut self) -> bool {
         self.engine.recheck()
     }
 
-    /// Returns whether new work arrives without a notification: doorbells are written by the
-    /// client's own stores, or a volume completes by being polled.
+    /// Returns whether the worker must poll, because no notification announces new work: the client
+    /// writes doorbells in shared memory, or a volume completes requests only when polled.
     pub fn needs_polling(&self) -> bool {
         (self.config.mapped_doorbells && self.csts.rdy() && self.engine.is_master())
             || self.engine.polled_in_flight()
     }
 
-    /// Returns the number of the host's commands in flight, polled or not, plus the controller's
+    /// Returns the number of outstanding commands of the host, polled or not, plus the controller's
     /// own flushes.
     pub fn in_flight(&self) -> usize {
         self.engine.in_flight()
     }
 
-    /// Returns whether the host has rung for a recently busy queue, so that [`Controller::poll`]
+    /// Returns whether a recently busy queue has a new doorbell value, so that [`Controller::poll`]
     /// would find a command. This is an optional check between two rounds.
     pub fn has_news(&self) -> bool {
         self.engine.has_news()
     }
 
-    /// Commands are in flight, and may end any moment.
+    /// Returns whether commands are outstanding, which may complete at any moment.
     pub fn is_busy(&self) -> bool {
         self.engine.in_flight() > 0
     }
 
-    /// Returns whether the host uses shadow doorbells.
+    /// Returns whether the host uses shadow doorbells (Doorbell Buffer Config).
     pub fn shadowed(&self) -> bool {
         self.engine.shadowed()
     }
 
-    /// Returns CSTS.RDY.
+    /// Returns whether CSTS.RDY is set.
     pub fn is_ready(&self) -> bool {
         self.csts.rdy()
     }
 
-    /// Returns the time at which [`Controller::poll`] has to be called next, although no event
-    /// precedes it.
+    /// Returns the time at which [`Controller::poll`] has to be called next even if no event
+    /// occurs.
     pub fn deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.engine.next_interrupt(),

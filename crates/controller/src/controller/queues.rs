@@ -1,10 +1,10 @@
-//! Locations of the host's queues in all engines, which the next process needs to find them
+//! Locations of the host's queues in all engines. The next process needs them to find the queues
 //! again.
 
 use crate::engine::{SavedCq, SavedSq};
 use std::collections::BTreeMap;
 
-/// All queues that exist, the admin queue included.
+/// Locations of all queues of a controller, including the admin queue.
 #[derive(Default)]
 pub(crate) struct Queues {
     cqs: BTreeMap<u16, SavedCq>,
@@ -17,7 +17,7 @@ impl Queues {
         self.cqs.values()
     }
 
-    /// Returns the submission queues, including those that are being deleted.
+    /// Returns the submission queues, including those being deleted.
     pub fn sqs(&self) -> impl Iterator<Item = &SavedSq> {
         self.sqs.values()
     }

@@ -1,12 +1,12 @@
-//! The registers ("NVMe Base 2.1", 3.1.4; "NVMe over PCIe Transport 1.1", 3.1).
+//! Controller registers in BAR0 ("NVMe Base 2.1", 3.1.4; "NVMe over PCIe Transport 1.1", 3.1).
 
 use super::Controller;
 use crate::pci;
 use nvme::regs::{self, Aqa, Cc, Crto, Csts, Vs};
 
 impl Controller {
-    /// Reads BAR0 at any offset and length. Unassigned offsets read as zero; while the function
-    /// does not decode memory, all bits read as ones.
+    /// Reads BAR0 at any offset and length. Unassigned offsets read as zeroes. All bits read as
+    /// ones while the function does not decode memory.
     pub fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
         if !self.pci.decodes_memory() {
             return data.fill(0xff);
@@ -45,14 +45,14 @@ impl Controller {
                 self.cmb.as_ref().map_or(0, |cmb| cmb.read_register(o))
             }
             o if (regs::BPINFO..regs::CMBMSC).contains(&o) => self.read_boot_register(o),
-            // Ready is as fast as enabling is: within the first unit of 500 ms.
+            // Controller Ready With Media Timeout equals CAP.TO, in units of 500 ms.
             regs::CRTO => Crto::new().with_crwmt(u16::from(self.cap.to())).into_bits(),
             _ => 0,
         }
     }
 
-    /// Writes BAR0. Registers take whole dwords, one or two at a time; other writes are ignored
-    /// ("NVMe over PCIe Transport 1.1", 3.1 leaves them undefined), and so are all writes while
+    /// Writes BAR0. Registers accept whole dwords, one or two per write; "NVMe over PCIe Transport
+    /// 1.1", 3.1 leaves other writes undefined, and they are ignored. All writes are ignored while
     /// the function does not decode memory.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8]) {
         if !self.pci.decodes_memory() {
@@ -83,7 +83,7 @@ impl Controller {
     fn write_register(&mut self, offset: u64, value: u32) {
         let low = |old: u64| old & !0xffff_ffff | u64::from(value);
         let high = |old: u64| old & 0xffff_ffff | u64::from(value) << 32;
-        // Doorbells belong to the engine, which reports invalid values itself.
+        // The engine handles doorbell writes, and reports invalid values itself.
         if offset < pci::DOORBELL_OFFSET {
             self.touch();
         }
@@ -94,7 +94,7 @@ impl Controller {
                 self.engine.end_round();
             }
             regs::CC => self.write_cc(Cc::from_bits(value)),
-            // CSTS.NSSRO is cleared by writing 1.
+            // Writing 1 clears CSTS.NSSRO.
             regs::CSTS if Csts::from_bits(value).nssro() => {
                 self.csts.set_nssro(false);
             }

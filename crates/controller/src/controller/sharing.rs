@@ -1,6 +1,6 @@
 //! The control half of a controller in a subsystem: its host's access to each namespace,
-//! reservation commands, and messages from the other controllers. [`subsystem`] describes the
-//! whole.
+//! reservation commands, and messages from the other controllers. Module [`subsystem`] describes
+//! the whole.
 //!
 //! [`subsystem`]: crate::subsystem
 
@@ -18,30 +18,30 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
-/// A namespace that is attached, or was detached and has not been released.
+/// A shared namespace that is attached to the controller, or detached but not released yet.
 pub(super) struct Part {
     pub(super) shared: Arc<SharedNamespace>,
-    /// Index in the engine's list of namespaces.
+    /// Index of the namespace in the engine.
     pub(super) index: usize,
     access: Access,
     leaving: bool,
 }
 
-/// State of the controller's path to a group of namespaces.
+/// ANA state of the controller's path to one group of namespaces.
 #[derive(Clone, Copy)]
 struct Group {
     state: AnaState,
-    /// Number of changes of the state, from 1 on.
+    /// Number of changes of the state so far, starting at 1.
     changes: u64,
 }
 
-/// A party to be notified when none of the awaited commands is in flight any more.
+/// Party that waits until no awaited command of this controller is outstanding.
 pub(super) enum Owed {
-    /// A namespace, with the number of its message.
+    /// A shared namespace, with the number of the [`Message::Access`] to answer.
     Access(Arc<SharedNamespace>, u64),
-    /// Caller that has changed a group's ANA state: notified by dropping the sender.
+    /// A caller that has changed a group's ANA state; notified by dropping the sender.
     Ana(u32, Sender<()>),
-    /// A controller that erases a namespace: notified by dropping the [`Arc`].
+    /// A controller that erases a namespace; notified by dropping the [`Arc`].
     Erasing(u32, Arc<Awaited>),
 }
 
@@ -55,33 +55,33 @@ impl Owed {
     }
 }
 
-/// A command that waits for the end of an operation on a shared namespace.
+/// Command that waits for the end of a reservation operation on a shared namespace.
 enum Ticket {
     Command(Box<ReservationCommand>),
     /// A Set Features command, which may wait for the operations of several namespaces.
     Admin(u16),
 }
 
-/// A Set Features command that waits.
+/// A Set Features command that waits for reservation operations.
 struct Waiting {
     cid: u16,
-    /// Number of operations that have not ended.
+    /// Number of operations that have not ended yet.
     operations: usize,
-    /// First error of the operations.
+    /// First error of the operations; success while there is none.
     status: Status,
 }
 
-/// State of a controller that belongs to a subsystem.
+/// State of a controller as a member of its subsystem.
 pub(super) struct Sharing {
     pub(super) inbox: Arc<Inbox>,
     host: HostId,
     pub(super) parts: Vec<Part>,
     tickets: BTreeMap<u64, Ticket>,
     last_ticket: u64,
-    /// Parties to be answered when none of the awaited commands is in flight any more.
+    /// Parties to notify when no awaited command is outstanding any more.
     pub(super) unanswered: Vec<Owed>,
     groups: BTreeMap<u32, Group>,
-    /// Changes to the content of the ANA log page since the last controller-level reset.
+    /// Number of changes of the ANA log page since the last controller-level reset (Change Count).
     ana_changes: u64,
     waiting: Vec<Waiting>,
     membership: Membership,
@@ -97,7 +97,7 @@ impl Drop for Sharing {
 }
 
 impl Sharing {
-    /// Joins a controller to its subsystem.
+    /// Joins a controller to its subsystem under this controller ID.
     pub fn join(place: &InSubsystem, cntlid: u16) -> Result<Self, ConfigError> {
         let InSubsystem { subsystem, host } = place;
         if host.is_zero() {
@@ -118,7 +118,7 @@ impl Sharing {
         })
     }
 
-    /// Returns the shared namespaces that the host finds.
+    /// Returns the shared namespaces that are visible to the host.
     fn shared(&self) -> impl Iterator<Item = &Arc<SharedNamespace>> {
         let there = self.parts.iter().filter(|part| !part.leaving);
         there.map(|part| &part.shared)
@@ -129,12 +129,12 @@ impl Sharing {
         self.membership.cntlid()
     }
 
-    /// Returns the shared namespace of this ID that is attached to the controller.
+    /// Returns the shared namespace with this ID, if it is attached to the controller.
     pub(super) fn namespace(&self, nsid: u32) -> Option<&Arc<SharedNamespace>> {
         self.shared().find(|shared| shared.nsid() == nsid)
     }
 
-    /// Attaches a shared namespace, which the engine has at this index.
+    /// Attaches a shared namespace; `index` is its index in the engine.
     pub fn attach(&mut self, ns: &NamespaceConfig, index: usize) -> Result<(), ConfigError> {
         let nsid = ns.nsid;
         let shared = self.membership.subsystem().namespace(nsid);
@@ -160,14 +160,15 @@ impl Sharing {
         Ok(())
     }
 
-    /// Adopts the marks of the namespaces that all their controllers share.
+    /// Puts the marks of all shared namespaces into `table`, so that their controllers have them in
+    /// common.
     pub fn share_marks(&self, table: &MarkTable) {
         for shared in self.shared() {
             table.share(shared.nsid(), shared.marks().clone());
         }
     }
 
-    /// Forgets namespaces of which nothing is left.
+    /// Detaches the namespaces that match, and forgets them.
     fn forget(&mut self, which: impl Fn(&Part) -> bool) {
         let cntlid = self.membership.cntlid();
         for part in self.parts.extract_if(.., |part| which(part)) {
@@ -187,7 +188,8 @@ impl Sharing {
 }
 
 impl Controller {
-    /// Passes the allowed accesses on each namespace to the engine.
+    /// Passes the host's access, ANA state and erasure state of each shared namespace to the
+    /// engine.
     pub(super) fn set_gates(&mut self) {
         let Some(sharing) = &self.sharing else {
             return;
@@ -206,7 +208,8 @@ impl Controller {
         }
     }
 
-    /// Shares a namespace that is being attached at this index, and learns the allowed accesses.
+    /// Joins the shared namespace that is being attached at this index, and fetches the host's
+    /// access.
     pub(super) fn share(&mut self, ns: &NamespaceConfig, index: usize) -> Result<(), ConfigError> {
         match &mut self.sharing {
             Some(sharing) => {
@@ -218,7 +221,7 @@ impl Controller {
         }
     }
 
-    /// Marks a namespace as leaving: new commands no longer find it.
+    /// Marks a shared namespace as leaving, so that new commands no longer find it.
     pub(super) fn stop_sharing(&mut self, nsid: u32) {
         let parts = self.sharing.iter_mut();
         for part in parts.flat_map(|sharing| &mut sharing.parts) {
@@ -226,14 +229,14 @@ impl Controller {
         }
     }
 
-    /// Forgets detached namespaces that have been released.
+    /// Forgets the detached namespaces, all of which have been released.
     pub(super) fn stopped_sharing(&mut self) {
         if let Some(sharing) = &mut self.sharing {
             sharing.forget(|part| part.leaving);
         }
     }
 
-    /// Begins a controller-level reset: no command waits any more.
+    /// Begins a controller-level reset: the commands that wait for operations are dropped.
     pub(super) fn reset_sharing(&mut self) {
         let Some(sharing) = &mut self.sharing else {
             return;
@@ -246,14 +249,14 @@ impl Controller {
         }
     }
 
-    /// Sets the waker by which messages of other controllers wake this worker.
+    /// Sets the waker by which messages from other controllers wake this worker.
     pub(super) fn wake_for_others(&self, waker: Waker) {
         if let Some(sharing) = &self.sharing {
             sharing.inbox.set_waker(waker);
         }
     }
 
-    /// Handles the messages of other controllers. Returns whether there were any.
+    /// Handles messages from the other controllers. Returns whether there were any.
     pub(super) fn take_inbox(&mut self) -> bool {
         let Some(sharing) = &self.sharing else {
             return false;
@@ -293,7 +296,7 @@ impl Controller {
         };
         let mut parts = sharing.parts.iter_mut();
         let Some(part) = parts.find(|part| part.shared.nsid() == nsid) else {
-            // The namespace was detached since, which counts as the answer.
+            // The namespace was detached in the meantime, which counts as the answer.
             return;
         };
         part.access = access;
@@ -310,27 +313,27 @@ impl Controller {
         self.answer_others();
     }
 
-    /// Handles a change of marks by another controller.
+    /// Handles a change of marks that another controller has made.
     fn marks_changed(&mut self, nsid: u32) {
         let Some(sharing) = &self.sharing else {
             return;
         };
         let mut parts = sharing.parts.iter();
         let Some(part) = parts.find(|part| part.shared.nsid() == nsid) else {
-            // The namespace was detached since.
+            // The namespace was detached in the meantime.
             return;
         };
         let marked = part.shared.take_marked(sharing.membership.cntlid());
         self.engine.look_at_marks(part.index);
-        // The engine has checked the marks, which the other controller waits for.
+        // The engine has checked the marks, as the other controller requires.
         drop(marked.awaited);
         if marked.news {
             self.blocks_marked();
         }
     }
 
-    /// Notifies the other controllers that marks have changed. With `waits`, blocks were marked,
-    /// and the returned [`Weak`] expires when all controllers have applied that.
+    /// Notifies the other controllers that marks of a namespace have changed. With `waits`, blocks
+    /// were marked, and the returned [`Weak`] expires when all controllers have applied that.
     pub(super) fn tell_of_marks(&self, nsid: u32, waits: bool) -> Weak<Awaited> {
         let Some(sharing) = &self.sharing else {
             return Weak::new();
@@ -348,7 +351,8 @@ impl Controller {
             return;
         };
         let Some(known) = sharing.groups.get_mut(&group) else {
-            // No namespace of the group has been attached: later ones start with the new state.
+            // No namespace of the group has been attached. Namespaces attached later start with the
+            // new state.
             return;
         };
         let is_new = std::mem::replace(&mut known.state, state) != state;
@@ -378,21 +382,21 @@ impl Controller {
         self.answer_others();
     }
 
-    /// Returns the IDs of the shared namespaces that satisfy `such`.
+    /// Returns the IDs of the shared namespaces for which `such` returns `true`.
     pub(crate) fn shared_where(&self, such: impl Fn(&SharedNamespace) -> bool) -> Vec<u32> {
         let shared = self.sharing.iter().flat_map(|sharing| &sharing.parts);
         let shared = shared.filter(|part| such(&part.shared));
         shared.map(|part| part.shared.nsid()).collect()
     }
 
-    /// Returns whether other controllers wait for the end of commands here.
+    /// Returns whether other controllers wait for outstanding commands of this one.
     pub(super) fn owes_answers(&self) -> bool {
         let sharing = self.sharing.as_ref();
         sharing.is_some_and(|sharing| !sharing.unanswered.is_empty())
     }
 
-    /// Answers other controllers when the commands that they wait for have ended. Returns whether
-    /// there were any.
+    /// Notifies the waiting parties whose awaited commands have all ended. Returns whether there
+    /// were any.
     pub(super) fn answer_others(&mut self) -> bool {
         let Some(sharing) = &mut self.sharing else {
             return false;
@@ -401,11 +405,11 @@ impl Controller {
         let cntlid = sharing.membership.cntlid();
         let before = sharing.unanswered.len();
         for owed in std::mem::take(&mut sharing.unanswered) {
-            // A namespace that is no longer there has nothing left in flight.
+            // A namespace that was released has no outstanding commands.
             let parts = sharing.parts.iter();
             let mut parts = parts.filter(|part| owed.is_about(&part.shared));
-            // A waiter also waits for the end of an erasure on that namespace; but a controller
-            // that erases never waits for another one that does.
+            // A waiting party also waits for the end of this controller's erasure of the namespace.
+            // A controller that erases never waits for another erasing one.
             let waits = parts.any(|part| {
                 let erases = || erasure.erases(part.shared.nsid());
                 !engine.fenced(part.index) || !matches!(owed, Owed::Erasing(..)) && erases()
@@ -422,17 +426,18 @@ impl Controller {
 
     // ---- state reported to the host
 
-    /// Returns whether the controller is one of a subsystem.
+    /// Returns whether the controller belongs to a subsystem.
     pub(crate) fn is_shared(&self) -> bool {
         self.sharing.is_some()
     }
 
-    /// Returns the host that uses the controller of a subsystem.
+    /// Returns the identifier of the host that uses the controller; `None` outside a subsystem.
     pub(crate) fn host(&self) -> Option<HostId> {
         self.sharing.as_ref().map(|sharing| sharing.host)
     }
 
-    /// Returns the controllers of the subsystem.
+    /// Returns the IDs of the subsystem's controllers; outside a subsystem, only this controller's
+    /// ID.
     pub(crate) fn controllers(&self) -> Vec<u16> {
         match &self.sharing {
             Some(sharing) => sharing.membership.subsystem().controllers(),
@@ -440,7 +445,7 @@ impl Controller {
         }
     }
 
-    /// Returns the controllers that a namespace is attached to.
+    /// Returns the IDs of the controllers that a namespace is attached to.
     pub(crate) fn controllers_with(&self, nsid: u32) -> Vec<u16> {
         match &self.sharing {
             Some(sharing) => match sharing.namespace(nsid) {
@@ -451,7 +456,7 @@ impl Controller {
         }
     }
 
-    /// Returns the ANA group of a shared namespace, and its state.
+    /// Returns the ANA group of a shared namespace and the group's state.
     pub(crate) fn ana_of(&self, nsid: u32) -> Option<(u32, AnaState)> {
         let sharing = self.sharing.as_ref()?;
         let group = sharing.namespace(nsid)?.group();
@@ -459,7 +464,7 @@ impl Controller {
         Some((group, state))
     }
 
-    /// Returns the ANA log page of a controller that shares its namespaces.
+    /// Returns the ANA log page of a controller in a subsystem; `None` outside one.
     pub(crate) fn shared_ana_log(&self, groups_only: bool) -> Option<Vec<u8>> {
         let sharing = self.sharing.as_ref()?;
         let told = |(group, now): (&u32, &Group)| {
@@ -482,7 +487,8 @@ impl Controller {
         Some(ana::log_page(sharing.ana_changes, &groups))
     }
 
-    /// Returns whether Persist Through Power Loss of a namespace is on, and whether it can be.
+    /// Returns whether Persist Through Power Loss of a shared namespace is enabled, and whether the
+    /// namespace supports it.
     pub(crate) fn persistence(&self, nsid: u32) -> Option<(bool, bool)> {
         let shared = self.sharing.as_ref()?.namespace(nsid)?;
         Some(shared.persistence())
@@ -490,7 +496,7 @@ impl Controller {
 
     // ---- reservation commands
 
-    /// Executes a reservation command that was fetched.
+    /// Executes a fetched reservation command.
     pub(super) fn reservation(&mut self, command: ReservationCommand) {
         let nsid = command.command.nsid.get();
         let Some(sharing) = &mut self.sharing else {
@@ -503,7 +509,8 @@ impl Controller {
             Asked::Operation(operation) => {
                 let ticket = Ticket::Command(Box::new(command));
                 sharing.submit(&shared, ticket, operation);
-                // The operation may be over already, and this worker is awake.
+                // The operation may have ended already, and nothing wakes this worker, which is
+                // awake.
                 self.take_inbox();
             }
             Asked::Report { extended } => {
@@ -513,8 +520,8 @@ impl Controller {
         }
     }
 
-    /// Sets the PTPL state of a namespace, or of all, for a Set Features command, which waits for
-    /// it. `false`: there is nothing to wait for.
+    /// Sets Persist Through Power Loss of one shared namespace, or of all. Returns whether the Set
+    /// Features command `cid` has to wait for that.
     pub(crate) fn set_persistence(&mut self, cid: u16, nsid: Option<u32>, ptpl: bool) -> bool {
         let Some(sharing) = &mut self.sharing else {
             return false;
@@ -543,7 +550,7 @@ impl Controller {
             return;
         };
         match sharing.tickets.remove(&ticket) {
-            // A reset has dropped the ticket.
+            // A reset has dropped the command.
             None => {}
             Some(Ticket::Command(command)) => {
                 let result = match status.is_success() {

@@ -1,21 +1,21 @@
-//! Ending a command early, for Abort ("NVMe Base 2.1", 5.1.1).
+//! Early end of a command, on behalf of Abort ("NVMe Base 2.1", 5.1.1).
 
 use super::{Engine, Event};
 
-/// Maximum number of commands of one queue that wait to be aborted when they are fetched.
+/// Maximum number of command identifiers per queue that are aborted when fetched.
 const WAITING: usize = 64;
 
 impl Engine {
-    /// Tries to end a command early: one in flight in a volume, or one that was submitted and not
-    /// fetched yet. Answered by [`Event::AbortDone`], or by [`Event::AbortMissed`] if there is no
-    /// such command.
+    /// Tries to end a command early, whether it is outstanding in a volume or was submitted and not
+    /// fetched yet. [`Event::AbortDone`] reports the outcome, or [`Event::AbortMissed`] that no
+    /// such command exists.
     pub(super) fn abort(&mut self, sqid: u16, cid: u16) {
         if !self.begin_abort(sqid, cid) {
             self.events.push_back(Event::AbortMissed { sqid, cid });
         }
     }
 
-    /// Begins the abort of a command. Returns `false` when there is no such command.
+    /// Begins the abort of a command. Returns `false` when the command does not exist.
     fn begin_abort(&mut self, sqid: u16, cid: u16) -> bool {
         if let Some(index) = self.slots.find(sqid, cid) {
             let tag = self.slots.tag(index);
@@ -53,8 +53,8 @@ impl Engine {
         false
     }
 
-    /// Completes Abort commands that wait for unfetched commands of a queue, which will never be
-    /// fetched.
+    /// Completes Abort commands that wait for unfetched commands of a queue from which nothing is
+    /// fetched any more.
     pub(super) fn forget_aborts(&mut self, sqid: u16) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
             return;

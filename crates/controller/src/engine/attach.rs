@@ -1,8 +1,8 @@
-//! Namespaces that are attached and detached while the controller runs.
+//! Attaching and detaching namespaces while the controller runs.
 //!
-//! A namespace keeps its index, because commands in flight name it by that. No new command finds
-//! a detached namespace; when those in flight have ended it is flushed, and a vacant entry takes
-//! its index, until another namespace does.
+//! A namespace keeps its index, by which outstanding commands refer to it. New commands do not find
+//! a detached namespace. When its outstanding commands have ended, it is flushed, and a placeholder
+//! takes its index until another namespace is attached there.
 
 use super::slots::Work;
 use super::{Engine, NO_NAMESPACE, Namespace};
@@ -10,20 +10,20 @@ use crate::stats::IoStats;
 use dma::SegmentList;
 use volume::{Io, Op};
 
-/// A namespace that was detached and is not released yet.
+/// A detached namespace that is not released yet.
 pub(super) struct Detached {
     index: usize,
-    /// Set when the final flush was started.
+    /// Whether the final flush was started.
     flushed: bool,
 }
 
 impl Engine {
-    /// Returns this engine's share of the I/O counters.
+    /// Returns the I/O counters of this engine.
     pub fn io(&self) -> &IoStats {
         &self.io
     }
 
-    /// Returns the namespaces that commands find.
+    /// Returns the attached namespaces, which commands find.
     pub fn active(&self) -> impl Iterator<Item = &Namespace> {
         let finds = |(index, ns): &(usize, &Namespace)| {
             let found = self.by_nsid.get(ns.config.nsid as usize);
@@ -36,8 +36,8 @@ impl Engine {
             .map(|(_, ns)| ns)
     }
 
-    /// Attaches a namespace at a vacant index, or behind the last one: commands find it from now
-    /// on. Commands never find a vacant entry.
+    /// Attaches a namespace at a vacant index, or at the end of the list. Commands find the
+    /// namespace from now on.
     pub fn attach(&mut self, index: usize, namespace: Namespace) {
         let nsid = namespace.config.nsid as usize;
         match self.namespaces.get_mut(index) {
@@ -53,7 +53,7 @@ impl Engine {
         self.index_namespaces();
     }
 
-    /// Hides the namespace from new commands. Commands in flight continue.
+    /// Hides the namespace at this index from new commands. Outstanding commands continue.
     pub(super) fn detach(&mut self, index: usize) {
         for found in &mut self.by_nsid {
             if usize::from(*found) == index {
@@ -67,12 +67,12 @@ impl Engine {
         });
     }
 
-    /// Returns the number of detached namespaces that are not released yet.
+    /// Returns the number of detached namespaces that still have to be released.
     pub fn detached(&self) -> usize {
         self.detached.len()
     }
 
-    /// Asks that the commands end early that are in flight on detached namespaces.
+    /// Requests that outstanding commands on detached namespaces end early.
     pub(super) fn end_detached_early(&mut self) {
         let detached = &self.detached;
         let concerned = |ns: usize| detached.iter().any(|gone| gone.index == ns);
@@ -83,7 +83,7 @@ impl Engine {
         }
     }
 
-    /// Releases detached namespaces without commands in flight, after a flush of the data they
+    /// Releases detached namespaces without outstanding commands, after a flush of the data they
     /// wrote. Returns whether a namespace was released.
     pub fn tidy(&mut self, io: &Io) -> bool {
         let mut waiting = std::mem::take(&mut self.detached);
@@ -116,7 +116,7 @@ impl Engine {
             self.submit(index, gone.index, Op::Flush, 0, 0, SegmentList::new());
             return false;
         }
-        // A flush of all namespaces that was ordered before may still be waiting.
+        // An earlier flush of all namespaces may still have to flush this one.
         if self.flushes.contains(&gone.index) {
             return false;
         }

@@ -1,8 +1,9 @@
-//! Table of the I/O commands of the NVM command set and of zoned namespaces. A row determines
-//! dispatch, the Commands Supported and Effects log page, and ONCS of Identify Controller.
+//! Table of the I/O commands of the NVM command set and of zoned namespaces. A row of the table
+//! determines dispatch, the Commands Supported and Effects log page, and ONCS of Identify
+//! Controller.
 //!
-//! Plain reads and writes are recognised before (`run`); those that are not plain are dispatched
-//! here, too.
+//! The fast path (`run`) executes plain reads and writes without this table, and leaves all other
+//! commands to it.
 
 use super::Engine;
 use nvme::identify::Oncs;
@@ -10,45 +11,47 @@ use nvme::log::CommandEffects;
 use nvme::{Command, NvmOpcode as Op, Status};
 use reservations::CommandGroup;
 
-/// Starts a command of a submission queue.
+/// Function that starts a command of a submission queue.
 type Handler = fn(&mut Engine, sqid: u16, &Command) -> Result<(), Status>;
 
-/// Table entry of an I/O command.
+/// Table row of an I/O command.
 struct IoCommand {
     opcode: Op,
-    /// Handler for a namespace of the NVM command set; `None` when those have no such command.
+    /// Handler for a namespace of the NVM command set; `None` when such namespaces do not support
+    /// the command.
     handler: Option<Handler>,
-    /// Handler for a zoned namespace.
+    /// Handler for a zoned namespace; `None` when such namespaces do not support the command.
     zoned: Option<Handler>,
-    /// Handler for a namespace with metadata.
+    /// Handler for a namespace with metadata; `None` when such namespaces do not support the
+    /// command.
     metadata: Option<Handler>,
     effects: CommandEffects,
     oncs: Oncs,
     /// Reservation group that decides with which reservations the command conflicts.
     group: Option<CommandGroup>,
-    /// Returns whether a controller has the command.
+    /// Returns whether a controller with these properties supports the command.
     offered: fn(Offer) -> bool,
 }
 
 /// Kind of a namespace, which decides the commands it supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sort {
-    /// NVM command set, without zones and metadata.
+    /// NVM command set, without metadata.
     Plain,
-    /// Namespace with zones.
+    /// Zoned namespace command set.
     Zoned,
-    /// Namespace with metadata.
+    /// NVM command set, with metadata.
     Metadata,
 }
 
 /// Properties of a controller that decide the commands it supports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
-    /// The controller is one of a subsystem.
+    /// The controller belongs to a subsystem.
     pub shared: bool,
-    /// A namespace of the controller has placement handles.
+    /// A namespace of the controller has placement handles (Flexible Data Placement).
     pub placed: bool,
-    /// Blocks can be marked.
+    /// Write Uncorrectable can mark blocks.
     pub marks: bool,
 }
 
@@ -66,7 +69,7 @@ impl IoCommand {
         }
     }
 
-    /// Creates a command of zoned namespaces only.
+    /// Creates the row of a command that only zoned namespaces support.
     const fn of_zones(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         IoCommand {
             handler: None,
@@ -91,7 +94,7 @@ impl IoCommand {
         }
     }
 
-    /// Namespaces with metadata do it otherwise.
+    /// Sets a different handler for namespaces with metadata.
     const fn with_metadata(self) -> Self {
         IoCommand {
             metadata: Some(Engine::with_metadata),
@@ -99,7 +102,7 @@ impl IoCommand {
         }
     }
 
-    /// Namespaces with metadata do not have it.
+    /// Removes the command from namespaces with metadata.
     const fn not_with_metadata(self) -> Self {
         IoCommand {
             metadata: None,
@@ -115,7 +118,7 @@ impl IoCommand {
         }
     }
 
-    /// Marks the command as changing a namespace, or making changes durable.
+    /// Marks the command as changing a namespace, or as making changes durable.
     const fn writes(self) -> Self {
         IoCommand {
             group: Some(CommandGroup::Write),
@@ -131,7 +134,7 @@ impl IoCommand {
         }
     }
 
-    /// Creates a reservation command.
+    /// Creates the row of a reservation command.
     const fn reservation(opcode: Op, effects: CommandEffects) -> Self {
         IoCommand {
             offered: |offer| offer.shared,
@@ -139,7 +142,7 @@ impl IoCommand {
         }
     }
 
-    /// Creates a command of namespaces with placement handles.
+    /// Creates the row of a command that only namespaces with placement handles support.
     const fn of_placement(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
         IoCommand {
             offered: |offer| offer.placed,
@@ -147,12 +150,12 @@ impl IoCommand {
         }
     }
 
-    /// Restricts the command to certain controllers.
+    /// Restricts the command to controllers for which `offered` returns `true`.
     const fn offered_if(self, offered: fn(Offer) -> bool) -> Self {
         IoCommand { offered, ..self }
     }
 
-    /// Sets the bit by which Identify Controller reports the command.
+    /// Sets the ONCS bit by which Identify Controller reports support of the command.
     const fn oncs(self, oncs: Oncs) -> Self {
         IoCommand { oncs, ..self }
     }
@@ -163,7 +166,7 @@ const NOTHING: CommandEffects = CommandEffects::new();
 /// Effects of a command that writes.
 const CONTENT: CommandEffects = CommandEffects::new().with_lbcc(true);
 
-/// Every I/O command, by opcode.
+/// All I/O commands, by opcode.
 static COMMANDS: &[IoCommand] = &[
     IoCommand::new(Op::FLUSH, Engine::flush, NOTHING).writes(),
     IoCommand::new(Op::WRITE, Engine::read_write, CONTENT)
@@ -222,14 +225,14 @@ static COMMANDS: &[IoCommand] = &[
     IoCommand::of_zones(Op::ZONE_APPEND, Engine::zoned_write, CONTENT).writes(),
 ];
 
-/// Returns the handler of a command; `None` when a controller like this has no such command for
-/// namespaces of that sort.
+/// Returns the handler of a command for namespaces of this kind; `None` when the controller does
+/// not support it for them.
 pub(super) fn handler(opcode: Op, offer: Offer, sort: Sort) -> Option<Handler> {
     let command = offered(offer).find(|command| command.opcode == opcode)?;
     command.of(sort)
 }
 
-/// Returns the reservation group of a command.
+/// Returns the reservation group of a command, if it may conflict with reservations.
 pub(super) fn group(opcode: Op) -> Option<CommandGroup> {
     let command = COMMANDS.iter().find(|command| command.opcode == opcode)?;
     command.group

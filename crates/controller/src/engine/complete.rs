@@ -6,7 +6,7 @@ use dma::SegmentList;
 use nvme::Status;
 use volume::{IoError, IoErrorKind, Op, Request};
 
-/// Returns the status of a command after an error of its volume.
+/// Returns the NVMe status of a command whose volume request has failed with this error.
 pub(crate) fn status_of(error: IoError, write: bool) -> Status {
     match error.kind {
         IoErrorKind::MediaRead | IoErrorKind::Truncated if !write => Status::UNRECOVERED_READ_ERROR,
@@ -20,7 +20,7 @@ pub(crate) fn status_of(error: IoError, write: bool) -> Status {
         IoErrorKind::Memory => Status::DATA_TRANSFER_ERROR,
         IoErrorKind::Aborted => Status::ABORT_REQUESTED,
         IoErrorKind::Gone => Status::INTERNAL_ERROR.with_dnr(true),
-        // The host may retry the command, or use another path: the medium is not at fault.
+        // The medium is not at fault: the host may retry the command or use another path.
         IoErrorKind::Unreachable => Status::CONTROLLER_PATHING_ERROR,
         IoErrorKind::Unsupported => Status::INVALID_OPCODE.with_dnr(true),
         IoErrorKind::Busy => Status::COMMAND_INTERRUPTED,
@@ -40,11 +40,10 @@ impl Engine {
             return self.complete_other(index, completion);
         }
         let (sqid, cid, bytes, kind, ns) = (slot.sqid, slot.cid, slot.bytes, slot.kind, slot.ns);
-        // The completion is posted first, so that the host can act on it; the rest follows
-        // meanwhile.
+        // The completion is posted first, so that the host can act on it while the rest is done.
         let posted = self.finish_here(sqid, cid, Status::SUCCESS, 0);
         self.count(ns, kind, bytes);
-        // A plain command took nothing from the scratch budget, to which `free_slot` returns
+        // A plain command has used nothing of the scratch budget, to which `free_slot` would return
         // bytes.
         if posted {
             self.slots.release_with(index, completion.data);
@@ -56,7 +55,7 @@ impl Engine {
         }
     }
 
-    /// Offers a failed request to its volume again, to be retried if the error policy wants that.
+    /// Offers a failed request to its volume, to be retried if the volume's error policy says so.
     /// Returns `None` when the volume has taken the request, so that another completion follows.
     fn offer_again(
         &mut self,
@@ -67,11 +66,11 @@ impl Engine {
         let Some(slot) = self.slots.get(index) else {
             return Some(completion);
         };
-        // Ranges are advice, and no host waits for an orphan.
+        // Dataset Management ranges are advice, and no host waits for an orphaned command.
         if slot.orphan || matches!(slot.work, Work::Ranges(_) | Work::ZoneSend(_)) {
             return Some(completion);
         }
-        // A copy by the file system was not a volume request.
+        // A copy by the file system is not a volume request that could be retried.
         if matches!(&slot.work, Work::Copy(copying) if copying.is_with_file()) {
             return Some(completion);
         }
@@ -82,7 +81,7 @@ impl Engine {
             (_, Kind::Read | Kind::Verify) => Op::Read,
             (_, Kind::Write) => Op::Write { fua: false },
             (_, Kind::DurableWrite) => Op::Write { fua: true },
-            // The requested flags are not stored; these are always safe.
+            // The slot does not store the flags of the request; these are safe in any case.
             (_, Kind::Other) => Op::WriteZeroes {
                 deallocate: false,
                 fua: true,
@@ -119,7 +118,7 @@ impl Engine {
         ns.queue.failed(request, error)
     }
 
-    /// Handles all completions but that of a plain read or write without an error.
+    /// Handles any completion other than that of a successful plain read or write.
     #[inline(never)]
     fn complete_other(&mut self, index: u16, mut completion: volume::Completion) {
         let of_table = self.slots.get(index).is_some_and(|slot| slot.table);
@@ -142,16 +141,16 @@ impl Engine {
                 if let Err(error) = completion.result {
                     let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
                     slot.status = match error.kind {
-                        // The host has not asked for this, see `end_commands_early`: it is to send
-                        // the command again.
+                        // The controller has cancelled the request, see `end_commands_early`. The
+                        // host has to send the command again.
                         IoErrorKind::Aborted if self.interrupting && !slot.abort => {
                             Status::COMMAND_INTERRUPTED
                         }
                         _ => status_of(error, write),
                     };
                 }
-                // A list of host memory (Verify) is dropped; the slot's own list returns, with
-                // its capacity.
+                // A list of process memory (Verify) is dropped. The slot's own list returns to the
+                // slot with its capacity.
                 if completion.data.buffer().is_none() {
                     slot.list = completion.data;
                 }
@@ -201,7 +200,7 @@ impl Engine {
         }
     }
 
-    /// Records the end of one namespace's flush, within a flush of all namespaces.
+    /// Records the end of one namespace's flush, as part of a flush of all namespaces.
     pub(super) fn flush_done(&mut self, index: u16, result: Result<(), IoError>) {
         if let Err(error) = result
             && let Some(slot) = self.slots.get(index)
@@ -211,7 +210,7 @@ impl Engine {
         }
     }
 
-    /// Gives a slot back.
+    /// Frees a command's slot, and returns its scratch memory to the budget.
     pub(super) fn free_slot(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a slot is freed that is not in use");
@@ -220,8 +219,8 @@ impl Engine {
         self.slots.release(index);
     }
 
-    /// Adds the busy time, when the engine is not busy any more. Called once in a round, not for
-    /// each command.
+    /// Adds the elapsed time to the busy time when no command is outstanding any more. Called once
+    /// per round instead of per command.
     #[inline]
     pub(super) fn count_busy(&mut self) {
         if self.slots.in_use() == 0
@@ -240,7 +239,7 @@ impl Engine {
         }
     }
 
-    /// Counts, posts and frees a command that has ended.
+    /// Counts and posts the completion of a command that has ended, and frees its slot.
     pub(super) fn end(&mut self, index: u16) {
         self.end_with(index, 0);
     }
@@ -282,7 +281,7 @@ impl Engine {
             if !status.is_success() {
                 self.failed(sqid, cid, status, (nsid, lba));
             }
-            // The slot is freed only then: its record stays until the host can see the
+            // The slot is freed only now, because its record has to stay until the host can see the
             // completion.
             if self.finish_here(sqid, cid, status, result) {
                 self.free_slot(index);
@@ -309,13 +308,13 @@ impl Engine {
         }
     }
 
-    /// Flushes every namespace on the controller's own account (shutdown, write cache turned
-    /// off), as soon as no command is in flight: a flush covers only commands that completed
-    /// before it began. No entry is fetched meanwhile. [`Event::Flushed`] reports the end.
+    /// Flushes every namespace at the controller's own request (shutdown, write cache disabled), as
+    /// soon as no command is outstanding: a flush covers only commands that completed before it
+    /// began. Nothing is fetched meanwhile. [`Event::Flushed`] reports the end.
     pub(super) fn flush_all(&mut self, number: u64) {
         self.flush = number;
-        // All requested flushes share one [`Event::Flushed`]. An earlier event that is still
-        // queued would come too early for this flush.
+        // All requested flushes share one [`Event::Flushed`]. An event that is queued already does
+        // not include this flush.
         let failed = &mut self.flush_failed;
         self.events.retain(|event| {
             if let Event::Flushed { failed: before, .. } = event {
@@ -325,7 +324,7 @@ impl Engine {
             true
         });
         for (ns, namespace) in self.namespaces.iter().enumerate() {
-            // If a namespace was closed, this flush waits for its commands in flight.
+            // If a namespace was closed, this flush waits for its outstanding commands.
             let wanted = namespace.volatile_cache || namespace.closed.is_some();
             if wanted && !namespace.read_only {
                 self.flushes.push_back(ns);
@@ -336,14 +335,14 @@ impl Engine {
         self.start_flushes();
     }
 
-    /// Flushes all data written through this engine, for a clean exit of the process. The flush
-    /// has ended when [`Engine::drained`] returns `true`.
+    /// Flushes all data written through this engine, for a clean exit of the process.
+    /// [`Engine::drained`] returns `true` when the flush has ended.
     pub fn flush_for_exit(&mut self) {
         self.stop_fetching();
         self.flush_all(self.flush);
     }
 
-    /// Reports the end of all flushes, if they have completed.
+    /// Reports the end of all requested flushes, once they have completed.
     fn flushed(&mut self) {
         if self.flushing == 0 {
             let (number, failed) = (self.flush, self.flush_failed.take());
@@ -352,8 +351,8 @@ impl Engine {
     }
 
     pub(super) fn start_flushes(&mut self) {
-        // A volume that completes at once re-enters this function through `end`, so the queue is
-        // taken out meanwhile.
+        // The queue is moved out, because a volume that completes at once re-enters this function
+        // through `end`.
         let mut waiting = std::mem::take(&mut self.flushes);
         while self.slots.in_use() + waiting.len() == self.flushing
             && let Some(&ns) = waiting.front()

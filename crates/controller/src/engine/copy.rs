@@ -1,20 +1,19 @@
-//! Copy ("NVM Command Set 1.1", 3.3.2), within a namespace, and from other namespaces of the
+//! Copy command ("NVM Command Set 1.1", 3.3.2), within a namespace and between namespaces of the
 //! controller.
 //!
-//! Descriptors of formats 2h and 3h name the namespace of each source. Hosts use them after they
-//! have enabled them (Host Behavior Support, CDFE). Formats 1h and 3h are for guards of 32 and 64
-//! bits, with longer tags. [`copy_metadata`](super::copy_metadata) covers the copy of blocks with
-//! metadata.
+//! Descriptors of formats 2h and 3h name the namespace of each source. Hosts first enable these
+//! formats (Host Behavior Support, CDFE). Formats 1h and 3h are for guards of 32 and 64 bits, with
+//! longer tags. Module [`copy_metadata`](super::copy_metadata) covers blocks with metadata.
 //!
-//! When a range and its destination both lie in files, the file system may copy it, if the user
-//! enabled that ([`volume::FastPath::copy`]). Data that the file system does not copy, for
-//! whatever reason, is copied here, so that the outcome is the same.
+//! When a source range and its destination both lie in files, the file system may copy the range,
+//! if the user has enabled that ([`volume::FastPath::copy`]). Data that the file system does not
+//! copy, for any reason, is copied here with the same outcome.
 //!
-//! Copying here goes through memory of this process a piece at a time, by a read and then a
-//! write: a command has at most one outstanding request. When the volume completes a request
-//! within the call, the command is parked, as a command with many ranges is. A process that
-//! follows one that died in the middle restarts the command from its beginning: sources and
-//! destination do not overlap, so copying a part twice changes nothing.
+//! A copy here reads a piece into memory of this process and writes it from there, so a command has
+//! at most one outstanding request. When the volume completes a request within the call, the
+//! command is parked, like a command with many ranges. After a crash in the middle, the next
+//! process restarts the command from its beginning. Copying a part twice is harmless, because
+//! sources and destination do not overlap.
 
 use super::Engine;
 use super::complete::status_of;
@@ -29,33 +28,33 @@ use protection::{Layout, Tags};
 use std::ops::Range;
 use volume::{Budget, CopyRequest, IoError, IoErrorKind, Op, Request};
 
-/// Maximum size of a piece, in bytes.
+/// Maximum number of bytes per read and write of a copy.
 const PIECE: u64 = 256 << 10;
-/// Maximum number of bytes of a command, and of a range.
+/// Maximum number of bytes per command, and per range.
 const MOST: u64 = 64 << 20;
-/// Maximum number of ranges of a command: their descriptors fill a page, or little more.
+/// Maximum number of ranges per command, whose descriptors occupy one page or slightly more.
 pub(super) const RANGES: usize = 128;
 
-/// Formats 0h and 1h: descriptors without the namespace of a source.
+/// Descriptor formats 0h and 1h, which do not name the namespace of a source.
 const PLAIN_FORMATS: u16 = 1 << 0 | 1 << 1;
-/// Formats 2h and 3h: descriptors with the namespace of a source, which hosts enable first
+/// Descriptor formats 2h and 3h, which name the namespace of a source. Hosts have to enable them
 /// (CDFE).
 pub(crate) const CROSS_FORMATS: u16 = 1 << 2 | 1 << 3;
-/// Supported descriptor formats, as the bits of CDFS in Identify Controller.
+/// Supported descriptor formats, encoded as CDFS of Identify Controller.
 pub(crate) const FORMATS: u16 = PLAIN_FORMATS | CROSS_FORMATS;
 
-/// Copy limits of a namespace as reported by Identify Namespace, in blocks.
+/// Copy limits of a namespace, in blocks, for Identify Namespace.
 pub(crate) struct Limits {
-    /// Maximum blocks of a range (MSSRL).
+    /// Maximum number of blocks per range (MSSRL).
     pub range: u16,
-    /// Maximum blocks of a command (MCL).
+    /// Maximum number of blocks per command (MCL).
     pub command: u32,
-    /// Maximum number of ranges (MSRC), zero-based.
+    /// Maximum number of ranges per command (MSRC), zero-based.
     pub ranges_z: u8,
 }
 
 impl Limits {
-    /// Returns the limits of a namespace with blocks of that size.
+    /// Returns the copy limits of a namespace with blocks of 2 to the power of `shift` bytes.
     pub(crate) const fn new(shift: u32) -> Self {
         let blocks = MOST >> shift;
         Self {
@@ -72,21 +71,21 @@ impl Limits {
 
 /// Progress of a Copy command.
 pub(super) struct Copying {
-    /// Ranges that remain to be copied, the first one last.
+    /// Source ranges left to copy, in reverse order.
     pub sources: Vec<Source>,
-    /// Number of ranges of the command.
+    /// Number of source ranges of the command.
     count: usize,
     /// Index of the destination namespace.
     pub ns: usize,
-    /// Byte offset of the first piece at the destination.
+    /// Byte offset of the command's first block at the destination.
     begun: u64,
-    /// Byte offset of the next piece at the destination.
+    /// Byte offset at the destination where the next piece is written.
     pub to: u64,
     fua: bool,
     pub step: Step,
-    /// Metadata state, if one of the namespaces has metadata.
+    /// Metadata state of the command, if one of the namespaces has metadata.
     pub carried: Option<Carried>,
-    /// Metadata for the piece that was read last, to be written with it.
+    /// Destination metadata of the last piece that was read, to be written with it.
     pub passed: Vec<u8>,
 }
 
@@ -105,28 +104,28 @@ pub(super) struct Source {
 }
 
 pub(super) enum Step {
-    /// A range begins: the file system may copy it.
+    /// A range has not begun; the file system may copy it.
     Begin,
-    /// The file system copies the range.
+    /// The file system is copying the range.
     File,
     Read,
-    /// A piece has been read and is to be written.
+    /// This piece was read, and is written next.
     Write(Piece),
-    /// A piece has been read; the blocks at the destination are read first, to determine their
-    /// metadata.
+    /// This piece was read; the destination blocks are read next, to determine which version of
+    /// their metadata is valid.
     Settle(Piece),
 }
 
-/// A piece that was read.
+/// Data of a piece that was read from the source.
 #[derive(Default)]
 pub(super) struct Piece {
     pub data: SegmentList,
-    /// Metadata for its blocks at the destination.
+    /// Metadata of the piece's blocks at the destination.
     pub metadata: Vec<u8>,
 }
 
 impl Copying {
-    /// Returns operation, byte offset and length of the next request.
+    /// Returns operation, byte offset and length of the next volume request.
     fn request(&self) -> Option<(Op, u64, u64)> {
         let source = self.sources.last()?;
         let len = source.left.min(PIECE);
@@ -138,7 +137,7 @@ impl Copying {
         })
     }
 
-    /// Returns the index of the namespace that the next request is for.
+    /// Returns the index of the namespace of the next volume request.
     fn place(&self) -> usize {
         match (&self.step, self.sources.last()) {
             (Step::Begin | Step::Read, Some(source)) => source.ns,
@@ -151,7 +150,7 @@ impl Copying {
         self.ns == ns || self.sources.iter().any(|source| source.ns == ns)
     }
 
-    /// Returns the blocks of the current request, of a command with metadata.
+    /// Returns the blocks of the current request; `None` when no namespace has metadata.
     pub(super) fn blocks(&self) -> Option<Held> {
         let shift = self.carried.as_ref()?.shift;
         let (_, offset, len) = self.request()?;
@@ -162,20 +161,21 @@ impl Copying {
         })
     }
 
-    /// Returns the blocks whose metadata the command holds, in the namespace of this index.
+    /// Returns the blocks that the command has reserved in the namespace at this index.
     pub(super) fn held(&self, ns: usize) -> Option<Held> {
         let held = self.carried.as_ref().is_some_and(|carried| carried.held);
         (held && self.place() == ns).then(|| self.blocks())?
     }
 
-    /// Returns whether the current request is the last of the command, so that its completion
-    /// makes the copied data durable.
+    /// Returns whether the current request is the last write of a durable copy (FUA) with metadata,
+    /// after which the metadata file has to be flushed.
     pub(super) fn makes_durable(&self) -> bool {
         let last = matches!(&self.sources[..], [source] if source.left <= PIECE);
         self.carried.is_some() && self.fua && last && matches!(self.step, Step::Write(_))
     }
 
-    /// Returns the data buffer for the request, taken from the step.
+    /// Returns the data buffer for the next request: the piece to write, or a new buffer to read
+    /// into.
     fn data(&mut self, len: u64) -> SegmentList {
         match &mut self.step {
             Step::Write(piece) => std::mem::take(&mut piece.data),
@@ -188,7 +188,7 @@ impl Copying {
         matches!(self.step, Step::File)
     }
 
-    /// Advances after a request has completed.
+    /// Advances the progress after a successful request.
     fn advance(&mut self, data: SegmentList) {
         match &mut self.step {
             Step::Read => {
@@ -229,15 +229,15 @@ impl Copying {
         }
     }
 
-    /// Returns dword 0 of the completion of a failed command: the first range that was not
-    /// copied.
+    /// Returns dword 0 of the completion of a failed command: the index of the first range that was
+    /// not copied completely.
     pub(super) fn result(&self) -> u32 {
         (self.count - self.sources.len()) as u32
     }
 }
 
-/// Returns whether a failed copy by the file system may be repeated by read and write, with the
-/// outcome of a command for which the file system was not asked.
+/// Returns whether a failed copy by the file system may be repeated by reads and writes, so that
+/// the outcome is that of a command copied without the file system.
 fn may_be_repeated(error: IoError) -> bool {
     !matches!(
         error.kind,
@@ -246,7 +246,7 @@ fn may_be_repeated(error: IoError) -> bool {
 }
 
 impl Slot {
-    /// Returns the current volume request of a Copy command.
+    /// Returns the current volume request of the Copy command in this slot.
     pub(super) fn copying(&self) -> Option<(Op, u64, u64)> {
         match &self.work {
             Work::Copy(copying) => copying.request(),
@@ -287,7 +287,7 @@ impl Engine {
         let largest = sources.iter().map(|source| source.left).max();
         let mut memory = largest.unwrap_or(0).min(PIECE);
         if let Some(layout) = carried.as_ref().and_then(|carried| carried.layout) {
-            // Metadata of a piece, and the previous content of the destination.
+            // Memory for the metadata of a piece, and for the previous content of the destination.
             memory = 2 * memory + (memory >> shift) * u64::from(layout.metadata);
         }
         let fua = cdw12.fua() || !self.write_cache;
@@ -315,15 +315,15 @@ impl Engine {
                 passed: Vec::new(),
             }));
         }
-        // Parked commands have their turn first.
+        // Parked commands continue first.
         if waits || self.next_copy(index) {
             self.parked.push_back(index);
         }
         Ok(())
     }
 
-    /// Gives the volume the next request. Returns `true` when the command has to wait for others
-    /// first; it has its turn in a later round.
+    /// Submits the next request of the command to the volume. Returns `true` when the command has
+    /// to wait for other commands, and is continued in a later round.
     #[must_use]
     pub(super) fn next_copy(&mut self, index: u16) -> bool {
         let Some(slot) = self.slots.get(index) else {
@@ -337,8 +337,7 @@ impl Engine {
         };
         let result = if failed { copying.result() } else { 0 };
         let request = copying.request().filter(|_| !failed);
-        // The slot names the namespace of the current request; at the end, the command's own
-        // namespace.
+        // The slot names the namespace of the current request, and at the end that of the command.
         slot.ns = match request {
             Some(_) => copying.place(),
             None => copying.ns,
@@ -391,7 +390,8 @@ impl Engine {
         false
     }
 
-    /// Lets the file system copy a range that begins. Returns whether it does.
+    /// Starts a copy of the next range by the file system, if possible. Returns whether it was
+    /// started.
     fn copies_by_file(&mut self, index: u16) -> bool {
         let tag = self.slots.tag(index);
         let Some(slot) = self.slots.get(index) else {
@@ -404,7 +404,7 @@ impl Engine {
             return false;
         }
         copying.step = Step::Read;
-        // A copy by the file system does not carry metadata.
+        // The file system would not copy the metadata.
         if copying.carried.is_some() {
             return false;
         }
@@ -425,7 +425,7 @@ impl Engine {
         let Some(source) = namespace.queue.copy_source(offset, left) else {
             return false;
         };
-        // Blocks before a marked one are copied by pieces.
+        // Blocks before a marked block are copied piece by piece.
         if self.marked(from, offset >> shift, left >> shift).is_some() {
             return false;
         }
@@ -448,7 +448,8 @@ impl Engine {
         true
     }
 
-    /// Fails the command if the next piece has a marked block, which cannot be read.
+    /// Fails the command if the next piece contains a marked block, which cannot be read. Returns
+    /// whether it failed.
     fn reads_marked(&mut self, index: u16, offset: u64, len: u64) -> bool {
         let Some(slot) = self.slots.get(index) else {
             return false;
@@ -468,7 +469,8 @@ impl Engine {
         true
     }
 
-    /// Ends the command; bytes of this range were written, though it may have failed behind them.
+    /// Ends the command. The bytes `written` at the destination were written, even if the command
+    /// failed after them.
     fn end_copy(&mut self, index: u16, written: Range<u64>, result: u32) {
         let ns = self.slots.get(index).map(|slot| slot.ns);
         let ns = ns.and_then(|ns| self.namespaces.get(ns));
@@ -477,8 +479,8 @@ impl Engine {
         self.end_written(index, &[(written.start >> shift, blocks)], result);
     }
 
-    /// Handles the completion of a request. If the volume completed it within the call, the next
-    /// request is made when the budget allows it.
+    /// Handles the completion of a request. If the volume has completed it within the call, the
+    /// next request is made when the round's budget permits.
     pub(super) fn complete_copy(
         &mut self,
         index: u16,
@@ -486,7 +488,7 @@ impl Engine {
         within: bool,
     ) {
         if completion.result.is_ok() || self.is_settling(index) && !is_aborted(&completion) {
-            // Data that cannot be read settles no metadata, and is overwritten anyway.
+            // Unreadable data cannot settle its metadata, and is overwritten anyway.
             let mut none = SegmentList::new();
             let read = completion.result.is_ok();
             self.carry(
@@ -507,17 +509,17 @@ impl Engine {
         };
         let writes = matches!(copying.step, Step::Write(_) | Step::File);
         match completion.result {
-            // A tag of the data that was read is wrong.
+            // The check of the data's tags has failed.
             Ok(()) if !slot.status.is_success() => {}
             Ok(()) => copying.advance(completion.data),
-            // The range is read and written instead. If that fails, too, its error is the
-            // command's.
+            // The range is copied by reads and writes instead. If that fails, too, the command ends
+            // with its error.
             Err(error) if copying.is_with_file() && may_be_repeated(error) => {
                 copying.step = Step::Read;
             }
             Err(error) => {
                 slot.status = match error.kind {
-                    // The status is that of a plain command.
+                    // The status is the one of an interrupted plain command.
                     IoErrorKind::Aborted if self.interrupting && !slot.abort => {
                         Status::COMMAND_INTERRUPTED
                     }
@@ -538,8 +540,8 @@ impl Engine {
         }
     }
 
-    /// Returns whether the current request reads the destination to determine its blocks'
-    /// metadata.
+    /// Returns whether the current request reads the destination to determine which metadata of its
+    /// blocks is valid.
     fn is_settling(&mut self, index: u16) -> bool {
         let slot = self.slots.get(index);
         slot.is_some_and(|slot| match &slot.work {
@@ -548,7 +550,8 @@ impl Engine {
         })
     }
 
-    /// Returns the cost of the next request in a round's budget, beyond that of any request.
+    /// Returns the cost of the next request in a round's budget, in addition to that of any
+    /// request.
     pub(super) fn units_of_copy(&mut self, index: u16) -> u32 {
         let request = self.slots.get(index).and_then(|slot| slot.copying());
         Budget::units_of(request.map_or(0, |(_, _, len)| len), 0)

@@ -1,17 +1,17 @@
 //! Copy of blocks with metadata ("NVM Command Set 1.1", 3.3.2 and 5.3.2): metadata is copied with
-//! the data, and PRINFOR and PRINFOW are applied to its protection information.
+//! the data, and PRINFOR and PRINFOW are applied to protection information.
 //!
-//! *A piece that is read* is checked against the tags of its range. The metadata of all its
-//! blocks at the destination is made or checked before any is stored, so that a piece is written
-//! as a whole or not at all. *A piece that is written* has its metadata in the file before its
-//! data is given to the volume, as a write has ([`metadata`](super::metadata)).
+//! *Reading a piece.* The piece is checked against the tags of its range. The destination metadata
+//! of all its blocks is generated or checked before any is stored, so a piece is written completely
+//! or not at all. *Writing a piece.* Like a write command ([`metadata`](super::metadata)), it
+//! stores metadata in the file before the volume gets the data.
 //!
-//! *Nothing overlaps*: the command holds the source blocks of a piece while it is read, and the
-//! destination blocks while it is written. A request that finds its blocks in use waits. Between
-//! the two, a command holds nothing, so that there is no deadlock.
+//! *Concurrency.* The command reserves the source blocks of a piece for the read, and the
+//! destination blocks for the write. A request whose blocks are in use waits. No blocks are
+//! reserved between the two, which rules out deadlocks.
 //!
-//! *After a restart* the next process finds a record without the command's tags: the command ends
-//! with Command Interrupted, and the host sends it again.
+//! *Restart.* Records do not contain the command's tags. The next process therefore ends the
+//! command with Command Interrupted, and the host sends it again.
 
 use super::Engine;
 use super::copy::{Piece, Step};
@@ -25,38 +25,38 @@ use protection::{Guard, Layout, Tags, table};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
-/// Maximum size of a block's metadata in bytes.
+/// Maximum metadata size of a block in bytes.
 const LONGEST: usize = 64;
 
-/// Metadata handling of a Copy command.
+/// State of a Copy command for blocks with metadata.
 pub(super) struct Carried {
     pub prinfor: Prinfo,
     pub prinfow: Prinfo,
-    /// Whether storage tags are checked, of blocks read (`stcr`) and of blocks written (`stcw`).
+    /// Whether storage tags are checked: in blocks read (`stcr`), and in blocks written (`stcw`).
     pub stcr: bool,
     pub stcw: bool,
-    /// Tags of the next block to write.
+    /// Tags of the next destination block.
     pub tags: Tags,
     /// Metadata layout of the destination, if it has metadata.
     pub layout: Option<Layout>,
-    /// Size of a block, as a power of two.
+    /// Block size as a power of two.
     pub shift: u32,
-    /// The blocks of the current request are reserved for this command.
+    /// Whether the blocks of the current request are reserved for this command.
     pub held: bool,
-    /// The previous metadata of those blocks has been determined.
+    /// Whether the valid metadata of the reserved blocks has been determined.
     pub settled: bool,
 }
 
-/// A block that makes a piece fail.
+/// Block because of which a piece fails.
 pub(super) struct Fault {
     status: Status,
-    /// The block is one of the destination's.
+    /// Whether the block belongs to the destination.
     written: bool,
-    /// Index of the block in the piece.
+    /// Index of the block within the piece.
     at: u64,
 }
 
-/// A source range as described by its descriptor, in any format.
+/// Source range that a descriptor of any format describes.
 pub(super) struct Described {
     pub snsid: u32,
     pub sopt: u16,
@@ -66,7 +66,7 @@ pub(super) struct Described {
 }
 
 impl Described {
-    /// Parses a descriptor of format 0h or 2h.
+    /// Parses a descriptor of format 0h or 2h (16-bit guard).
     pub fn short(raw: &[u8]) -> Option<Self> {
         let range = CopyRange::read_from_bytes(raw).ok()?;
         Some(Self {
@@ -82,7 +82,7 @@ impl Described {
         })
     }
 
-    /// Parses a descriptor of format 1h or 3h.
+    /// Parses a descriptor of format 1h or 3h (guards of 32 and 64 bits).
     pub fn long(raw: &[u8]) -> Option<Self> {
         let range = CopyRangeLong::read_from_bytes(raw).ok()?;
         let elbt = range.elbt.iter();
@@ -99,7 +99,7 @@ impl Described {
         })
     }
 
-    /// Returns the tags, with as many bits as those of a guard have.
+    /// Returns the tags of the descriptor, limited to the bits that a guard of this size leaves.
     fn tags_for(&self, guard: Guard) -> Tags {
         let all = self.tags.block;
         let dwords = [all >> 64, all >> 32, all].map(|dword| dword as u32);
@@ -111,23 +111,23 @@ impl Described {
     }
 }
 
-/// Returns whether a layout needs descriptors of formats 1h and 3h: those are for guards of 32
-/// and 64 bits only.
+/// Returns whether a layout needs descriptors of formats 1h and 3h, which are only for guards of 32
+/// and 64 bits; `None` without protection information.
 fn is_long(layout: Option<&Layout>) -> Option<bool> {
     let protection = layout?.protection?;
     Some(protection.guard.bits() > 16)
 }
 
-/// Returns whether descriptors of that length have the tags of a copied range: the tags of the
-/// source, or of the destination where the source has none.
+/// Returns whether descriptors of this length have the tags for a range: those of the source, or of
+/// the destination if the source has none.
 pub(super) fn describes(long: bool, from: Option<&Layout>, to: Option<&Layout>) -> bool {
     let needed = is_long(from).or_else(|| is_long(to));
     needed.unwrap_or(false) == long
 }
 
-/// Returns whether blocks can be copied from one namespace to another ("NVM Command Set 1.1",
-/// 5.3.2): both have the same format, or the metadata of one is protection information only,
-/// which is inserted or stripped on the way.
+/// Returns whether blocks can be copied between two namespaces ("NVM Command Set 1.1", 5.3.2).
+/// Either both have the same format, or the metadata of one consists of protection information
+/// only, which is inserted or stripped.
 fn goes(from: Option<&Layout>, to: Option<&Layout>, pract: (bool, bool)) -> bool {
     let size = |layout: Option<&Layout>| layout.map_or(0, |layout| layout.metadata);
     let protection = |layout: Option<&Layout>| layout.and_then(|layout| layout.protection);
@@ -141,7 +141,10 @@ fn goes(from: Option<&Layout>, to: Option<&Layout>, pract: (bool, bool)) -> bool
     }
 }
 
-/// Checks PRINFOR and PRINFOW for a range, within a namespace (`same`) or across namespaces.
+/// Checks PRINFOR and PRINFOW for a range, within one namespace (`same`) or between two.
+///
+/// # Errors
+/// The status of an invalid combination, or of incompatible formats.
 pub(super) fn may_go(
     from: Option<&Layout>,
     to: Option<&Layout>,
@@ -159,7 +162,10 @@ pub(super) fn may_go(
     }
 }
 
-/// Returns the expected tags of a range's blocks, if they are checked.
+/// Returns the tags that the first block of a source range is expected to have.
+///
+/// # Errors
+/// The status of protection information that cannot be checked.
 pub(super) fn tags_read(
     from: Option<&Layout>,
     range: &Described,
@@ -176,7 +182,10 @@ pub(super) fn tags_read(
     }
 }
 
-/// Returns the tags of the blocks that a command writes.
+/// Returns the tags of the first block that the command writes.
+///
+/// # Errors
+/// The status of protection information that cannot be checked.
 pub(super) fn tags_written(to: Option<&Layout>, command: &Command) -> Result<Tags, Status> {
     let cdw15 = command.cdw15.get();
     let mut tags = Tags {
@@ -199,7 +208,7 @@ pub(super) fn tags_written(to: Option<&Layout>, command: &Command) -> Result<Tag
     }
 }
 
-/// Returns the tags of the block after that many blocks.
+/// Returns the tags of the block that is `blocks` blocks after the one with `tags`.
 pub(super) fn behind(layout: Option<&Layout>, tags: Tags, blocks: u64) -> Tags {
     match layout.and_then(|layout| layout.protection) {
         Some(protection) => Tags {
@@ -210,20 +219,20 @@ pub(super) fn behind(layout: Option<&Layout>, tags: Tags, blocks: u64) -> Tags {
     }
 }
 
-/// A piece that was read: its data, and the metadata files of source and destination.
+/// A piece that was read: its data, and the metadata of source and destination.
 struct Passing<'a> {
     carried: &'a Carried,
     data: &'a [u8],
     from: Option<&'a MetadataState>,
     to: Option<&'a MetadataState>,
-    /// First block at the source.
+    /// First block of the piece at the source.
     slba: u64,
-    /// Tags of that block.
+    /// Tags of the first block.
     tags: Tags,
 }
 
 impl Passing<'_> {
-    /// Checks every block, and returns the metadata for the destination.
+    /// Checks all blocks of the piece, and returns their metadata for the destination.
     fn pass(&self) -> Result<Vec<u8>, Fault> {
         let block = 1_usize << self.carried.shift;
         let size = self.to.map_or(0, |to| usize::from(to.layout().metadata));
@@ -242,7 +251,7 @@ impl Passing<'_> {
         Ok(all)
     }
 
-    /// Reads and checks the metadata of a block of the source.
+    /// Reads and checks the metadata of one source block.
     fn read(&self, data: &[u8], at: u64, metadata: &mut [u8; LONGEST]) -> Result<(), Fault> {
         let Some(from) = self.from else {
             return Ok(());
@@ -270,7 +279,7 @@ impl Passing<'_> {
         }
     }
 
-    /// Makes or checks the tuple that a block is to have at the destination.
+    /// Generates or checks the protection information that a block has at the destination.
     fn protect(&self, data: &[u8], at: u64, metadata: &mut [u8]) -> Result<(), Fault> {
         let layout = self.to.map(MetadataState::layout);
         let Some(protection) = layout.and_then(|layout| layout.protection) else {
@@ -295,9 +304,9 @@ impl Passing<'_> {
 /// Readiness of the next request of a Copy command.
 pub(super) enum Ready {
     Yes,
-    /// Other commands hold its blocks.
+    /// Other commands use its blocks: the request has to wait.
     Waits,
-    /// The command has failed, or has another next request now.
+    /// The command has failed, or its next request is a different one now.
     Changed,
 }
 
@@ -308,7 +317,8 @@ impl Engine {
         Some(*state.layout())
     }
 
-    /// Takes the blocks of the next request, and keeps the metadata of a piece that is written.
+    /// Reserves the blocks of the next request, and stores the metadata of a piece about to be
+    /// written.
     pub(super) fn prepare_copy(&mut self, index: u16) -> Ready {
         let Some(slot) = self.slots.get(index) else {
             return Ready::Yes;
@@ -361,7 +371,7 @@ impl Engine {
         }
     }
 
-    /// Handles the success of a request of a command with metadata; its data was read.
+    /// Handles the success of a request of a command with metadata; `data` is the data read.
     pub(super) fn carry(&mut self, index: u16, data: &mut SegmentList) {
         let Some(slot) = self.slots.get(index) else {
             return;
@@ -428,8 +438,8 @@ impl Engine {
     }
 }
 
-/// Stores the metadata of a piece that is to be written. Fails with the block concerned when the
-/// metadata file is lost.
+/// Stores the metadata of a piece that is about to be written. Returns the failed block as an error
+/// when the metadata file is truncated.
 fn keep(state: &MetadataState, wanted: &Held, piece: &mut Piece) -> Result<(), u64> {
     let layout = state.layout();
     let data = piece.data.buffer();

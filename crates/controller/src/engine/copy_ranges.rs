@@ -1,5 +1,5 @@
-//! Descriptors of a Copy command ("NVM Command Set 1.1", 3.3.2): each is read and checked for
-//! itself here, before anything is copied.
+//! Descriptors of a Copy command ("NVM Command Set 1.1", 3.3.2). Each one is read and checked here
+//! before anything is copied.
 
 use super::Engine;
 use super::copy::{CROSS_FORMATS, Limits, RANGES, Source};
@@ -8,19 +8,18 @@ use dma::{Access, SegmentList};
 use nvme::cmd::io::{CopyCdw12, CopyRange, CopyRangeLong};
 use nvme::{Command, Status};
 
-/// Bytes of descriptors of formats 0h and 2h, and of those of 1h and 3h.
+/// Size in bytes of a short descriptor (formats 0h and 2h) and of a long one (formats 1h and 3h).
 const SHORT: usize = size_of::<CopyRange>();
 const LONG: usize = size_of::<CopyRangeLong>();
 
-/// Ranges of a Copy command, and their total number of blocks.
+/// Source ranges of a Copy command, and their total number of blocks.
 pub(super) struct Asked {
     pub sources: Vec<Source>,
     pub blocks: u64,
 }
 
 impl Engine {
-    /// Reads the descriptors of a command that writes the namespace of this index, and checks each
-    /// range for itself.
+    /// Reads and checks the descriptors of a command that writes to the namespace at index `to`.
     pub(super) fn ranges(&self, command: &Command, to: usize) -> Result<Asked, Status> {
         let cdw12 = CopyCdw12::from_bits(command.cdw12.get());
         let format = cdw12.cdfe();
@@ -81,7 +80,7 @@ impl Engine {
         })
     }
 
-    /// Returns the metadata handling of a command, if one of its namespaces has metadata.
+    /// Returns the metadata state of a command, if one of its namespaces has metadata.
     pub(super) fn carried(
         &self,
         command: &Command,
@@ -92,7 +91,7 @@ impl Engine {
         if layout.is_none() && sources.iter().all(|source| source.layout.is_none()) {
             return Ok(None);
         }
-        // The record does not contain the whole command.
+        // The record of an inherited command does not contain all of its fields.
         if self.slots.is_reserved() {
             return Err(Status::COMMAND_INTERRUPTED);
         }
@@ -110,8 +109,7 @@ impl Engine {
         }))
     }
 
-    /// Returns the index of the namespace of a range, which may be another one than the
-    /// command's.
+    /// Returns the index of the namespace of a source range, which may differ from the command's.
     fn source(&self, range: &Described, to: usize) -> Result<usize, Status> {
         if range.sopt & CopyRange::FAST_COPY_ONLY != 0 {
             return Err(Status::FAST_COPY_NOT_POSSIBLE.with_dnr(true));

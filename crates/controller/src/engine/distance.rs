@@ -1,30 +1,30 @@
-//! Distance of the host's processor, measured by the time to load its submission entries, and the
-//! eviction of their cache lines where it pays.
+//! Measurement of the distance of the host's processor, by the time to load its submission queue
+//! entries, and eviction of the entries' cache lines where that is faster.
 //!
-//! The host writes an entry's line again one turn of the ring after it was fetched. If its
-//! processor is far away, these stores are most of the cost of a command ([`dma::lines`]); then a
-//! batch's lines are evicted from the caches at once. A host nearby is faster without that.
-//! Virtual CPUs move between processors, so the distance is measured again and again.
+//! The host overwrites an entry one turn of the ring after it was fetched. If the host's processor
+//! is far away, these stores dominate the cost of a command ([`dma::lines`]), and the cache lines
+//! of each batch are evicted at once. For a nearby processor, eviction would be slower. The
+//! measurement is repeated because virtual CPUs move between processors.
 
 use dma::lines::Evict;
 use std::num::NonZeroU64;
 
-/// Minimum number of entries of a batch that is timed and evicted. With fewer entries the host
-/// waits for each command, and not for stores.
+/// Minimum number of entries in a batch that is timed and evicted. With fewer entries the host
+/// waits for each command, not for stores.
 const FEWEST: usize = 4;
-/// Number of batches of which one is timed.
+/// Number of batches from one timed batch to the next.
 const INTERVAL: u32 = 16;
-/// Time to load the entries of a batch from a processor nearby, in nanoseconds: base and per
-/// entry. The values lie between those measured at a line's round trip of 50 ns, where evicting
-/// lines costs more than it spares, and at 115 ns.
+/// Maximum time to load the entries of a batch from a nearby processor, in nanoseconds: base, and
+/// time per entry. The values lie between those measured at a cache line round trip of 50 ns, where
+/// eviction costs more than it saves, and at 115 ns.
 const BESIDE: (u64, u64) = (40, 5);
 
 pub(super) struct Distance {
-    /// Eviction instruction, if the processor gains by evicting lines.
+    /// Eviction instruction; `None` when this processor does not gain by eviction.
     lines: Option<Evict>,
     far: bool,
     until_timed: u32,
-    /// Ticks of the counter in a second.
+    /// Ticks of the cycle counter per second.
     rate: f64,
 }
 
@@ -39,7 +39,7 @@ impl Distance {
         }
     }
 
-    /// Begins a batch of that many entries. Returns the counter's value, if the batch is to be
+    /// Begins a batch of `entries` entries. Returns the value of the cycle counter if the batch is
     /// timed.
     #[inline(always)]
     pub fn begin(&mut self, entries: usize) -> Option<NonZeroU64> {
@@ -54,8 +54,8 @@ impl Distance {
         }
     }
 
-    /// Ends a batch of that many entries. Returns the eviction for their lines, if they are to be
-    /// evicted.
+    /// Ends a batch of `entries` entries. Returns the eviction instruction if their cache lines
+    /// should be evicted.
     #[inline(always)]
     pub fn end(&mut self, begun: Option<NonZeroU64>, entries: usize) -> Option<Evict> {
         if let Some(begun) = begun {

@@ -1,5 +1,5 @@
-//! The doorbell cells of every queue: the register page, and the shadow buffers after the host
-//! has configured them.
+//! Doorbell cells of all queues: the register page, and the shadow buffers once the host has
+//! configured them.
 
 use dma::{Access, DmaError, DmaMap, SharedPages};
 use doorbell::{Cells, Shadow};
@@ -24,7 +24,7 @@ impl From<Which> for probes::Doorbell {
     }
 }
 
-/// Fires the trace point of an EventIdx store, if there was one.
+/// Triggers the trace point of an EventIdx store, if EventIdx has changed.
 #[inline]
 pub(super) fn trace_eventidx(
     controller: u16,
@@ -39,12 +39,12 @@ pub(super) fn trace_eventidx(
     }
 }
 
-/// Returns the index of a doorbell in the page and in the shadow buffers (CAP.DSTRD is 0).
+/// Returns the index of a doorbell in the register page and in the shadow buffers (CAP.DSTRD is 0).
 pub(super) fn index(qid: u16, which: Which) -> usize {
     usize::from(qid) * 2 + usize::from(which == Which::CqHead)
 }
 
-/// Shadow doorbells and EventIdx.
+/// Memory of the shadow doorbell buffer and of the EventIdx buffer.
 pub(super) type FoundBuffers = (dma::Cells, dma::Cells);
 
 struct Buffers {
@@ -72,13 +72,13 @@ impl Doorbells {
         &self.page
     }
 
-    /// Returns the register cell.
+    /// Returns the register cell of one doorbell.
     pub fn register(&self, qid: u16, which: Which) -> Option<&AtomicU32> {
         self.page
             .cell(DOORBELL_OFFSET as usize / 4 + index(qid, which))
     }
 
-    /// Returns all cells of one doorbell.
+    /// Returns all cells of one doorbell: register, shadow entry and EventIdx.
     #[inline]
     pub fn cells(&self, qid: u16, which: Which) -> Option<Cells<'_, AtomicU32>> {
         let at = index(qid, which);
@@ -96,13 +96,13 @@ impl Doorbells {
         Some(Cells { register, shadow })
     }
 
-    /// Returns whether shadow buffers were configured and their memory is there.
+    /// Returns whether shadow buffers are configured and their memory is mapped.
     pub fn shadowed(&self) -> bool {
         self.buffers.as_ref().is_some_and(|b| b.found.is_some())
     }
 
-    /// Sets the buffers of Doorbell Buffer Config, where they were found; otherwise they are
-    /// looked up when a window is mapped.
+    /// Sets the buffers of Doorbell Buffer Config. If `found` is `None`, their memory is looked up
+    /// when a window is mapped.
     pub fn configure(&mut self, shadow_iova: u64, eventidx_iova: u64, found: Option<FoundBuffers>) {
         self.buffers = Some(Buffers {
             shadow_iova,
@@ -111,26 +111,26 @@ impl Doorbells {
         });
     }
 
-    /// Looks for the memory of both buffers.
+    /// Looks up the memory of both shadow buffers.
     pub fn find(&self, dma: &DmaMap, shadow: u64, eventidx: u64) -> Result<FoundBuffers, DmaError> {
-        // The controller writes the shadow buffer too: a doorbell's first value.
+        // The controller writes the initial values of doorbells to the shadow buffer.
         let shadow = dma::Cells::resolve(dma, shadow, self.cells, Access::Write)?;
         let eventidx = dma::Cells::resolve(dma, eventidx, self.cells, Access::Write)?;
         Ok((shadow, eventidx))
     }
 
-    /// Returns the addresses of the buffers.
+    /// Returns the guest addresses of the two shadow buffers, if configured.
     pub fn buffers(&self) -> Option<(u64, u64)> {
         let buffers = self.buffers.as_ref()?;
         Some((buffers.shadow_iova, buffers.eventidx_iova))
     }
 
-    /// Forgets the buffers in a controller-level reset: they are never touched again.
+    /// Removes the shadow buffers in a controller-level reset, after which they are never accessed.
     pub fn forget(&mut self) {
         self.buffers = None;
     }
 
-    /// Sets all registers to zero.
+    /// Sets all doorbell registers to zero.
     pub fn clear(&self) {
         for at in 0..self.cells {
             if let Some(cell) = self.page.cell(DOORBELL_OFFSET as usize / 4 + at) {
@@ -139,22 +139,21 @@ impl Doorbells {
         }
     }
 
-    /// Returns whether a part of the buffers lies in this range of IOVAs.
+    /// Returns whether a part of the shadow buffers lies in this range of IOVAs.
     pub fn lie_in(&self, iova: u64, len: u64) -> bool {
         let bytes = self.cells as u64 * 4;
         let hit = |at: u64| iova < at.saturating_add(bytes) && at < iova.saturating_add(len);
         matches!(&self.buffers, Some(b) if hit(b.shadow_iova) || hit(b.eventidx_iova))
     }
 
-    /// Releases the buffers when their memory was unmapped.
+    /// Releases the shadow buffers after their memory was unmapped.
     pub fn release(&mut self) {
         if let Some(buffers) = &mut self.buffers {
             buffers.found = None;
         }
     }
 
-    /// Looks up shadow buffers without memory again, after a window was mapped. Returns whether
-    /// they are back.
+    /// Looks up unmapped shadow buffers after a window was mapped. Returns whether they were found.
     pub fn mapped(&mut self, dma: &DmaMap) -> bool {
         let Some(Buffers {
             shadow_iova,

@@ -1,4 +1,4 @@
-//! Fetching commands: from doorbells to submission queue entries.
+//! Fetching commands from submission queues, as announced by doorbells.
 
 use super::doorbells::{Which, trace_eventidx};
 use super::post::refresh_head;
@@ -11,17 +11,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use volume::Budget;
 
-/// Maximum number of entries fetched from one queue before the next one has its turn.
+/// Maximum number of entries fetched from one queue before the next queue.
 const FETCH_BATCH: u32 = super::run::BATCH as u32;
 
-/// Maximum number of outstanding admin commands; then no more are fetched. Waiting commands take
-/// memory, and no host has more in the few entries of its queue.
+/// Maximum number of outstanding admin commands, beyond which none is fetched. Waiting commands
+/// take memory, and no host has more of them.
 const ADMIN_OUTSTANDING: u32 = 256;
 
-/// Cost of an admin command in a round's budget: most of them build a page and copy it.
+/// Cost of an admin command in a round's budget. Most of them build and copy a page.
 const ADMIN_UNITS: u32 = 8;
 
-/// Checks a submission queue's doorbell. Returns whether the tail moved.
+/// Reads the doorbell of a submission queue. Returns whether the tail has moved.
+///
+/// # Errors
+/// The event of an invalid doorbell value.
 #[inline]
 fn take_tail(sq: &mut Sq, cells: Cells<'_, AtomicU32>, qid: u16) -> Result<bool, Event> {
     let cq = false;
@@ -42,8 +45,8 @@ fn take_tail(sq: &mut Sq, cells: Cells<'_, AtomicU32>, qid: u16) -> Result<bool,
 }
 
 impl Engine {
-    /// Handles a doorbell register write that arrived as a message. Returns `false` when it
-    /// belongs to no queue.
+    /// Handles a doorbell register write that arrived as a message. Returns `false` when the
+    /// doorbell has no queue.
     pub fn write_doorbell(&mut self, index: usize, value: u32) -> bool {
         let qid = (index / 2) as u16;
         let exists = if index.is_multiple_of(2) {
@@ -60,7 +63,7 @@ impl Engine {
         exists
     }
 
-    /// Has the next round poll a queue that most likely has entries.
+    /// Makes the next round poll a queue that most likely has entries.
     pub(crate) fn expect(&mut self, qid: u16) {
         if self.polled.expect(qid)
             && let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid))
@@ -69,7 +72,7 @@ impl Engine {
         }
     }
 
-    /// Stores a doorbell like [`Engine::write_doorbell`], for a queue that exists, here or in
+    /// Stores a doorbell value like [`Engine::write_doorbell`], for an existing queue of this or
     /// another engine.
     pub fn store_doorbell(&self, index: usize, value: u32) {
         let qid = (index / 2) as u16;
@@ -83,15 +86,15 @@ impl Engine {
                 queue.mmio_doorbells.add(1);
             }
             probes::mmio_doorbell(self.id, qid, which.into(), value);
-            // Little-endian in memory, as a client that maps the page writes it.
+            // The value is little-endian in memory, as a client writes it that maps the page.
             cell.store(value.to_le(), Ordering::Release);
         }
     }
 
-    /// Fetches and starts submitted commands, as far as the budget lasts. Returns whether there
-    /// was anything to do.
+    /// Fetches and starts submitted commands within the budget. Returns whether there was anything
+    /// to do.
     ///
-    /// [`PolledQueues`](super::polled::PolledQueues) chooses which queues it polls.
+    /// [`PolledQueues`](super::polled::PolledQueues) selects the queues to poll.
     pub fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
         self.now = now;
         let parked = !self.parked.is_empty();
@@ -99,8 +102,8 @@ impl Engine {
             self.go_on(budget);
         }
         let fetched = self.poll_queues(budget);
-        // In the same round, devices are rung for the commands they were just given, and their
-        // completions are handled.
+        // Devices are notified of this round's commands, and their completions handled, in the same
+        // round.
         self.poll_passed() || fetched || parked
     }
 
@@ -132,7 +135,7 @@ impl Engine {
         worked
     }
 
-    /// Returns whether a hot queue has new entries, without fetching them, for a look between two
+    /// Returns whether a hot queue has new entries, without fetching them. Called between two
     /// rounds.
     pub fn has_news(&self) -> bool {
         self.polled.hot().any(|qid| self.sq_has_news(qid))
@@ -152,7 +155,7 @@ impl Engine {
         sq.watch.has_news(cells)
     }
 
-    /// Returns whether a queue has been without work for long.
+    /// Returns whether a queue has been idle for long enough to be polled less often.
     fn has_cooled(&mut self, qid: u16) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
             return true;
@@ -160,8 +163,8 @@ impl Engine {
         sq.idle_rounds.count()
     }
 
-    /// Fetches from a queue that has entries. Returns whether it had some; they stay where the
-    /// budget is spent already.
+    /// Fetches from a queue if it has entries. Returns whether it had any, even if the budget was
+    /// spent.
     fn poll_sq(&mut self, qid: u16, budget: &mut Budget) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
             self.broken("a submission queue is polled that is gone");
@@ -189,7 +192,8 @@ impl Engine {
         }
         if sq.is_empty() {
             if let Some(ring) = sq.memory.ring() {
-                // The next entry's line is fetched together with its doorbell's, not after it.
+                // Prefetches the cache line of the next entry in parallel with that of its
+                // doorbell.
                 ring.prefetch(sq.head);
             }
             return false;
@@ -232,8 +236,8 @@ impl Engine {
         fetched
     }
 
-    /// Notes the commands fetched from the queue, all but the last `rest`, if notes are kept. All
-    /// of them are posted or recorded.
+    /// Stores the number of commands fetched from the queue, except the last `rest`, in the state
+    /// memory if there is one. All of them are posted or recorded.
     pub(super) fn note_fetched(&mut self, qid: u16, rest: u64) {
         let Some(hot) = &self.hot else {
             return;
@@ -246,13 +250,13 @@ impl Engine {
         }
     }
 
-    /// Returns whether the queue has entries that were not fetched.
+    /// Returns whether the queue has entries that were not fetched yet.
     #[inline]
     fn has_entries(&self, qid: u16) -> bool {
         matches!(self.sqs.get(usize::from(qid)), Some(Some(sq)) if !sq.is_empty())
     }
 
-    /// Hands admin commands to the control half.
+    /// Fetches admin commands, and passes them to the control half. Returns their number.
     fn fetch_admin(&mut self, budget: &mut Budget) -> u32 {
         let mut fetched = 0;
         while fetched < FETCH_BATCH
@@ -263,7 +267,7 @@ impl Engine {
             && matches!(self.cqs.get(usize::from(sq.cqid)), Some(Some(cq)) if cq.backlog.is_empty())
             && let Some(ring) = sq.memory.ring()
         {
-            // Read once; only the copy is used.
+            // The entry is read once, and only the copy is used, because the host may change it.
             let command: Command = zerocopy::transmute!(ring.load64(sq.head));
             sq.took(1);
             sq.outstanding += 1;
@@ -275,7 +279,7 @@ impl Engine {
         fetched
     }
 
-    /// Starts an I/O command on the general path.
+    /// Starts an I/O command on the general path, outside of batches.
     pub(super) fn general(&mut self, qid: u16, command: &Command) {
         if let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid))
             && !sq.abort_on_fetch.is_empty()
@@ -295,9 +299,9 @@ impl Engine {
         self.execute(qid, command);
     }
 
-    /// Checks every doorbell once, before or after the shadow buffers change.
+    /// Reads every doorbell once, before or after the shadow buffers change.
     pub(super) fn look_at_all(&mut self) {
-        // Entries found here are fetched by the next round.
+        // The next round fetches the entries found here.
         self.polled.poll_all();
         for (qid, sq) in self.sqs.iter_mut().enumerate() {
             let qid = qid as u16;
@@ -317,23 +321,23 @@ impl Engine {
         self.note_queues();
     }
 
-    /// Arms EventIdx of every queue that waits for the host, before the worker sleeps, so that
-    /// the host's next doorbell is a register write. Those are submission queues, full completion
-    /// queues and, where the pin is used, queues that decide its level by their head. Returns
-    /// `true` when an entry arrived meanwhile: do not sleep.
+    /// Arms EventIdx of every queue that waits for the host, before the worker sleeps, so that the
+    /// host's next doorbell write is a register write. Such queues are submission queues, full
+    /// completion queues, and, while INTx is used, queues whose head affects its level. Returns
+    /// `true` when an entry has arrived meanwhile: do not sleep.
     pub fn arm(&mut self) -> bool {
-        // Entries found only now, in any queue, are fetched by the very next round.
+        // The very next round fetches entries found only now, in any queue.
         self.polled.poll_all();
-        // Time after completions since the round's end must not count as busy while the worker
+        // The time since the round's last completions must not count as busy while the worker
         // sleeps.
         self.count_busy();
         let raced = self.last_look(true);
         raced || !self.events.is_empty()
     }
 
-    /// Checks the doorbells once more, shortly after [`Engine::arm`], for hosts that lack the
-    /// barrier between their shadow store and their EventIdx load. Returns `true` when an entry
-    /// arrived.
+    /// Reads the doorbells once more, shortly after [`Engine::arm`], for hosts without a memory
+    /// barrier between their shadow doorbell store and their EventIdx load. Returns `true` when an
+    /// entry has arrived.
     pub fn recheck(&mut self) -> bool {
         self.last_look(false)
     }
@@ -345,10 +349,10 @@ impl Engine {
             let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
                 continue;
             };
-            // A value that an earlier last look found, and no round has taken.
+            // An earlier call has found this value, and no round has handled it.
             raced |= sq.watch.current() != sq.seen;
-            // Entries that waited for room or for memory, in a queue that the last round did not
-            // poll: no doorbell announces them.
+            // Entries that waited for room or memory, in a queue that the last round did not poll,
+            // are announced by no doorbell.
             raced |= may_fetch
                 && !sq.is_empty()
                 && sq.memory.ring().is_some()
@@ -398,7 +402,7 @@ impl Engine {
     }
 }
 
-/// Notes the result of a last look. Returns whether it found an entry.
+/// Records the result of arming or rechecking a doorbell. Returns whether the worker has work.
 fn note(
     look: Result<Armed, Invalid>,
     qid: u16,

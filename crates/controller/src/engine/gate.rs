@@ -1,10 +1,10 @@
-//! Access control on namespaces: reservations ("NVMe Base 2.1", 8.1.22), whether this controller
-//! reaches the namespace at all (ANA, 8.1.1), whether it is closed because it is being erased,
-//! and whether the host has enabled its format (LBAFEE, "NVM Command Set 1.1", 4.1.3.6.1).
+//! Access control for namespaces: reservations ("NVMe Base 2.1", 8.1.22), paths that the ANA state
+//! makes unusable (8.1.1), namespaces closed during an erasure, and formats that the host has not
+//! enabled (LBAFEE, "NVM Command Set 1.1", 4.1.3.6.1).
 //!
-//! The control half sets the access. A namespace with full access is found by the fast path
-//! ([`run`](super::run)), which does no such checks. Commands of any other namespace take the
-//! general path and are checked one by one ([`Engine::unreached`], [`Engine::conflict`]).
+//! The control half sets the access. The fast path ([`run`](super::run)) finds only namespaces with
+//! full access, and does no such checks. Commands for other namespaces take the general path, which
+//! checks each of them ([`Engine::unreached`], [`Engine::conflict`]).
 
 use super::{Engine, NO_NAMESPACE, Namespace, commands};
 use crate::ana;
@@ -14,7 +14,7 @@ use nvme::{Command, NvmOpcode, Status};
 use reservations::{Access, CommandGroup};
 
 impl Engine {
-    /// Sets the allowed accesses on the namespace of this index.
+    /// Sets the access rights for the namespace at this index.
     pub fn set_access(&mut self, index: usize, access: Access) {
         match self.namespaces.get_mut(index) {
             Some(ns) => ns.access = access,
@@ -23,7 +23,7 @@ impl Engine {
         self.index_namespaces();
     }
 
-    /// Sets the ANA state of the namespace of this index.
+    /// Sets the ANA state of the namespace at this index.
     pub fn set_ana_state(&mut self, index: usize, state: AnaState) {
         match self.namespaces.get_mut(index) {
             Some(ns) => ns.ana = state,
@@ -32,7 +32,7 @@ impl Engine {
         self.index_namespaces();
     }
 
-    /// Closes the namespace of this index with the status of its commands, or opens it.
+    /// Closes the namespace at this index, so that its commands end with `status`; `None` opens it.
     pub(super) fn close(&mut self, index: usize, status: Option<Status>) {
         match self.namespaces.get_mut(index) {
             Some(ns) => ns.closed = status,
@@ -48,16 +48,15 @@ impl Engine {
         }
     }
 
-    /// Returns the status of commands for the namespace's blocks, if the host has not enabled its
-    /// format.
+    /// Returns the status of commands that access blocks of `ns`, if the host has not enabled the
+    /// namespace's format.
     fn not_enabled(&self, ns: &Namespace) -> Option<Status> {
         let disabled = !self.lbafee && ns.has_extended_format();
         disabled.then_some(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true))
     }
 
-    /// Returns the status of a command for a namespace with a format that the host has not
-    /// enabled. Flush and reservation commands depend on no format: they neither read nor change
-    /// blocks.
+    /// Returns the status of a command whose namespace has a format that the host has not enabled.
+    /// Flush and reservation commands are allowed: they neither read nor change blocks.
     fn disabled(&self, command: &Command) -> Option<Status> {
         let opcode = command.nvm_opcode();
         if opcode == NvmOpcode::FLUSH || commands::group(opcode).is_none() {
@@ -67,12 +66,12 @@ impl Engine {
         self.not_enabled(self.namespaces.get(index)?)
     }
 
-    /// Returns whether some command may have to be refused.
+    /// Returns whether any command may have to be refused.
     pub(super) fn is_gated(&self) -> bool {
         self.offer.shared || self.closed
     }
 
-    /// Returns the status of commands on a closed namespace.
+    /// Returns the status of commands for a closed namespace.
     fn closed(&self, nsid: u32) -> Option<Status> {
         match nsid {
             NSID_BROADCAST => self.active().find_map(|ns| ns.closed),
@@ -83,10 +82,11 @@ impl Engine {
         }
     }
 
-    /// Returns the status of any command for a namespace that this controller does not reach.
+    /// Returns the status of commands for a namespace that this controller cannot reach in its ANA
+    /// state.
     pub fn unreached(&self, nsid: u32) -> Option<Status> {
         match nsid {
-            // The status for all namespaces is that of the first one that is not reached.
+            // A command for all namespaces gets the status of the first one that cannot be reached.
             NSID_BROADCAST => self.active().find_map(|ns| ana::refusal(ns.ana)),
             nsid => {
                 let index = self.namespace_index(nsid).ok()?;
@@ -95,9 +95,9 @@ impl Engine {
         }
     }
 
-    /// Fences the namespace of this index: its commands now in flight are awaited, see
-    /// [`Engine::fenced`]. They are not asked to end early, because a request that a volume gives
-    /// up may still take effect, after later writes by others.
+    /// Fences the namespace at this index: [`Engine::fenced`] reports when the commands that are
+    /// outstanding now have ended. They are not cancelled, because a cancelled volume request may
+    /// still take effect after later writes by others.
     pub fn fence(&mut self, index: usize) {
         for tag in self.slots.touching(index) {
             if !self.fences.contains(&(index, tag)) {
@@ -106,25 +106,26 @@ impl Engine {
         }
     }
 
-    /// Returns whether no fenced command of the namespace of this index is in flight any more.
+    /// Returns whether all fenced commands of the namespace at this index have ended.
     pub fn fenced(&mut self, index: usize) -> bool {
         let slots = &mut self.slots;
         self.fences.retain(|(_, tag)| slots.is_in_flight(*tag));
         self.fences.iter().all(|(of, _)| *of != index)
     }
 
-    /// Returns the status of a command that must be refused, for any reason.
+    /// Returns the status of a command that has to be refused for any reason.
     pub(super) fn barred(&self, command: &Command) -> Option<Status> {
         let nsid = command.nsid.get();
         let unreached = self.unreached(nsid);
-        // Reservation commands neither read nor change blocks, and end another host's erasure.
+        // Reservation commands are allowed, since they do not access blocks and can end another
+        // host's erasure.
         let reserves = self.offer.shared && commands::group(command.nvm_opcode()).is_none();
         let closed = unreached.or_else(|| self.closed(nsid).filter(|_| !reserves));
         let disabled = closed.or_else(|| self.disabled(command));
         disabled.or_else(|| self.conflict(command))
     }
 
-    /// Returns the status of a command that would also read this namespace, if it must be
+    /// Returns the status of a command that reads this additional namespace, if it has to be
     /// refused.
     pub(super) fn barred_source(&self, nsid: u32) -> Option<Status> {
         let barred = self.unreached(nsid).or_else(|| self.closed(nsid));
@@ -152,7 +153,7 @@ impl Engine {
         (!allowed).then_some(Status::RESERVATION_CONFLICT.with_dnr(true))
     }
 
-    /// Rebuilds the list of namespaces that the fast path finds.
+    /// Rebuilds the index of namespaces that the fast path finds.
     pub(super) fn index_namespaces(&mut self) {
         let barred = |ns: &Namespace| ns.closed.is_some() || self.not_enabled(ns).is_some();
         let closed = self.active().any(barred);
@@ -162,9 +163,8 @@ impl Engine {
         self.open_by_nsid.clone_from(&self.by_nsid);
         for found in &mut self.open_by_nsid {
             let ns = self.namespaces.get(usize::from(*found));
-            // Writes to zones are checked one by one, writes by placement handles are counted,
-            // commands on namespaces with marks are checked, and metadata is not stored by the
-            // volume.
+            // The fast path cannot check zone writes one by one, count writes by placement handle,
+            // check marks, or store metadata.
             let open = |ns: &Namespace| {
                 let plain = !ns.is_fixed() && !ns.is_placed() && !ns.watched;
                 let reached = ana::refusal(ns.ana).is_none() && plain;

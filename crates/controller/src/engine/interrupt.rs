@@ -7,15 +7,15 @@ use crate::irq::Irqs;
 use crate::stats::ControllerStats;
 use std::time::{Duration, Instant};
 
-/// Interrupt coalescing ("NVMe Base 2.1", 5.1.25.2.2): not for the admin queue, not for vectors
-/// that opted out.
+/// Settings of interrupt coalescing ("NVMe Base 2.1", 5.1.25.2.2). The admin queue and vectors with
+/// coalescing disabled are exempt.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Coalescing {
-    /// Number of completions that cause an interrupt; 0 and 1 mean no coalescing.
+    /// Number of completions that trigger an interrupt; 0 and 1 disable coalescing.
     pub threshold: u32,
-    /// Maximum delay of an interrupt; zero means no coalescing.
+    /// Maximum delay of an interrupt; zero disables coalescing.
     pub time: Duration,
-    /// Vectors with coalescing disabled.
+    /// Bit mask of vectors with coalescing disabled.
     pub disabled: u128,
 }
 
@@ -41,7 +41,7 @@ fn interrupt(irqs: &mut Irqs, stats: &ControllerStats, qid: u16, vector: u16) {
 }
 
 impl Engine {
-    /// Sends the interrupts of completions posted since the last call, as far as they are due.
+    /// Sends the due interrupts of completions posted since the last call.
     pub(super) fn send_interrupts(&mut self) {
         if self.irqs.pin_based() {
             return self.send_pin();
@@ -56,7 +56,7 @@ impl Engine {
         }
     }
 
-    /// Sends the interrupt of one queue; `false` when it is delayed.
+    /// Sends the interrupt of one queue. Returns `false` when the interrupt is delayed.
     fn signal(&mut self, qid: u16) -> bool {
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
             self.broken("a completion queue with entries to signal is gone");
@@ -75,7 +75,7 @@ impl Engine {
         true
     }
 
-    /// Signals the unsignalled completions of a queue now.
+    /// Sends the delayed interrupt of a queue now.
     pub(super) fn signal_now(&mut self, qid: u16) {
         self.dirty.retain(|&q| q != qid);
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
@@ -90,9 +90,9 @@ impl Engine {
         }
     }
 
-    /// Sets the pin's level, which is high while any queue with interrupts enabled has entries
-    /// that the host did not consume. Only hosts without MSI-X use it, so a look at every queue
-    /// is cheap enough.
+    /// Sets the level of the INTx pin: high while any queue with interrupts enabled has entries
+    /// that the host has not consumed. Checking all queues is acceptable, because only hosts
+    /// without MSI-X use the pin.
     fn send_pin(&mut self) {
         self.dirty.clear();
         let mut level = false;

@@ -1,23 +1,22 @@
-//! Internal invariants, which only an error in this crate can break.
+//! Internal invariants, which only an error in this crate can violate.
 //!
-//! A command in flight has its slot, a slot its namespace, a command's submission queue exists
-//! until its completion is posted, and so on. No guest, VMM or volume can break these rules. If
-//! one is found broken, the controller's work for its guest can no longer be relied on. With
-//! debug assertions (tests, fuzz targets) that is a panic. Otherwise the controller fails
-//! (CSTS.CFS), from which only a reset by the guest helps, and the process serves its other
-//! controllers.
+//! Examples: an outstanding command has a slot, a slot has a namespace, and a submission queue
+//! exists until the completions of its commands are posted. No guest, VMM or volume can violate
+//! such an invariant. After a violation the controller's work for its guest is unreliable. With
+//! debug assertions (tests, fuzz targets) a violation panics. Otherwise the controller fails
+//! (CSTS.CFS) until the guest resets it, and the process continues to serve its other controllers.
 //!
-//! Errors caused from outside are not handled here: they have a status of the standard.
+//! Errors caused from outside are not handled here: they have a status in the standard.
 
 use super::{Engine, Event};
 
 #[cfg(test)]
 thread_local! {
-    /// Lets a test see the behaviour without debug assertions.
+    /// Set by tests that examine the behaviour without debug assertions.
     static REPORT: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Returns whether a broken rule is to be reported in spite of debug assertions.
+/// Returns whether a violation is reported even with debug assertions.
 fn is_reported() -> bool {
     #[cfg(test)]
     return REPORT.get();
@@ -26,7 +25,7 @@ fn is_reported() -> bool {
 }
 
 impl Engine {
-    /// Reports a broken invariant; `what` names it. The caller does nothing more.
+    /// Reports the violation of an invariant, which `what` names. The caller only has to return.
     #[cold]
     #[inline(never)]
     pub(crate) fn broken(&mut self, what: &'static str) {
@@ -71,7 +70,7 @@ mod tests {
         controller
     }
 
-    /// Ends a command of a queue that does not exist, which cannot be in flight.
+    /// Violates an invariant: ends a command of a queue that does not exist.
     fn break_a_rule(controller: &mut Controller) {
         controller.engine.finish(5, 1, Status::SUCCESS, 0);
         controller.engine.end_round();

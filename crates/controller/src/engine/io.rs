@@ -1,5 +1,5 @@
-//! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): checks, translation of their
-//! data's addresses, and submission to the volume.
+//! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): their checks, translation of
+//! data addresses, and submission to the volume.
 
 use super::slots::{Kind, Work};
 use super::{Engine, commands};
@@ -11,21 +11,22 @@ use nvme::{Command, NvmOpcode, Status};
 use placement::Writer;
 use volume::{Op, Request};
 
-/// A range of a namespace that was checked to lie within it.
+/// A byte range of a namespace, checked to lie within it.
 pub(super) struct Extent {
-    /// Index of the namespace.
+    /// Index of the namespace in the engine.
     pub ns: usize,
     pub slba: u64,
-    /// Byte offset.
+    /// Byte offset in the namespace.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the range in bytes.
     pub len: u64,
 }
 
-/// Returns the status of a command after a failed access to its memory.
+/// Returns the status of a command whose data could not be accessed in guest memory.
 pub(crate) fn dma_status(error: DmaError) -> Status {
     match error {
-        // CMBLOC.CDMMMS is 0 ("NVMe Base 2.1", 8.2.1).
+        // Mixing guest memory and the controller memory buffer is not supported: CMBLOC.CDMMMS is 0
+        // ("NVMe Base 2.1", 8.2.1).
         DmaError::Mixed => Status::INVALID_USE_OF_CMB.with_dnr(true),
         _ => Status::DATA_TRANSFER_ERROR,
     }
@@ -51,11 +52,11 @@ pub(super) fn sgl_status(error: dma::sgl::SglError) -> Status {
 }
 
 impl Engine {
-    /// Starts one I/O command that was fetched from `sqid`.
+    /// Starts an I/O command that was fetched from queue `sqid`.
     pub(super) fn execute(&mut self, sqid: u16, command: &Command) {
         let sort = self.sort_of(command.nsid.get());
         let result = match commands::handler(command.nvm_opcode(), self.offer(), sort) {
-            // Fused operations are not offered (Identify Controller, FUSES).
+            // Fused operations are not supported (Identify Controller, FUSES).
             _ if command.flags.fuse() != Fuse::NORMAL => Err(Status::INVALID_FIELD.with_dnr(true)),
             Some(start) => match self.is_gated().then(|| self.barred(command)).flatten() {
                 Some(barred) => Err(barred),
@@ -76,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// Returns the properties that decide the supported commands.
+    /// Returns the controller properties that decide the supported commands.
     pub fn offer(&self) -> commands::Offer {
         commands::Offer {
             placed: self.placed,
@@ -120,8 +121,8 @@ impl Engine {
         })
     }
 
-    /// Allocates a slot for `command`, fills it in, and records it. [`Engine::execute`] frees it
-    /// if the command cannot be started.
+    /// Allocates a slot for a command, fills it in, and records the command. [`Engine::execute`]
+    /// frees the slot if the command cannot be started.
     pub(super) fn slot_for(
         &mut self,
         sqid: u16,
@@ -145,7 +146,7 @@ impl Engine {
         Ok(index)
     }
 
-    /// Finds the `len` bytes of guest memory that the command's data pointer describes.
+    /// Resolves the command's data pointer into segments of guest memory, `len` bytes in total.
     pub(super) fn walk(
         &self,
         command: &Command,
@@ -172,7 +173,7 @@ impl Engine {
         }
     }
 
-    /// Walks the command's data into the slot's own list.
+    /// Resolves the command's data pointer into the slot's own segment list.
     pub(super) fn walk_into(
         &mut self,
         index: u16,
@@ -218,7 +219,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Submits the one request of a slot's command, with the slot's list as its data.
+    /// Submits the volume request of a command that needs only one, with the slot's list as its
+    /// data.
     pub(super) fn start(&mut self, index: u16, extent: Extent, op: Op, kind: Kind) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a command starts without its slot");
@@ -278,8 +280,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Advances a flush of every namespace, one after the other: a tag names only one request at
-    /// a time.
+    /// Submits the next flush of a command that flushes all namespaces. They are flushed one by
+    /// one, because a tag identifies only one request at any time.
     pub(super) fn flush_next(&mut self, index: u16) {
         loop {
             let Some(slot) = self.slots.get(index) else {

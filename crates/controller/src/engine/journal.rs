@@ -1,27 +1,27 @@
-//! The part of the state memory that an engine writes, from which the next process recovers its
-//! commands.
+//! The part of the state memory that an engine writes, from which the next process recovers
+//! outstanding commands.
 //!
-//! *The rings are the journal* of commands that are answered within the call. The completion
-//! queue shows the posted completions, by the phase tag, and the newest entry's SQ Head Pointer
-//! shows the number of entries fetched by then. An engine notes once for each batch how many
-//! commands of the queue it has fetched ([`Hot::note`]): all of them posted, or recorded.
-//! Commands beyond the note are posted only where the note has the completion queue's tail of
-//! just before. They are therefore less than a turn of the ring, and the newest entry is one of
-//! them. If another completion was posted since the queue's last note, a note also precedes the
+//! *The rings are the journal* of commands that complete within the call. The completion queue
+//! shows the posted completions, by the phase tag, and the SQ Head Pointer of its newest entry
+//! shows how many entries had been fetched. Once per batch, an engine notes how many commands of
+//! the queue it has fetched ([`Hot::note`]), all of which are posted or recorded. Commands after
+//! the note may be posted only if the note contains the completion queue's tail of just before.
+//! There are therefore fewer of them than entries in the ring, and the newest entry is one of
+//! theirs. If another completion was posted since the queue's last note, a note also precedes the
 //! batch.
 //!
-//! *A record* is one line for each command that has a slot: the entry itself, with its queue and
-//! its number in it, in fields that no command of the NVM command set uses here. The record is
-//! written before the volume gets a request, and is removed when the completion is in the
-//! completion queue. Recovery relies on the order of these stores ([`recover`](super::recover)):
+//! *A record* is one line for each command with a slot. It contains the submission queue entry, and
+//! the queue and the command's number in it, in fields that the NVM command set does not use here.
+//! The record is written before the volume gets a request, and removed after the completion was
+//! posted. Recovery relies on the order of these stores ([`recover`](super::recover)):
 //!
 //! ```text
 //! record -> volume -> completion posted -> record removed
 //!       `-> note of the batch            (the note covers only what is posted or recorded)
 //! ```
 //!
-//! A completion that finds no room in its queue keeps its slot, and its record then contains the
-//! completion. The next process posts it, too, and does not ask the volume a second time.
+//! A completion for which its queue has no room keeps its slot, and is stored in the record. The
+//! next process posts it without repeating the volume request.
 
 use super::queue::{Cq, Sq};
 use crate::config::MAX_QUEUE_ENTRIES;
@@ -31,86 +31,86 @@ use nvme::{Command, NvmOpcode, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Words of a hot row.
+/// Words of the row that the state memory has for a queue pair.
 mod hot {
-    /// Commands fetched from the submission queue since it was created; tail of its completion
-    /// queue at that time, and whether the host was seen to use the shadow entry. One word, for
-    /// neither is of use without the other.
+    /// Number of commands fetched from the submission queue since its creation, tail of its
+    /// completion queue at that time, and whether the host was seen to use the shadow doorbell. One
+    /// word, because they have to be consistent.
     pub const BATCH: usize = 0;
-    /// In the admin queue's row: completions posted so far.
+    /// Number of completions posted so far, in the row of the admin queue.
     pub const POSTED: usize = 1;
-    /// Value of the shadow entry that means nothing new.
+    /// Last seen value of the shadow doorbell of the submission queue.
     pub const SQ_SEEN: usize = 2;
-    /// Register value that means nothing new, where the shadow buffers' memory was removed, else
-    /// 0.
+    /// Register value of the doorbell to be ignored, while the memory of the shadow buffers is
+    /// unmapped; otherwise 0.
     pub const SQ_REGISTER: usize = 3;
-    /// [`SQ_SEEN`] of the completion queue of this number, and whether its shadow entry counts.
+    /// [`SQ_SEEN`] for the completion queue with this ID, and whether its shadow doorbell is in
+    /// use.
     pub const CQ_SEEN: usize = 4;
-    /// [`SQ_REGISTER`] of the completion queue.
+    /// [`SQ_REGISTER`] for the completion queue.
     pub const CQ_REGISTER: usize = 5;
     /// Last known head of the completion queue.
     pub const CQ_HEAD: usize = 6;
-    /// Tail and phase of the completion queue, and whether it is stale, while its memory is not
-    /// mapped, else 0.
+    /// Tail and phase of the completion queue while its memory is unmapped, and whether the queue
+    /// is stale; otherwise 0.
     pub const AWAY: usize = 7;
 }
 
-/// Number of tail bits in [`hot::BATCH`]. Above them are one flag and the number of commands
-/// fetched.
+/// Number of tail bits in [`hot::BATCH`]. A flag and the number of fetched commands are above them.
 const TAIL_BITS: u32 = 12;
 const LIVE: u64 = 1 << TAIL_BITS;
-/// Number of bits of the number of commands fetched, here and in a record: enough for seven years
-/// at ten million commands a second from one queue.
+/// Number of bits of a command's number, here and in records: enough for seven years at ten million
+/// commands per second from one queue.
 const NUMBER_BITS: u32 = 64 - 1 - TAIL_BITS;
 const _: () = assert!(MAX_QUEUE_ENTRIES <= 1 << TAIL_BITS);
 
-/// Flag bit of a word with an index in its lower half.
+/// Flag bit of a word whose lower half is an index.
 const FLAG: u64 = 1 << 32;
-/// Phase bit of such a word.
+/// Phase bit of a word whose lower half is an index.
 const PHASE: u64 = 1 << 33;
-/// Stale bit, which earlier versions did not write: [`Cq::is_stale`].
+/// Stale bit ([`Cq::is_stale`]), which earlier versions did not write.
 const STALE: u64 = 1 << 34;
 
-/// The rows of the queues, one each, by their numbers.
+/// Rows of the state memory for queue pairs, by queue ID.
 #[derive(Clone)]
 pub(super) struct Hot(Rows);
 
-/// Noted state of a submission queue.
+/// Noted state of a submission queue, for the next process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SqNote {
-    /// Commands fetched since the queue was created.
+    /// Number of commands fetched since the queue was created.
     pub fetched: u64,
-    /// Tail of the completion queue when that was noted.
+    /// Tail of the completion queue at the time of the note.
     pub cq_tail: u32,
-    /// The shadow entry counts.
+    /// Whether the shadow doorbell is in use.
     pub shadow_live: bool,
-    /// The shadow entry as it was last seen.
+    /// Last seen value of the shadow doorbell.
     pub seen: u32,
-    /// See [`register_seen`].
+    /// Register value to be ignored, see [`register_seen`].
     pub register: Option<u32>,
 }
 
 impl SqNote {
-    /// Returns whether the host uses the shadow entry, though its memory may not be there.
+    /// Returns whether the host uses shadow doorbells, even if their memory is unmapped.
     pub fn is_of_shadow_host(&self) -> bool {
         self.shadow_live || self.register.is_some()
     }
 }
 
-/// Noted state of a completion queue.
+/// Noted state of a completion queue, for the next process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CqNote {
-    /// The shadow entry counts.
+    /// Whether the shadow doorbell is in use.
     pub shadow_live: bool,
-    /// The shadow entry as it was last seen.
+    /// Last seen value of the shadow doorbell.
     pub seen: u32,
-    /// See [`register_seen`].
+    /// Register value to be ignored, see [`register_seen`].
     pub register: Option<u32>,
-    /// Head, as far as known when this was noted.
+    /// Head of the queue, as far as known at the time of the note.
     pub head: u32,
-    /// Tail and phase, if its memory was not there.
+    /// Tail and phase, if the queue's memory was unmapped.
     pub away: Option<(u32, bool)>,
-    /// The queue's memory has not been mapped since the queue was created: [`Cq::is_stale`].
+    /// Whether the queue's memory has never been mapped since its creation, see [`Cq::is_stale`].
     pub is_stale: bool,
 }
 
@@ -128,9 +128,8 @@ fn flag(on: bool, bit: u64) -> u64 {
     if on { bit } else { 0 }
 }
 
-/// Returns the last seen register value, when the doorbell's value does not come from the
-/// register: the host uses the shadow entry, and its memory is not there. The register counts
-/// from its next change on.
+/// Returns the last seen register value when it is not the doorbell's current value: the host uses
+/// the shadow doorbell, whose memory is unmapped. The register counts from its next change on.
 fn register_seen(watch: &Watch) -> Option<u32> {
     let WatchState {
         shadow_live,
@@ -164,7 +163,8 @@ impl Hot {
         self.note_but(qid, sq, cq_tail, 0);
     }
 
-    /// Notes all but the last `rest` commands.
+    /// Notes that all commands fetched from the queue, except the last `rest`, are posted or
+    /// recorded.
     #[inline(always)]
     pub fn note_but(&self, qid: u16, sq: &mut Sq, cq_tail: u32, rest: u64) {
         if let Some([batch, ..]) = self.row(qid) {
@@ -178,7 +178,8 @@ impl Hot {
         }
     }
 
-    /// Notes a submission queue after it was added to the engine, or its doorbell has moved.
+    /// Notes the state of a submission queue after it was installed in the engine, or its doorbell
+    /// cells have changed.
     pub fn note_sq(&self, qid: u16, sq: &mut Sq, cq_tail: u32) {
         if let Some(row) = self.row(qid) {
             store(row, hot::SQ_SEEN, sq.watch.state().last_shadow.into());
@@ -187,7 +188,8 @@ impl Hot {
         }
     }
 
-    /// Notes a completion queue after it was added, or its memory was mapped or removed.
+    /// Notes the state of a completion queue after it was installed, or its memory was mapped or
+    /// unmapped.
     pub fn note_cq(&self, qid: u16, cq: &Cq) {
         let Some(row) = self.row(qid) else {
             return;
@@ -221,7 +223,7 @@ impl Hot {
         self.row(0).map_or(0, |row| load(row, hot::POSTED))
     }
 
-    /// Returns the note of a submission queue by another engine or process.
+    /// Returns the state of a submission queue that another engine or process has noted.
     pub fn sq(&self, qid: u16) -> SqNote {
         self.row(qid).map_or_else(SqNote::default, |row| {
             let batch = load(row, hot::BATCH);
@@ -235,7 +237,7 @@ impl Hot {
         })
     }
 
-    /// Returns the note of a completion queue.
+    /// Returns the noted state of a completion queue.
     pub fn cq(&self, qid: u16) -> CqNote {
         self.row(qid).map_or_else(CqNote::default, |row| {
             let (seen, away) = (load(row, hot::CQ_SEEN), load(row, hot::AWAY));
@@ -253,48 +255,47 @@ impl Hot {
 
 // ---- records
 
-/// Word of a record with its order: 0 for an empty record, else the command's position in the
-/// order in which this engine recorded commands, from 1 on. In the entry: CDW2 and CDW3, which
-/// are reserved.
+/// Word of a record with its order: 0 for an empty record, otherwise the sequence number of the
+/// record in this engine, starting at 1. Stored in CDW2 and CDW3 of the entry, which are reserved.
 const ORDER: usize = 1;
-/// Word of a record with a completion that waits for room: status and dword 0 (for Zone Append,
-/// dwords 0 and 1 are the record's own LBA). In the entry: the metadata pointer, without which
-/// commands of namespaces with metadata are not executed again.
+/// Word of a record with a completion that waits for room: status and dword 0. (For Zone Append,
+/// dwords 0 and 1 are the record's own LBA.) Stored in the metadata pointer of the entry, without
+/// which commands of namespaces with metadata are not executed again.
 const ENDING: usize = 2;
-/// Queue, and how many commands were fetched from it before. In the entry: CDW14 and CDW15, which
-/// are about protection information.
+/// Word of a record with the queue ID, and the number of commands fetched from the queue before.
+/// Stored in CDW14 and CDW15 of the entry, which concern protection information.
 const PLACE: usize = 7;
-/// Bit of [`ENDING`]: the word contains a completion.
+/// Bit of [`ENDING`]: the record contains a completion.
 const ENDED: u64 = 1 << 63;
-/// Bit of [`ENDING`]: see [`Records::mark_applied`].
+/// Bit of [`ENDING`]: the command's effect was applied, see [`Records::mark_applied`].
 const APPLIED: u64 = 1 << 62;
 
-/// The records of an engine's commands, by slot.
+/// Records of an engine's commands, by slot.
 pub(super) struct Records {
     rows: Rows,
-    /// Number of the engine's own slots; those behind them have inherited records.
+    /// Number of the engine's own slots. Higher slots have inherited records.
     own: u16,
-    /// Commands recorded so far.
+    /// Number of commands recorded so far.
     order: u64,
     inherited: Vec<(Rows, usize)>,
 }
 
-/// A command that another process recorded.
+/// A command recorded by the previous process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recorded {
     pub order: u64,
     pub sqid: u16,
-    /// Commands fetched from the queue before it.
+    /// Number of commands fetched from the queue before this one.
     pub number: u64,
     pub command: Command,
-    /// Status and result of an ended command: only its completion is to be posted.
+    /// Status and result of a command that has ended: only its completion has to be posted.
     pub ended: Option<(Status, u64)>,
-    /// See [`Records::mark_applied`].
+    /// Whether the command's effect was applied, see [`Records::mark_applied`].
     pub applied: bool,
 }
 
 impl Records {
-    /// Creates the records of an engine with that many slots, in the rows of its share.
+    /// Creates the records of an engine with `own` slots, in its share of the state memory's rows.
     pub fn new(rows: Rows, own: u16) -> Records {
         Records {
             rows,
@@ -304,14 +305,15 @@ impl Records {
         }
     }
 
-    /// Takes over records: the slots behind its own, in this order. New ones come after `order`.
+    /// Takes over records of the previous process, for slots after the engine's own, in this order.
+    /// New records are numbered after `order`.
     pub fn inherit(&mut self, records: Vec<(Rows, usize)>, order: u64) {
         self.inherited = records;
         self.order = self.order.max(order);
     }
 
-    /// Marks the command's effect on the state beside the volume as applied: replay does only the
-    /// rest of it.
+    /// Marks the command's effect on state outside the volume as applied, so that a replay does
+    /// only the rest.
     pub fn mark_applied(&self, slot: u16) {
         if let Some(row) = self.row(slot).filter(|row| load(row, ORDER) != 0) {
             store(row, ENDING, APPLIED);
@@ -335,7 +337,7 @@ impl Records {
         rows.get(*row)
     }
 
-    /// Records a command: before anything is done with it.
+    /// Records a command, before it has any effect.
     #[inline(always)]
     pub fn write(&mut self, slot: u16, sqid: u16, number: u64, command: &Command) {
         self.write_ended(slot, sqid, number, command, 0);
@@ -371,15 +373,17 @@ impl Records {
         crash::point!("controller.record.written");
     }
 
-    /// Stores a completion that waits for room. An existing record keeps its place; otherwise the
-    /// command is the last one that was fetched from the queue, after `number` earlier ones.
+    /// Stores a completion that waits for room. An existing record is reused. Otherwise the command
+    /// is the last one fetched from its queue; `place` is the queue and the number of commands
+    /// before.
     #[cold]
     pub fn end(&mut self, slot: u16, place: (u16, u64), cid: u16, (status, result): (Status, u64)) {
-        // For Zone Append, the record has the rest of the result: the LBA written.
+        // For Zone Append, the record itself contains the other half of the result, the LBA
+        // written.
         let ending = ENDED | u64::from(status.into_bits()) << 32 | result & 0xffff_ffff;
         if !self.is_recorded(slot) {
             let (sqid, number) = place;
-            // This command is never executed.
+            // The next process never executes this command.
             let command = Command::new(0, cid, 0);
             self.write_ended(slot, sqid, number, &command, ending);
         } else if let Some(row) = self.row(slot) {
@@ -403,7 +407,7 @@ impl Records {
         crash::point!("controller.record.removed");
     }
 
-    /// Removes a record that no slot has.
+    /// Removes a record that belongs to no slot.
     #[inline(always)]
     pub fn remove_row(row: &Row) {
         if let Some(order) = row.get(ORDER) {
@@ -412,7 +416,7 @@ impl Records {
     }
 }
 
-/// Returns the entry as eight words with the same bytes in memory.
+/// Returns a submission queue entry as eight words that have the same bytes in memory.
 #[inline(always)]
 fn words(command: &Command) -> [u64; 8] {
     let bytes: &[u8; 64] = zerocopy::transmute_ref!(command);

@@ -1,5 +1,5 @@
-//! Completions that wait for room, for the next process: each keeps a slot, because of its
-//! record.
+//! Completions that wait for room in their queue. Each keeps a slot, so that its record lets the
+//! next process post the completion.
 
 use super::Engine;
 use super::journal::{Hot, Records};
@@ -8,8 +8,8 @@ use super::slots::Slots;
 use nvme::Status;
 
 impl Slots {
-    /// Keeps a slot while the completion of its command waits for room. Returns `false` when no
-    /// records are kept, so that the slot need not be kept.
+    /// Keeps a slot while the command's completion waits for room, and stores the completion in its
+    /// record. Returns `false` without records, when the slot is not needed.
     fn keep(&mut self, index: u16, place: (u16, u64), cid: u16, end: (Status, u64)) -> bool {
         let Some(records) = &mut self.records else {
             return false;
@@ -17,7 +17,7 @@ impl Slots {
         records.end(index, place, cid, end);
         if let Some(slot) = self.get(index) {
             slot.kept = true;
-            // Later completions of its volume do not concern the slot.
+            // Later completions of the volume no longer match the slot.
             slot.seq = slot.seq.wrapping_add(1);
             slot.list.clear();
             self.rest();
@@ -25,7 +25,7 @@ impl Slots {
         true
     }
 
-    /// Releases a kept slot after its completion was posted, or is no longer awaited.
+    /// Frees a kept slot after its completion was posted, or is no longer awaited.
     pub fn release_kept(&mut self, index: u16) {
         if let Some(slot) = self.get(index)
             && std::mem::take(&mut slot.kept)
@@ -35,7 +35,7 @@ impl Slots {
         }
     }
 
-    /// Releases all kept slots, when their completions are no longer awaited.
+    /// Frees all kept slots, because their completions are no longer awaited.
     pub fn release_all_kept(&mut self) {
         for index in 0..self.count() {
             self.release_kept(index);
@@ -44,7 +44,7 @@ impl Slots {
 }
 
 impl Engine {
-    /// Commands fetched from a queue before the last one.
+    /// Returns the number of commands fetched from a queue before the last one.
     pub(super) fn last_fetched(&self, sqid: u16) -> u64 {
         match self.sqs.get(usize::from(sqid)) {
             Some(Some(sq)) => sq.fetched.saturating_sub(1),
@@ -52,8 +52,7 @@ impl Engine {
         }
     }
 
-    /// Keeps the slot of a command while its completion waits for room, and records the
-    /// completion.
+    /// Keeps the slot of a command whose completion waits for room, and records the completion.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_slot(&mut self, index: u16, status: Status, result: u64) {
@@ -70,8 +69,8 @@ impl Engine {
         }
     }
 
-    /// Keeps a completion of a command without a slot, the last one that was fetched from its
-    /// queue. The control half remembers admin commands itself.
+    /// Keeps a completion that waits for room, of the last command fetched from its queue, which
+    /// has no slot. The control half itself records those of admin commands.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_without_slot(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
@@ -87,7 +86,7 @@ impl Engine {
         self.keep_slot(index, status, result);
     }
 
-    /// Names this slot in the newest waiting completion.
+    /// Stores the slot's index in the newest waiting completion.
     fn name_backlogged(&mut self, sqid: u16, index: u16) {
         let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else {
             return;
@@ -99,7 +98,7 @@ impl Engine {
         }
     }
 
-    /// Ends a command that could not be started, with its slot if it has one by then.
+    /// Ends a command that could not be started, and frees its slot if it has one.
     pub(super) fn finish_started(&mut self, slot: Option<u16>, sqid: u16, cid: u16, end: Status) {
         match slot {
             Some(index) => self.finish_slot(index, cid, end, 0),
@@ -107,7 +106,7 @@ impl Engine {
         }
     }
 
-    /// Ends a command that has no slot but the one that is reserved for it, if any is.
+    /// Ends a command without a slot, or with only the slot reserved for a replayed command.
     pub(super) fn end_reserved(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
         let Some(index) = self.slots.take_reserved() else {
             return self.finish_with(sqid, cid, status, result);
@@ -127,7 +126,7 @@ impl Engine {
         }
     }
 
-    /// Begins to record commands, where the control half has made room for them.
+    /// Begins to record commands, if the control half has provided state memory.
     pub(super) fn open_records(&mut self) {
         if let Some((state, share)) = &self.state
             && self.slots.records.is_none()
@@ -137,14 +136,15 @@ impl Engine {
         }
     }
 
-    /// Notes a completion queue after it was added, or its memory was mapped or removed.
+    /// Notes the state of a completion queue after it was installed, or its memory was mapped or
+    /// unmapped.
     pub(super) fn note_cq(hot: &Option<Hot>, qid: u16, cq: &Cq) {
         if let Some(hot) = hot {
             hot.note_cq(qid, cq);
         }
     }
 
-    /// Notes all queues after a change of their doorbells or their memory.
+    /// Notes the state of all queues after a change of their doorbells or memory.
     pub(super) fn note_queues(&mut self) {
         let Some(hot) = &self.hot else {
             return;

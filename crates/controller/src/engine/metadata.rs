@@ -1,20 +1,20 @@
-//! Commands of namespaces with metadata ("NVM Command Set 1.1", 5.2 and 5.3).
+//! Commands for namespaces with metadata ("NVM Command Set 1.1", 5.2 and 5.3).
 //!
-//! *A write* is copied into memory of the process, where its protection information is made or
-//! checked. Then its metadata is written to the file, and then its data to the volume. *A read*
-//! passes through such memory, too: its data determines which metadata belongs to it
-//! ([`protection::table`]), and the guest gets both when they are right. A command that fails has
-//! therefore written nothing, and a crash in the middle leaves each block old or new.
+//! *Writes.* Data is copied into memory of the process, where its protection information is
+//! generated or checked. Then the metadata is stored in the file, and the data is written to the
+//! volume. *Reads* pass through such memory, too: the data determines which metadata belongs to it
+//! ([`protection::table`]), and the guest gets both if they are correct. A command that fails a
+//! check has therefore written nothing, and a crash in the middle leaves each block old or new.
 //!
-//! *A write after one that died or failed* reads the blocks first, so that it uses the metadata
+//! *A write after a failed or interrupted one* reads the blocks first, and then uses the metadata
 //! slot that their data does not refer to.
 //!
-//! *Nothing overlaps.* A block's metadata has two slots, of which a write needs one. A write
-//! therefore waits until no other command on its blocks is in flight, and a read until no write
-//! is: both are parked, as a command that finds no memory left.
+//! *Concurrency.* The metadata of a block has two slots, one of which a write needs. A write
+//! therefore waits until no other command uses its blocks, and a read until no write does. Both are
+//! parked meanwhile, like a command for which no memory is left.
 //!
-//! *After a restart*: a record has no room for tags and metadata pointers. A command that was in
-//! flight ends with Command Interrupted, and the host sends it again ("NVMe Base 2.1", 4.2.3.1).
+//! *Restart.* Records have no room for tags and metadata pointers. A command that was outstanding
+//! ends with Command Interrupted, and the host sends it again ("NVMe Base 2.1", 4.2.3.1).
 
 use super::Engine;
 use super::complete::status_of;
@@ -32,50 +32,52 @@ use volume::{Budget, Completion, IoErrorKind, Op};
 
 const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
 
-/// Blocks of a command in flight that uses their metadata.
+/// Blocks whose metadata an outstanding command uses.
 pub(super) struct Held {
     pub slba: u64,
     pub blocks: u64,
-    /// The command writes the blocks.
+    /// Whether the command writes the blocks.
     pub changes: bool,
 }
 
 impl Held {
-    /// Returns whether the two commands cannot be in flight together: one has to wait for the
-    /// other.
+    /// Returns whether two commands cannot be outstanding at the same time, so that one has to
+    /// wait.
     pub fn conflicts(&self, other: &Held) -> bool {
         let apart = other.slba >= self.slba + self.blocks || self.slba >= other.slba + other.blocks;
         !apart && (self.changes || other.changes)
     }
 }
 
-/// A command of a namespace with metadata.
+/// Progress of a command for blocks with metadata.
 pub(super) struct Moving {
     opcode: NvmOpcode,
     blocks: u64,
     offset: u64,
-    /// Length of the data in bytes.
+    /// Length of the data in bytes, without metadata.
     len: u64,
-    /// Host memory for data, and for metadata unless it is interleaved or absent.
+    /// Guest memory of the data, including interleaved metadata.
     data: SegmentList,
     metadata: SegmentList,
-    /// The host transfers no metadata: protection information is inserted or stripped here.
+    /// Whether the host transfers no metadata, so that protection information is inserted or
+    /// stripped here (PRACT).
     stripped: bool,
     prinfo: Prinfo,
-    /// Storage tags are checked, too (STC).
+    /// Whether storage tags are checked (STC).
     stc: bool,
     tags: Tags,
     deallocate: bool,
-    /// The command's changes are durable at its end.
+    /// Whether changes have to be durable when the command completes.
     durable: bool,
-    /// The previous content of the blocks is read before they are written.
+    /// Whether the previous content of the blocks is being read, before they are written.
     settling: bool,
-    /// The volume has the request: other commands on the same blocks wait.
+    /// Whether the request was submitted to the volume, so that other commands on the blocks wait.
     begun: bool,
 }
 
 impl Moving {
-    /// Returns the blocks in use, from the command's first one on.
+    /// Returns the blocks that the command uses, starting at `slba`, once its request was
+    /// submitted.
     pub fn held(&self, slba: u64) -> Option<Held> {
         self.begun.then(|| Held {
             slba,
@@ -88,12 +90,12 @@ impl Moving {
         matches!(self.opcode, NvmOpcode::WRITE | NvmOpcode::WRITE_ZEROES)
     }
 
-    /// Returns whether the command's changes are durable when the current request completes.
+    /// Returns whether the current request has to make the command's changes durable.
     pub fn makes_durable(&self) -> bool {
         self.durable && !self.settling
     }
 
-    /// Returns the number of zero bytes that the command writes.
+    /// Returns the number of zero bytes that the command writes; 0 except for Write Zeroes.
     pub fn zeroed(&self) -> u64 {
         match self.is_zeroes() {
             true => self.len,
@@ -105,7 +107,8 @@ impl Moving {
         self.opcode == NvmOpcode::WRITE_ZEROES
     }
 
-    /// Returns the kind for the counters, and for a volume that retries the current request.
+    /// Returns the kind of the command, for the counters and for a retry of the current request by
+    /// the volume.
     fn kind(&self) -> Kind {
         match self.opcode {
             _ if self.settling => Kind::Verify,
@@ -128,8 +131,7 @@ impl Moving {
         }
     }
 
-    /// Returns the offset of a block's metadata in the host's data list, if the metadata is
-    /// interleaved.
+    /// Returns the offset of a block's metadata in the guest's data, if metadata is interleaved.
     fn between(&self, state: &MetadataState, index: u64) -> Option<u64> {
         let layout = state.layout();
         let (block, size) = (u64::from(layout.block), u64::from(layout.metadata));
@@ -137,8 +139,8 @@ impl Moving {
         extended.then(|| index * (block + size) + block)
     }
 
-    /// Copies the host's data of all blocks. A list without interleaved metadata is walked once,
-    /// because the host may make an SGL of very many segments.
+    /// Copies the guest's data of all blocks. Without interleaved metadata the list is walked once,
+    /// because a guest may use an SGL with very many segments.
     fn data_from_host(&self, state: &MetadataState, all: &mut [u8]) {
         if self.between(state, 0).is_none() {
             self.data.copy_to(0, all);
@@ -151,7 +153,7 @@ impl Moving {
         }
     }
 
-    /// Copies data of all blocks to the host.
+    /// Copies the data of all blocks to the guest.
     fn data_to_host(&self, state: &MetadataState, all: &[u8]) {
         if self.between(state, 0).is_none() {
             self.data.copy_from(0, all);
@@ -164,7 +166,7 @@ impl Moving {
         }
     }
 
-    /// Copies the host's metadata of all blocks, packed; nothing, if the host has none.
+    /// Copies the guest's metadata of all blocks into `all`, if the guest transfers any.
     fn metadata_from_host(&self, state: &MetadataState, all: &mut [u8]) {
         if self.between(state, 0).is_none() {
             self.metadata.copy_to(0, all);
@@ -178,7 +180,7 @@ impl Moving {
         }
     }
 
-    /// Copies metadata of all blocks to the host.
+    /// Copies the metadata of all blocks to the guest.
     fn metadata_to_host(&self, state: &MetadataState, all: &[u8]) {
         if self.between(state, 0).is_none() {
             self.metadata.copy_from(0, all);
@@ -192,7 +194,7 @@ impl Moving {
         }
     }
 
-    /// Returns the offset of a block's data in the host's list.
+    /// Returns the offset of a block's data in the guest's data list.
     fn host_data(&self, state: &MetadataState, index: u64, block: u64) -> u64 {
         match state.layout().extended && !self.stripped {
             true => index * (block + u64::from(state.layout().metadata)),
@@ -201,7 +203,7 @@ impl Moving {
     }
 }
 
-/// Returns the checks requested by PRCHK and Storage Tag Check.
+/// Returns the checks that PRCHK and Storage Tag Check request.
 pub(super) fn checks(prinfo: Prinfo, stc: bool) -> Checks {
     Checks {
         guard: prinfo.prchk_guard(),
@@ -227,8 +229,7 @@ pub(super) fn is_aborted(completion: &Completion) -> bool {
 }
 
 /// Returns whether the command's protection fields are invalid ("NVM Command Set 1.1", 5.3.2 and
-/// 5.3.3). Write Zeroes has no protection information from the host that could be checked
-/// (3.3.8).
+/// 5.3.3). Write Zeroes has no protection information of the host that could be checked (3.3.8).
 fn refused(protection: &Protection, opcode: NvmOpcode, cdw12: RwCdw12, fits: bool) -> bool {
     let prinfo = cdw12.prinfo();
     let looks = matches!(opcode, NvmOpcode::COMPARE | NvmOpcode::VERIFY);
@@ -239,8 +240,9 @@ fn refused(protection: &Protection, opcode: NvmOpcode, cdw12: RwCdw12, fits: boo
         || cannot_check(protection, prinfo, fits)
 }
 
-/// Returns whether the reference tag is to be checked but cannot be, or never matches (`fits` is
-/// `false`). A reference tag of no bits, beside a storage tag of all bits, is not checked.
+/// Returns whether the command requests a check of the reference tag that is impossible or, if
+/// `fits` is `false`, never succeeds. A reference tag without bits, next to a storage tag with all
+/// bits, is not checked.
 pub(super) fn cannot_check(protection: &Protection, prinfo: Prinfo, fits: bool) -> bool {
     let is_there = protection.reference_mask() != 0;
     prinfo.prchk_reftag() && is_there && (protection.kind == Type::Three || !fits)
@@ -251,7 +253,7 @@ impl Engine {
         self.namespaces.get(ns)?.config.metadata.clone()
     }
 
-    /// Read, Write, Compare, Verify and Write Zeroes of blocks with metadata.
+    /// Starts Read, Write, Compare, Verify or Write Zeroes of blocks with metadata.
     pub(super) fn with_metadata(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let opcode = command.nvm_opcode();
         let zeroes = opcode == NvmOpcode::WRITE_ZEROES;
@@ -304,7 +306,8 @@ impl Engine {
                 self.walk_metadata(command, size, access, &mut metadata)?;
             }
             self.walk(command, moved, access, &mut data)?;
-            // Data and metadata of a command lie in the controller memory buffer, or outside.
+            // Data and metadata of a command are either both in the controller memory buffer, or
+            // both outside.
             let is_here = |list| self.dma.is_device_memory(list);
             if !metadata.is_empty() && is_here(&data) != is_here(&metadata) {
                 return Err(Status::INVALID_USE_OF_CMB.with_dnr(true));
@@ -334,17 +337,18 @@ impl Engine {
             slot.kind = moving.kind();
             slot.work = Work::Metadata(Box::new(moving));
         }
-        // Parked commands have their turn first.
+        // Parked commands continue first.
         if !self.parked.is_empty() || self.next_metadata(index) {
             self.parked.push_back(index);
         }
         Ok(())
     }
 
-    /// Finds the memory that the command's metadata pointer describes ("NVMe Base 2.1", 4.1.1).
-    /// The pointer is the address of a contiguous buffer, aligned to a dword, or the address of
-    /// the first descriptor of an SGL, aligned to a qword (SGLS bit 19). That descriptor is read
-    /// once and may lie in the controller memory buffer, independent of the metadata.
+    /// Resolves the command's metadata pointer into segments of guest memory ("NVMe Base 2.1",
+    /// 4.1.1). The pointer is the address of a contiguous buffer, aligned to a dword, or the
+    /// address of the first descriptor of an SGL, aligned to a qword (SGLS bit 19). The descriptor
+    /// is read once, and may be in the controller memory buffer regardless of the metadata's
+    /// location.
     fn walk_metadata(
         &self,
         command: &Command,
@@ -367,7 +371,7 @@ impl Engine {
             read.map_err(super::dma_status)?;
             descriptor
         } else {
-            // Equivalent to the SGL of one data block.
+            // Equivalent to an SGL with one data block.
             let bytes = u32::try_from(len).map_err(|_| INVALID)?;
             let [a, b, c, d, e, f, g, h] = at.to_le_bytes();
             let [i, j, k, l] = bytes.to_le_bytes();
@@ -377,15 +381,15 @@ impl Engine {
         let walked = dma::sgl::walk(&self.dma, descriptor, len, access, list);
         walked.map_err(|error| match error {
             SglError::Dma(error) => super::dma_status(error),
-            // The host's length cannot be wrong, as it has given none.
+            // The length cannot be wrong, because the host does not specify it.
             _ if !scattered => Status::DATA_TRANSFER_ERROR,
             SglError::DataLengthInvalid => Status::METADATA_SGL_LENGTH_INVALID.with_dnr(true),
             error => sgl_status(error),
         })
     }
 
-    /// Begins the command. Returns `true` when it has to wait for others; it has its turn in a
-    /// later round.
+    /// Begins the command. Returns `true` when it has to wait for other commands, and is continued
+    /// in a later round.
     #[must_use]
     pub(super) fn next_metadata(&mut self, index: u16) -> bool {
         let Some(slot) = self.slots.get(index) else {
@@ -445,7 +449,7 @@ impl Engine {
         false
     }
 
-    /// Gives the volume the command's request. A write's data is in the buffer by then, and its
+    /// Submits the command's volume request. The data of a write is already in the buffer, and its
     /// metadata in the file.
     fn move_metadata(&mut self, index: u16, state: &MetadataState, buffer: Option<Buffer>) {
         let Some(slot) = self.slots.get(index) else {
@@ -479,7 +483,7 @@ impl Engine {
         }
     }
 
-    /// Returns the cost of beginning the command in a round's budget.
+    /// Returns the cost of this command in a round's budget.
     pub(super) fn units_of_metadata(&mut self, index: u16) -> u32 {
         let slot = self.slots.get(index);
         let bytes = slot.map_or(0, |slot| match &slot.work {
@@ -489,7 +493,7 @@ impl Engine {
         Budget::units_of(bytes, 0)
     }
 
-    /// Handles the completion of a request of a command with metadata.
+    /// Handles the completion of a volume request for blocks with metadata.
     pub(super) fn complete_metadata(&mut self, index: u16, mut completion: Completion) {
         let interrupting = self.interrupting;
         let Some(slot) = self.slots.get(index) else {
@@ -504,7 +508,7 @@ impl Engine {
                 let Some(state) = self.metadata_of(ns) else {
                     return self.broken("a command with metadata is where there is none");
                 };
-                // Data that cannot be read settles no metadata, and is overwritten anyway.
+                // Unreadable data cannot settle its metadata, and is overwritten anyway.
                 let read = completion.result.is_ok();
                 if let Some(data) = completion.data.buffer().filter(|_| read) {
                     let datas = data.chunks_exact(state.layout().block as usize);
@@ -544,7 +548,7 @@ impl Engine {
         self.end_metadata(index);
     }
 
-    /// Ends the command, and releases its references to the host's memory.
+    /// Ends the command, and releases its references to guest memory.
     fn end_metadata(&mut self, index: u16) {
         if let Some(slot) = self.slots.get(index) {
             slot.work = Work::Single;
@@ -553,8 +557,8 @@ impl Engine {
     }
 }
 
-/// Fills the buffer with a write's data, and stores its metadata in the file. Fails with a status
-/// and the block concerned.
+/// Fills the buffer with the data of a write, and stores its metadata in the file. On failure,
+/// returns a status and the failed block.
 fn prepare(
     moving: &Moving,
     slba: u64,
@@ -606,7 +610,7 @@ fn prepare(
     Ok(SegmentList::owned(buffer))
 }
 
-/// Checks data that was read, and copies it to the host, or compares it with the host's.
+/// Checks data that was read, and copies it to the guest or compares it with the guest's data.
 fn deliver(
     moving: &Moving,
     slba: u64,
@@ -655,7 +659,7 @@ fn deliver(
     Ok(())
 }
 
-/// Compares a block with the host's. The host's protection information is checked as for a write,
+/// Compares a block with the guest's. The guest's protection information is checked as for a write,
 /// but not compared ("NVM Command Set 1.1", 5.3.2.4).
 fn compare(
     moving: &Moving,

@@ -1,10 +1,10 @@
-//! Migration of queues from one engine to another: a completion queue with the submission queues
-//! that complete there.
+//! Migration of a completion queue, with the submission queues that use it, from one engine to
+//! another.
 //!
-//! Fetching from the queues stops. When all fetched commands have completed and are posted, the
-//! engine releases the queues. Their whole state goes with them: heads, tails, the phase, and the
-//! doorbell values seen, EventIdx included. The other engine looks up the guest's memory in its
-//! own map. The next engine therefore continues exactly where this one has stopped.
+//! The engine stops fetching from the queues. When the completions of all fetched commands are
+//! posted, it releases the queues with their whole state: heads, tails, phase, and the last seen
+//! doorbell values, including EventIdx. The next engine looks up the queues' guest memory in its
+//! own map, and continues exactly where the first one has stopped.
 
 use super::queue::{Cq, Sq};
 use super::{Engine, Event};
@@ -14,14 +14,15 @@ pub(crate) struct MigratingQueues {
     pub cqid: u16,
     pub cq: Cq,
     pub sqs: Vec<(u16, Sq)>,
-    /// [`Engine::masterings`] where they come from, when they were released.
+    /// Value of [`Engine::masterings`] in the releasing engine.
     pub masterings: u64,
 }
 
 impl Engine {
-    /// Migrates a completion queue, with its submission queues: [`Engine::release_migrating`]
-    /// releases them as soon as nothing of them is in flight. One at a time; it stays when there is
-    /// no such queue, or another one migrates.
+    /// Begins to migrate a completion queue with its submission queues.
+    /// [`Engine::release_migrating`] releases them as soon as none of their commands is
+    /// outstanding. The migration is cancelled if the queue does not exist, or another one is
+    /// migrating.
     pub(super) fn begin_migration(&mut self, cqid: u16) {
         if self.migrating.is_some() || !self.cq_exists(cqid) {
             self.events.push_back(Event::MigrationCancelled);
@@ -33,7 +34,7 @@ impl Engine {
             .remove(|q| matches!(sqs.get(usize::from(q)), Some(Some(sq)) if sq.cqid == cqid));
     }
 
-    /// Cancels the migration of a queue that was not released yet.
+    /// Cancels the migration, unless the queue was already released.
     pub(super) fn cancel_migration(&mut self) {
         let Some(cqid) = self.migrating.take() else {
             return;
@@ -46,20 +47,20 @@ impl Engine {
         self.events.push_back(Event::MigrationCancelled);
     }
 
-    /// Returns the submission queues that complete in `cqid`.
+    /// Returns the submission queues that use completion queue `cqid`.
     pub fn users_of(&self, cqid: u16) -> Vec<u16> {
         let user =
             |(qid, sq): (usize, &Option<Sq>)| (sq.as_ref()?.cqid == cqid).then_some(qid as u16);
         self.sqs.iter().enumerate().filter_map(user).collect()
     }
 
-    /// Releases the queue that migrates, if nothing of it is in flight.
+    /// Releases the migrating queue if none of its commands is outstanding.
     pub fn release_migrating(&mut self) -> Option<Box<MigratingQueues>> {
-        // Without Bus Master Enable nothing is posted to the host, and no queue migrates.
+        // Without Bus Master Enable no completion is posted and no queue migrates.
         let cqid = self.migrating.filter(|_| self.master)?;
         let users = self.users_of(cqid);
-        // Completions that wait for room are outstanding, too; and a queue that is being deleted is
-        // there as long as any is.
+        // A completion that waits for room counts as outstanding. A queue that is being deleted
+        // exists as long as it has such a command.
         let busy = |sq: &Sq| sq.outstanding > 0;
         if users
             .iter()
@@ -67,7 +68,7 @@ impl Engine {
         {
             return None;
         }
-        // The next engine does not send a delayed interrupt of this one.
+        // A delayed interrupt is sent now, because the next engine does not know of it.
         self.signal_now(cqid);
         self.migrating = None;
         self.blocked.retain(|&q| q != cqid);
@@ -94,7 +95,7 @@ impl Engine {
         }))
     }
 
-    /// Takes queues in that another engine of the controller has released.
+    /// Installs queues that another engine of the controller has released.
     pub(super) fn install_migrated(&mut self, queues: MigratingQueues) {
         let MigratingQueues {
             cqid,
@@ -106,8 +107,8 @@ impl Engine {
         for (qid, sq) in sqs {
             self.install_sq(qid, sq);
         }
-        // The bit was clear and was set while the queue was between two engines: neither has
-        // signalled it.
+        // Bus Master Enable was cleared and set while the queue was between engines, neither of
+        // which has signalled it.
         if self.master && masterings != self.masterings {
             self.signal_unread(cqid);
         }

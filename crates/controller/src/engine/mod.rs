@@ -1,5 +1,5 @@
-//! The data half of a controller: queues, commands in flight, completions, interrupts. Owned by one
-//! worker thread.
+//! The data half of a controller: queues, outstanding commands, completions and interrupts. Owned
+//! by one worker thread.
 //!
 //! ```text
 //! doorbell cells -> fetch (batch) -> I/O command (io) -> dma walk -> volume
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The control half ([`crate::Controller`]) creates and deletes queues here, and receives
-//! [`Event`]s. An idle queue costs one look at its submission queue's doorbell: completion queues
-//! with entries to signal or completions to post are in lists (`dirty`, `blocked`).
+//! [`Event`]s. An idle queue costs only a look at its submission queue's doorbell: completion
+//! queues that have entries to signal or completions to post are in lists (`dirty`, `blocked`).
 
 mod abort;
 mod attach;
@@ -84,18 +84,18 @@ pub(crate) use reservation::{Asked, ReservationCommand, ReservationEnd};
 pub use slots::tag_owner;
 pub(crate) use uncorrectable::{Change, Marking};
 
-/// Value that is no index of a namespace.
+/// Placeholder for an NSID without a namespace, in tables of namespace indices.
 const NO_NAMESPACE: u16 = u16::MAX;
 
 /// Report of an engine to the control half.
 pub(crate) enum Event {
-    /// An admin command was fetched.
+    /// The engine has fetched this admin command.
     Admin(Command),
-    /// A submission queue that was being deleted has no command left.
+    /// A submission queue that was being deleted has no outstanding command left.
     SqDrained(u16),
-    /// The target of an Abort command has ended.
+    /// The command to abort has ended.
     AbortDone { sqid: u16, cid: u16, aborted: bool },
-    /// A command ended with an error.
+    /// An I/O command has failed.
     Failed {
         sqid: u16,
         cid: u16,
@@ -105,30 +105,30 @@ pub(crate) enum Event {
         /// The block cannot be read because Write Uncorrectable has marked it.
         marked: bool,
     },
-    /// A doorbell (a completion queue's head if `cq`) was written with a value that its queue
-    /// does not allow.
+    /// The host wrote a doorbell value that the queue does not allow. `cq` selects the completion
+    /// queue head doorbell.
     InvalidDoorbell { qid: u16, cq: bool, value: u32 },
-    /// All flushes ordered up to this number have completed; the first error of them.
+    /// All flushes ordered up to this number have completed; `failed` is their first error.
     Flushed { number: u64, failed: Option<Status> },
-    /// The command to abort was not found.
+    /// The command to abort does not exist.
     AbortMissed { sqid: u16, cid: u16 },
-    /// A migrating queue has left the engine: none of its commands is in flight there
+    /// The migrating queue was released, and none of its commands is outstanding
     /// ([`Engine::begin_migration`]).
     Released(Box<MigratingQueues>),
-    /// The queue that was to migrate stays ([`Engine::cancel_migration`]).
+    /// The queue stays, because its migration was cancelled ([`Engine::cancel_migration`]).
     MigrationCancelled,
-    /// A reservation command was fetched: it ends by [`Engine::end_reservation`].
+    /// A reservation command was fetched. [`Engine::end_reservation`] ends it.
     Reservation(Box<ReservationCommand>),
-    /// A command marks blocks, or removes marks: it ends by [`Engine::end_marking`].
+    /// A command marks blocks or removes marks. [`Engine::end_marking`] ends it.
     Marking(Box<Marking>),
-    /// An invariant is broken: this one ([`Engine::broken`]).
+    /// This invariant is violated ([`Engine::broken`]).
     Broken(&'static str),
 }
 
 #[derive(Clone)]
 pub(crate) struct EngineConfig {
     pub id: u16,
-    /// Index of the engine's counters in [`ControllerStats::shares`].
+    /// Index of the engine's I/O counters in [`ControllerStats::shares`].
     pub share: u16,
     pub io_queues: u16,
     pub vectors: u16,
@@ -141,53 +141,52 @@ pub(crate) struct EngineConfig {
     pub pending: Arc<Pending>,
     /// Properties of the controller that decide its commands.
     pub offer: commands::Offer,
-    /// Marked blocks of the namespaces.
+    /// Marked blocks of all namespaces, by NSID.
     pub marks: Arc<MarkTable>,
-    /// State memory for the next process, if restart is enabled.
+    /// State memory for the next process; `None` when restart is not enabled.
     pub state: Option<StateMemory>,
 }
 
 pub(crate) struct Engine {
-    /// Number of the engine within its worker, for trace points.
+    /// Index of the engine within its worker, for trace points.
     id: u16,
     pub dma: DmaMap,
     pub irqs: Irqs,
     pub stats: Arc<ControllerStats>,
-    /// This engine's share of the I/O counters.
+    /// I/O counters of this engine.
     io: Arc<IoStats>,
     /// Counters of commands for namespaces that do not exist.
     nowhere: Arc<IoRecord>,
-    /// Number of commands to fetch before one that is timed.
+    /// Number of commands left to fetch before the next timed one.
     until_timed: u32,
-    /// Index in the batch of the command that is timed.
+    /// Position in its batch of the command that is timed.
     timed_place: u32,
-    /// Fetch time of the command on the general path, if it is to be timed, else 0.
+    /// Fetch time of the current command on the general path; 0 if it is not timed.
     fetched_at: u64,
     pub coalescing: Coalescing,
     pub events: VecDeque<Event>,
     pub namespaces: Vec<Namespace>,
-    /// Index in `namespaces` by NSID; [`NO_NAMESPACE`] where there is none.
+    /// Index in `namespaces` by NSID, or [`NO_NAMESPACE`].
     by_nsid: Vec<u16>,
-    /// Index in `namespaces` by NSID, restricted to namespaces with full access, for the fast
-    /// path.
+    /// Like `by_nsid`, for the fast path: only namespaces with full access.
     open_by_nsid: Vec<u16>,
     /// Properties of the controller that decide its commands.
     offer: commands::Offer,
-    /// Marked blocks of the namespaces.
+    /// Marked blocks of all namespaces, by NSID.
     marks: Arc<MarkTable>,
-    /// At least one namespace is closed to hosts, or has a format that the host has not enabled.
+    /// Whether any namespace is closed to hosts, or has a format that the host has not enabled.
     closed: bool,
-    /// At least one namespace has placement handles.
+    /// Whether any namespace has placement handles.
     placed: bool,
-    /// Namespace index and tag of commands that are awaited.
+    /// Fenced commands: namespace index, and tag.
     fences: Vec<(usize, u64)>,
-    /// Detached namespaces that are not released yet.
+    /// Namespaces that are detached and still have to be released.
     detached: Vec<Detached>,
-    /// The volatile write cache feature; when off, every write is durable before it completes.
+    /// The volatile write cache feature. While off, every write is durable before it completes.
     pub write_cache: bool,
-    /// Descriptor formats of Copy that the host has enabled, as bits.
+    /// Copy descriptor formats that the host has enabled, as a bit mask.
     copy_formats: u16,
-    /// The host has enabled extended protection information formats (LBAFEE).
+    /// Whether the host has enabled extended protection information formats (LBAFEE).
     lbafee: bool,
     /// Memory page size in bytes (CC.MPS).
     pub page_size: u64,
@@ -195,62 +194,65 @@ pub(crate) struct Engine {
     doorbells: Doorbells,
     sqs: Vec<Option<Sq>>,
     cqs: Vec<Option<Cq>>,
-    /// Fetching has stopped, until the controller is enabled again.
+    /// Whether fetching has stopped until the controller is enabled again.
     halted: bool,
-    /// Bus Master Enable. Without it no queue has its ring, and the shadow buffers are not there.
+    /// Bus Master Enable. While it is clear, no queue has its ring, and shadow buffers are
+    /// unmapped.
     master: bool,
-    /// How often the control half has set Bus Master Enable.
+    /// Number of times that the control half has set Bus Master Enable.
     masterings: u64,
-    /// Commands in flight were asked to end early, because Bus Master Enable was cleared.
+    /// Whether outstanding commands were asked to end early after Bus Master Enable was cleared.
     interrupting: bool,
-    /// The completion queue that migrates to another engine.
+    /// ID of the completion queue that is migrating to another engine.
     migrating: Option<u16>,
-    /// Submission queues that are fetched from, in polling order.
+    /// Submission queues to fetch from, in polling order.
     polled: PolledQueues,
-    /// Completion queues with entries that are not signalled yet.
+    /// Completion queues with entries that have not been signalled.
     dirty: Vec<u16>,
-    /// Completion queues with completions that found no room.
+    /// Completion queues with completions that wait for room.
     blocked: Vec<u16>,
     slots: Slots,
-    /// Slot of the command that is being started.
+    /// Slot of the command that is being started, if any.
     starting: Option<u16>,
-    /// State memory for the records, and this engine's share of it.
+    /// State memory with the command records, and the index of this engine's share.
     state: Option<(StateMemory, u16)>,
-    /// Rows for the notes of batches.
+    /// Rows of the state memory for notes of batches.
     hot: Option<Hot>,
-    /// Number of posted completions of admin commands, by all processes.
+    /// Number of posted admin completions, including those of previous processes.
     admin_posted: u64,
-    /// Commands (by slot) that the volume executes piece by piece within the call, and that have
-    /// pieces left for the next round.
+    /// Slots of commands that the volume executes piece by piece within the call, and that continue
+    /// in the next round.
     parked: VecDeque<u16>,
-    /// Budget of host memory for Compare, Verify and Copy.
+    /// Budget of process memory for Compare, Verify and Copy.
     scratch: Budget,
-    /// Namespaces that are still to be flushed on the controller's own account.
+    /// Namespaces left to flush at the controller's own request.
     flushes: VecDeque<usize>,
-    /// Number of flushes on the controller's own account in progress, waiting ones included.
+    /// Number of flushes at the controller's own request that are waiting or in progress.
     flushing: usize,
     flush_failed: Option<Status>,
-    /// Number of the last flush that was ordered.
+    /// Number of the last flush ordered by the control half.
     flush: u64,
     own: own::OwnRequests,
     now: Instant,
     busy_since: Option<Instant>,
-    /// A command ended without its queue. [`Engine::broken`] is called at the end of the round,
-    /// because a call in the completion path would cost each command some registers.
+    /// Whether a command ended whose queue did not exist. [`Engine::broken`] is called at the end
+    /// of the round, because a call in the completion path would cost each command some registers.
     queue_gone: bool,
-    /// Copies of submission queue entries, while a batch of them is executed.
+    /// Copies of the submission queue entries of the current batch.
     entries: Box<[[u8; 64]; run::BATCH]>,
-    /// Data of the current command; empty between commands.
+    /// Guest memory segments of the current command; empty between commands.
     list: SegmentList,
-    /// Deferred work of the current batch.
+    /// Budget of the current batch for data in more than one page.
     long: run::LongWork,
-    /// Distance to the host's processor.
+    /// Measured distance of the host's processor.
     distance: Distance,
 }
 
 impl Engine {
+    /// Creates an engine with these namespaces.
+    ///
     /// # Errors
-    /// [`StateError`] when the state memory's pages cannot be mapped.
+    /// [`StateError`] when pages of the state memory cannot be mapped.
     pub fn new(config: EngineConfig, namespaces: Vec<Namespace>) -> Result<Self, StateError> {
         let hot = config.state.as_ref().map(StateMemory::hot).transpose()?;
         let hot = hot.map(Hot::new);
@@ -328,9 +330,11 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Returns the index of an active namespace. An NSID that no namespace has is an invalid
-    /// field; one that none can have is an invalid namespace ("NVMe Base 2.1", 3.2.1.2 to
-    /// 3.2.1.4).
+    /// Returns the index of an attached namespace.
+    ///
+    /// # Errors
+    /// Invalid Field when no namespace has this NSID, Invalid Namespace when none can have it
+    /// ("NVMe Base 2.1", 3.2.1.2 to 3.2.1.4).
     pub fn namespace_index(&self, nsid: u32) -> Result<usize, Status> {
         match self.by_nsid.get(nsid as usize) {
             Some(index) if *index != NO_NAMESPACE => Ok(usize::from(*index)),
@@ -339,9 +343,9 @@ impl Engine {
         }
     }
 
-    /// Begins a controller-level reset: deletes all queues, and stops fetching and posting. The
-    /// reset is over when [`Engine::drained`] returns `true`: only then no command can touch the
-    /// guest's memory any more.
+    /// Begins a controller-level reset: deletes all queues, and stops fetching and posting.
+    /// [`Engine::drained`] returns `true` when the reset has ended; until then, commands may still
+    /// access guest memory.
     fn stop(&mut self) {
         self.sqs.iter_mut().for_each(|q| *q = None);
         self.cqs.iter_mut().for_each(|q| *q = None);
@@ -363,7 +367,7 @@ impl Engine {
         }
     }
 
-    /// Asks that a command end early.
+    /// Requests that the command with this tag end early.
     fn cancel(&mut self, tag: u64, ns: usize) {
         if let Some(ns) = self.namespaces.get_mut(ns) {
             ns.queue.cancel(tag);
@@ -373,15 +377,16 @@ impl Engine {
         }
     }
 
-    /// Clears the remains of the queues when all engines of the controller have stopped. Earlier,
-    /// a queue that is still fetched from would take a cleared register for a doorbell.
+    /// Clears the remains of the queues after all engines of the controller have stopped. Earlier,
+    /// an engine that still fetches from a queue would take the cleared register for a doorbell
+    /// value.
     pub fn clear(&mut self) {
         self.doorbells.clear();
         self.irqs.reset();
     }
 
-    /// Returns the state of the admin queue for the next process: the commands fetched, the tail,
-    /// and the completions that wait for room.
+    /// Returns the state of the admin queue for the next process: the number of fetched commands,
+    /// the tail, and the completions that wait for room.
     pub fn admin_queue(&self) -> Option<AdminQueue> {
         let (Some(Some(sq)), Some(Some(cq))) = (self.sqs.first(), self.cqs.first()) else {
             return None;
@@ -395,18 +400,20 @@ impl Engine {
         })
     }
 
-    /// Commands of a process that has ended are in slots of other shares.
+    /// Returns whether commands of the previous process still occupy additional slots, because
+    /// their records are not in this engine's share of the state memory.
     pub fn is_inheriting(&self) -> bool {
         self.slots.is_inheriting()
     }
 
-    /// Returns whether no command is in flight, and no flush on the controller's own account.
+    /// Returns whether neither a command nor a flush at the controller's own request is
+    /// outstanding.
     pub fn drained(&self) -> bool {
         self.slots.in_use() == 0 && self.flushing == 0
     }
 
-    /// Enables the engine: queues may be created from now on. `page_size` is the host's, in
-    /// bytes.
+    /// Enables the engine, so that queues may be created. `page_size` is the host's memory page
+    /// size in bytes.
     fn enable(&mut self, page_size: u64) {
         self.halted = false;
         self.page_size = page_size;
@@ -417,7 +424,7 @@ impl Engine {
         self.halted
     }
 
-    /// Fetches no more commands (shutdown, fatal status); those in flight complete.
+    /// Stops fetching (shutdown, fatal status). Outstanding commands complete.
     fn stop_fetching(&mut self) {
         self.halted = true;
         self.polled.clear();
@@ -425,8 +432,8 @@ impl Engine {
 
     // ---- guest memory
 
-    /// Releases rings and buffers in a range of IOVAs that was unmapped. Answer the VMM when
-    /// `self.dma.quiesced()`.
+    /// Releases rings and buffers in a range of IOVAs that was unmapped. The caller answers the VMM
+    /// when `self.dma.quiesced()` returns `true`.
     fn unmapped(&mut self, iova: u64, len: u64) {
         for sq in self.sqs.iter_mut().flatten() {
             sq.memory.unmapped(iova, len);
@@ -439,7 +446,7 @@ impl Engine {
             }
         }
         if self.doorbells.shadowed() && self.doorbells.lie_in(iova, len) {
-            // The entries are read a last time, and the registers a first time without them:
+            // Shadow entries are read a last time, and registers a first time without them:
             // registers count from their next change on.
             self.look_at_all();
             self.doorbells.release();
@@ -447,10 +454,10 @@ impl Engine {
         }
     }
 
-    /// Looks up missing rings and buffers in a range of IOVAs of which some part was mapped.
+    /// Looks up unmapped rings and buffers after some part of this range of IOVAs was mapped.
     fn mapped(&mut self, iova: u64, len: u64) {
         if !self.master {
-            // The lookup follows when the bit is set.
+            // Rings are looked up when Bus Master Enable is set.
             return;
         }
         let dma = &self.dma;
@@ -470,12 +477,13 @@ impl Engine {
         }
     }
 
-    /// Returns the addresses of shadow doorbells and EventIdx, set by Doorbell Buffer Config.
+    /// Returns the guest addresses of the shadow doorbell buffer and the EventIdx buffer, as set by
+    /// Doorbell Buffer Config.
     pub fn shadow_buffers(&self) -> Option<(u64, u64)> {
         self.doorbells.buffers()
     }
 
-    /// Returns the doorbell page, for a client that maps it.
+    /// Returns the doorbell page, which a client may map.
     pub fn doorbell_page(&self) -> &Arc<SharedPages> {
         self.doorbells.page()
     }
@@ -487,8 +495,8 @@ impl Engine {
 
     // ---- running
 
-    /// Ends a round: posts completions that found no space before, sends interrupts. Returns
-    /// whether it posted any.
+    /// Ends a round: posts completions that waited for room, and sends interrupts. Returns whether
+    /// any completion was posted.
     pub fn end_round(&mut self) -> bool {
         let posted = !self.blocked.is_empty() && self.post_backlogs();
         self.send_interrupts();
@@ -501,24 +509,25 @@ impl Engine {
         posted
     }
 
-    /// Commands that complete without waking anybody: the worker has to keep polling.
+    /// Returns whether outstanding commands complete without waking the worker, which therefore has
+    /// to poll.
     pub fn polled_in_flight(&self) -> bool {
         self.namespaces.iter().any(Namespace::needs_polling)
     }
 
-    /// Returns the number of the host's commands in flight, and of the controller's own flushes.
+    /// Returns the number of outstanding commands of the host, plus the controller's own flushes.
     pub fn in_flight(&self) -> usize {
         self.slots.in_use()
     }
 
-    /// Returns the time at which a volume has to be polled next, although nothing wakes the
-    /// worker: requests wait for their time.
+    /// Returns the time by which a volume has to be polled even if nothing wakes the worker,
+    /// because requests wait for that time.
     pub fn next_volume_deadline(&self) -> Option<Instant> {
         let queues = self.namespaces.iter();
         queues.filter_map(Namespace::deadline).min()
     }
 
-    /// Hands completions of polled volumes to `out`.
+    /// Appends to `out` the completions of polled volumes.
     pub fn poll_volumes(&mut self, out: &mut Vec<volume::Completion>) {
         for ns in &mut self.namespaces {
             ns.queue.poll(&mut |completion| out.push(completion));

@@ -1,8 +1,8 @@
-//! Orders of the control half to an engine, one for each control operation.
+//! Orders of the control half to an engine, one variant for each control operation.
 //!
-//! The controller's own engine applies an order at once, an engine on another worker when that
-//! worker drains its messages; both by [`Engine::apply`]. All engines, the controller's own
-//! included, answer by [`Event`]s, so that the sender of an order need not know the engine.
+//! The controller's own engine applies an order at once. An engine on another worker does so when
+//! that worker drains its messages. Both use [`Engine::apply`]. All engines, including the
+//! controller's own, answer with [`Event`]s, so the sender of an order need not know the engine.
 //!
 //! [`Event`]: super::Event
 
@@ -18,77 +18,79 @@ use std::sync::Arc;
 
 /// Order of the control half to an engine.
 ///
-/// Orders are applied in the order in which they were given, and there is no other rule. A queue
-/// installed after an unmap finds the memory gone; a queue that left before has released it when
-/// the unmap is answered.
+/// Each engine applies orders in the order in which they were sent; there is no other rule. A queue
+/// installed after an unmap finds its memory unmapped. A queue released before has given up the
+/// memory when the unmap is answered.
 pub(crate) enum Order {
     // ---- to the one engine that the queue is in, or is to be in
-    /// A new completion queue.
+    /// Installs a new completion queue.
     InstallCq(u16, Box<Cq>),
-    /// A new submission queue, where its completion queue is.
+    /// Installs a new submission queue in the engine of its completion queue.
     InstallSq(u16, Box<Sq>),
-    /// Answered by `Event::SqDrained`.
+    /// Deletes a submission queue. `Event::SqDrained` reports the end.
     DeleteSq(u16),
     DeleteCq(u16),
-    /// Answered by `Event::AbortDone` or `Event::AbortMissed`.
+    /// Aborts a command. `Event::AbortDone` or `Event::AbortMissed` reports the outcome.
     Abort {
         sqid: u16,
         cid: u16,
     },
-    /// This completion queue migrates, with its submission queues: answered by `Event::Released` or
-    /// `Event::MigrationCancelled`.
+    /// Migrates this completion queue with its submission queues. `Event::Released` or
+    /// `Event::MigrationCancelled` reports the outcome.
     Migrate(u16),
-    /// The migration is cancelled, if the queue was not released yet: answered by the one of the
-    /// two events that applies.
+    /// Cancels a migration if the queue was not released yet. `Event::Released` or
+    /// `Event::MigrationCancelled` reports which of the two applies.
     CancelMigration,
-    /// A command that changes marks ends, with this status or its own.
+    /// Ends the command with this tag after its marks were changed, with this status or with its
+    /// own.
     EndMarking(u64, Option<Status>),
-    /// Queues that another engine has released.
+    /// Installs queues that another engine has released.
     InstallMigrated(Box<MigratingQueues>),
 
     // ---- to every engine
-    /// Guest memory is mapped or unmapped.
+    /// Maps or unmaps guest memory.
     Memory(MemoryChange),
-    /// The controller memory buffer is at this address for commands, or is not there.
+    /// Sets the address at which commands find the controller memory buffer, or removes the buffer.
     DeviceMemory(Option<(u64, Memory)>),
-    /// Bus Master Enable, and how often it was set so far. Clearing it takes memory away.
+    /// Sets or clears Bus Master Enable; includes the number of times that it was set. Clearing
+    /// removes memory.
     Master {
         on: bool,
         masterings: u64,
     },
-    /// Doorbell Buffer Config.
+    /// Applies Doorbell Buffer Config.
     Shadow {
         shadow: u64,
         eventidx: u64,
     },
-    /// Commands in flight are to end early: Bus Master Enable was cleared a while ago.
+    /// Requests that outstanding commands end early, a while after Bus Master Enable was cleared.
     EndCommandsEarly,
-    /// The namespace of this index is hidden from new commands; it is released when those in
-    /// flight have ended ([`Engine::tidy`]).
+    /// Hides the namespace at this index from new commands. It is released when its outstanding
+    /// commands have ended ([`Engine::tidy`]).
     Detach(usize),
-    /// Commands on detached namespaces are to end early.
+    /// Requests that commands on detached namespaces end early.
     EndDetachedEarly,
-    /// The namespace of this index has a new number of blocks.
+    /// Sets a new number of blocks of the namespace at this index.
     Resized {
         index: usize,
         blocks: u64,
     },
-    /// The namespace of this index, which is closed, has a new format.
+    /// Sets a new format of the namespace at this index, which is closed.
     Reformatted {
         index: usize,
         format: BlockFormat,
         metadata: Option<Arc<MetadataState>>,
         blocks: u64,
     },
-    /// The namespace of this index is closed with this status for its commands; `None`: it is
-    /// open again.
+    /// Closes the namespace at this index, so that its commands end with this status; `None` opens
+    /// it.
     Close {
         index: usize,
         status: Option<Status>,
     },
-    /// Blocks of the namespace of this index were marked, or lost their marks.
+    /// Requests a check of the marks of the namespace at this index, which have changed.
     LookAtMarks(usize),
-    /// The receiver of a vector's interrupts.
+    /// Sets or removes the interrupt receiver of an MSI-X vector.
     Vector(u16, Option<Arc<dyn IrqSink>>),
     ForgetSinks,
     Features {
@@ -97,31 +99,33 @@ pub(crate) enum Order {
         copy_formats: u16,
         lbafee: bool,
     },
-    /// The controller was enabled.
+    /// Enables the engine, because the controller was enabled.
     Enable {
         page_size: u64,
     },
     StopFetching,
-    /// A flush on the controller's own account, by number: answered by `Event::Flushed`.
+    /// Flushes all namespaces at the controller's own request. `Event::Flushed` reports this
+    /// number.
     Flush(u64),
-    /// A controller-level reset, by number: it has ended when [`Engine::drained`] returns `true`.
+    /// Begins a controller-level reset with this number. [`Engine::drained`] returns `true` at its
+    /// end.
     Stop(u64),
 
     // ---- to remote engines, which take them themselves
-    /// A namespace is opened under this index. One that cannot be opened there is counted
-    /// (`Progress::refused`).
+    /// Opens a namespace at this index. `Progress::refused` counts those that cannot be opened.
     Attach(usize, Box<NamespaceConfig>),
-    /// The controller was dropped: the engine ends once nothing is in flight.
+    /// Ends the engine once no command is outstanding, because the controller was dropped.
     End,
 }
 
-/// A change of the guest's memory as the controller sees it.
+/// A change of the guest's memory map.
 #[derive(Clone)]
 pub(crate) enum MemoryChange {
     Map {
         iova: u64,
         len: u64,
-        /// `None` for memory that is not shared with this process.
+        /// Memory that backs the window, with the offset in it; `None` when this process cannot
+        /// access the window.
         backing: Option<(Memory, u64)>,
         prot: Prot,
     },
@@ -133,8 +137,8 @@ pub(crate) enum MemoryChange {
 }
 
 impl Order {
-    /// Returns whether the order takes memory away. Commands in flight may still touch that
-    /// memory, until `Engine::dma.quiesced()` returns `true`.
+    /// Returns whether the order removes memory. Outstanding commands may still access that memory
+    /// until `Engine::dma.quiesced()` returns `true`.
     pub fn takes_memory_away(&self) -> bool {
         match self {
             Order::Memory(change) => !matches!(change, MemoryChange::Map { .. }),
@@ -145,11 +149,12 @@ impl Order {
 }
 
 impl Engine {
-    /// Applies an order. Returns the bytes that a change of memory concerned, otherwise 0.
+    /// Applies an order. Returns the number of bytes that a change of memory has affected,
+    /// otherwise 0.
     ///
     /// # Errors
-    /// [`MapError`] when a change of memory fails. Only the controller's own engine can fail,
-    /// because it checks the change first.
+    /// [`MapError`] when a change of memory fails. Only the controller's own engine, which checks
+    /// each change first, can return it.
     pub fn apply(&mut self, order: Order) -> Result<u64, MapError> {
         match order {
             Order::InstallCq(qid, cq) => self.install_cq(qid, *cq),
@@ -200,7 +205,8 @@ impl Engine {
             Order::Stop(_) => self.stop(),
             Order::Detach(index) => self.detach(index),
             Order::EndDetachedEarly => self.end_detached_early(),
-            // The remote engine handles these itself; the controller's own engine gets none.
+            // Remote engines handle these orders themselves. The controller's own engine never gets
+            // them.
             Order::Attach(..) | Order::End => {}
         }
         Ok(0)
@@ -235,8 +241,8 @@ impl Engine {
         }
     }
 
-    /// Sets the location of the controller memory buffer, and looks up queues and shadow buffers
-    /// again that lie in it, or in guest memory that it hides.
+    /// Sets the address of the controller memory buffer, and looks up again the queues and shadow
+    /// buffers that are in the buffer, or in guest memory covered by it.
     fn set_device_memory(&mut self, at: Option<(u64, Memory)>) -> Result<(), MapError> {
         let place = |dma: &DmaMap| {
             let (iova, memory) = dma.device_memory()?;
@@ -254,7 +260,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the orders that give a new engine without queues the state of this one.
+    /// Returns the orders that put a new engine without queues into the state of this one.
     pub fn catch_up(&self) -> Vec<Order> {
         let windows = self.dma.windows().map(|window| {
             Order::Memory(MemoryChange::Map {

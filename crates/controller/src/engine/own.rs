@@ -1,44 +1,44 @@
-//! Requests on the controller's own account, which no host waits for, one at a time: reads of its
-//! self-test, and the erasure of a namespace.
+//! Volume requests at the controller's own request, one at a time: reads by its self-test, and the
+//! erasure of a namespace.
 
 use super::Engine;
 use super::slots::Work;
 use dma::SegmentList;
 use volume::{IoError, Op};
 
-/// State of the requests on the controller's own account.
+/// State of volume requests at the controller's own request.
 #[derive(Default)]
 pub(super) struct OwnRequests {
     in_flight: bool,
-    /// The last request erases.
+    /// Whether the last request is part of an erasure.
     erases: bool,
-    /// Number of the last request.
+    /// Number of the last request that was begun.
     number: u64,
-    /// Number and result of the last request that ended.
+    /// Number and result of the last request that has ended.
     ended: Option<(u64, Result<(), IoError>)>,
 }
 
-/// A request on the controller's own account.
+/// A volume request at the controller's own request.
 pub(crate) struct OwnRequest {
     pub nsid: u32,
     pub op: Op,
-    /// Byte offset.
+    /// Byte offset in the namespace.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the request in bytes.
     pub len: u64,
-    /// Buffer for the data, of the same length, if data is moved.
+    /// Buffer of `len` bytes if the request transfers data, otherwise empty.
     pub data: SegmentList,
 }
 
 impl Engine {
-    /// Returns whether a request can begin now. If not, the end of the request or flush in the
-    /// way wakes the worker.
+    /// Returns whether a request can begin now. If not, the worker is woken when the request or
+    /// flush that prevents it ends.
     pub fn may_begin_own(&self) -> bool {
         !self.own.in_flight && self.flushing == 0 && self.slots.free() > 0
     }
 
-    /// Begins a request; [`Engine::take_own`] returns its result, by its number. Returns `None`
-    /// when no request can begin now.
+    /// Begins a request and returns its number, by which [`Engine::take_own`] returns the result.
+    /// Returns `None` when no request can begin now.
     pub fn begin_own(&mut self, request: OwnRequest) -> Option<u64> {
         let ns = self.namespace_index(request.nsid).ok()?;
         if !self.may_begin_own() {
@@ -75,14 +75,13 @@ impl Engine {
         self.end(index);
     }
 
-    /// Returns whether the controller's own requests must not be asked to end early. An erasure
-    /// concerns blocks that other hosts write to afterwards, and a cancelled request may still be
-    /// carried out.
+    /// Returns whether the controller's own request must not be cancelled: a cancelled erasure
+    /// request might take effect after later writes by other hosts.
     pub(super) fn own_stays(&self) -> bool {
         self.offer.shared && self.own.erases
     }
 
-    /// Returns the result of the request of this number, if it has ended.
+    /// Returns the result of the request with this number, if it has ended.
     pub fn take_own(&mut self, number: u64) -> Option<Result<(), IoError>> {
         let ended = self.own.ended.take_if(|(ended, _)| *ended == number);
         ended.map(|(_, result)| result)

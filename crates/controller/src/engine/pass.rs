@@ -8,15 +8,15 @@ use nvme::cmd::io::RwCdw12;
 use nvme::{Command, NvmOpcode, Status};
 
 impl Batch<'_> {
-    /// Begins a batch with the device. Returns how many commands it takes now; `None` when all
-    /// are for the volume.
+    /// Begins a batch with the pass-through device. Returns how many commands the device takes now;
+    /// `None` when the volume has to execute all of them.
     pub(super) fn begin_passing(&mut self) -> Option<usize> {
         let passthrough = self.ns.passthrough.as_mut()?;
         passthrough.begin(self.qid, self.page_size, self.write_cache)
     }
 
-    /// Offers the entries to the device; `number` commands were fetched before. Returns how many
-    /// were fetched.
+    /// Offers the entries of the batch to the device. `number` is the number of commands fetched
+    /// before. Returns how many were fetched.
     pub(super) fn pass(&mut self, slots: &mut Slots, room: usize, number: u64) -> (u32, Next) {
         let mut fetched = 0;
         for entry in self.entries.iter().take(room) {
@@ -73,14 +73,15 @@ impl Batch<'_> {
 }
 
 impl Engine {
-    /// Handles the completions of devices. Returns whether there were any.
+    /// Handles the completions of pass-through devices. Returns whether there were any.
     pub(super) fn poll_passed(&mut self) -> bool {
         let mut worked = false;
         for at in 0..self.namespaces.len() {
             let Some(namespace) = self.namespaces.get_mut(at) else {
                 break;
             };
-            // Taken out meanwhile, because completions change the engine.
+            // The device is moved out of the engine, because handling a completion changes the
+            // engine.
             let Some(mut passthrough) = namespace.passthrough.take() else {
                 continue;
             };
@@ -93,7 +94,7 @@ impl Engine {
         worked
     }
 
-    /// Handles the completion of a command by a device. Stale tags are ignored.
+    /// Handles the completion of a command by a pass-through device. Stale tags are ignored.
     fn passed_completed(&mut self, tag: u64, status: Status, result: u32) {
         let Some((index, slot)) = self.slots.tagged(tag) else {
             return;
@@ -107,8 +108,8 @@ impl Engine {
             self.count(ns, kind, bytes);
             let result = u64::from(result);
             if self.finish_here(sqid, cid, Status::SUCCESS, result) {
-                // A plain command took nothing from the scratch budget, to which `free_slot`
-                // returns bytes.
+                // A plain command has used nothing of the scratch budget, to which `free_slot`
+                // would return bytes.
                 self.slots.release_empty(index);
             } else {
                 self.keep_slot(index, Status::SUCCESS, result);

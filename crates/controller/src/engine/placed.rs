@@ -1,14 +1,13 @@
 //! Flexible Data Placement ("NVMe Base 2.1", 8.1.10): the placement handle of a write, and I/O
 //! Management Receive and Send (ibid., 7.3 and 7.4).
 //!
-//! *A write counts when it is about to be given to the volume*, once it has been checked: the
-//! reclaim unit of its handle loses room for that many blocks, whether the write fails or not.
-//! The volume does not learn the handle: handles are only counted.
+//! *Accounting.* A write is counted after its checks, just before it is passed to the volume: the
+//! available room in the reclaim unit of its handle shrinks by its blocks, even if the write fails.
+//! The volume does not learn the handle, which only counts.
 //!
-//! *After a restart*: a command is recorded, then its blocks are counted, then the volume gets
-//! it. The next process restarts recorded commands without counting them again. Therefore the
-//! last write of each worker that has died is not counted, if the worker ended between the two
-//! steps.
+//! *Restart.* A command is recorded, then its blocks are counted, and then the volume gets the
+//! request. The next process restarts recorded commands without counting them. The last write of
+//! each worker may therefore stay uncounted, if the process ended between the first two steps.
 
 use super::Engine;
 use super::slots::Kind;
@@ -27,16 +26,16 @@ use zerocopy::IntoBytes;
 
 const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
 
-/// Returns the directive of a command that writes: Directive Type, and Directive Specific.
+/// Returns the directive of a write command: Directive Type and Directive Specific.
 fn directive(command: &Command, dtype: DirectiveType) -> (DirectiveType, u16) {
     (dtype, RwCdw13::from_bits(command.cdw13.get()).dspec())
 }
 
 impl Engine {
-    /// Takes that many blocks from the reclaim unit of the handle that the command names, if its
-    /// namespace has handles. `again`: it was counted in another process. Without Data Placement
-    /// directives ("NVMe Base 2.1", 8.1.8) a command's directive is ignored; with them, any other
-    /// directive is invalid.
+    /// Counts `blocks` against the reclaim unit of the handle that a write command names, if its
+    /// namespace has handles. `again`: the previous process has counted the command. Without Data
+    /// Placement directives ("NVMe Base 2.1", 8.1.8) the command's directive is ignored; with them,
+    /// any other directive is invalid.
     #[inline]
     pub(super) fn place(
         &self,
@@ -57,7 +56,7 @@ impl Engine {
         }
     }
 
-    /// Returns the placement of a command's namespace, with its index.
+    /// Returns the data placement state of a command's namespace, with the namespace's index.
     fn placement_of(&self, command: &Command) -> Result<(usize, Arc<PlacementState>), Status> {
         let index = self.namespace_index(command.nsid.get())?;
         let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
@@ -66,7 +65,7 @@ impl Engine {
         Ok((index, placement))
     }
 
-    /// I/O Management Receive: reports the remaining blocks of each handle's reclaim unit.
+    /// Executes I/O Management Receive: reports the remaining blocks of each handle's reclaim unit.
     pub(super) fn io_management_receive(
         &mut self,
         sqid: u16,
@@ -82,7 +81,7 @@ impl Engine {
         let mut list = SegmentList::new();
         self.walk(command, bytes, Access::Write, &mut list)?;
         let mut data = statuses(&state);
-        // Zeroes behind the last descriptor.
+        // The rest of the buffer after the last descriptor is filled with zeroes.
         data.resize(usize::try_from(bytes).map_err(|_| INVALID)?, 0);
         list.copy_from(0, &data);
         drop(list);
@@ -93,8 +92,8 @@ impl Engine {
         Ok(())
     }
 
-    /// I/O Management Send: handles refer to new reclaim units. If an identifier is invalid, none
-    /// does.
+    /// Executes I/O Management Send: handles get new reclaim units. If any identifier is invalid,
+    /// none of the handles changes.
     pub(super) fn io_management_send(
         &mut self,
         sqid: u16,
@@ -165,7 +164,7 @@ fn place_in(
     Ok(())
 }
 
-/// Returns Reclaim Unit Handle Status of all handles.
+/// Returns the Reclaim Unit Handle Status of all handles.
 fn statuses(state: &PlacementState) -> Vec<u8> {
     let placement = state.get();
     let handles = placement.geometry().handles;

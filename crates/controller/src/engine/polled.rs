@@ -1,35 +1,35 @@
-//! Which submission queues a round looks at: an order, and nothing of the queues themselves.
+//! Order in which rounds poll submission queues. This module knows only the queue IDs.
 //!
-//! Hot queues, which had work lately, are polled in every round. Idle ones are polled in turn, so
-//! that all of them have been looked at within [`IDLE_TURN`] rounds and many idle queues cost a
-//! busy one nothing. As long as no queue is hot, all of them are polled in every round.
+//! Hot queues had work recently, and are polled in every round. Idle queues are polled in turn,
+//! each within [`IDLE_TURN`] rounds, so that many idle queues do not slow down a busy one. While no
+//! queue is hot, all of them are polled in every round.
 //!
 //! ```text
 //! queues:  [ hot | hot | hot | idle | idle | idle | idle ]
 //!                              ^ hot         ^ next
 //! ```
 //!
-//! A queue changes sides by changing places with the queue at the border.
+//! To change sides, a queue swaps positions with the queue at the border.
 
-/// Rounds without work after which a hot queue becomes an idle one.
+/// Number of rounds without work after which a hot queue becomes idle.
 const COOL_AFTER: u32 = 1024;
-/// Rounds in which every idle queue is polled once, while others are hot. A queue that is skipped
-/// because other queues become hot or idle meanwhile is polled in the next turn.
+/// Number of rounds in which every idle queue is polled once, while other queues are hot. A queue
+/// that is skipped because others become hot or idle meanwhile is polled in the next turn.
 const IDLE_TURN: usize = 16;
 
-/// Number of successive looks at one queue that found nothing. Stored in the queue, which a look
-/// uses anyway.
+/// Number of successive polls of one queue that found nothing. Stored in the queue, which a poll
+/// accesses anyway.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct IdleRounds(u32);
 
 impl IdleRounds {
-    /// Resets the count after the queue had work.
+    /// Resets the count because the queue had work.
     #[inline]
     pub fn reset(&mut self) {
         self.0 = 0;
     }
 
-    /// Counts a look that found nothing. Returns whether the queue becomes an idle one.
+    /// Counts a poll that found nothing. Returns whether the queue becomes idle.
     #[inline]
     pub fn count(&mut self) -> bool {
         self.0 += 1;
@@ -37,23 +37,23 @@ impl IdleRounds {
     }
 }
 
-/// The submission queues that are fetched from, in polling order.
+/// Submission queues to fetch from, in polling order.
 #[derive(Default)]
 pub(super) struct PolledQueues {
-    /// Hot ones first.
+    /// Queue IDs, hot queues first.
     queues: Vec<u16>,
     /// Number of hot queues.
     hot: usize,
-    /// The idle queue that is polled next.
+    /// Position of the idle queue that is polled next.
     next: usize,
-    /// Number of idle queues at the beginning of this turn of looks at all of them.
+    /// Number of idle queues at the beginning of the current turn.
     turn: usize,
-    /// Looks at idle queues that are due, in fractions of a look: [`IDLE_TURN`] make one.
+    /// Polls of idle queues that are due, in units of 1/[`IDLE_TURN`].
     due: usize,
 }
 
 impl PolledQueues {
-    /// Creates an empty list with room for that many queues.
+    /// Creates an empty list with capacity for `queues` queues.
     pub fn with_capacity(queues: usize) -> Self {
         PolledQueues {
             queues: Vec::with_capacity(queues),
@@ -61,7 +61,7 @@ impl PolledQueues {
         }
     }
 
-    /// Adds a queue, which the very next round polls.
+    /// Adds a queue, which the next round polls.
     pub fn insert(&mut self, qid: u16) {
         self.queues.retain(|&q| q != qid);
         self.queues.push(qid);
@@ -74,18 +74,19 @@ impl PolledQueues {
         self.poll_all();
     }
 
-    /// Removes all queues.
+    /// Removes all queues from the list.
     pub fn clear(&mut self) {
         self.queues.clear();
         self.poll_all();
     }
 
-    /// Has the next round poll every queue.
+    /// Makes the next round poll every queue.
     pub fn poll_all(&mut self) {
         self.hot = 0;
     }
 
-    /// Has the next round poll a queue that most likely has entries. Returns whether it was idle.
+    /// Makes the next round poll a queue that most likely has entries. Returns whether the queue
+    /// was idle.
     pub fn expect(&mut self, qid: u16) -> bool {
         // If no queue is hot, the next round polls all of them.
         if self.hot == 0 {
@@ -99,18 +100,18 @@ impl PolledQueues {
         true
     }
 
-    /// Returns the queues that are polled.
+    /// Returns all queues in polling order.
     pub fn iter(&self) -> impl Iterator<Item = u16> {
         self.queues.iter().copied()
     }
 
-    /// Returns the hot queues.
+    /// Returns the hot queues in polling order.
     #[inline]
     pub fn hot(&self) -> impl Iterator<Item = u16> {
         self.queues.iter().take(self.hot).copied()
     }
 
-    /// Returns the hot queue at a position, from 0 on.
+    /// Returns the hot queue at this position, starting at 0.
     #[inline]
     pub fn hot_at(&self, at: usize) -> Option<u16> {
         if at < self.hot {
@@ -120,15 +121,15 @@ impl PolledQueues {
         }
     }
 
-    /// Makes the hot queue at this position an idle one. Another queue may take its position.
+    /// Makes the hot queue at this position idle. Another queue may take its position.
     #[inline]
     pub fn cool(&mut self, at: usize) {
         self.hot = self.hot.saturating_sub(1);
         self.queues.swap(at, self.hot);
     }
 
-    /// Ends the round with the hot queue at this position: the next round begins with the queue
-    /// behind it.
+    /// Ends the round after the hot queue at this position. The next round begins with the
+    /// following queue.
     #[cold]
     pub fn begin_after(&mut self, at: usize) {
         if let Some(hot) = self.queues.get_mut(..self.hot)
@@ -138,7 +139,7 @@ impl PolledQueues {
         }
     }
 
-    /// Returns how many idle queues this round polls.
+    /// Returns how many idle queues this round has to poll.
     #[inline]
     pub fn idle_share(&mut self) -> usize {
         let idle = self.queues.len().saturating_sub(self.hot);
@@ -146,13 +147,13 @@ impl PolledQueues {
             return 0;
         }
         if self.hot == 0 {
-            // Starts from the first queue: one with work changes places with one that was polled
-            // already.
+            // Begins again with the first queue. Queues that had work swap positions only with
+            // queues that were polled already.
             self.next = 0;
             return idle;
         }
-        // A fraction of a look is kept for the next round. Queues of this turn that became hot do
-        // not slow it down.
+        // A remaining fraction counts in the next round. Queues that became hot in this turn do not
+        // slow the turn down.
         self.due += idle.max(self.turn);
         let share = self.due / IDLE_TURN;
         self.due %= IDLE_TURN;
@@ -162,7 +163,7 @@ impl PolledQueues {
     /// Returns the next idle queue to poll, with its position.
     #[inline]
     pub fn next_idle(&mut self) -> Option<(usize, u16)> {
-        // Queues that became hot meanwhile are not among the idle ones any more.
+        // Skips queues that have become hot meanwhile.
         if self.next < self.hot || self.next >= self.queues.len() {
             self.next = self.hot;
             self.turn = self.queues.len().saturating_sub(self.hot);
@@ -172,7 +173,7 @@ impl PolledQueues {
         Some((at, *self.queues.get(at)?))
     }
 
-    /// Makes the idle queue at this position a hot one, after it had work.
+    /// Makes the idle queue at this position hot, because it had work.
     #[inline]
     pub fn found_work(&mut self, at: usize) {
         self.queues.swap(at, self.hot);
@@ -184,7 +185,7 @@ impl PolledQueues {
 mod tests {
     use super::*;
 
-    /// Runs a round in which the queues of `busy` have work. Returns the queues that it polled.
+    /// Runs a round in which the queues of `busy` have work. Returns the queues that were polled.
     fn round(polled: &mut PolledQueues, busy: &[u16]) -> Vec<u16> {
         let mut seen = Vec::new();
         let mut at = 0;
@@ -224,7 +225,7 @@ mod tests {
                 (1..=40).collect::<Vec<_>>()
             );
         }
-        // This holds though some of them become hot in the middle of the round.
+        // The assertion holds even though some queues become hot in the middle of the round.
         assert_eq!(
             sorted(round(&mut polled, &[7, 8, 40])),
             (1..=40).collect::<Vec<_>>()
@@ -237,7 +238,7 @@ mod tests {
         for idle in [1, 5, 15, 16, 17, 40, 63] {
             let mut polled = of(idle + 2);
             round(&mut polled, &[1, 2]);
-            // The turn that was begun before any queue was hot.
+            // Completes the turn that began before any queue was hot.
             (0..IDLE_TURN).for_each(|_| drop(round(&mut polled, &[])));
             let mut looks = vec![0; usize::from(idle) + 3];
             for _ in 0..IDLE_TURN * 10 {
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(polled.hot().collect::<Vec<_>>(), [1, 2, 3, 4]);
         polled.begin_after(1);
         assert_eq!(polled.hot().collect::<Vec<_>>(), [3, 4, 1, 2]);
-        // The last one: all had their turn.
+        // Position of the last hot queue, after which all hot queues were polled.
         polled.begin_after(3);
         assert_eq!(polled.hot().collect::<Vec<_>>(), [3, 4, 1, 2]);
         polled.begin_after(4);

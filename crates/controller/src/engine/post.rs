@@ -1,4 +1,4 @@
-//! Posting completions: from ended commands to completion queue entries.
+//! Posting the completions of ended commands to completion queues.
 
 use super::doorbells::{Doorbells, Which, trace_eventidx};
 use super::journal::Hot;
@@ -10,12 +10,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 
 impl Engine {
-    /// Ends a command without a slot: its completion is posted, or kept until there is room.
+    /// Ends a command without a slot. Its completion is posted, or kept until its queue has room.
     pub fn finish(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
         self.finish_with(sqid, cid, status, result.into());
     }
 
-    /// Ends a command with dwords 0 and 1 of the completion.
+    /// Ends a command without a slot, with dwords 0 and 1 of the completion.
     pub(super) fn finish_with(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
         let before = self.admin_tail();
         if !self.finish_here(sqid, cid, status, result) {
@@ -26,9 +26,8 @@ impl Engine {
         }
     }
 
-    /// Ends a command with a slot; inlined into the callers that end most commands. Returns
-    /// `false` when the completion is kept: then the slot has to be kept, too
-    /// ([`Engine::keep_slot`]).
+    /// Ends a command with a slot. Inlined into the callers that end most commands. Returns `false`
+    /// when the completion waits for room, so that the slot has to be kept ([`Engine::keep_slot`]).
     #[inline(always)]
     #[must_use]
     pub(super) fn finish_here(&mut self, sqid: u16, cid: u16, status: Status, result: u64) -> bool {
@@ -61,8 +60,8 @@ impl Engine {
         true
     }
 
-    /// Handles a completion for which the queue has no room now. Returns `true` when the
-    /// completion is not kept.
+    /// Handles a completion for which its queue has no room now. Returns `true` when the completion
+    /// is dropped instead of kept.
     #[cold]
     #[inline(never)]
     fn keep(&mut self, sqid: u16, cqid: u16, entry: Entry) -> bool {
@@ -71,13 +70,12 @@ impl Engine {
             return true;
         };
         if sq.deleting {
-            // The host does not look at completions of a queue that is being deleted, see
-            // `delete_sq`.
+            // The host ignores completions of a queue that is being deleted, see `delete_sq`.
             sq.outstanding = sq.outstanding.saturating_sub(1);
             self.sq_drained(sqid);
             return true;
         }
-        // The command remains outstanding for its queue.
+        // The command stays outstanding for its queue.
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
             let slot = None;
             cq.backlog.push_back(Backlogged { sqid, entry, slot });
@@ -88,7 +86,7 @@ impl Engine {
         false
     }
 
-    /// Posts completions that found no room before. Returns whether it posted any.
+    /// Posts completions that waited for room. Returns whether any was posted.
     pub(super) fn post_backlogs(&mut self) -> bool {
         let mut worked = false;
         let mut i = 0;
@@ -117,7 +115,7 @@ impl Engine {
             let (sqid, mut entry) = (next.sqid, next.entry);
             let mut sq = self.sqs.get_mut(usize::from(sqid)).and_then(Option::as_mut);
             if let Some(sq) = &sq {
-                // The SQ head as of now, not as of the command's end.
+                // The SQ head pointer is the present one, not that of the command's end.
                 entry = entry.with_sqhd(sq.head);
             }
             if !post(self.id, cq, &self.doorbells, entry, &mut self.events, qid) {
@@ -155,7 +153,8 @@ fn count_admin(hot: &Option<Hot>, posted: &mut u64) {
 
 type DoorbellCells<'a> = Option<Cells<'a, AtomicU32>>;
 
-/// Posts an entry. Returns `false` when the queue is full, or its memory unmapped.
+/// Posts a completion queue entry. Returns `false` when the queue is full or its memory is
+/// unmapped.
 #[inline(always)]
 fn post(
     controller: u16,
@@ -171,14 +170,15 @@ fn post(
             return false;
         }
     }
-    // The host cannot consume beyond this entry, and need not ring before it has reached it.
+    // The host cannot consume beyond this entry, and need not write the doorbell register before.
     if doorbells.shadowed() && cq.watch.needs_park(cq.next_tail()) && cq.memory.ring().is_some() {
         park(controller, cq, doorbells, qid);
     }
     cq.push(entry)
 }
 
-/// Moves EventIdx of a completion queue's head doorbell to where an entry at the tail needs it.
+/// Moves EventIdx of a head doorbell, so that the host notifies the controller when it has consumed
+/// up to the tail.
 #[inline(never)]
 fn park(controller: u16, cq: &mut Cq, doorbells: &Doorbells, qid: u16) {
     if let Some(cells) = doorbells.cells(qid, Which::CqHead) {
@@ -188,7 +188,7 @@ fn park(controller: u16, cq: &mut Cq, doorbells: &Doorbells, qid: u16) {
     }
 }
 
-/// Reads the newest head of a completion queue.
+/// Reads the current head of a completion queue from its doorbell.
 #[inline(never)]
 pub(super) fn refresh_head(
     cq: &mut Cq,

@@ -1,4 +1,4 @@
-//! State of submission and completion queues in the controller.
+//! State of submission and completion queues.
 
 use super::polled::IdleRounds;
 use crate::survival::state::Ending;
@@ -8,11 +8,11 @@ use nvme::{Completion, Status};
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// Guest memory of a queue, looked up again when the guest's memory map changes.
+/// Guest memory of a queue, which is looked up again when the guest's memory map changes.
 ///
-/// While part of it is unmapped (firmware moves windows, a vIOMMU removes a mapping), the queue
-/// stands still: no entry is fetched or posted and nothing is lost. The queue continues when the
-/// memory is back.
+/// While any part is unmapped (firmware moves windows, a vIOMMU removes a mapping), the queue
+/// pauses: nothing is fetched or posted, and nothing is lost. The queue continues when its memory
+/// is mapped again.
 pub(crate) struct QueueMemory {
     iova: u64,
     entries: u32,
@@ -22,7 +22,7 @@ pub(crate) struct QueueMemory {
 }
 
 impl QueueMemory {
-    /// Describes a queue's memory without looking it up; [`QueueMemory::mapped`] does so.
+    /// Describes the memory of a queue without looking it up; [`QueueMemory::mapped`] does so.
     pub fn away(iova: u64, entries: u32, entry_size: usize, access: Access) -> Self {
         QueueMemory {
             iova,
@@ -33,7 +33,7 @@ impl QueueMemory {
         }
     }
 
-    /// Looks up a queue's memory. Returns `None` when not all of it is there.
+    /// Looks up the memory of a queue. Returns `None` when any part is unmapped.
     pub fn new(
         dma: &DmaMap,
         iova: u64,
@@ -46,8 +46,8 @@ impl QueueMemory {
         memory.ring.is_some().then_some(memory)
     }
 
-    /// Forgets the ring: [`QueueMemory::mapped`] finds it again, for instance in the map of the
-    /// engine that the queue migrates to.
+    /// Drops the reference to the ring. [`QueueMemory::mapped`] finds it again, for example in the
+    /// map of the engine that the queue migrates to.
     pub fn release(&mut self) {
         self.ring = None;
     }
@@ -56,24 +56,25 @@ impl QueueMemory {
         self.ring.as_ref()
     }
 
-    /// Releases the ring if it lies in an unmapped range of IOVAs. Returns whether it did.
+    /// Releases the ring if it overlaps an unmapped range of IOVAs. Returns whether it was
+    /// released.
     pub fn unmapped(&mut self, iova: u64, len: u64) -> bool {
         self.lies_in(iova, len) && self.ring.take().is_some()
     }
 
-    /// Returns whether a part of the memory lies in a range of IOVAs.
+    /// Returns whether a part of the queue's memory lies in a range of IOVAs.
     fn lies_in(&self, iova: u64, len: u64) -> bool {
         let bytes = u64::from(self.entries) * self.entry_size as u64;
         iova < self.iova.saturating_add(bytes) && self.iova < iova.saturating_add(len)
     }
 
-    /// Looks up a missing ring again if it lies in a range of IOVAs that was mapped; otherwise
-    /// the missing part is still missing. Returns whether it was found.
+    /// Looks up an unmapped ring if it overlaps a range of IOVAs that was mapped; other ranges
+    /// cannot contain the missing part. Returns whether the ring was found.
     pub fn mapped_in(&mut self, dma: &DmaMap, iova: u64, len: u64) -> bool {
         self.lies_in(iova, len) && self.mapped(dma)
     }
 
-    /// Tries to find the ring again, if it is not there. Whether it was found.
+    /// Looks up the ring if it is unmapped. Returns whether it was found.
     pub fn mapped(&mut self, dma: &DmaMap) -> bool {
         if self.ring.is_none() {
             self.ring =
@@ -89,24 +90,24 @@ pub(crate) struct Sq {
     pub cqid: u16,
     pub size: u32,
     pub memory: QueueMemory,
-    /// Next entry to fetch.
+    /// Index of the next entry to fetch.
     pub head: u32,
-    /// Commands fetched since the queue was created.
+    /// Number of commands fetched since the queue was created.
     pub fetched: u64,
     /// Tail of the completion queue at the last note for the next process.
     pub noted_tail: u32,
-    /// First entry that the host has not written yet, as far as known.
+    /// Index of the first entry that the host has not written yet, as far as known.
     pub tail: u32,
     pub watch: Watch,
-    /// The doorbell's value at the last look, allowed or not.
+    /// Last seen value of the doorbell, valid or not.
     pub seen: u32,
-    /// Commands fetched, without a posted completion.
+    /// Number of fetched commands whose completion is not posted.
     pub outstanding: u32,
-    /// Delete I/O Submission Queue is waiting for the outstanding commands.
+    /// Whether Delete I/O Submission Queue waits for the outstanding commands.
     pub deleting: bool,
-    /// Number of successive looks that found nothing, since the queue last had work.
+    /// Number of successive polls that found nothing.
     pub idle_rounds: IdleRounds,
-    /// Commands to abort when they are fetched.
+    /// Identifiers of commands to abort when they are fetched.
     pub abort_on_fetch: Vec<u16>,
 }
 
@@ -133,21 +134,21 @@ impl Sq {
         self.head == self.tail
     }
 
-    /// Returns whether the host may move the tail there: not over submitted entries that were not
-    /// fetched yet ("NVMe Base 2.1", 5.1.2.1: Invalid Doorbell Write Value).
+    /// Returns whether the host may move the tail to this value: it must not pass entries that were
+    /// submitted and not fetched yet ("NVMe Base 2.1", 5.1.2.1: Invalid Doorbell Write Value).
     pub fn allows(&self, tail: u32) -> bool {
         let submitted = |tail| distance(self.head, tail, self.size);
         submitted(tail) >= submitted(self.tail)
     }
 
-    /// Advances the head by `count` fetched entries, none beyond the ring's end.
+    /// Advances the head by `count` fetched entries, at most to the ring's end.
     #[inline]
     pub fn took(&mut self, count: u32) {
         self.head = self.ahead(count);
         self.fetched += u64::from(count);
     }
 
-    /// Returns the head after `count` more entries, none beyond the ring's end.
+    /// Returns the head after `count` more entries, at most the ring's end.
     #[inline]
     pub fn ahead(&self, count: u32) -> u32 {
         let head = self.head + count;
@@ -155,16 +156,16 @@ impl Sq {
     }
 }
 
-/// A completion that found its queue full, or its memory unmapped.
+/// A completion that waits because its queue is full or the queue's memory unmapped.
 pub(crate) struct Backlogged {
     pub sqid: u16,
     pub entry: Entry,
-    /// Slot with the record that keeps the completion for the next process.
+    /// Slot whose record keeps the completion for the next process.
     pub slot: Option<u16>,
 }
 
-/// A completion queue entry without its phase tag, as two words: they stay in registers, whereas
-/// a [`Completion`], which is bytes, passes through memory.
+/// Completion queue entry without its phase tag, as two words. These stay in registers, whereas a
+/// [`Completion`] consists of bytes and passes through memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     low: u64,
@@ -172,8 +173,8 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Creates an entry for a queue's command ("NVMe Base 2.1", 4.2.1), with dwords 0 and 1; the
-    /// submission queue's head is set later.
+    /// Creates an entry ("NVMe Base 2.1", 4.2.1) with dwords 0 and 1. The SQ Head Pointer is set
+    /// later.
     #[inline(always)]
     pub fn new(sqid: u16, cid: u16, status: Status, result: u64) -> Self {
         let status_phase = Completion::pack_status(status, false).get();
@@ -192,7 +193,7 @@ impl Entry {
         }
     }
 
-    /// Returns the outcome of an admin command: none of those has a dword 1.
+    /// Returns the completion of an admin command, which never uses dword 1.
     pub fn ending(self) -> Ending {
         Ending {
             cid: (self.high >> 32) as u16,
@@ -201,7 +202,7 @@ impl Entry {
         }
     }
 
-    /// Returns the entry's bytes, with the phase tag.
+    /// Returns the bytes of the entry with this phase tag.
     #[inline(always)]
     fn bytes(self, phase: bool) -> [u8; 16] {
         let high = self.high | u64::from(phase) << 48;
@@ -213,29 +214,29 @@ impl Entry {
 pub(crate) struct Cq {
     pub size: u32,
     pub memory: QueueMemory,
-    /// Next entry to write.
+    /// Index of the next entry to write.
     pub tail: u32,
-    /// First entry that the host has not consumed, as far as known.
+    /// Index of the first entry that the host has not consumed, as far as known.
     pub head: u32,
     pub phase: bool,
     pub watch: Watch,
-    /// Interrupt vector; `None` when the queue was created with interrupts disabled.
+    /// Interrupt vector; `None` when interrupts are disabled for the queue.
     pub vector: Option<u16>,
-    /// Completions waiting for room, in order. Never more than there are outstanding commands.
+    /// Completions that wait for room, in order; at most one for each outstanding command.
     pub backlog: VecDeque<Backlogged>,
-    /// The queue is in the engine's list of queues with a backlog.
+    /// Whether the queue is in the engine's list of queues with a backlog.
     pub blocked: bool,
-    /// The queue is in the engine's list of queues with entries to signal.
+    /// Whether the queue is in the engine's list of queues with entries to signal.
     pub dirty: bool,
-    /// The doorbell's value at the last look, allowed or not.
+    /// Last seen value of the doorbell, valid or not.
     pub seen: u32,
-    /// Submission queues that complete here.
+    /// Number of submission queues that use this completion queue.
     pub users: u16,
-    /// Entries posted since the last interrupt.
+    /// Number of entries posted since the last interrupt.
     pub unsignalled: u32,
-    /// Time at which the first of them was posted, if interrupts are coalesced.
+    /// Time at which the first unsignalled entry was posted, if interrupts are coalesced.
     pub unsignalled_since: Option<Instant>,
-    /// The memory may hold completions of an earlier queue. See [`Cq::clear`].
+    /// Whether the memory may contain completions of an earlier queue, see [`Cq::clear`].
     pub is_stale: bool,
 }
 
@@ -260,9 +261,10 @@ impl Cq {
         }
     }
 
-    /// Clears the ring, if it may hold completions of an earlier queue. The next process finds
-    /// the posted completions by their phases, and would mistake those for its own: Linux clears
-    /// the memory of a queue only when the command that creates it has completed.
+    /// Clears the ring if it may contain completions of an earlier queue. The next process finds
+    /// posted completions by their phase tags, and would mistake the earlier ones for this queue's.
+    /// (Linux clears the memory of a queue only after the command that creates the queue has
+    /// completed.)
     pub fn clear(&mut self) {
         if let Some(ring) = self.memory.ring()
             && std::mem::take(&mut self.is_stale)
@@ -280,31 +282,32 @@ impl Cq {
         }
     }
 
-    /// Returns whether the queue is full: one more entry would make tail equal head ("NVMe Base
-    /// 2.1", 3.3.1.4).
+    /// Returns whether the queue is full: one more entry would make the tail equal the head ("NVMe
+    /// Base 2.1", 3.3.1.4).
     pub fn is_full(&self) -> bool {
         self.next_tail() == self.head
     }
 
-    /// Returns whether the host may move the head there: it can consume only posted entries.
+    /// Returns whether the host may move the head to this value: it can consume only posted
+    /// entries.
     pub fn allows(&self, head: u32) -> bool {
         distance(self.head, head, self.size) <= distance(self.head, self.tail, self.size)
     }
 
-    /// Marks all posted entries as signalled, or as not to be signalled.
+    /// Marks all posted entries as signalled, or as needing no signal.
     pub fn signalled(&mut self) {
         self.dirty = false;
         self.unsignalled = 0;
         self.unsignalled_since = None;
     }
 
-    /// Returns whether the host has entries to consume, as far as known.
+    /// Returns whether the queue has entries that the host has not consumed, as far as known.
     pub fn has_unconsumed(&self) -> bool {
         self.head != self.tail
     }
 
-    /// Writes `entry` with its phase tag at the tail. Returns `false` when the memory is
-    /// unmapped; the caller has checked for space.
+    /// Writes `entry` with its phase tag at the tail. Returns `false` when the memory is unmapped.
+    /// The caller has to check for room first.
     #[inline(always)]
     pub fn push(&mut self, entry: Entry) -> bool {
         let Some(ring) = self.memory.ring() else {
@@ -315,7 +318,7 @@ impl Cq {
         true
     }
 
-    /// Advances the tail by `count` posted entries, none beyond the ring's end.
+    /// Advances the tail by `count` posted entries, at most to the ring's end.
     #[inline]
     pub fn pushed(&mut self, count: u32) {
         self.tail += count;

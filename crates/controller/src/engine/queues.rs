@@ -19,7 +19,7 @@ impl Engine {
         matches!(self.cqs.get(usize::from(qid)), Some(Some(cq)) if cq.users > 0)
     }
 
-    /// Returns the I/O completion queues.
+    /// Returns the IDs of the I/O completion queues.
     pub fn io_cqs(&self) -> impl Iterator<Item = u16> {
         let exists = |(qid, cq): (usize, &Option<Cq>)| cq.is_some().then_some(qid as u16);
         self.cqs.iter().enumerate().skip(1).filter_map(exists)
@@ -29,7 +29,7 @@ impl Engine {
         self.sqs.iter().skip(1).any(Option::is_some) || self.cqs.iter().skip(1).any(Option::is_some)
     }
 
-    /// Creates a completion queue, to be installed. Returns `None` when its memory is not there.
+    /// Creates a completion queue, to be installed. Returns `None` when its memory is not mapped.
     pub fn make_cq(&self, qid: u16, iova: u64, size: u32, vector: Option<u16>) -> Option<Cq> {
         let mut memory = QueueMemory::new(&self.dma, iova, size, 16, Access::Write)?;
         memory.release();
@@ -39,8 +39,8 @@ impl Engine {
         Some(cq)
     }
 
-    /// Creates a submission queue, to be installed in the engine that has its completion queue.
-    /// Returns `None` when its memory is not there. Its doorbell has its first value.
+    /// Creates a submission queue, to be installed in the engine of its completion queue, and sets
+    /// the initial value of its doorbell. Returns `None` when its memory is not mapped.
     pub fn make_sq(&self, qid: u16, cqid: u16, iova: u64, size: u32) -> Option<Sq> {
         let mut memory = QueueMemory::new(&self.dma, iova, size, 64, Access::Read)?;
         memory.release();
@@ -48,7 +48,7 @@ impl Engine {
         Some(Sq::new(cqid, memory, Watch::create(size, cells)))
     }
 
-    /// Takes a completion queue in, and finds its memory in this engine's map.
+    /// Installs a completion queue, and looks up its memory in this engine's map.
     pub(super) fn install_cq(&mut self, qid: u16, mut cq: Cq) {
         if self.master {
             cq.memory.mapped(&self.dma);
@@ -61,8 +61,8 @@ impl Engine {
         *slot = Some(cq);
     }
 
-    /// Takes a submission queue in, and finds its memory in this engine's map. Its completion queue
-    /// is there.
+    /// Installs a submission queue, and looks up its memory in this engine's map. Its completion
+    /// queue must be installed already.
     pub(super) fn install_sq(&mut self, qid: u16, mut sq: Sq) {
         let cqid = sq.cqid;
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
@@ -91,8 +91,8 @@ impl Engine {
         }
     }
 
-    /// Deletes a submission queue. It is deleted when [`Event::SqDrained`] is reported: commands
-    /// already fetched end first.
+    /// Begins to delete a submission queue. Commands fetched before are completed first; then
+    /// [`Event::SqDrained`] reports the end.
     pub(super) fn delete_sq(&mut self, qid: u16) {
         self.forget_aborts(qid);
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
@@ -100,8 +100,8 @@ impl Engine {
         };
         sq.deleting = true;
         self.polled.remove(|q| q == qid);
-        // The host does not look at this queue's completions any more: those that found no space
-        // are dropped, so that a full completion queue cannot hold up the deletion.
+        // The host ignores further completions of this queue. Those that wait for room are dropped,
+        // so that a full completion queue cannot block the deletion.
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(sq.cqid)) {
             let slots = &mut self.slots;
             cq.backlog.retain(|&Backlogged { sqid, slot, .. }| {
@@ -115,7 +115,7 @@ impl Engine {
         self.sq_drained(qid);
     }
 
-    /// Takes a queue that is being deleted away, once no command of it is left.
+    /// Removes a queue that is being deleted, once it has no outstanding command.
     pub(super) fn sq_drained(&mut self, qid: u16) {
         let Some(slot) = self.sqs.get_mut(usize::from(qid)) else {
             return;
@@ -141,18 +141,17 @@ impl Engine {
         self.blocked.retain(|&q| q != qid);
     }
 
-    /// Returns whether the memory of buffers for Doorbell Buffer Config is there.
+    /// Returns whether the memory of both buffers for Doorbell Buffer Config is mapped.
     pub fn finds_shadow(&self, shadow: u64, eventidx: u64) -> bool {
         self.doorbells.find(&self.dma, shadow, eventidx).is_ok()
     }
 
-    /// Applies Doorbell Buffer Config. While the buffers' memory is not there, the queues'
-    /// registers count: an engine may have lost the memory since the control half's engine found
-    /// it.
+    /// Applies Doorbell Buffer Config. While the memory of the buffers is unmapped, the doorbell
+    /// registers count: this engine may have lost memory that the control half's engine has found.
     pub(super) fn configure_shadow(&mut self, shadow: u64, eventidx: u64) {
         let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
         let buffers = found.filter(|_| self.master);
-        // Doorbells that the host published in the old buffers must not be lost.
+        // Doorbell values that the host has published in the old buffers must not be lost.
         self.look_at_all();
         self.doorbells.configure(shadow, eventidx, buffers);
         probes::dbbuf_config(self.id, shadow, eventidx);

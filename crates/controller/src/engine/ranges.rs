@@ -1,4 +1,4 @@
-//! Dataset Management ("NVM Command Set 1.1", 3.3.3).
+//! Dataset Management ("NVM Command Set 1.1", 3.3.3): deallocation of block ranges.
 
 use super::Engine;
 use super::complete::status_of;
@@ -9,11 +9,11 @@ use nvme::{Command, Status};
 use volume::{Budget, IoError, IoErrorKind, Op, Request};
 use zerocopy::FromBytes;
 
-/// Cost of a range in a round's budget: a volume deallocates little within the call.
+/// Cost of a range in a round's budget. A volume does little deallocation within the call.
 const RANGE_UNITS: u32 = 16;
 
 impl Deallocating {
-    /// Stops deallocating; the ranges so far may be deallocated in part.
+    /// Stops deallocating. Earlier ranges may be deallocated partly or completely.
     fn stop(&mut self) {
         self.left.clear();
         self.unmarks.clear();
@@ -36,10 +36,11 @@ impl Engine {
         if attributes.ad() && ns.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
-        // Zones lose data only by a reset, and blocks with metadata keep their content, because
-        // its checksum is stored with the metadata.
+        // Zones lose data only by a reset. Blocks with metadata keep their content, because its
+        // checksum is stored with the metadata.
         let (shift, kept) = (ns.shift, ns.is_fixed());
-        // Deallocated blocks then read as zeroes, not as their previous content.
+        // Deallocation is passed on only if deallocated blocks read as zeroes, never as their
+        // previous content.
         let info = ns.config.volume.info();
         let unmarks = ns.watched && info.deallocate && info.zeroes_after_deallocate;
         let mut bytes = [0u8; nvme::cmd::io::DSM_MAX_RANGES * 16];
@@ -63,7 +64,7 @@ impl Engine {
                 }
             }
         }
-        // The other attributes are hints.
+        // Attributes other than Deallocate are hints.
         let index = self.slot_for(sqid, command, ns_index)?;
         left.reverse();
         if let Some(slot) = self.slots.get(index) {
@@ -76,9 +77,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Ranges go to the volume one after the other, so that a command never has more than one
-    /// request out. Where the volume is done with one within the call, the command is parked, and
-    /// the next one has its turn when the budget allows it.
+    /// Submits the next range to the volume, so that a command has at most one outstanding request.
+    /// When the volume completes the request within the call, the command is parked, and continues
+    /// with the next range when the budget permits.
     pub(super) fn next_range(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("Dataset Management goes on without its slot");
@@ -108,10 +109,10 @@ impl Engine {
         }
     }
 
-    /// Parks the command until a later round if it has ranges left, and ends it otherwise.
+    /// Parks the command until a later round if ranges are left, otherwise ends it.
     fn park_or_end(&mut self, index: u16) {
         match self.slots.get(index).map(|slot| &slot.work) {
-            // In front, so that the commands end one after the other.
+            // The command is put at the front, so that parked commands end one after the other.
             Some(Work::Ranges(ranges)) if !ranges.left.is_empty() => {
                 self.parked.push_front(index);
             }
@@ -120,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// Continues parked commands, with half of the budget: the queues have the other half.
+    /// Continues parked commands with half of the round's budget. The other half is for the queues.
     #[cold]
     pub(super) fn go_on(&mut self, budget: &mut Budget) {
         let rest = budget.left() / 2;
@@ -154,8 +155,8 @@ impl Engine {
         self.parked.extend(waiting);
     }
 
-    /// Ends a parked command early, if an abort or cancellation was requested. Its volume has no
-    /// request of it that could be cancelled there.
+    /// Ends a parked command early if it was aborted or cancelled. The volume has no request of the
+    /// command that could be cancelled there.
     pub(super) fn end_early(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
             return;
@@ -177,7 +178,7 @@ impl Engine {
         };
         match result {
             Ok(()) => {}
-            // Deallocation is advice: ranges that the volume cannot deallocate stay allocated.
+            // Deallocation is advice: a range that the volume cannot deallocate stays allocated.
             Err(error) if error.kind == IoErrorKind::Unsupported => {
                 if let Work::Ranges(ranges) = &mut slot.work {
                     ranges.unmarks.clear();

@@ -1,21 +1,21 @@
-//! Recovery of queues and commands of a process that has ended, from the rings, its notes and its
-//! records: the counterpart of [`journal`](super::journal), which defines the order of the
-//! stores.
+//! Recovery of queues and commands of the previous process from the rings, its notes and its
+//! records. Module [`journal`](super::journal), the counterpart, defines the order of the stores.
 //!
-//! - *The completion queue's tail* is where the phase tag changes, from the ring's first entry
-//!   on. If the ring's memory is not there, the tail was noted when the memory was removed.
-//! - *The submission queue's head* is the largest of: the note of the last batch; the SQ Head
-//!   Pointer of the newest completion, if it is of this queue and was posted after that note (the
-//!   batch that was being answered); and one behind each command with a record.
-//! - *A record whose completion is posted*: only the last one can be, because the record is
-//!   removed next. The newest completion is therefore compared: queue, command, and an SQ Head
-//!   Pointer beyond the command. An earlier completion of the same identifier has no such
-//!   pointer, because its host could not submit more than a ring's entries since it saw it.
-//! - All other recorded commands are executed again, in the order in which they were fetched;
-//!   completions of those that had ended are posted.
+//! - *Tail of a completion queue*: where the phase tag changes, from the first entry of the ring
+//!   on. If the ring's memory is unmapped, the tail was noted when that happened.
+//! - *Head of a submission queue*: the largest of the note of the last batch, the SQ Head Pointer
+//!   of the newest completion if it is of this queue and was posted after that note (in the middle
+//!   of a batch), and the position after each recorded command.
+//! - *A record whose completion was posted*: at most the last one, because a record is removed
+//!   right after the post. It is identified by the newest completion: queue, command identifier,
+//!   and an SQ Head Pointer beyond the command. An earlier completion with the same identifier
+//!   cannot have such a pointer, because the host could not submit more than a ring's entries since
+//!   it saw that completion.
+//! - All other recorded commands are executed again in the order in which they were fetched. If a
+//!   command had ended, only its completion is posted.
 //!
-//! Doorbells are not restored but read again: each queue begins with no value seen, so that the
-//! first look finds the current values of its cells.
+//! Doorbells are not restored but read again. Each queue begins without a seen value, so the first
+//! poll finds the current values.
 
 use super::Engine;
 use super::doorbells::Which;
@@ -28,41 +28,41 @@ use nvme::{Command, Completion, Status};
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A value that no doorbell has.
+/// A value that no doorbell can have.
 const UNSEEN: u32 = u32::MAX;
 
-/// A completion queue in the control half's state.
+/// A completion queue, as saved in the control state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SavedCq {
     pub qid: u16,
     pub iova: u64,
-    /// Number of entries.
+    /// Number of entries of the queue.
     pub size: u32,
     pub vector: Option<u16>,
 }
 
-/// A submission queue in the control half's state.
+/// A submission queue, as saved in the control state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SavedSq {
     pub qid: u16,
     pub cqid: u16,
     pub iova: u64,
-    /// Number of entries.
+    /// Number of entries of the queue.
     pub size: u32,
 }
 
-/// Numbers of recovered commands of a process that has ended.
+/// Counts of the recovered commands of the previous process, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// Number of commands that are executed again.
     pub replayed: usize,
-    /// Commands that had ended: their completion waits for room or is posted now.
+    /// Number of commands that had ended, and whose completion is posted now or waits for room.
     pub ended: usize,
-    /// Commands with a record, although the host has their completion already.
+    /// Number of recorded commands whose completion the host already had.
     pub posted: usize,
 }
 
-/// A record and its location.
+/// A record found in the state memory, with its location.
 struct Found {
     rows: Rows,
     share: u16,
@@ -70,7 +70,7 @@ struct Found {
     recorded: Recorded,
 }
 
-/// The completion that was posted last.
+/// The completion that was posted last to a queue.
 #[derive(Clone, Copy)]
 struct Newest {
     sqid: u16,
@@ -78,14 +78,15 @@ struct Newest {
     sqhd: u32,
 }
 
-/// Returns tail and phase of a completion queue, from the phase tags of its entries.
+/// Returns tail and phase of a completion queue, determined from the phase tags of its entries.
 fn tail_of(ring: &Ring) -> (u32, bool) {
     let size = ring.entries();
     let first = completion(ring, 0).phase();
     let changes = (1..size).find(|&i| completion(ring, i).phase() != first);
     match changes {
         Some(tail) => (tail, first),
-        // All entries have the same phase: the next turn has the other one.
+        // All entries have the same phase, so the tail is at the beginning, and the next turn has
+        // the opposite phase.
         None => (0, !first),
     }
 }
@@ -94,14 +95,14 @@ fn completion(ring: &Ring, index: u32) -> Completion {
     Completion::read_from_bytes(&ring.load_cqe(index)).unwrap_or_default()
 }
 
-/// Returns the entry before the tail, if there was ever one.
+/// Returns the entry before the tail, if any completion was ever posted.
 fn newest(ring: &Ring, tail: u32, phase: bool) -> Option<Newest> {
     let (index, posted_phase) = match tail.checked_sub(1) {
         Some(index) => (index, phase),
         None => (ring.entries().checked_sub(1)?, !phase),
     };
     let entry = completion(ring, index);
-    // In a ring without any posted entry, the last entry looks like one of the previous turn.
+    // In a ring without any completion, the last entry looks like one of the previous turn.
     let nothing = entry.as_bytes().iter().all(|byte| *byte == 0);
     (!nothing && entry.phase() == posted_phase).then(|| Newest {
         sqid: entry.sqid.get(),
@@ -110,8 +111,9 @@ fn newest(ring: &Ring, tail: u32, phase: bool) -> Option<Newest> {
     })
 }
 
-/// Commands fetched from a queue of `size` entries, of which `noted` were noted; `posted` is a
-/// completion after that. `None`: it contradicts itself.
+/// Returns the number of commands fetched from a queue of `size` entries, by its note (`noted`), a
+/// completion posted after the note, and its records. Returns `None` when these contradict each
+/// other.
 fn taken<'a>(
     size: u32,
     noted: u64,
@@ -134,15 +136,17 @@ fn taken<'a>(
 }
 
 impl Engine {
-    /// Queues of a process that has ended, and its commands, which [`Engine::replay`] starts again.
-    /// Of the admin queue `fetched` commands were fetched. Memory, Bus Master Enable and shadow
-    /// buffers are there. `None`: it cannot be.
+    /// Recovers the queues and commands of the previous process; [`Engine::replay`] then restarts
+    /// the commands. `fetched` is the number of commands fetched from the admin queue. Guest
+    /// memory, Bus Master Enable and shadow buffers must be restored before. Returns `None` when
+    /// the state is contradictory.
     pub fn recover(&mut self, cqs: &[SavedCq], sqs: &[SavedSq], fetched: u64) -> Option<Recovered> {
         let mut newest = BTreeMap::new();
         for cq in cqs {
             let hot = self.hot.as_ref()?;
             let mut users = sqs.iter().filter(|sq| sq.cqid == cq.qid);
-            // A host that uses the one shadow entry uses the other, though no look has seen it yet.
+            // A host that uses one shadow doorbell uses all of them, even those that were not
+            // polled yet.
             let shadow_live = users.any(|sq| hot.sq(sq.qid).is_of_shadow_host());
             if let Some(entry) = self.recover_cq(cq, shadow_live)? {
                 newest.insert(cq.qid, entry);
@@ -150,7 +154,8 @@ impl Engine {
         }
         let mut found = self.find_records();
         let known = |found: &Found| sqs.iter().any(|sq| sq.qid == found.recorded.sqid);
-        // Their queue was deleted, so that the host waits for none of them.
+        // The queues of these commands were deleted, so the host does not wait for their
+        // completions.
         for gone in found.extract_if(.., |found| !known(found) || found.recorded.sqid == 0) {
             gone.remove();
         }
@@ -173,7 +178,8 @@ impl Engine {
         Some(Recovered { found, recovery })
     }
 
-    /// Recovers a completion queue, and returns its newest completion.
+    /// Recovers a completion queue. Returns its newest completion, or `None` when the state is
+    /// contradictory.
     fn recover_cq(&mut self, saved: &SavedCq, shadow_live: bool) -> Option<Option<Newest>> {
         let SavedCq {
             qid,
@@ -195,7 +201,7 @@ impl Engine {
         }
         let ring = memory.ring().filter(|_| note.away.is_none());
         let newest = ring.and_then(|ring| newest(ring, tail, phase));
-        // The queue counts as full, unless the look at its doorbell finds a newer head.
+        // The queue counts as full until its doorbell shows a newer head.
         let full = if tail + 1 == size { 0 } else { tail + 1 };
         let head = note.register.map_or(full, |_| note.head);
         let watch = Watch::from_state(WatchState {
@@ -220,7 +226,7 @@ impl Engine {
         Some(newest)
     }
 
-    /// Recovers a submission queue, after its completion queue. `fetched`: number of commands
+    /// Recovers a submission queue, after its completion queue. `fetched` is the number of commands
     /// fetched from the admin queue, which the control half knows.
     fn recover_sq(
         &mut self,
@@ -254,7 +260,7 @@ impl Engine {
         let watch = Watch::from_state(WatchState {
             size,
             current: head,
-            // If the host uses the shadow entry, a value other than the head is new.
+            // If the host uses the shadow doorbell, any value other than the head is new.
             last_shadow: match note.shadow_live || note.register.is_some() {
                 true => head,
                 false => note.seen,
@@ -273,8 +279,8 @@ impl Engine {
         Some(())
     }
 
-    /// Sets EventIdx so that the host's next move rings: the time of the first look then does not
-    /// matter.
+    /// Sets EventIdx so that the host writes the doorbell register at its next move, however late
+    /// the first poll is.
     fn park_anew(&self, qid: u16, which: Which, index: u32) {
         let cells = self.doorbells.cells(qid, which);
         if let Some(shadow) = cells.and_then(|cells| cells.shadow) {
@@ -287,13 +293,13 @@ impl Engine {
         Some(cq.tail)
     }
 
-    /// Returns the position of the admin queue's next completion, and its phase.
+    /// Returns the tail and the phase of the admin completion queue.
     pub fn admin_tail(&self) -> Option<(u32, bool)> {
         let cq = self.cqs.first()?.as_ref()?;
         Some((cq.tail, cq.phase))
     }
 
-    /// Completions of admin commands that were posted, as far as they were counted.
+    /// Returns the number of posted admin completions, as counted by the previous process.
     pub fn admin_counted(&self) -> u64 {
         self.admin_posted
     }
@@ -306,7 +312,7 @@ impl Engine {
         }
     }
 
-    /// Returns whether the host has the completion of a recorded command already.
+    /// Returns whether the completion of a recorded command was posted.
     fn is_posted(&self, recorded: &Recorded, newest: &BTreeMap<u16, Newest>) -> bool {
         let Some(Some(sq)) = self.sqs.get(usize::from(recorded.sqid)) else {
             return false;
@@ -320,7 +326,7 @@ impl Engine {
         })
     }
 
-    /// Restores the buffers of Doorbell Buffer Config. Their cells stay as they are.
+    /// Restores the buffers of Doorbell Buffer Config without changing their contents.
     pub fn restore_shadow(&mut self, shadow: u64, eventidx: u64) {
         let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
         let found = found.filter(|_| self.master);
@@ -334,7 +340,7 @@ impl Engine {
         }
     }
 
-    /// Returns all records of all shares.
+    /// Returns the records of all engines of the previous process.
     fn find_records(&self) -> Vec<Found> {
         let Some((state, _)) = &self.state else {
             return Vec::new();
@@ -359,7 +365,8 @@ impl Engine {
         all
     }
 
-    /// Starts recovered commands again. `None`: there are more than can be in flight.
+    /// Restarts recovered commands. Returns `None` when they exceed the maximum number of
+    /// outstanding commands.
     pub fn replay(&mut self, recovered: Recovered) -> Option<Recovery> {
         let Recovered {
             found,
@@ -413,8 +420,9 @@ impl Engine {
         Some(recovery)
     }
 
-    /// Resumes after recovery: every queue is polled in the next round, and the host is signalled
-    /// for all completions that it has not consumed, whether they were signalled before or not.
+    /// Resumes operation after recovery. The next round polls every queue, and the host is
+    /// signalled for all completions that it has not consumed, whether they were signalled before
+    /// or not.
     pub fn resume(&mut self) {
         self.polled.poll_all();
         if self.master {
@@ -429,7 +437,8 @@ impl Engine {
         self.slots.reserve(slot, recorded.applied);
         let (status, result) = match recorded.ended {
             Some(ended) => ended,
-            // The command's data cannot be reached: the host has to send it again.
+            // The command's data is not accessible without Bus Master Enable, so the host has to
+            // send the command again.
             None if !self.master => (Status::COMMAND_INTERRUPTED, 0),
             None => return self.execute(sqid, command),
         };
@@ -445,7 +454,7 @@ impl Found {
     }
 }
 
-/// Recovered commands of a process that has ended, and the counts so far.
+/// Commands recovered from the previous process, and their counts so far.
 pub(crate) struct Recovered {
     found: Vec<Found>,
     recovery: Recovery,

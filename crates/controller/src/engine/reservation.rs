@@ -1,5 +1,5 @@
-//! Reservation commands ("NVMe Base 2.1", 7.5 to 7.8), as far as the queue is concerned: their
-//! fields and data are read here. The control half carries them out, and reports their end.
+//! Reservation commands ("NVMe Base 2.1", 7.5 to 7.8), on the engine's side: this module reads
+//! their fields and data. The control half executes them and reports their end.
 
 use super::slots::{Kind, Work};
 use super::{Engine, Event};
@@ -11,17 +11,17 @@ use nvme::{Command, NvmOpcode, Status};
 use reservations::{Operation, Refusal};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Parsed content of a reservation command.
+/// Parsed contents of a reservation command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Asked {
     Operation(Operation),
-    /// Reservation Report.
+    /// Reservation Report, which returns the reservation status.
     Report {
         extended: bool,
     },
 }
 
-/// A reservation command that is in flight.
+/// A reservation command that was fetched and has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReservationCommand {
     /// Tag of the command in the engine.
@@ -30,10 +30,10 @@ pub(crate) struct ReservationCommand {
     pub asked: Asked,
 }
 
-/// End of a reservation command.
+/// Result of a reservation command.
 pub(crate) struct ReservationEnd {
     pub command: ReservationCommand,
-    /// Data for the host, of which the command's length is copied.
+    /// Data for the host, which is cut to the length that the command requests, or an error status.
     pub result: Result<Vec<u8>, Status>,
 }
 
@@ -81,7 +81,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Reads the command's data, once.
+    /// Reads the command's data from guest memory, once.
     fn read_data<T>(&self, command: &Command) -> Result<T, Status>
     where
         T: FromBytes + IntoBytes + Immutable + KnownLayout + Default,
@@ -93,7 +93,7 @@ impl Engine {
         Ok(data)
     }
 
-    /// Ends a reservation command, if it is still in flight.
+    /// Ends a reservation command, if it is still outstanding.
     pub fn end_reservation(&mut self, end: ReservationEnd) {
         let ReservationEnd { command, result } = end;
         let Some((index, slot)) = self.slots.tagged(command.tag) else {
@@ -104,7 +104,7 @@ impl Engine {
         }
         let result = match self.master {
             true => result.and_then(|data| self.write_data(&command.command, &data)),
-            // The host's memory must not be touched.
+            // Guest memory must not be accessed without Bus Master Enable.
             false => Err(Status::COMMAND_INTERRUPTED),
         };
         if let Some(slot) = self.slots.get(index) {
@@ -116,8 +116,8 @@ impl Engine {
         self.end(index);
     }
 
-    /// Copies as much of `data` to the host as the command asks for (NUMD). Returns the number of
-    /// bytes.
+    /// Copies `data` to the host, at most the length that the command requests (NUMD). Returns the
+    /// number of bytes copied.
     fn write_data(&self, command: &Command, data: &[u8]) -> Result<u64, Status> {
         if command.nvm_opcode() != NvmOpcode::RESERVATION_REPORT {
             return Ok(0);
@@ -130,8 +130,8 @@ impl Engine {
         Ok(bytes)
     }
 
-    /// Frees the slots of reservation commands after their queue was deleted. The control half
-    /// does not need them.
+    /// Frees the slots of reservation commands after their queue was deleted. The control half does
+    /// not use the slots.
     pub(super) fn forget_reservations(&mut self) {
         let tags: Vec<u64> = self.slots.reservations().collect();
         for tag in tags {

@@ -1,10 +1,10 @@
-//! The fast path: plain reads and writes, a batch at a time.
+//! The fast path: plain reads and writes, processed in batches.
 //!
-//! Nearly every command is a Read or Write with PRPs, of a range within an existing namespace
-//! that its volume accepts. Such commands pass through here, with queue, rings and counters
-//! looked up once for the batch. Any other command, errors included, leaves the batch for the
-//! general path ([`super::io`]), which alone decides the outcome; this module only classifies
-//! commands as plain or not.
+//! Nearly every command is a Read or Write with PRPs, of a valid range in an existing namespace
+//! whose volume accepts it. This module executes such commands, and looks up queue, rings and
+//! counters once per batch. Any other command, including every invalid one, leaves the batch for
+//! the general path ([`super::io`]), which alone decides the outcome. This module only
+//! distinguishes plain commands from others.
 
 use super::complete::status_of;
 use super::doorbells::{Doorbells, Which, trace_eventidx};
@@ -22,62 +22,62 @@ use probes::IoKind;
 use std::collections::VecDeque;
 use volume::{Budget, IoError, Op};
 
-/// Maximum number of entries copied from a ring at a time.
+/// Maximum number of entries copied from a ring in one batch.
 pub(super) const BATCH: usize = 32;
 
-/// Cost of a command on the general path in a round's budget, beside its data.
+/// Cost of a command on the general path in a round's budget, in addition to its data.
 const GENERAL_UNITS: u32 = 4;
-/// Cost of the SGL of such a command: the number of its descriptors is not known before it is
-/// walked.
+/// Cost of the SGL of a command on the general path. The number of descriptors is unknown until the
+/// SGL is walked.
 const SGL_UNITS: u32 = 64;
 
-/// Outcome of a batch.
+/// Reason why a batch ended.
 pub(super) enum Next {
     /// No entry is left, or none can be fetched now.
     Idle,
-    /// This command was fetched and takes the general path.
+    /// This fetched command takes the general path.
     General(Command),
-    /// This command was fetched, and is refused.
+    /// This fetched command fails with this status.
     Failed(Command, Status),
-    /// This command was fetched, and its volume could not carry it out at once.
+    /// This command was fetched, and its volume could not complete it at once.
     Refused(Command, Op, IoError),
-    /// This request was started, and has completed already.
+    /// This completion belongs to a started request that the volume has completed within the call.
     Completed(volume::Completion),
 }
 
-/// A read or write that was checked.
+/// A checked plain read or write.
 struct ReadWrite {
     op: Op,
     access: Access,
     slba: u64,
-    /// Byte offset.
+    /// Byte offset in the namespace.
     offset: u64,
-    /// Length in bytes.
+    /// Length of the data in bytes.
     len: u64,
 }
 
-/// Additions of a batch to the counters.
+/// Amounts to add to the counters at the end of a batch.
 #[derive(Default)]
 struct Tally {
     posted: u32,
-    /// Writes among the posted commands.
+    /// Number of writes among the posted commands.
     writes: u32,
-    /// Bytes of all posted commands.
+    /// Data bytes of all posted commands.
     bytes: u64,
     bytes_written: u64,
 }
 
-/// Entries of one queue for one namespace, and the references needed to execute them.
+/// Entries of one queue for one namespace, with the references needed to execute them.
 pub(super) struct Batch<'a> {
     pub(super) entries: &'a [[u8; 64]],
     pub(super) qid: u16,
-    /// NSID of the first entry: the batch ends with the first one for another namespace.
+    /// NSID of the first entry. The batch ends at the first entry with a different NSID.
     pub(super) nsid: u32,
     /// Index of the namespace.
     pub(super) index: u16,
     pub(super) ns: &'a mut Namespace,
     pub(super) dma: &'a DmaMap,
-    /// Empty between commands.
+    /// Guest memory segments of the current command; empty between commands.
     list: &'a mut SegmentList,
     max_transfer: u64,
     pub(super) page_size: u64,
@@ -85,25 +85,26 @@ pub(super) struct Batch<'a> {
     pub(super) long: &'a mut LongWork,
 }
 
-/// Budget of a batch for data in more than one page, in bytes. Each piece of an SGL costs
-/// [`PIECE_BYTES`] more. Pieces of PRPs are pages, and count by their bytes.
+/// Budget of a batch for data in more than one page, in bytes. Each segment of an SGL costs
+/// [`PIECE_BYTES`] in addition; segments of PRPs are pages, whose bytes count.
 #[derive(Default)]
 pub(super) struct LongWork {
-    /// When none is left, the batch ends with the next command with such data.
+    /// Bytes left. At zero or less, the next command with data in more than one page ends the
+    /// batch.
     left: i64,
 }
 
 const UNIT: i64 = Budget::BYTES_PER_UNIT as i64;
-/// Cost of a piece of memory, in bytes.
+/// Cost of a memory segment, in bytes.
 const PIECE_BYTES: u64 = Budget::BYTES_PER_UNIT / Budget::PIECES_PER_UNIT;
 
 impl LongWork {
-    /// Begins a batch that may spend that many units.
+    /// Begins a batch that may spend `units` units.
     pub(super) fn begin(&mut self, units: u32) {
         self.left = i64::from(units) * UNIT;
     }
 
-    /// Returns the units spent by a batch that began with that many.
+    /// Returns the units spent by a batch that began with `units`.
     pub(super) fn spent(&self, units: u32) -> u32 {
         let left = self.left.div_euclid(UNIT);
         u32::try_from(i64::from(units) - left).unwrap_or(u32::MAX)
@@ -114,7 +115,8 @@ impl LongWork {
         self.left <= 0
     }
 
-    /// Bytes are bounded by the largest transfer.
+    /// Subtracts bytes from the budget. `bytes` is at most the largest transfer, so that the cast
+    /// is lossless.
     #[inline(always)]
     pub(super) fn spend(&mut self, bytes: u64) {
         self.left -= bytes as i64;
@@ -122,8 +124,8 @@ impl LongWork {
 }
 
 impl Batch<'_> {
-    /// Returns the command as a plain read or write, as far as can be decided without its data's
-    /// addresses; `None` if it is not one.
+    /// Returns the command as a plain read or write; `None` when it is not plain. The addresses of
+    /// its data are not examined yet.
     #[inline(always)]
     fn plain(&self, command: &Command) -> Option<ReadWrite> {
         let cdw12 = RwCdw12::from_bits(command.cdw12.get());
@@ -153,7 +155,7 @@ impl Batch<'_> {
         })
     }
 
-    /// Gives the volume a prefetch hint for the next entry.
+    /// Gives the volume a hint to prefetch data of the next entry.
     #[inline(always)]
     fn prefetch(&mut self, entry: &[u8; 64]) {
         let command: &Command = zerocopy::transmute_ref!(entry);
@@ -162,7 +164,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Returns the address of the command's data, when the data lies in one page, is described by
+    /// Returns the address of the command's data if the data lies in one page, is described by
     /// PRPs, and the command is not fused.
     #[inline(always)]
     fn page(&self, command: &Command, len: u64) -> Option<u64> {
@@ -171,8 +173,8 @@ impl Batch<'_> {
         (in_page && command.flags == Flags::new()).then_some(prp1)
     }
 
-    /// Finds the command's data. Returns `false` when the general path has to report an error, or
-    /// when the budget is spent and the batch ends with the command.
+    /// Resolves the command's data pointer. Returns `false` when the general path has to report an
+    /// error, or when the budget is spent, so that the batch ends before the command.
     #[inline(never)]
     fn walk(&mut self, command: &Command, plain: &ReadWrite) -> bool {
         if self.long.is_over() {
@@ -209,7 +211,8 @@ impl Batch<'_> {
         found
     }
 
-    /// Hands a command with data in more than one page to a volume that answers at once.
+    /// Executes a command with data in more than one page on a volume that completes requests at
+    /// once.
     #[inline(never)]
     fn answer_long(&mut self, command: &Command, plain: &ReadWrite) -> Option<Result<(), IoError>> {
         if !self.walk(command, plain) {
@@ -223,7 +226,8 @@ impl Batch<'_> {
         done
     }
 
-    /// Executes the entries on a volume that answers at once. Returns how many were fetched.
+    /// Executes the entries on a volume that completes requests at once. Returns how many were
+    /// fetched.
     #[inline(always)]
     fn answer(
         &mut self,
@@ -284,7 +288,7 @@ impl Batch<'_> {
                 status_phase: Completion::pack_status(Status::SUCCESS, phase),
                 ..Default::default()
             };
-            // All entries before this one were posted.
+            // All entries before this one were posted already.
             places.store(fetched - 1, zerocopy::transmute!(entry));
             crash::point!("controller.answer.posted");
         }
@@ -293,8 +297,8 @@ impl Batch<'_> {
         (fetched, next)
     }
 
-    /// Starts the entries on any other volume; `number` commands were fetched before. Returns how
-    /// many were fetched.
+    /// Starts the entries on any other volume. `number` is the number of commands fetched before.
+    /// Returns how many were fetched.
     #[inline(never)]
     fn start(&mut self, slots: &mut Slots, number: u64) -> (u32, Next) {
         let mut fetched = 0;
@@ -350,8 +354,9 @@ impl Batch<'_> {
     }
 }
 
-/// Entries that may be posted to a completion queue now. EventIdx is moved so that the host, which
-/// cannot consume further than that, need not ring.
+/// Returns the number of entries that may be posted to a completion queue now. Moves EventIdx of
+/// the head doorbell, so that the host need not write the register before it has consumed all of
+/// them.
 #[inline(always)]
 fn make_room(
     controller: u16,
@@ -365,7 +370,7 @@ fn make_room(
     }
     let used = distance(cq.head, cq.tail, cq.size);
     let room = cq.size - 1 - used;
-    // The last entry with room in the completion queue.
+    // Index of the last entry that has room in the completion queue.
     let horizon = if cq.head == 0 {
         cq.size - 1
     } else {
@@ -385,8 +390,8 @@ fn make_room(
 
 /// Returns the cost of a command on the general path in a round's budget.
 fn general_units(command: &Command) -> u32 {
-    // A command without that field may count too much, which at most ends this controller's part
-    // of the round. The smallest block has 512 bytes.
+    // The cost is too high for a command without this field, which at most ends this controller's
+    // part of the round. The smallest block has 512 bytes.
     let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
     let data = Budget::units_of(u64::from(blocks) << 9, 0);
     let sgl = match command.flags.psdt() {
@@ -397,7 +402,7 @@ fn general_units(command: &Command) -> u32 {
 }
 
 impl Sq {
-    /// Fetches the entry at the head, of which `command` is a copy, alone for the general path.
+    /// Fetches the entry at the head for the general path; `command` is a copy of the entry.
     #[inline]
     fn fetch_general(&mut self, command: Command) -> (u32, Next) {
         self.took(1);
@@ -407,9 +412,8 @@ impl Sq {
 }
 
 impl Engine {
-    /// Fetches up to `limit` entries of an I/O queue and starts them, as long as they are plain and
-    /// the budget lasts for those with much data. Returns how many were fetched, the one in
-    /// [`Next`] included.
+    /// Fetches up to `limit` entries of an I/O queue, and starts them as long as they are plain and
+    /// the budget permits. Returns how many were fetched, including the one in [`Next`].
     pub(super) fn run(&mut self, qid: u16, limit: u32) -> (u32, Next) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
             return (0, Next::Idle);
@@ -419,8 +423,8 @@ impl Engine {
             self.broken("a submission queue has no completion queue");
             return (0, Next::Idle);
         };
-        // A full completion queue stops its submission queues, so that the backlog never outgrows
-        // the commands in flight.
+        // A full completion queue stops its submission queues, so that the backlog never exceeds
+        // the number of outstanding commands.
         if !cq.backlog.is_empty() || !self.flushes.is_empty() {
             return (0, Next::Idle);
         }
@@ -433,8 +437,8 @@ impl Engine {
         if pending == 0 {
             return (0, Next::Idle);
         }
-        // On the general path, the identifiers of commands are compared with pending Aborts, and
-        // completions that find no room are kept.
+        // Only the general path compares command identifiers with pending Aborts, and keeps
+        // completions that find no room.
         let room = make_room(self.id, cq, cqid, &self.doorbells, &mut self.events);
         let short = sq.abort_on_fetch.is_empty() && !sq.deleting && room > 0;
         let Some(cq_ring) = cq.memory.ring().filter(|_| short) else {
@@ -442,9 +446,9 @@ impl Engine {
             return sq.fetch_general(command);
         };
         let places = cq_ring.cqe_run(cq.tail, pending.min(room));
-        // All entries are copied before the first one is used: they come from another core's
-        // cache, and are transferred together. Entries behind one that ends the batch are not
-        // fetched by this; they are copied again in a later batch.
+        // All entries are copied before the first one is used: they come from the cache of another
+        // core, and the transfers overlap. Copies after the entry that ends the batch do not count
+        // as fetched, and are made again in a later batch.
         let (wanted, _) = self
             .entries
             .split_at_mut((places.len() as usize).min(BATCH));
@@ -496,7 +500,7 @@ impl Engine {
             batch.answer(sq, &places, cq.phase, &mut tally)
         } else {
             let started = batch.start(&mut self.slots, sq.fetched);
-            // Completions that are not signalled yet come first.
+            // Earlier completions that are not signalled yet come first.
             if self.dirty.is_empty() {
                 batch.ns.queue.push();
             }
@@ -522,7 +526,7 @@ impl Engine {
             record.bytes_read().add(tally.bytes - tally.bytes_written);
             record.bytes_written().add(tally.bytes_written);
         }
-        // A command on the general path is neither posted nor recorded yet.
+        // A command that takes the general path is neither posted nor recorded yet.
         if let Some(hot) = &self.hot
             && matches!(next, Next::Idle | Next::Completed(_))
         {
@@ -531,7 +535,7 @@ impl Engine {
         (fetched, next)
     }
 
-    /// Continues an I/O command that left a batch on the general path.
+    /// Continues on the general path with the command that ended a batch.
     pub(super) fn after_batch(&mut self, qid: u16, next: Next, budget: &mut Budget) {
         match next {
             Next::Idle => {}
@@ -546,7 +550,7 @@ impl Engine {
                 let index = self.namespace_index(command.nsid.get());
                 let ns = index.ok().and_then(|index| self.namespaces.get(index));
                 if ns.is_some_and(|ns| ns.queue.keeps_failed(op, error)) {
-                    // The command starts again on the general path, as a request that can wait.
+                    // The command starts again on the general path, as a request that may wait.
                     self.note_fetched(qid, 1);
                     return self.general(qid, &command);
                 }
@@ -556,7 +560,7 @@ impl Engine {
         }
     }
 
-    /// Ends a command of a batch with an error.
+    /// Ends a command of a batch with an error status.
     fn refuse(&mut self, qid: u16, command: &Command, status: Status) {
         self.note_fetched(qid, 1);
         let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());

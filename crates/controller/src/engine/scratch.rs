@@ -1,5 +1,5 @@
-//! Host memory for commands that need their own (Compare, Verify, Copy), bounded over all
-//! commands in flight.
+//! Process memory for commands that need buffers of their own (Compare, Verify, Copy), with a limit
+//! for all outstanding commands together.
 
 use super::Engine;
 use super::slots::{Kind, Work};
@@ -8,54 +8,54 @@ use nvme::cmd::io::RwCdw12;
 use nvme::{Command, Status};
 use volume::Op;
 
-/// Maximum number of bytes in use at one time, unless one transfer is larger.
+/// Maximum number of bytes in use, unless a single transfer is larger.
 const BYTES: u64 = 16 << 20;
 
-/// Budget of host memory for the guest's commands.
+/// Budget of process memory for buffers of guest commands.
 ///
-/// A command that finds no memory left ends with Command Interrupted, without Do Not Retry, by
-/// which the standard requests a retry ("NVMe Base 2.1", 4.2.3.1). The command is not kept
-/// waiting, because other commands behind it in its queue need no such memory.
+/// A command for which no memory is left ends with Command Interrupted, without Do Not Retry, by
+/// which the standard requests a retry ("NVMe Base 2.1", 4.2.3.1). The command does not wait,
+/// because later commands in its queue may need no such memory.
 pub(super) struct Budget {
     left: u64,
 }
 
 impl Budget {
-    /// Creates a budget for at least one transfer of the largest size.
+    /// Creates a budget, large enough for at least one transfer of `max_transfer` bytes.
     pub fn new(max_transfer: u64) -> Self {
         Budget {
             left: BYTES.max(max_transfer),
         }
     }
 
-    /// Takes a buffer of `len` bytes; they are returned by [`Budget::release`].
+    /// Allocates a buffer of `len` bytes, which [`Budget::release`] returns to the budget.
     pub fn take(&mut self, len: u64) -> Result<Buffer, Status> {
         let bytes = usize::try_from(len).map_err(|_| Status::INTERNAL_ERROR)?;
         self.reserve(len)?;
         Ok(Buffer::new(bytes))
     }
 
-    /// Reserves `len` bytes for a buffer that is made later.
+    /// Reserves `len` bytes for a buffer that is allocated later.
     pub fn reserve(&mut self, len: u64) -> Result<(), Status> {
         let left = self.left.checked_sub(len);
         self.left = left.ok_or(Status::COMMAND_INTERRUPTED)?;
         Ok(())
     }
 
-    /// Returns the bytes of a dropped buffer.
+    /// Returns the bytes of a dropped buffer to the budget.
     pub fn release(&mut self, len: u64) {
         self.left = self.left.saturating_add(len);
     }
 }
 
 impl Engine {
-    /// Compare reads into host memory, and then compares that with the guest's data.
+    /// Starts Compare, which reads into process memory and compares that with the guest's data.
     pub(super) fn compare(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         self.read_aside(sqid, command, true)
     }
 
-    /// Verify reads the data and drops it. Its size is limited like that of a transfer (VSL), to
-    /// limit its memory.
+    /// Starts Verify, which reads the data and drops it. The size is limited like that of a
+    /// transfer (VSL), which bounds the memory.
     pub(super) fn verify(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         self.read_aside(sqid, command, false)
     }

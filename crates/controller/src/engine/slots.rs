@@ -1,4 +1,4 @@
-//! Commands in flight: a fixed number of slots, each with the memory that its command needs.
+//! Outstanding commands: a fixed number of slots, each with the memory that its command needs.
 
 use super::copy::Copying;
 use super::journal::Records;
@@ -8,40 +8,40 @@ use dma::{Rows, SegmentList};
 use nvme::{Command, Status};
 use volume::Op;
 
-/// Kind of a command in flight, with the work left when a part of it completes.
+/// Kind of an outstanding command, and the work that remains when a part of it completes.
 pub(super) enum Work {
-    /// A single request to the volume. `reads` and `writes` select the counters.
+    /// Single volume request. `reads` and `writes` select the counters.
     Single,
-    /// A single request that zeroes that many bytes.
+    /// Single volume request that zeroes this number of bytes.
     Zeroes(u64),
-    /// Dataset Management.
+    /// Dataset Management, range by range.
     Ranges(Box<Deallocating>),
-    /// Compare: the request reads into host memory, the guest's data waits in the slot.
+    /// Compare: the volume request reads into process memory, while the slot holds the guest's
+    /// data.
     Compare,
-    /// Flush of every namespace, one after the other: the index of the next one.
+    /// Flush of all namespaces one by one; contains the index of the next one.
     FlushAll(usize),
-    /// A flush on the controller's own account.
+    /// Flush at the controller's own request.
     OwnFlush,
-    /// The request of this number on the controller's own account.
+    /// Volume request with this number at the controller's own request.
     Own(u64),
-    /// A reservation command, which the control half executes.
+    /// Reservation command, which the control half executes.
     Reservation,
-    /// Copy, piece by piece.
+    /// Copy command, which proceeds piece by piece.
     Copy(Box<Copying>),
-    /// A write to a namespace with marked blocks: the blocks that it writes lose their marks.
+    /// Write to a namespace with marked blocks, which removes the marks of the written blocks.
     Write,
-    /// The control half marks blocks, or removes marks; then the command ends, with dword 0 of
-    /// the completion.
+    /// The control half is changing marks; then the command ends with this completion dword 0.
     Marking(u32),
-    /// A write to a zone.
+    /// Write to a zone.
     ZoneWrite(ZoneWrite),
-    /// Zone Management Send.
+    /// Zone Management Send, which proceeds zone by zone.
     ZoneSend(Box<Sending>),
-    /// A command of blocks with metadata.
+    /// Command for blocks with metadata.
     Metadata(Box<Moving>),
 }
 
-/// A write to a zone, which counts it as in flight.
+/// Write to a zone, counted as outstanding on the zone.
 #[derive(Clone, Copy)]
 pub(super) struct ZoneWrite {
     pub zone: u32,
@@ -51,9 +51,9 @@ pub(super) struct ZoneWrite {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ZoneWriteKind {
     Write,
-    /// Zone Append: the slot has the LBA at which the data was placed.
+    /// Zone Append: the slot contains the LBA at which the data is written.
     Append,
-    /// Number of blocks that are zeroed.
+    /// Write Zeroes: number of blocks to zero.
     Zeroes(u32),
 }
 
@@ -63,49 +63,51 @@ impl ZoneWriteKind {
     }
 }
 
-/// Work left of Dataset Management.
+/// Remaining work of a Dataset Management command.
 pub(super) struct Deallocating {
-    /// Byte offset and length of the ranges left to deallocate, last first.
+    /// Byte offsets and lengths of ranges to deallocate, in reverse order.
     pub left: Vec<(u64, u64)>,
-    /// First block and number of blocks of the marks to remove when all ranges are deallocated.
+    /// First block and number of blocks of the marks to remove after all ranges are deallocated.
     pub unmarks: Vec<(u64, u64)>,
 }
 
-/// A command in flight.
+/// A slot for an outstanding command.
 pub(super) struct Slot {
     pub sqid: u16,
     pub cid: u16,
-    /// Index of the namespace.
+    /// Index of the command's namespace.
     pub ns: usize,
     pub nsid: u32,
     pub slba: u64,
-    /// Bytes that the command moves between host and controller, for the counters.
+    /// Number of bytes transferred between host and controller, for the counters.
     pub bytes: u64,
     pub kind: Kind,
     pub work: Work,
-    /// The first error of the command's parts.
+    /// First error of the command's parts.
     pub status: Status,
-    /// The list keeps its capacity between commands: no allocation in steady state.
+    /// Memory segments of the command's data. The list keeps its capacity between commands, to
+    /// avoid allocations.
     pub list: SegmentList,
-    /// Bytes of host memory that the command took from the budget.
+    /// Number of bytes that the command uses of the scratch budget.
     pub scratch: u64,
-    /// The command waits for a flush of its namespace's table of zones or metadata.
+    /// Whether the command waits for a flush of its namespace's table of zones or metadata.
     pub table: bool,
-    /// An Abort command waits for this command.
+    /// Whether an Abort command waits for this command.
     pub abort: bool,
-    /// The queue was deleted by a controller reset: no completion is posted.
+    /// Whether a controller reset has deleted the command's queue, so that no completion is posted.
     pub orphan: bool,
     pub used: bool,
-    /// The command has ended and its completion waits for room: only the record is in use.
+    /// Whether the command has ended and its completion waits for room, so that only the record is
+    /// in use.
     pub kept: bool,
     pub seq: u16,
-    /// Fetch time ([`probes::cycles`]) of a command that is to be timed; else, and in all free
-    /// slots, 0.
+    /// Fetch time ([`probes::cycles`]) of a command that is timed; otherwise, and in free slots, 0.
     pub fetched_at: u64,
 }
 
 impl Slot {
-    /// Returns whether the command is a read or write that only needs its completion posted.
+    /// Returns whether the command is a plain read or write, whose end needs only a posted
+    /// completion.
     #[inline]
     pub fn is_plain(&self) -> bool {
         matches!(self.kind, Kind::Read | Kind::Write)
@@ -115,7 +117,7 @@ impl Slot {
             && self.fetched_at == 0
     }
 
-    /// Returns whether the command concerns the namespace of this index, or still has to read it.
+    /// Returns whether the command belongs to the namespace at this index, or still has to read it.
     fn is_of(&self, ns: usize) -> bool {
         match &self.work {
             Work::Copy(copying) => copying.touches(ns),
@@ -149,22 +151,22 @@ impl Slot {
     }
 }
 
-/// Kind of a command for the counters, which number reads and writes in this way.
+/// Kind of an I/O command, as index of the read and write counters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Read and Compare.
     Read = 0,
     Write = 1,
-    /// A write that is durable when it completes; to the counters a write.
+    /// Write that is durable when it completes. The counters treat it as a write.
     DurableWrite,
-    /// Reads, but is no host read command to the counters.
+    /// Verify, which reads but is not counted as a host read.
     Verify,
     Flush,
     Other,
 }
 
 impl Kind {
-    /// Returns the kind of a read or write.
+    /// Returns the kind of a read or write request.
     #[inline(always)]
     pub(super) fn of_transfer(op: Op) -> Self {
         match op {
@@ -175,28 +177,28 @@ impl Kind {
     }
 }
 
-/// The slots of one controller.
+/// The command slots of one engine.
 pub(super) struct Slots {
     slots: Vec<Slot>,
     free: Vec<u16>,
     owner: u16,
-    /// Number of slots that are neither free nor in use: kept, or removed.
+    /// Number of slots that are neither free nor in use: kept for a waiting completion, or removed.
     resting: usize,
-    /// Index of the first slot that exists for an inherited command only: it is removed after
-    /// that command.
+    /// Index of the first slot that exists only for an inherited command, and is removed after it.
     inherited: u16,
-    /// Slot reserved for the next command, which is recorded there.
+    /// Slot reserved for the next command, a replayed one that is recorded there.
     reserved: Option<u16>,
-    /// The reserved command's effect has been applied, see [`Records::mark_applied`].
+    /// Whether the effect of the reserved command was already applied, see
+    /// [`Records::mark_applied`].
     reserved_is_applied: bool,
-    /// Records of the commands, if they are kept.
+    /// Records of the commands, if state memory is in use.
     pub records: Option<Records>,
 }
 
-/// Content of the slot of a plain read or write.
+/// Contents of the slot for a plain read or write.
 pub(super) struct Plain<'a> {
     pub command: &'a Command,
-    /// Commands fetched from the queue before it.
+    /// Number of commands fetched from the queue before this one.
     pub number: u64,
     pub sqid: u16,
     pub cid: u16,
@@ -209,8 +211,8 @@ pub(super) struct Plain<'a> {
 
 impl Slots {
     /// Allocates a slot for a plain read or write. Returns the tag of its volume request, and its
-    /// data. `list` is swapped with the slot's own list, which is empty, so that lists keep their
-    /// capacity.
+    /// data. `list` is swapped with the slot's own list, which is empty, so that both lists keep
+    /// their capacity.
     #[inline]
     pub fn alloc_plain(
         &mut self,
@@ -224,8 +226,8 @@ impl Slots {
         Some((tag, data))
     }
 
-    /// Allocates a slot for a command with data kept elsewhere in the program, and returns its
-    /// tag.
+    /// Allocates a slot for a command that a pass-through device executes, which needs no segment
+    /// list here. Returns its tag.
     #[inline]
     pub fn alloc_passed(&mut self, plain: Plain<'_>) -> Option<u64> {
         let owner = self.owner;
@@ -276,9 +278,9 @@ impl Slots {
         }
     }
 
-    /// Returns the number of slots.
+    /// Returns the number of slots, including removed ones.
     pub fn count(&self) -> u16 {
-        // Slots are numbered in 16 bits.
+        // Slots are numbered with 16 bits.
         self.slots.len() as u16
     }
 
@@ -296,13 +298,13 @@ impl Slots {
         self.slots.len() - self.free.len() - self.resting
     }
 
-    /// Returns the number of commands that may be started now.
+    /// Returns the number of commands that can be started now.
     pub fn free(&self) -> u32 {
-        // At most the number of slots, which fits in 16 bits.
+        // The value fits because slots are numbered with 16 bits.
         self.free.len() as u32
     }
 
-    /// Starts timing a command in flight.
+    /// Starts timing an outstanding command.
     #[cold]
     pub fn time(&mut self, tag: u64) {
         if let Some((_, slot)) = self.tagged(tag) {
@@ -310,7 +312,7 @@ impl Slots {
         }
     }
 
-    /// Returns the slot that is allocated after `before` others, if none of them is freed
+    /// Returns the index of the slot that will be allocated after `before` others, if none is freed
     /// meanwhile.
     pub fn upcoming(&self, before: usize) -> Option<u16> {
         self.free.iter().rev().nth(before).copied()
@@ -334,9 +336,10 @@ impl Slots {
         Some(index)
     }
 
-    /// Takes over another process's commands: those with records of these slots (`own`), and
-    /// behind all slots new ones for the `inherited` records. Each is claimed by
-    /// [`Slots::reserve`] first. Returns `false` when that exceeds the maximum number of slots.
+    /// Takes over commands of the previous process: those with records in these slots (`own`), and
+    /// the `inherited` records, for which additional slots are created. [`Slots::reserve`] selects
+    /// each of the slots when its command is replayed. Returns `false` when the maximum number of
+    /// slots is exceeded.
     pub fn inherit(&mut self, own: &[u16], inherited: Vec<(Rows, usize)>, order: u64) -> bool {
         let Some(records) = &mut self.records else {
             return own.is_empty() && inherited.is_empty();
@@ -351,28 +354,31 @@ impl Slots {
         true
     }
 
-    /// Reserves this slot for the next command. `applied`: see [`Records::mark_applied`].
+    /// Reserves a slot for the next command, which is a replayed one. `applied`: see
+    /// [`Records::mark_applied`].
     pub fn reserve(&mut self, index: u16, applied: bool) {
         self.reserved = Some(index);
         self.reserved_is_applied = applied;
     }
 
-    /// Returns whether the current command is inherited, and its effect was applied.
+    /// Returns whether the current command is replayed, and its effect was applied by the previous
+    /// process.
     pub fn is_applied(&self) -> bool {
         self.is_reserved() && self.reserved_is_applied
     }
 
-    /// Returns whether the current command is another process's.
+    /// Returns whether the current command is one that the previous process had recorded.
     pub fn is_reserved(&self) -> bool {
         self.reserved.is_some()
     }
 
-    /// Takes the reserved slot, if no command has got it.
+    /// Allocates the reserved slot, if no command has used it yet.
     pub fn take_reserved(&mut self) -> Option<u16> {
         self.reserved.is_some().then(|| self.alloc())?
     }
 
-    /// Commands of another process's are in slots that it had in other shares.
+    /// Returns whether commands of the previous process still occupy additional slots, because
+    /// their records are not in this engine's share of the state memory.
     pub fn is_inheriting(&self) -> bool {
         let inherited = self.slots.iter().skip(self.inherited.into());
         inherited.into_iter().any(|slot| slot.used)
@@ -389,7 +395,7 @@ impl Slots {
         }
     }
 
-    /// Frees the slot of a command: its completion is posted, or is no longer awaited.
+    /// Frees the slot of a command whose completion was posted or is no longer awaited.
     #[inline]
     fn freed(&mut self, index: u16) {
         if let Some(records) = &self.records {
@@ -402,7 +408,7 @@ impl Slots {
         self.free.push(index);
     }
 
-    /// Releases a slot in use that is not timed, with the list that it had lent.
+    /// Frees the slot of a command that is not timed, and returns to it the list that it had lent.
     #[inline]
     pub fn release_with(&mut self, index: u16, mut list: SegmentList) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
@@ -413,7 +419,7 @@ impl Slots {
         }
     }
 
-    /// Releases a slot in use that is not timed, and has an empty list.
+    /// Frees the slot of a command that is not timed and whose list is empty.
     #[inline]
     pub fn release_empty(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
@@ -422,7 +428,7 @@ impl Slots {
         }
     }
 
-    /// Records the command of a slot that is in use, unless the record is there already.
+    /// Records the command of a slot in use, unless its record exists already.
     pub fn record(&mut self, index: u16, sqid: u16, number: u64, command: &Command) {
         if let Some(records) = &mut self.records
             && !records.is_recorded(index)
@@ -442,13 +448,13 @@ impl Slots {
         self.slots.get_mut(usize::from(index)).filter(|s| s.used)
     }
 
-    /// Returns the tag by which a volume knows the command: owner, sequence, index.
+    /// Returns the tag that identifies the command to volumes: owner, sequence number, slot index.
     pub fn tag(&self, index: u16) -> u64 {
         let seq = self.slots.get(usize::from(index)).map_or(0, |s| s.seq);
         tag(self.owner, seq, index)
     }
 
-    /// Returns the slot of a tag, unless the tag is stale.
+    /// Returns the index of the slot with this tag, unless the tag is stale.
     pub fn of_tag(&self, tag: u64) -> Option<u16> {
         let index = tag as u16;
         let slot = self.slots.get(usize::from(index))?;
@@ -456,7 +462,7 @@ impl Slots {
             .then_some(index)
     }
 
-    /// Returns the slot of this tag with its index.
+    /// Returns the slot with this tag and its index, unless the tag is stale.
     #[inline]
     pub fn tagged(&mut self, tag: u64) -> Option<(u16, &mut Slot)> {
         let (owner, index) = (self.owner, tag as u16);
@@ -470,20 +476,21 @@ impl Slots {
         self.slots.iter().position(same).map(|i| i as u16)
     }
 
-    /// Marks every command in flight as without a queue.
+    /// Marks all outstanding commands as having no queue, so that no completions are posted.
     pub fn orphan_all(&mut self) {
         for slot in &mut self.slots {
             slot.orphan |= slot.used;
         }
     }
 
-    /// Returns whether a command is in flight on the namespace of this index.
+    /// Returns whether any command is outstanding on the namespace at this index.
     pub fn any_of(&self, ns: usize) -> bool {
         let of = |slot: &Slot| slot.used && !slot.kept && slot.is_of(ns);
         self.slots.iter().any(of)
     }
 
-    /// Tags of the commands in flight that may read or change the namespace of this index.
+    /// Returns the tags of the outstanding commands that may read or change the namespace at this
+    /// index.
     pub fn touching(&self, ns: usize) -> impl Iterator<Item = u64> {
         let touches = move |slot: &Slot| {
             slot.used && !slot.kept && slot.is_of(ns) && !matches!(slot.work, Work::Reservation)
@@ -493,8 +500,8 @@ impl Slots {
         touching.map(|(i, _)| self.tag(i as u16))
     }
 
-    /// Returns whether a command in flight uses blocks with metadata that satisfy `such`, on the
-    /// namespace of this index.
+    /// Returns whether any outstanding command uses blocks with metadata, in the namespace at this
+    /// index, for which `such` returns `true`.
     pub fn any_metadata(&self, ns: usize, such: impl Fn(Held) -> bool) -> bool {
         let slots = self.slots.iter().filter(|slot| slot.used && !slot.kept);
         let mut held = slots.filter_map(|slot| match &slot.work {
@@ -505,13 +512,13 @@ impl Slots {
         held.any(such)
     }
 
-    /// Returns the namespace index and the work of each command in flight.
+    /// Returns the namespace index and the work of each outstanding command.
     pub fn in_flight(&self) -> impl Iterator<Item = (usize, &Work)> {
         let slots = self.slots.iter().filter(|slot| slot.used && !slot.kept);
         slots.map(|slot| (slot.ns, &slot.work))
     }
 
-    /// Tags of the reservation commands in flight.
+    /// Returns the tags of the outstanding reservation commands.
     pub fn reservations(&self) -> impl Iterator<Item = u64> {
         let waits = |slot: &Slot| slot.used && !slot.kept && matches!(slot.work, Work::Reservation);
         let slots = self.slots.iter().enumerate();
@@ -519,7 +526,7 @@ impl Slots {
         waiting.map(|(i, _)| self.tag(i as u16))
     }
 
-    /// Tags of the commands that wait until marks are changed.
+    /// Returns the tags of the commands that wait for a change of marks.
     pub fn marking(&self) -> impl Iterator<Item = u64> {
         let waits = |slot: &Slot| slot.used && !slot.kept && matches!(slot.work, Work::Marking(_));
         let slots = self.slots.iter().enumerate();
@@ -527,13 +534,13 @@ impl Slots {
         waiting.map(|(i, _)| self.tag(i as u16))
     }
 
-    /// Returns whether the command of this tag is in flight.
+    /// Returns whether the command with this tag is outstanding.
     pub fn is_in_flight(&mut self, tag: u64) -> bool {
         self.tagged(tag).is_some_and(|(_, slot)| !slot.kept)
     }
 
-    /// Returns tags and namespace indices of requests that may be asked to end early. With
-    /// `own_stays`, that excludes the request on the controller's own account.
+    /// Returns tags and namespace indices of the requests that may be asked to end early. With
+    /// `own_stays`, this excludes the controller's own request.
     pub fn guests_in_flight(&self, own_stays: bool) -> impl Iterator<Item = (u64, usize)> {
         let guests = move |(i, s): (usize, &Slot)| {
             let stays = match s.work {
@@ -551,7 +558,7 @@ fn tag(owner: u16, seq: u16, index: u16) -> u64 {
     u64::from(owner) << 48 | u64::from(seq) << 16 | u64::from(index)
 }
 
-/// Returns the owner of a tag: the `id` with which its controller was created.
+/// Returns the owner part of a tag: the `id` with which the controller or engine was created.
 pub fn tag_owner(tag: u64) -> u16 {
     (tag >> 48) as u16
 }

@@ -1,12 +1,12 @@
-//! Latency of commands, from the copy of their entry until their completion is posted, and
-//! classification of their failures.
+//! Latency measurement of commands, from the copy of their entry until their completion is posted,
+//! and classification of their failures.
 //!
-//! Of a controller's reads and writes on one worker, one is timed after [`TIMED_EVERY`] others.
-//! Its batch ends with it, so that the times of the batch are its own. All other batches cost a
-//! comparison and a subtraction. The commands before it in its batch delayed it; those that would
-//! have followed have no part in its time. Its position in the batch changes from one timed batch
-//! to the next. Every command that leaves a batch and is no read or write is timed: such commands
-//! cost many times as much.
+//! After every [`TIMED_EVERY`] reads and writes of a controller on one worker, the next one is
+//! timed. Its batch ends with it, so that later commands do not count towards its latency; earlier
+//! ones in the batch have delayed it and do count. The position of the timed command in its batch
+//! varies. Batches that are not timed cost one comparison and one subtraction. Every command that
+//! leaves a batch and is neither read nor write is timed, because such commands cost many times as
+//! much.
 
 use super::run::Next;
 use super::slots::Kind;
@@ -57,7 +57,7 @@ pub(super) fn failure_of(status: Status) -> Failure {
 }
 
 impl Engine {
-    /// Runs a batch like [`Engine::run`], and times its last command.
+    /// Runs a batch like [`Engine::run`], and measures the latency of its last command.
     #[cold]
     #[inline(never)]
     pub(super) fn run_timed(&mut self, qid: u16, limit: u32) -> (u32, Next) {
@@ -66,14 +66,14 @@ impl Engine {
         };
         let (outstanding, free) = (sq.outstanding, self.slots.free());
         let pending = distance(sq.head, sq.tail, sq.size).min(free);
-        // The timed command's position in the batch differs each time.
+        // The position of the timed command differs from batch to batch.
         self.timed_place = self.timed_place.wrapping_add(1);
         let wanted = (self.timed_place % limit.max(1) + 1).min(pending).max(1);
         let slot = self.slots.upcoming(wanted as usize - 1);
         let begun = cycles().max(1);
         let (fetched, next) = self.run(qid, wanted);
         if fetched < wanted {
-            // The batch ended before the command to be timed; the next batch is timed instead.
+            // The batch ended before the command to be timed, so the next batch is timed instead.
             return (fetched, next);
         }
         self.until_timed = fetched.saturating_add(TIMED_EVERY - 1);
@@ -109,13 +109,13 @@ impl Engine {
                 }
             }
             Next::General(_) => self.fetched_at = begun,
-            // A failed command has not done its work, and is not timed.
+            // A failed command is not timed, because it has not done its work.
             Next::Failed(..) | Next::Refused(..) => {}
         }
         (fetched, next)
     }
 
-    /// Returns the fetch time of a command on the general path, if it is to be timed, else 0.
+    /// Returns the fetch time of a command on the general path; 0 when the command is not timed.
     pub(super) fn time_general(&mut self, command: &Command) {
         let sampled = std::mem::take(&mut self.fetched_at);
         self.fetched_at = match command.nvm_opcode() {
@@ -134,8 +134,8 @@ impl Engine {
         }
     }
 
-    /// Counts a command that fails because this controller does not reach its namespace. The
-    /// host's choice of path is no error of a disk, and must not fill its error log.
+    /// Counts a command that fails because the controller cannot reach its namespace. The host's
+    /// choice of a path is not an error of the disk, and must not fill the error log.
     pub(super) fn passed_by(&self, status: Status, nsid: u32) {
         let index = self.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.namespaces.get(index));
@@ -151,7 +151,7 @@ impl Engine {
         let ns = index.and_then(|index| self.namespaces.get(index));
         let record = ns.map_or(&self.nowhere, |ns| &ns.record);
         let marked = self.is_marked(status, nsid, lba);
-        // The host has requested the error by Write Uncorrectable: the medium is not at fault.
+        // The host has requested this error by Write Uncorrectable: the medium is not at fault.
         let failure = match marked {
             true => Failure::Aborted,
             false => failure_of(status),

@@ -1,10 +1,10 @@
 //! Write Uncorrectable ("NVM Command Set 1.1", 3.3.7): commands that make blocks unreadable, and
-//! writes that make them readable again. [`marks`](crate::marks) describes the whole.
+//! writes that make them readable again. Module [`marks`](crate::marks) describes the whole.
 //!
-//! Marks change in the control half, which commits them. A command that changes marks waits for
-//! that ([`Work::Marking`]); a write does so after its volume request. The next process therefore
-//! finds each block's mark as the host has seen it, or as an unfinished command sets it, which is
-//! executed again.
+//! The control half changes the marks and commits the change. A command that changes marks waits
+//! for the commit ([`Work::Marking`]); a write does so after its volume request. The next process
+//! therefore finds each block's mark as the host has seen it, or as an unfinished command sets it,
+//! which is then executed again.
 
 use super::slots::{Kind, Work};
 use super::{Engine, Event};
@@ -12,7 +12,7 @@ use crate::marks::MOST_BLOCKS;
 use nvme::cmd::io::RwCdw12;
 use nvme::{Command, Status};
 
-/// A command that changes marks.
+/// Request to the control half to change marks on behalf of a command.
 pub(crate) struct Marking {
     /// Tag of the command in the engine.
     pub tag: u64,
@@ -21,16 +21,16 @@ pub(crate) struct Marking {
     pub change: Change,
 }
 
-/// Change of marks by a command.
+/// Change of marks that a command causes.
 pub(crate) enum Change {
-    /// Marks blocks: first block and number of blocks.
+    /// Marks a range: first block and number of blocks.
     Mark(u64, u64),
-    /// These (first block, blocks) were written.
+    /// Removes the marks of ranges that were written: first block and number of blocks.
     Written(Vec<(u64, u64)>),
 }
 
 impl Engine {
-    /// Sets the marks of the namespace under this index, by its NSID.
+    /// Looks up the marks of the namespace at this index by its NSID.
     pub(super) fn find_marks(&mut self, index: usize) {
         if let Some(ns) = self.namespaces.get_mut(index)
             && !ns.is_vacant()
@@ -40,7 +40,7 @@ impl Engine {
         }
     }
 
-    /// Checks the marks of a namespace: its first block may have been marked, or its last mark
+    /// Checks whether a namespace has any marks, after its first block was marked or its last mark
     /// removed.
     pub fn look_at_marks(&mut self, index: usize) {
         let Some(ns) = self.namespaces.get_mut(index) else {
@@ -52,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// Write Uncorrectable: marks blocks.
+    /// Starts Write Uncorrectable, which marks blocks as unreadable.
     pub(super) fn write_uncorrectable(
         &mut self,
         sqid: u16,
@@ -73,7 +73,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the control half change marks; then the command ends, with dword 0 of its completion.
+    /// Requests a change of marks from the control half. Afterwards the command ends with `result`
+    /// as completion dword 0.
     fn change_marks(&mut self, index: u16, change: Change, result: u32) {
         let tag = self.slots.tag(index);
         let Some(slot) = self.slots.get(index) else {
@@ -85,8 +86,8 @@ impl Engine {
             .push_back(Event::Marking(Box::new(Marking { tag, ns, change })));
     }
 
-    /// Ends a command, if it is still in flight, after the control half has changed its marks;
-    /// with this status, or with its own.
+    /// Ends a command after the control half has changed its marks, if the command is still
+    /// outstanding. The status is `status` or else the command's own.
     pub fn end_marking(&mut self, tag: u64, status: Option<Status>) {
         let Some((index, slot)) = self.slots.tagged(tag) else {
             return;
@@ -99,7 +100,7 @@ impl Engine {
     }
 
     /// Frees the slots of commands that wait for the control half, after their queue was deleted.
-    /// The control half does not need them.
+    /// The control half does not use the slots.
     pub(super) fn forget_marking(&mut self) {
         let tags: Vec<u64> = self.slots.marking().collect();
         for tag in tags {
@@ -109,7 +110,7 @@ impl Engine {
         }
     }
 
-    /// Begins a write: on a namespace with marks, it may remove some at its end.
+    /// Begins a write. On a namespace with marks, the write may have to remove some when it ends.
     pub(super) fn watch_write(&mut self, index: u16) {
         if let Some(slot) = self.slots.get(index)
             && self.namespaces.get(slot.ns).is_some_and(|ns| ns.watched)
@@ -118,7 +119,7 @@ impl Engine {
         }
     }
 
-    /// Ends a command that has written its blocks, unless it failed.
+    /// Ends a write command and, unless it failed, removes the marks of its blocks.
     pub(super) fn end_write(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a write ends without its slot");
@@ -135,7 +136,7 @@ impl Engine {
         }
     }
 
-    /// Ends a command that has written these blocks, with dword 0 of its completion.
+    /// Ends a command that has written these block ranges, with completion dword 0.
     pub(super) fn end_written(&mut self, index: u16, written: &[(u64, u64)], result: u32) {
         let ns = self.slots.get(index).map(|slot| slot.ns);
         let ns = ns.and_then(|ns| self.namespaces.get(ns));
@@ -149,13 +150,14 @@ impl Engine {
         }
     }
 
-    /// Returns the first marked block in a range of the namespace of this index.
+    /// Returns the first marked block of a range in the namespace at this index.
     pub(super) fn marked(&self, ns: usize, slba: u64, blocks: u64) -> Option<u64> {
         let ns = self.namespaces.get(ns).filter(|ns| ns.watched)?;
         ns.marks.first(slba, blocks)
     }
 
-    /// Returns the lowest marked block of a failed read command, or else its first block.
+    /// Returns the first marked block of a failed read command, or the command's first block
+    /// without marks.
     pub(super) fn first_unreadable(&self, command: &Command, status: Status) -> u64 {
         let slba = command.slba();
         if !status.is(Status::UNRECOVERED_READ_ERROR) {

@@ -1,46 +1,47 @@
-//! The commands of zoned namespaces ("NVMe Zoned Namespace Command Set 1.1", 3.3 and 3.4).
+//! Commands of zoned namespaces ("NVMe Zoned Namespace Command Set 1.1", 3.3 and 3.4).
 //!
-//! *A write counts when it is checked*: the zone's write pointer is moved behind it before the
-//! volume gets the request, so that any number of writes may be in flight. A write that then
-//! fails leaves the pointer where it is, and its blocks unwritten: the host sees the status, and
-//! finishes or resets the zone (ibid., 2.1.1.2.1: a failed write does not take the pointer back).
+//! *Writes take effect on the zone when they are checked.* The write pointer moves behind a write
+//! before the volume gets the request, so that several writes may be outstanding. If the write then
+//! fails, the pointer stays there, with the blocks unwritten. The host sees the status, and
+//! finishes or resets the zone (ibid., 2.1.1.2.1: a failed write does not move the pointer back).
 //!
-//! *After a restart.* A command is recorded when it was checked and its location is known, a Zone
-//! Append with that location. Then its zone's word is stored, then the volume gets the request. A
-//! record without its word is therefore the last one, and is taken now; a record with its word is
-//! restarted at the same location. A reset waits until no write of its zones is in flight, so
-//! that no older write is restarted on top of newer data.
+//! *Restart.* A command is recorded after it was checked and its location is known; a Zone Append
+//! is recorded with that location. Then its zone's word is stored, and then the volume gets the
+//! request. A record without its word is therefore the last one, and is applied on replay. A record
+//! with its word is replayed at its location. A reset waits until no write of its zones is
+//! outstanding, so that no older write is replayed over newer data.
 //!
-//! *Several workers* share one state of zones. A worker holds its lock from a command's check
-//! until the command's record and the zones' words are stored, so that the rule about the last
-//! record holds for all of them together. The order of writes is that of their checks. The next
-//! process has the records of all workers and does not know their order. The order does not
-//! matter: a write with its zone's word stored is replayed at any position, and Zone Management
-//! Send continues when all commands have been replayed. A reset moves the write pointers of all
-//! its zones at once, when their data is gone. Then, under the lock, too, its record is marked as
-//! applied ([`Records::mark_applied`](super::journal::Records::mark_applied)), as for every other
-//! change by Zone Management Send: a replay does not undo later changes of the zone by other
-//! workers. A write counts as in flight until its record is removed.
+//! *Several workers* share the state of the zones. A worker holds the lock from the check of a
+//! command until its record and the zones' words are stored, so that the rule about the last record
+//! holds for all workers together. Writes are ordered by their checks. The next process has the
+//! records of all workers without their order, which does not matter: a write whose word is stored
+//! can be replayed at any time, and Zone Management Send continues after all commands were
+//! replayed. A reset moves the write pointers of all its zones at once, after their data is gone.
+//! Still under the lock, its record is then marked as applied
+//! ([`Records::mark_applied`](super::journal::Records::mark_applied)), as for every change by Zone
+//! Management Send, so that a replay does not undo later changes of the zone by other workers. A
+//! write counts as outstanding until its record is removed.
 //!
-//! *Controllers of a subsystem* share that state in the same way, though none of them records
-//! anything: they end with their process. A reset waits for writes of all of them. It checks for
-//! their end in each round, so that no wake-up is needed; the wait is short, because a write
-//! counts only while its volume has it, whatever its guest does. An engine that is dropped takes
-//! its requests in flight with it ([`Engine::leave_zones`]), so that no reset waits for them.
+//! *Controllers of a subsystem* share the state in the same way, but record nothing, because they
+//! end with their process. A reset waits for the writes of all of them, and checks in each round,
+//! so that no wake-up is needed. The wait is short, because a write counts only while its volume
+//! has it, whatever its guest does. When an engine is dropped, its outstanding requests end with it
+//! ([`Engine::leave_zones`]), so that no reset waits for them.
 //!
-//! *A Zone Random Write Area* (ibid., ZRWA) only affects which writes a zone takes, and the write
-//! pointer after them: their data is written to the volume at once. The data can be read and
-//! written again, and the host's flush of the area only moves the pointer. A write, or an action
-//! that is refused when repeated, is recorded only after its check; the next process does not
-//! carry it out a second time.
+//! *A Zone Random Write Area* (ibid., ZRWA) only affects which writes a zone accepts, and the write
+//! pointer after them. Data is written to the volume at once, and can be read and overwritten; the
+//! host's flush of the area only moves the pointer. A write to the area, or an action that is
+//! refused when repeated, is recorded only after its check, and the next process does not execute
+//! it a second time.
 //!
-//! *Durability.* The words are memory of the table's file. Flush and Force Unit Access, and each
-//! change of a zone by Zone Management Send, complete only after the file has been flushed, too,
-//! after the data. The write pointer is therefore never behind data that was reported durable.
-//! The pointer may be ahead, by writes that no host has seen completed.
+//! *Durability.* The words are in memory that is mapped from the table's file. Flush, Force Unit
+//! Access and each change of a zone by Zone Management Send complete only after the file was
+//! flushed, which follows the flush of the data. The write pointer is therefore never behind data
+//! that was reported durable. The pointer may be ahead of it, by writes that no host has seen
+//! complete.
 //!
-//! *A reset* zeroes the written blocks, a piece at a time, before the zone is empty: a crash or
-//! power loss in the middle leaves the write pointer as it was. Blocks behind a write pointer
+//! *A reset* zeroes the written blocks piece by piece before the zone becomes empty: a crash or
+//! power loss in the middle leaves the write pointer unchanged. Blocks behind the write pointer
 //! read as the volume has them.
 
 use super::commands::Sort;
@@ -60,23 +61,22 @@ use volume::{Volume, VolumeError, VolumeQueue};
 use zerocopy::IntoBytes;
 use zones::{Action, Filter, Refusal, Reported};
 
-/// Maximum number of bytes of a reset zone that are zeroed at a time.
+/// Maximum number of bytes of a reset zone that one request zeroes.
 const PIECE: u64 = 16 << 20;
 
-/// Byte offset that marks a flush for the table. A namespace's own flushes have 0.
+/// Byte offset that identifies a flush of the table. Flushes of the namespace have offset 0.
 const TABLE: u64 = u64::MAX;
 
 /// Progress of a Zone Management Send command.
 #[derive(Default)]
 pub(super) struct Sending {
-    /// Zones that are being reset.
+    /// Zones that the command resets.
     resets: Vec<Reset>,
-    /// Index of the first zone that is not done: earlier ones have no write in flight, or no
-    /// data.
+    /// Index of the first zone to handle; earlier ones have no outstanding write, or no data.
     next: usize,
-    /// Writes to the zones may be in flight.
+    /// Whether writes to the zones may still be outstanding.
     waits: bool,
-    /// The table is being flushed.
+    /// Whether the table is being flushed.
     flushing: bool,
 }
 
@@ -84,9 +84,9 @@ pub(super) struct Sending {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sent {
     Act(Action),
-    /// Open Zone with ZRWAA.
+    /// Open Zone with a random write area (ZRWAA).
     OpenWithZrwa,
-    /// Flush Explicit ZRWA Range.
+    /// Flush Explicit ZRWA Range: moves the write pointer to the end of the flushed range.
     Flush,
     Reset,
 }
@@ -94,13 +94,13 @@ enum Sent {
 /// A zone that is being reset.
 struct Reset {
     zone: u32,
-    /// Byte offset and length of the data left to zero.
+    /// Byte offset and length of the data that is left to zero.
     offset: u64,
     left: u64,
 }
 
 impl Sending {
-    /// Returns the zone to handle next.
+    /// Returns the zone whose reset is the next one to advance.
     fn reset(&self) -> Option<&Reset> {
         self.resets.get(self.next)
     }
@@ -121,7 +121,7 @@ impl Drop for Engine {
 }
 
 impl Engine {
-    /// Returns the kind of a namespace, which selects the handlers of its commands.
+    /// Returns the kind of a namespace, which selects the command handlers.
     pub(super) fn sort_of(&self, nsid: u32) -> Sort {
         let index = self.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.namespaces.get(index));
@@ -134,7 +134,7 @@ impl Engine {
         zones.ok_or(Status::INVALID_OPCODE.with_dnr(true))
     }
 
-    /// Write, Write Zeroes and Zone Append of zoned namespaces.
+    /// Starts Write, Write Zeroes or Zone Append on a zoned namespace.
     pub(super) fn zoned_write(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let opcode = command.nvm_opcode();
         let (zeroes, append) = (
@@ -154,7 +154,7 @@ impl Engine {
         if !zeroes && len > self.max_transfer {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        // The lock is not held, because the host's memory may have to be waited for.
+        // The zones are not locked here, because guest memory may have to be waited for.
         let mut list = std::mem::take(&mut self.list);
         let walked = match zeroes {
             true => Ok(()),
@@ -191,7 +191,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks a write under the lock, records it, and counts it: its slot, and its first block.
+    /// Under the lock of the zones, checks a write, records it, and moves the write pointer.
+    /// Returns its slot and its first block.
     fn take_write(
         &mut self,
         sqid: u16,
@@ -203,7 +204,7 @@ impl Engine {
         let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
         let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
         let count = u64::from(blocks);
-        // The lock keeps other workers from taking blocks meanwhile.
+        // The lock keeps other workers from using blocks of the zone meanwhile.
         let mut zones = zoned.lock();
         let slba = command.slba();
         let replayed = self.slots.is_reserved();
@@ -238,10 +239,11 @@ impl Engine {
         Ok((slot, slba))
     }
 
-    /// Leaves the zones when the engine is dropped: its writes are in flight no more, and its
-    /// resets have not taken place. Other users of the zones continue.
+    /// Gives up the zones when the engine is dropped: its writes are no longer outstanding, and its
+    /// unfinished resets are cancelled. Other users of the zones continue.
     fn leave_zones(&mut self) {
-        // The queues are dropped first: that waits for the kernel to finish their requests.
+        // The volume queues are dropped first, which waits until the kernel has finished their
+        // requests.
         let namespaces = std::mem::take(&mut self.namespaces).into_iter();
         let zones: Vec<_> = namespaces.map(|ns| ns.config.zones.clone()).collect();
         for (ns, work) in self.slots.in_flight() {
@@ -258,7 +260,7 @@ impl Engine {
         }
     }
 
-    /// Ends a write to a zone, after its record was removed.
+    /// Ends a write to a zone, after the write's record was removed.
     #[cold]
     pub(super) fn zone_written(&mut self, ns: usize, zone: u32) {
         match self.zones_of(ns) {
@@ -269,7 +271,8 @@ impl Engine {
 
     // ---- Zone Management Receive
 
-    /// Zone Management Receive: reports of zones. Descriptors have no extensions here.
+    /// Executes Zone Management Receive, which reports zones. Zone descriptor extensions are not
+    /// supported.
     pub(super) fn zone_receive(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let invalid = Status::INVALID_FIELD.with_dnr(true);
         let cdw13 = ReceiveCdw13::from_bits(command.cdw13.get());
@@ -294,7 +297,7 @@ impl Engine {
             true => found.len(),
             false => zones.report(slba, filter).count(),
         };
-        // The lock is not held, because the host's memory may have to be waited for.
+        // The lock is released here, because guest memory may have to be waited for.
         drop(zones);
         let mut at = 64;
         for zone in &found {
@@ -318,7 +321,7 @@ impl Engine {
 
     // ---- Zone Management Send
 
-    /// Zone Management Send.
+    /// Starts Zone Management Send.
     pub(super) fn zone_send(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let cdw13 = SendCdw13::from_bits(command.cdw13.get());
         let index = self.namespace_index(command.nsid.get())?;
@@ -334,12 +337,12 @@ impl Engine {
             Zsa::CLOSE => Sent::Act(Action::Close),
             Zsa::FINISH => Sent::Act(Action::Finish),
             Zsa::OPEN if !cdw13.zsaso() => Sent::Act(Action::Open),
-            // Select All would cover only closed zones, which cannot get an area.
+            // Select All would apply only to closed zones, which cannot get a random write area.
             Zsa::OPEN if of_zrwa => Sent::OpenWithZrwa,
             Zsa::OFFLINE => Sent::Act(Action::Offline),
             Zsa::RESET => Sent::Reset,
             Zsa::FLUSH_ZRWA if of_zrwa => Sent::Flush,
-            // No zone descriptor has an extension.
+            // Zone descriptor extensions are not supported.
             _ => return Err(Status::INVALID_FIELD.with_dnr(true)),
         };
         let slba = command.slba();
@@ -353,8 +356,8 @@ impl Engine {
             (Sent::Flush, _) => zones.check_flush(slba),
             _ => Ok(()),
         };
-        // The action was carried out before, if its record is marked so, or if it was recorded
-        // and is not allowed any more.
+        // The previous process has executed the action if its record says so, or if the action was
+        // recorded and is not allowed any more.
         let again = self.slots.is_reserved();
         let taken = self.slots.is_applied() || (allowed.is_err() && again);
         if !taken {
@@ -377,7 +380,7 @@ impl Engine {
                     None => zones.resettable().map_err(Refusal::status)?,
                 };
                 for zone in all {
-                    // With Select All no zone is refused: all were just checked.
+                    // With Select All no zone is refused, because all were just checked.
                     let (lba, blocks) = zones.begin_reset(zone).map_err(Refusal::status)?;
                     sending.resets.push(Reset {
                         zone,
@@ -390,7 +393,7 @@ impl Engine {
         }
         zoned.keep(&mut zones);
         crash::point!("controller.zone.changed");
-        // A reset is applied later.
+        // A reset is applied at its end.
         if !sending.waits {
             self.slots.mark_applied(slot);
         }
@@ -400,16 +403,16 @@ impl Engine {
             slot.slba = command.slba();
             slot.work = Work::ZoneSend(Box::new(sending));
         }
-        // A replayed command continues when all commands of the previous process have been
-        // replayed: later ones may have written its zones after it was applied.
+        // A replayed command continues after all commands of the previous process were replayed,
+        // because later ones may have written its zones.
         if again || self.next_send(slot) {
             self.parked.push_back(slot);
         }
         Ok(())
     }
 
-    /// Begins the next step of Zone Management Send. Returns `true` when it waits for other
-    /// commands; it has its turn in a later round.
+    /// Executes the next step of Zone Management Send. Returns `true` when the command has to wait
+    /// for others, and is continued in a later round.
     #[must_use]
     pub(super) fn next_send(&mut self, index: u16) -> bool {
         let Some(slot) = self.slots.get(index) else {
@@ -460,7 +463,7 @@ impl Engine {
             }
             zoned.keep(&mut zones);
             crash::point!("controller.zone.reset");
-            // Other workers may write to the zones as soon as they can take the lock.
+            // Other workers may write to the zones as soon as the lock is released.
             self.slots.mark_applied(index);
         }
         let (op, offset, len) = match sending.reset() {
@@ -522,7 +525,7 @@ impl Engine {
         }
     }
 
-    /// Handles the completion of a request of Zone Management Send.
+    /// Handles the completion of a volume request of Zone Management Send.
     pub(super) fn zone_sent(&mut self, index: u16, result: Result<(), IoError>) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("Zone Management Send goes on without its slot");
@@ -547,7 +550,7 @@ impl Engine {
             return;
         };
         match result {
-            // The old data stays behind the write pointer.
+            // The old data remains behind the write pointer.
             Err(error) if error.kind != IoErrorKind::Unsupported => {
                 slot.status = status_of(error, true);
                 return;
@@ -565,8 +568,8 @@ impl Engine {
 
     // ---- the table
 
-    /// Flushes the namespace's table (of zones, or metadata) first, when a completed request has
-    /// to be durable. Returns `false` when there is nothing to wait for.
+    /// Flushes the namespace's table (of zones or metadata) before a command completes that has to
+    /// be durable. Returns `false` when no flush is needed.
     pub(super) fn waits_for_table(&mut self, index: u16, completion: &mut Completion) -> bool {
         let Some(slot) = self.slots.get(index) else {
             return false;
@@ -579,7 +582,7 @@ impl Engine {
         let Some((_, lost)) = namespace.and_then(|ns| ns.config.table()) else {
             return false;
         };
-        // A table that is being recreated has nothing to make durable.
+        // A table that is about to be recreated has nothing to make durable.
         if lost && own && namespace.is_some_and(Namespace::loses_table) {
             return false;
         }
@@ -598,7 +601,7 @@ impl Engine {
     }
 }
 
-/// Returns whether a command's changes must be durable at its end.
+/// Returns whether a command's changes have to be durable when the command completes.
 fn makes_durable(slot: &Slot) -> bool {
     if let Work::Metadata(moving) = &slot.work {
         return moving.makes_durable();
@@ -627,13 +630,14 @@ fn descriptor(zone: &Reported) -> ZoneDescriptor {
     }
 }
 
-/// A namespace's volume queue, with one to its table that gets the flushes at [`TABLE`].
+/// Queue of a namespace's volume, combined with a queue of its table, which gets the flushes with
+/// offset [`TABLE`].
 struct WithTable {
     data: OpenQueue,
     table: OpenQueue,
 }
 
-/// Returns a queue that combines the volume's with one to the file of the table.
+/// Returns a queue that combines the queue of the volume with one of the table's file.
 pub(super) fn with_table(
     data: OpenQueue,
     table: &Arc<dyn Volume>,

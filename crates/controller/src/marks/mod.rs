@@ -31,8 +31,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use sync::Unpoisoned;
 
-/// Maximum number of ranges in all namespaces of a controller. Together with the copy that the
-/// host is reading, they must fit into the control state, which has 128 KiB.
+/// Maximum number of mark ranges in all namespaces of a controller. Together with the copy that the
+/// host is reading, they have to fit into the 128 KiB of the control state.
 pub(crate) const PIECES: u64 = 1024;
 
 /// Ranges of marked blocks by NSID: first block and number of blocks.
@@ -40,7 +40,7 @@ pub(crate) type Listed = Vec<(u32, Vec<(u64, u64)>)>;
 /// Maximum number of blocks of a Write Uncorrectable command.
 pub(crate) const MOST_BLOCKS: u64 = 2 * PIECES;
 
-/// The marked blocks of a namespace.
+/// Marked blocks of one namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     any: AtomicBool,
@@ -64,13 +64,14 @@ impl Marks {
         self.ranges.lock().unpoisoned()
     }
 
-    /// Marks blocks, unless there could be more than `most` ranges then.
+    /// Marks blocks, unless later removals could then split the marks into more than `most` ranges.
+    /// Returns whether the blocks were marked.
     pub fn mark(&self, slba: u64, blocks: u64, most: u64) -> bool {
         self.change(|ranges| ranges.add(slba..slba.saturating_add(blocks), most))
     }
 
-    /// Removes the marks of written ranges (first block, blocks). Returns whether any block was
-    /// marked.
+    /// Removes the marks of ranges that were written (first block, number of blocks). Returns
+    /// whether any block was marked.
     pub fn written(&self, written: &[(u64, u64)]) -> bool {
         self.change(|ranges| {
             let mut any = false;
@@ -81,12 +82,13 @@ impl Marks {
         })
     }
 
-    /// Removes the marks behind the namespace's last block. Returns whether there were any.
+    /// Removes the marks beyond the end of a namespace of `blocks` blocks. Returns whether there
+    /// were any.
     pub fn cut(&self, blocks: u64) -> bool {
         self.change(|ranges| ranges.remove(blocks..u64::MAX))
     }
 
-    /// Returns the lowest marked block of a range.
+    /// Returns the first marked block of a range.
     pub fn first(&self, slba: u64, blocks: u64) -> Option<u64> {
         if !self.any() {
             return None;
@@ -96,7 +98,7 @@ impl Marks {
         found.next().map(|range| range.start)
     }
 
-    /// Returns the marked blocks of a range.
+    /// Returns the marked parts of a block range.
     pub fn within(&self, within: Range<u64>) -> Vec<Range<u64>> {
         self.ranges().within(within).collect()
     }
@@ -110,36 +112,36 @@ impl Marks {
         all.collect()
     }
 
-    /// Returns the number of ranges that count towards [`PIECES`].
+    /// Returns the number of ranges that the marks count as towards [`PIECES`].
     pub fn pieces(&self) -> u64 {
         self.ranges().pieces()
     }
 }
 
-/// The marks of a controller's namespaces, by NSID.
+/// Marks of a controller's namespaces, by NSID.
 #[derive(Debug, Default)]
 pub(crate) struct MarkTable {
     namespaces: Mutex<BTreeMap<u32, Arc<Marks>>>,
 }
 
 impl MarkTable {
-    /// Returns the marks of a namespace.
+    /// Returns the marks of a namespace, which are created empty at the first call.
     pub fn of(&self, nsid: u32) -> Arc<Marks> {
         let mut namespaces = self.namespaces.lock().unpoisoned();
         namespaces.entry(nsid).or_default().clone()
     }
 
-    /// Sets the marks of a namespace that is shared with other controllers.
+    /// Sets the marks of a namespace, which other controllers share.
     pub fn share(&self, nsid: u32, marks: Arc<Marks>) {
         self.namespaces.lock().unpoisoned().insert(nsid, marks);
     }
 
-    /// Forgets the marks of a namespace that was removed.
+    /// Drops the marks of a namespace that was removed.
     pub fn forget(&self, nsid: u32) {
         self.namespaces.lock().unpoisoned().remove(&nsid);
     }
 
-    /// Returns the marks of all namespaces, in the order of their NSIDs.
+    /// Returns the marks of all namespaces in ascending order of NSIDs.
     pub fn all(&self) -> Vec<(u32, Arc<Marks>)> {
         let namespaces = self.namespaces.lock().unpoisoned();
         let all = namespaces
@@ -148,14 +150,14 @@ impl MarkTable {
         all.collect()
     }
 
-    /// Returns all marked ranges.
+    /// Returns all marked ranges, by NSID.
     pub fn listed(&self) -> Listed {
         let all = self.all();
         let marked = all.iter().filter(|(_, marks)| marks.any());
         marked.map(|(nsid, marks)| (*nsid, marks.all())).collect()
     }
 
-    /// Returns the maximum number of ranges that the marks can become.
+    /// Returns the maximum number of ranges that the marks of all namespaces can be split into.
     pub fn pieces(&self) -> u64 {
         self.all().iter().map(|(_, marks)| marks.pieces()).sum()
     }

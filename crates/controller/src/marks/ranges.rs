@@ -1,19 +1,19 @@
-//! Ranges of blocks, merged, in order.
+//! Ordered set of block ranges, in which adjacent ranges are merged.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Set of ranges of blocks, none of which touch.
+/// Ordered set of block ranges, no two of which touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranges {
-    /// Ends (the block behind the last one) by the first block.
+    /// Ranges by their first block; the value is the end, i.e. the block after the last one.
     ends: BTreeMap<u64, u64>,
     /// Sum of [`pieces`] over all ranges.
     pieces: u64,
 }
 
-/// Maximum number of ranges that a range of that many blocks can become when blocks are removed.
-/// Once some were removed, the rest cannot become more.
+/// Returns the maximum number of ranges that a range of `blocks` blocks can be split into by
+/// removing blocks.
 const fn pieces(blocks: u64) -> u64 {
     blocks.div_ceil(2)
 }
@@ -23,7 +23,7 @@ impl Ranges {
         self.ends.is_empty()
     }
 
-    /// Returns the maximum number of ranges after any removals.
+    /// Returns the maximum number of ranges that the set can be split into by removing blocks.
     pub fn pieces(&self) -> u64 {
         self.pieces
     }
@@ -32,7 +32,7 @@ impl Ranges {
         self.ends.iter().map(|(start, end)| *start..*end)
     }
 
-    /// Returns the ranges with blocks in `within`, cut to it.
+    /// Returns the parts of the ranges that overlap `within`.
     pub fn within(&self, within: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let before = self.ends.range(..within.start).next_back();
         let before = before.filter(|(_, end)| **end > within.start);
@@ -45,15 +45,16 @@ impl Ranges {
             .map(move |(start, end)| (*start).max(within.start)..(*end).min(within.end))
     }
 
-    /// Adds blocks, unless there could be more than `most` ranges then.
+    /// Adds a range, unless removals could then split the set into more than `most` ranges. Returns
+    /// whether the range was added.
     pub fn add(&mut self, range: Range<u64>, most: u64) -> bool {
         if range.is_empty() {
             return true;
         }
         let mut merged = range.clone();
         let mut replaced = Vec::new();
-        // A range that ends at the new one's start, and ranges that begin within it or at its
-        // end.
+        // Ranges to merge: one that ends where the new range starts, and those that start within
+        // the new range or at its end.
         let before = self.ends.range(..range.start).next_back();
         let before = before.filter(|(_, end)| **end >= range.start);
         let inside = self.ends.range(range.start..=range.end);
@@ -74,7 +75,7 @@ impl Ranges {
         true
     }
 
-    /// Takes blocks out. `true`: some were there.
+    /// Removes a range of blocks. Returns whether the set contained any of them.
     pub fn remove(&mut self, range: Range<u64>) -> bool {
         let cut: Vec<Range<u64>> = self.within(range.clone()).collect();
         for cut in &cut {
@@ -101,7 +102,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Returns the ranges that make up a set of blocks.
+    /// Returns the ranges that a set of block numbers consists of.
     fn ranges(set: &BTreeSet<u64>) -> Vec<Range<u64>> {
         let mut all: Vec<Range<u64>> = Vec::new();
         for &block in set {

@@ -1,4 +1,4 @@
-//! A controller's queues on another worker than its own.
+//! Engine for a controller's queues on a worker other than the controller's own.
 //!
 //! ```text
 //!   the controller's own worker                        another worker
@@ -7,14 +7,14 @@
 //!    engine       <- Progress (plain stores) ------ engine
 //! ```
 //!
-//! A [`RemoteEngine`] is an engine with the messages between it and the control half. It has its
-//! own map of the guest's memory, its own slots and its own queues into the volumes, so that a
-//! command's path shares nothing. With the control half it shares the doorbell page, the counters
-//! (each queue's have one writer, that queue's worker) and the receivers of interrupts. A
-//! submission queue lives on the worker of its completion queue.
+//! A [`RemoteEngine`] is an engine with the channels between it and the control half. It has its
+//! own map of guest memory, its own command slots, and its own queues into the volumes, so the path
+//! of a command touches no shared state. It shares with the control half the doorbell page, the
+//! counters (those of a queue are written only by that queue's worker), and the interrupt
+//! receivers. A submission queue is always on the worker of its completion queue.
 //!
-//! The engine carries out the orders ([`Engine::apply`]); here they are received, and progress is
-//! reported to the control half. `controller::migration` decides the migration of a queue.
+//! This module receives orders, which the engine carries out ([`Engine::apply`]), and reports
+//! progress to the control half. Module `controller::migration` decides where queues migrate.
 
 mod report;
 mod setup;
@@ -33,38 +33,38 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 use volume::{Budget, Io, PinPace, PinnedWindows};
 
-/// Interval of checks on detached namespaces, although nothing wakes the worker: the last command
-/// on a namespace may end while the worker sleeps, and the flush after it.
+/// Interval of checks on detached namespaces while nothing else wakes the worker: the last command
+/// on a namespace, or the flush after it, may end while the worker sleeps.
 const TIDY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Maximum number of events that wait to be reported; with more, no entry is fetched. This bounds
-/// the memory used by the guest's errors.
+/// Maximum number of events waiting to be reported. With more, no entry is fetched, which bounds
+/// the memory that a guest's errors can occupy.
 const EVENTS_WAITING: usize = 64;
 
-/// A controller's data half on a worker other than its own. Belongs to that worker's thread,
-/// which uses it like a controller, and calls [`RemoteEngine::drain_messages`] when its worker
-/// was woken for messages.
+/// A controller's data half on a worker other than the controller's own. Owned by that worker's
+/// thread, which uses it like a controller, and calls [`RemoteEngine::drain_messages`] when
+/// messages wake the worker.
 pub struct RemoteEngine {
     engine: Engine,
-    /// Ring of the worker, for namespaces that are attached later.
+    /// Ring of this worker, for namespaces that are attached later.
     io: Rc<Io>,
-    /// The controller was dropped.
+    /// Whether the controller was dropped.
     ended: bool,
     orders: Receiver<Order>,
     reports: SyncSender<Report>,
     progress: Arc<Progress>,
-    /// Wakes the controller's own worker.
+    /// Waker of the controller's own worker.
     controller: Waker,
     mapped_doorbells: bool,
-    /// Number of the last controller-level reset that has begun.
+    /// Number of the last controller-level reset that this engine has begun.
     epoch: u64,
-    /// The last reset has not ended: commands are in flight.
+    /// Whether commands from before the last reset are still outstanding.
     stopping: bool,
-    /// Number of orders applied.
+    /// Number of orders that this engine has applied.
     handled: u64,
-    /// Memory was taken away, and commands in flight may still touch it.
+    /// Whether outstanding commands may still access guest memory that was removed.
     unmapping: bool,
-    /// Guest memory that the kernel has pinned for this worker.
+    /// Windows of guest memory that the kernel has pinned for this worker.
     pinned: PinnedWindows,
     /// Time of the next check on detached namespaces.
     next_tidy: Instant,
@@ -90,25 +90,25 @@ impl RemoteEngine {
         }
     }
 
-    /// Returns whether guest memory waits to be pinned for this worker: call
+    /// Returns whether windows of guest memory still have to be pinned for this worker by
     /// [`RemoteEngine::pin_on`].
     pub fn is_pinning(&self) -> bool {
         self.pinned.is_pinning()
     }
 
-    /// Pins a piece of it.
+    /// Pins the next piece of guest memory for this worker.
     pub fn pin_on(&mut self, pace: &mut PinPace) {
         pace.step(&mut self.pinned);
     }
 
-    /// Wakes the controller's own worker, if this one has queues of the controller.
+    /// Wakes the controller's own worker, if this engine has I/O queues.
     pub fn wake_controller(&self) {
         if self.engine.any_io_queue() {
             self.controller.wake_by_ref();
         }
     }
 
-    /// Applies the orders of the control half. Returns whether there were any.
+    /// Applies the waiting orders of the control half. Returns whether there were any.
     pub fn drain_messages(&mut self) -> bool {
         let before = self.handled;
         while let Ok(order) = self.orders.try_recv() {
@@ -140,7 +140,7 @@ impl RemoteEngine {
             }
             order => {
                 let detaches = matches!(order, Order::Detach(_) | Order::EndDetachedEarly);
-                // Only changes of memory can fail.
+                // Only changes of guest memory can fail.
                 let _ = self.engine.apply(order);
                 if detaches {
                     self.tidy(Instant::now());
@@ -148,23 +148,24 @@ impl RemoteEngine {
                 return;
             }
         };
-        // The controller's own map has accepted the change. If this map refuses it (the file
-        // shrank meanwhile), the window is missing here, and commands that need it fail.
+        // The controller's own map has accepted the change. This map may refuse it, for example
+        // when the file was truncated meanwhile. The window is then missing here, and commands that
+        // need it fail.
         match self.engine.apply(Order::Memory(change.clone())) {
             Ok(_) => self.pin(change),
             Err(error) => tracing::debug!(%error, "window missing on a worker"),
         }
     }
 
-    /// Opens a namespace for this worker. If that fails, the controller detaches the namespace
-    /// again.
+    /// Opens a namespace for this worker. If opening fails, the controller detaches the namespace.
     fn attach(&mut self, index: usize, config: NamespaceConfig) {
         let nsid = config.nsid;
         let opened =
             Namespace::open_or_vacant(config, &self.io, self.engine.io()).or_else(|error| {
                 tracing::warn!(nsid, %error, "a namespace cannot be opened on another worker");
                 self.progress.refused.fetch_add(1, Ordering::Release);
-                // The index stays in use, so that indices agree with the control half's.
+                // A placeholder keeps the index in use, so that indices agree with those of the
+                // control half.
                 Namespace::vacant(&self.io)
             });
         if let Ok(namespace) = opened {
@@ -172,7 +173,7 @@ impl RemoteEngine {
         }
     }
 
-    /// Releases detached namespaces without commands in flight. To be called periodically, and at
+    /// Releases detached namespaces that have no outstanding commands. Call it periodically, and at
     /// [`RemoteEngine::deadline`].
     pub fn tidy(&mut self, now: Instant) {
         self.next_tidy = now + TIDY_INTERVAL;
@@ -183,13 +184,13 @@ impl RemoteEngine {
         }
     }
 
-    /// Returns whether the controller was dropped, so that the worker may remove the engine.
+    /// Returns whether the controller was dropped; the worker then removes this engine.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Has the kernel pin mapped windows, and unpin unmapped ones: requests in flight keep their
-    /// pages, and the report of the unmap waits for them.
+    /// Has the kernel pin windows that were mapped, and unpin windows that were removed.
+    /// Outstanding requests keep their pages; the report that the memory is unused waits for them.
     fn pin(&mut self, change: MemoryChange) {
         match change {
             MemoryChange::Map {
@@ -204,7 +205,7 @@ impl RemoteEngine {
         }
     }
 
-    /// Reports the progress that the control half waits for. Returns whether there was any.
+    /// Publishes the progress that the control half waits for. Returns whether there was any.
     fn tell_progress(&mut self) -> bool {
         let mut told = false;
         if self.stopping && self.engine.drained() {
@@ -224,8 +225,8 @@ impl RemoteEngine {
         told
     }
 
-    /// Sends events to the control half, as far as it has room for them. Returns whether there
-    /// were any.
+    /// Sends waiting events to the control half, as far as the channel has room. Returns whether
+    /// any was sent.
     fn report(&mut self) -> bool {
         let mut told = false;
         while let Some(event) = self.engine.events.pop_front() {
@@ -239,14 +240,15 @@ impl RemoteEngine {
                     self.engine.events.push_front(report.event);
                     break;
                 }
-                // The controller was dropped, and nothing needs the event.
+                // The controller was dropped, so the event is no longer needed.
                 Err(TrySendError::Disconnected(_)) => {}
             }
         }
         told
     }
 
-    /// Runs one round, like [`Controller::poll_within`](crate::Controller::poll_within).
+    /// Runs one round of this engine, like
+    /// [`Controller::poll_within`](crate::Controller::poll_within).
     pub fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
         let mut worked = self.engine.events.len() < EVENTS_WAITING && self.engine.poll(now, budget);
         worked |= self.engine.end_round();
@@ -263,53 +265,62 @@ impl RemoteEngine {
         worked
     }
 
-    /// Handles a completion, like [`Controller::complete`](crate::Controller::complete).
+    /// Handles the completion of a volume request, like
+    /// [`Controller::complete`](crate::Controller::complete).
     pub fn complete(&mut self, completion: volume::Completion) {
         self.engine.complete(completion);
     }
 
-    /// Collects completions, like [`Controller::poll_volumes`](crate::Controller::poll_volumes).
+    /// Collects completions of volumes without the ring, like
+    /// [`Controller::poll_volumes`](crate::Controller::poll_volumes).
     pub fn poll_volumes(&mut self, out: &mut Vec<volume::Completion>) {
         self.engine.poll_volumes(out);
     }
 
-    /// Arms EventIdx, like [`Controller::arm`](crate::Controller::arm).
+    /// Arms EventIdx of this engine's queues, like [`Controller::arm`](crate::Controller::arm).
     pub fn arm(&mut self) -> bool {
         self.engine.arm()
     }
 
-    /// Checks the doorbells again, like [`Controller::recheck`](crate::Controller::recheck).
+    /// Checks the doorbells again after arming, like
+    /// [`Controller::recheck`](crate::Controller::recheck).
     pub fn recheck(&mut self) -> bool {
         self.engine.recheck()
     }
 
-    /// Like [`Controller::needs_polling`](crate::Controller::needs_polling), for this engine.
+    /// Returns whether the worker must poll this engine, like
+    /// [`Controller::needs_polling`](crate::Controller::needs_polling).
     pub fn needs_polling(&self) -> bool {
         (self.mapped_doorbells && self.engine.is_master() && self.engine.any_io_queue())
             || self.engine.polled_in_flight()
     }
 
-    /// Like [`Controller::has_news`](crate::Controller::has_news), for this engine.
+    /// Returns whether a recently busy queue has a new doorbell value, like
+    /// [`Controller::has_news`](crate::Controller::has_news).
     pub fn has_news(&self) -> bool {
         self.engine.has_news()
     }
 
-    /// Like [`Controller::in_flight`](crate::Controller::in_flight), for this engine.
+    /// Returns the number of outstanding commands, like
+    /// [`Controller::in_flight`](crate::Controller::in_flight).
     pub fn in_flight(&self) -> usize {
         self.engine.in_flight()
     }
 
-    /// Like [`Controller::is_busy`](crate::Controller::is_busy), for this engine.
+    /// Returns whether commands are outstanding, like
+    /// [`Controller::is_busy`](crate::Controller::is_busy).
     pub fn is_busy(&self) -> bool {
         self.engine.in_flight() > 0
     }
 
-    /// Like [`Controller::shadowed`](crate::Controller::shadowed), if the engine has queues.
+    /// Returns whether this engine has queues with shadow doorbells, like
+    /// [`Controller::shadowed`](crate::Controller::shadowed).
     pub fn shadowed(&self) -> bool {
         self.engine.shadowed() && self.engine.any_io_queue()
     }
 
-    /// Like [`Controller::deadline`](crate::Controller::deadline), for this engine.
+    /// Returns the time at which [`RemoteEngine::poll`] has to be called next, like
+    /// [`Controller::deadline`](crate::Controller::deadline).
     pub fn deadline(&self) -> Option<Instant> {
         let leaving = self.engine.detached() > 0;
         let deadlines = [
@@ -320,13 +331,13 @@ impl RemoteEngine {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Starts to make all data durable that was written through this engine, for a clean exit of
-    /// the process. The flush has ended when [`RemoteEngine::is_drained`] returns `true`.
+    /// Begins to flush all data written through this engine, for a clean exit of the process.
+    /// [`RemoteEngine::is_drained`] returns `true` when the flush has ended.
     pub fn flush(&mut self) {
         self.engine.flush_for_exit();
     }
 
-    /// Returns whether no command is in flight, and no flush.
+    /// Returns whether neither a command nor a flush is outstanding.
     pub fn is_drained(&self) -> bool {
         self.engine.drained()
     }

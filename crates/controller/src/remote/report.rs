@@ -1,38 +1,38 @@
-//! Reports of a remote engine to the control half.
+//! Reports and progress of a remote engine, for the control half.
 
 use crate::engine::Event;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-/// Event report of a remote engine to the control half.
+/// Event that a remote engine reports to the control half.
 pub(crate) struct Report {
-    /// Number of the last [`Order::Stop`](crate::engine::Order) before the event: events before a
-    /// reset are ignored after it.
+    /// Number of the last reset ([`Order::Stop`](crate::engine::Order)) that the engine had begun
+    /// at the time of the event. The control half ignores events from before the latest reset.
     pub epoch: u64,
     pub event: Event,
 }
 
-/// The engine has not been opened yet, and may never be.
+/// State of a remote engine that has not been opened yet, and perhaps never will be.
 pub(crate) const OPENING: u8 = 0;
-/// The engine may be given queues.
+/// State of a remote engine that is open and may receive queues.
 pub(crate) const OPEN: u8 = 1;
-/// The engine could not be opened.
+/// State of a remote engine that could not be opened.
 pub(crate) const CLOSED: u8 = 2;
 
-/// Progress of a remote engine, which alone writes it.
+/// Progress of a remote engine: written only by the engine, read by the control half.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Progress {
-    /// [`OPENING`], [`OPEN`] or [`CLOSED`].
+    /// State of the engine: [`OPENING`], [`OPEN`] or [`CLOSED`].
     pub state: AtomicU8,
-    /// Number of orders applied.
+    /// Number of orders applied so far.
     pub handled: AtomicU64,
-    /// Number of orders applied when no command in flight could touch memory that they had taken
-    /// away.
+    /// Number of orders applied at the last moment when no outstanding command could access memory
+    /// that those orders had removed.
     pub quiesced: AtomicU64,
-    /// Number of the last reset after which no command was in flight any more.
+    /// Number of the last reset whose outstanding commands have all ended.
     pub stopped: AtomicU64,
-    /// Number of namespaces that could not be opened, so far.
+    /// Number of namespaces that could not be opened so far.
     pub refused: AtomicU64,
-    /// Detached namespaces that are not released yet.
+    /// Number of detached namespaces that are not released yet.
     pub leaving: AtomicU64,
 }

@@ -1,4 +1,4 @@
-//! Set-up of a remote engine, before it is on its worker's thread.
+//! Set-up of a remote engine, before it moves to its worker's thread.
 
 use super::report::{CLOSED, OPEN};
 use super::{Progress, RemoteEngine, Report};
@@ -11,20 +11,21 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::task::Waker;
 use volume::Io;
 
-/// A remote engine's ends of its channels to the control half.
+/// Channels between a remote engine and the control half, on the engine's side.
 pub(crate) struct Connection {
     pub orders: Receiver<Order>,
     pub reports: SyncSender<Report>,
     pub progress: Arc<Progress>,
-    /// Wakes the controller's own worker.
+    /// Waker of the controller's own worker.
     pub controller: Waker,
     pub mapped_doorbells: bool,
     /// Number of the last controller-level reset.
     pub epoch: u64,
 }
 
-/// Parts of a [`RemoteEngine`], to be sent to its worker's thread: see
-/// [`Controller::remote_engine`](crate::Controller::remote_engine).
+/// Parts of a [`RemoteEngine`], which
+/// [`Controller::remote_engine`](crate::Controller::remote_engine) returns to be sent to the
+/// worker's thread.
 pub struct RemoteEngineSetup {
     pub(crate) config: EngineConfig,
     pub(crate) namespaces: Vec<NamespaceConfig>,
@@ -32,11 +33,11 @@ pub struct RemoteEngineSetup {
 }
 
 impl RemoteEngineSetup {
-    /// Opens the controller's volumes for this thread. `id` names the engine in the tags of its
-    /// volume requests, see [`tag_owner`](crate::tag_owner); `io` is this worker's.
+    /// Opens the controller's volumes for this thread. `id` identifies the engine in the tags of
+    /// its volume requests, see [`tag_owner`](crate::tag_owner); `io` is the ring of this worker.
     ///
     /// # Errors
-    /// [`ConfigError`] when a volume cannot be opened a second time. The controller then does
+    /// [`ConfigError`] when a volume cannot be opened a second time. The controller then runs
     /// without this worker.
     pub fn open(self, id: u16, io: &Rc<Io>) -> Result<RemoteEngine, ConfigError> {
         let RemoteEngineSetup {

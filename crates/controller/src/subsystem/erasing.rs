@@ -1,5 +1,5 @@
-//! A shared namespace that one of its controllers erases (Format NVM): it is closed to the others
-//! meanwhile, and they adopt its new format when it is reopened.
+//! Erasure (Format NVM) of a shared namespace by one of its controllers. The namespace is closed to
+//! the others meanwhile, which adopt its new format when it is reopened.
 
 use super::inbox::Message;
 use super::namespace::{Attached, Awaited, SharedNamespace, State};
@@ -10,25 +10,26 @@ use std::sync::Arc;
 /// Erasure state of a shared namespace.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Erasing {
-    /// Status of all commands while the namespace is closed; `None`: it is open.
+    /// Status of all commands while the namespace is closed; `None` while it is open.
     pub closed: Option<Status>,
-    /// The format set by an erasure; `None`: that of its configuration.
+    /// Format set by the last erasure; `None` for the format of the configuration.
     pub format: Option<BlockFormat>,
-    /// The controller that erases the namespace.
+    /// ID of the controller that erases the namespace, if any.
     by: Option<u16>,
-    /// The stored format is unknown: a new one may be stored by now, or an earlier one is lost.
+    /// Whether the stored format is unknown: a new one may be stored by now, or an earlier one is
+    /// lost.
     unknown: bool,
-    /// Percentage that is still to be erased.
+    /// Percentage of the namespace that is still to be erased.
     left: u8,
 }
 
 impl State {
-    /// Notifies the other controllers of a change; with `awaited`, the caller waits until they
-    /// have applied it.
+    /// Notifies the other controllers of a change of the erasure state. With `awaited`, the caller
+    /// waits until they have applied it.
     fn tell_of_erasing(&mut self, nsid: u32, cntlid: u16, awaited: Option<&Arc<Awaited>>) {
         let others = self.attached.iter_mut().filter(|(id, _)| **id != cntlid);
         for (_, attached) in others {
-            // An earlier waiter is superseded.
+            // A change that was not applied yet is superseded, and its waiter with it.
             attached.erasing_awaited = awaited.cloned();
             if !std::mem::replace(&mut attached.told_of_erasing, true) {
                 attached.inbox.leave(Message::Erasing { nsid });
@@ -36,7 +37,7 @@ impl State {
         }
     }
 
-    /// Ends the erasure by a controller that leaves.
+    /// Ends the erasure by a controller that leaves the subsystem or detaches the namespace.
     pub(super) fn end_erasing_of(&mut self, nsid: u32, cntlid: u16) {
         if self.erasing.by == Some(cntlid) {
             let closed = self.erasing.unknown.then_some(Erasing::UNKNOWN);
@@ -63,23 +64,23 @@ impl State {
 }
 
 impl Erasing {
-    /// Status of commands on a namespace with an unknown format.
+    /// Status of commands for a namespace whose stored format is unknown.
     pub const UNKNOWN: Status = Status::NAMESPACE_NOT_READY.with_dnr(true);
 }
 
 impl SharedNamespace {
-    /// Returns the erasure state.
+    /// Returns the erasure state of the namespace.
     pub fn erasing(&self) -> Erasing {
         self.lock().erasing
     }
 
-    /// Begins the erasure by a controller: commands through the other controllers end with this
-    /// status from now on. The controller waits until the others have dropped `awaited`: none of
-    /// their commands is in flight then.
+    /// Begins the erasure by controller `cntlid`: commands through the other controllers end with
+    /// `status` from now on. The controller waits until the others have dropped `awaited`, when
+    /// none of their earlier commands is outstanding.
     ///
     /// # Errors
-    /// The status for the command when another controller erases the namespace, or when this one
-    /// has not handled the end of that erasure yet, and does not know the namespace's format.
+    /// `status` when another controller erases the namespace, or when `cntlid` has not handled the
+    /// end of an earlier erasure yet, and so does not know the namespace's format.
     pub fn begin_erasing(
         &self,
         cntlid: u16,
@@ -103,7 +104,7 @@ impl SharedNamespace {
         Ok(())
     }
 
-    /// Sets the percentage that is still to be erased.
+    /// Sets the percentage that controller `cntlid` still has to erase.
     pub fn set_left(&self, cntlid: u16, left: u8) {
         let mut state = self.lock();
         if state.erasing.by == Some(cntlid) {
@@ -111,20 +112,20 @@ impl SharedNamespace {
         }
     }
 
-    /// Returns the percentage that another controller than this one still has to erase, if one
-    /// erases.
+    /// Returns the percentage that a controller other than `cntlid` still has to erase; `None` when
+    /// no other controller erases the namespace.
     pub fn left(&self, cntlid: u16) -> Option<u8> {
         let erasing = self.erasing();
         erasing.by.filter(|by| *by != cntlid)?;
         Some(erasing.left)
     }
 
-    /// Returns whether this controller erases the namespace.
+    /// Returns whether controller `cntlid` erases the namespace.
     pub fn is_erased_by(&self, cntlid: u16) -> bool {
         self.erasing().by == Some(cntlid)
     }
 
-    /// Notes that a new format may be stored from now on.
+    /// Records that the erasing controller `cntlid` may store a new format from now on.
     pub fn keeps_format(&self, cntlid: u16) {
         let mut state = self.lock();
         if state.erasing.by == Some(cntlid) {
@@ -132,9 +133,10 @@ impl SharedNamespace {
         }
     }
 
-    /// Ends the erasure by a controller: the namespace is open, or its commands end with this
-    /// status, and it has `format`, if there is one. The other controllers drop `awaited` when
-    /// they have applied that. Has no effect when this controller does not erase the namespace.
+    /// Ends the erasure by controller `cntlid`. The namespace opens, unless `closed` is the status
+    /// with which its commands still end, and adopts `format`, if any. The other controllers drop
+    /// `awaited` when they have applied that. Has no effect when `cntlid` does not erase the
+    /// namespace.
     pub fn end_erasing(
         &self,
         cntlid: u16,
@@ -148,8 +150,8 @@ impl SharedNamespace {
         }
     }
 
-    /// Takes the [`Message::Erasing`] of a controller. Returns the state to apply, and the
-    /// reference to drop when that is done.
+    /// Handles the [`Message::Erasing`] of controller `cntlid`. Returns the state to apply, and the
+    /// reference to drop afterwards.
     pub fn take_erasing(&self, cntlid: u16) -> (Erasing, Option<Arc<Awaited>>) {
         let mut state = self.lock();
         let erasing = state.erasing;

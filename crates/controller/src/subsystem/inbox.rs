@@ -10,63 +10,64 @@ use std::sync::mpsc::Sender;
 use std::task::Waker;
 use sync::Unpoisoned;
 
-/// Message to a controller's control half.
+/// Message to the control half of a controller from another one of its subsystem.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// The host's access to a namespace has changed.
-    /// [`SharedNamespace::answer`](super::SharedNamespace::answer) is called when the engine has
-    /// applied the change and, with `abort`, no earlier command is in flight there.
+    /// The host's access to a namespace has changed. The controller calls
+    /// [`SharedNamespace::answer`](super::SharedNamespace::answer) when its engine has applied the
+    /// change and, with `abort`, no earlier command on the namespace is outstanding.
     Access {
         nsid: u32,
         access: Access,
         abort: bool,
         number: u64,
     },
-    /// The ANA state of a group has changed. `done` is dropped when the engine has applied it
-    /// and, if the namespaces are no longer accessible, no earlier command is in flight there.
+    /// The ANA state of a group has changed. The controller drops `done` when its engine has
+    /// applied the change and, if the namespaces are no longer accessible, no earlier command on
+    /// them is outstanding.
     Ana {
         group: u32,
         state: AnaState,
         done: Sender<()>,
     },
-    /// Blocks of a namespace were marked, or lost their marks: see
+    /// Blocks of a namespace were marked or lost their marks, see
     /// [`SharedNamespace::take_marked`](super::SharedNamespace::take_marked).
     Marks { nsid: u32 },
-    /// The erasure of a namespace has begun, changed or ended: see
+    /// The erasure of a namespace has begun, changed or ended, see
     /// [`SharedNamespace::take_erasing`](super::SharedNamespace::take_erasing).
     Erasing { nsid: u32 },
-    /// The host is to be notified.
+    /// The controller has to notify its host of a reservation event.
     Notice {
         nsid: u32,
         notification: Notification,
     },
-    /// An operation that this controller has submitted has ended.
+    /// A reservation operation submitted by this controller has ended.
     Done { ticket: u64, status: Status },
 }
 
-/// Maximum number of waiting notices: when a worker does not take them, further ones are dropped.
+/// Maximum number of notices in an inbox. Further ones are dropped while the worker reads none.
 const MOST: usize = 1024;
 
-/// Messages in the order of their arrival.
+/// Messages to a controller, in order of arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     messages: Mutex<VecDeque<Message>>,
-    /// Number of notices for which there was no room.
+    /// Number of notices dropped because the inbox was full.
     lost: AtomicU64,
-    /// Wakes the controller's own worker, once set.
+    /// Waker of the controller's own worker, once set.
     waker: Mutex<Option<Waker>>,
 }
 
 impl Inbox {
-    /// Sets the waker of the controller's worker.
+    /// Sets the waker of the controller's own worker.
     pub fn set_waker(&self, waker: Waker) {
         *self.waker.lock().unpoisoned() = Some(waker.clone());
-        // Earlier messages have woken no worker.
+        // Messages that arrived earlier have not woken any worker.
         waker.wake();
     }
 
-    /// Adds a message. The number of messages other than notices is bounded by the commands and
-    /// callers that wait for them.
+    /// Adds a message and wakes the worker. Only notices are limited; the number of other messages
+    /// is bounded by the commands and callers that wait for them.
     pub fn leave(&self, message: Message) {
         let mut messages = self.messages.lock().unpoisoned();
         if matches!(message, Message::Notice { .. }) && messages.len() >= MOST {
@@ -78,14 +79,14 @@ impl Inbox {
         self.wake();
     }
 
-    /// Wakes the controller's worker: an event that it waits for may have occurred.
+    /// Wakes the controller's worker, because an event that it waits for may have occurred.
     pub fn wake(&self) {
         if let Some(waker) = &*self.waker.lock().unpoisoned() {
             waker.wake_by_ref();
         }
     }
 
-    /// Returns the number of notices lost since the last call.
+    /// Returns the number of notices dropped since the last call, because the inbox was full.
     pub fn take_lost(&self) -> u64 {
         match self.lost.load(Ordering::Relaxed) {
             0 => 0,

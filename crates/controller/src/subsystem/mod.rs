@@ -43,36 +43,38 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// Largest CNTLID; those above are reserved ("NVMe Base 2.1", 5.1.13.2.1).
+/// Largest valid controller ID (CNTLID); higher values are reserved ("NVMe Base 2.1", 5.1.13.2.1).
 pub const MAX_CNTLID: u16 = 0xffef;
 
-/// Callback for the end of a save, with its success.
+/// Callback that receives whether [`ReservationStore::save`] succeeded.
 pub type Saved = Box<dyn FnOnce(bool) + Send>;
 
-/// Storage of a namespace's reservations.
+/// Storage of a namespace's reservations for the next process.
 pub trait ReservationStore: Send + Sync {
-    /// Stores a state. Must not block, and calls `done`, on any thread: with `true` when the
-    /// state outlasts the process, and with PTPL a loss of power. One call at a time. A store
-    /// that drops `done` without a call leaves the host's command without a completion.
+    /// Stores the reservations. Must not block. Calls `done` once, on any thread: with `true` when
+    /// the state survives the end of the process and, with PTPL, a loss of power. The namespace
+    /// makes one call at a time. If `done` is dropped without a call, the host's command never
+    /// completes.
     fn save(&self, state: Reservations, done: Saved);
 }
 
-/// The controllers of an NVM subsystem and the namespaces that they share.
+/// An NVM subsystem: its controllers, and the namespaces that they share.
 #[derive(Debug, Default)]
 pub struct Subsystem {
-    /// Controllers by their IDs.
+    /// Controllers by controller ID.
     members: Mutex<BTreeMap<u16, Member>>,
     namespaces: Mutex<BTreeMap<u32, Arc<SharedNamespace>>>,
-    /// ANA state by controller and group, where it was set; possibly before the controller joins.
+    /// ANA states that were set, by controller ID and group. A state may be set before its
+    /// controller joins.
     ana: Mutex<BTreeMap<(u16, u32), AnaState>>,
-    /// Persistent event log of the controllers.
+    /// Persistent event log, common to all controllers of the subsystem.
     events: Arc<EventLog>,
 }
 
-/// A controller of the subsystem.
+/// A controller that belongs to the subsystem.
 #[derive(Debug)]
 struct Member {
-    /// The host that uses the controller.
+    /// Identifier of the host that uses the controller.
     host: HostId,
     inbox: Arc<Inbox>,
 }
@@ -83,8 +85,9 @@ impl Subsystem {
         Arc::default()
     }
 
-    /// Adds a namespace. `reservations` are those that `store` has stored so far; without a store
-    /// they end with the subsystem. An existing namespace of this ID is kept unchanged.
+    /// Adds a namespace to the subsystem. `reservations` are those that `store` has stored so far.
+    /// Without a store, reservations end with the subsystem. If the namespace exists, it stays
+    /// unchanged.
     pub fn add_namespace(
         self: &Arc<Self>,
         nsid: u32,
@@ -94,7 +97,7 @@ impl Subsystem {
         self.add_namespace_to(FIRST_GROUP, nsid, reservations, store);
     }
 
-    /// Adds a namespace to an ANA group, a number from 1 to
+    /// Adds a namespace to an ANA group, whose number is 1 to
     /// [`MAX_ANA_GROUP`](crate::MAX_ANA_GROUP).
     pub fn add_namespace_to(
         self: &Arc<Self>,
@@ -110,7 +113,7 @@ impl Subsystem {
         });
     }
 
-    /// Returns whether there is a namespace of this ID.
+    /// Returns whether the subsystem has a namespace with this ID.
     pub fn has_namespace(&self, nsid: u32) -> bool {
         self.namespace(nsid).is_some()
     }
@@ -123,24 +126,24 @@ impl Subsystem {
         self.namespaces.lock().unpoisoned().get(&nsid).cloned()
     }
 
-    /// Returns the IDs of the controllers, in order.
+    /// Returns the controller IDs in ascending order.
     pub fn controllers(&self) -> Vec<u16> {
         self.members.lock().unpoisoned().keys().copied().collect()
     }
 
-    /// Returns the ANA state in which a controller reaches the namespaces of a group; optimized
-    /// unless another state was set.
+    /// Returns the ANA state of the path from a controller to a group of namespaces. The default is
+    /// optimized.
     pub fn ana_state(&self, cntlid: u16, group: u32) -> AnaState {
         let states = self.ana.lock().unpoisoned();
         let state = states.get(&(cntlid, group));
         state.copied().unwrap_or(AnaState::OPTIMIZED)
     }
 
-    /// Sets the ANA state in which a controller reaches the namespaces of a group. Its host is
-    /// notified, if enabled. The controller need not have joined yet.
+    /// Sets the ANA state of the path from a controller to a group of namespaces. The controller's
+    /// host is notified, if it has enabled that. The controller need not have joined yet.
     pub fn set_ana_state(&self, cntlid: u16, group: u32, state: AnaState) -> AnaChange {
         let (done, change) = AnaChange::new();
-        // The controller learns of changes in the order in which they are made.
+        // The lock is held while the controller is notified, so that it learns of changes in order.
         let mut states = self.ana.lock().unpoisoned();
         states.insert((cntlid, group), state);
         if let Some(member) = self.members.lock().unpoisoned().get(&cntlid) {
@@ -149,7 +152,7 @@ impl Subsystem {
         change
     }
 
-    /// Adds a controller.
+    /// Adds a controller to the subsystem.
     pub(crate) fn join(
         self: &Arc<Self>,
         cntlid: u16,
@@ -168,7 +171,7 @@ impl Subsystem {
         })
     }
 
-    /// Returns a controller that the host uses.
+    /// Returns the ID of a controller that the host uses.
     pub(crate) fn controller_of(&self, host: &HostId) -> Option<u16> {
         let members = self.members.lock().unpoisoned();
         let mut members = members.iter();

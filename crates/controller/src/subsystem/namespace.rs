@@ -1,4 +1,5 @@
-//! A namespace that controllers of a subsystem share: its reservations, one operation at a time.
+//! A namespace that controllers of a subsystem share, with its reservations. Reservation operations
+//! run one at a time.
 
 use super::{Erasing, Inbox, Message, ReservationStore, Subsystem};
 use crate::marks::Marks;
@@ -10,66 +11,66 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use sync::Unpoisoned;
 
-/// A submitted reservation operation.
+/// A reservation operation that a controller has submitted.
 #[derive(Clone, Debug)]
 pub(crate) struct Submitted {
-    /// The controller that received the command.
+    /// ID of the controller that received the command.
     pub cntlid: u16,
     pub operation: Operation,
-    /// The controller's own number for the operation.
+    /// Number by which the controller identifies the operation.
     pub ticket: u64,
 }
 
-/// State of the current operation.
+/// State of the reservation operation in progress.
 #[derive(Debug)]
 enum Running {
-    /// The new state is being saved.
+    /// The new reservations are being stored.
     Saving {
         submitted: Submitted,
         next: Reservations,
         change: Change,
     },
-    /// Controllers that have not answered yet are awaited.
+    /// The new reservations are in effect, and some controllers have yet to answer.
     Settling {
         submitted: Submitted,
         waiting_for: BTreeSet<u16>,
     },
 }
 
-/// A controller that the namespace is attached to.
+/// A controller that a shared namespace is attached to.
 #[derive(Debug)]
 pub(super) struct Attached {
     pub(super) inbox: Arc<Inbox>,
     host: HostId,
-    /// Dangling, if it has none.
+    /// Zones that the controller uses for the namespace; dangling without zones.
     zones: Weak<ZonedState>,
-    /// The host's access, as last sent to the controller.
+    /// Access rights of the host, as last sent to the controller.
     access: Access,
     marked: Marked,
-    /// A message about marks waits in the inbox.
+    /// Whether a message about marks waits in the inbox.
     told_of_marks: bool,
-    /// A message about an erasure waits in the inbox.
+    /// Whether a message about an erasure waits in the inbox.
     pub(super) told_of_erasing: bool,
-    /// Dropped when the controller has applied that message.
+    /// Reference to drop when the controller has applied the message about an erasure.
     pub(super) erasing_awaited: Option<Arc<Awaited>>,
 }
 
-/// Changes of marks by other controllers that the controller has not handled yet.
+/// Changes of marks by other controllers that a controller has not handled yet.
 #[derive(Debug, Default)]
 pub(crate) struct Marked {
-    /// Blocks were marked.
+    /// Whether any change has occurred.
     pub news: bool,
-    /// Dropped when the controller's engine has checked the marks.
+    /// References to drop when the controller's engine has checked the marks.
     pub awaited: Vec<Arc<Awaited>>,
 }
 
-/// Reference held by controllers that another controller waits for, until all of them have
-/// dropped it.
+/// Reference counted by [`Arc`], which the awaited controllers hold. When the last of them drops
+/// it, the waiting controller is woken.
 #[derive(Debug)]
 pub(crate) struct Awaited(Arc<Inbox>);
 
 impl Awaited {
-    /// Creates a reference for the controller of this inbox, which waits.
+    /// Creates a reference that wakes the waiting controller, the owner of this inbox.
     pub fn by(inbox: &Arc<Inbox>) -> Arc<Self> {
         Arc::new(Awaited(inbox.clone()))
     }
@@ -88,14 +89,14 @@ pub(super) struct State {
     pub(super) erasing: Erasing,
     waiting: VecDeque<Submitted>,
     running: Option<Running>,
-    /// Number of the last [`Message::Access`] that is to be answered.
+    /// Number of the last [`Message::Access`], which answers refer to.
     number: u64,
 }
 
 /// A namespace that controllers of a subsystem share.
 pub(crate) struct SharedNamespace {
     nsid: u32,
-    /// ANAGRPID.
+    /// ANA group of the namespace (ANAGRPID).
     group: u32,
     subsystem: Weak<Subsystem>,
     store: Option<Box<dyn ReservationStore>>,
@@ -140,23 +141,24 @@ impl SharedNamespace {
         self.nsid
     }
 
-    /// Returns the ANA group of the namespace, which is the same for every controller (ANAGRPID).
+    /// Returns the namespace's ANA group (ANAGRPID), which is equal for all controllers.
     pub fn group(&self) -> u32 {
         self.group
     }
 
-    /// Returns the IDs of the controllers that the namespace is attached to, in order.
+    /// Returns the IDs of the controllers that the namespace is attached to, in ascending order.
     pub fn controllers(&self) -> Vec<u16> {
         self.lock().attached.keys().copied().collect()
     }
 
-    /// Returns whether Persist Through Power Loss is on, and whether it can be.
+    /// Returns whether Persist Through Power Loss is enabled, and whether the namespace supports
+    /// it.
     pub fn persistence(&self) -> (bool, bool) {
         let state = self.lock();
         (state.reservations.ptpl(), state.reservations.can_persist())
     }
 
-    /// Returns the data of Reservation Report.
+    /// Returns the data of Reservation Report, in the extended structure if requested.
     pub fn report(&self, extended: bool) -> Vec<u8> {
         let subsystem = self.subsystem.upgrade();
         let controller = |host: &HostId| subsystem.as_ref()?.controller_of(host);
@@ -167,9 +169,9 @@ impl SharedNamespace {
         self.state.lock().unpoisoned()
     }
 
-    /// Attaches the namespace to a controller, which is notified of every later change of its
-    /// host's access. Returns the present access; `None` when other controllers have the
-    /// namespace with other zones.
+    /// Attaches the namespace to a controller, which is notified of later changes of its host's
+    /// access. Returns the present access; `None` when the other controllers use different zones
+    /// for the namespace.
     pub fn attach(
         &self,
         cntlid: u16,
@@ -198,13 +200,13 @@ impl SharedNamespace {
         Some(access)
     }
 
-    /// Returns the marks of the namespace.
+    /// Returns the marks of the namespace's blocks, which all its controllers share.
     pub fn marks(&self) -> &Arc<Marks> {
         &self.marks
     }
 
-    /// Notifies the other controllers that a controller has changed marks. With `awaited` it has
-    /// marked blocks, and waits until they have checked.
+    /// Notifies the other controllers that controller `cntlid` has changed marks. With `awaited`,
+    /// that controller has marked blocks, and waits until the others have checked the marks.
     pub fn tell_of_marks(&self, cntlid: u16, awaited: Option<&Arc<Awaited>>) {
         let nsid = self.nsid;
         let mut state = self.lock();
@@ -218,7 +220,7 @@ impl SharedNamespace {
         }
     }
 
-    /// Takes the changes that a [`Message::Marks`] announced.
+    /// Takes the changes that a [`Message::Marks`] announced to controller `cntlid`.
     pub fn take_marked(&self, cntlid: u16) -> Marked {
         let mut state = self.lock();
         let Some(attached) = state.attached.get_mut(&cntlid) else {
@@ -228,8 +230,8 @@ impl SharedNamespace {
         std::mem::take(&mut attached.marked)
     }
 
-    /// Detaches the namespace from a controller, of which no command is in flight there any more,
-    /// or will be begun.
+    /// Detaches the namespace from controller `cntlid`, which has no outstanding command on the
+    /// namespace and will begin none.
     pub fn detach(self: &Arc<Self>, cntlid: u16) {
         let mut state = self.lock();
         state.attached.remove(&cntlid);
@@ -238,19 +240,19 @@ impl SharedNamespace {
         self.answered(state, cntlid);
     }
 
-    /// Submits an operation of a controller's host. [`Message::Done`] reports its end.
+    /// Submits a reservation operation of a controller's host. [`Message::Done`] reports its end.
     pub fn submit(self: &Arc<Self>, submitted: Submitted) {
         let mut state = self.lock();
         state.waiting.push_back(submitted);
         self.go_on(state);
     }
 
-    /// Drops the waiting operations of a controller. One that was begun continues.
+    /// Drops the waiting operations of a controller. An operation in progress continues.
     pub fn withdraw(&self, cntlid: u16) {
         self.lock().withdraw(cntlid);
     }
 
-    /// Handles a controller's answer to the [`Message::Access`] of this number.
+    /// Handles the answer of a controller to the [`Message::Access`] with this number.
     pub fn answer(self: &Arc<Self>, cntlid: u16, number: u64) {
         let state = self.lock();
         if number == state.number {
@@ -265,7 +267,7 @@ impl SharedNamespace {
         }
     }
 
-    /// Carries out operations, until one has to wait.
+    /// Executes waiting operations, until one has to wait for the store or for controllers.
     fn go_on(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         loop {
             match state.running.take() {
@@ -283,7 +285,7 @@ impl SharedNamespace {
                 return;
             };
             let Some(host) = state.host(submitted.cntlid) else {
-                // The namespace was detached meanwhile.
+                // The namespace was detached from that controller meanwhile.
                 continue;
             };
             let mut next = state.reservations.clone();
@@ -327,7 +329,7 @@ impl SharedNamespace {
                 change,
             }) => match kept {
                 true => state.install(self.nsid, submitted, next, &change),
-                // The next process may find either state.
+                // The save failed, so the next process may find either state.
                 false => state.reply(&submitted, Status::INTERNAL_ERROR),
             },
             running => state.running = running,
@@ -345,8 +347,8 @@ impl State {
         self.waiting.retain(|submitted| submitted.cntlid != cntlid);
     }
 
-    /// Installs a new state. The controllers concerned are notified, and their answers are
-    /// awaited.
+    /// Puts new reservations into effect. Notifies the controllers whose host's access changes, and
+    /// waits for their answers.
     fn install(&mut self, nsid: u32, submitted: Submitted, next: Reservations, change: &Change) {
         self.reservations = next;
         self.number += 1;

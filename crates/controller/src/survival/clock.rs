@@ -1,8 +1,8 @@
-//! Moments that another process, or another machine, has to know, by the wall clock.
+//! Points in time by the wall clock, for use in another process or on another machine.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Milliseconds of the wall clock.
+/// Returns the wall clock time in milliseconds since 1970.
 pub(crate) fn wall_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| {
@@ -10,7 +10,7 @@ pub(crate) fn wall_ms() -> u64 {
     })
 }
 
-/// A moment in the past.
+/// A point in the past.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Since {
     at: Instant,
@@ -25,8 +25,8 @@ impl Since {
         }
     }
 
-    /// Returns the same moment in another process. A moment in the future, by the clock here,
-    /// becomes now.
+    /// Converts a wall clock time into a point in time of this process. A time in the future, by
+    /// this machine's clock, becomes the present.
     pub fn from_wall(wall: u64) -> Self {
         let elapsed = Duration::from_millis(wall_ms().saturating_sub(wall));
         let now = Instant::now();
@@ -44,7 +44,7 @@ impl Since {
         self.at.elapsed()
     }
 
-    /// Milliseconds of the wall clock at that moment.
+    /// Returns the wall clock time in milliseconds at that point.
     pub fn wall(&self) -> u64 {
         self.wall
     }

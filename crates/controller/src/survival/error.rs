@@ -3,56 +3,56 @@
 use crate::config::ConfigError;
 use state_memory::StateError;
 
-/// Reason why the controller of a process that has ended cannot be restored: its client has to be
+/// Reason why a controller of the previous process cannot be restored. Its client has to be
 /// disconnected, and the controller created anew.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// No state was committed, or it was withdrawn because it could not be written.
+    /// The previous process committed no state, or withdrew it because it could not be written.
     #[error("the previous process has left no state")]
     Nothing,
-    /// The state memory cannot be read.
+    /// The state memory is invalid.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The control state cannot be read.
+    /// The control state cannot be parsed.
     #[error("the previous process's state cannot be read: {0}")]
     Form(String),
-    /// A newer version wrote the state.
+    /// A newer version of the program wrote the control state.
     #[error(
         "the previous process's state has version {version}, this program reads {newest} at most",
         newest = crate::STATE_VERSION
     )]
     TooNew {
-        /// Version of the control state.
+        /// Version of the control state's format.
         version: u32,
     },
-    /// The configured disk differs from the one that the host knows.
+    /// The configured disk differs from the one that the host uses.
     #[error("the host knows a disk with {what} {before}, configured is {now}")]
     Differs {
-        /// The property that differs.
+        /// Name of the property that differs.
         what: &'static str,
-        /// Value that the host knows.
+        /// Value that the host has been told.
         before: String,
-        /// Configured value.
+        /// Value in the configuration of this process.
         now: String,
     },
-    /// A namespace that the host knows is not configured.
+    /// A namespace that the host uses is not configured.
     #[error("the host knows namespace {0}, which is not configured")]
     NoNamespace(u32),
-    /// A descriptor was not kept, or is lost.
+    /// A file descriptor of the previous process was not kept or is lost.
     #[error("{what} was not kept")]
     NotKept {
-        /// Name of the descriptor.
+        /// Name of the file descriptor.
         what: &'static str,
     },
     /// A window of guest memory cannot be mapped again.
     #[error("guest memory at {iova:#x} cannot be mapped again: {error}")]
     Window {
-        /// First address of the window.
+        /// First guest address (IOVA) of the window.
         iova: u64,
-        /// Cause of the failure.
+        /// Reason why the window cannot be mapped.
         error: dma::MapError,
     },
-    /// The state contradicts itself.
+    /// Parts of the saved state contradict each other.
     #[error("the previous process's state contradicts itself: {0}")]
     Contradiction(&'static str),
     /// The configured controller cannot be created.

@@ -1,8 +1,8 @@
-//! Command dwords and results of Admin commands: NVMe Base 2.1, 5.1 and 5.2; of Format NVM and
-//! Get LBA Status, NVM Command Set 1.1, 4.1.2 and 4.2.1.
+//! Command dwords and results of Admin commands (NVMe Base 2.1, 5.1 and 5.2), including Format NVM
+//! and Get LBA Status of the NVM command set (NVM Command Set 1.1, 4.1.2 and 4.2.1).
 //!
-//! Commands whose only arguments are addresses have no type here: Doorbell Buffer Config (NVMe Base
-//! 2.1, 5.2.5) takes the shadow doorbell page in PRP1 and the EventIdx page in PRP2.
+//! Commands whose only arguments are addresses have no type here. Doorbell Buffer Config (NVMe Base
+//! 2.1, 5.2.5), for example, takes the shadow doorbell page in PRP1 and the EventIdx page in PRP2.
 
 use bitfield_struct::bitfield;
 use zerocopy::Unaligned;
@@ -27,7 +27,7 @@ pub struct CreateQueueCdw10 {
 }
 
 impl CreateQueueCdw10 {
-    /// Queue size in entries, 1 to 65,536.
+    /// Returns the queue size in entries, 1 to 65,536.
     #[inline]
     pub const fn qsize(self) -> u32 {
         self.qsize_z() as u32 + 1
@@ -38,13 +38,13 @@ impl CreateQueueCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct CreateCqCdw11 {
-    /// Physically Contiguous: PRP1 is the queue, not a list of its pages.
+    /// Physically Contiguous: PRP1 is the address of the queue, not of a PRP list.
     pub pc: bool,
-    /// Interrupts Enabled.
+    /// Interrupts Enabled for the completion queue.
     pub ien: bool,
     #[bits(14)]
     __: u16,
-    /// Interrupt Vector: index into the MSI-X table, or the MSI message.
+    /// Interrupt Vector: index of the MSI-X table entry or of the MSI message.
     pub iv: u16,
 }
 
@@ -52,14 +52,14 @@ pub struct CreateCqCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct CreateSqCdw11 {
-    /// Physically Contiguous: PRP1 is the queue, not a list of its pages.
+    /// Physically Contiguous: PRP1 is the address of the queue, not of a PRP list.
     pub pc: bool,
-    /// Queue Priority, under weighted round robin.
+    /// Queue Priority, used with weighted round robin arbitration.
     #[bits(2)]
     pub qprio: QueuePriority,
     #[bits(13)]
     __: u16,
-    /// Completion Queue Identifier.
+    /// Identifier of the completion queue that the submission queue uses.
     pub cqid: u16,
 }
 
@@ -67,13 +67,13 @@ pub struct CreateSqCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct CreateSqCdw12 {
-    /// NVM Set Identifier, 0 for none.
+    /// NVM Set Identifier; 0 for none.
     pub nvmsetid: u16,
     __: u16,
 }
 
 open_values! {
-    /// Queue Priority (2 bits).
+    /// Queue Priority of a submission queue (2 bits).
     pub QueuePriority: u8 {
         URGENT = 0, "Urgent";
         HIGH = 1, "High";
@@ -100,7 +100,7 @@ pub struct IdentifyCdw10 {
     #[bits(8)]
     pub cns: Cns,
     __: u8,
-    /// Controller Identifier, where the CNS uses one.
+    /// Controller Identifier, if the CNS value uses it.
     pub cntid: u16,
 }
 
@@ -108,16 +108,17 @@ pub struct IdentifyCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct IdentifyCdw11 {
-    /// CNS Specific Identifier: NVM Set, Endurance Group, Domain, format index, ...
+    /// CNS Specific Identifier, for example of an NVM Set, an Endurance Group or a domain.
     pub cnssid: u16,
     __: u8,
-    /// Command Set Identifier, where the CNS uses one.
+    /// Command Set Identifier, if the CNS value uses it.
     #[bits(8)]
     pub csi: Csi,
 }
 
 open_values! {
-    /// Controller or Namespace Structure that Identify returns (NVMe Base 2.1, 5.1.13.1).
+    /// Controller or Namespace Structure (CNS): data structure that Identify returns (NVMe Base
+    /// 2.1, 5.1.13.1).
     pub Cns: u8 {
         NAMESPACE = 0x00, "Identify Namespace data structure";
         CONTROLLER = 0x01, "Identify Controller data structure";
@@ -164,11 +165,11 @@ open_values! {
     }
 }
 
-/// Dword 14 of Identify, Get Features and Set Features: the UUID Index.
+/// Dword 14 of Identify, Get Features and Set Features, with the UUID Index.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct UuidCdw14 {
-    /// UUID Index, 0 for none.
+    /// UUID Index; 0 for none.
     #[bits(7)]
     pub uidx: u8,
     #[bits(25)]
@@ -182,7 +183,7 @@ pub struct GetFeaturesCdw10 {
     /// Feature Identifier.
     #[bits(8)]
     pub fid: crate::feature::Fid,
-    /// Selects one of the feature's values.
+    /// Select: current, default or saved value, or the feature's capabilities.
     #[bits(3)]
     pub sel: FeatureSelect,
     #[bits(21)]
@@ -190,7 +191,7 @@ pub struct GetFeaturesCdw10 {
 }
 
 open_values! {
-    /// Select, in Get Features (3 bits).
+    /// Select field of Get Features (3 bits).
     pub FeatureSelect: u8 {
         CURRENT = 0, "Current";
         DEFAULT = 1, "Default";
@@ -203,11 +204,11 @@ open_values! {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct FeatureCapabilities {
-    /// The value can be saved.
+    /// Whether the value can be saved.
     pub saveable: bool,
-    /// The feature is namespace specific.
+    /// Whether the feature is namespace specific.
     pub namespace_specific: bool,
-    /// The value can be changed.
+    /// Whether the value can be changed.
     pub changeable: bool,
     #[bits(29)]
     __: u32,
@@ -222,7 +223,7 @@ pub struct SetFeaturesCdw10 {
     pub fid: crate::feature::Fid,
     #[bits(23)]
     __: u32,
-    /// Save: the value shall survive power cycles.
+    /// Save: the value has to survive power cycles and resets.
     pub sv: bool,
 }
 
@@ -256,15 +257,15 @@ open_values! {
     }
 }
 
-/// Dword 13 of Get LBA Status (NVM Command Set 1.1, 4.2.1). Dwords 10 and 11 have the Starting LBA,
-/// dword 12 the Maximum Number of Dwords, zero-based.
+/// Dword 13 of Get LBA Status (NVM Command Set 1.1, 4.2.1). Dwords 10 and 11 contain the starting
+/// LBA; dword 12 contains the Maximum Number of Dwords, zero-based.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct GetLbaStatusCdw13 {
-    /// Range Length in logical blocks; 0 for all from the Starting LBA on.
+    /// Range Length in logical blocks; 0 for all blocks from the starting LBA on.
     pub rl: u16,
     __: u8,
-    /// Action Type.
+    /// Action Type: reported blocks, and whether the device scans for them.
     #[bits(8)]
     pub atype: LbaStatusAction,
 }
@@ -273,20 +274,20 @@ pub struct GetLbaStatusCdw13 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct FormatCdw10 {
-    /// LBA Format Lower: bits 3:0 of the format's index.
+    /// LBA Format Lower: bits 3:0 of the format index.
     #[bits(4)]
     pub lbafl: u8,
-    /// Metadata Settings: set when metadata follows each block's data.
+    /// Metadata Settings: set for metadata interleaved with the data (extended LBA).
     pub mset: bool,
-    /// Protection Information type, 0 for none.
+    /// Protection Information type; 0 for none.
     #[bits(3)]
     pub pi: u8,
-    /// Protection Information Location: set for the first bytes of the metadata.
+    /// Protection Information Location: set when it is in the first bytes of the metadata.
     pub pil: bool,
     /// Secure Erase Settings.
     #[bits(3)]
     pub ses: SecureErase,
-    /// LBA Format Upper: bits 5:4 of the format's index.
+    /// LBA Format Upper: bits 5:4 of the format index.
     #[bits(2)]
     pub lbafu: u8,
     #[bits(18)]
@@ -294,7 +295,7 @@ pub struct FormatCdw10 {
 }
 
 impl FormatCdw10 {
-    /// Index of the LBA format, 0 to 63.
+    /// Returns the index of the LBA format, 0 to 63.
     pub const fn lbaf(self) -> u8 {
         self.lbafu() << 4 | self.lbafl()
     }
@@ -316,23 +317,25 @@ pub struct SanitizeCdw10 {
     /// Sanitize Action.
     #[bits(3)]
     pub sanact: SanitizeAction,
-    /// Allow Unrestricted Sanitize Exit: a failed operation may be left without another one.
+    /// Allow Unrestricted Sanitize Exit: the host may exit the failure mode without a successful
+    /// sanitize operation.
     pub ause: bool,
-    /// Overwrite Pass Count, 0 for 16; see [`Self::passes`].
+    /// Overwrite Pass Count; 0 means 16, see [`Self::passes`].
     #[bits(4)]
     pub owpass: u8,
     /// Overwrite Invert Pattern Between Passes.
     pub oipbp: bool,
-    /// No-Deallocate After Sanitize.
+    /// No-Deallocate After Sanitize: the controller should not deallocate blocks after the
+    /// operation.
     pub ndas: bool,
-    /// Enter Media Verification State.
+    /// Enter Media Verification State after a successful operation.
     pub emvs: bool,
     #[bits(21)]
     __: u32,
 }
 
 impl SanitizeCdw10 {
-    /// Overwrite passes, 1 to 16.
+    /// Returns the number of overwrite passes, 1 to 16.
     pub const fn passes(self) -> u8 {
         match self.owpass() {
             0 => 16,

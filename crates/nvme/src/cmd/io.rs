@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::macros::{open_values, wire_layout};
 
 open_values! {
-    /// Directive Type (NVMe Base 2.1, 8.1.8).
+    /// Directive Type of a write command (NVMe Base 2.1, 8.1.8).
     pub DirectiveType: u8 {
         IDENTIFY = 0, "Identify";
         STREAMS = 1, "Streams";
@@ -31,7 +31,7 @@ pub struct Prinfo {
     __: u8,
 }
 
-/// Dword 12 of Read, Write, Compare and Verify; the starting LBA is [`crate::Command::slba`].
+/// Dword 12 of Read, Write, Compare and Verify. The starting LBA is [`crate::Command::slba`].
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct RwCdw12 {
@@ -40,24 +40,24 @@ pub struct RwCdw12 {
     /// Command Extension Type.
     #[bits(4)]
     pub cetype: u8,
-    /// Directive Type; of Write only.
+    /// Directive Type, only for Write.
     #[bits(4)]
     pub dtype: DirectiveType,
-    /// Storage Tag Check.
+    /// Storage Tag Check: the controller has to check the storage tag.
     pub stc: bool,
     #[bits(1)]
     __: u8,
-    /// Protection Information.
+    /// Protection Information field: action and checks.
     #[bits(4)]
     pub prinfo: Prinfo,
-    /// Force Unit Access.
+    /// Force Unit Access: the data has to be on non-volatile media when the command completes.
     pub fua: bool,
-    /// Limited Retry.
+    /// Limited Retry: the controller should make limited efforts to recover from errors.
     pub lr: bool,
 }
 
 impl RwCdw12 {
-    /// Number of logical blocks, 1 to 65,536.
+    /// Returns the number of logical blocks, 1 to 65,536.
     #[inline]
     pub const fn nlb(self) -> u32 {
         self.nlb_z() as u32 + 1
@@ -76,38 +76,38 @@ pub struct WriteZeroesCdw12 {
     /// Directive Type.
     #[bits(3)]
     pub dtype: DirectiveType,
-    /// Namespace Zeroes: with `deac` set, zero the whole namespace.
+    /// Namespace Zeroes: if `deac` is also set, the whole namespace is zeroed.
     pub nsz: bool,
-    /// Storage Tag Check.
+    /// Storage Tag Check: the controller has to check the storage tag.
     pub stc: bool,
     /// Deallocate: the controller should deallocate the blocks.
     pub deac: bool,
-    /// Protection Information.
+    /// Protection Information field: action and checks.
     #[bits(4)]
     pub prinfo: Prinfo,
-    /// Force Unit Access.
+    /// Force Unit Access: the zeroes have to be on non-volatile media when the command completes.
     pub fua: bool,
-    /// Limited Retry.
+    /// Limited Retry: the controller should make limited efforts to recover from errors.
     pub lr: bool,
 }
 
 impl WriteZeroesCdw12 {
-    /// Number of logical blocks, 1 to 65,536.
+    /// Returns the number of logical blocks, 1 to 65,536.
     #[inline]
     pub const fn nlb(self) -> u32 {
         self.nlb_z() as u32 + 1
     }
 }
 
-/// Dword 13 of Read, Write and Compare: dataset management attributes and the directive.
+/// Dword 13 of Read, Write and Compare: Dataset Management hints, and the directive.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct RwCdw13 {
     /// Dataset Management hints (access frequency, latency, sequential, incompressible).
     pub dsm: u8,
-    /// Command Extension Value's upper bits, or reserved.
+    /// Upper bits of the Command Extension Value, or reserved.
     pub reserved: u8,
-    /// Directive Specific; of Write only.
+    /// Directive Specific, only for Write: for example a placement identifier.
     pub dspec: u16,
 }
 
@@ -122,7 +122,7 @@ pub struct DsmCdw10 {
 }
 
 impl DsmCdw10 {
-    /// Number of ranges, 1 to 256.
+    /// Returns the number of ranges, 1 to 256.
     #[inline]
     pub const fn nr(self) -> u16 {
         self.nr_z() as u16 + 1
@@ -133,17 +133,17 @@ impl DsmCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct DsmCdw11 {
-    /// Attribute, Integral Dataset for Read.
+    /// Integral Dataset for Read: the ranges will be read as one object.
     pub idr: bool,
-    /// Attribute, Integral Dataset for Write.
+    /// Integral Dataset for Write: the ranges will be written as one object.
     pub idw: bool,
-    /// Attribute, Deallocate.
+    /// Deallocate: the controller may deallocate the ranges.
     pub ad: bool,
     #[bits(29)]
     __: u32,
 }
 
-/// One range of Dataset Management, 16 bytes (NVM Command Set 1.1, 3.3.3.1).
+/// A range of Dataset Management, 16 bytes (NVM Command Set 1.1, 3.3.3.1).
 #[derive(
     Clone,
     Copy,
@@ -159,17 +159,17 @@ pub struct DsmCdw11 {
 )]
 #[repr(C)]
 pub struct DsmRange {
-    /// Context Attributes, hints only.
+    /// Context Attributes: access hints for the range.
     pub cattr: U32,
-    /// Length in logical blocks; not zero-based.
+    /// Length in logical blocks, not zero-based.
     pub nlb: U32,
-    /// Starting LBA.
+    /// Starting LBA of the range.
     pub slba: U64,
 }
 
 wire_layout!(DsmRange, 16, cattr @ 0, nlb @ 4, slba @ 8);
 
-/// Ranges that one Dataset Management command may carry.
+/// Maximum number of ranges per Dataset Management command.
 pub const DSM_MAX_RANGES: usize = 256;
 
 /// Dword 12 of Copy (NVM Command Set 1.1, 3.3.2).
@@ -178,10 +178,10 @@ pub const DSM_MAX_RANGES: usize = 256;
 pub struct CopyCdw12 {
     /// Number of Ranges, zero-based.
     pub nr_z: u8,
-    /// Copy Descriptor Format.
+    /// Copy Descriptor Format of the source ranges.
     #[bits(4)]
     pub cdfe: u8,
-    /// Protection Information of the data read.
+    /// Protection Information field for the data read.
     #[bits(4)]
     pub prinfor: Prinfo,
     #[bits(4)]
@@ -189,29 +189,29 @@ pub struct CopyCdw12 {
     /// Directive Type.
     #[bits(4)]
     pub dtype: u8,
-    /// Storage Tag Check of the data written.
+    /// Storage Tag Check for the data written.
     pub stcw: bool,
-    /// Storage Tag Check of the data read.
+    /// Storage Tag Check for the data read.
     pub stcr: bool,
-    /// Protection Information of the data written.
+    /// Protection Information field for the data written.
     #[bits(4)]
     pub prinfow: Prinfo,
     /// Force Unit Access, for the data written.
     pub fua: bool,
-    /// Limited Retry.
+    /// Limited Retry: the controller should make limited efforts to recover from errors.
     pub lr: bool,
 }
 
 impl CopyCdw12 {
-    /// Number of source ranges, 1 to 256.
+    /// Returns the number of source ranges, 1 to 256.
     #[inline]
     pub const fn nr(self) -> u16 {
         self.nr_z() as u16 + 1
     }
 }
 
-/// One source range of Copy in Copy Descriptor Format 0h or 2h, 32 bytes (NVM Command Set 1.1,
-/// 3.3.2). Fields of format 2h alone are reserved in format 0h.
+/// A source range of Copy in Copy Descriptor Format 0h or 2h, 32 bytes (NVM Command Set 1.1,
+/// 3.3.2). Fields that exist only in format 2h are reserved in format 0h.
 #[derive(
     Clone,
     Copy,
@@ -227,19 +227,20 @@ impl CopyCdw12 {
 )]
 #[repr(C)]
 pub struct CopyRange {
-    /// Source Namespace Identifier, in format 2h.
+    /// Source Namespace Identifier, only in format 2h.
     pub snsid: U32,
     #[doc(hidden)]
     pub reserved_4: [u8; 4],
-    /// Starting LBA.
+    /// Starting LBA of the source range.
     pub slba: U64,
     /// Number of Logical Blocks, zero-based.
     pub nlb_z: U16,
     #[doc(hidden)]
     pub reserved_18: [u8; 4],
-    /// Source Options, in format 2h: [`CopyRange::FAST_COPY_ONLY`].
+    /// Source Options, only in format 2h: [`CopyRange::FAST_COPY_ONLY`].
     pub sopt: U16,
-    /// Expected Logical Block Tags: storage tag, if there is one, and initial reference tag.
+    /// Expected Initial Logical Block Reference Tag, with the storage tag, if any, in the upper
+    /// bits.
     pub eilbrt: U32,
     /// Expected Logical Block Application Tag.
     pub elbat: U16,
@@ -248,8 +249,8 @@ pub struct CopyRange {
 }
 
 impl CopyRange {
-    /// Bit of [`CopyRange::sopt`]: where the range cannot be copied otherwise than by a read and a
-    /// write, it is not copied.
+    /// Bit of [`CopyRange::sopt`]: the range must not be copied by reads and writes, but only by a
+    /// faster method.
     pub const FAST_COPY_ONLY: u16 = 1;
 }
 
@@ -265,9 +266,9 @@ wire_layout!(
     elbatm @ 30,
 );
 
-/// One source range of Copy in Copy Descriptor Format 1h or 3h, 40 bytes (NVM Command Set 1.1,
-/// 3.3.2), of namespaces with guards of 32 or 64 bits. Fields of format 3h alone are reserved in
-/// format 1h.
+/// A source range of Copy in Copy Descriptor Format 1h or 3h, 40 bytes (NVM Command Set 1.1,
+/// 3.3.2), for namespaces with guards of 32 or 64 bits. Fields that exist only in format 3h are
+/// reserved in format 1h.
 #[derive(
     Clone,
     Copy,
@@ -283,21 +284,21 @@ wire_layout!(
 )]
 #[repr(C)]
 pub struct CopyRangeLong {
-    /// Source Namespace Identifier, in format 3h.
+    /// Source Namespace Identifier, only in format 3h.
     pub snsid: U32,
     #[doc(hidden)]
     pub reserved_4: [u8; 4],
-    /// Starting LBA.
+    /// Starting LBA of the source range.
     pub slba: U64,
     /// Number of Logical Blocks, zero-based.
     pub nlb_z: U16,
     #[doc(hidden)]
     pub reserved_18: [u8; 4],
-    /// Source Options, in format 3h: [`CopyRange::FAST_COPY_ONLY`].
+    /// Source Options, only in format 3h: [`CopyRange::FAST_COPY_ONLY`].
     pub sopt: U16,
     #[doc(hidden)]
     pub reserved_24: [u8; 2],
-    /// Expected Logical Block Tags (storage tag and initial reference tag), big-endian.
+    /// Expected Logical Block Tags: storage tag and initial reference tag, big-endian.
     pub elbt: [u8; 10],
     /// Expected Logical Block Application Tag.
     pub elbat: U16,

@@ -1,7 +1,7 @@
-//! Submission queue entry: NVMe Base 2.1, 4.1.
+//! Submission queue entry (NVMe Base 2.1, 4.1).
 //!
-//! [`Command`] is the common form. The command-specific dwords are bitfields in [`admin`] or
-//! [`io`], converted from and to the plain dword:
+//! [`Command`] is the common form. The command-specific dwords are bitfields in [`admin`] and
+//! [`io`], which convert from and to the plain dword:
 //!
 //! ```
 //! use nvme::cmd::{Command, NvmOpcode, io::RwCdw12};
@@ -31,11 +31,11 @@ pub mod zone;
 
 pub use opcode::{AdminOpcode, DataTransfer, NvmOpcode};
 
-/// "All namespaces" in the NSID field (NVMe Base 2.1, 3.2.1).
+/// Broadcast value of the NSID field, which selects all namespaces (NVMe Base 2.1, 3.2.1).
 pub const NSID_BROADCAST: u32 = 0xffff_ffff;
 
 open_values! {
-    /// Fused Operation (2 bits).
+    /// Fused Operation field of a command (2 bits).
     pub Fuse: u8 {
         NORMAL = 0, "Normal operation";
         FIRST = 1, "Fused operation, first command";
@@ -44,7 +44,7 @@ open_values! {
 }
 
 open_values! {
-    /// PRP or SGL for Data Transfer (2 bits).
+    /// PRP or SGL for Data Transfer (PSDT) field of a command (2 bits).
     pub Psdt: u8 {
         PRP = 0, "PRPs";
         SGL_MPTR_BUFFER = 1, "SGLs, MPTR is the address of one contiguous buffer";
@@ -52,7 +52,7 @@ open_values! {
     }
 }
 
-/// Bits 15:8 of command dword 0.
+/// Flags of a command: bits 15:8 of command dword 0.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Flags {
@@ -84,33 +84,33 @@ pub struct Flags {
 pub struct DataPointer(pub [u8; 16]);
 
 impl DataPointer {
-    /// Makes a data pointer of two PRP entries.
+    /// Creates a data pointer with two PRP entries.
     #[inline]
     pub fn prp(prp1: u64, prp2: u64) -> Self {
         transmute!([U64::new(prp1), U64::new(prp2)])
     }
 
-    /// Makes a data pointer of one SGL descriptor.
+    /// Creates a data pointer with one SGL descriptor.
     #[inline]
     pub fn sgl(sgl1: SglDescriptor) -> Self {
         transmute!(sgl1)
     }
 
-    /// PRP Entry 1.
+    /// Returns PRP Entry 1.
     #[inline]
     pub fn prp1(&self) -> u64 {
         let [prp1, _]: [U64; 2] = transmute!(*self);
         prp1.get()
     }
 
-    /// PRP Entry 2.
+    /// Returns PRP Entry 2.
     #[inline]
     pub fn prp2(&self) -> u64 {
         let [_, prp2]: [U64; 2] = transmute!(*self);
         prp2.get()
     }
 
-    /// SGL Entry 1.
+    /// Returns the first SGL descriptor.
     #[inline]
     pub fn sgl1(&self) -> SglDescriptor {
         transmute!(*self)
@@ -135,11 +135,11 @@ impl DataPointer {
 pub struct Command {
     /// Opcode: an [`AdminOpcode`] or [`NvmOpcode`], depending on the queue.
     pub opcode: u8,
-    /// FUSE and PSDT.
+    /// Flags: Fused Operation (FUSE), and PRP or SGL for Data Transfer (PSDT).
     pub flags: Flags,
     /// Command Identifier.
     pub cid: U16,
-    /// Namespace Identifier; 0 where none is used, [`NSID_BROADCAST`] for all.
+    /// Namespace Identifier: 0 if the command uses none, [`NSID_BROADCAST`] for all namespaces.
     pub nsid: U32,
     /// Command dword 2.
     pub cdw2: U32,
@@ -169,10 +169,10 @@ wire_layout!(
 );
 
 impl Command {
-    /// log2 of the entry's size, for CC.IOSQES and Identify's SQES.
+    /// Size of an entry as a power of two, for CC.IOSQES and the SQES field of Identify.
     pub const SIZE_LOG2: u8 = 6;
 
-    /// A command with everything else zero.
+    /// Creates a command in which all other fields are zero.
     pub fn new(opcode: u8, cid: u16, nsid: u32) -> Self {
         Self {
             opcode,
@@ -182,50 +182,51 @@ impl Command {
         }
     }
 
-    /// Opcode, on the Admin queue.
+    /// Returns the opcode of a command on the Admin queue.
     #[inline]
     pub const fn admin_opcode(&self) -> AdminOpcode {
         AdminOpcode(self.opcode)
     }
 
-    /// Opcode, on an I/O queue.
+    /// Returns the opcode of a command on an I/O queue.
     #[inline]
     pub const fn nvm_opcode(&self) -> NvmOpcode {
         NvmOpcode(self.opcode)
     }
 
-    /// PRP Entry 1.
+    /// Returns PRP Entry 1 of the data pointer.
     #[inline]
     pub fn prp1(&self) -> u64 {
         self.dptr.prp1()
     }
 
-    /// PRP Entry 2.
+    /// Returns PRP Entry 2 of the data pointer.
     #[inline]
     pub fn prp2(&self) -> u64 {
         self.dptr.prp2()
     }
 
-    /// SGL Entry 1.
+    /// Returns the first SGL descriptor of the data pointer.
     #[inline]
     pub fn sgl1(&self) -> SglDescriptor {
         self.dptr.sgl1()
     }
 
-    /// Points the data at two PRP entries and sets PSDT accordingly.
+    /// Sets the data pointer to two PRP entries, and PSDT accordingly.
     pub fn set_prps(&mut self, prp1: u64, prp2: u64) {
         self.flags.set_psdt(Psdt::PRP);
         self.dptr = DataPointer::prp(prp1, prp2);
     }
 
-    /// Points the data at an SGL and sets PSDT accordingly (metadata, if any,
-    /// in one contiguous buffer).
+    /// Sets the data pointer to an SGL, and PSDT accordingly. Metadata, if any, is in one
+    /// contiguous buffer.
     pub fn set_sgl(&mut self, sgl1: SglDescriptor) {
         self.flags.set_psdt(Psdt::SGL_MPTR_BUFFER);
         self.dptr = DataPointer::sgl(sgl1);
     }
 
-    /// Starting LBA of the NVM commands that have one: dwords 10 (low) and 11.
+    /// Returns the starting LBA (dword 10: lower half, dword 11: upper half) of a command that has
+    /// one.
     #[inline]
     pub const fn slba(&self) -> u64 {
         (self.cdw11.get() as u64) << 32 | self.cdw10.get() as u64

@@ -9,7 +9,7 @@ use crate::identify::{Dps, Flbas, Nmic};
 use crate::macros::{open_values, wire_layout, zeroed_default};
 
 open_values! {
-    /// Select, of Namespace Management (4 bits).
+    /// Select field of Namespace Management (4 bits).
     pub ManagementSelect: u8 {
         CREATE = 0, "Create";
         DELETE = 1, "Delete";
@@ -17,7 +17,7 @@ open_values! {
 }
 
 open_values! {
-    /// Select, of Namespace Attachment (4 bits).
+    /// Select field of Namespace Attachment (4 bits).
     pub AttachmentSelect: u8 {
         ATTACH = 0, "Controller Attach";
         DETACH = 1, "Controller Detach";
@@ -28,7 +28,7 @@ open_values! {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ManagementCdw10 {
-    /// Selected operation.
+    /// Operation to execute: create or delete.
     #[bits(4)]
     pub sel: ManagementSelect,
     #[bits(28)]
@@ -41,7 +41,7 @@ pub struct ManagementCdw10 {
 pub struct ManagementCdw11 {
     #[bits(24)]
     __: u32,
-    /// The command set of a namespace that is created.
+    /// Command set of the namespace to create.
     #[bits(8)]
     pub csi: Csi,
 }
@@ -50,21 +50,21 @@ pub struct ManagementCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AttachmentCdw10 {
-    /// Selected operation.
+    /// Operation to execute: attach or detach.
     #[bits(4)]
     pub sel: AttachmentSelect,
     #[bits(28)]
     __: u32,
 }
 
-/// Host-specified fields of a namespace to be created, 4096 bytes: the fields of Identify Namespace
-/// with the same names, and those of the NVM command set ("NVM Command Set 1.1", 4.1.6).
+/// Host-specified fields of a namespace to create, 4096 bytes: the fields with the same names in
+/// Identify Namespace, and those of the NVM command set ("NVM Command Set 1.1", 4.1.6).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NewNamespace {
-    /// Namespace Size, in logical blocks.
+    /// Namespace Size to create, in logical blocks.
     pub nsze: U64,
-    /// Namespace Capacity, in logical blocks.
+    /// Namespace Capacity to create, in logical blocks.
     pub ncap: U64,
     #[doc(hidden)]
     pub reserved16: [u8; 10],
@@ -78,13 +78,13 @@ pub struct NewNamespace {
     pub nmic: Nmic,
     #[doc(hidden)]
     pub reserved31: [u8; 61],
-    /// ANA Group Identifier, 0 for the controller's choice.
+    /// ANA Group Identifier; 0 lets the controller choose.
     pub anagrpid: U32,
     #[doc(hidden)]
     pub reserved96: [u8; 4],
-    /// NVM Set Identifier, 0 for the controller's choice.
+    /// NVM Set Identifier; 0 lets the controller choose.
     pub nvmsetid: U16,
-    /// Endurance Group Identifier, 0 for the controller's choice.
+    /// Endurance Group Identifier; 0 lets the controller choose.
     pub endgid: U16,
     #[doc(hidden)]
     pub reserved104: [u8; 280],
@@ -94,11 +94,11 @@ pub struct NewNamespace {
     pub nphndls: U16,
     #[doc(hidden)]
     pub reserved394: [u8; 118],
-    /// Placement Handle Associated RUH.
+    /// Placement Handle List: reclaim unit handle of each placement handle.
     pub phndl: [U16; 128],
     #[doc(hidden)]
     pub reserved768: [u8; 256],
-    /// Vendor specific.
+    /// Vendor specific bytes.
     pub vs: [u8; 3072],
 }
 
@@ -109,7 +109,7 @@ wire_layout!(
 zeroed_default!(NewNamespace);
 
 impl NewNamespace {
-    /// Returns whether the reserved bytes are zero.
+    /// Returns whether all reserved bytes are zero.
     pub fn reserved_is_zero(&self) -> bool {
         let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         zero(&self.reserved16)

@@ -60,7 +60,7 @@ open_values! {
 }
 
 open_values! {
-    /// Opcode of an I/O command of the NVM command set, or of the Zoned Namespace command set.
+    /// Opcode of an I/O command of the NVM or the Zoned Namespace command set.
     #[derive(Unaligned)]
     pub NvmOpcode: u8 {
         FLUSH = 0x00, "Flush";
@@ -86,7 +86,7 @@ open_values! {
 }
 
 open_values! {
-    /// Data Transfer direction, bits 1:0 of every opcode (NVMe Base 2.1, 4.1.1).
+    /// Data transfer direction, encoded in bits 1:0 of every opcode (NVMe Base 2.1, 4.1.1).
     pub DataTransfer: u8 {
         NONE = 0, "No data transfer";
         HOST_TO_CONTROLLER = 1, "Host to controller";
@@ -96,14 +96,14 @@ open_values! {
 }
 
 impl AdminOpcode {
-    /// Data transfer direction that the opcode itself encodes.
+    /// Returns the data transfer direction that the opcode encodes.
     pub const fn data_transfer(self) -> DataTransfer {
         DataTransfer(self.0 & 3)
     }
 }
 
 impl NvmOpcode {
-    /// Data transfer direction that the opcode itself encodes.
+    /// Returns the data transfer direction that the opcode encodes.
     pub const fn data_transfer(self) -> DataTransfer {
         DataTransfer(self.0 & 3)
     }

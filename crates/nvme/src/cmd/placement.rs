@@ -42,13 +42,13 @@ pub struct IoManagementSendCdw10 {
     #[bits(8)]
     pub mo: SendOperation,
     __: u8,
-    /// Management Operation Specific; of an update NPID, the number of Placement Identifiers,
-    /// zero-based.
+    /// Management Operation Specific. For a reclaim unit handle update: the number of placement
+    /// identifiers, zero-based.
     pub mos: u16,
 }
 
 wire_struct! {
-    /// Header of Reclaim Unit Handle Status, 16 bytes, before the descriptors.
+    /// Header of the Reclaim Unit Handle Status data, 16 bytes, which descriptors follow.
     pub struct HandleStatusHeader(16) {
         #[doc(hidden)]
         pub reserved0 @ 0: [u8; 14],
@@ -64,7 +64,7 @@ wire_struct! {
         pub pid @ 0: U16,
         /// Reclaim Unit Handle Identifier.
         pub ruhid @ 2: U16,
-        /// Estimated Active Reclaim Unit Time Remaining in seconds; 0: not reported.
+        /// Estimated Active Reclaim Unit Time Remaining in seconds; 0 when not reported.
         pub earutr @ 4: U32,
         /// Reclaim Unit Available Media Writes, in logical blocks.
         pub ruamw @ 8: U64,

@@ -62,7 +62,7 @@ pub struct RegisterCdw10 {
     /// Reservation Register Action.
     #[bits(3)]
     pub rrega: Rrega,
-    /// Ignore Existing Key.
+    /// Ignore Existing Key: the current key is not compared.
     pub iekey: bool,
     /// Dispersed Namespace Reservation Support.
     pub disnsrs: bool,
@@ -80,13 +80,13 @@ pub struct AcquireCdw10 {
     /// Reservation Acquire Action.
     #[bits(3)]
     pub racqa: Racqa,
-    /// Ignore Existing Key: an error when set.
+    /// Ignore Existing Key, which this command must not set.
     pub iekey: bool,
     /// Dispersed Namespace Reservation Support.
     pub disnsrs: bool,
     #[bits(3)]
     __: u8,
-    /// Type of the reservation to be created.
+    /// Type of the reservation to create.
     #[bits(8)]
     pub rtype: Rtype,
     __: u16,
@@ -99,13 +99,13 @@ pub struct ReleaseCdw10 {
     /// Reservation Release Action.
     #[bits(3)]
     pub rrela: Rrela,
-    /// Ignore Existing Key: an error when set.
+    /// Ignore Existing Key, which this command must not set.
     pub iekey: bool,
     /// Dispersed Namespace Reservation Support.
     pub disnsrs: bool,
     #[bits(3)]
     __: u8,
-    /// Type of the reservation that is released.
+    /// Type of the reservation to release.
     #[bits(8)]
     pub rtype: Rtype,
     __: u16,
@@ -115,7 +115,7 @@ pub struct ReleaseCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ReportCdw11 {
-    /// Extended Data Structure: Host Identifiers of 128 bits.
+    /// Extended Data Structure: requests 128-bit Host Identifiers.
     pub eds: bool,
     /// Dispersed Namespace Reservation Support.
     pub disnsrs: bool,
@@ -152,36 +152,36 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Header of the data of Reservation Report, 24 bytes. [`Registrant`]s follow; in the extended
-    /// form 40 reserved bytes, then [`RegistrantExtended`]s.
+    /// Header of the Reservation Report data, 24 bytes. [`Registrant`]s follow, or in the extended
+    /// data structure 40 reserved bytes and [`RegistrantExtended`]s.
     pub struct ReservationStatus(24) {
-        /// Generation.
+        /// Generation, which changes with registrations.
         pub r#gen @ 0: U32,
-        /// Type of the reservation that is held.
+        /// Type of the present reservation.
         pub rtype @ 4: Rtype,
         /// Number of Registrants.
         pub regstrnt @ 5: U16,
         #[doc(hidden)]
         pub reserved7 @ 7: [u8; 2],
-        /// Persist Through Power Loss State, 0 or 1.
+        /// Persist Through Power Loss State: 0 for disabled, 1 for enabled.
         pub ptpls @ 9: u8,
         #[doc(hidden)]
         pub reserved10 @ 10: [u8; 14],
     }
 }
 
-/// Reserved bytes between header and registrants of the extended form.
+/// Number of reserved bytes between header and registrants in the extended data structure.
 pub const EXTENDED_STATUS_RESERVED: usize = 40;
 
-/// CNTLID of a registrant that no controller of the subsystem is associated with.
+/// CNTLID of a registrant whose host uses no controller of the subsystem at present.
 pub const NO_CONTROLLER: u16 = 0xffff;
 
 wire_struct! {
-    /// A registrant with a Host Identifier of 64 bits, 24 bytes.
+    /// Registrant with a 64-bit Host Identifier, 24 bytes.
     pub struct Registrant(24) {
-        /// A controller that is associated with its host, or [`NO_CONTROLLER`].
+        /// ID of a controller that the registrant's host uses, or [`NO_CONTROLLER`].
         pub cntlid @ 0: U16,
-        /// Reservation Status: bit 0 when it holds a reservation.
+        /// Reservation Status: bit 0 is set for a holder of the reservation.
         pub rcsts @ 2: u8,
         #[doc(hidden)]
         pub reserved3 @ 3: [u8; 5],
@@ -193,11 +193,11 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// A registrant with a Host Identifier of 128 bits, 64 bytes.
+    /// Registrant with a 128-bit Host Identifier, 64 bytes.
     pub struct RegistrantExtended(64) {
-        /// A controller that is associated with its host, or [`NO_CONTROLLER`].
+        /// ID of a controller that the registrant's host uses, or [`NO_CONTROLLER`].
         pub cntlid @ 0: U16,
-        /// Reservation Status: bit 0 when it holds a reservation.
+        /// Reservation Status: bit 0 is set for a holder of the reservation.
         pub rcsts @ 2: u8,
         #[doc(hidden)]
         pub reserved3 @ 3: [u8; 5],

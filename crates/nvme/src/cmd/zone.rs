@@ -1,8 +1,8 @@
-//! Command dwords of the Zoned Namespace command set, and the data of Zone Management Receive:
-//! Zoned Namespace Command Set 1.1, 3.4.
+//! Command dwords of the Zoned Namespace command set, and the data of Zone Management Receive
+//! (Zoned Namespace Command Set 1.1, 3.4).
 //!
-//! Zone Append has dword 12 of Write ([`super::io::RwCdw12`]), with the zone's first LBA in the
-//! field of the starting LBA.
+//! Zone Append uses dword 12 of Write ([`super::io::RwCdw12`]), and has the zone's first LBA in the
+//! starting LBA field.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::U64;
@@ -30,17 +30,17 @@ open_values! {
     }
 }
 
-/// Dword 13 of Zone Management Send; the zone is named by [`crate::Command::slba`], which of
-/// [`Zsa::FLUSH_ZRWA`] is the last block that is flushed.
+/// Dword 13 of Zone Management Send. [`crate::Command::slba`] selects the zone; for
+/// [`Zsa::FLUSH_ZRWA`] it is the last block to flush.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct SendCdw13 {
     /// Zone Send Action.
     #[bits(8)]
     pub zsa: Zsa,
-    /// Select All: all zones whose state the action is for.
+    /// Select All: the action applies to all zones in a suitable state.
     pub select_all: bool,
-    /// Zone Send Action Specific Option; of Open Zone: allocate a Zone Random Write Area (ZRWAA).
+    /// Zone Send Action Specific Option. For Open Zone: allocate a Zone Random Write Area (ZRWAA).
     pub zsaso: bool,
     #[bits(22)]
     __: u32,
@@ -53,18 +53,19 @@ pub struct ReceiveCdw13 {
     /// Zone Receive Action.
     #[bits(8)]
     pub zra: Zra,
-    /// Zone Receive Action Specific Field: zones in which state.
+    /// Zone Receive Action Specific Field: state of the zones to report.
     pub zrasf: u8,
-    /// Partial Report: the number of zones is that of the descriptors which fit.
+    /// Partial Report: the Number of Zones field counts only the descriptors that fit into the
+    /// buffer.
     pub partial: bool,
     #[bits(15)]
     __: u32,
 }
 
 wire_struct! {
-    /// Header of a report, 64 bytes, before the zone descriptors.
+    /// Header of a zone report, 64 bytes, which zone descriptors follow.
     pub struct ReportHeader(64) {
-        /// Number of Zones.
+        /// Number of Zones in the report.
         pub zones @ 0: U64,
         #[doc(hidden)]
         pub reserved8 @ 8: [[u8; 28]; 2],
@@ -72,9 +73,9 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// A zone descriptor, 64 bytes.
+    /// Zone descriptor of a zone report, 64 bytes.
     pub struct ZoneDescriptor(64) {
-        /// Zone Type: 2h, Sequential Write Required.
+        /// Zone Type; 2h is Sequential Write Required.
         pub zt @ 0: u8,
         /// Zone State in bits 7:4.
         pub zs @ 1: u8,
@@ -99,10 +100,10 @@ impl ZoneDescriptor {
     /// Bit of Zone Attributes: the zone has a Zone Random Write Area (ZRWAV).
     pub const ZRWAV: u8 = 1 << 3;
 
-    /// Zone Type of a zone that is written from its first block on.
+    /// Zone Type of a zone that has to be written sequentially.
     pub const SEQUENTIAL_WRITE_REQUIRED: u8 = 2;
 
-    /// Zone State.
+    /// Returns the Zone State.
     pub const fn state(&self) -> u8 {
         self.zs >> 4
     }

@@ -1,4 +1,4 @@
-//! Data structures of the features whose value is more than a dword: NVMe Base 2.1, 5.1.25.1.
+//! Data structures of features whose value does not fit a dword (NVMe Base 2.1, 5.1.25.1).
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::U16;
@@ -22,9 +22,9 @@ use crate::macros::{open_values, wire_layout, zeroed_default};
 )]
 #[repr(C)]
 pub struct Timestamp {
-    /// Milliseconds since midnight of 1 January 1970, UTC: 48 bits, least significant byte first.
+    /// Milliseconds since 1 January 1970 00:00 UTC: 48 bits, little endian.
     pub ts: [u8; 6],
-    /// Synch and origin; of Get Features only.
+    /// Synch and origin, only in data of Get Features.
     pub attributes: TimestampAttributes,
     #[doc(hidden)]
     pub reserved7: u8,
@@ -33,7 +33,7 @@ pub struct Timestamp {
 wire_layout!(Timestamp, 8, ts @ 0, attributes @ 6);
 
 impl Timestamp {
-    /// A timestamp of the low 48 bits of `milliseconds`.
+    /// Creates a timestamp from the lower 48 bits of `milliseconds`.
     pub const fn new(milliseconds: u64, attributes: TimestampAttributes) -> Self {
         let [a, b, c, d, e, f, _, _] = milliseconds.to_le_bytes();
         Self {
@@ -43,18 +43,18 @@ impl Timestamp {
         }
     }
 
-    /// Milliseconds since midnight of 1 January 1970, UTC.
+    /// Returns the milliseconds since 1 January 1970 00:00 UTC.
     pub const fn milliseconds(&self) -> u64 {
         let [a, b, c, d, e, f] = self.ts;
         u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
     }
 }
 
-/// Byte 6 of a timestamp.
+/// Attributes of a timestamp (byte 6): synch and origin.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct TimestampAttributes {
-    /// Synch: set when the count may have stopped for some time since it was set.
+    /// Synch: the count may have stopped for some time since the timestamp was set.
     pub synch: bool,
     /// Timestamp Origin.
     #[bits(3)]
@@ -64,7 +64,7 @@ pub struct TimestampAttributes {
 }
 
 open_values! {
-    /// Timestamp Origin (3 bits).
+    /// Timestamp Origin: event since which the timestamp counts (3 bits).
     pub TimestampOrigin: u8 {
         RESET = 0, "Cleared to 0h by a Controller Level Reset";
         SET_FEATURES = 1, "Set by a Set Features command";
@@ -76,7 +76,8 @@ open_values! {
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct HostBehavior {
-    /// Advanced Command Retry Enable: 1 when the host understands Command Interrupted and CRD.
+    /// Advanced Command Retry Enable: 1 when the host supports Command Interrupted and Command
+    /// Retry Delay.
     pub acre: u8,
     /// Extended Telemetry Data Area 4 Supported.
     pub etdas: u8,

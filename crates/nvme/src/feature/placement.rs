@@ -6,7 +6,7 @@ use crate::log::FdpEventType;
 use crate::macros::wire_struct;
 
 /// Value of [`Fid::FLEXIBLE_DATA_PLACEMENT`](super::Fid::FLEXIBLE_DATA_PLACEMENT): dword 12 of Set
-/// Features. Dword 11 has the Endurance Group Identifier in bits 15:0.
+/// Features. Dword 11 contains the Endurance Group Identifier in bits 15:0.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct FdpMode {
@@ -19,24 +19,24 @@ pub struct FdpMode {
     __: u16,
 }
 
-/// Dword 11 of [`Fid::FDP_EVENTS`](super::Fid::FDP_EVENTS); bit 0 of dword 12 enables the events,
-/// or disables them.
+/// Dword 11 of [`Fid::FDP_EVENTS`](super::Fid::FDP_EVENTS). Bit 0 of dword 12 is set to enable the
+/// events, and clear to disable them.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct FdpEventsCdw11 {
     /// Placement Handle.
     pub phndl: u16,
-    /// Number of FDP Event Types: bytes of data of Set Features.
+    /// Number of FDP Event Types, which is the length of the data of Set Features in bytes.
     pub noet: u8,
     __: u8,
 }
 
 wire_struct! {
-    /// Supported FDP Event Descriptor, 2 bytes: data of Get Features.
+    /// Supported FDP Event Descriptor, 2 bytes, in the data of Get Features.
     pub struct FdpEventDescriptor(2) {
         /// FDP Event Type.
         pub fdpet @ 0: FdpEventType,
-        /// FDP Event Type Attributes: bit 0 where the event is enabled.
+        /// FDP Event Type Attributes: bit 0 is set when the event is enabled.
         pub fdpeta @ 1: u8,
     }
 }

@@ -12,7 +12,7 @@ use crate::macros::{wire_layout, zeroed_default};
 
 /// Properties and capabilities of a controller, 4096 bytes.
 ///
-/// Capacities are in bytes. `default()` is all zeroes, the text fields too.
+/// Capacities are in bytes. `default()` is all zeroes, including the text fields.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct IdentifyController {
@@ -26,22 +26,22 @@ pub struct IdentifyController {
     pub mn: Ascii<40>,
     /// Firmware Revision.
     pub fr: Ascii<8>,
-    /// Recommended Arbitration Burst, log2 of commands.
+    /// Recommended Arbitration Burst as a power of two.
     pub rab: u8,
     /// IEEE OUI Identifier, least significant byte first.
     pub ieee: [u8; 3],
     /// Controller Multi-Path I/O and Namespace Sharing Capabilities.
     pub cmic: Cmic,
-    /// Maximum Data Transfer Size, log2 of CAP.MPSMIN pages; 0 for no limit.
-    /// See [`Self::mdts_bytes`].
+    /// Maximum Data Transfer Size: a power of two of pages of CAP.MPSMIN; 0 for no limit. See
+    /// [`Self::mdts_bytes`].
     pub mdts: u8,
     /// Controller ID, unique in the NVM subsystem.
     pub cntlid: U16,
-    /// Version, as the VS property ([`crate::regs::Vs`]).
+    /// Version, with the layout of the VS register ([`crate::regs::Vs`]).
     pub ver: U32,
     /// RTD3 Resume Latency, in microseconds.
     pub rtd3r: U32,
-    /// RTD3 Entry Latency, in microseconds: how long a host waits for shutdown to complete.
+    /// RTD3 Entry Latency, in microseconds: time that a host waits for a shutdown to complete.
     pub rtd3e: U32,
     /// Optional Asynchronous Events Supported.
     pub oaes: Oaes,
@@ -91,7 +91,7 @@ pub struct IdentifyController {
     pub npss_z: u8,
     /// Admin Vendor Specific Command Configuration: bit 0, standard command format.
     pub avscc: u8,
-    /// Autonomous Power State Transition Attributes: bit 0, supported.
+    /// Autonomous Power State Transition Attributes: bit 0 is set when supported.
     pub apsta: u8,
     /// Warning Composite Temperature Threshold, in kelvins.
     pub wctemp: U16,
@@ -115,7 +115,7 @@ pub struct IdentifyController {
     pub dsto: u8,
     /// Firmware Update Granularity, in units of 4 KiB.
     pub fwug: u8,
-    /// Keep Alive Support: granularity of the timer in units of 100 ms; 0 for none.
+    /// Keep Alive Support: granularity of the timer in units of 100 ms; 0 when not supported.
     pub kas: U16,
     /// Host Controlled Thermal Management Attributes.
     pub hctma: U16,
@@ -167,9 +167,9 @@ pub struct IdentifyController {
     pub sqes: QueueEntrySize,
     /// Completion Queue Entry Size.
     pub cqes: QueueEntrySize,
-    /// Maximum Outstanding Commands; 0 for no reported limit.
+    /// Maximum Outstanding Commands; 0 when no limit is reported.
     pub maxcmd: U16,
-    /// Number of Namespaces: the largest valid NSID.
+    /// Number of Namespaces, which is the largest valid NSID.
     pub nn: U32,
     /// Optional NVM Command Support.
     pub oncs: Oncs,
@@ -189,11 +189,11 @@ pub struct IdentifyController {
     pub nwpc: u8,
     /// Atomic Compare and Write Unit, in logical blocks, zero-based.
     pub acwu_z: U16,
-    /// Copy Descriptor Formats Supported, a bit each.
+    /// Copy Descriptor Formats Supported: one bit per format.
     pub cdfs: U16,
     /// SGL Support.
     pub sgls: Sgls,
-    /// Maximum Number of Allowed Namespaces; 0 if `nn` is the limit.
+    /// Maximum Number of Allowed Namespaces; 0 when `nn` is the limit.
     pub mnan: U32,
     /// Maximum Domain Namespace Attachments.
     pub maxdna: U128,
@@ -249,7 +249,7 @@ pub struct IdentifyController {
     pub dctype: u8,
     #[doc(hidden)]
     pub reserved1807: [u8; 241],
-    /// Power State Descriptors, `npss_z + 1` of them valid.
+    /// Power State Descriptors, of which the first `npss_z + 1` are valid.
     pub psd: [PowerState; 32],
     /// Vendor specific.
     pub vs: [u8; 1024],
@@ -273,8 +273,8 @@ wire_layout!(
 zeroed_default!(IdentifyController);
 
 impl IdentifyController {
-    /// Largest transfer of one command in bytes, with `page_min` bytes in a page of CAP.MPSMIN;
-    /// `None` for no limit, or one that does not fit 64 bits.
+    /// Returns the maximum data transfer size of a command in bytes, where `page_min` is the page
+    /// size of CAP.MPSMIN. Returns `None` when there is no limit, or it exceeds 64 bits.
     pub fn mdts_bytes(&self, page_min: u32) -> Option<u64> {
         match self.mdts {
             0 => None,
@@ -299,23 +299,23 @@ impl IdentifyController {
 )]
 #[repr(C)]
 pub struct PowerState {
-    /// Maximum Power, in units of 0.01 W, or of 0.0001 W when MXPS is set.
+    /// Maximum Power, in units of 0.01 W, or of 0.0001 W if MXPS is set.
     pub mp: U16,
     #[doc(hidden)]
     pub reserved2: u8,
-    /// MXPS and NOPS.
+    /// Flags: Max Power Scale (MXPS) and Non-Operational State (NOPS).
     pub flags: PowerStateFlags,
     /// Entry Latency, in microseconds.
     pub enlat: U32,
     /// Exit Latency, in microseconds.
     pub exlat: U32,
-    /// Relative Read Throughput, 0 is best.
+    /// Relative Read Throughput; 0 is best.
     pub rrt: u8,
-    /// Relative Read Latency, 0 is best.
+    /// Relative Read Latency; 0 is best.
     pub rrl: u8,
-    /// Relative Write Throughput, 0 is best.
+    /// Relative Write Throughput; 0 is best.
     pub rwt: u8,
-    /// Relative Write Latency, 0 is best.
+    /// Relative Write Latency; 0 is best.
     pub rwl: u8,
     /// Idle Power, scaled by `ips`.
     pub idlp: U16,

@@ -21,11 +21,11 @@ open_values! {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Cmic {
-    /// The NVM subsystem may have more than one port.
+    /// Whether the NVM subsystem may have more than one port.
     pub mports: bool,
-    /// The NVM subsystem may have more than one controller.
+    /// Whether the NVM subsystem may have more than one controller.
     pub mctrs: bool,
-    /// Function Type: the controller belongs to an SR-IOV virtual function.
+    /// Function Type: set when the controller belongs to an SR-IOV virtual function.
     pub ft: bool,
     /// Asymmetric Namespace Access Reporting Support.
     pub anars: bool,
@@ -38,37 +38,37 @@ pub struct Cmic {
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Oaes {
     __: u8,
-    /// Attached Namespace Attribute Notices.
+    /// Support of Attached Namespace Attribute Notices.
     pub nsan: bool,
-    /// Firmware Activation Notices.
+    /// Support of Firmware Activation Notices.
     pub fan: bool,
     #[bits(1)]
     __: u8,
-    /// Asymmetric Namespace Access Change Notices.
+    /// Support of Asymmetric Namespace Access Change Notices.
     pub anacn: bool,
-    /// Predictable Latency Event Aggregate Log Change Notices.
+    /// Support of Predictable Latency Event Aggregate Log Change Notices.
     pub pleacn: bool,
-    /// LBA Status Information Alert Notices.
+    /// Support of LBA Status Information Alert Notices.
     pub lsian: bool,
-    /// Endurance Group Event Aggregate Log Page Change Notices.
+    /// Support of Endurance Group Event Aggregate Log Page Change Notices.
     pub egealcn: bool,
-    /// Normal NVM Subsystem Shutdown event.
+    /// Support of the Normal NVM Subsystem Shutdown event.
     pub nnsshdn: bool,
-    /// Temperature Threshold Hysteresis Recovery event.
+    /// Support of the Temperature Threshold Hysteresis Recovery event.
     pub tthr: bool,
-    /// Reachability Groups Change Notices.
+    /// Support of Reachability Groups Change Notices.
     pub rgcns: bool,
     #[bits(1)]
     __: u8,
-    /// Allocated Namespace Attribute Notices.
+    /// Support of Allocated Namespace Attribute Notices.
     pub ansan: bool,
     #[bits(7)]
     __: u8,
-    /// Zone Descriptor Changed Notices.
+    /// Support of Zone Descriptor Changed Notices.
     pub zdcn: bool,
     #[bits(3)]
     __: u8,
-    /// Discovery Log Page Change Notifications.
+    /// Support of Discovery Log Page Change Notifications.
     pub dlpcn: bool,
 }
 
@@ -80,31 +80,31 @@ pub struct Ctratt {
     pub hids: bool,
     /// Non-Operational Power State Permissive Mode.
     pub nopspm: bool,
-    /// NVM Sets.
+    /// Support of NVM Sets.
     pub nsets: bool,
-    /// Read Recovery Levels.
+    /// Support of Read Recovery Levels.
     pub rrlvls: bool,
-    /// Endurance Groups.
+    /// Support of Endurance Groups.
     pub egs: bool,
-    /// Predictable Latency Mode.
+    /// Support of Predictable Latency Mode.
     pub plm: bool,
     /// Traffic Based Keep Alive Support.
     pub tbkas: bool,
-    /// Namespace Granularity.
+    /// Support of Namespace Granularity.
     pub ng: bool,
-    /// SQ Associations.
+    /// Support of SQ Associations.
     pub sqa: bool,
-    /// UUID List.
+    /// Support of the UUID List.
     pub ulist: bool,
-    /// Multi-Domain Subsystem.
+    /// Support of multiple domains in the NVM subsystem.
     pub mds: bool,
-    /// Fixed Capacity Management.
+    /// Support of Fixed Capacity Management.
     pub fcm: bool,
-    /// Variable Capacity Management.
+    /// Support of Variable Capacity Management.
     pub vcm: bool,
-    /// Delete Endurance Group.
+    /// Support of Delete Endurance Group.
     pub deg: bool,
-    /// Delete NVM Set.
+    /// Support of Delete NVM Set.
     pub dnvms: bool,
     /// Extended LBA Formats Supported.
     pub elbas: bool,
@@ -124,29 +124,29 @@ pub struct Ctratt {
 #[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Oacs {
-    /// Security Send and Security Receive.
+    /// Support of Security Send and Security Receive.
     pub ssrs: bool,
-    /// Format NVM.
+    /// Support of Format NVM.
     pub fnvms: bool,
-    /// Firmware Commit and Firmware Image Download.
+    /// Support of Firmware Commit and Firmware Image Download.
     pub fwds: bool,
-    /// Namespace Management.
+    /// Support of Namespace Management.
     pub nms: bool,
-    /// Device Self-test.
+    /// Support of Device Self-test.
     pub dsts: bool,
-    /// Directives.
+    /// Support of Directives.
     pub dirs: bool,
-    /// NVMe-MI Send and NVMe-MI Receive.
+    /// Support of NVMe-MI Send and NVMe-MI Receive.
     pub nsrs: bool,
-    /// Virtualization Management.
+    /// Support of Virtualization Management.
     pub vms: bool,
-    /// Doorbell Buffer Config.
+    /// Support of Doorbell Buffer Config.
     pub dbcs: bool,
-    /// Get LBA Status.
+    /// Support of Get LBA Status.
     pub glss: bool,
-    /// Command and Feature Lockdown.
+    /// Support of Command and Feature Lockdown.
     pub cfls: bool,
-    /// Host Managed Live Migration.
+    /// Support of Host Managed Live Migration.
     pub hmlms: bool,
     #[bits(4)]
     __: u8,
@@ -158,7 +158,7 @@ pub struct Oacs {
 pub struct Frmw {
     /// First Firmware Slot Read Only.
     pub ffsro: bool,
-    /// Number Of Firmware Slots, 1 to 7.
+    /// Number of Firmware Slots, 1 to 7.
     #[bits(3)]
     pub nofs: u8,
     /// Firmware Activation Without Reset.
@@ -173,18 +173,18 @@ pub struct Frmw {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Lpa {
-    /// SMART log page per namespace.
+    /// Support of the SMART log page per namespace.
     pub smarts: bool,
-    /// Commands Supported and Effects log page.
+    /// Support of the Commands Supported and Effects log page.
     pub cses: bool,
-    /// Log Page Extended Data: 32-bit length and the offset of Get Log Page.
+    /// Support of Log Page Extended Data: 32-bit length and the offset of Get Log Page.
     pub lpeds: bool,
-    /// Telemetry log pages and notices.
+    /// Support of the Telemetry log pages and notices.
     pub ts: bool,
-    /// Persistent Event log page.
+    /// Support of the Persistent Event log page.
     pub pes: bool,
-    /// Miscellaneous Log Page Support: the pages that list supported log
-    /// pages, features and commands.
+    /// Miscellaneous Log Page Support: support of the log pages that list supported log pages,
+    /// features and commands.
     pub mlps: bool,
     /// Telemetry Data Area 4 Support.
     pub da4s: bool,
@@ -196,38 +196,38 @@ pub struct Lpa {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Anacap {
-    /// Reports ANA Optimized state.
+    /// Whether the ANA Optimized state is reported.
     pub ros: bool,
-    /// Reports ANA Non-Optimized state.
+    /// Whether the ANA Non-Optimized state is reported.
     pub rnos: bool,
-    /// Reports ANA Inaccessible state.
+    /// Whether the ANA Inaccessible state is reported.
     pub ris: bool,
-    /// Reports ANA Persistent Loss state.
+    /// Whether the ANA Persistent Loss state is reported.
     pub rpls: bool,
-    /// Reports ANA Change state.
+    /// Whether the ANA Change state is reported.
     pub rcs: bool,
     #[bits(1)]
     __: u8,
-    /// ANAGRPID does not change while a namespace is attached.
+    /// Whether ANAGRPID stays the same while a namespace is attached.
     pub agids: bool,
-    /// A non-zero ANAGRPID is accepted by Namespace Management.
+    /// Whether Namespace Management accepts an ANAGRPID other than zero.
     pub nagids: bool,
 }
 
-/// SQES and CQES: required and maximum queue entry size, each as log2 of bytes.
+/// SQES and CQES: minimum and maximum queue entry size, each as a power of two.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct QueueEntrySize {
-    /// Required (minimum) entry size.
+    /// Required (minimum) entry size, as a power of two.
     #[bits(4)]
     pub min: u8,
-    /// Maximum entry size.
+    /// Maximum entry size, as a power of two.
     #[bits(4)]
     pub max: u8,
 }
 
 impl QueueEntrySize {
-    /// Minimum and maximum the same; `log2` below 16.
+    /// Creates a field whose minimum and maximum are `log2`, which must be below 16.
     pub const fn exactly(log2: u8) -> Self {
         Self::from_bits((log2 & 0xf) << 4 | (log2 & 0xf))
     }
@@ -237,31 +237,31 @@ impl QueueEntrySize {
 #[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Oncs {
-    /// Compare.
+    /// Support of the Compare command.
     pub nvmcmps: bool,
-    /// Write Uncorrectable.
+    /// Support of Write Uncorrectable.
     pub nvmwusv: bool,
-    /// Dataset Management.
+    /// Support of Dataset Management.
     pub nvmdsmsv: bool,
-    /// Write Zeroes.
+    /// Support of Write Zeroes.
     pub nvmwzsv: bool,
-    /// Save in Set Features and Select in Get Features.
+    /// Support of the fields Save in Set Features and Select in Get Features.
     pub ssfs: bool,
-    /// Reservations.
+    /// Support of reservations.
     pub reservs: bool,
-    /// Timestamp feature.
+    /// Support of the Timestamp feature.
     pub tss: bool,
-    /// Verify.
+    /// Support of the Verify command.
     pub nvmvfys: bool,
-    /// Copy.
+    /// Support of the Copy command.
     pub nvmcpys: bool,
-    /// Copy Single Atomicity.
+    /// Copy Single Atomicity: the atomicity of a Copy command.
     pub nvmcsa: bool,
-    /// All Fast Copy.
+    /// All Fast Copy: all Copy commands are fast copy operations.
     pub nvmafc: bool,
-    /// Maximum Write Zeroes with Deallocate: WZDSL applies.
+    /// Maximum Write Zeroes with Deallocate: the limit WZDSL applies.
     pub maxwzd: bool,
-    /// Namespace Zeroes.
+    /// Namespace Zeroes: support of zeroing a whole namespace by Write Zeroes.
     pub nszs: bool,
     #[bits(3)]
     __: u8,
@@ -271,7 +271,7 @@ pub struct Oncs {
 #[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Fuses {
-    /// Fused Compare and Write.
+    /// Support of Compare and Write as fused operation.
     pub fcws: bool,
     #[bits(15)]
     __: u16,
@@ -291,9 +291,10 @@ pub struct Sanicap {
     pub vers: bool,
     #[bits(25)]
     __: u32,
-    /// No-Deallocate Inhibited: No-Deallocate After Sanitize is refused, or passed over.
+    /// No-Deallocate Inhibited: commands with No-Deallocate After Sanitize fail, or the bit is
+    /// ignored.
     pub ndi: bool,
-    /// No-Deallocate Modifies Media After Sanitize: 0 not defined, 1 it does not, 2 it does.
+    /// No-Deallocate Modifies Media After Sanitize: 0 not defined, 1 not modified, 2 modified.
     #[bits(2)]
     pub nodmmas: u8,
 }
@@ -302,13 +303,13 @@ pub struct Sanicap {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Fna {
-    /// A format applies to all namespaces.
+    /// Whether a format applies to all namespaces.
     pub fns: bool,
-    /// A secure erase applies to all namespaces.
+    /// Whether a secure erase applies to all namespaces.
     pub sens: bool,
     /// Cryptographic Erase Support.
     pub cryes: bool,
-    /// Format NVM Broadcast: set when NSID FFFFFFFFh is not supported.
+    /// Format NVM Broadcast Support: set when NSID FFFFFFFFh is not supported.
     pub fnvmbs: bool,
     #[bits(4)]
     __: u8,
@@ -320,8 +321,8 @@ pub struct Fna {
 pub struct Vwc {
     /// Volatile Write Cache Present.
     pub vwcp: bool,
-    /// Flush Behavior with NSID FFFFFFFFh: 0 not indicated, 2 not supported,
-    /// 3 flushes every namespace.
+    /// Flush Behavior for NSID FFFFFFFFh: 0 not indicated, 2 not supported, 3 flushes all
+    /// namespaces.
     #[bits(2)]
     pub fb: u8,
     #[bits(5)]
@@ -332,40 +333,40 @@ pub struct Vwc {
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Sgls {
-    /// SGL Support: 0 none, 1 without alignment or granularity, 2 with data blocks of dword
-    /// alignment and granularity.
+    /// SGL Support: 0 none, 1 without alignment or granularity requirement, 2 with dword alignment
+    /// and granularity of data blocks.
     #[bits(2)]
     pub sgls: u8,
-    /// Keyed SGL Data Block descriptor.
+    /// Support of the Keyed SGL Data Block descriptor.
     pub ksdbds: bool,
     #[bits(5)]
     __: u8,
-    /// SGL Descriptor Threshold: recommended most descriptors in a
-    /// command, 0 for no recommendation.
+    /// SGL Descriptor Threshold: recommended maximum number of descriptors per command; 0 for no
+    /// recommendation.
     pub sdt: u8,
-    /// SGL Bit Bucket descriptor.
+    /// Support of the SGL Bit Bucket descriptor.
     pub sbbds: bool,
-    /// MPTR of one contiguous buffer may have any byte alignment.
+    /// Whether MPTR of a contiguous buffer may have any byte alignment.
     pub mbba: bool,
-    /// The SGL may be longer than the data.
+    /// Whether an SGL may be longer than the data.
     pub sllldts: bool,
-    /// MPTR may be the address of one SGL descriptor.
+    /// Whether MPTR may be the address of one SGL descriptor.
     pub mpcsd: bool,
-    /// Address field of descriptors may be an offset.
+    /// Whether the address field of descriptors may be an offset.
     pub ofs: bool,
-    /// Transport SGL Data Block descriptor.
+    /// Support of the Transport SGL Data Block descriptor.
     pub tsdbd: bool,
     #[bits(10)]
     __: u16,
 }
 
-/// Byte 3 of a power state descriptor.
+/// Byte 3 of a power state descriptor: scale and type of the state.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct PowerStateFlags {
-    /// Max Power Scale: MP is in 0.0001 W rather than in 0.01 W.
+    /// Max Power Scale: MP is in units of 0.0001 W instead of 0.01 W.
     pub mxps: bool,
-    /// Non-Operational State.
+    /// Non-Operational State: the controller processes no I/O commands in this state.
     pub nops: bool,
     #[bits(6)]
     __: u8,

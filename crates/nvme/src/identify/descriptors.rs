@@ -16,7 +16,7 @@ open_values! {
     }
 }
 
-/// One descriptor, as written or read.
+/// A descriptor of the Namespace Identification Descriptor list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Descriptor<'a> {
     /// EUI-64, big endian.
@@ -27,7 +27,7 @@ pub enum Descriptor<'a> {
     Uuid([u8; 16]),
     /// Command set of the namespace.
     Csi(Csi),
-    /// A type that is not known, or a known one of the wrong length.
+    /// A descriptor of an unknown type, or of a known type with a wrong length.
     Other {
         /// Namespace Identifier Type.
         nidt: Nidt,
@@ -36,7 +36,8 @@ pub enum Descriptor<'a> {
     },
 }
 
-/// The list, 4096 bytes: descriptors one after another, ended by one of length zero.
+/// Namespace Identification Descriptor list, 4096 bytes: consecutive descriptors, ended by one of
+/// length zero.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct NamespaceDescriptors(pub [u8; 4096]);
@@ -44,12 +45,13 @@ pub struct NamespaceDescriptors(pub [u8; 4096]);
 wire_layout!(NamespaceDescriptors, 4096);
 zeroed_default!(NamespaceDescriptors);
 
-/// Bytes of a descriptor before its identifier: NIDT, NIDL and two reserved.
+/// Number of bytes of a descriptor before its identifier: NIDT, NIDL and two reserved bytes.
 const HEADER: usize = 4;
 
 impl NamespaceDescriptors {
-    /// A list of these descriptors. One that does not fit the page, is empty or is longer than 255
-    /// bytes is left out; the four that the standard names always fit.
+    /// Creates a list of these descriptors. Left out are those that do not fit into the page, and
+    /// those whose identifier is empty or longer than 255 bytes. The four types that the standard
+    /// defines always fit.
     pub fn new<'a>(descriptors: impl IntoIterator<Item = Descriptor<'a>>) -> Self {
         let mut list = Self::new_zeroed();
         let mut rest: &mut [u8] = &mut list.0;
@@ -80,7 +82,7 @@ impl NamespaceDescriptors {
         list
     }
 
-    /// The descriptors, up to the end mark or to one that reaches beyond the page.
+    /// Returns the descriptors up to the end mark, or to one that would exceed the page.
     pub fn iter(&self) -> Descriptors<'_> {
         Descriptors { rest: &self.0 }
     }
@@ -95,7 +97,7 @@ impl<'a> IntoIterator for &'a NamespaceDescriptors {
     }
 }
 
-/// Iterator over the descriptors of a list.
+/// Iterator over the descriptors of a [`NamespaceDescriptors`] list.
 #[derive(Clone, Debug)]
 pub struct Descriptors<'a> {
     rest: &'a [u8],

@@ -50,13 +50,13 @@ wire_layout!(
 );
 zeroed_default!(IndependentNamespace);
 
-/// NSFEAT of the command set independent structure.
+/// NSFEAT field of the command set independent structure: Common Namespace Features.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IndependentNsfeat {
     #[bits(3)]
     __: u8,
-    /// Unique Identifiers are never Reused: NGUID and EUI64.
+    /// Unique Identifiers are never Reused: NGUID and EUI64 values are not used again.
     pub uidreuse: bool,
     /// Rotational Media.
     pub rmedia: bool,
@@ -70,7 +70,7 @@ pub struct IndependentNsfeat {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Nstat {
-    /// Namespace Ready; meaningful when CC.CRIME is set.
+    /// Namespace Ready, which is meaningful if CC.CRIME is set.
     pub nrdy: bool,
     #[bits(7)]
     __: u8,

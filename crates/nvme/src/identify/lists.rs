@@ -6,11 +6,11 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::macros::{wire_layout, zeroed_default};
 
-/// Namespace List, 4096 bytes: ascending NSIDs, ended by a zero or the end of the
-/// page (NVMe Base 2.1, 4.6.2).
+/// Namespace List, 4096 bytes: ascending NSIDs, ended by a zero or the end of the page (NVMe Base
+/// 2.1, 4.6.2).
 ///
-/// It is the answer of Identify with CNS 02h, 07h, 10h and 1Ah, and of the
-/// Changed Namespace List log page.
+/// Identify returns this list for CNS 02h, 07h, 10h and 1Ah. The Changed Namespace List log page
+/// has the same format.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NsidList {
@@ -21,10 +21,10 @@ pub struct NsidList {
 wire_layout!(NsidList, 4096, nsid @ 0);
 
 impl NsidList {
-    /// Identifiers that fit.
+    /// Maximum number of NSIDs in a list.
     pub const CAPACITY: usize = 1024;
 
-    /// The identifiers up to the first zero.
+    /// Returns the NSIDs up to the first zero.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.nsid
             .iter()
@@ -34,8 +34,8 @@ impl NsidList {
 }
 
 impl FromIterator<u32> for NsidList {
-    /// A list of the first [`NsidList::CAPACITY`] identifiers, in the order given (the
-    /// standard wants ascending).
+    /// Creates a list of the first [`NsidList::CAPACITY`] NSIDs in the given order. The standard
+    /// requires ascending order.
     fn from_iter<I: IntoIterator<Item = u32>>(nsids: I) -> Self {
         let mut list = Self::new_zeroed();
         for (entry, nsid) in list.nsid.iter_mut().zip(nsids) {
@@ -45,23 +45,23 @@ impl FromIterator<u32> for NsidList {
     }
 }
 
-/// Controller List, 4096 bytes (NVMe Base 2.1, 4.6.1): the answer of Identify with CNS 12h and 13h.
+/// Controller List, 4096 bytes (NVMe Base 2.1, 4.6.1), which Identify returns for CNS 12h and 13h.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ControllerList {
     /// Number of Identifiers.
     pub numid: U16,
-    /// Controller identifiers in ascending order, the first `numid` of them valid.
+    /// Controller IDs in ascending order, of which the first `numid` are valid.
     pub cntlid: [U16; 2047],
 }
 
 wire_layout!(ControllerList, 4096, numid @ 0, cntlid @ 2);
 
 impl ControllerList {
-    /// Identifiers that fit.
+    /// Maximum number of controller IDs in a list.
     pub const CAPACITY: usize = 2047;
 
-    /// The identifiers that `numid` counts, at most [`ControllerList::CAPACITY`].
+    /// Returns the first `numid` controller IDs, at most [`ControllerList::CAPACITY`].
     pub fn iter(&self) -> impl Iterator<Item = u16> + '_ {
         self.cntlid
             .iter()
@@ -71,8 +71,8 @@ impl ControllerList {
 }
 
 impl FromIterator<u16> for ControllerList {
-    /// A list of the first [`ControllerList::CAPACITY`] identifiers, in the order given (the
-    /// standard wants ascending).
+    /// Creates a list of the first [`ControllerList::CAPACITY`] controller IDs in the given order.
+    /// The standard requires ascending order.
     fn from_iter<I: IntoIterator<Item = u16>>(cntlids: I) -> Self {
         let mut list = Self::new_zeroed();
         let mut numid = 0;
@@ -91,14 +91,15 @@ impl FromIterator<u16> for ControllerList {
 pub struct EnduranceGroupList {
     /// Number of Identifiers.
     pub numid: U16,
-    /// Endurance Group identifiers in ascending order, the first `numid` of them valid.
+    /// Endurance Group identifiers in ascending order, of which the first `numid` are valid.
     pub endgid: [U16; 2047],
 }
 
 wire_layout!(EnduranceGroupList, 4096, numid @ 0, endgid @ 2);
 
 impl FromIterator<u16> for EnduranceGroupList {
-    /// A list of as many identifiers as fit, in the order given (the standard wants ascending).
+    /// Creates a list of as many identifiers as fit, in the given order. The standard requires
+    /// ascending order.
     fn from_iter<I: IntoIterator<Item = u16>>(identifiers: I) -> Self {
         let mut list = Self::new_zeroed();
         let mut numid = 0;
@@ -111,19 +112,19 @@ impl FromIterator<u16> for EnduranceGroupList {
     }
 }
 
-/// One combination of command sets that may be used together (NVMe Base 2.1, 5.1.13.2.19).
+/// Combination of command sets that may be used together (NVMe Base 2.1, 5.1.13.2.19).
 #[bitfield(u64, repr = U64, from = U64::new, into = U64::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IoCommandSetVector {
-    /// NVM Command Set.
+    /// Whether the combination includes the NVM Command Set.
     pub nvm: bool,
-    /// Key Value Command Set.
+    /// Whether the combination includes the Key Value Command Set.
     pub kv: bool,
-    /// Zoned Namespace Command Set.
+    /// Whether the combination includes the Zoned Namespace Command Set.
     pub zns: bool,
-    /// Subsystem Local Memory Command Set.
+    /// Whether the combination includes the Subsystem Local Memory Command Set.
     pub slm: bool,
-    /// Computational Programs Command Set.
+    /// Whether the combination includes the Computational Programs Command Set.
     pub cp: bool,
     #[bits(59)]
     __: u64,
@@ -133,7 +134,8 @@ pub struct IoCommandSetVector {
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct IoCommandSets {
-    /// Supported combinations; the I/O Command Set Profile feature selects one by its index.
+    /// Supported combinations, one of which the I/O Command Set Profile feature selects by its
+    /// index.
     pub combinations: [IoCommandSetVector; 512],
 }
 
@@ -165,13 +167,14 @@ pub struct Granularity {
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GranularityList {
-    /// Namespace Granularity Attributes: bit 0, one descriptor for each LBA format.
+    /// Namespace Granularity Attributes: bit 0 is set when each LBA format has a descriptor of its
+    /// own.
     pub attributes: U32,
     /// Number of Descriptors, zero-based.
     pub nod_z: u8,
     #[doc(hidden)]
     pub reserved5: [u8; 27],
-    /// Descriptors, `nod_z + 1` of them valid.
+    /// Granularity descriptors, of which the first `nod_z + 1` are valid.
     pub descriptors: [Granularity; 16],
     #[doc(hidden)]
     pub reserved288: [u8; 3808],
@@ -180,7 +183,7 @@ pub struct GranularityList {
 wire_layout!(Granularity, 16, nszegran @ 0, ncapgran @ 8);
 wire_layout!(GranularityList, 4096, attributes @ 0, nod_z @ 4, descriptors @ 32);
 
-/// Entry of the UUID List, 32 bytes; a UUID of zeroes ends the list.
+/// Entry of the UUID List, 32 bytes. An all-zero UUID ends the list.
 #[derive(
     Clone,
     Copy,
@@ -210,7 +213,7 @@ pub struct UuidEntry {
 pub struct UuidList {
     #[doc(hidden)]
     pub reserved0: [u8; 32],
-    /// UUIDs; UUID Index 1 is the first.
+    /// Entries of the list; UUID Index 1 refers to the first.
     pub entries: [UuidEntry; 127],
 }
 
@@ -245,7 +248,7 @@ pub struct DomainList {
     pub nument: u8,
     #[doc(hidden)]
     pub reserved1: [u8; 127],
-    /// Entries in ascending order of DID, the first `nument` of them valid.
+    /// Entries in ascending order of DID, of which the first `nument` are valid.
     pub entries: [Domain; 31],
 }
 
@@ -284,7 +287,7 @@ pub struct NvmSetList {
     pub numid: u8,
     #[doc(hidden)]
     pub reserved1: [u8; 127],
-    /// Entries in ascending order of NVMSETID, the first `numid` of them valid.
+    /// Entries in ascending order of NVMSETID, of which the first `numid` are valid.
     pub entries: [NvmSet; 31],
 }
 
@@ -328,7 +331,7 @@ mod tests {
         assert_eq!(list.iter().collect::<Vec<_>>(), [7, 9]);
         let full: ControllerList = (0..5000).collect();
         assert_eq!(full.numid.get(), 2047);
-        // A device that counts more than the page holds.
+        // Count of a faulty device, larger than the number of entries in the page.
         let wrong = ControllerList {
             numid: u16::MAX.into(),
             ..full

@@ -1,9 +1,9 @@
-//! Data structures that Identify returns: NVMe Base 2.1, 5.1.13; NVM Command Set 1.1, 4.1.5.
+//! Data structures that Identify returns (NVMe Base 2.1, 5.1.13; NVM Command Set 1.1, 4.1.5).
 //!
-//! Every page is 4096 bytes. A controller starts from `default()` (all zeroes) and fills what it
-//! supports; a driver reads the page from its buffer, and queries the fields.
+//! Every page has 4096 bytes. A controller starts with `default()` (all zeroes) and sets the fields
+//! that it supports. A driver reads the page from its buffer and queries the fields.
 //!
-//! The controller's side:
+//! Example of a controller:
 //!
 //! ```
 //! use nvme::identify::{Ascii, Flbas, IdentifyController, IdentifyNamespace, LbaFormat, Oncs, QueueEntrySize};
@@ -29,7 +29,7 @@
 //! # assert_eq!(namespace.formatted().and_then(|format| format.block_size()), Some(4096));
 //! ```
 //!
-//! The driver's side, which trusts nothing that it reads:
+//! Example of a driver, which validates the values that it reads:
 //!
 //! ```
 //! use nvme::identify::{IdentifyController, IdentifyNamespace};

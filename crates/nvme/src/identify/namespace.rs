@@ -8,16 +8,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::namespace_bits::{Dlfeat, Dpc, Dps, Flbas, Fpi, Mc, Nmic, Nsattr, Nsfeat, Rescap};
 use crate::macros::{wire_layout, zeroed_default};
 
-/// Properties of a namespace, 4096 bytes. Sizes are in logical blocks unless stated otherwise; all
-/// zeroes for an inactive NSID.
+/// Properties of a namespace of the NVM command set, 4096 bytes; all zeroes for an inactive NSID.
+/// Sizes are in logical blocks unless stated otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct IdentifyNamespace {
     /// Namespace Size.
     pub nsze: U64,
-    /// Namespace Capacity: most blocks allocated at a time.
+    /// Namespace Capacity: maximum number of blocks that can be allocated.
     pub ncap: U64,
-    /// Namespace Utilization: blocks allocated now.
+    /// Namespace Utilization: number of blocks currently allocated.
     pub nuse: U64,
     /// Namespace Features.
     pub nsfeat: Nsfeat,
@@ -45,11 +45,11 @@ pub struct IdentifyNamespace {
     pub nawupf_z: U16,
     /// Namespace Atomic Compare and Write Unit, zero-based.
     pub nacwu_z: U16,
-    /// Namespace Atomic Boundary Size Normal: 0 for none, else zero-based.
+    /// Namespace Atomic Boundary Size Normal, zero-based; 0 for no boundary.
     pub nabsn_z: U16,
     /// Namespace Atomic Boundary Offset.
     pub nabo: U16,
-    /// Namespace Atomic Boundary Size Power Fail: 0 for none, else zero-based.
+    /// Namespace Atomic Boundary Size Power Fail, zero-based; 0 for no boundary.
     pub nabspf_z: U16,
     /// Namespace Optimal I/O Boundary; 0 for none.
     pub noiob: U16,
@@ -65,11 +65,11 @@ pub struct IdentifyNamespace {
     pub npda_z: U16,
     /// Namespace Optimal Write Size, zero-based.
     pub nows_z: U16,
-    /// Maximum Single Source Range Length, of Copy.
+    /// Maximum Single Source Range Length of Copy.
     pub mssrl: U16,
-    /// Maximum Copy Length.
+    /// Maximum Copy Length: blocks of one Copy command.
     pub mcl: U32,
-    /// Maximum Source Range Count, of Copy, zero-based.
+    /// Maximum Source Range Count of Copy, zero-based.
     pub msrc_z: u8,
     /// Key Per I/O Status.
     pub kpios: u8,
@@ -91,11 +91,11 @@ pub struct IdentifyNamespace {
     pub nvmsetid: U16,
     /// Endurance Group Identifier.
     pub endgid: U16,
-    /// Namespace Globally Unique Identifier, big endian; zero for none.
+    /// Namespace Globally Unique Identifier, big endian; all zeroes for none.
     pub nguid: [u8; 16],
-    /// IEEE Extended Unique Identifier, big endian; zero for none.
+    /// IEEE Extended Unique Identifier, big endian; all zeroes for none.
     pub eui64: [u8; 8],
-    /// LBA Formats, `nlbaf_z + 1` (and `nulbaf` more) of them valid.
+    /// LBA Formats, of which `nlbaf_z + 1` (and `nulbaf` more) are valid.
     pub lbaf: [LbaFormat; 64],
     /// Vendor specific.
     pub vs: [u8; 3712],
@@ -111,14 +111,15 @@ wire_layout!(
 zeroed_default!(IdentifyNamespace);
 
 impl IdentifyNamespace {
-    /// Formats that `lbaf` holds, the unique ones included, 1 to 64.
+    /// Returns the number of valid formats in `lbaf`, including those with unique attributes: 1 to
+    /// 64.
     pub fn format_count(&self) -> usize {
         (usize::from(self.nlbaf_z) + 1 + usize::from(self.nulbaf)).min(self.lbaf.len())
     }
 
-    /// The format in use; `None` when FLBAS names one that does not exist.
+    /// Returns the format in use; `None` when FLBAS refers to a format that does not exist.
     pub fn formatted(&self) -> Option<LbaFormat> {
-        // With 16 formats or fewer the upper index bits are to be ignored.
+        // The upper index bits are ignored with 16 formats or fewer.
         let index = if self.format_count() > 16 {
             self.flbas.index()
         } else {
@@ -147,7 +148,7 @@ impl IdentifyNamespace {
 pub struct LbaFormat {
     /// Metadata Size, in bytes.
     pub ms: U16,
-    /// LBA Data Size, log2 of bytes; 0 for a format that is not available.
+    /// LBA Data Size in bytes as a power of two; 0 when the format is not available.
     pub lbads: u8,
     /// Relative Performance.
     pub rp: RelativePerformance,
@@ -159,7 +160,7 @@ wire_layout!(LbaFormat, 4, ms @ 0, lbads @ 2, rp @ 3);
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct RelativePerformance {
-    /// 0 best, 1 better, 2 good, 3 degraded.
+    /// Relative Performance: 0 best, 1 better, 2 good, 3 degraded.
     #[bits(2)]
     pub rp: u8,
     #[bits(6)]
@@ -167,7 +168,7 @@ pub struct RelativePerformance {
 }
 
 impl LbaFormat {
-    /// A format of `1 << lbads` bytes without metadata, of best performance.
+    /// Creates a format with blocks of `1 << lbads` bytes, without metadata, of best performance.
     pub const fn new(lbads: u8) -> Self {
         Self {
             ms: U16::ZERO,
@@ -176,8 +177,8 @@ impl LbaFormat {
         }
     }
 
-    /// Bytes of data in a block, 512 to 2 GiB; `None` for a size outside
-    /// that, which no host can mean.
+    /// Returns the number of data bytes per block, 512 to 2 GiB; `None` for a size outside this
+    /// range.
     pub const fn block_size(&self) -> Option<u32> {
         match self.lbads {
             9..=31 => Some(1 << self.lbads),

@@ -8,21 +8,21 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Nsfeat {
-    /// Thin Provisioning: NCAP may be less than NSZE, and NUSE is tracked.
+    /// Thin Provisioning: NCAP may be less than NSZE, and NUSE is maintained.
     pub thinp: bool,
-    /// Namespace Supports Atomic Boundary Parameters: NAWUN, NAWUPF and NACWU hold.
+    /// Namespace Supports Atomic Boundary Parameters: NAWUN, NAWUPF and NACWU are valid.
     pub nsabpns: bool,
-    /// Deallocated or unwritten logical block error support.
+    /// Support of the Deallocated or Unwritten Logical Block error.
     pub dae: bool,
-    /// Unique Identifiers are never Reused: NGUID and EUI64.
+    /// Unique Identifiers are never Reused: NGUID and EUI64 values are not used again.
     pub uidreuse: bool,
-    /// Optimal Performance: NPWG, NPWA and NOWS hold when not 0; NPDG and NPDA with bit 0,
-    /// NPDGL and NPDAL with bit 1.
+    /// Optimal Performance: values other than 0 make NPWG, NPWA and NOWS valid; bit 0 makes NPDG
+    /// and NPDA valid, and bit 1 NPDGL and NPDAL.
     #[bits(2)]
     pub optperf: u8,
     /// Multiple Atomicity Mode.
     pub mam: bool,
-    /// Optimal Read Performance: the read hints of CNS 05h hold.
+    /// Optimal Read Performance: the read hints of CNS 05h are valid.
     pub optrperf: bool,
 }
 
@@ -33,7 +33,7 @@ pub struct Flbas {
     /// Format Index Lower: bits 3:0.
     #[bits(4)]
     pub fidxl: u8,
-    /// Metadata follows each block's data.
+    /// Metadata Transferred at End of LBA: metadata is interleaved with the data (extended LBA).
     pub mtelba: bool,
     /// Format Index Upper: bits 5:4; ignored with 16 formats or fewer.
     #[bits(2)]
@@ -43,12 +43,13 @@ pub struct Flbas {
 }
 
 impl Flbas {
-    /// The field for this format index (bits above 5:0 are dropped), metadata in a separate buffer.
+    /// Returns the field for a format index (bits above 5:0 are dropped), with metadata in a
+    /// separate buffer.
     pub const fn for_format(index: u8) -> Self {
         Self::from_bits((index & 0xf) | (index >> 4 & 3) << 5)
     }
 
-    /// The format index, 0 to 63, both parts put together.
+    /// Returns the format index, 0 to 63, combined from both parts.
     pub const fn index(self) -> u8 {
         self.fidxu() << 4 | self.fidxl()
     }
@@ -58,9 +59,9 @@ impl Flbas {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Mc {
-    /// Metadata as a part of an extended data LBA.
+    /// Support of metadata interleaved with the data (extended LBA).
     pub mtelba: bool,
-    /// Metadata in a separate buffer.
+    /// Support of metadata in a separate buffer.
     pub mtsmptr: bool,
     #[bits(6)]
     __: u8,
@@ -70,12 +71,13 @@ pub struct Mc {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Pic {
-    /// 16b Guard Protection Information Storage Tag Support (16BPISTS); also set where another
-    /// guard is supported.
+    /// 16b Guard Protection Information Storage Tag Support (16BPISTS). Also set when another guard
+    /// is supported.
     pub pists16b: bool,
-    /// 16b Guard Protection Information Storage Tag Mask (16BPISTM): all bits are compared.
+    /// 16b Guard Protection Information Storage Tag Mask (16BPISTM): all bits of storage tags are
+    /// compared.
     pub pistm16b: bool,
-    /// Storage Tag Check Read Support: Copy checks the storage tags of the data read.
+    /// Storage Tag Check Read Support: Copy can check the storage tags of the data read.
     pub stcrs: bool,
     /// Qualified Protection Information Format Support.
     pub qpifs: bool,
@@ -87,15 +89,15 @@ pub struct Pic {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Dpc {
-    /// Protection Information type 1.
+    /// Support of Protection Information type 1.
     pub pit1s: bool,
-    /// Protection Information type 2.
+    /// Support of Protection Information type 2.
     pub pit2s: bool,
-    /// Protection Information type 3.
+    /// Support of Protection Information type 3.
     pub pit3s: bool,
-    /// Protection Information in the first bytes of the metadata.
+    /// Support of Protection Information in the first bytes of the metadata.
     pub pifb: bool,
-    /// Protection Information in the last bytes of the metadata.
+    /// Support of Protection Information in the last bytes of the metadata.
     pub pilb: bool,
     #[bits(3)]
     __: u8,
@@ -105,10 +107,10 @@ pub struct Dpc {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Dps {
-    /// Protection Information type, 0 for none.
+    /// Protection Information type; 0 for none.
     #[bits(3)]
     pub pit: u8,
-    /// Protection Information Position: set for the first bytes of the metadata.
+    /// Protection Information Position: set when it is in the first bytes of the metadata.
     pub pip: bool,
     #[bits(4)]
     __: u8,
@@ -118,9 +120,9 @@ pub struct Dps {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Nmic {
-    /// Shared Namespace: may be attached to two or more controllers.
+    /// Shared Namespace: may be attached to several controllers at the same time.
     pub shrns: bool,
-    /// Dispersed Namespace: may be attached in two or more NVM subsystems.
+    /// Dispersed Namespace: may be attached in several NVM subsystems at the same time.
     pub disns: bool,
     #[bits(6)]
     __: u8,
@@ -130,21 +132,21 @@ pub struct Nmic {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Rescap {
-    /// Persist Through Power Loss.
+    /// Support of Persist Through Power Loss.
     pub ptpls: bool,
-    /// Write Exclusive.
+    /// Support of Write Exclusive reservations.
     pub wes: bool,
-    /// Exclusive Access.
+    /// Support of Exclusive Access reservations.
     pub eas: bool,
-    /// Write Exclusive - Registrants Only.
+    /// Support of Write Exclusive - Registrants Only reservations.
     pub weros: bool,
-    /// Exclusive Access - Registrants Only.
+    /// Support of Exclusive Access - Registrants Only reservations.
     pub earos: bool,
-    /// Write Exclusive - All Registrants.
+    /// Support of Write Exclusive - All Registrants reservations.
     pub wears: bool,
-    /// Exclusive Access - All Registrants.
+    /// Support of Exclusive Access - All Registrants reservations.
     pub eaars: bool,
-    /// Ignore Existing Key as of revision 1.3.
+    /// Ignore Existing Key: has the meaning of NVMe 1.3 and later.
     pub ieks: bool,
 }
 
@@ -152,7 +154,7 @@ pub struct Rescap {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Fpi {
-    /// Percentage that remains to be formatted.
+    /// Percentage of the namespace that remains to be formatted.
     #[bits(7)]
     pub fpr: u8,
     /// Format Progress Indicator Support.
@@ -166,9 +168,9 @@ pub struct Dlfeat {
     /// Deallocation Read Behavior: 0 not reported, 1 zeroes, 2 all bytes FFh.
     #[bits(3)]
     pub drb: u8,
-    /// Write Zeroes Deallocation Support: the Deallocate bit of Write Zeroes.
+    /// Write Zeroes Deallocation Support: Write Zeroes supports its Deallocate bit.
     pub wzds: bool,
-    /// Guard Deallocation Status: the guard of deallocated blocks is their CRC.
+    /// Guard Deallocation Status: the guard of deallocated blocks is the CRC of their data.
     pub gds: bool,
     #[bits(3)]
     __: u8,

@@ -47,7 +47,7 @@ wire_layout!(
 
 /// NVM command set specific Identify Controller (CNS 06h, CSI 00h), 4096 bytes.
 ///
-/// Size limits are log2 of CAP.MPSMIN pages, like MDTS; 0 for no limit.
+/// Size limits are powers of two of pages of CAP.MPSMIN, like MDTS; 0 means no limit.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NvmController {
@@ -57,11 +57,12 @@ pub struct NvmController {
     pub wzsl: u8,
     /// Write Uncorrectable Size Limit.
     pub wusl: u8,
-    /// Dataset Management Ranges Limit; 0 for none reported.
+    /// Dataset Management Ranges Limit; 0 when not reported.
     pub dmrl: u8,
-    /// Dataset Management Range Size Limit, in logical blocks of one range; 0 for none reported.
+    /// Dataset Management Range Size Limit, in logical blocks per range; 0 when not reported.
     pub dmrsl: U32,
-    /// Dataset Management Size Limit, in logical blocks of all ranges; 0 for none reported.
+    /// Dataset Management Size Limit, in logical blocks of all ranges together; 0 when not
+    /// reported.
     pub dmsl: U64,
     /// Key Per I/O Capabilities.
     pub kpiocap: u8,

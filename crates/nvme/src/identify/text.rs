@@ -1,4 +1,4 @@
-//! Text fields: ASCII padded with spaces (NVMe Base 2.1, 1.4) and NVMe Qualified Names (4.7).
+//! Text fields: ASCII padded with spaces (NVMe Base 2.1, 1.4), and NVMe Qualified Names (4.7).
 
 use core::fmt;
 
@@ -10,8 +10,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 pub struct Ascii<const N: usize>(pub [u8; N]);
 
 impl<const N: usize> Ascii<N> {
-    /// A field with this text; `None` when it is longer than the field, or has a
-    /// character outside 20h to 7Eh.
+    /// Creates a field with this text. Returns `None` when the text is longer than the field, or
+    /// has a character outside 20h to 7Eh.
     #[expect(
         clippy::indexing_slicing,
         reason = "`i` is below the text's length, which is at most `N`; `const` has no iterators"
@@ -33,7 +33,7 @@ impl<const N: usize> Ascii<N> {
         Some(Self(field))
     }
 
-    /// The bytes without the padding (spaces, and the zeroes that some devices pad with).
+    /// Returns the bytes without padding: spaces, and zeroes that some devices use.
     pub const fn trimmed(&self) -> &[u8] {
         let mut bytes: &[u8] = &self.0;
         while let [rest @ .., b' ' | 0] = bytes {
@@ -42,7 +42,8 @@ impl<const N: usize> Ascii<N> {
         bytes
     }
 
-    /// The text without the padding; `None` when the field holds anything but printable ASCII.
+    /// Returns the text without padding; `None` when the field contains anything but printable
+    /// ASCII.
     pub fn as_str(&self) -> Option<&str> {
         let bytes = self.trimmed();
         if bytes.iter().all(|byte| matches!(byte, 0x20..=0x7e)) {
@@ -54,7 +55,7 @@ impl<const N: usize> Ascii<N> {
 }
 
 impl<const N: usize> Default for Ascii<N> {
-    /// Returns a text of spaces.
+    /// Returns a field of spaces.
     fn default() -> Self {
         Self([b' '; N])
     }
@@ -82,11 +83,11 @@ impl<const N: usize> fmt::Debug for Ascii<N> {
 pub struct Nqn(pub [u8; 256]);
 
 impl Nqn {
-    /// Longest name in bytes, without the zero byte.
+    /// Maximum length of a name in bytes, without the terminating zero.
     pub const MAX_LEN: usize = 223;
 
-    /// A field with this name; `None` when it is longer than
-    /// [`Nqn::MAX_LEN`] or contains a zero byte.
+    /// Creates a field with this name. Returns `None` when the name is longer than [`Nqn::MAX_LEN`]
+    /// or contains a zero byte.
     pub fn new(name: &str) -> Option<Self> {
         if name.len() > Self::MAX_LEN || name.bytes().any(|byte| byte == 0) {
             return None;
@@ -99,12 +100,12 @@ impl Nqn {
         Some(field)
     }
 
-    /// The bytes before the first zero byte.
+    /// Returns the bytes before the first zero byte.
     pub fn trimmed(&self) -> &[u8] {
         self.0.split(|&byte| byte == 0).next().unwrap_or_default()
     }
 
-    /// The name; `None` when it is not UTF-8.
+    /// Returns the name; `None` when it is not valid UTF-8.
     pub fn as_str(&self) -> Option<&str> {
         core::str::from_utf8(self.trimmed()).ok()
     }

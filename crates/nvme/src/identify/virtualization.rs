@@ -11,9 +11,9 @@ use crate::macros::{wire_layout, zeroed_default};
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Crt {
-    /// VQ (queue) resources are supported.
+    /// Support of VQ (queue) resources.
     pub vqrs: bool,
-    /// VI (interrupt) resources are supported.
+    /// Support of VI (interrupt) resources.
     pub virs: bool,
     #[bits(6)]
     __: u8,
@@ -86,11 +86,11 @@ pub struct SecondaryController {
     pub scid: U16,
     /// Primary Controller Identifier.
     pub pcid: U16,
-    /// Secondary Controller State: bit 0, online.
+    /// Secondary Controller State: bit 0 is set when the controller is online.
     pub scs: u8,
     #[doc(hidden)]
     pub reserved5: [u8; 3],
-    /// Virtual Function Number; 0 when it is not an SR-IOV virtual function.
+    /// Virtual Function Number; 0 when the controller is no SR-IOV virtual function.
     pub vfn: U16,
     /// Number of VQ Flexible Resources Assigned.
     pub nvq: U16,
@@ -102,7 +102,7 @@ pub struct SecondaryController {
 
 wire_layout!(SecondaryController, 32, scid @ 0, pcid @ 2, scs @ 4, vfn @ 8, nvq @ 10, nvi @ 12);
 
-/// Secondary Controller List (CNS 15h), 4096 bytes. All zeroes when there are none.
+/// Secondary Controller List (CNS 15h), 4096 bytes. All zeroes without secondary controllers.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SecondaryControllerList {
@@ -110,7 +110,7 @@ pub struct SecondaryControllerList {
     pub numid: u8,
     #[doc(hidden)]
     pub reserved1: [u8; 31],
-    /// Entries in ascending order of SCID, the first `numid` of them valid.
+    /// Entries in ascending order of SCID, of which the first `numid` are valid.
     pub entries: [SecondaryController; 127],
 }
 

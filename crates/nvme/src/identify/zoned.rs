@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::macros::{wire_layout, wire_struct, zeroed_default};
 
-/// Optional Zoned Command Support.
+/// OZCS, Optional Zoned Command Support.
 #[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Ozcs {
@@ -19,7 +19,7 @@ pub struct Ozcs {
     __: u16,
 }
 
-/// Zone Random Write Area Capability.
+/// ZRWACAP, Zone Random Write Area Capability.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Zrwacap {
@@ -30,7 +30,7 @@ pub struct Zrwacap {
 }
 
 wire_struct! {
-    /// LBA Format Extension, 16 bytes.
+    /// LBA Format Extension of a zoned namespace, 16 bytes.
     pub struct ZonedLbaFormat(16) {
         /// Zone Size, in logical blocks.
         pub zsze @ 0: U64,
@@ -49,9 +49,9 @@ pub struct ZonedNamespace {
     pub zoc: U16,
     /// Optional Zoned Command Support.
     pub ozcs: Ozcs,
-    /// Maximum Active Resources, zero-based; all bits are ones where there is no limit.
+    /// Maximum Active Resources, zero-based; all ones for no limit.
     pub mar_z: U32,
-    /// Maximum Open Resources, zero-based; all bits are ones where there is no limit.
+    /// Maximum Open Resources, zero-based; all ones for no limit.
     pub mor_z: U32,
     /// Reset Recommended Limit.
     pub rrl: U32,
@@ -71,7 +71,7 @@ pub struct ZonedNamespace {
     pub zrwacap: Zrwacap,
     #[doc(hidden)]
     pub reserved53: [u8; 2763],
-    /// LBA Format Extensions, as many as there are LBA formats.
+    /// LBA Format Extensions, one for each LBA format.
     pub lbafe: [ZonedLbaFormat; 64],
     /// Vendor specific.
     pub vs: [u8; 256],
@@ -86,7 +86,8 @@ wire_layout!(
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ZonedController {
-    /// Zone Append Size Limit: log2 of CAP.MPSMIN pages, like MDTS; 0: that of MDTS.
+    /// Zone Append Size Limit: a power of two of pages of CAP.MPSMIN, like MDTS; 0 for the limit of
+    /// MDTS.
     pub zasl: u8,
     #[doc(hidden)]
     pub reserved1: [u8; 4095],

@@ -18,8 +18,8 @@ open_values! {
 }
 
 wire_struct! {
-    /// Header of the log page, 16 bytes. [`AnaGroup`]s follow, each with its NSIDs (4 bytes each)
-    /// behind it.
+    /// Header of the ANA log page, 16 bytes. [`AnaGroup`]s follow, each with its NSIDs (4 bytes
+    /// each).
     pub struct AnaHeader(16) {
         /// Change Count.
         pub chgcnt @ 0: U64,
@@ -57,7 +57,8 @@ wire_struct! {
     }
 }
 
-/// The groups of a log page, as far as it was read and is whole: each with its namespaces.
+/// Returns the groups of an ANA log page with the NSIDs of their namespaces, up to the first group
+/// that the bytes do not contain completely.
 pub fn ana_groups(page: &[u8]) -> impl Iterator<Item = (AnaGroup, &[U32])> {
     let header = AnaHeader::read_from_prefix(page).ok();
     let (mut left, mut rest) = match header {

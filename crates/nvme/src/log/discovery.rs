@@ -49,26 +49,26 @@ open_values! {
     }
 }
 
-/// Field of TREQ: a secure channel is not specified (0), required (1) or not required (2).
+/// Mask of the TREQ field for the secure channel: 0 not specified, 1 required, 2 not required.
 pub const TREQ_SECURE_CHANNEL: u8 = 3;
 /// Value of TREQ: a secure channel is required.
 pub const TREQ_REQUIRED: u8 = 1;
 /// Value of TREQ: a secure channel is not required.
 pub const TREQ_NOT_REQUIRED: u8 = 2;
-/// Bit of TREQ: the controller is able to do without flow control of submission queues.
+/// Bit of TREQ: the controller supports disabling flow control of submission queues.
 pub const TREQ_NO_SQ_FLOW_CONTROL: u8 = 4;
-/// CNTLID of a record for the dynamic controller model.
+/// CNTLID of a record of the dynamic controller model.
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
 
-/// The first 1024 bytes of the log page; its records follow.
+/// Header of the Discovery log page, 1024 bytes, which the records follow.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DiscoveryHeader {
-    /// Generation Counter, which changes with the log page.
+    /// Generation Counter, which changes whenever the log page changes.
     pub genctr: U64,
     /// Number of Records.
     pub numrec: U64,
-    /// Record Format: 0.
+    /// Record Format, 0.
     pub recfmt: U16,
     #[doc(hidden)]
     pub reserved18: [u8; 1006],
@@ -76,7 +76,7 @@ pub struct DiscoveryHeader {
 
 wire_layout!(DiscoveryHeader, 1024, genctr @ 0, numrec @ 8, recfmt @ 16);
 
-/// A way to a subsystem, 1024 bytes.
+/// Discovery log entry, 1024 bytes: a path to a subsystem.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DiscoveryRecord {
@@ -90,15 +90,15 @@ pub struct DiscoveryRecord {
     pub treq: u8,
     /// Port ID.
     pub portid: U16,
-    /// Controller ID; [`CNTLID_DYNAMIC`], or FFFEh for any static one.
+    /// Controller ID: [`CNTLID_DYNAMIC`], or FFFEh for any static controller.
     pub cntlid: U16,
-    /// Admin Max SQ Size in entries.
+    /// Admin Max SQ Size, in entries.
     pub asqsz: U16,
     /// Entry Flags.
     pub eflags: U16,
     #[doc(hidden)]
     pub reserved12: [u8; 20],
-    /// Transport Service Identifier: the port's number.
+    /// Transport Service Identifier, for example the TCP port number.
     pub trsvcid: Ascii<32>,
     #[doc(hidden)]
     pub reserved64: [u8; 192],
@@ -106,7 +106,7 @@ pub struct DiscoveryRecord {
     pub subnqn: Nqn,
     /// Transport Address.
     pub traddr: Ascii<256>,
-    /// Transport Specific Address Subtype; of TCP, a [`TcpSecurity`] in the first byte.
+    /// Transport Specific Address Subtype. For TCP, the first byte is a [`TcpSecurity`].
     pub tsas: [u8; 256],
 }
 
@@ -117,7 +117,7 @@ wire_layout!(
 zeroed_default!(DiscoveryHeader, DiscoveryRecord);
 
 impl DiscoveryRecord {
-    /// The security of a TCP port.
+    /// Returns the security type of a TCP port.
     pub const fn tcp_security(&self) -> TcpSecurity {
         TcpSecurity(self.tsas[0])
     }

@@ -1,4 +1,4 @@
-//! Log pages with the supported commands, log pages and features, and their effects.
+//! Log pages that list the supported commands, log pages and features, and their effects.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::U32;
@@ -10,9 +10,9 @@ use crate::macros::{wire_layout, zeroed_default};
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct CommandsSupported {
-    /// Admin commands, by opcode.
+    /// Effects of Admin commands, by opcode.
     pub acs: [CommandEffects; 256],
-    /// I/O commands of the command set asked for, by opcode.
+    /// Effects of I/O commands of the requested command set, by opcode.
     pub iocs: [CommandEffects; 256],
     #[doc(hidden)]
     pub reserved2048: [u8; 2048],
@@ -20,7 +20,7 @@ pub struct CommandsSupported {
 
 wire_layout!(CommandsSupported, 4096, acs @ 0, iocs @ 1024);
 
-/// Support of a command, and its effects.
+/// Effects of a command, and whether it is supported.
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct CommandEffects {
@@ -39,8 +39,8 @@ pub struct CommandEffects {
     /// Command Submission and Execution Relaxations.
     #[bits(2)]
     pub cser: u8,
-    /// Command Submission and Execution: 0 no restriction, 1 no other command to the
-    /// namespace, 2 none to any.
+    /// Command Submission and Execution: 0 no restriction, 1 no other command for the namespace, 2
+    /// no other command for any namespace.
     #[bits(3)]
     pub cse: u8,
     /// UUID Selection Supported.
@@ -51,17 +51,17 @@ pub struct CommandEffects {
     pub csp: u16,
 }
 
-/// Supported Log Pages log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.1), by log page identifier.
+/// Supported Log Pages log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.1).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SupportedLogPages {
-    /// Whether the page is supported.
+    /// Support of log pages, by log page identifier.
     pub lids: [LidSupported; 256],
 }
 
 wire_layout!(SupportedLogPages, 1024, lids @ 0);
 
-/// LID Supported and Effects data structure.
+/// LID Supported and Effects data structure, for one log page.
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct LidSupported {
@@ -75,18 +75,17 @@ pub struct LidSupported {
     pub lidsp: u16,
 }
 
-/// Feature Identifiers Supported and Effects log, 1024 bytes (NVMe Base 2.1,
-/// 5.1.12.1.18), by feature identifier.
+/// Feature Identifiers Supported and Effects log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.18).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FeaturesSupported {
-    /// Support of a feature, and the effects of setting it.
+    /// Support of features and effects of setting them, by feature identifier.
     pub fids: [FeatureEffects; 256],
 }
 
 wire_layout!(FeaturesSupported, 1024, fids @ 0);
 
-/// FID Supported and Effects data structure.
+/// FID Supported and Effects data structure, for one feature.
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct FeatureEffects {

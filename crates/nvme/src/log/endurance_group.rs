@@ -5,8 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::macros::{wire_layout, zeroed_default};
 
-/// Endurance Group Information log page, 512 bytes; the group's identifier is the Log Specific
-/// Identifier.
+/// Endurance Group Information log page, 512 bytes. The Log Specific Identifier selects the group.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct EnduranceGroup {
@@ -26,13 +25,13 @@ pub struct EnduranceGroup {
     pub did: U16,
     #[doc(hidden)]
     pub reserved8: [u8; 24],
-    /// Endurance Estimate, in billions of bytes; 0: not reported.
+    /// Endurance Estimate, in billions of bytes; 0 when not reported.
     pub ee: U128,
-    /// Data Units Read, in billions of bytes, rounded up; 0: not reported.
+    /// Data Units Read, in billions of bytes, rounded up; 0 when not reported.
     pub dur: U128,
-    /// Data Units Written, in the same unit.
+    /// Data Units Written, in billions of bytes, rounded up; 0 when not reported.
     pub duw: U128,
-    /// Media Units Written, in the same unit.
+    /// Media Units Written, in billions of bytes, rounded up; 0 when not reported.
     pub muw: U128,
     /// Host Read Commands.
     pub hrc: U128,
@@ -57,7 +56,7 @@ wire_layout!(
 zeroed_default!(EnduranceGroup);
 
 impl EnduranceGroup {
-    /// The page's unit of data: billions of bytes, rounded up.
+    /// Converts bytes to the unit of this log page: billions of bytes, rounded up.
     pub const fn units(bytes: u128) -> u128 {
         bytes.div_ceil(1_000_000_000)
     }

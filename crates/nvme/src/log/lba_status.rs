@@ -1,4 +1,4 @@
-//! Blocks that may not be readable: the LBA Status Information log page (NVM Command Set 1.1,
+//! Blocks that may be unreadable: the LBA Status Information log page (NVM Command Set 1.1,
 //! 4.1.4.5), and the LBA Status Descriptor List that Get LBA Status returns (4.2.1).
 
 use zerocopy::Unaligned;
@@ -8,13 +8,14 @@ use crate::cmd::admin::LbaStatusAction;
 use crate::macros::{open_values, wire_struct};
 
 wire_struct! {
-    /// Header of the log page. Elements follow, each with its range descriptors.
+    /// Header of the LBA Status Information log page, 16 bytes. Elements follow, each with its
+    /// range descriptors.
     pub struct LbaStatusHeader(16) {
         /// LBA Status Log Page Length, in bytes.
         pub lslplen @ 0: U32,
         /// Number of LBA Status Log Namespace Elements.
         pub nlslne @ 4: U32,
-        /// Estimate of Unrecoverable Logical Blocks, in all elements; all ones when not known.
+        /// Estimate of Unrecoverable Logical Blocks in all elements; all ones when unknown.
         pub estulb @ 8: U32,
         #[doc(hidden)]
         pub reserved12 @ 12: [u8; 2],
@@ -28,9 +29,9 @@ wire_struct! {
     pub struct LbaStatusElement(16) {
         /// Namespace Element Identifier: the NSID.
         pub neid @ 0: U32,
-        /// Number of LBA Range Descriptors; all ones when the whole namespace is meant.
+        /// Number of LBA Range Descriptors; all ones when the element concerns the whole namespace.
         pub nlrd @ 4: U32,
-        /// Recommended Action Type, for Get LBA Status.
+        /// Recommended Action Type for Get LBA Status.
         pub ratype @ 8: LbaStatusAction,
         #[doc(hidden)]
         pub reserved9 @ 9: [u8; 7],
@@ -38,7 +39,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// LBA Range Descriptor.
+    /// LBA Range Descriptor of the LBA Status Information log page, 16 bytes.
     pub struct LbaRangeDescriptor(16) {
         /// Range Starting LBA.
         pub rslba @ 0: U64,
@@ -60,7 +61,7 @@ open_values! {
 }
 
 wire_struct! {
-    /// Header of an LBA Status Descriptor List.
+    /// Header of an LBA Status Descriptor List, 8 bytes, which descriptors follow.
     pub struct LbaStatusListHeader(8) {
         /// Number of LBA Status Descriptors.
         pub nlsd @ 0: U32,
@@ -83,7 +84,7 @@ open_values! {
 }
 
 wire_struct! {
-    /// LBA Status Descriptor Entry.
+    /// LBA Status Descriptor Entry, 16 bytes.
     pub struct LbaStatusDescriptor(16) {
         /// Descriptor Starting LBA.
         pub dslba @ 0: U64,
@@ -91,7 +92,7 @@ wire_struct! {
         pub nlb_z @ 8: U32,
         #[doc(hidden)]
         pub reserved12 @ 12: u8,
-        /// Status: the LBA Range Status.
+        /// Status of the range: LBA Range Status.
         pub stas @ 13: LbaRangeStatus,
         #[doc(hidden)]
         pub reserved14 @ 14: [u8; 2],

@@ -9,8 +9,8 @@ use crate::identify::{Ascii, Dps, Flbas, Fna, Nmic, Nqn, Sanicap};
 use crate::macros::{open_values, wire_layout, wire_struct, zeroed_default};
 
 open_values! {
-    /// Action of a Get Log Page command on the context of the log (bits 1:0 of the Log Specific
-    /// Parameter).
+    /// Action of Get Log Page on the context of the Persistent Event log (bits 1:0 of the Log
+    /// Specific Parameter).
     pub PersistentEventAction: u8 {
         READ = 0, "Read Log Data";
         ESTABLISH_AND_READ = 1, "Establish Context and Read Log Data";
@@ -55,16 +55,16 @@ open_values! {
 pub struct ReportingContext {
     /// Reporting Context Port Identifier.
     pub rcpid: u16,
-    /// Reporting Context Port Identifier Type: 1 of an NVM subsystem port.
+    /// Reporting Context Port Identifier Type: 1 for an NVM subsystem port.
     #[bits(2)]
     pub rcpit: u8,
-    /// Reporting Context Exists: it did before the command.
+    /// Reporting Context Exists: set when a context existed before the command.
     pub rce: bool,
     #[bits(13)]
     __: u16,
 }
 
-/// Header of the Persistent Event log page, 512 bytes. Events follow, the newest first.
+/// Header of the Persistent Event log page, 512 bytes. Events follow, newest first.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PersistentEventHeader {
@@ -74,15 +74,15 @@ pub struct PersistentEventHeader {
     pub reserved1: [u8; 3],
     /// Total Number of Events.
     pub tnev: U32,
-    /// Total Log Length in bytes, this header included.
+    /// Total Log Length in bytes, including this header.
     pub tll: U64,
     /// Log Revision.
     pub rv: u8,
     #[doc(hidden)]
     pub reserved17: u8,
-    /// Log Header Length: bytes of this header behind this field.
+    /// Log Header Length: number of header bytes after this field.
     pub lhl: U16,
-    /// Timestamp, as the feature has it.
+    /// Timestamp, with the layout of the Timestamp feature.
     pub ts: [u8; 8],
     /// Power On Hours.
     pub poh: U128,
@@ -98,13 +98,13 @@ pub struct PersistentEventHeader {
     pub mn: Ascii<40>,
     /// NVM Subsystem NVMe Qualified Name.
     pub subnqn: Nqn,
-    /// Generation Number: of the context.
+    /// Generation Number of the context.
     pub gnum: U16,
     /// Reporting Context Information.
     pub rci: ReportingContext,
     #[doc(hidden)]
     pub reserved378: [u8; 102],
-    /// Supported Events Bitmap: bit `n % 8` of byte `n / 8` for type `n`.
+    /// Supported Events Bitmap: type `n` is bit `n % 8` of byte `n / 8`.
     pub seb: [u8; 32],
 }
 
@@ -116,12 +116,12 @@ wire_layout!(
 zeroed_default!(PersistentEventHeader);
 
 impl PersistentEventHeader {
-    /// The revision that this is.
+    /// Log Revision of this layout.
     pub const REVISION: u8 = 3;
-    /// Bytes of this header behind the field.
+    /// Value of the Log Header Length field: number of header bytes after that field.
     pub const LENGTH: u16 = 512 - 20;
 
-    /// Marks a type of events as supported in the log.
+    /// Marks an event type as supported by the log.
     pub fn support(&mut self, ty: PersistentEventType) {
         if let Some(byte) = self.seb.get_mut(usize::from(ty.0 / 8)) {
             *byte |= 1 << (ty.0 % 8);
@@ -130,19 +130,19 @@ impl PersistentEventHeader {
 }
 
 wire_struct! {
-    /// Header of an event, 24 bytes. Its data follows.
+    /// Header of a persistent event, 24 bytes, which the event data follows.
     pub struct PersistentEvent(24) {
         /// Event Type.
         pub etype @ 0: PersistentEventType,
         /// Event Type Revision.
         pub etr @ 1: u8,
-        /// Event Header Length: bytes of this header behind this field.
+        /// Event Header Length: number of header bytes after this field.
         pub ehl @ 2: u8,
         /// Event Header Additional Information.
         pub ehai @ 3: u8,
         /// Controller Identifier.
         pub cntlid @ 4: U16,
-        /// Event Timestamp, as the feature had it.
+        /// Event Timestamp, with the layout of the Timestamp feature.
         pub ets @ 6: [u8; 8],
         /// Port Identifier.
         pub pelpid @ 14: U16,
@@ -150,18 +150,18 @@ wire_struct! {
         pub reserved16 @ 16: U32,
         /// Vendor Specific Information Length.
         pub vsil @ 20: U16,
-        /// Event Length: bytes of the data, vendor specific ones included.
+        /// Event Length: number of data bytes, including vendor specific ones.
         pub el @ 22: U16,
     }
 }
 
 impl PersistentEvent {
-    /// Bytes of this header behind the field.
+    /// Value of the Event Header Length field: number of header bytes after that field.
     pub const LENGTH: u8 = 24 - 3;
 }
 
 wire_struct! {
-    /// Data of a Timestamp Change event.
+    /// Data of a Timestamp Change event, 16 bytes.
     pub struct TimestampChange(16) {
         /// Previous Timestamp.
         pub previous @ 0: [u8; 8],
@@ -171,21 +171,21 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Data of a Power-on or Reset event, of one controller.
+    /// Data of a Power-on or Reset event for one controller, 44 bytes.
     pub struct PowerOnOrReset(44) {
         /// Firmware Revision.
         pub fr @ 0: [u8; 8],
         /// Controller Identifier.
         pub cntlid @ 8: U16,
-        /// Firmware Activation: 0 where there was none.
+        /// Firmware Activation; 0 when no firmware was activated.
         pub fwact @ 10: u8,
-        /// Operation in Progress: bit 0 a format, bit 1 a sanitize operation.
+        /// Operation in Progress: bit 0 for a format, bit 1 for a sanitize operation.
         pub operation @ 11: u8,
         #[doc(hidden)]
         pub reserved12 @ 12: [u8; 12],
-        /// Controller Power Cycle: its number.
+        /// Controller Power Cycle: number of the power cycle.
         pub power_cycle @ 24: U32,
-        /// Power on milliseconds.
+        /// Milliseconds since power-on.
         pub power_on_ms @ 28: U64,
         /// Controller Timestamp.
         pub timestamp @ 36: [u8; 8],
@@ -193,7 +193,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Data of an NVM Subsystem Hardware Error event without additional information.
+    /// Data of an NVM Subsystem Hardware Error event without additional information, 4 bytes.
     pub struct HardwareError(4) {
         /// NVM Subsystem Hardware Error Event Code, see [`HardwareErrorCode`].
         pub code @ 0: U16,
@@ -237,13 +237,13 @@ wire_struct! {
 wire_struct! {
     /// Data of a Format NVM Start event.
     pub struct FormatStart(12) {
-        /// Namespace Identifier, as in the command.
+        /// Namespace Identifier of the Format NVM command.
         pub nsid @ 0: U32,
         /// Format NVM Attributes.
         pub fna @ 4: Fna,
         #[doc(hidden)]
         pub reserved5 @ 5: [u8; 3],
-        /// Dword 10 of the command.
+        /// Dword 10 of the Format NVM command.
         pub cdw10 @ 8: U32,
     }
 }
@@ -251,15 +251,15 @@ wire_struct! {
 wire_struct! {
     /// Data of a Format NVM Completion event.
     pub struct FormatCompletion(12) {
-        /// Namespace Identifier, as in the command.
+        /// Namespace Identifier of the Format NVM command.
         pub nsid @ 0: U32,
-        /// Smallest Format Progress Indicator: least percentage that remained.
+        /// Smallest Format Progress Indicator: lowest percentage that remained to be formatted.
         pub smallest_fpi @ 4: u8,
-        /// Format NVM Status: 0 for a success.
+        /// Format NVM Status; 0 for success.
         pub status @ 5: u8,
         /// Completion Information.
         pub information @ 6: U16,
-        /// Status Field of the completion.
+        /// Status Field of the Format NVM completion.
         pub status_field @ 8: U32,
     }
 }
@@ -269,9 +269,9 @@ wire_struct! {
     pub struct SanitizeStart(12) {
         /// Sanitize Capabilities.
         pub sanicap @ 0: Sanicap,
-        /// Dword 10 of the command.
+        /// Dword 10 of the Sanitize command.
         pub cdw10 @ 4: U32,
-        /// Dword 11 of the command.
+        /// Dword 11 of the Sanitize command.
         pub cdw11 @ 8: U32,
     }
 }

@@ -1,5 +1,5 @@
-//! Log pages of Flexible Data Placement (NVMe Base 2.1, 5.1.12.1.28 to 5.1.12.1.31), each of one
-//! Endurance Group, whose identifier is the Log Specific Identifier.
+//! Log pages of Flexible Data Placement (NVMe Base 2.1, 5.1.12.1.28 to 5.1.12.1.31). Each is for
+//! one Endurance Group, which the Log Specific Identifier selects.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64, U128};
@@ -8,29 +8,30 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::macros::{open_values, wire_struct};
 
 wire_struct! {
-    /// Header of the FDP Configurations log page, 16 bytes, before the descriptors.
+    /// Header of the FDP Configurations log page, 16 bytes, which descriptors follow.
     pub struct FdpConfigurations(16) {
         /// Number of FDP Configurations, zero-based.
         pub numfdpc_z @ 0: U16,
-        /// Version of the log page: 0.
+        /// Version of the log page, 0.
         pub ver @ 2: u8,
         #[doc(hidden)]
         pub reserved3 @ 3: u8,
-        /// Size of the log page in bytes, this header included.
+        /// Size of the log page in bytes, including this header.
         pub sze @ 4: U32,
         #[doc(hidden)]
         pub reserved8 @ 8: [u8; 8],
     }
 }
 
-/// FDP Attributes.
+/// FDP Attributes (FDPA) of a configuration.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct FdpAttributes {
-    /// Reclaim Group Identifier Format: how many of a Placement Identifier's upper bits are that.
+    /// Reclaim Group Identifier Format: number of upper bits of a Placement Identifier that contain
+    /// the Reclaim Group Identifier.
     #[bits(4)]
     pub rgif: u8,
-    /// FDP Volatile Write Cache: namespaces have one.
+    /// FDP Volatile Write Cache: namespaces have a volatile write cache.
     pub fdpvwc: bool,
     #[bits(2)]
     __: u8,
@@ -39,10 +40,11 @@ pub struct FdpAttributes {
 }
 
 wire_struct! {
-    /// FDP Configuration Descriptor, 64 bytes, without the Reclaim Unit Handle descriptors behind
-    /// it.
+    /// FDP Configuration Descriptor, 64 bytes, without the Reclaim Unit Handle descriptors that
+    /// follow.
     pub struct FdpConfiguration(64) {
-        /// Descriptor Size in bytes, including the data behind it: a multiple of 8.
+        /// Descriptor Size in bytes, including the descriptors and data that follow: a multiple of
+        /// 8.
         pub dsze @ 0: U16,
         /// FDP Attributes.
         pub fdpa @ 2: FdpAttributes,
@@ -52,13 +54,13 @@ wire_struct! {
         pub nrg @ 4: U32,
         /// Number of Reclaim Unit Handles.
         pub nruh @ 8: U16,
-        /// Max Placement Identifiers of an update, zero-based.
+        /// Max Placement Identifiers per update of reclaim unit handles, zero-based.
         pub maxpids_z @ 10: U16,
         /// Number of Namespaces Supported.
         pub nns @ 12: U32,
         /// Reclaim Unit Nominal Size in bytes.
         pub runs @ 16: U64,
-        /// Estimated Reclaim Unit Time Limit in seconds; 0: not reported.
+        /// Estimated Reclaim Unit Time Limit in seconds; 0 when not reported.
         pub erutl @ 24: U32,
         #[doc(hidden)]
         pub reserved28 @ 28: [[u8; 12]; 3],
@@ -85,7 +87,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Header of the Reclaim Unit Handle Usage log page, 8 bytes, before the descriptors.
+    /// Header of the Reclaim Unit Handle Usage log page, 8 bytes, which descriptors follow.
     pub struct HandleUsageHeader(8) {
         /// Number of Reclaim Unit Handles.
         pub nruh @ 0: U16,
@@ -129,20 +131,20 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Header of the FDP Events log page, 64 bytes, before the events.
+    /// Header of the FDP Events log page, 64 bytes, which the events follow.
     pub struct FdpEventsHeader(64) {
-        /// Number of FDP Events that follow, in the order in which they happened.
+        /// Number of FDP Events that follow, in order of occurrence.
         pub numfdpe @ 0: U32,
         #[doc(hidden)]
         pub reserved4 @ 4: [[u8; 20]; 3],
     }
 }
 
-/// Events of an FDP Events log page at most: with the header it has 4096 bytes.
+/// Maximum number of events in an FDP Events log page, which has 4096 bytes with its header.
 pub const FDP_EVENTS: usize = 63;
 
 open_values! {
-    /// FDP Event Type: types up to 7Fh are host events, the remaining ones controller events.
+    /// FDP Event Type. Types up to 7Fh are host events, higher ones are controller events.
     #[derive(Unaligned)]
     pub FdpEventType: u8 {
         UNIT_NOT_FULLY_WRITTEN = 0x00, "Reclaim Unit Not Fully Written To Capacity";
@@ -162,7 +164,7 @@ pub struct FdpEventFlags {
     pub piv: bool,
     /// NSID Valid.
     pub nsidv: bool,
-    /// Location Valid: reclaim group and handle.
+    /// Location Valid: reclaim group and reclaim unit handle are valid.
     pub lv: bool,
     #[bits(5)]
     __: u8,
@@ -177,7 +179,7 @@ wire_struct! {
         pub fdpef @ 1: FdpEventFlags,
         /// Placement Identifier.
         pub pid @ 2: U16,
-        /// Event Timestamp, as data of the Timestamp feature.
+        /// Event Timestamp, with the layout of the Timestamp feature.
         pub timestamp @ 4: [u8; 8],
         /// Namespace ID.
         pub nsid @ 12: U32,

@@ -16,15 +16,15 @@ open_values! {
     }
 }
 
-/// The oldest notification that was not read, 64 bytes; all zeroes where there is none.
+/// Reservation Notification log page, 64 bytes: the oldest unread notification, or all zeroes.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ReservationNotification {
-    /// Log Page Count: the notification's number, from 1.
+    /// Log Page Count: sequence number of the notification, starting at 1.
     pub lpc: U64,
     /// Reservation Notification Log Page Type.
     pub rnlpt: ReservationNotificationType,
-    /// Number of Available Log Pages beside this one; 255 for more.
+    /// Number of Available Log Pages in addition to this one; 255 for 255 or more.
     pub nalp: u8,
     #[doc(hidden)]
     pub reserved10: [u8; 2],

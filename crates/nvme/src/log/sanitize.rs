@@ -28,29 +28,29 @@ pub struct SanitizeStatus {
     /// Overwrite Passes Completed.
     #[bits(5)]
     pub opc: u8,
-    /// Global Data Erased: nothing has been written since.
+    /// Global Data Erased: nothing was written since the last successful sanitize operation.
     pub gde: bool,
-    /// Media Verification Canceled.
+    /// Media Verification Canceled by the host or the controller.
     pub mvcncld: bool,
     #[bits(6)]
     __: u8,
 }
 
-/// A time that is not reported.
+/// Value of an estimated time that is not reported.
 const NOT_REPORTED: U32 = U32::new(u32::MAX);
 
 /// Sanitize Status log page, 512 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SanitizeLog {
-    /// Sanitize Progress: of 65,536 parts; all ones where none is in progress.
+    /// Sanitize Progress in units of 1/65,536; all ones when no operation is in progress.
     pub sprog: U16,
     /// Sanitize Status.
     pub sstat: SanitizeStatus,
     /// Dword 10 of the last Sanitize command that began an operation.
     pub scdw10: U32,
-    /// Estimated times in seconds, all ones where none is reported: of Overwrite, Block Erase and
-    /// Crypto Erase, the same three without deallocation, then of the state after them.
+    /// Estimated times in seconds, each all ones when not reported: Overwrite, Block Erase and
+    /// Crypto Erase, these three without deallocation, and the state after them.
     pub estimates: [U32; 7],
     #[doc(hidden)]
     pub reserved36: [u8; 476],
@@ -60,10 +60,10 @@ wire_layout!(SanitizeLog, 512, sprog @ 0, sstat @ 2, scdw10 @ 4, estimates @ 8, 
 zeroed_default!(SanitizeLog);
 
 impl SanitizeLog {
-    /// SPROG where no operation is in progress.
+    /// Value of Sanitize Progress (SPROG) when no operation is in progress.
     pub const NO_PROGRESS: u16 = u16::MAX;
 
-    /// A page without an operation in progress, which reports no times.
+    /// Creates a log page without an operation in progress and without estimated times.
     pub fn at_rest() -> Self {
         Self {
             sprog: Self::NO_PROGRESS.into(),

@@ -37,29 +37,29 @@ open_values! {
     }
 }
 
-/// The first byte of a result.
+/// First byte of a self-test result: outcome and Self-test Code.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct SelfTestStatus {
     /// Device Self-test Result.
     #[bits(4)]
     pub outcome: SelfTestOutcome,
-    /// Self-test Code of the command that began it.
+    /// Self-test Code of the command that started the operation.
     #[bits(4)]
     pub code: SelfTestCode,
 }
 
-/// Valid fields of a result.
+/// Validity of the fields of a self-test result.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct ValidDiagnostics {
-    /// Namespace ID.
+    /// Whether the namespace ID is valid.
     pub nsid: bool,
-    /// Failing LBA.
+    /// Whether the failing LBA is valid.
     pub flba: bool,
-    /// Status Code Type.
+    /// Whether the Status Code Type is valid.
     pub sct: bool,
-    /// Status Code.
+    /// Whether the Status Code is valid.
     pub sc: bool,
     #[bits(4)]
     __: u8,
@@ -68,19 +68,19 @@ pub struct ValidDiagnostics {
 wire_struct! {
     /// Result of one device self-test operation, 28 bytes.
     pub struct SelfTestResult(28) {
-        /// Type and outcome of the test.
+        /// Outcome of the test, and the Self-test Code.
         pub status @ 0: SelfTestStatus,
-        /// The segment that failed first.
+        /// Number of the first segment that failed.
         pub segment @ 1: u8,
-        /// Valid fields among those below.
+        /// Validity of the following fields.
         pub valid @ 2: ValidDiagnostics,
         #[doc(hidden)]
         pub reserved3 @ 3: u8,
-        /// Power On Hours at its end.
+        /// Power On Hours at the end of the test.
         pub poh @ 4: U64,
-        /// The namespace that failed, or that was to be tested.
+        /// Namespace in which the failure occurred, or which was tested.
         pub nsid @ 12: U32,
-        /// A failing LBA.
+        /// LBA of a failure.
         pub flba @ 16: U64,
         /// Status Code Type of the failure.
         pub sct @ 24: u8,
@@ -92,7 +92,7 @@ wire_struct! {
 }
 
 impl SelfTestResult {
-    /// A place without a result.
+    /// Creates an entry without a result.
     pub fn unused() -> Self {
         Self {
             status: SelfTestStatus::new().with_outcome(SelfTestOutcome::UNUSED),
@@ -101,17 +101,17 @@ impl SelfTestResult {
     }
 }
 
-/// Device Self-test log page, 564 bytes. The newest result is the first.
+/// Device Self-test log page, 564 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SelfTestLog {
-    /// Self-test in progress.
+    /// Self-test Code of the operation in progress, if any.
     pub current: SelfTestCode,
-    /// Progress in percent.
+    /// Progress of the operation in percent.
     pub completion: u8,
     #[doc(hidden)]
     pub reserved2: [u8; 2],
-    /// Results.
+    /// Results of earlier operations, newest first.
     pub results: [SelfTestResult; 20],
 }
 

@@ -6,13 +6,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::Lid;
 use crate::macros::{wire_layout, zeroed_default};
 
-/// Bytes of a telemetry data block; lengths and offsets that a host asks for are multiples of it.
+/// Size of a telemetry data block in bytes. Lengths and offsets in Get Log Page are multiples of
+/// it.
 pub const TELEMETRY_BLOCK: usize = 512;
 
-/// The first block of both Telemetry log pages, 512 bytes; data blocks follow, from number 1 on.
+/// Header of both Telemetry log pages, 512 bytes. Data blocks follow, numbered from 1.
 ///
-/// A data area begins behind the last block of the area before: one that has nothing ends where
-/// that does.
+/// A data area begins after the last block of the previous area. An empty area has the same last
+/// block as the previous area.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct TelemetryHeader {
@@ -22,28 +23,28 @@ pub struct TelemetryHeader {
     pub reserved1: [u8; 4],
     /// IEEE OUI Identifier, least significant byte first.
     pub ieee: [u8; 3],
-    /// Data Area 1 Last Block.
+    /// Last block of data area 1.
     pub da1lb: U16,
-    /// Data Area 2 Last Block.
+    /// Last block of data area 2.
     pub da2lb: U16,
-    /// Data Area 3 Last Block.
+    /// Last block of data area 3.
     pub da3lb: U16,
     #[doc(hidden)]
     pub reserved14: [u8; 2],
-    /// Data Area 4 Last Block.
+    /// Last block of data area 4.
     pub da4lb: U32,
     #[doc(hidden)]
     pub reserved20: [u8; 360],
-    /// Scope of the host-initiated page (1 for the controller); reserved in the
-    /// controller-initiated one.
+    /// Scope of the host-initiated page, 1 for the controller. Reserved in the controller-initiated
+    /// page.
     pub ths: u8,
-    /// Data generation number of the host-initiated page; scope of the controller-initiated one.
+    /// Data generation number in the host-initiated page; scope in the controller-initiated page.
     pub thdgn_tcs: u8,
-    /// Telemetry Controller-Initiated Data Available: 1 where there is some that was not read.
+    /// Telemetry Controller-Initiated Data Available: 1 when there is unread data.
     pub tcda: u8,
     /// Telemetry Controller-Initiated Data Generation Number.
     pub tcdgn: u8,
-    /// Reason Identifier, vendor specific.
+    /// Reason Identifier of the snapshot, vendor specific.
     pub reason: [u8; 128],
 }
 

@@ -1,19 +1,18 @@
-//! Format NVM, and the format of a namespace that it changes: the size of its blocks, and their
-//! metadata.
+//! Format NVM, and the change of a namespace's format by it: block size and metadata.
 //!
-//! A namespace that can have several formats has a [`FormatStore`](crate::FormatStore). It stores
-//! the new format when all blocks are erased, and before the namespace uses the format. A process
-//! that dies before leaves the old format on partly erased blocks; one that dies later leaves the
-//! new format on erased blocks. The next process reads the format from the store; if it continues
-//! the command, it erases and stores again, with the same result. Once a format may have been
-//! stored, a reset does not abort the command: the namespace must have the format that the next
+//! A namespace that can have several formats has a [`FormatStore`](crate::FormatStore). The store
+//! receives the new format after all blocks are erased, and before the namespace uses the format. A
+//! crash before that leaves the old format on partly erased blocks; a crash after it leaves the new
+//! format on erased blocks. The next process reads the format from the store. If it continues the
+//! command, it erases and stores again, with the same result. Once a format may have been stored, a
+//! reset does not abort the command, because the namespace must have the format that the next
 //! process finds.
 //!
 //! If the store cannot determine which format the next process will find, the namespace stays
-//! closed: its commands end with Namespace Not Ready, also after a reset. The namespace is opened
-//! by another format that is stored, or by the next process, which reads the store.
+//! closed: its commands end with Namespace Not Ready, even after a reset. The namespace opens when
+//! another format is stored, or in the next process, which reads the store.
 //!
-//! The engines learn the format while the namespace is closed, and no command is in flight on it.
+//! The engines apply the format while the namespace is closed and has no outstanding command.
 
 use super::{Cause, Erasure, Running, Stage};
 use crate::admin::{AdminResult, INVALID_FIELD, Outcome};
@@ -32,13 +31,12 @@ use std::sync::Arc;
 
 const INVALID_FORMAT: Status = Status::INVALID_FORMAT.with_dnr(true);
 
-/// Returns the requested format. MSET is ignored for blocks without metadata, and PIL without
-/// protection information.
+/// Returns the format that a Format NVM command requests. MSET is ignored for blocks without
+/// metadata, and PIL without protection information.
 ///
 /// # Errors
-/// Invalid Format when the namespace cannot have the format ("NVMe Base 2.1", 5.1.10; "NVM
-/// Command Set 1.1", 4.1.2). Invalid Field in Command when the type of protection information is
-/// reserved.
+/// Invalid Format when the namespace cannot have the format ("NVMe Base 2.1", 5.1.10; "NVM Command
+/// Set 1.1", 4.1.2). Invalid Field in Command when the type of protection information is reserved.
 fn chosen(cdw10: FormatCdw10, ns: &Namespace) -> Result<BlockFormat, Status> {
     let config = &ns.config;
     let formats = config.lba_formats();
@@ -66,7 +64,7 @@ fn chosen(cdw10: FormatCdw10, ns: &Namespace) -> Result<BlockFormat, Status> {
 }
 
 impl Running {
-    /// Returns whether a change may be stored already.
+    /// Returns whether any change of a format may be stored by now.
     pub(super) fn may_be_kept(&self) -> bool {
         let keeps = matches!(
             self.stage,
@@ -75,7 +73,7 @@ impl Running {
         keeps && !self.changes.is_empty()
     }
 
-    /// Returns the stage after the erasure, or after a stored change.
+    /// Returns the stage that follows the erasure, or the storing of a change.
     pub(super) fn keeps_next(&self) -> Stage {
         match self.failed.is_none() && self.kept < self.changes.len() {
             true => Stage::Keep,
@@ -85,14 +83,14 @@ impl Running {
 }
 
 impl Erasure {
-    /// Returns the status of commands on a namespace that is not being erased; `None` when it is
-    /// open.
+    /// Returns the status of commands for a namespace that is not being erased, if it is closed;
+    /// `None` when it is open.
     pub(crate) fn at_rest(&self, nsid: u32) -> Option<Status> {
         self.unknown.contains(&nsid).then_some(Erasing::UNKNOWN)
     }
 
-    /// Sets whether the stored format of a namespace is unknown, as another controller has
-    /// determined.
+    /// Sets whether the stored format of a shared namespace is unknown, as another controller
+    /// reports.
     pub(crate) fn set_unknown(&mut self, nsid: u32, unknown: bool) {
         self.unknown.retain(|other| *other != nsid);
         if unknown {
@@ -100,7 +98,7 @@ impl Erasure {
         }
     }
 
-    /// Forgets a namespace that is detached: another one may take its ID.
+    /// Forgets a namespace that is detached, because another one may use its ID later.
     pub(crate) fn forget(&mut self, nsid: u32) {
         self.unknown.retain(|unknown| *unknown != nsid);
     }
@@ -149,7 +147,8 @@ impl Controller {
         Ok(Outcome::Later)
     }
 
-    /// Stores the same format with a new file for namespaces with a lost metadata file.
+    /// Stores the present format again, with a new metadata file, for namespaces whose metadata
+    /// file was truncated.
     pub(super) fn renew_lost(&mut self) {
         let Some(running) = &mut self.admin.erasure.running else {
             return;
@@ -166,12 +165,13 @@ impl Controller {
         }
     }
 
-    /// Returns whether no other change of the pool is in flight.
+    /// Returns whether the pool is making no other change, so that a format may be stored.
     pub(super) fn may_keep(&self) -> bool {
         !self.admin.management.is_running()
     }
 
-    /// Has the next change stored, when the erasure is done and durable.
+    /// Stores the next change of a format after the erasure is durable. Returns whether there was
+    /// anything to do.
     pub(super) fn keep_format(&mut self) -> bool {
         let may_keep = self.may_keep();
         let next = self.admin.erasure.running.as_ref();
@@ -187,7 +187,7 @@ impl Controller {
         };
         let index = self.engine.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.engine.namespaces.get(index));
-        // A namespace that was attached in place of the closed one does not count.
+        // A namespace that was attached in place of the closed one keeps its format.
         let ns = ns.filter(|ns| ns.closed == Some(running.cause.closes_with()) && mine);
         let formats = ns.and_then(|ns| ns.config.formats.as_ref());
         let Some(store) = formats.map(|formats| formats.store().clone()) else {
@@ -210,7 +210,7 @@ impl Controller {
         true
     }
 
-    /// Handles the answer of the store, if there is one. Returns whether there was one.
+    /// Handles the answer of the format store, if it has arrived. Returns whether it has.
     pub(super) fn format_kept(&mut self, number: u64) -> bool {
         let erasure = &mut self.admin.erasure;
         let Some(kept) = erasure.answers.take(number) else {
@@ -225,7 +225,7 @@ impl Controller {
         };
         let mut all = self.engine.active();
         let closed = Some(running.cause.closes_with());
-        // A namespace that was attached in place of the closed one does not count.
+        // A namespace that was attached in place of the closed one keeps its format.
         let ours = all.any(|ns| ns.config.nsid == nsid && ns.closed == closed);
         match kept {
             SavedFormat::New(kept)
@@ -255,14 +255,14 @@ impl Controller {
         true
     }
 
-    /// Applies the stored formats, and opens the namespaces, after the end is committed. The
-    /// command completes when all engines have applied that.
+    /// Applies the stored formats, and opens the namespaces, after the end of the operation is
+    /// committed. The command completes when all engines have applied that.
     pub(super) fn open_formatted(&mut self) {
         let Some(running) = &self.admin.erasure.running else {
             return;
         };
         let nsids = running.nsids.clone();
-        // Formats stored by the previous process are in this one's configuration.
+        // Formats stored by the previous process are part of this process's configuration.
         let metadata = running.metadata.iter().cloned().map(Some);
         let metadata = metadata.chain(std::iter::repeat(None));
         let changes = running.changes.iter().copied().take(running.kept);
@@ -275,7 +275,8 @@ impl Controller {
             if !self.may_still_erase(nsid) {
                 continue;
             }
-            // Marks refer to blocks that no longer exist, also if another namespace failed.
+            // The marked blocks no longer exist, even if the format of another namespace has
+            // failed.
             self.unmark_all(&[nsid]);
             self.reformat(nsid, format, metadata, closed);
         }
@@ -294,8 +295,7 @@ impl Controller {
         }
     }
 
-    /// Sets the format of a closed namespace, and its metadata; `None`: that of the namespace
-    /// itself.
+    /// Sets the format and the metadata of a closed namespace. `None` keeps the present metadata.
     pub(crate) fn reformat(
         &mut self,
         nsid: u32,
@@ -334,7 +334,7 @@ impl Controller {
         self.tell_changed(nsid);
     }
 
-    /// Returns FLBAS of a namespace of the pool.
+    /// Returns the Formatted LBA Size (FLBAS) of a namespace in the pool.
     pub(in crate::admin) fn flbas_of(&self, namespace: &PooledNamespace) -> Flbas {
         let pool = self.config.pool.as_ref();
         let first = pool.is_none_or(|pool| pool.block_size() == namespace.block_size);

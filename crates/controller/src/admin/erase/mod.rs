@@ -1,24 +1,24 @@
 //! Format NVM ("NVMe Base 2.1", 5.1.10; "NVM Command Set 1.1", 4.1.2) and Sanitize ("NVMe Base
 //! 2.1", 5.1.22 and 8.1.24), which both erase namespaces.
 //!
-//! 1. The namespaces are closed, in every engine: commands on them end with Format In Progress or
+//! 1. The namespaces are closed in every engine: commands for them end with Format In Progress or
 //!    Sanitize In Progress.
-//! 2. The end of a flush on the controller's own account shows that no earlier command is in
-//!    flight.
-//! 3. The namespaces are erased, by one request at a time, and only while a round's budget has
-//!    room: the commands of other hosts come first.
-//! 4. A flush makes that durable.
-//! 5. If a format changes their blocks ([`mod@format`]), the format is stored.
-//! 6. The end is committed. Only in the next round the namespaces are open again, with new
-//!    blocks, and the command completes: no later process erases data written since.
+//! 2. The controller flushes all namespaces. The end of the flush shows that no earlier command is
+//!    outstanding.
+//! 3. The namespaces are erased by one request at a time, and only while a round's budget has room,
+//!    so that commands of other hosts have priority.
+//! 4. A flush makes the erasure durable.
+//! 5. If the command changes formats ([`mod@format`]), the new formats are stored.
+//! 6. The end is committed. Only in the next round the namespaces open with new blocks, and the
+//!    command completes. Therefore no later process erases data written since.
 //!
 //! A controller-level reset aborts a format, unless a new format may have been stored already. A
-//! sanitize operation continues when the controller is enabled again, and in the next process
-//! after a restart. A failed operation leaves the namespaces closed, until another one succeeds
-//! or the host exits the failure mode.
+//! sanitize operation continues when the controller is enabled again, and in the next process after
+//! a restart. A failed operation leaves the namespaces closed until another one succeeds or the
+//! host exits the failure mode.
 //!
-//! The erasure covers the storage that the volumes make accessible. Blocks behind a file system's
-//! hole, or overwritten blocks inside a device, are beyond it.
+//! The erasure covers the storage that is accessible through the volumes. Blocks in holes of a file
+//! system and overwritten blocks inside a device are not accessible.
 
 mod format;
 
@@ -44,26 +44,26 @@ use std::time::Instant;
 use volume::{Budget, IoError, IoErrorKind, Op};
 use zerocopy::IntoBytes;
 
-/// Bytes per zeroing request.
+/// Size of a zeroing request in bytes.
 const ZEROED: u64 = 4 << 20;
-/// Bytes per write request.
+/// Size of a write request in bytes.
 const WRITTEN: u64 = 256 << 10;
 /// Cost of a zeroing request in a round's budget.
 const ZEROES_UNITS: u32 = 16;
-/// Maximum number of retries of an interrupted request.
+/// Maximum number of retries of an interrupted erase request.
 const TRIES: u32 = 64;
 
-/// Command that erases.
+/// Command that causes the erasure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cause {
-    /// Format NVM, by its CID.
+    /// Format NVM, with its command identifier.
     Format(u16),
-    /// Sanitize: dword 10, and the pattern of an overwrite.
+    /// Sanitize, with its dword 10 and the pattern of an overwrite.
     Sanitize(SanitizeCdw10, u32),
 }
 
 impl Cause {
-    /// Returns the status of commands on the namespaces meanwhile.
+    /// Returns the status of commands for the namespaces during the erasure.
     fn closes_with(self) -> Status {
         match self {
             Cause::Format(_) => Status::FORMAT_IN_PROGRESS,
@@ -71,7 +71,7 @@ impl Cause {
         }
     }
 
-    /// Returns the number of erase passes.
+    /// Returns the number of passes over the namespaces.
     fn passes(self) -> u8 {
         match self {
             Cause::Sanitize(cdw10, _) if cdw10.sanact() == Action::OVERWRITE => cdw10.passes(),
@@ -82,25 +82,26 @@ impl Cause {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Stage {
-    /// The flush that waits for commands in flight is to be ordered.
+    /// Waits to order the flush that waits for outstanding commands.
     Close,
-    /// The flush that waits for commands in flight is in progress.
+    /// The flush that waits for outstanding commands is in progress.
     Closing,
-    /// Other controllers have commands in flight.
+    /// Other controllers still have outstanding commands.
     Others,
     Erase,
-    /// The flush that makes the erasure durable is to be ordered.
+    /// Waits to order the flush that makes the erasure durable.
     Flush,
     Flushing,
-    /// The next change of a format is to be stored.
+    /// Waits to store the next change of a format.
     Keep,
-    /// A change of a format is being stored: the number of the answer.
+    /// A change of a format is being stored; contains the number of the awaited answer.
     Keeping(u64),
-    /// All steps are done, and the end is to be committed.
+    /// All steps are done, and the end has to be committed.
     Done,
-    /// The end is committed.
+    /// The end of the operation is committed.
     Over,
-    /// The namespaces are open. For each remote engine, the number of the order that opens them.
+    /// The namespaces are open here. Contains, for each remote engine, the number of the order that
+    /// opens them.
     Opening(Vec<u64>),
 }
 
@@ -108,27 +109,28 @@ struct Running {
     cause: Cause,
     nsids: Vec<u32>,
     stage: Stage,
-    /// Completed passes over all namespaces.
+    /// Number of completed passes over all namespaces.
     pass: u8,
-    /// Index of the current namespace.
+    /// Index of the current namespace in the operation's list.
     at: usize,
-    /// Bytes erased in the current namespace, in this pass.
+    /// Number of bytes erased in the current namespace, in this pass.
     offset: u64,
-    /// Number and length of the request in flight.
+    /// Number and length of the outstanding request, if any.
     request: Option<(u64, u64)>,
-    /// The current volume cannot zero: zeroes are written.
+    /// Whether zeroes are written, because the current volume has no zeroing request.
     writes: bool,
     tries: u32,
     failed: Option<Status>,
-    /// Namespaces that get another format.
+    /// New formats of namespaces, by NSID.
     changes: Vec<(u32, BlockFormat)>,
-    /// Number of these changes that are stored.
+    /// Number of changes of formats that are stored.
     kept: usize,
-    /// Metadata state of the namespaces with a stored format, as far as this process knows it.
+    /// New metadata state of the namespaces whose format is stored, as far as this process created
+    /// it.
     metadata: Vec<Option<Arc<MetadataState>>>,
-    /// A reset has dropped the command: no completion is posted.
+    /// Whether a reset has dropped the command, so that no completion is posted.
     abandoned: bool,
-    /// Expires when all other controllers have closed or reopened the namespaces.
+    /// Reference that expires when all other controllers have closed or reopened the namespaces.
     others: Weak<Awaited>,
 }
 
@@ -153,12 +155,12 @@ impl Running {
         }
     }
 
-    /// Returns whether other controllers still have to close or reopen the namespaces.
+    /// Returns whether other controllers still have to close the namespaces, or to reopen them.
     fn waits_for_others(&self) -> bool {
         self.others.strong_count() > 0
     }
 
-    /// Advances to the next namespace, or to the next pass.
+    /// Moves on to the next namespace of the operation, or to the next pass.
     fn next_namespace(&mut self) {
         (self.offset, self.writes) = (0, false);
         self.at += 1;
@@ -172,7 +174,7 @@ impl Running {
         self.nsids.is_empty() || self.pass >= self.cause.passes()
     }
 
-    /// Returns the four-byte pattern to write; `None` when the namespace is zeroed.
+    /// Returns the four-byte pattern to write in this pass; `None` when the namespace is zeroed.
     fn pattern(&self) -> Option<[u8; 4]> {
         let Cause::Sanitize(cdw10, pattern) = self.cause else {
             return self.writes.then_some([0; 4]);
@@ -180,13 +182,13 @@ impl Running {
         if cdw10.sanact() != Action::OVERWRITE {
             return self.writes.then_some([0; 4]);
         }
-        // The last pass writes the pattern itself, not inverted ("NVMe Base 2.1", 8.1.24).
+        // The last pass writes the pattern itself, without inversion ("NVMe Base 2.1", 8.1.24).
         let later = cdw10.passes().saturating_sub(1 + self.pass);
         let inverted = cdw10.oipbp() && later % 2 == 1;
         Some(if inverted { !pattern } else { pattern }.to_le_bytes())
     }
 
-    /// Handles the end of the request.
+    /// Handles the completion of the outstanding request.
     fn ended(&mut self, len: u64, result: Result<(), IoError>) {
         let Err(error) = result else {
             self.tries = 0;
@@ -202,14 +204,14 @@ impl Running {
         }
     }
 
-    /// Ends the erasure with an error.
+    /// Ends the erasure with an error status.
     fn fail(&mut self, status: Status) {
         self.failed.get_or_insert(status);
         self.stage = Stage::Done;
     }
 
-    /// Handles a controller-level reset: the end of earlier flushes may never be reported, so
-    /// they are repeated.
+    /// Handles a controller-level reset. Flushes are repeated, because the end of earlier ones may
+    /// never be reported.
     fn reset(&mut self) {
         match self.stage {
             Stage::Closing => self.stage = Stage::Close,
@@ -219,26 +221,25 @@ impl Running {
     }
 }
 
-/// State of the running operation, and outcome of the last sanitize operation.
+/// State of the running erasure, and outcome of the last sanitize operation.
 #[derive(Default)]
 pub(crate) struct Erasure {
     running: Option<Running>,
     /// Dword 10 of the last Sanitize command that began an operation.
     last: SanitizeCdw10,
     outcome: SanitizeOutcome,
-    /// Overwrite passes that the last operation completed.
+    /// Number of overwrite passes that the last operation has completed.
     passes: u8,
-    /// Namespaces left closed by a failed operation; not empty in the failure mode.
+    /// Namespaces that a failed operation has left closed. Not empty in the failure mode.
     locked: Vec<u32>,
-    /// Namespaces with a stored format that is unknown to this process. The next process reads
-    /// it.
+    /// Namespaces whose stored format is unknown to this process. The next process reads it.
     unknown: Vec<u32>,
-    /// Shared namespaces of an operation that a reset has ended: they are opened when none of its
-    /// requests is in flight any more.
+    /// Shared namespaces of an operation that a reset has ended. They open when none of its
+    /// requests is outstanding.
     left: Vec<u32>,
-    /// Answers of the format stores.
+    /// Answers of the format stores, by number.
     answers: Arc<Answers<SavedFormat>>,
-    /// Number of the last answer.
+    /// Number of the last requested answer.
     number: u64,
 }
 
@@ -247,18 +248,18 @@ impl Erasure {
         self.running.is_some()
     }
 
-    /// Returns whether the namespace is being erased, or has not been reopened since.
+    /// Returns whether the namespace is being erased, or was erased and is not open yet.
     pub fn erases(&self, nsid: u32) -> bool {
         let running = self.running.as_ref();
         running.is_some_and(|running| running.nsids.contains(&nsid)) || self.left.contains(&nsid)
     }
 
-    /// Sets the waker that is called when a format was stored.
+    /// Sets the waker to be called when a format was stored.
     pub fn set_waker(&self, waker: Waker) {
         self.answers.set_waker(waker);
     }
 
-    /// Returns the CID of a Format NVM command in progress.
+    /// Returns the command identifier of the Format NVM command in progress, if any.
     pub fn format(&self) -> Option<u16> {
         let running = self.running.as_ref()?;
         match running.cause {
@@ -267,7 +268,7 @@ impl Erasure {
         }
     }
 
-    /// Returns Operation in Progress for a Power-on or Reset event.
+    /// Returns the Operation in Progress field of a Power-on or Reset event.
     pub(super) fn operation(&self) -> u8 {
         match self.running.as_ref().map(|running| running.cause) {
             Some(Cause::Format(_)) => 1,
@@ -285,8 +286,8 @@ impl Erasure {
         }
     }
 
-    /// Returns whether a failed operation has left namespaces closed, and the host has not exited
-    /// that mode.
+    /// Returns whether the failure mode is active: a failed operation has left namespaces closed,
+    /// and the host has not exited the mode.
     fn has_failed(&self) -> bool {
         !self.locked.is_empty()
     }
@@ -325,8 +326,8 @@ impl Erasure {
         }
     }
 
-    /// Restores the state saved by [`Erasure::save`]; [`Controller::restore_erasure`] closes the
-    /// namespaces.
+    /// Restores the state saved by [`Erasure::save`]. [`Controller::restore_erasure`] then closes
+    /// the namespaces.
     pub fn restore(saved: &EraseState) -> Self {
         let last = SanitizeCdw10::from_bits(saved.last);
         let running = saved.running.as_ref().map(|saved| {
@@ -346,7 +347,7 @@ impl Erasure {
                 failed: saved.failed.map(Status::from_bits),
                 kept: match saved.over {
                     true => (saved.kept as usize).min(saved.changes.len()),
-                    // Stored changes are erased and stored again.
+                    // Changes of formats that were stored already are erased and stored again.
                     false => 0,
                 },
                 changes: saved.changes(),
@@ -365,19 +366,19 @@ impl Erasure {
     }
 }
 
-/// Returns the changes with the block size in place of the format.
+/// Returns the changes of formats, each reduced to its block size.
 fn plain_changes(changes: &[(u32, BlockFormat)]) -> Vec<(u32, u32)> {
     let sizes = changes.iter().map(|(nsid, format)| (*nsid, format.block));
     sizes.collect()
 }
 
-/// Returns the Sanitize Capabilities of Identify Controller.
+/// Returns the Sanitize Capabilities (SANICAP) of Identify Controller.
 pub(super) fn sanicap() -> Sanicap {
     Sanicap::new().with_bes(true).with_ows(true).with_nodmmas(1)
 }
 
-/// Returns the number of bytes to erase. If the block size may change, the bytes behind the last
-/// block are included.
+/// Returns the number of bytes to erase. If the block size may change, they include the rest of the
+/// volume after the last block.
 fn size_of(ns: &Namespace) -> u64 {
     let blocks = ns.blocks << ns.shift;
     match ns.config.formats {
@@ -393,7 +394,7 @@ impl Controller {
             return Err(INVALID_FIELD);
         }
         let erasure = &self.admin.erasure;
-        // Without Allow Unrestricted Sanitize Exit only another restricted operation ends the
+        // Without Allow Unrestricted Sanitize Exit, only another restricted operation ends the
         // failure mode.
         let restricted = erasure.has_failed() && !erasure.last.ause();
         let running = erasure.running.as_ref().map(|r| r.cause.closes_with());
@@ -427,7 +428,7 @@ impl Controller {
         }
     }
 
-    /// Closes the namespaces, and erases them from the next round on.
+    /// Closes the namespaces, and begins an erasure, whose requests follow from the next round on.
     fn begin_erasing(&mut self, running: Running) -> Result<(), Status> {
         let (cause, nsids) = (running.cause, running.nsids.clone());
         let sanitizes = matches!(cause, Cause::Sanitize(..));
@@ -458,7 +459,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Closes namespaces with the status of their commands; `None` opens them again, if their
+    /// Closes namespaces, so that their commands end with `status`. `None` opens those whose
     /// formats are known.
     pub(crate) fn close(&mut self, nsids: &[u32], status: Option<Status>) {
         for nsid in nsids {
@@ -475,7 +476,7 @@ impl Controller {
         self.touch();
     }
 
-    /// Closes the namespaces again after the state was restored.
+    /// Closes the namespaces again after the saved state was restored.
     pub(crate) fn restore_erasure(&mut self) {
         if let Some(running) = &self.admin.erasure.running {
             let (nsids, status) = (running.nsids.clone(), running.cause.closes_with());
@@ -486,7 +487,7 @@ impl Controller {
         self.admin.rearm();
     }
 
-    /// Ends a format in a controller-level reset. None of its requests is in flight when the host
+    /// Ends a format in a controller-level reset. None of its requests is outstanding when the host
     /// can send commands again.
     pub(crate) fn reset_erasure(&mut self) {
         match &mut self.admin.erasure.running {
@@ -501,14 +502,14 @@ impl Controller {
         self.admin.rearm();
     }
 
-    /// Opens the namespaces of an operation that a reset has ended: none of its requests is in
-    /// flight.
+    /// Opens the namespaces of an operation that a reset has ended, once none of its requests is
+    /// outstanding.
     pub(crate) fn open_left(&mut self) {
         let nsids = std::mem::take(&mut self.admin.erasure.left);
         self.open_erased(&nsids);
     }
 
-    /// Handles the end of flushes on the controller's own account.
+    /// Handles the end of flushes at the controller's own request.
     pub(crate) fn erasure_flushed(&mut self, failed: Option<Status>) {
         let erasure = &self.admin.erasure;
         let running = erasure.running.as_ref();
@@ -519,7 +520,7 @@ impl Controller {
             return;
         };
         match running.stage {
-            // Data that could not be made durable is erased anyway.
+            // A failed flush is ignored here, because the data is erased anyway.
             Stage::Closing => running.stage = Stage::Others,
             Stage::Flushing => {
                 if let Some(status) = failed {
@@ -531,8 +532,8 @@ impl Controller {
         }
     }
 
-    /// Empties zones and metadata: no command in flight could change them, and the final flush
-    /// makes their tables durable, too.
+    /// Empties zones and metadata of the namespaces. No outstanding command can change them, and
+    /// the final flush makes their tables durable, too.
     fn empty_zones(&self, nsids: &[u32]) {
         let namespaces = self.engine.active();
         let erased = namespaces.filter(|ns| nsids.contains(&ns.config.nsid));
@@ -546,7 +547,7 @@ impl Controller {
         }
     }
 
-    /// Advances the erasure, by one request at most. Returns whether there was anything to do.
+    /// Advances the erasure by at most one request. Returns whether there was anything to do.
     pub(super) fn go_on_erasing(&mut self, budget: &mut Budget) -> bool {
         let Some(running) = &mut self.admin.erasure.running else {
             return false;
@@ -583,7 +584,7 @@ impl Controller {
             Stage::Close => worked | self.order_flush(Stage::Closing),
             Stage::Flush => worked | self.order_flush(Stage::Flushing),
             Stage::Erase => worked | self.erase_piece(budget),
-            // The operation was ended while a request is in flight.
+            // The operation has ended while a request is outstanding.
             Stage::Done if running.request.is_some() => worked,
             Stage::Done => {
                 running.stage = Stage::Over;
@@ -600,7 +601,7 @@ impl Controller {
         }
     }
 
-    /// Orders a flush on the controller's own account, if possible now.
+    /// Orders a flush of all namespaces at the controller's own request, if that is possible now.
     fn order_flush(&mut self, stage: Stage) -> bool {
         if !self.may_go_on() {
             return false;
@@ -612,13 +613,13 @@ impl Controller {
         true
     }
 
-    /// Returns whether the erasure may proceed now. On a shared namespace it does not wait for
-    /// the host, because other hosts are kept out meanwhile.
+    /// Returns whether the erasure may proceed now. On shared namespaces it does not wait until
+    /// this controller's host enables the controller, because the erasure keeps other hosts out.
     fn may_go_on(&self) -> bool {
         self.is_shared() || self.may_test()
     }
 
-    /// Begins the next erase request.
+    /// Begins the next erase request. Returns whether there was anything to do.
     fn erase_piece(&mut self, budget: &mut Budget) -> bool {
         if budget.is_spent() || !self.may_go_on() || !self.engine.may_begin_own() {
             return false;
@@ -641,7 +642,7 @@ impl Controller {
         let Some(running) = &mut self.admin.erasure.running else {
             return false;
         };
-        // A namespace attached in place of another must not be erased.
+        // A namespace that was attached in place of another one must not be erased.
         let Some(ns) = ns.filter(|ns| ns.closed == Some(cause.closes_with()) && mine) else {
             running.fail(Status::INVALID_NAMESPACE_OR_FORMAT);
             return true;
@@ -687,7 +688,7 @@ impl Controller {
         number.is_some()
     }
 
-    /// Publishes the progress to the other controllers.
+    /// Publishes the progress of the erasure to the other controllers.
     fn tell_progress(&self) {
         if let Some(running) = &self.admin.erasure.running
             && self.is_shared()
@@ -699,14 +700,14 @@ impl Controller {
         }
     }
 
-    /// Returns the percentage that is still to be erased, from 1 on.
+    /// Returns the percentage that is left to be erased, at least 1.
     fn percent_left(&self, running: &Running) -> u8 {
         let (done, all) = self.erased(running);
         let left = all.saturating_sub(done) * 100 / all.max(1);
         left.clamp(1, 100) as u8
     }
 
-    /// Ends the erasure early with this status, if it concerns one of the selected namespaces and
+    /// Ends the erasure early with this status, if it concerns any of the selected namespaces and
     /// no new format may have been stored.
     pub(crate) fn end_erasing_early(
         &mut self,
@@ -725,7 +726,7 @@ impl Controller {
         }
     }
 
-    /// Ends the operation, after its end is committed and formatted namespaces are open.
+    /// Completes the operation, after its end is committed and formatted namespaces are open.
     fn end_erasing(&mut self) {
         let Some(running) = self.admin.erasure.running.take() else {
             return;
@@ -790,7 +791,7 @@ impl Controller {
         self.touch();
     }
 
-    /// Bytes that are erased in all passes, and those that are to be.
+    /// Returns the number of bytes erased so far in all passes, and the total number to erase.
     fn erased(&self, running: &Running) -> (u128, u128) {
         let size = |nsid: &u32| {
             let index = self.engine.namespace_index(*nsid).ok();
@@ -828,7 +829,7 @@ impl Controller {
         log
     }
 
-    /// Returns the format progress indicator of a namespace.
+    /// Returns the Format Progress Indicator of a namespace.
     pub(super) fn format_progress(&self, nsid: u32) -> Fpi {
         let idle = Fpi::new().with_fpis(true);
         match &self.admin.erasure.running {
@@ -841,11 +842,11 @@ impl Controller {
         }
     }
 
-    /// Returns the time at which the erasure continues, if no event precedes it.
+    /// Returns the time at which the erasure continues even if no event occurs.
     pub(crate) fn erase_deadline(&self) -> Option<Instant> {
         let running = self.admin.erasure.running.as_ref()?;
         let due = match running.stage {
-            // Another event wakes the worker.
+            // An event wakes the worker at the end of these stages.
             Stage::Closing | Stage::Flushing | Stage::Keeping(_) | Stage::Opening(_) => false,
             Stage::Others => !running.waits_for_others(),
             Stage::Keep => self.may_keep(),

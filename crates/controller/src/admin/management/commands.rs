@@ -1,4 +1,4 @@
-//! Parsing and checks of Namespace Management and Namespace Attachment commands.
+//! Parsing and validation of Namespace Management and Namespace Attachment commands.
 
 use super::{CONTROLLERS, DENIED, INVALID_NAMESPACE, Running, Stage, Task};
 use crate::admin::{AdminResult, INVALID_FIELD, Outcome};
@@ -16,7 +16,8 @@ use nvme::{Command, Status};
 use zerocopy::{FromZeros, IntoBytes};
 
 impl Controller {
-    /// Namespace Management or Namespace Attachment. One command is executed at a time.
+    /// Starts Namespace Management or Namespace Attachment. These commands are executed one at a
+    /// time.
     pub(in crate::admin) fn manage(&mut self, command: &Command) -> AdminResult {
         if let Some(status) = self.admin.erasure.hinders() {
             return Err(status);
@@ -66,7 +67,7 @@ impl Controller {
         }
         let mut new = NewNamespace::new_zeroed();
         self.read_host(command, new.as_mut_bytes())?;
-        // Formats without metadata, and so without protection information.
+        // The pool's namespaces have no metadata, and so no protection information.
         let sizes = sizes_from(pool.block_size());
         let block_size = sizes.get(usize::from(new.flbas.into_bits())).copied();
         let block_size = block_size.filter(|_| new.dps == Dps::new());
@@ -117,7 +118,7 @@ impl Controller {
         }
         let pooled = pool.namespaces();
         let is_pooled = |nsid: u32| pooled.iter().any(|ns| ns.nsid == nsid);
-        // All or none.
+        // The command applies to all namespaces or to none.
         if !self.engine.active().all(|ns| is_pooled(ns.config.nsid)) {
             return Err(DENIED);
         }
@@ -139,7 +140,7 @@ impl Controller {
         };
         let mut list = ControllerList::new_zeroed();
         self.read_host(command, list.as_mut_bytes())?;
-        // This is the only controller of its subsystem.
+        // The controller is the only one of its subsystem.
         if list.numid.get() != 1 || list.iter().next() != Some(self.config.cntlid) {
             return Err(CONTROLLERS);
         }
@@ -152,8 +153,8 @@ impl Controller {
         }
     }
 
-    /// Returns the namespace of this ID, if it is the pool's. The host may not manage any other
-    /// one.
+    /// Returns the pool's namespace with this ID. Operation Denied when the namespace belongs to
+    /// the configuration, which the host may not change.
     fn pooled_or_denied(
         &self,
         nsid: u32,

@@ -1,19 +1,19 @@
-//! Namespace Management and Namespace Attachment ("NVMe Base 2.1", 5.1.21 and 5.1.20): namespaces
-//! that a host creates from a pool ([`NamespacePool`]), one command after the other.
+//! Namespace Management and Namespace Attachment ("NVMe Base 2.1", 5.1.21 and 5.1.20): a host
+//! manages namespaces in a pool ([`NamespacePool`]), by one command at a time.
 //!
 //! | command | 1 | 2 | 3 |
 //! |---|---|---|---|
 //! | create | | the pool creates it | |
 //! | attach | | the pool opens it, and stores that it is attached | the engines open it |
-//! | detach | new commands no longer find it, those in flight end | the pool stores that | |
+//! | detach | new commands no longer find it, outstanding ones end | the pool stores that | |
 //! | delete | as for detach, if it is attached | the pool removes it | |
 //!
-//! The task is committed before the first step, and the pool's steps are in a later round. After
-//! a crash, the next process therefore repeats the command from its beginning: each step names
-//! the namespace by its NGUID, and has no effect when it was done before. After a
-//! controller-level reset no completion is posted, but a command that was begun is finished.
+//! The task is committed before the first step, and the pool's steps follow in a later round. After
+//! a crash, the next process repeats the command from its beginning: each step identifies the
+//! namespace by its NGUID, and has no effect if it was already done. After a controller-level reset
+//! no completion is posted, but a command that was begun is finished.
 //!
-//! Namespaces of the configuration cannot be deleted or detached by the host: Operation Denied.
+//! The host cannot delete or detach namespaces of the configuration: Operation Denied.
 
 mod commands;
 mod steps;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// Time after which commands in flight on a detached or deleted namespace end early.
+/// Delay until outstanding commands on a detached or deleted namespace are asked to end early.
 const GRACE: Duration = Duration::from_secs(5);
 /// Interval of checks on operations that do not report their end.
 const LOOK: Duration = Duration::from_millis(2);
@@ -36,18 +36,18 @@ const DENIED: Status = Status::OPERATION_DENIED.with_dnr(true);
 const CONTROLLERS: Status = Status::CONTROLLER_LIST_INVALID.with_dnr(true);
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true);
 
-/// Task of a command. Namespaces are named by their NGUIDs.
+/// Task of a management command. NGUIDs identify the namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Task {
     Create {
         nsid: u32,
         blocks: u64,
-        /// Bytes of a block.
+        /// Block size in bytes.
         block_size: u32,
         nguid: [u8; 16],
         shared: bool,
     },
-    /// The front namespace is the current one.
+    /// Namespaces to delete, the current one first.
     Delete(VecDeque<[u8; 16]>),
     Attach([u8; 16]),
     Detach([u8; 16]),
@@ -55,16 +55,16 @@ enum Task {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The task is to be committed.
+    /// The task waits to be committed.
     Begin,
-    /// The task is committed.
+    /// The task is committed, and its first step can begin.
     Ready,
-    /// Commands in flight on the namespace are awaited since this time; asked to end early, if
-    /// `true`.
+    /// Outstanding commands on the namespace are awaited since this time. If `true`, they were
+    /// asked to end early.
     Leaving(Instant, bool),
-    /// The pool is making a change: the number of the change.
+    /// The pool is making the change with this number.
     Changing(u64),
-    /// The namespace is to be opened by all engines.
+    /// All engines have to open the namespace.
     Show,
     Showing,
     /// An engine could not open the namespace.
@@ -72,25 +72,25 @@ enum Stage {
 }
 
 struct Running {
-    /// CID of the command, unless a reset has intervened.
+    /// Command identifier; `None` after a reset, when no completion is posted.
     cid: Option<u16>,
     nsid: u32,
     task: Task,
     stage: Stage,
     failed: Option<Status>,
-    /// The namespace to delete, as it was before.
+    /// State of the namespace to delete, before its deletion.
     before: Option<PooledNamespace>,
 }
 
-/// The current command, and those that wait for it.
+/// Current management command, and those that wait for it.
 #[derive(Default)]
 pub(crate) struct Management {
     running: Option<Running>,
     waiting: VecDeque<Command>,
     answers: Arc<Answers<Result<(), PoolError>>>,
-    /// Number of the last change.
+    /// Number of the last change requested from the pool.
     number: u64,
-    /// Time of the next check.
+    /// Time of the next check on operations that do not report their end.
     look: Option<Instant>,
 }
 
@@ -99,13 +99,14 @@ impl Management {
         self.running.is_some()
     }
 
-    /// Commands without a completion.
+    /// Returns the number of management commands without a completion.
     pub fn outstanding(&self) -> usize {
         let running = self.running.as_ref().and_then(|running| running.cid);
         usize::from(running.is_some()) + self.waiting.len()
     }
 
-    /// Handles a controller-level reset: no command waits any more.
+    /// Handles a controller-level reset: no completions are posted, and waiting commands are
+    /// dropped.
     pub fn reset(&mut self) {
         self.waiting.clear();
         if let Some(running) = &mut self.running {
@@ -161,8 +162,8 @@ impl Management {
         Some(state)
     }
 
-    /// Restores the task saved by [`Management::save`], from its beginning. Returns `None` when
-    /// the saved task is invalid.
+    /// Restores the task saved by [`Management::save`], which begins again. Returns `None` when the
+    /// saved task is invalid.
     pub fn restore(saved: &ManagementState) -> Option<Self> {
         let (nguids, rest) = saved.nguids.as_chunks::<16>();
         let task = match (saved.task, nguids) {
@@ -174,7 +175,7 @@ impl Management {
                 nguid: *nguid,
                 shared: saved.shared,
             }),
-            // An empty list: the command was to delete all namespaces of a pool that had none.
+            // An empty list is valid: the command deletes all namespaces of a pool without any.
             (2, _) => Some(Task::Delete(nguids.iter().copied().collect())),
             (3, [nguid]) => Some(Task::Attach(*nguid)),
             (4, [nguid]) => Some(Task::Detach(*nguid)),

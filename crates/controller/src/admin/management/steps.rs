@@ -1,4 +1,4 @@
-//! Execution of the current namespace management command, step by step.
+//! Execution of the current Namespace Management or Namespace Attachment command.
 
 use super::{GRACE, LOOK, Stage, Task};
 use crate::config::ConfigError;
@@ -13,7 +13,7 @@ use std::time::Instant;
 use volume::Io;
 
 impl Controller {
-    /// Advances the current command. Returns whether there was anything to do.
+    /// Advances the current management command. Returns whether there was anything to do.
     pub(in crate::admin) fn go_on_managing(&mut self) -> bool {
         let Some(running) = &mut self.admin.management.running else {
             return false;
@@ -36,7 +36,7 @@ impl Controller {
                     true
                 }
             },
-            // This needs the worker's ring, see `show_pooled`.
+            // Opening a namespace needs the worker's ring, see `show_pooled`.
             Stage::Show => {
                 self.ask_for_tidy();
                 false
@@ -69,7 +69,7 @@ impl Controller {
         self.admin.management.look = None;
     }
 
-    /// Requests a call of `tidy` by the worker, now and then.
+    /// Schedules calls of `tidy` by the worker.
     fn ask_for_tidy(&mut self) {
         let management = &mut self.admin.management;
         if management.look.is_none_or(|at| self.now >= at) {
@@ -78,7 +78,7 @@ impl Controller {
         }
     }
 
-    /// Returns the current namespace of the task.
+    /// Returns the pool's namespace that the current task concerns.
     fn task_namespace(&self) -> Option<PooledNamespace> {
         let wanted = match &self.admin.management.running.as_ref()?.task {
             Task::Create { nguid, .. } | Task::Attach(nguid) | Task::Detach(nguid) => *nguid,
@@ -88,7 +88,7 @@ impl Controller {
         all.into_iter().find(|ns| ns.nguid == wanted)
     }
 
-    /// Returns whether the engines have this very namespace.
+    /// Returns whether the engines have this namespace, identified by its NGUID.
     fn is_shown(&self, pooled: &PooledNamespace) -> bool {
         let index = self.engine.namespace_index(pooled.nsid).ok();
         let ns = index.and_then(|index| self.engine.namespaces.get(index));
@@ -120,12 +120,12 @@ impl Controller {
             self.set_stage(Stage::Leaving(since, true));
             self.end_detached_early();
         }
-        // Namespaces without commands in flight are closed there.
+        // Periodic calls of `tidy` close namespaces without outstanding commands.
         self.ask_for_tidy();
         false
     }
 
-    /// Starts the pool's step.
+    /// Starts the pool's step of the current command.
     fn change_pool(&mut self) {
         let cntlid = self.config.cntlid;
         let running = self.admin.management.running.as_ref();
@@ -142,7 +142,7 @@ impl Controller {
             } => PoolChange::Create {
                 nsid: *nsid,
                 blocks: *blocks,
-                // Processes that supported one format did not save the block size.
+                // Earlier versions, which supported one format, did not save the block size.
                 block_size: match block_size {
                     0 => pool.block_size(),
                     size => *size,
@@ -180,7 +180,7 @@ impl Controller {
         pool.change(change, Box::new(done));
     }
 
-    /// Handles the result of a change by the pool.
+    /// Handles the pool's result of a change.
     fn changed_pool(&mut self, result: Result<(), PoolError>) {
         crash::point!("controller.pool.changed");
         let namespace = self.task_namespace();
@@ -199,7 +199,7 @@ impl Controller {
             (Task::Attach(_), Ok(())) if running.failed.is_none() => match (namespace, is_there) {
                 (Some(_), false) => self.set_stage(Stage::Show),
                 (Some(_), true) => self.end_managing(),
-                // The namespace was deleted by another party than this controller.
+                // The namespace was deleted, but not by this controller.
                 (None, _) => {
                     running.failed = Some(Status::INTERNAL_ERROR);
                     self.end_managing();
@@ -212,7 +212,7 @@ impl Controller {
                     false => self.set_stage(Stage::Begin),
                 }
             }
-            // The namespace is still stored as attached, so the host must find it, too.
+            // The namespace is still stored as attached, so the host has to find it.
             (Task::Delete(_) | Task::Detach(_), Err(_)) => {
                 let attached = |ns: &PooledNamespace| ns.attached.contains(&self.config.cntlid);
                 match namespace.as_ref().is_some_and(attached) && !is_there {
@@ -234,7 +234,7 @@ impl Controller {
         let before = running.before.take();
         let (select, namespace) = match &running.task {
             Task::Create { .. } => (ManagementSelect::CREATE, now.cloned()),
-            // A namespace that was removed already cannot be described.
+            // A namespace that was already removed cannot be described.
             Task::Delete(_) => (ManagementSelect::DELETE, before),
             Task::Attach(_) | Task::Detach(_) => return,
         };
@@ -244,7 +244,7 @@ impl Controller {
         }
     }
 
-    /// Opens a namespace in the engines after the pool has opened it.
+    /// Opens a namespace in the engines, after the pool has opened it.
     pub(crate) fn show_pooled(&mut self, io: &Io) {
         let running = self.admin.management.running.as_ref();
         if running.is_none_or(|running| running.stage != Stage::Show) {
@@ -262,13 +262,14 @@ impl Controller {
             Err(ConfigError::Attaching) => {}
             Err(error) => {
                 tracing::error!(%error, "a namespace of the pool cannot be attached");
-                // The host is notified in the next round, not here.
+                // The next round notifies the host.
                 self.set_stage(Stage::NotShown);
             }
         }
     }
 
-    /// Handles the failure of an engine to open the namespace.
+    /// Handles the failure of an engine to open the namespace. For an attachment, the pool then
+    /// stores that the namespace is not attached.
     fn not_shown(&mut self) {
         let Some(running) = &mut self.admin.management.running else {
             return;
@@ -281,7 +282,7 @@ impl Controller {
         }
     }
 
-    /// Ends the command, and begins the next one.
+    /// Completes the current management command, and begins the next one.
     fn end_managing(&mut self) {
         let Some(running) = self.admin.management.running.take() else {
             return;
@@ -308,7 +309,7 @@ impl Controller {
         self.admin.rearm();
     }
 
-    /// Returns the time at which a command continues, although no event precedes it.
+    /// Returns the time at which the current command continues even if no event occurs.
     pub(crate) fn management_deadline(&self) -> Option<Instant> {
         let management = &self.admin.management;
         match management.running.as_ref()?.stage {
@@ -322,34 +323,34 @@ impl Controller {
 
     // ---- namespaces reported to the host
 
-    /// Returns the namespaces of the pool.
+    /// Returns all namespaces of the pool.
     pub(in crate::admin) fn pooled(&self) -> Vec<PooledNamespace> {
         let pool = self.config.pool.as_ref();
         pool.map_or_else(Vec::new, |pool| pool.namespaces())
     }
 
-    /// Returns the namespaces that are not of the pool. Hosts may ask for lists of them
-    /// arbitrarily often, on a thread shared with other hosts.
+    /// Returns the namespaces that do not belong to the pool. As an iterator, because hosts can
+    /// request lists of them arbitrarily often, on a thread that serves other hosts, too.
     pub(in crate::admin) fn not_pooled(&self) -> impl Iterator<Item = &Namespace> {
         let pooled: BTreeSet<_> = self.pooled().iter().map(|pooled| pooled.nguid).collect();
         let active = self.engine.active();
         active.filter(move |ns| !pooled.contains(&ns.config.nguid))
     }
 
-    /// Returns the namespaces of the pool that are not attached to this controller.
+    /// Returns the pool's namespaces that are not attached to this controller.
     pub(in crate::admin) fn not_attached(&self) -> Vec<PooledNamespace> {
         let mut all = self.pooled();
         all.retain(|pooled| !self.is_shown(pooled));
         all
     }
 
-    /// Returns the total capacity in bytes, and the unallocated bytes.
+    /// Returns total and unallocated capacity of the pool, in bytes.
     pub(in crate::admin) fn pool_capacity(&self) -> (u128, u128) {
         let Some(pool) = &self.config.pool else {
             return (0, 0);
         };
         let (capacity, used) = (pool.capacity(), pool.used());
-        // The pool may have been larger before.
+        // The pool may have been larger when its namespaces were created.
         (
             capacity.max(used).into(),
             capacity.saturating_sub(used).into(),

@@ -1,4 +1,4 @@
-//! Admin commands about queues that may be on other workers, or migrate.
+//! Admin commands about queues that may be on other workers or may be migrating.
 
 use super::link::Link;
 use super::{Migration, Place};
@@ -7,39 +7,40 @@ use crate::controller::Controller;
 use crate::engine::{Order, SavedCq, SavedSq};
 use nvme::{Command, Status};
 
-/// Maximum number of pending orders of one remote engine before admin commands wait for it.
+/// Maximum number of pending orders of one remote engine. Admin commands wait while there are more.
 const ORDERS: u64 = 256;
 
-/// A completion queue in a remote engine.
+/// A completion queue that a remote engine has.
 pub(super) struct RemoteCq {
     pub link: usize,
-    /// Number of submission queues that complete there.
+    /// Number of submission queues that use this completion queue.
     pub users: u16,
 }
 
-/// A submission queue in a remote engine.
+/// A submission queue that a remote engine has.
 pub(super) struct RemoteSq {
     pub link: usize,
     pub cqid: u16,
 }
 
 impl Migration {
-    /// Returns the admin commands that have not begun, in order.
+    /// Returns the admin commands that wait and have not begun, in order of arrival.
     pub fn held(&self) -> impl Iterator<Item = &Command> {
         self.held.iter()
     }
 
-    /// Holds a command of a process that has ended.
+    /// Adds a waiting admin command of the previous process.
     pub fn hold(&mut self, command: Command) {
         self.held.push_back(command);
     }
 
-    /// Returns the Doorbell Buffer Config commands that wait for remote engines.
+    /// Returns the command identifiers of Doorbell Buffer Config commands that wait for remote
+    /// engines.
     pub fn configuring(&self) -> impl Iterator<Item = u16> {
         self.configuring.iter().map(|(cid, _)| *cid)
     }
 
-    /// Removes a submission queue that a remote engine has deleted.
+    /// Forgets a submission queue that a remote engine has deleted.
     pub(super) fn sq_gone(&mut self, qid: u16) {
         if let Some(sq) = self.sqs.remove(&qid)
             && let Some(cq) = self.cqs.get_mut(&sq.cqid)
@@ -48,8 +49,8 @@ impl Migration {
         }
     }
 
-    /// Returns whether a remote engine has so many orders pending that no admin command may add
-    /// more.
+    /// Returns whether any remote engine has so many pending orders that admin commands have to
+    /// wait.
     pub(super) fn is_behind(&self) -> bool {
         let behind = |link: &Link| link.is_open() && link.sent > link.handled() + ORDERS;
         self.links.iter().any(behind)
@@ -59,13 +60,13 @@ impl Migration {
 impl Controller {
     fn must_hold(&self, command: &Command) -> bool {
         let concerns_queues = table::concerns_queues(command.admin_opcode());
-        // Without Bus Master Enable a command's data cannot be reached.
+        // The command's data cannot be accessed without Bus Master Enable.
         (self.migration.migrating.is_some() && concerns_queues)
             || self.migration.is_behind()
             || !self.engine.is_master()
     }
 
-    /// Runs an admin command, or holds it until no queue that it may be about migrates.
+    /// Runs an admin command, or holds it until no queue that it concerns is migrating.
     pub(in crate::controller) fn admin_or_hold(&mut self, command: &Command) {
         if self.migration.held.is_empty() && !self.must_hold(command) {
             return self.admin_command(command);
@@ -75,7 +76,7 @@ impl Controller {
         self.advance_migrations();
     }
 
-    /// Returns the engine that has a completion queue.
+    /// Returns the engine that has the completion queue; `None` when no such queue exists.
     pub(super) fn place_of_cq(&self, qid: u16) -> Option<Place> {
         match self.migration.cqs.get(&qid) {
             Some(cq) => Some(Place::Remote(cq.link)),
@@ -83,7 +84,7 @@ impl Controller {
         }
     }
 
-    /// Returns the engine that has a submission queue.
+    /// Returns the engine that has the submission queue; `None` when no such queue exists.
     fn place_of_sq(&self, qid: u16) -> Option<Place> {
         match self.migration.sqs.get(&qid) {
             Some(sq) => Some(Place::Remote(sq.link)),
@@ -99,13 +100,13 @@ impl Controller {
         self.place_of_sq(qid).is_some()
     }
 
-    /// Returns whether submission queues complete there.
+    /// Returns whether any submission queue uses this completion queue.
     pub(crate) fn cq_in_use(&self, qid: u16) -> bool {
         let remote = self.migration.cqs.get(&qid);
         self.engine.cq_in_use(qid) || remote.is_some_and(|cq| cq.users > 0)
     }
 
-    /// Creates a completion queue. `false` when the queue's memory is not there.
+    /// Creates a completion queue. Returns `false` when the queue's memory is not accessible.
     pub(crate) fn create_cq(
         &mut self,
         qid: u16,
@@ -126,8 +127,8 @@ impl Controller {
         true
     }
 
-    /// Creates a submission queue where its completion queue is. `false` when the queue's memory is
-    /// not there, or there is no such completion queue.
+    /// Creates a submission queue on the worker of its completion queue. Returns `false` when the
+    /// queue's memory is not accessible, or when that completion queue does not exist.
     pub(crate) fn create_sq(&mut self, qid: u16, cqid: u16, iova: u64, size: u32) -> bool {
         let (Some(place), Some(sq)) = (
             self.place_of_cq(cqid),
@@ -135,7 +136,7 @@ impl Controller {
         ) else {
             return false;
         };
-        // A remote engine has its records since its creation.
+        // A remote engine allocates its command records when it is created.
         if qid > 0 && place == Place::Own && !self.prepare_records(0) {
             return false;
         }
@@ -155,7 +156,7 @@ impl Controller {
         true
     }
 
-    /// Deletes a completion queue.
+    /// Deletes a completion queue in the engine that has it.
     pub(crate) fn delete_cq(&mut self, qid: u16) {
         if let Some(place) = self.place_of_cq(qid) {
             self.migration.cqs.remove(&qid);
@@ -164,16 +165,16 @@ impl Controller {
         }
     }
 
-    /// Deletes a submission queue. It is deleted when [`Event::SqDrained`](crate::engine::Event)
-    /// arrives.
+    /// Begins to delete a submission queue. [`Event::SqDrained`](crate::engine::Event) reports the
+    /// end.
     pub(crate) fn delete_sq(&mut self, qid: u16) {
         if let Some(place) = self.place_of_sq(qid) {
             self.order(place, Order::DeleteSq(qid));
         }
     }
 
-    /// Aborts a command; an event reports the outcome. Returns `false` when there is no such
-    /// queue.
+    /// Requests the abort of a command; an event reports the outcome. Returns `false` when the
+    /// submission queue does not exist.
     pub(crate) fn abort(&mut self, sqid: u16, cid: u16) -> bool {
         let place = self.place_of_sq(sqid);
         if let Some(place) = place {
@@ -182,9 +183,9 @@ impl Controller {
         place.is_some()
     }
 
-    /// Applies Doorbell Buffer Config in all engines. Returns `None` when a buffer's memory is
-    /// not there; otherwise whether it is done. If not, the command completes when every remote
-    /// engine has applied it.
+    /// Applies Doorbell Buffer Config in all engines. Returns `None` when a buffer's memory is not
+    /// accessible, and `Some(true)` when all engines have applied it. After `Some(false)`, the
+    /// command completes when every remote engine has.
     pub(crate) fn configure_shadow(
         &mut self,
         cid: u16,
@@ -205,7 +206,7 @@ impl Controller {
         Some(false)
     }
 
-    /// Sends the engines the feature values that they use.
+    /// Sends all engines the feature values that they use.
     pub(crate) fn apply_features(&mut self) {
         let write_cache = self.admin.features.write_cache;
         let coalescing = self.admin.features.coalescing();
@@ -219,8 +220,8 @@ impl Controller {
         });
     }
 
-    /// Completes Doorbell Buffer Config commands that every remote engine has applied. Returns
-    /// whether there was one.
+    /// Completes the Doorbell Buffer Config commands that every remote engine has applied. Returns
+    /// whether there were any.
     pub(super) fn end_configuring(&mut self) -> bool {
         let mut worked = false;
         let configuring = std::mem::take(&mut self.migration.configuring);
@@ -235,7 +236,7 @@ impl Controller {
         worked
     }
 
-    /// Runs held commands that need not wait any more. Returns whether there was one.
+    /// Runs held admin commands that need not wait any more. Returns whether there were any.
     pub(super) fn release_held(&mut self) -> bool {
         let mut worked = false;
         while let Some(command) = self.migration.held.front().copied()

@@ -1,4 +1,4 @@
-//! Flushes on the controller's own account, on every worker.
+//! Flushes that the controller itself requests, on every worker.
 
 use super::Place;
 use super::link::Link;
@@ -7,7 +7,7 @@ use crate::engine::Order;
 use nvme::Status;
 
 impl Controller {
-    /// Flushes every namespace in every engine. Each engine waits for its own commands in flight,
+    /// Flushes every namespace in every engine. Each engine waits for its own outstanding commands,
     /// and flushes the data they wrote.
     pub(crate) fn flush_everywhere(&mut self) {
         self.migration.flushes += 1;
@@ -15,7 +15,7 @@ impl Controller {
         self.order_all(|| Order::Flush(number));
     }
 
-    /// Handles the end of an engine's flushes up to this number.
+    /// Records that an engine has completed the controller's flushes up to this number.
     pub(in crate::controller) fn flush_completed(
         &mut self,
         place: Place,
@@ -30,7 +30,7 @@ impl Controller {
                 None => return,
             },
         };
-        // A reset may already have accounted for this flush before its report arrived.
+        // A reset has already marked this flush as completed, before the report arrived.
         if number <= *flushed {
             return;
         }

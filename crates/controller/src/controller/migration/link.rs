@@ -1,4 +1,4 @@
-//! The control half's end of a remote engine.
+//! Connection from the control half to one remote engine.
 
 use crate::engine::Order;
 use crate::remote::{OPEN, Progress, Report};
@@ -14,19 +14,20 @@ pub(in crate::controller) struct Link {
     pub reports: Receiver<Report>,
     pub waker: Waker,
     pub progress: Arc<Progress>,
-    /// Number of orders given.
+    /// Number of orders sent.
     pub sent: u64,
-    /// Number of the last order that took memory away.
+    /// Number of the last order that removed guest memory.
     pub unmap: u64,
     /// Number of the last order about an interrupt receiver or the controller memory buffer.
     pub receiver: u64,
-    /// Number of the last flush that the engine has completed.
+    /// Number of the last flush that the remote engine has completed.
     pub flushed: u64,
-    /// Number of the last order about namespaces.
+    /// Number of the last order that attached or detached a namespace.
     pub namespaces: u64,
 }
 
-/// Ends the remote engine when the controller is dropped: the engine's worker removes it.
+/// Ends the remote engine when the controller is dropped: the engine's worker then removes the
+/// engine.
 impl Drop for Link {
     fn drop(&mut self) {
         let _ = self.orders.send(Order::End);
@@ -39,7 +40,8 @@ impl Link {
         let unmap = order.takes_memory_away();
         let receiver = matches!(order, Order::Vector(..) | Order::DeviceMemory(_));
         let namespaces = matches!(order, Order::Attach(..) | Order::Detach(_));
-        // An engine that could not be opened has no queues and takes no orders.
+        // Sending fails for an engine that could not be opened, which has no queues and needs no
+        // orders.
         if self.orders.send(order).is_ok() {
             self.sent += 1;
             if unmap {
@@ -55,7 +57,7 @@ impl Link {
         }
     }
 
-    /// Returns whether the engine is open, and so may have queues and commands.
+    /// Returns whether the engine is open, so that it may have queues and outstanding commands.
     pub fn is_open(&self) -> bool {
         self.progress.state.load(Ordering::Acquire) == OPEN
     }

@@ -1,11 +1,11 @@
-//! Queue migration, and queues on other workers, as the control half sees them: where each queue
-//! is, which orders its worker has had, and how a queue migrates from one worker to another.
+//! Queue migration, and queues on other workers, as seen by the control half: where each queue is,
+//! which orders its worker has received, and how a queue migrates between workers.
 //!
-//! A queue that migrates has one owner at each moment. The engine that has it stops fetching
-//! (`Engine::begin_migration`) and hands it to the control half when nothing of it is in flight;
-//! the control half hands it to the next engine at once. An admin command about queues never meets
-//! one that migrates: the migration is cancelled, and the command is held until it is known in
-//! which engine the queue is.
+//! A migrating queue has exactly one owner at any moment. The engine that has the queue stops
+//! fetching from it (`Engine::begin_migration`), and passes it to the control half when no command
+//! of the queue is outstanding. The control half passes it on to the next engine at once. An admin
+//! command about queues never meets a migrating one: the migration is cancelled, and the command
+//! waits until it is known which engine has the queue.
 
 mod commands;
 mod flush;
@@ -27,43 +27,44 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, sync_channel};
 use std::task::Waker;
 
-/// Maximum number of pending reports of one remote engine.
+/// Maximum number of unread reports of one remote engine.
 const REPORTS: usize = 64;
-/// Maximum number of reports taken at a time, so that logging a host's errors does not delay
-/// other work.
+/// Maximum number of reports handled per call, so that logging a host's errors does not delay other
+/// work.
 const REPORTS_PER_DRAIN: usize = 32;
 
-/// The control half's view of the remote engines and their queues.
+/// State of the control half about remote engines and their queues.
 #[derive(Default)]
 pub(crate) struct Migration {
     links: Vec<Link>,
-    /// The controller's own worker.
+    /// Index and waker of the controller's own worker.
     own_worker: Option<(u16, Waker)>,
     cqs: BTreeMap<u16, RemoteCq>,
     sqs: BTreeMap<u16, RemoteSq>,
     migrating: Option<QueueMigration>,
-    /// Admin commands that wait until no queue migrates.
+    /// Admin commands that wait until no queue is migrating.
     held: VecDeque<Command>,
-    /// Doorbell Buffer Config commands that wait for the remote engines, with the number of the
-    /// awaited order for each link.
+    /// Doorbell Buffer Config commands that wait for remote engines: command identifier, and the
+    /// number of the awaited order for each link.
     configuring: Vec<(u16, Vec<u64>)>,
-    /// Set while one of these commands waits, or another controller waits for the end of
-    /// commands.
+    /// Whether a Doorbell Buffer Config command waits, or another controller waits for outstanding
+    /// commands of this one.
     waiting: bool,
     /// Number of controller-level resets so far.
     epoch: u64,
-    /// Number of flushes on the controller's own account so far.
+    /// Number of flushes that the controller itself has requested so far.
     flushes: u64,
-    /// Number of the last flush that this engine has completed.
+    /// Number of the last flush that the controller's own engine has completed.
     flushed_own: u64,
-    /// First error of those flushes.
+    /// First error of the flushes that the controller itself requested.
     flush_failed: Option<Status>,
-    /// Configuration from which new remote engines are made.
+    /// Configuration with which new remote engines are created.
     template: Option<(EngineConfig, Vec<NamespaceConfig>)>,
 }
 
 impl Migration {
-    /// Creates the state without remote engines. Later ones are made of this configuration.
+    /// Creates the state without remote engines; `config` and `namespaces` apply to those created
+    /// later.
     pub fn new(config: EngineConfig, namespaces: Vec<NamespaceConfig>) -> Self {
         Migration {
             template: Some((config, namespaces)),
@@ -71,7 +72,7 @@ impl Migration {
         }
     }
 
-    /// Sets the namespace that later remote engines have at this index.
+    /// Sets the namespace at this index for remote engines that are created later.
     pub(crate) fn set_namespace(&mut self, index: usize, config: NamespaceConfig) {
         if let Some((_, namespaces)) = &mut self.template {
             match namespaces.get_mut(index) {
@@ -81,18 +82,18 @@ impl Migration {
         }
     }
 
-    /// Returns the remote engines.
+    /// Returns the connections to all remote engines.
     pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.iter()
     }
 
-    /// Returns the number of orders given to each remote engine.
+    /// Returns the number of orders sent to each remote engine.
     pub(crate) fn orders(&self) -> Vec<u64> {
         self.links.iter().map(|link| link.sent).collect()
     }
 
-    /// Returns whether each remote engine has applied that many orders. Engines added later
-    /// started with their effect.
+    /// Returns whether each remote engine has applied this many orders ([`Migration::orders`]).
+    /// Engines created later began with the effect of those orders.
     pub(crate) fn has_applied(&self, orders: &[u64]) -> bool {
         let mut links = self.links.iter().zip(orders);
         links.all(|(link, order)| !link.is_open() || link.handled() >= *order)
@@ -109,28 +110,28 @@ impl Migration {
         }
     }
 
-    /// Sends an order to all of them.
+    /// Sends an order to all remote engines.
     pub fn send_all(&mut self, order: impl Fn() -> Order) {
         for link in &mut self.links {
             link.send(order());
         }
     }
 
-    /// Returns whether no remote engine has a command in flight that can touch memory that was
-    /// taken away.
+    /// Returns whether no remote engine has an outstanding command that can access removed guest
+    /// memory.
     pub fn quiesced(&self) -> bool {
         let over = |link: &Link| link.progress.quiesced.load(Ordering::Acquire) >= link.unmap;
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// Returns whether no remote engine signals removed receivers any more, and all have applied
-    /// the location of the controller memory buffer.
+    /// Returns whether all remote engines have stopped signalling removed interrupt receivers, and
+    /// have applied the location of the controller memory buffer.
     pub fn receivers_settled(&self) -> bool {
         let over = |link: &Link| link.handled() >= link.receiver;
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// Begins a controller-level reset: no queue is left. Returns its number.
+    /// Begins a controller-level reset, which deletes all queues. Returns the number of the reset.
     pub fn next_epoch(&mut self) -> u64 {
         self.epoch += 1;
         self.cqs.clear();
@@ -141,13 +142,13 @@ impl Migration {
         self.epoch
     }
 
-    /// Returns whether no remote engine has commands in flight from before the last reset.
+    /// Returns whether no remote engine has outstanding commands from before the last reset.
     pub fn stopped(&self) -> bool {
         let over = |link: &Link| link.progress.stopped.load(Ordering::Acquire) >= self.epoch;
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// Marks all flushes as completed after a reset has ended: none is under way.
+    /// Marks all flushes as completed: after a reset has ended, none is in progress.
     pub fn reset_completed(&mut self) {
         self.flushed_own = self.flushes;
         self.flush_failed = None;
@@ -156,8 +157,8 @@ impl Migration {
         }
     }
 
-    /// Returns the waker of the other worker that has a doorbell's queue, if there is one. Call
-    /// it after the doorbell was stored.
+    /// Returns the waker of the other worker whose queue uses the doorbell at `index`; `None` for
+    /// the controller's own worker. Call it after the doorbell value was stored.
     pub fn waker_of(&self, index: usize) -> Option<&Waker> {
         let qid = (index / 2) as u16;
         let link = if index.is_multiple_of(2) {
@@ -168,14 +169,14 @@ impl Migration {
         Some(&self.links.get(link)?.waker)
     }
 
-    /// Returns whether a queue migrates, or admin commands wait for remote engines: each round
-    /// checks whether they can proceed.
+    /// Returns whether a queue is migrating, or admin commands wait for remote engines. Each round
+    /// then checks whether they can proceed.
     #[inline]
     fn is_busy(&self) -> bool {
         self.migrating.is_some() || !self.held.is_empty() || self.waiting
     }
 
-    /// Requests a check of waiting commands in each round.
+    /// Requests that each round check whether waiting commands can proceed.
     pub fn wait(&mut self) {
         self.waiting = true;
     }
@@ -186,15 +187,15 @@ impl Migration {
 }
 
 impl Controller {
-    /// Has every engine apply an order: this controller's own at once, the remote ones when their
-    /// workers drain their messages.
+    /// Applies an order in every engine: in the controller's own at once, in remote engines when
+    /// their workers receive the message.
     pub(crate) fn order_all(&mut self, order: impl Fn() -> Order) {
         // Only a change of memory can fail, see `change_memory`.
         let _ = self.engine.apply(order());
         self.migration.send_all(order);
     }
 
-    /// Has one engine apply an order.
+    /// Applies an order in the engine at `place`.
     pub(super) fn order(&mut self, place: Place, order: Order) {
         match place {
             Place::Own => {
@@ -204,8 +205,8 @@ impl Controller {
         }
     }
 
-    /// Sets this controller's own worker, and the waker that remote engines use. Call it before
-    /// any [`Controller::remote_engine`].
+    /// Sets the index of the controller's own worker, and the waker that remote engines use to wake
+    /// it. Call it before any [`Controller::remote_engine`].
     pub fn set_worker(&mut self, worker: u16, waker: Waker) {
         self.wake_for_others(waker.clone());
         self.admin.management.set_waker(waker.clone());
@@ -216,10 +217,10 @@ impl Controller {
         }
     }
 
-    /// Makes an engine for another worker, which `waker` wakes. Once it is opened there, queues may
-    /// migrate to it. `None` when that cannot be: the own worker was not named, there is an engine
-    /// for that worker already, [`ControllerConfig::workers`] are reached, or a namespace has a
-    /// direct path to a device, which belongs to one thread.
+    /// Creates an engine for another worker, which `waker` wakes. Once that worker has opened the
+    /// engine, queues may migrate to it. Returns `None` when [`Controller::set_worker`] was not
+    /// called, when that worker already has an engine, when [`ControllerConfig::workers`] are
+    /// reached, or when a namespace uses pass-through to a device, which belongs to one thread.
     ///
     /// [`ControllerConfig::workers`]: crate::ControllerConfig::workers
     pub fn remote_engine(&mut self, worker: u16, waker: Waker) -> Option<RemoteEngineSetup> {
@@ -254,7 +255,7 @@ impl Controller {
             flushed: self.migration.flushes,
             namespaces: 0,
         };
-        // Orders that earlier remote engines have applied already.
+        // Orders whose effect earlier remote engines already have.
         for order in self.engine.catch_up() {
             link.send(order);
         }
@@ -276,8 +277,8 @@ impl Controller {
         })
     }
 
-    /// Returns whether queues may migrate to that worker; `None` while its engine is being
-    /// opened.
+    /// Returns whether queues may migrate to that worker: its engine is open. `None` while the
+    /// engine is being opened.
     pub fn has_remote_engine(&self, worker: u16) -> Option<bool> {
         let link = self.migration.link_of(worker);
         let Some(link) = link.and_then(|link| self.migration.links.get(link)) else {
@@ -289,14 +290,14 @@ impl Controller {
         }
     }
 
-    /// Takes the reports of the remote engines. To be called when this worker was woken for
-    /// messages. Returns whether there was anything.
+    /// Handles the reports of remote engines. Call it when messages woke this worker. Returns
+    /// whether there was anything to do.
     pub fn drain_messages(&mut self) -> bool {
-        // A remote engine that did not have the receiver yet may have left an interrupt pending;
-        // it has the receiver now.
+        // A remote engine that had not received the new interrupt receiver may have set the
+        // interrupt pending. The receiver is known now.
         self.engine.irqs.deliver_pending();
         let (mut worked, mut more) = (self.take_inbox(), false);
-        // The pool, or the store of a format, may have answered.
+        // The pool or a format store may have answered.
         worked |= self.admin.management.is_running() || self.admin.erasure.is_running();
         for at in 0..self.migration.links.len() {
             let mut count = 0;
@@ -334,8 +335,8 @@ impl Controller {
         }
     }
 
-    /// Advances a migration, and commands that wait for remote engines. Returns whether there was
-    /// anything to do.
+    /// Advances a migration, and the commands that wait for remote engines. Returns whether there
+    /// was anything to do.
     #[inline]
     pub(super) fn advance_if_migrating(&mut self) -> bool {
         (self.migration.is_busy() || (self.migration.any_queue() && self.engine.irqs.pin_based()))
@@ -355,7 +356,7 @@ impl Controller {
             self.migration.waiting = waiting;
         }
         worked |= self.release_held();
-        // The pin's level is decided by looking at all queues in one place.
+        // The level of the INTx pin depends on all queues, so they return to this engine.
         if self.engine.irqs.pin_based()
             && !self.migration.is_busy()
             && let Some((&cqid, _)) = self.migration.cqs.first_key_value()

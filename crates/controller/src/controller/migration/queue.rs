@@ -6,11 +6,11 @@ use crate::controller::lifecycle::{Shutdown, State};
 use crate::engine::{MigratingQueues, Order};
 use std::time::{Duration, Instant};
 
-/// Time-out of a migration. A queue with commands in flight for longer stays with its worker,
-/// because no entry is fetched from it meanwhile.
+/// Maximum duration of a migration. Nothing is fetched from a migrating queue; a queue whose
+/// commands stay outstanding for longer therefore stays with its worker.
 const MIGRATION_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// The engine that has a queue.
+/// Location of a queue: the engine that has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::controller) enum Place {
     /// The controller's own engine.
@@ -24,13 +24,13 @@ pub(super) struct QueueMigration {
     pub from: Place,
     pub to: Place,
     pub since: Instant,
-    /// Set when the migration was cancelled and the engine's answer is awaited.
+    /// Whether the migration was cancelled and the engine's answer is still awaited.
     pub cancelled: bool,
 }
 
 impl Controller {
-    /// Returns the completion queues, which are the units of migration, and the worker of each.
-    /// The admin queue is not among them.
+    /// Returns the I/O completion queues, each with the index of its worker. Queues migrate in
+    /// units of a completion queue with its submission queues; the admin queue never does.
     pub fn completion_queues(&self) -> Vec<(u16, u16)> {
         let mut all: Vec<(u16, u16)> = Vec::new();
         if let Some((own, _)) = &self.migration.own_worker {
@@ -44,7 +44,7 @@ impl Controller {
         all
     }
 
-    /// Returns the submission queues that complete in `cqid`.
+    /// Returns the submission queues that use completion queue `cqid`.
     pub fn submission_queues(&self, cqid: u16) -> Vec<u16> {
         let there = self.migration.sqs.iter();
         let there = there.filter_map(|(&qid, sq)| (sq.cqid == cqid).then_some(qid));
@@ -55,8 +55,8 @@ impl Controller {
             .collect()
     }
 
-    /// Queues may migrate to other workers: the controller runs, interrupts are messages, and
-    /// doorbells need not all pass through this worker.
+    /// Returns whether queues may migrate to other workers: the controller is ready, interrupts are
+    /// messages, and doorbell writes need not all pass through this worker.
     pub fn may_migrate(&self) -> bool {
         self.state == State::Ready
             && self.shutdown == Shutdown::No
@@ -64,14 +64,14 @@ impl Controller {
             && (self.engine.shadowed() || self.config.mapped_doorbells)
     }
 
-    /// Returns whether a queue migrates from one worker to another.
+    /// Returns whether a queue is migrating.
     pub fn is_migrating(&self) -> bool {
         self.migration.migrating.is_some()
     }
 
-    /// Migrates a completion queue, with its submission queues, to another worker. The queue
-    /// migrates as soon as its commands in flight have completed; if that takes too long, it
-    /// stays. Returns `false` when the migration cannot begin now.
+    /// Begins to migrate a completion queue, with its submission queues, to another worker. The
+    /// queue migrates as soon as its outstanding commands have completed; if that takes too long,
+    /// it stays. Returns `false` when no migration can begin now.
     pub fn migrate_queue(&mut self, cqid: u16, worker: u16) -> bool {
         let own = self.migration.own_worker.as_ref().map(|(own, _)| *own);
         let to = if own == Some(worker) {
@@ -111,8 +111,8 @@ impl Controller {
         true
     }
 
-    /// Advances a migration away from the own engine, and cancels one that takes too long.
-    /// Returns whether there was anything to do.
+    /// Advances a migration away from the controller's own engine, and cancels a migration that
+    /// takes too long. Returns whether there was anything to do.
     pub(super) fn advance_migration(&mut self) -> bool {
         let mut worked = false;
         if self.migration.migrating.is_some()
@@ -129,8 +129,8 @@ impl Controller {
         worked
     }
 
-    /// Returns the time at which [`Controller::advance_if_migrating`] has work, although no event
-    /// precedes it.
+    /// Returns the time at which [`Controller::advance_if_migrating`] has to be called even if no
+    /// event occurs.
     pub(in crate::controller) fn migration_deadline(&self) -> Option<Instant> {
         let migrating = self
             .migration
@@ -140,7 +140,7 @@ impl Controller {
         Some(migrating.since + MIGRATION_TIMEOUT)
     }
 
-    /// Cancels the migration: the queue stays, unless it has been released already.
+    /// Cancels the current migration: the queue stays, unless its engine has already released it.
     pub(super) fn cancel_migration(&mut self) {
         let Some(migrating) = &mut self.migration.migrating else {
             return;
@@ -156,7 +156,7 @@ impl Controller {
         self.migration.migrating = None;
     }
 
-    /// Hands a queue that one engine has released to the next.
+    /// Passes a queue that one engine has released to the engine that it migrates to.
     pub(in crate::controller) fn queue_released(&mut self, queues: Box<MigratingQueues>) {
         let cqid = queues.cqid;
         let migrating = self.migration.migrating.take();
@@ -170,7 +170,7 @@ impl Controller {
         let qids: Vec<u16> = queues.sqs.iter().map(|(qid, _)| *qid).collect();
         let mut to = migrating.to;
         if let Place::Remote(link) = to {
-            // Interrupts may have changed to the pin meanwhile.
+            // Interrupts may meanwhile use the pin, which forbids migration.
             if self.may_migrate() {
                 let users = qids.len() as u16;
                 self.migration.cqs.insert(cqid, RemoteCq { link, users });
@@ -187,7 +187,7 @@ impl Controller {
         }
     }
 
-    /// Stores the number of a submission queue's worker in its counters.
+    /// Stores the index of the worker that serves a submission queue in the queue's counters.
     pub(super) fn note_worker(&self, qid: u16, place: Place) {
         let worker = match place {
             Place::Remote(link) => self.migration.links.get(link).map(|link| link.worker),

@@ -6,8 +6,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::cmd::io::DirectiveType;
 use crate::macros::{wire_layout, zeroed_default};
 
-/// Dword 11 of Directive Receive and Directive Send; of Receive dword 10 is the number of dwords,
-/// zero-based.
+/// Dword 11 of Directive Receive and Directive Send. Dword 10 of Directive Receive is the number of
+/// dwords, zero-based.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct DirectiveCdw11 {
@@ -21,9 +21,9 @@ pub struct DirectiveCdw11 {
 }
 
 impl DirectiveCdw11 {
-    /// Directive Operation of the Identify directive, received: Return Parameters.
+    /// Directive Operation of Directive Receive for the Identify directive: Return Parameters.
     pub const RETURN_PARAMETERS: u8 = 1;
-    /// Directive Operation of the Identify directive, sent: Enable Directive.
+    /// Directive Operation of Directive Send for the Identify directive: Enable Directive.
     pub const ENABLE: u8 = 1;
 }
 
@@ -31,25 +31,25 @@ impl DirectiveCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct EnableDirectiveCdw12 {
-    /// Enable Directive: it is disabled otherwise.
+    /// Enable Directive: set to enable the directive, clear to disable it.
     pub endir: bool,
     #[bits(7)]
     __: u8,
-    /// The directive that this is about.
+    /// Type of the directive to enable or disable.
     #[bits(8)]
     pub dtype: DirectiveType,
     __: u16,
 }
 
-/// Data of Return Parameters of the Identify directive, 4096 bytes: a bit for each Directive Type.
+/// Data of Return Parameters (Identify directive), 4096 bytes: bit masks of Directive Types.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DirectiveParameters {
-    /// Directives Supported.
+    /// Directives Supported by the controller.
     pub supported: [u8; 32],
-    /// Directives Enabled.
+    /// Directives Enabled for the namespace.
     pub enabled: [u8; 32],
-    /// Directive Persistent Across Controller Level Resets.
+    /// Directives whose enabled state is Persistent Across Controller Level Resets.
     pub persistent: [u8; 32],
     #[doc(hidden)]
     pub reserved96: [u8; 4000],

@@ -16,9 +16,9 @@ pub struct GetLogPageCdw10 {
     /// Log Specific Parameter.
     #[bits(7)]
     pub lsp: u8,
-    /// Retain Asynchronous Event.
+    /// Retain Asynchronous Event: reading the page does not clear its event.
     pub rae: bool,
-    /// Number of Dwords Lower; see [`GetLogPage::bytes`].
+    /// Number of Dwords Lower: bits 15:0 of the length, see [`GetLogPage::bytes`].
     pub numdl: u16,
 }
 
@@ -26,7 +26,7 @@ pub struct GetLogPageCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct GetLogPageCdw11 {
-    /// Number of Dwords Upper.
+    /// Number of Dwords Upper: bits 31:16 of the length, see [`GetLogPage::bytes`].
     pub numdu: u16,
     /// Log Specific Identifier.
     pub lsi: u16,
@@ -36,43 +36,43 @@ pub struct GetLogPageCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct GetLogPageCdw14 {
-    /// UUID Index, 0 for none.
+    /// UUID Index; 0 for none.
     #[bits(7)]
     pub uidx: u8,
     #[bits(16)]
     __: u16,
-    /// Offset Type: the offset is an index of entries rather than of bytes.
+    /// Offset Type: set when the offset counts entries instead of bytes.
     pub ot: bool,
     /// Command Set Identifier.
     #[bits(8)]
     pub csi: Csi,
 }
 
-/// Every argument of Get Log Page, gathered from its dwords.
+/// All arguments of Get Log Page, collected from the command's dwords.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct GetLogPage {
     /// Log Page Identifier.
     pub lid: Lid,
     /// Log Specific Parameter, 7 bits.
     pub lsp: u8,
-    /// Retain Asynchronous Event.
+    /// Retain Asynchronous Event: reading the page does not clear its event.
     pub rae: bool,
     /// Number of dwords to return, zero-based.
     pub numd_z: u32,
     /// Log Specific Identifier.
     pub lsi: u16,
-    /// Log Page Offset, in bytes, or in entries when `ot` is set.
+    /// Log Page Offset in bytes, or in entries if `ot` is set.
     pub lpo: u64,
     /// UUID Index, 7 bits.
     pub uidx: u8,
-    /// Offset Type.
+    /// Offset Type: set when the offset counts entries instead of bytes.
     pub ot: bool,
     /// Command Set Identifier.
     pub csi: Csi,
 }
 
 impl GetLogPage {
-    /// The arguments in a command's dwords.
+    /// Returns the arguments from a command's dwords.
     pub fn from_command(command: &Command) -> Self {
         let cdw10 = GetLogPageCdw10::from_bits(command.cdw10.get());
         let cdw11 = GetLogPageCdw11::from_bits(command.cdw11.get());
@@ -90,7 +90,7 @@ impl GetLogPage {
         }
     }
 
-    /// Puts the arguments into a command's dwords.
+    /// Stores the arguments in a command's dwords.
     pub fn apply(&self, command: &mut Command) {
         command.cdw10 = GetLogPageCdw10::new()
             .with_lid(self.lid)
@@ -114,7 +114,7 @@ impl GetLogPage {
             .into();
     }
 
-    /// Bytes to return: 4 to 16 GiB.
+    /// Returns the number of bytes to return, 4 to 16 GiB.
     #[inline]
     pub const fn bytes(&self) -> u64 {
         (self.numd_z as u64 + 1) * 4
